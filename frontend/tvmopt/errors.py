@@ -1,0 +1,90 @@
+"""One exception family: what went wrong, where, and how to mend it - for everyone who reads an error.
+
+Every message has three parts::
+
+    UnsupportedOp: Resize with mode='cubic' has no converter.
+      where: resnet50.onnx, node 'up_3/Resize' (opset 13), input 'x' f32[1,64,28,28]
+      fix:   export with mode='linear', or register a converter: docs/how-to/add_onnx_op.md
+
+The command line prints exactly this and exits with :attr:`TvmoptError.exit_code`. A bug of ours is *not*
+a ``TvmoptError`` and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TvmoptError(Exception):
+    """Base of every error that a user can mend.
+
+    Args:
+        what: one sentence, the problem.
+        where: the file, node, flag or line it concerns.
+        fix: what to do about it.
+        others: further problems of the same kind, found in the same pass over the input. All problems of
+            one kind are collected before raising, so a user mends them in one go.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self, what: str, *, where: str = "", fix: str = "", others: Sequence[TvmoptError] = ()
+    ) -> None:
+        self.what, self.where, self.fix, self.others = what, where, fix, tuple(others)
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
+        lines += [f"{type(other).__name__}: {other}" for other in self.others]
+        return "\n".join(lines)
+
+
+class ModelError(TvmoptError):
+    """The ONNX file is damaged, inconsistent, unsafe, or lacks a shape."""
+
+
+class UnsupportedOp(ModelError):
+    """A node that no converter handles, or handles only with other attributes."""
+
+
+class InputError(TvmoptError):
+    """A tensor handed to a compiled model has a wrong name, shape, dtype or layout; or a flag's value is wrong."""
+
+
+class TargetError(TvmoptError):
+    """An unknown target, or one whose description contradicts itself."""
+
+
+class ScheduleError(TvmoptError):
+    """A schedule family refused or failed on a function it had recognised."""
+
+
+class TuningError(TvmoptError):
+    """A tuning run, a record or a tuning log cannot be used."""
+
+
+class ArtifactError(TvmoptError):
+    """A compiled file is damaged, of another version, or for another machine."""
+
+
+class AccuracyError(TvmoptError):
+    """Outputs differ from the reference by more than the tolerance."""
+
+    exit_code = 3
+
+
+class MissingDependency(TvmoptError):
+    """An optional package or tool is not installed; ``fix`` is the command that installs it."""
+
+    exit_code = 5
+
+
+def collect(errors: Sequence[TvmoptError]) -> TvmoptError:
+    """Fold several problems of one kind into the first, so that raising it tells them all."""
+    first = errors[0]
+    return type(first)(first.what, where=first.where, fix=first.fix, others=errors[1:])

@@ -1,0 +1,1 @@
+"""Families for CUDA GPUs."""

@@ -1,0 +1,176 @@
+"""The machines tvmopt knows, as data: one TOML file a machine, and the loader - for schedules, which ask
+`machine.vector_bits` and never `machine.name`.
+
+A :class:`Machine` is frozen and checks itself. `Machine.load("cpu")` is the host, detected from what the
+processor says of itself (TVM's own guess is not used: LLVM calls some Sapphire Rapids machines "rocketlake").
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine, as a schedule sees it.
+
+    Attributes:
+        name: the TOML file's stem.
+        kind: TVM's target kind: ``"llvm"`` or ``"cuda"``.
+        mcpu: LLVM's CPU name (``llvm``), or the architecture such as ``sm_90`` (``cuda``).
+        cores: physical cores used; for CUDA, streaming multiprocessors.
+        vector_bits: width of the widest fp32 vector register used.
+        vector_registers: architectural vector registers.
+        fma_ports: vector FMAs started a cycle and core.
+        fma_latency: cycles from an FMA's operands to its result.
+        load_ports: vector loads a cycle and core.
+        l1d, l2, l3: bytes of data cache; L1 and L2 a core, L3 shared.
+        line: bytes of a cache line.
+        l1_ways: associativity of L1d; strides that are multiples of ``l1d / l1_ways`` collide.
+        ghz: sustained clock under vector load.
+        bandwidth: bytes a second from memory, all cores.
+        features: ISA features: ``avx2 fma avx512f avx512bf16 avx512vnni amx-bf16 amx-int8 ...``.
+        tvm: further attributes of TVM's target, passed on as they are.
+        sources: where each number comes from.
+    """
+
+    name: str
+    kind: str
+    mcpu: str
+    cores: int = 1
+    vector_bits: int = 128
+    vector_registers: int = 16
+    fma_ports: int = 1
+    fma_latency: int = 4
+    load_ports: int = 2
+    l1d: int = 32768
+    l2: int = 262144
+    l3: int = 4194304
+    line: int = 64
+    l1_ways: int = 8
+    ghz: float = 2.0
+    bandwidth: float = 10e9
+    features: tuple[str, ...] = ()
+    tvm: dict[str, Any] = field(default_factory=dict, hash=False)
+    sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.kind not in ("llvm", "cuda"):
+            problems.append(f"kind is {self.kind!r}, must be 'llvm' or 'cuda'")
+        for key in ("cores", "fma_ports", "fma_latency", "load_ports", "l1d", "line", "vector_registers"):
+            if getattr(self, key) < 1:
+                problems.append(f"{key} is {getattr(self, key)}, must be at least 1")
+        if self.kind == "llvm":
+            if self.vector_bits not in (128, 256, 512):
+                problems.append(f"vector_bits is {self.vector_bits}, must be 128, 256 or 512")
+            if not self.l1d <= self.l2 <= max(self.l3, self.l2):
+                problems.append(f"caches must grow: l1d={self.l1d}, l2={self.l2}, l3={self.l3}")
+            if self.vector_bits == 512 and "avx512f" not in self.features:
+                problems.append("vector_bits is 512 but the features lack avx512f")
+        if problems:
+            raise TargetError("; ".join(problems), where=f"target {self.name!r}", fix="mend the TOML file")
+
+    # -- what schedules ask ------------------------------------------------------------------------------------
+
+    def lanes(self, dtype: str = "float32") -> int:
+        """Elements of `dtype` in one vector register.
+
+        >>> Machine("m", "llvm", "x86-64-v3", vector_bits=256).lanes("float32")
+        8
+        """
+        bits = {"float64": 64, "int64": 64, "uint64": 64, "float16": 16, "bfloat16": 16, "int8": 8, "uint8": 8}
+        return self.vector_bits // bits.get(dtype, 32)
+
+    def has(self, feature: str) -> bool:
+        """Whether the machine has an ISA feature."""
+        return feature in self.features
+
+    @property
+    def peak_flops(self) -> float:
+        """fp32 peak, all cores: cores * GHz * ports * lanes * 2 (an FMA is two operations)."""
+        return self.cores * self.ghz * 1e9 * self.fma_ports * self.lanes() * 2
+
+    def tvm_target(self) -> Any:
+        """The `tvm.target.Target`; `num-cores` is always in it, for TVM's own passes."""
+        import tvm
+
+        if self.kind == "cuda":
+            return tvm.target.Target({"kind": "cuda", "arch": self.mcpu, **self.tvm}, host={"kind": "llvm"})
+        return tvm.target.Target({"kind": "llvm", "mcpu": self.mcpu, "num-cores": self.cores, **self.tvm})
+
+    def with_cores(self, cores: int) -> Machine:
+        """The same machine with another number of threads."""
+        return replace(self, cores=cores)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    # -- loading -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, spec: str | Path | Machine) -> Machine:
+        """A machine from a name, a TOML file, ``"cpu"``/``"host"``/``"llvm"`` (this machine) or ``"cuda"``.
+
+        Raises:
+            TargetError: unknown name (with the nearest ones), unreadable file, contradictory fields.
+        """
+        if isinstance(spec, Machine):
+            return spec
+        text = str(spec)
+        if text in ("cpu", "host", "llvm", "native"):
+            from tvmopt.targets.detect import detect_host
+
+            return detect_host()
+        if text.endswith(".toml"):
+            return cls._read(Path(text).stem, _read_text(Path(text)), where=text)
+        alias = _ALIASES.get(text, text)
+        if alias in names():
+            return cls._read(alias, (resources.files(__package__) / f"{alias}.toml").read_text(), where=f"{alias}.toml")
+        known = [*names(), "cpu", *_ALIASES]
+        near = difflib.get_close_matches(text, known, n=3, cutoff=0.4)
+        raise TargetError(
+            f"unknown target {text!r}" + (f", did you mean {' or '.join(map(repr, near))}?" if near else ""),
+            fix=f"one of {', '.join(known)}, or a TOML file; `tvmopt targets list` shows them",
+        )
+
+    @classmethod
+    def _read(cls, name: str, text: str, where: str) -> Machine:
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise TargetError(f"not a TOML file: {error}", where=where) from error
+        data.setdefault("name", name)
+        data["features"] = tuple(data.get("features", ()))
+        unknown = sorted(set(data) - set(cls.__dataclass_fields__))
+        missing = sorted({"kind", "mcpu"} - set(data))
+        if unknown or missing:
+            what = [f"unknown field {k!r}" for k in unknown] + [f"missing field {k!r}" for k in missing]
+            raise TargetError("; ".join(what), where=where, fix=f"fields: {', '.join(cls.__dataclass_fields__)}")
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise TargetError(f"a field has the wrong type: {error}", where=where) from error
+
+
+_ALIASES = {"cuda": "nvidia-h100", "nvidia/nvidia-h100": "nvidia-h100", "nvidia/nvidia-h200": "nvidia-h200",
+            "nvidia/nvidia-a100": "nvidia-a100", "sm_80": "nvidia-a100", "sm_90": "nvidia-h100"}  # fmt: skip
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetError(f"cannot read the target file: {error}", where=str(path)) from error
+
+
+def names() -> list[str]:
+    """The names of the machines that ship, sorted."""
+    return sorted(p.name.removesuffix(".toml") for p in resources.files(__package__).iterdir() if p.name.endswith(".toml"))

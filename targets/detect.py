@@ -1,0 +1,87 @@
+"""The host, from what the processor says of itself in /proc/cpuinfo and sysfs - for `--target cpu`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from tvmopt.targets import Machine, names
+
+_FEATURES = {  # /proc/cpuinfo's word -> LLVM's
+    "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512vl": "avx512vl",
+    "avx512dq": "avx512dq", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16",
+    "avx_vnni": "avxvnni", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16", "amx_int8": "amx-int8", "f16c": "f16c",
+}  # fmt: skip
+
+_LEVELS = (  # the most capable ISA level that the flags contain, and its description
+    (("avx512f", "avx512bw", "avx512vl", "avx512dq"), "x86-64-v4"),
+    (("avx2", "fma"), "x86-64-v3"),
+    ((), "x86-64-v2"),
+)
+
+# (vendor, family, model) -> the machine's file. Intel: SDM vol. 4 table 2-1; AMD: Linux arch/x86/include/asm/amd/.
+_MODELS = {
+    ("GenuineIntel", 6, 143): "sapphirerapids",
+    ("GenuineIntel", 6, 207): "sapphirerapids",
+    ("AuthenticAMD", 26, None): "znver5",
+}
+
+
+@cache
+def detect_host() -> Machine:
+    """This machine: its TOML file where the model is known, else the description of its ISA level.
+
+    Caches, cores and features are read from the machine, whatever the file says: a container often has fewer
+    cores, and a hypervisor can hide a feature.
+    """
+    info = _cpuinfo()
+    features = tuple(sorted(_FEATURES[f] for f in info.get("flags", "").split() if f in _FEATURES))
+    name = _known(info, features)
+    machine = Machine.load(name)
+    return replace(
+        machine,
+        name=name,
+        cores=usable_cores(),
+        features=features,
+        l1d=_cache_size(1, "Data") or machine.l1d,
+        l2=_cache_size(2, "Unified") or machine.l2,
+        l3=_cache_size(3, "Unified") or machine.l3,
+    )
+
+
+def usable_cores() -> int:
+    """Physical cores this process may run on (the affinity mask, hyperthreads counted once)."""
+    import os
+
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
+    return max(1, len(cores))
+
+
+def _known(info: dict[str, str], features: tuple[str, ...]) -> str:
+    vendor, family, model = info.get("vendor_id", ""), info.get("cpu family", ""), info.get("model", "")
+    for (v, f, m), name in _MODELS.items():
+        if vendor == v and family == str(f) and m in (None, int(model or -1)) and name in names():
+            if set(Machine.load(name).tvm.get("needs", ())) <= set(features):
+                return name
+    return next(name for needs, name in _LEVELS if set(needs) <= set(features))
+
+
+def _cpuinfo() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text().split("\n\n")[0]
+    return {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in first.splitlines())}
+
+
+def _cache_size(level: int, kind: str) -> int:
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        if (index / "level").read_text().strip() == str(level) and (index / "type").read_text().strip() == kind:
+            size = (index / "size").read_text().strip()
+            return int(size.rstrip("KM")) * {"K": 1024, "M": 1 << 20}.get(size[-1], 1)
+    return 0
