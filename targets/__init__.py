@@ -34,6 +34,7 @@ class Machine:
         l1d, l2, l3: bytes of data cache; L1 and L2 a core, L3 shared.
         line: bytes of a cache line.
         l1_ways: associativity of L1d; strides that are multiples of ``l1d / l1_ways`` collide.
+        l2_rate: bytes a cycle that a stream from L2 sustains.
         ghz: sustained clock under vector load.
         bandwidth: bytes a second from memory, all cores.
         features: ISA features: ``avx2 fma avx512f avx512bf16 avx512vnni amx-bf16 amx-int8 ...``.
@@ -55,6 +56,7 @@ class Machine:
     l3: int = 4194304
     line: int = 64
     l1_ways: int = 8
+    l2_rate: int = 32
     ghz: float = 2.0
     bandwidth: float = 10e9
     features: tuple[str, ...] = ()

@@ -1,0 +1,45 @@
+"""From Relax operators to loops: one file an operator group; what none of them takes is TVM's own legalization.
+
+A legalizer is `fn(bb, call, machine) -> Expr | None`; None means: not this one, use TVM's. It never schedules; it
+only chooses a form of the loops that a family schedules well, and packs constant weights for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvmopt.legalize import conv, matmul
+from tvmopt.targets import Machine
+
+Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | None"]
+
+_GROUPS = (conv, matmul)  # an operator that two groups know: the first that does not return None
+
+
+def legalize(module: tvm.IRModule, machine: Machine) -> tvm.IRModule:
+    """Every Relax operator of `module` as a call of a PrimFunc."""
+    return relax.transform.LegalizeOps(_table(machine))(module)
+
+
+def _table(machine: Machine) -> dict[str, Any]:
+    by_op: dict[str, list[Legalizer]] = {}
+    for group in _GROUPS:
+        for op, fn in group.LEGALIZERS.items():
+            by_op.setdefault(op, []).append(fn)
+
+    def entry(op: str, fns: list[Legalizer]) -> Callable[[relax.BlockBuilder, relax.Call], relax.Expr]:
+        def run(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+            for fn in fns:
+                result = fn(bb, call, machine)
+                if result is not None:
+                    return result
+            stock = tvm.ir.Op.get(op).get_attr("FLegalize")
+            return stock(bb, call) if stock is not None else call
+
+        return run
+
+    return {op: entry(op, fns) for op, fns in by_op.items()}

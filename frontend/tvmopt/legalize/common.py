@@ -1,0 +1,54 @@
+"""What every legalizer needs: static shapes, constants, and kernels that FuseOps may extend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+OUT_ELEMENTWISE_FUSABLE = 4
+"""TVM's op pattern of a reduction whose output an elementwise chain may be fused into (OpPatternKind)."""
+
+
+def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
+    """The shape of a tensor expression if every dimension is a constant, else None."""
+    shape = getattr(expr.ty, "shape", None)
+    if shape is None or not hasattr(shape, "values"):
+        return None
+    dims = []
+    for dim in shape.values:
+        if not isinstance(dim, int | tirx.IntImm):
+            return None
+        dims.append(int(dim))
+    return tuple(dims)
+
+
+def constant(bb: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:
+    """The value of a constant, also through a variable bound to one, else None."""
+    while isinstance(expr, relax.Var):
+        bound = bb.lookup_binding(expr)
+        if bound is None:
+            return None
+        expr = bound
+    return expr.value.numpy() if hasattr(expr, "value") and hasattr(expr.value, "numpy") else None
+
+
+def call_fusable(
+    bb: relax.BlockBuilder, compute: Callable[..., te.Tensor], args: Sequence[relax.Expr], name: str
+) -> relax.Expr:
+    """Emit `compute` as a PrimFunc into which FuseOps may fuse the elementwise chain that follows it."""
+    return call_with_pattern(bb, compute, args, name, OUT_ELEMENTWISE_FUSABLE)
+
+
+def call_with_pattern(
+    bb: relax.BlockBuilder, compute: Callable[..., Any], args: Sequence[relax.Expr], name: str, pattern: int
+) -> relax.Expr:
+    """`BlockBuilder.call_te` whose PrimFunc carries an explicit `op_pattern` (the analysis guesses 8, opaque, for
+    a reduction with a second block behind it)."""
+    tensors = [te.placeholder(static_shape(a), name=f"arg{i}", dtype=str(a.ty.dtype)) for i, a in enumerate(args)]
+    out = compute(*tensors)
+    func = te.create_prim_func([*tensors, out], "int64").with_attr("op_pattern", pattern).without_attr("global_symbol")
+    gvar = bb.add_func(func, name)
+    return relax.call_tir(gvar, list(args), relax.TensorType([int(d) for d in out.shape], out.dtype))

@@ -1,0 +1,110 @@
+"""Dense and grouped convolution, NHWC, as TE with panel-packed weights - for the conv2d and GEMM families.
+
+    conv[n, y, x, p, j] = sum_{ky, kx, c} pad[n, y*s + ky*d, x*s + kx*d, g*Cg + c] * Wp[p, ky, kx, c, j]
+    out[n, y, x, o]     = conv[n, y, x, p(o), j(o)]
+
+A 1x1 convolution without stride or padding is a GEMM on rows (n, y, x). Padding is a block of its own, which the
+family computes per task into a copy that stays in L2. Depthwise convolution has a room of its own.
+"""
+
+from __future__ import annotations
+
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from tvmopt.legalize.common import call_fusable, constant, static_shape
+from tvmopt.legalize.matmul import gemm_te, pack_panels
+from tvmopt.scheduling.tile import choose_tile
+from tvmopt.targets import Machine
+
+
+def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+    """`R.nn.conv2d` in NHWC/OHWI with constant weights; anything else is TVM's."""
+    attrs = call.attrs
+    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
+        return None
+    x, w = call.args
+    xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
+    if xs is None or ws is None or value is None or 0 in xs + ws:
+        return None
+    if {str(x.ty.dtype), str(value.dtype)} != {"float32"}:
+        return None
+    groups = int(attrs.groups)
+    if groups > 1 and ws[3] == 1:
+        return None  # depthwise: legalize/depthwise.py
+    strides, dilation = [int(v) for v in attrs.strides], [int(v) for v in attrs.dilation]
+    top, left, bottom, right = (int(v) for v in attrs.padding)
+    batch, height, width, _ = xs
+    out_c, kh, kw, in_g = ws
+    if (kh, kw) == (1, 1) and groups == 1 and not any((top, left, bottom, right)) and strides == [1, 1]:
+        nr = choose_tile(batch * height * width, out_c, machine).nr
+        panels = relax.const(pack_panels(value.reshape(out_c, in_g).T, nr), "float32")
+        return call_fusable(
+            bb, lambda a, b: gemm_te(a, b, xs[:3], in_g, out_c, nr), [x, panels], "conv1x1"
+        )
+    _, out_h, out_w, _ = (int(v) for v in call.ty.shape.values)
+    out_g = out_c // groups
+    nr = choose_tile(batch * out_h * out_w, out_g, machine, rows=out_w).nr
+    if groups > 1 and out_g % nr:
+        nr = group_panel(out_g, machine.lanes())
+    # [G, Og, KH, KW, Cg] -> [G, KH*KW*Cg, Og] -> panels [G, P, KH*KW*Cg, nr] -> [G*P, KH, KW, Cg, nr]
+    matrix = np.moveaxis(value.reshape(groups, out_g, kh * kw * in_g), 1, 2)
+    packed = pack_panels(matrix, nr)
+    panels_g = packed.shape[1]
+    panels = relax.const(packed.reshape(groups * panels_g, kh, kw, in_g, nr), "float32")
+
+    def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        source = data
+        if any((top, left, bottom, right)):
+            source = te.compute(
+                (batch, height + top + bottom, width + left + right, xs[3]),
+                lambda n, y, x_, c: te.if_then_else(
+                    te.all(y >= top, y < height + top, x_ >= left, x_ < width + left),
+                    data(n, y - top, x_ - left, c),
+                    tirx.const(0.0, "float32"),
+                ),
+                name="pad",
+                attrs={"tvmopt.kernel": "pad"},
+            )
+        ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
+        c = te.reduce_axis((0, in_g), name="c")
+
+        def channel(p: tirx.Expr) -> tirx.Expr:
+            return c if groups == 1 else (p // panels_g) * in_g + c
+
+        acc = te.compute(
+            (batch, out_h, out_w, groups * panels_g, nr),
+            lambda n, y, x_, p, j: te.sum(
+                source(n, y * strides[0] + ky * dilation[0], x_ * strides[1] + kx * dilation[1], channel(p))
+                * weight(p, ky, kx, c, j),
+                axis=[ky, kx, c],
+            ),
+            name="conv2d",
+            attrs={"tvmopt.kernel": "conv2d"},
+        )
+
+        return te.compute(
+            (batch, out_h, out_w, out_c),
+            lambda n, y, x_, o: acc(n, y, x_, o // nr, o % nr),
+            name="unpack",
+            attrs={"tvmopt.kernel": "unpack"},
+        )
+
+    return call_fusable(bb, compute, [x, panels], "conv2d")
+
+
+
+
+def group_panel(out_g: int, lanes: int) -> int:
+    """Panel width for groups of `out_g` channels: a divisor, so that no panel holds two groups' channels; the widest
+    of at most two vectors, whole vectors first.
+
+    >>> group_panel(96, 16), group_panel(24, 16), group_panel(20, 16), group_panel(4, 16)
+    (32, 24, 20, 4)
+    """
+    fitting = [d for d in range(1, 2 * lanes + 1) if out_g % d == 0]
+    return max(fitting, key=lambda d: (d % lanes == 0, d))
+
+
+LEGALIZERS = {"relax.nn.conv2d": conv2d}

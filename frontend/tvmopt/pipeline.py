@@ -1,0 +1,138 @@
+"""How a model flows through: the ordered list of passes, with the reason for each order constraint - read it top
+to bottom.
+
+    import -> graph passes -> layout -> legalize -> fuse -> schedule (families) -> plan memory -> build
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from tvmopt.legalize import legalize
+from tvmopt.passes.provenance import Provenance
+from tvmopt.report import DecisionLog, Kernel
+from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families
+from tvmopt.scheduling.cost import kernel_cost
+from tvmopt.targets import Machine
+
+T = relax.transform
+
+BUILD_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
+"""Families hint which row loop has a tail; without this TVM keeps the tail's branch in the inner loop."""
+
+
+@dataclass
+class Lowered:
+    """A module ready to build, and how it came to be.
+
+    Attributes:
+        module: scheduled PrimFuncs and `main`, memory not yet planned.
+        kernels: every kernel with its family, knobs, ONNX nodes, FLOPs and bytes.
+        log: what each pass did and declined.
+        seconds: wall time of each stage.
+    """
+
+    module: tvm.IRModule
+    kernels: tuple[Kernel, ...]
+    log: DecisionLog
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
+    """The rewrites of the Relax graph, in order."""
+    return [
+        T.FoldConstant(),
+        T.DecomposeOpsForInference(),
+        T.FoldConstant(),
+        T.CanonicalizeBindings(),
+        T.DeadCodeElimination(),
+        T.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
+        T.FoldConstant(),
+        T.DeadCodeElimination(),
+    ]
+
+
+def fusion_passes() -> list[Any]:
+    """From legalized operators to one PrimFunc a kernel."""
+    return [
+        T.AnnotateTIROpPattern(),  # before FuseOps, which decides by pattern
+        T.FuseOps(),
+        T.FuseTIR(),
+        T.DeadCodeElimination(),
+    ]
+
+
+def memory_passes() -> list[Any]:
+    """From scheduled kernels to VM code: views for reshapes, storage planned once, freed never in between."""
+    return [
+        T.RewriteDataflowReshape(),  # a reshape becomes a view; needs dataflow blocks
+        T.ToNonDataflow(),
+        T.RemovePurityChecking(),
+        T.CallTIRRewrite(),
+        T.StaticPlanBlockMemory(),
+        T.LowerAllocTensor(),
+        T.KillAfterLastUse(),
+        T.LowerRuntimeBuiltin(),
+        T.ComputePrimValue(),
+        T.VMShapeLower(),
+        T.AttachGlobalSymbol(),
+    ]
+
+
+def lower(
+    module: tvm.IRModule, machine: Machine, log: DecisionLog | None = None, lookup: Lookup | None = None
+) -> Lowered:
+    """Everything between the importer and the code generator."""
+    log = log or DecisionLog()
+    seconds: dict[str, float] = {}
+    with machine.tvm_target():
+        with _timed(seconds, "graph passes"):
+            module = tvm.transform.Sequential(graph_passes(machine, log))(module)
+        with _timed(seconds, "legalize"):
+            module = legalize(module, machine)
+            provenance = Provenance.before_fusion(module)
+        with _timed(seconds, "fuse"):
+            module = tvm.transform.Sequential(fusion_passes()[:2])(module)
+            provenance = provenance.after_fusion(module)
+            module = tvm.transform.Sequential(fusion_passes()[2:])(module)
+        with _timed(seconds, "schedule"):
+            unscheduled = module
+            module, how = apply_families(module, machine, log, lookup)
+    return Lowered(module, tuple(_kernels(unscheduled, how, provenance)), log, seconds)
+
+
+def build(lowered: Lowered, machine: Machine) -> Any:
+    """Plan memory and generate code: a `relax.VMExecutable`."""
+    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
+        with _timed(lowered.seconds, "plan memory"):
+            module = tvm.transform.Sequential(memory_passes())(lowered.module)
+        with _timed(lowered.seconds, "generate code"):
+            return relax.build(module, target=machine.tvm_target(), relax_pipeline=None)
+
+
+def _kernels(module: tvm.IRModule, how: dict[str, Scheduled], provenance: Provenance) -> Iterator[Kernel]:
+    """One record a kernel, in the order of first call."""
+    calls = provenance.calls(module)
+    for name, sites in calls.items():
+        func = module[name]
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        done = how.get(name, Scheduled("none", "generic"))
+        cost = kernel_cost(func)
+        yield Kernel(
+            name, done.family, done.source, done.knobs, len(sites), tuple(sites), cost.flops, cost.bytes, done.note
+        )
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -1,0 +1,85 @@
+"""Schedule every kernel of a module: a tuning record, else the family's analytic point, else the generic family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+from tvmopt.report import DecisionLog
+from tvmopt.scheduling.discover import families
+from tvmopt.scheduling.family import Family
+from tvmopt.targets import Machine
+
+STAGE = "tvmopt.ApplyFamilies"
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """How one PrimFunc was scheduled (see `tvmopt.report.Kernel`)."""
+
+    family: str
+    source: str
+    knobs: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+Lookup = Callable[[tirx.PrimFunc, Family, Any], "dict[str, int] | None"]
+"""Finds the knobs that tuning recorded for a function, or None."""
+
+
+def apply_families(
+    module: tvm.IRModule, machine: Machine, log: DecisionLog, lookup: Lookup | None = None
+) -> tuple[tvm.IRModule, dict[str, Scheduled]]:
+    """A new module with every PrimFunc scheduled, and how each was.
+
+    A family that fails on a function it recognised is a bug of that family: it is logged, and the generic family
+    takes over, so that a model still compiles.
+    """
+    how: dict[str, Scheduled] = {}
+    functions = {}
+    with machine.tvm_target():
+        for gvar, func in module.functions_items():
+            if isinstance(func, tirx.PrimFunc) and not func.attrs.get("tirx.is_scheduled", False):
+                func, how[gvar.name_hint] = schedule_one(gvar.name_hint, func, machine, log, lookup)
+            functions[gvar] = func
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos), how
+
+
+def schedule_one(
+    name: str, func: tirx.PrimFunc, machine: Machine, log: DecisionLog, lookup: Lookup | None = None
+) -> tuple[tirx.PrimFunc, Scheduled]:
+    """Schedule one function; `name` is for the log."""
+    notes = []
+    for family in families(machine.kind):
+        shape = family.recognise(func, machine)
+        if shape is None:
+            continue
+        recorded = lookup(func, family, shape) if lookup else None
+        space = family.knobs(shape, machine)
+        for source, knobs in (("tuned", recorded), ("analytic", space.analytic)):
+            if knobs is None:
+                continue
+            sch = Schedule(func)
+            try:
+                family.apply(sch, shape, knobs)
+            except Exception as error:  # any failure of a schedule: TVM raises many kinds
+                notes.append(f"{family.NAME} failed: {_first_line(error)}")
+                log.declined(STAGE, name, notes[-1])
+                continue
+            if family.NAME == "generic":
+                source = "generic"
+            log.applied(STAGE, name, f"{family.NAME}, {source}")
+            done = sch.mod["main"].with_attr("tirx.is_scheduled", True)
+            return done, Scheduled(family.NAME, source, dict(knobs), "; ".join(notes))
+    log.declined(STAGE, name, "no family recognised it: unscheduled loops")
+    return func, Scheduled("none", "generic", {}, "; ".join(notes) or "unscheduled")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "Error" in line or "error" in line), lines[0] if lines else type(error).__name__)[:200]

@@ -1,0 +1,101 @@
+"""Looking at the blocks of a PrimFunc, and the moves that several families share - for the files in `schedules/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.stmt import SBlockRealize
+
+
+def blocks_of(func: tirx.PrimFunc) -> list[Any]:
+    """The leaf blocks of a function, in program order, as IR nodes."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, SBlockRealize):
+            inner = len(found)
+            visit(node.block.body)
+            if len(found) == inner:
+                found.append(node.block)
+        elif isinstance(node, tirx.SeqStmt):
+            for child in node.seq:
+                visit(child)
+        elif isinstance(node, tirx.For | tirx.AttrStmt):
+            visit(node.body)
+
+    visit(func.body)
+    return found
+
+
+def annotated(func: tirx.PrimFunc, kernel: str) -> Any | None:
+    """The one block annotated `tvmopt.kernel = kernel`, else None."""
+    hits = [b for b in blocks_of(func) if str(b.annotations.get("tvmopt.kernel", "")) == kernel]
+    return hits[0] if len(hits) == 1 else None
+
+
+def extents(block: Any) -> list[int]:
+    """The extents of a block's iteration variables, in order; [] if one is not a constant."""
+    dims = [iv.dom.extent for iv in block.iter_vars]
+    return [int(d) for d in dims] if all(isinstance(d, tirx.IntImm) for d in dims) else []
+
+
+def root_blocks(sch: Schedule) -> list[Any]:
+    """The blocks under the root, in program order."""
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def loop_extents(sch: Schedule, block: Any) -> tuple[int, ...]:
+    """The extents of the loops around a block."""
+    return tuple(int(sch.get(loop).extent) for loop in sch.get_loops(block))
+
+
+def epilogue_of(sch: Schedule, main: Any, out_shape: Sequence[int]) -> Any:
+    """Inline the elementwise chain behind `main` into its last block and return that block.
+
+    Blocks whose loops differ from `out_shape` (a broadcast to more dimensions, say) stay outside: then the last
+    block before them is returned, and the others are parallelised where they stand.
+    """
+    blocks = root_blocks(sch)
+    names = [sch.get(b).name_hint for b in blocks]
+    after = blocks[names.index(sch.get(main).name_hint) + 1 :]
+    same = 0
+    while same < len(after) and loop_extents(sch, after[same]) == tuple(out_shape):
+        same += 1
+    chain, rest = after[:same], after[same:]
+    for block in chain[:-1]:
+        sch.compute_inline(block)
+    for block in rest:
+        sch.parallel(sch.get_loops(block)[0])
+    return chain[-1]
+
+
+def collapse_rows(sch: Schedule, main: Any, out: Any, rows: Sequence[int]) -> None:
+    """Make the leading loops (`rows`) of `main` and `out`, and the buffer between them, one loop over their product.
+
+    Row-major buffers need no copy: TVM's simplifier turns X[m // (H*W), m // W % H, m % W, k] back into m*K + k.
+    """
+    if len(rows) < 2:
+        return
+    depth = len(rows)
+
+    def flatten(*index: Any) -> list[Any]:
+        flat = index[0]
+        for position, dim in zip(index[1:depth], rows[1:], strict=True):
+            flat = flat * dim + position
+        return [flat, *index[depth:]]
+
+    tail = len(sch.get(main).writes[0].region) - depth
+    sch.transform_layout(main, ("write", 0), _fixed(flatten, depth + tail))
+    sch.transform_block_layout(main, _fixed(flatten, len(sch.get_loops(main))))
+    sch.transform_block_layout(out, _fixed(flatten, len(sch.get_loops(out))))
+
+
+def _fixed(fn: Any, arity: int) -> Any:
+    """`fn(*args)` with a fixed number of named arguments: TVM's IndexMap counts them in the signature."""
+    names = ", ".join(f"i{k}" for k in range(arity))
+    return eval(f"lambda {names}: fn({names})", {"fn": fn})
+
+
