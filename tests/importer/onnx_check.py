@@ -1,0 +1,86 @@
+"""Helpers of the importer's tests: small models, run through TVM's plain pipeline and onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from tvmopt.importer.relax import to_relax
+from tvmopt.importer.types import Imported
+
+
+def value(name: str, shape: Sequence[int | str | None] | None, dtype: int = TensorProto.FLOAT) -> Any:
+    """A graph input or output."""
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    weights: dict[str, Any] | None = None,
+    opset: int = 17,
+    domains: dict[str, int] | None = None,
+    functions: Sequence[Any] = (),
+) -> onnx.ModelProto:
+    """A model of these nodes; `weights` are initialisers."""
+    initial = [numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()]
+    graph = helper.make_graph(list(nodes), "g", list(inputs), list(outputs), initial)
+    opsets = [helper.make_opsetid("", opset)] + [
+        helper.make_opsetid(d, v) for d, v in (domains or {}).items()
+    ]
+    made = helper.make_model(graph, opset_imports=opsets, functions=list(functions))
+    made.ir_version = min(made.ir_version, 10)
+    return made
+
+
+def run_relax(imported: Imported, inputs: dict[str, Any]) -> list[Any]:
+    """The outputs of the imported module, compiled with TVM's default pipeline."""
+    executable = tvm.compile(imported.module, target=tvm.target.Target({"kind": "llvm"}))
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    return [r.numpy() for r in vm["main"](*(tvm.runtime.tensor(inputs[s.name]) for s in imported.inputs))]
+
+
+def run_ort(made: onnx.ModelProto, inputs: dict[str, Any]) -> list[Any]:
+    """The outputs of onnxruntime, unoptimised."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, inputs))
+
+
+def random_inputs(made: onnx.ModelProto, seed: int = 0) -> dict[str, Any]:
+    """Seeded inputs for every input of a static model that is not an initialiser."""
+    rng = np.random.default_rng(seed)
+    initial = {t.name for t in made.graph.initializer}
+    inputs = {}
+    for spec in made.graph.input:
+        if spec.name in initial:
+            continue
+        dtype = helper.tensor_dtype_to_np_dtype(spec.type.tensor_type.elem_type)
+        shape = [d.dim_value for d in spec.type.tensor_type.shape.dim]
+        kind = np.dtype(dtype).kind
+        inputs[spec.name] = rng.standard_normal(shape) if kind in "fV" else rng.integers(0, 2, shape)
+        inputs[spec.name] = np.asarray(inputs[spec.name]).astype(dtype)
+    return inputs
+
+
+def check(made: onnx.ModelProto, inputs: dict[str, Any] | None = None, tolerance: float = 1e-5) -> Imported:
+    """Import a static model as it stands and compare with onnxruntime; gives the import."""
+    imported = to_relax(made)
+    inputs = inputs if inputs is not None else random_inputs(made)
+    for got, expected in zip(run_relax(imported, inputs), run_ort(made, inputs), strict=True):
+        assert got.dtype == expected.dtype and got.shape == expected.shape
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+    return imported
