@@ -41,7 +41,7 @@ def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     """`R.matmul`: rows times a constant matrix as packed GEMM; two activations as batched GEMM."""
     x, w = call.args
     xs, ws = static_shape(x), static_shape(w)
-    if xs is None or ws is None or str(call.ty.dtype.dtype if hasattr(call.ty.dtype, "dtype") else call.ty.dtype) != "float32":
+    if xs is None or ws is None:
         return None
     if str(x.ty.dtype) != "float32" or str(w.ty.dtype) != "float32" or len(xs) < 1 or len(ws) < 2 or 0 in xs + ws:
         return None
@@ -97,14 +97,13 @@ def _batched(
             tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
             return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
 
-        return te.compute(
+        acc = te.compute(
             (*batch, m_len, n_len),
-            lambda *i: te.sum(
-                a(*pick(i[:-2], xs), i[-2], k) * b(*pick(i[:-2], ws), k, i[-1]), axis=[k]
-            ),
+            lambda *i: te.sum(a(*pick(i[:-2], xs), i[-2], k) * b(*pick(i[:-2], ws), k, i[-1]), axis=[k]),
             name="batch_gemm",
             attrs={"tvmopt.kernel": "batch_gemm"},
         )
+        return te.compute(acc.shape, lambda *i: acc(*i), name="unpack", attrs={"tvmopt.kernel": "unpack"})
 
     return call_fusable(bb, compute, [x, w], "batch_matmul")
 
