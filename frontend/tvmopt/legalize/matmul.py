@@ -16,10 +16,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from tvm import relax, te
+from tvm import relax, te, tirx
 
 from tvmopt.legalize.common import call_fusable, constant, static_shape
-from tvmopt.scheduling.tile import choose_tile
+from tvmopt.scheduling.tile import choose_tile, common_vector
 from tvmopt.targets import Machine
 
 
@@ -49,7 +49,7 @@ def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if value is not None and prod(ws[:-2]) == 1:
         return _packed(bb, x, value.reshape(ws[-2:]), xs, len(ws), machine)
     if len(xs) >= 2:
-        return _batched(bb, x, w, xs, ws)
+        return _batched(bb, x, w, xs, ws, machine)
     return None
 
 
@@ -85,25 +85,48 @@ def gemm_te(
 
 
 def _batched(
-    bb: relax.BlockBuilder, x: relax.Expr, w: relax.Expr, xs: tuple[int, ...], ws: tuple[int, ...]
+    bb: relax.BlockBuilder, x: relax.Expr, w: relax.Expr, xs: tuple[int, ...], ws: tuple[int, ...], machine: Machine
 ) -> relax.Expr:
+    """C[*batch, m, n] of two activations. Where N is no multiple of half a vector, B is packed at run time into
+    panels padded with zeros (a block of its own, computed per task): vectors then never straddle a row."""
     batch = tuple(np.broadcast_shapes(xs[:-2], ws[:-2]))
     m_len, k_len, n_len = xs[-2], xs[-1], ws[-1]
+    lanes = machine.lanes()
+    nr = 2 * lanes if n_len > lanes and 2 * common_vector(n_len, lanes) < lanes else 0
+
+    def pick(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
+        tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
+        return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         k = te.reduce_axis((0, k_len), name="k")
-
-        def pick(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
-            tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
-            return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
-
-        acc = te.compute(
-            (*batch, m_len, n_len),
-            lambda *i: te.sum(a(*pick(i[:-2], xs), i[-2], k) * b(*pick(i[:-2], ws), k, i[-1]), axis=[k]),
-            name="batch_gemm",
-            attrs={"tvmopt.kernel": "batch_gemm"},
+        tag = {"name": "batch_gemm", "attrs": {"tvmopt.kernel": "batch_gemm"}}
+        if not nr:
+            acc = te.compute(
+                (*batch, m_len, n_len),
+                lambda *i: te.sum(a(*pick(i[:-2], xs), i[-2], k) * b(*pick(i[:-2], ws), k, i[-1]), axis=[k]),
+                **tag,
+            )
+            return te.compute(acc.shape, lambda *i: acc(*i), name="unpack", attrs={"tvmopt.kernel": "unpack"})
+        packed = te.compute(
+            (*batch, -(-n_len // nr), k_len, nr),
+            lambda *i: te.if_then_else(
+                i[-3] * nr + i[-1] < n_len, b(*pick(i[:-3], ws), i[-2], i[-3] * nr + i[-1]), tirx.const(0.0, "float32")
+            ),
+            name="pack",
+            attrs={"tvmopt.kernel": "pack"},
         )
-        return te.compute(acc.shape, lambda *i: acc(*i), name="unpack", attrs={"tvmopt.kernel": "unpack"})
+        acc = te.compute(
+            (*batch, m_len, -(-n_len // nr), nr),
+            lambda *i: te.sum(a(*pick(i[:-3], xs), i[-3], k) * packed(*i[:-3], i[-2], k, i[-1]), axis=[k]),
+            **tag,
+        )
+        return te.compute(
+            (*batch, m_len, n_len),
+            lambda *i: acc(*i[:-1], i[-1] // nr, i[-1] % nr),
+            name="unpack",
+            attrs={"tvmopt.kernel": "unpack"},
+        )
 
     return call_fusable(bb, compute, [x, w], "batch_matmul")
 
