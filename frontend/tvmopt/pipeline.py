@@ -16,6 +16,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvmopt.legalize import legalize
+from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
 from tvmopt.report import DecisionLog, Kernel
 from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families
@@ -53,6 +54,7 @@ def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
         T.FoldConstant(),
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),
+        LowerConvTranspose(log),  # after BatchNorm is folded into its weight, before layouts: it makes convolutions
         T.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
         T.FoldConstant(),
         T.DeadCodeElimination(),

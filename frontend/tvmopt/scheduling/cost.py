@@ -74,7 +74,7 @@ def _children(node: Any, kind: str) -> list[Any]:
     if kind == "Call":
         return list(node.args)
     if kind in ("Cast", "Evaluate", "Let"):
-        return [getattr(node, "value", None) or node.body]
+        return [node.body if kind == "Let" else node.value]
     if kind in ("For", "AttrStmt"):
         return [node.body]
     return []

@@ -1,0 +1,118 @@
+"""Transposed convolution as one ordinary convolution and an interleave (the sub-pixel form).
+
+    Before                                             After  (stride s, kernel k, J = ceil(k / s))
+    y = R.nn.conv2d_transpose(x, w, strides=[s, s])    z = R.nn.conv2d(x, v, padding=J-1)     # s*s*O channels
+                                                       y = interleave(z)[p : p + OH]          # depth to space
+
+An output row Y' = q*s + r of the unpadded result meets only the kernel rows ky = r + s*j:
+
+    y'[q*s + r] = sum_j x[q - j] * w[r + s*j]          so, reversed,  v_r[t] = w[r + s*(J-1-t)],  zero beyond k
+
+Applies when   the weight is a constant, dilation 1.
+Declines when  1. the weight is not a constant   2. a dilation is not 1   3. a shape is unknown
+Gain           the multiplications of the definition, at the speed of the convolution family; scattering into
+               the output (TVM's own form zero-stuffs the input) costs s*s times as many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmopt.legalize.common import static_shape
+from tvmopt.report import DecisionLog
+
+STAGE = "tvmopt.LowerConvTranspose"
+_OPS = ("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose")
+
+
+@tvm.transform.module_pass(opt_level=0, name=STAGE)
+class LowerConvTranspose:
+    """See the module's docstring."""
+
+    def __init__(self, log: DecisionLog) -> None:
+        self.log = log
+
+    def transform_module(self, module: tvm.IRModule, _ctx: Any) -> tvm.IRModule:
+        """The pass."""
+        rewriter = _Rewriter(module, self.log)
+        for gvar, func in module.functions_items():
+            if isinstance(func, relax.Function):
+                rewriter.builder_.update_func(gvar, rewriter.visit_expr(func))
+        return rewriter.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
+    def __init__(self, module: tvm.IRModule, log: DecisionLog) -> None:
+        super().__init__(module)
+        self.log, self.node = log, ""
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.node = binding.var.name
+        super().visit_var_binding_(binding)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") not in _OPS:
+            return call
+        x, w = call.args
+        xs, a = static_shape(x), call.attrs
+        if not isinstance(w, tvm.ir.GenericConst):  # Decline 1
+            self.log.declined(STAGE, self.node, "1: the weight is not a constant")
+            return call
+        if any(int(d) != 1 for d in a.dilation):  # Decline 2
+            self.log.declined(STAGE, self.node, "2: dilated")
+            return call
+        if xs is None or not all(v in ("NCHW", "NCW", "IOHW", "IOW") for v in (a.data_layout, a.kernel_layout)):  # Decline 3
+            self.log.declined(STAGE, self.node, "3: the shape is unknown or the layout is not NCHW")
+            return call
+        self.log.applied(STAGE, self.node)
+        flat = len(xs) == 3  # one spatial dimension: as two, the first of extent 1
+        weight = w.value.numpy()
+        ints = lambda values: [int(v) for v in values]  # noqa: E731
+        strides, pads, extra = ints(a.strides), ints(a.padding), ints(a.output_padding)
+        if flat:
+            x = self.builder_.emit(relax.op.expand_dims(x, 2))
+            weight = weight[:, :, None, :]
+            strides, pads, extra = [1, *strides], [0, pads[0], 0, pads[1]], [0, *extra]
+        out = self._lower(x, weight, strides, pads, extra, int(a.groups))
+        return relax.op.squeeze(out, [2]) if flat else out
+
+    def _lower(
+        self, x: relax.Expr, weight: np.ndarray, strides: list[int], pads: list[int], extra: list[int], groups: int
+    ) -> relax.Expr:
+        emit = self.builder_.emit
+        batch, _, *size = static_shape(x) or ()
+        kernel, taps, in_g = phase_kernel(weight, strides, groups)
+        full = [(n - 1) * s + k + e for n, s, k, e in zip(size, strides, weight.shape[2:], extra, strict=True)]
+        steps = [-(-f // s) for f, s in zip(full, strides, strict=True)]
+        before = [t - 1 for t in taps]
+        after = [q - n for q, n in zip(steps, size, strict=True)]
+        crop = [max(0, -v) for v in after]  # k < s: the last phases hold nothing
+        after = [max(0, v) for v in after]
+        z = emit(relax.op.nn.conv2d(x, relax.const(kernel), padding=[*before, *after], groups=groups))
+        (sh, sw), out_g = strides, weight.shape[1]
+        grid = [q + c for q, c in zip(steps, crop, strict=True)]
+        z = emit(relax.op.reshape(z, (batch, groups, sh, sw, out_g, *grid)))
+        z = emit(relax.op.permute_dims(z, [0, 1, 4, 5, 2, 6, 3]))
+        z = emit(relax.op.reshape(z, (batch, groups * out_g, grid[0] * sh, grid[1] * sw)))
+        begin = pads[:2]
+        end = [f - p for f, p in zip(full, pads[2:], strict=True)]
+        return relax.op.strided_slice(z, axes=[2, 3], begin=begin, end=end)
+
+
+def phase_kernel(weight: np.ndarray, strides: list[int], groups: int) -> tuple[np.ndarray, list[int], int]:
+    """v[g*s*s*Og, C/g, Jh, Jw] of the module's docstring, (Jh, Jw), and C/g, from w[C, Og, kh, kw]."""
+    channels, out_g, *kernel = weight.shape
+    taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
+    in_g = channels // groups
+    padded = np.zeros((channels, out_g, *(t * s for t, s in zip(taps, strides, strict=True))), weight.dtype)
+    padded[:, :, : kernel[0], : kernel[1]] = weight
+    # [g, Cg, Og, Jh, sh, Jw, sw] -> [g, sh, sw, Og, Cg, Jh, Jw], taps reversed
+    phases = padded.reshape(groups, in_g, out_g, taps[0], strides[0], taps[1], strides[1])
+    phases = phases[:, :, :, ::-1, :, ::-1].transpose(0, 4, 6, 2, 1, 3, 5)
+    return np.ascontiguousarray(phases.reshape(-1, in_g, *taps)), taps, in_g

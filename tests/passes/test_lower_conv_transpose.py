@@ -1,0 +1,77 @@
+"""Transposed convolution as convolution + interleave, against onnxruntime."""
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import tvm
+from onnx import helper
+from tvm import relax
+
+from tvmopt.passes.lower_conv_transpose import STAGE, LowerConvTranspose, phase_kernel
+from tvmopt.report import DecisionLog
+
+
+def reference(x, w, **attrs):
+    graph = helper.make_graph(
+        [helper.make_node("ConvTranspose", ["x", "w"], ["y"], **attrs)],
+        "g",
+        [helper.make_tensor_value_info("x", 1, x.shape), helper.make_tensor_value_info("w", 1, w.shape)],
+        [helper.make_tensor_value_info("y", 1, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return ort.InferenceSession(model.SerializeToString()).run(None, {"x": x, "w": w})[0]
+
+
+def build(xs, w, **attrs):
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(xs, "float32"))
+    op = relax.op.nn.conv1d_transpose if len(xs) == 3 else relax.op.nn.conv2d_transpose
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = bb.emit_output(op(x, w if isinstance(w, relax.Expr) else relax.const(w), **attrs))
+        bb.emit_func_output(y)
+    return bb.get()
+
+
+@pytest.mark.parametrize(
+    "shape, out, kernel, stride, pad, extra, groups",
+    [
+        ((1, 8, 7, 9), 6, 4, 2, 1, 0, 1),
+        ((2, 8, 5, 5), 6, 3, 2, 1, 1, 2),
+        ((1, 4, 5, 6), 4, 2, 3, 0, 0, 1),  # kernel shorter than the stride
+        ((1, 4, 5, 6), 4, 5, 1, 2, 0, 4),
+        ((1, 3, 1, 1), 2, 1, 2, 0, 1, 1),
+        ((1, 4, 9), 6, 4, 2, 1, 0, 2),  # one spatial dimension
+    ],
+)
+def test_equals_the_definition(shape, out, kernel, stride, pad, extra, groups):
+    rng = np.random.default_rng(0)
+    spatial = len(shape) - 2
+    x = rng.standard_normal(shape).astype("float32")
+    w = rng.standard_normal((shape[1], out // groups, *[kernel] * spatial)).astype("float32")
+    module = build(shape, w, strides=stride, padding=pad, output_padding=extra, groups=groups)
+    before = module.script()
+    log = DecisionLog()
+    lowered = LowerConvTranspose(log)(module)
+    assert log.count(STAGE) == 1
+    assert module.script() == before
+    assert "transpose(" not in lowered.script()
+    vm = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+    want = reference(
+        x, w, strides=[stride] * spatial, pads=[pad] * 2 * spatial, output_padding=[extra] * spatial, group=groups
+    )
+    np.testing.assert_allclose(vm["main"](tvm.runtime.tensor(x)).numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_declines_dilation():
+    log = DecisionLog()
+    module = build((1, 4, 5, 5), np.ones((4, 4, 3, 3), "float32"), dilation=2)
+    tvm.ir.assert_structural_equal(LowerConvTranspose(log)(module), module)
+    assert [d.reason for d in log] == ["2: dilated"]
+
+
+def test_phase_kernel_keeps_every_tap():
+    w = np.arange(1, 1 + 2 * 3 * 5 * 4, dtype="float32").reshape(2, 3, 5, 4)
+    kernel, taps, in_g = phase_kernel(w, [2, 3], groups=1)
+    assert (taps, in_g, kernel.shape) == ([3, 2], 2, (2 * 3 * 3, 2, 3, 2))
+    assert sorted(kernel[kernel > 0]) == sorted(w.ravel())
