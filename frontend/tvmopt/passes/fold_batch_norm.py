@@ -30,7 +30,7 @@ class FoldBatchNorm(Rewrite):
     Applies when   the statistics are constants and only the normalised result is used.
     Declines when  1. the statistics are not constants, or the batch's own are asked for (training)
                    2. the running mean or variance is used as well
-                   and folds into scale and shift only when
+                   It folds into scale and shift, and says so, when
                    3. the producer is no linear operator, is shared, or its channels are not BatchNorm's axis.
     Gain           2 reads and writes of the producer's result, and the statistics' arithmetic.
     Order          after FoldConstant, which makes the statistics constants; before ConvertLayout.
@@ -53,9 +53,9 @@ class FoldBatchNorm(Rewrite):
         data, axis = norm.args[0], int(norm.attrs.axis) % max(rank(norm.args[0]), 1)
         linear = find_linear(graph, data)
         if isinstance(linear, str):
-            self.declined(var, f"3: {linear}; folded into scale and shift")
+            self.applied(var, f"into scale and shift (3: {linear})")
         elif linear.channel != axis or linear.channels != len(scale):
-            self.declined(var, f"3: BatchNorm is along axis {axis}; folded into scale and shift")
+            self.applied(var, f"into scale and shift (3: BatchNorm is along axis {axis})")
         else:
             self.applied(var, f"into {graph.op(linear.call)}")
             return scaled(linear, scale, shift, name_of(var), graph)

@@ -108,10 +108,10 @@ def _binary(fn: Callable[[Array, Array], Array]) -> Callable[[Call, list[Array]]
 # The tensor arguments of a call, in order, are the list `a`; the result is cast to the call's element type.
 EVALUATE: dict[str, Callable[[Call, list[Array]], Array]] = {
     "permute_dims": lambda c, a: np.transpose(a[0], None if c.attrs.axes is None else ints(c.attrs.axes)),
-    "reshape": lambda c, a: a[0].reshape(shape(c)),  # type: ignore[arg-type]
+    "reshape": lambda c, a: a[0].reshape(shape(c)),
     "flatten": lambda c, a: a[0].reshape(-1),
-    "squeeze": lambda c, a: a[0].reshape(shape(c)),  # type: ignore[arg-type]
-    "expand_dims": lambda c, a: a[0].reshape(shape(c)),  # type: ignore[arg-type]
+    "squeeze": lambda c, a: a[0].reshape(shape(c)),
+    "expand_dims": lambda c, a: a[0].reshape(shape(c)),
     "broadcast_to": lambda c, a: np.broadcast_to(a[0], _sized(c)),
     "concat": lambda c, a: np.concatenate(a, axis=0 if c.attrs.axis is None else int(c.attrs.axis)),
     "stack": lambda c, a: np.stack(a, axis=0 if c.attrs.axis is None else int(c.attrs.axis)),

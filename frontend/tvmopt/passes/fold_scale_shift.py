@@ -57,7 +57,8 @@ class FoldScaleShift(Rewrite):
             data, other = other, data
         if not graph.is_const(other) or graph.is_const(data) or shape(data) != shape(value):
             return None
-        return self._into_linear(graph, var, name, data, other) or self._chain(graph, var, name, data, other)
+        new = self._into_linear(graph, var, name, data, other)
+        return new if new is not None else self._chain(graph, var, name, data, other)
 
     def _into_linear(self, graph: Graph, var: Var, name: str, data: Expr, other: Expr) -> Expr | None:
         if name == "add" and graph.op(data) in LINEAR:

@@ -80,6 +80,16 @@ def op_name(value: Expr) -> str:
     return ""
 
 
+def with_attrs(call: Call, args: Sequence[Expr] | None = None, **changes: Any) -> Call:
+    """The same operator on other arguments and with some attributes changed."""
+    attrs = call.attrs
+    if changes:
+        info = type(attrs).__tvm_ffi_type_info__
+        fields = {f.name: getattr(attrs, f.name) for f in info.fields}
+        attrs = tvm.ir.make_node(info.type_key, **{**fields, **changes})
+    return relax.Call(call.op, list(call.args if args is None else args), attrs, call.ty_args)
+
+
 def name_of(var: Var) -> str:
     """The variable's name, which is that of the ONNX node it comes from."""
     return str(var.name)
@@ -354,10 +364,13 @@ class Rewrite:
             return func
         for _ in range(self.rounds):
             graph = Graph(func)
+            self._refusals: list[tuple[str, str]] = []
             self.begin(graph)
             func = graph.rewrite(lambda var, value, g=graph: self.rule(g, var, value))  # type: ignore[misc]
             if not graph.changed:
                 break
+        for node, reason in self._refusals:  # those of the last sweep: the others no longer stand
+            self.log.declined(self.name, node, reason)
         return func
 
     def applied(self, var: Var, reason: str = "") -> None:
@@ -366,7 +379,7 @@ class Rewrite:
 
     def declined(self, var: Var, reason: str) -> None:
         """Record why a near match was left alone; `reason` starts with the number in the docstring."""
-        self.log.declined(self.name, name_of(var), reason)
+        self._refusals.append((name_of(var), reason))
 
 
 def rewrite_pass(name: str) -> Callable[[type[Rewrite]], Any]:
@@ -377,16 +390,3 @@ def rewrite_pass(name: str) -> Callable[[type[Rewrite]], Any]:
         return relax.transform.function_pass(opt_level=0, name=name)(cls)
 
     return wrap
-
-
-def permuted(perm: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    """``values`` in the order of `perm`: element i is ``values[perm[i]]``."""
-    return [values[p] for p in perm]
-
-
-def inverse(perm: Sequence[int]) -> list[int]:
-    """The permutation that undoes `perm`."""
-    out = [0] * len(perm)
-    for i, p in enumerate(perm):
-        out[p] = i
-    return out

@@ -44,7 +44,7 @@ def permuted(perm: Sequence[int], values: Sequence[Any]) -> list[Any]:
 
 
 def moves_data(perm: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether permuting a tensor of these sizes changes the order of its elements: axes of size 1 move for free.
+    """Whether permuting a tensor of these sizes reorders its elements: axes of size 1 move for free.
 
     >>> moves_data((0, 3, 1, 2), (1, 1, 1, 64)), moves_data((0, 2, 1), (4, 8, 2))
     (False, True)
@@ -54,7 +54,7 @@ def moves_data(perm: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The finest split of a reshape into independent reshapes of consecutive axes; axes of size 1 are left out.
+    """The finest split of a reshape into independent reshapes of consecutive axes; sizes of 1 are left out.
 
     >>> groups((2, 12, 5), (2, 3, 4, 5))
     [([0], [0]), ([1], [1, 2]), ([2], [3])]
@@ -87,8 +87,8 @@ def reshape_of_permuted(
         target: sizes of the result.
 
     Returns:
-        ``(q, middle, r)``; q is None where no data moves before the reshape. None for an empty tensor, or where
-        the permutation cannot leave the reshape at all (r would be the identity: nothing is gained).
+        ``(q, middle, r)``; q is None where no data moves before the reshape. None for an empty tensor, or
+        where the permutation cannot leave the reshape at all (r would be the identity: nothing is gained).
 
     >>> reshape_of_permuted((1, 14, 14, 768), (0, 3, 1, 2), (1, 768, 196))  # ViT: pixels become tokens
     (None, [1, 196, 768], (0, 2, 1))

@@ -1,0 +1,122 @@
+"""Transposes travel only where they may, and only if it pays."""
+
+import numpy as np
+import pytest
+from helpers import build, check_rewrite, rand
+from tvm import relax
+
+from tvmopt.passes import PropagateTransposes
+from tvmopt.passes.permute import compose, groups, identity, inverse, moves_data, reshape_of_permuted
+from tvmopt.report import DecisionLog
+
+op, nn, c = relax.op, relax.op.nn, relax.const
+NCHW = [0, 3, 1, 2]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_mean_over_the_image(keep):
+    def body(bb, x):
+        return op.mean(bb.emit(op.permute_dims(x, NCHW)), [2, 3], keepdims=keep)
+
+    expected = {"mean": 1, "permute_dims": 1} if keep else {"mean": 1}
+    check_rewrite(PropagateTransposes, build({"x": (1, 7, 9, 8)}, body), expected)
+
+
+def test_inverse_transposes_cancel():
+    def body(bb, x):
+        return nn.relu(bb.emit(op.permute_dims(bb.emit(op.permute_dims(x, NCHW)), [0, 2, 3, 1])))
+
+    check_rewrite(PropagateTransposes, build({"x": (2, 3, 4, 5)}, body), {"nn.relu": 1})
+
+
+def test_two_transposes_become_one():
+    def body(bb, x):
+        return op.permute_dims(bb.emit(op.permute_dims(x, [1, 0, 2])), [0, 2, 1])
+
+    check_rewrite(PropagateTransposes, build({"x": (7, 8, 9)}, body), {"permute_dims": 1})
+
+
+def test_a_constant_operand_is_transposed_now():
+    def body(bb, x):
+        return op.add(bb.emit(op.permute_dims(x, NCHW)), c(rand(1, 8, 7, 9)))
+
+    check_rewrite(PropagateTransposes, build({"x": (1, 7, 9, 8)}, body), {"add": 1, "permute_dims": 1})
+
+
+def test_where_with_a_broadcast_mask():
+    def body(bb, x, m):
+        t = bb.emit(op.permute_dims(x, NCHW))
+        u = bb.emit(op.where(bb.emit(op.permute_dims(m, NCHW)), t, c(np.float32(0))))
+        return op.permute_dims(u, [0, 2, 3, 1])
+
+    mod = build({"x": (1, 7, 9, 8), "m": ((1, 7, 9, 1), "bool")}, body)
+    check_rewrite(PropagateTransposes, mod, {"where": 1})
+
+
+def test_argmax_and_softmax_over_channels():
+    def body(bb, x):
+        t = bb.emit(nn.softmax(bb.emit(op.permute_dims(x, NCHW)), axis=1))
+        return op.argmax(t, axis=1, keepdims=True)
+
+    mod = build({"x": (1, 5, 6, 9)}, body)
+    check_rewrite(PropagateTransposes, mod, {"nn.softmax": 1, "argmax": 1, "permute_dims": 1})
+
+
+def test_an_untransposed_operand_stops_it():
+    def body(bb, x, y):
+        return op.add(bb.emit(op.permute_dims(x, NCHW)), y)
+
+    log = DecisionLog()
+    mod = build({"x": (1, 7, 9, 8), "y": (1, 8, 7, 9)}, body)
+    check_rewrite(PropagateTransposes, mod)
+    PropagateTransposes(log)(mod)
+    assert [d.reason[0] for d in log] == ["1"]
+
+
+def test_an_untransposed_operand_is_worth_it_when_one_cancels_below():
+    def body(bb, x, y):
+        t = bb.emit(op.add(bb.emit(op.permute_dims(x, NCHW)), y))
+        return op.permute_dims(bb.emit(nn.relu(t)), [0, 2, 3, 1])
+
+    mod = build({"x": (1, 7, 9, 8), "y": (1, 8, 7, 9)}, body)
+    check_rewrite(PropagateTransposes, mod, {"permute_dims": 1, "add": 1, "nn.relu": 1})
+
+
+def test_softmax_stays_innermost():
+    mod = build({"x": (2, 7, 9)}, lambda bb, x: nn.softmax(bb.emit(op.permute_dims(x, [0, 2, 1])), axis=-1))
+    check_rewrite(PropagateTransposes, mod)
+
+
+def test_layer_norm_stays_innermost():
+    def body(bb, x):
+        return nn.layer_norm(bb.emit(op.permute_dims(x, [0, 2, 1])), c(rand(7)), c(rand(7)), axes=[-1])
+
+    check_rewrite(PropagateTransposes, build({"x": (2, 7, 9)}, body))
+
+
+def test_a_flatten_that_mixes_axes_stays():
+    mod = build({"x": (1, 7, 7, 8)}, lambda bb, x: op.reshape(bb.emit(op.permute_dims(x, NCHW)), (1, 8 * 49)))
+    check_rewrite(PropagateTransposes, mod)
+
+
+def test_permutations_and_reshapes_by_enumeration():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        dims = [int(n) for n in rng.choice([1, 2, 3, 4, 6], size=rng.integers(1, 6))]
+        perm = tuple(int(p) for p in rng.permutation(len(dims)))
+        x = np.arange(np.prod(dims)).reshape(dims)
+        t = x.transpose(perm)
+        assert moves_data(perm, dims) == (list(t.ravel()) != list(x.ravel())) or x.size == 1
+        assert identity(compose(perm, inverse(perm)))
+        sizes = [int(n) for n in t.shape]
+        cut = int(rng.integers(0, len(sizes) + 1))
+        target = [*sizes[:cut], 1, *sizes[cut:]]
+        if len(sizes) > 1 and rng.random() < 0.7:
+            i = int(rng.integers(0, len(sizes) - 1))
+            target = [*sizes[:i], sizes[i] * sizes[i + 1], *sizes[i + 2 :]]
+        assert groups(sizes, target) is not None
+        swap = reshape_of_permuted(dims, perm, target)
+        if swap is not None:
+            q, middle, r = swap
+            z = x if q is None else x.transpose(q)
+            np.testing.assert_array_equal(z.reshape(middle).transpose(r), t.reshape(target))
