@@ -1,0 +1,358 @@
+"""What a recogniser asks of a PrimFunc: its blocks, their axes, what they read and write - for the CPU
+families.
+
+Pure Python over the TVM tree, no schedule made: a fused elementwise chain takes some 100 us. Index
+arithmetic is *sampled*, not proved (:func:`step`): it only steers the choice of a loop order, the schedule
+primitives keep it right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.s_tir import SBlockRealize
+
+KERNEL = "tvmopt.kernel"
+"""The block annotation by which a legalizer tells a family "this is yours"."""
+
+_NAMES = """exp exp2 exp10 erf tanh sigmoid log log2 log10 log1p pow sqrt rsqrt sin cos tan sinh cosh asin
+acos atan asinh acosh atanh atan2 hypot fmod"""
+TRANSCENDENTAL = frozenset(f"tirx.{name}" for name in _NAMES.split())
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store: the buffer and its index expressions (in the block's variables)."""
+
+    buffer: Any
+    indices: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class BlockFacts:
+    """One block.
+
+    Attributes:
+        name: its name in the function.
+        variables, extents, kinds: its axes; a kind is ``"S"`` (spatial), ``"R"`` (reduction) or ``"O"``
+        (other). loads, store: what it touches; `store` is None where the body is more than one store.
+        calls: how often each intrinsic stands in the body.
+        operations: arithmetic operations an iteration.
+        annotations: the block's annotations.
+        guarded: variables that a condition (of a select or if_then_else) depends on other than through data:
+        the
+            borders of a pad, the seams of a concatenation.
+        trivial: each axis is bound to one loop of its own, in order, without a predicate.
+    """
+
+    name: str
+    variables: tuple[Any, ...]
+    extents: tuple[int, ...]
+    kinds: str
+    loads: tuple[Access, ...]
+    store: Access | None
+    calls: Counter[str]
+    operations: int
+    annotations: dict[str, Any] = field(hash=False)
+    guarded: frozenset[Any] = frozenset()
+    trivial: bool = True
+    body: Any = None
+
+    @property
+    def elements(self) -> int:
+        """Iterations."""
+        return math.prod(self.extents)
+
+    @property
+    def spatial(self) -> bool:
+        return set(self.kinds) <= {"S"}
+
+    @property
+    def kernel(self) -> str:
+        """The value of its ``tvmopt.kernel`` annotation, or an empty string."""
+        return str(self.annotations.get(KERNEL, ""))
+
+    @property
+    def transcendental(self) -> int:
+        return sum(n for name, n in self.calls.items() if name in TRANSCENDENTAL)
+
+    def nanoseconds(self, lanes: int, ghz: float) -> float:
+        """Rough time of one core, data in L2: a vector operation half a cycle, a transcendental 13
+        (measured: exp).
+        """
+        memory = sum(itemsize(a.buffer) for a in (*self.loads, *([self.store] if self.store else []))) / 32
+        cycles = (0.5 * self.operations + 13 * self.transcendental) / lanes
+        return self.elements * max(cycles, memory) / ghz
+
+
+def itemsize(buffer: Any) -> int:
+    """Bytes of one element (a bool is one byte)."""
+    return max(1, int(buffer.dtype.bits) // 8)
+
+
+def nbytes(buffer: Any) -> int:
+    """Bytes of a static buffer."""
+    return math.prod(int(d) for d in buffer.shape) * itemsize(buffer)
+
+
+def facts(func: Any) -> tuple[BlockFacts, ...] | None:
+    """The blocks of a PrimFunc in order; None where the function is not one of ours to reason about:
+    no root block, a dynamic shape, or loops that are not plain counted loops."""
+    root = getattr(func, "body", None)
+    if not isinstance(root, SBlockRealize):
+        return None
+    blocks: list[BlockFacts] = []
+    try:
+        for realize, loops in _leaf_blocks(root.block.body, ()):
+            blocks.append(_block(realize, loops))
+    except _Foreign:
+        return None
+    return tuple(blocks) or None
+
+
+def block_of(realize: Any, loops: tuple[Any, ...]) -> BlockFacts | None:
+    """The facts of one block under the given loops; None where an extent is not static."""
+    try:
+        return _block(realize, loops)
+    except _Foreign:
+        return None
+
+
+class _Foreign(Exception):
+    pass
+
+
+def _static(expr: Any) -> int:
+    if isinstance(expr, int):
+        return expr
+    if not isinstance(expr, tirx.IntImm):
+        raise _Foreign
+    return int(expr.value)
+
+
+def _leaf_blocks(stmt: Any, loops: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    if isinstance(stmt, tirx.For):
+        if int(stmt.kind) != 0 or _static(stmt.min) != 0:
+            raise _Foreign
+        _static(stmt.extent)
+        yield from _leaf_blocks(stmt.body, (*loops, stmt))
+    elif isinstance(stmt, tirx.SeqStmt):
+        for child in stmt.seq:
+            yield from _leaf_blocks(child, loops)
+    elif isinstance(stmt, SBlockRealize):
+        yield stmt, loops
+    else:
+        raise _Foreign
+
+
+def _block(realize: Any, loops: tuple[Any, ...]) -> BlockFacts:
+    block = realize.block
+    kinds = "".join({0: "S", 2: "R"}.get(int(v.iter_type), "O") for v in block.iter_vars)
+    extents = tuple(_static(v.dom.extent) for v in block.iter_vars)
+    values = list(realize.iter_values)
+    unit = isinstance(realize.predicate, tirx.IntImm) and int(realize.predicate.value) == 1
+    own = [
+        value for value, extent in zip(values, extents, strict=True) if extent != 1 or ir.is_prim_var(value)
+    ]
+    trivial = (
+        unit
+        and len(own) == len(loops)
+        and all(value.same_as(loop.loop_var) for value, loop in zip(own, loops, strict=False))
+    )
+    scan = _Scan()
+    scan.visit(block.body)
+    for buffer in {access.buffer for access in scan.loads}:
+        for extent in buffer.shape:
+            _static(extent)
+    single = isinstance(block.body, tirx.BufferStore)
+    return BlockFacts(
+        str(block.name_hint), tuple(v.var for v in block.iter_vars), extents, kinds, tuple(scan.loads),
+        Access(block.body.buffer, tuple(block.body.indices)) if single else None,
+        scan.calls, scan.operations, dict(block.annotations), frozenset(scan.guarded), trivial, block.body,
+    )  # fmt: skip
+
+
+_BINARY = (
+    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod, tirx.Min, tirx.Max,
+    tirx.EQ, tirx.NE,    tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or,
+)  # fmt: skip
+_FIELDS = ("condition", "true_value", "false_value", "value", "body", "base", "stride", "a", "b", "extent",
+           "then_case",
+           "else_case", "block", "init")  # fmt: skip
+
+
+class _Scan:
+    """Collects the loads, intrinsics and arithmetic of a block's body (index arithmetic is not counted)."""
+
+    def __init__(self) -> None:
+        self.loads: list[Access] = []
+        self.calls: Counter[str] = Counter()
+        self.operations = 0
+        self.guarded: set[Any] = set()
+
+    def visit(self, node: Any) -> None:
+        if node is None or isinstance(node, (int, float, str)):
+            return
+        kind = type(node).__name__
+        if kind == "TensorLoad":
+            self.loads.append(Access(node.source, tuple(node.indices)))
+            for index in node.indices:  # a load inside an index is a gather
+                self._indices(index)
+        elif kind == "BufferStore":
+            self.visit(node.value)
+            for index in node.indices:
+                self._indices(index)
+        elif kind == "Call":
+            name = getattr(node.op, "name", str(node.op))
+            self.calls[name] += 1
+            if name.endswith("if_then_else"):
+                self._guards(node.args[0])
+            for arg in node.args:
+                self.visit(arg)
+        elif kind == "SeqStmt":
+            for child in node.seq:
+                self.visit(child)
+        elif kind not in ("Var", "IntImm", "FloatImm", "StringImm"):
+            self.operations += isinstance(node, _BINARY) or kind == "Select"
+            if kind == "Select":
+                self._guards(node.condition)
+            for name in _FIELDS:
+                self.visit(getattr(node, name, None))
+
+    def _guards(self, node: Any) -> None:
+        if ir.is_prim_var(node):
+            self.guarded.add(node)
+        elif type(node).__name__ == "Call":
+            for arg in node.args:
+                self._guards(arg)
+        elif type(node).__name__ != "TensorLoad":
+            for name in ("a", "b", "value", "condition", "true_value", "false_value"):
+                child = getattr(node, name, None)
+                if child is not None and not isinstance(child, (int, float)):
+                    self._guards(child)
+
+    def _indices(self, index: Any) -> None:
+        before = self.operations
+        self.visit(index)
+        self.operations = before
+
+
+# -- sampled index arithmetic --------------------------------------------------------------
+
+
+def evaluate(expr: Any, env: dict[Any, int]) -> int | None:
+    """The value of an index expression at one point; None where it depends on data or an unknown variable."""
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, tirx.IntImm):
+        return int(expr.value)
+    if ir.is_prim_var(expr):
+        return env.get(expr)
+    if isinstance(expr, tirx.Cast):
+        return evaluate(expr.value, env)
+    if isinstance(expr, tirx.Select):
+        return _choose(evaluate(expr.condition, env), expr.true_value, expr.false_value, env)
+    if isinstance(expr, ir.Call) and getattr(expr.op, "name", "").endswith("if_then_else"):
+        return _choose(evaluate(expr.args[0], env), expr.args[1], expr.args[2], env)
+    operator = _OPERATORS.get(type(expr).__name__)
+    if operator is None:
+        return None
+    a, b = evaluate(expr.a, env), evaluate(expr.b, env)
+    if a is None or b is None or (b == 0 and type(expr).__name__ in ("FloorDiv", "FloorMod", "Div", "Mod")):
+        return None
+    return int(operator(a, b))
+
+
+def _choose(condition: int | None, yes: Any, no: Any, env: dict[Any, int]) -> int | None:
+    return None if condition is None else evaluate(yes if condition else no, env)
+
+
+_OPERATORS: dict[str, Any] = {
+    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b,
+    "FloorDiv": lambda a, b: a // b, "FloorMod": lambda a, b: a % b,
+    "Div": lambda a, b: a // b, "Mod": lambda a, b: a % b,
+    "Min": min, "Max": max, "LT": lambda a, b: a < b, "LE": lambda a, b: a <= b, "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b, "EQ": lambda a, b: a == b, "NE": lambda a, b: a != b,
+    "And": lambda a, b: a and b, "Or": lambda a, b: a or b,
+}  # fmt: skip
+
+
+def step(access: Access, variables: Sequence[Any], extents: Sequence[int], first: int) -> int | None:
+    """By how many elements an access moves when the fused axes `first:` advance by one; None where that
+    varies.
+
+    Sampled at some twenty points spread over the iteration space, and on both sides of every carry of the
+    fused axes.
+    """
+    inner = math.prod(extents[first:])
+    strides = _strides(access.buffer)
+    if strides is None:
+        return None
+    if inner == 1:
+        return 0
+    steps = set()
+    places_to_try = [(k * (inner - 1)) // 20 if inner > 20 else k % (inner - 1) for k in range(20)]
+    for i in range(first + 1, len(extents)):  # the axis before i advances here
+        carry = math.prod(extents[i:])
+        places_to_try += [k * carry - 1 for k in (1, 2, 3) if 0 <= k * carry - 1 < inner - 1]
+    for sample, at in enumerate(places_to_try):
+        outer = {
+            v: (sample * 7919 + 13 * i) % e for i, (v, e) in enumerate(zip(variables, extents, strict=True))
+        }
+        places = []
+        for flat in (at, at + 1):
+            env, rest = dict(outer), flat
+            for v, e in reversed(list(zip(variables[first:], extents[first:], strict=True))):
+                env[v], rest = rest % e, rest // e
+            index = [evaluate(i, env) for i in access.indices]
+            if any(i is None for i in index):
+                return None
+            places.append(sum(i * s for i, s in zip(index, strides, strict=True) if i is not None))
+        steps.add(places[1] - places[0])
+        if len(steps) > 1:
+            return None
+    return steps.pop()
+
+
+def _strides(buffer: Any) -> list[int] | None:
+    shape = [int(d) for d in buffer.shape]
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def contiguous_suffix(block: BlockFacts) -> int:
+    """The first of the trailing axes that can be fused into one loop in which every access is contiguous or
+    constant.
+
+    Equals ``len(extents)`` where even the last axis alone is not (a transpose, a gather along it).
+    """
+    accesses = [*block.loads, *([block.store] if block.store else [])]
+    best = len(block.extents)
+    for first in range(len(block.extents) - 1, -1, -1):
+        if block.extents[first] != 1 or best == len(block.extents):
+            if block.variables[first] in block.guarded and block.extents[first] != 1:
+                break  # a condition that changes inside the loop would cut its vectors up
+            steps = [step(a, block.variables, block.extents, first) for a in accesses]
+            if not all(s in (0, 1) for s in steps):
+                break
+        best = first
+    return best
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    """The largest divisor of n that is at most `limit`.
+
+    >>> largest_divisor(3136, 512)
+    448
+    """
+    best = 1
+    for d in range(1, math.isqrt(n) + 1):
+        if n % d == 0:
+            for c in (d, n // d):
+                if best < c <= limit:
+                    best = c
+    return best

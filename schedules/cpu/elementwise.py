@@ -1,0 +1,88 @@
+"""Elementwise, broadcast and other one-pass chains on a CPU: inlined into one loop nest that reads and
+writes once.
+
+floor      (bytes of distinct inputs + outputs) / bandwidth of the cache they live in
+loop       the longest suffix of axes in which every access is contiguous or constant is fused into the
+           innermost loop; what is constant there (a per-row scale) LLVM hoists, what repeats (a per-channel
+           bias with the channel last) is a contiguous load
+threads    outer loop, if the work exceeds 15 us (the pool wakes in 3 to 5 us)
+Measured   Zen 5, 1 thread, L2-resident: x * 2 + 1 over 64 x 997 floats 210 GB/s; GELU 0.33 ns an element
+           (erf 0.32)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvmopt.schedules.cpu._facts import Access, BlockFacts, facts
+from tvmopt.schedules.cpu._loops import inline_spatial, spatial_nest, worth_threads
+from tvmopt.targets import Machine
+
+from tvmopt.scheduling.family import Knobs, Space
+
+NAME, VERSION = "elementwise", 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Iterations of the outputs, and one core's time for them."""
+
+    elements: int
+    nanoseconds: float
+
+
+def last_axis_contiguous(block: BlockFacts) -> bool:
+    """Every access is contiguous or constant along the block's last axis (no transpose, gather or stride
+    there).
+    """
+    last = next(
+        (v for v, e in zip(reversed(block.variables), reversed(block.extents), strict=True) if e > 1), None
+    )
+    if last is None:
+        return True
+    accesses = [*block.loads, *([block.store] if block.store else [])]
+    return all(_plain(a, last) for a in accesses)
+
+
+def _plain(access: Access, last: Any) -> bool:
+    indices = list(access.indices)
+    while indices and int(access.buffer.shape[len(indices) - 1]) == 1:
+        indices.pop()
+    return all(index.same_as(last) for index in indices[-1:] if _mentions(index, last)) and not any(
+        _mentions(index, last) for index in indices[:-1]
+    )
+
+
+def _mentions(expr: Any, var: Any) -> bool:
+    from tvm.tirx.analysis import undefined_vars
+
+    return any(v.same_as(var) for v in undefined_vars(expr, []))
+
+
+def recognise(func: Any, machine: Machine) -> Shape | None:
+    """All blocks spatial, unclaimed, without borders or seams, contiguous or constant along their last axis."""
+    blocks = facts(func)
+    if blocks is None:
+        return None
+    for block in blocks:
+        if not block.spatial or block.kernel or block.store is None or not block.trivial:
+            return None
+        if block.guarded or not last_axis_contiguous(block):
+            return None
+    time = sum(b.nanoseconds(machine.lanes(), machine.ghz) for b in blocks)
+    return Shape(blocks[-1].elements, time)
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """Threads or not; the length of an inner chunk: half of L1 over the ~3 streams, so that stores do not
+    evict loads.
+    """
+    chunk = max(256, machine.l1d // 2 // 3 // 4)
+    parallel = int(worth_threads(shape.nanoseconds, machine))
+    return Space({"parallel": (parallel, 1 - parallel), "chunk": (chunk, chunk * 4)})
+
+
+def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+    for block in inline_spatial(sch):
+        spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"])
