@@ -1,0 +1,320 @@
+"""What a model costs before it is compiled: FLOPs, parameters, bytes, peak memory - for `tvmopt inspect`.
+
+Everything is computed from the static ONNX graph, operator by operator, so the sum is the model's own work:
+what a compiler fuses changes the bytes, never the FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmopt.analysis.opcost import MATRIX, VIEWS, OpShapes, flops
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of the graph: its name, static shape, dtype name and bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class OpMetrics:
+    """One node.
+
+    Attributes:
+        name: the ONNX node's name, or its first output's where it has none.
+        op_type: operator.
+        shape: of the first output.
+        flops: operations; a multiply-add is two.
+        macs: multiply-adds of convolutions and matrix products, 0 for the rest.
+        parameters: elements of the weights read.
+        weight_bytes: bytes of these weights.
+        bytes: weights, inputs and outputs, each touched once (a view moves none; a gather what it reads).
+    """
+
+    name: str
+    op_type: str
+    shape: tuple[int, ...]
+    flops: float
+    macs: float
+    parameters: int
+    weight_bytes: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity, FLOPs a byte; 0 where nothing moves."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True)
+class ModelMetrics:
+    """A model's cost at the shapes given.
+
+    Attributes:
+        name: the file's name or the graph's.
+        inputs, outputs: tensors of the graph, weights left out.
+        ops: every node, in graph order.
+        parameters: elements of all floating-point and quantised weights, shared ones once.
+        weight_bytes: their bytes.
+        peak_activation_bytes: the most bytes of activations alive at once, run in graph order with no reuse
+            in place; inputs and outputs included, weights not.
+        peak_op: the node where that happens.
+        timeline: bytes alive while each node runs, in graph order.
+        unknown: nodes left out because a shape is not static, or because they hold a subgraph.
+    """
+
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    ops: tuple[OpMetrics, ...]
+    parameters: int
+    weight_bytes: int
+    peak_activation_bytes: int
+    peak_op: str
+    timeline: tuple[int, ...]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> float:
+        """Operations of one inference; a multiply-add is two."""
+        return sum(op.flops for op in self.ops)
+
+    @property
+    def macs(self) -> float:
+        """Multiply-adds of convolutions and matrix products: what papers call a network's FLOPs or MACs."""
+        return sum(op.macs for op in self.ops)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved if no operator were fused."""
+        return sum(op.bytes for op in self.ops)
+
+    @property
+    def floor_bytes(self) -> int:
+        """Bytes that must move at the least: weights, inputs and outputs, each once."""
+        return self.weight_bytes + sum(t.nbytes for t in (*self.inputs, *self.outputs))
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte, unfused."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    def by_type(self) -> dict[str, tuple[int, float, int]]:
+        """Operator -> (nodes, FLOPs, bytes), most FLOPs first."""
+        groups: dict[str, tuple[int, float, int]] = {}
+        for op in self.ops:
+            count, work, moved = groups.get(op.op_type, (0, 0.0, 0))
+            groups[op.op_type] = (count + 1, work + op.flops, moved + op.bytes)
+        return dict(sorted(groups.items(), key=lambda item: -item[1][1]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data, totals included."""
+        totals = {key: getattr(self, key) for key in ("flops", "macs", "bytes", "floor_bytes", "intensity")}
+        ops = [asdict(op) | {"intensity": op.intensity} for op in self.ops]
+        return asdict(self) | totals | {"ops": ops}
+
+
+def inspect(
+    source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Sequence[int]] | None = None
+) -> ModelMetrics:
+    """Load a model, make it static and measure it.
+
+    Args:
+        source: as for :func:`tvmopt.importer.load`.
+        shapes: shapes of inputs whose dimensions the model leaves open.
+
+    Raises:
+        ModelError: what :func:`tvmopt.importer.prepare` raises: a damaged file, an unbound dimension.
+    """
+    from tvmopt.importer import load, prepare
+
+    name = Path(source).name if isinstance(source, (str, Path)) else ""
+    return metrics(prepare(load(source), shapes or {}), name)
+
+
+def metrics(model: onnx.ModelProto, name: str = "") -> ModelMetrics:
+    """Measure a prepared (static) model.
+
+    Nodes whose shapes shape inference does not find are listed in `unknown` and count nothing.
+    """
+    graph = model.graph
+    tensors = infer_tensors(model)
+    weights = {t.name for t in graph.initializer} | {
+        out for node in graph.node if node.op_type == "Constant" for out in node.output
+    }
+    nodes = [node for node in graph.node if node.op_type != "Constant"]
+    ops, unknown = [], []
+    for node in nodes:
+        if _known(node, tensors):
+            ops.append(_measure(node, tensors, weights))
+        else:
+            unknown.append(f"{node.name or node.output[0]} ({node.op_type})")
+    inputs = tuple(tensors[i.name] for i in graph.input if i.name not in weights and i.name in tensors)
+    outputs = tuple(tensors[o.name] for o in graph.output if o.name in tensors)
+    used = {n for node in nodes for n in node.input if n in weights and n in tensors}
+    real = [tensors[n] for n in used if not _is_index(tensors[n].dtype)]
+    timeline = _timeline(nodes, tensors, weights, inputs, [o.name for o in outputs])
+    peak = max(range(len(timeline)), key=timeline.__getitem__, default=-1)
+    return ModelMetrics(
+        name=name or graph.name,
+        inputs=inputs,
+        outputs=outputs,
+        ops=tuple(ops),
+        parameters=sum(prod(t.shape) for t in real),
+        weight_bytes=sum(t.nbytes for t in real),
+        peak_activation_bytes=timeline[peak] if timeline else 0,
+        peak_op=(nodes[peak].name or nodes[peak].output[0]) if timeline else "",
+        timeline=tuple(timeline),
+        unknown=tuple(unknown),
+    )
+
+
+def infer_tensors(model: onnx.ModelProto) -> dict[str, TensorInfo]:
+    """Every tensor of the graph whose static shape is known, by name.
+
+    Shape inference runs on a copy without the large weights' data, so that a model of several gigabytes costs
+    no more than a small one.
+    """
+    import onnx
+
+    skeleton = onnx.ModelProto()
+    skeleton.ir_version = max(model.ir_version, 4)
+    skeleton.opset_import.extend(model.opset_import)
+    skeleton.functions.extend(model.functions)
+    graph = skeleton.graph
+    graph.name = model.graph.name or "graph"
+    graph.node.extend(model.graph.node)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    stored = {t.name for t in model.graph.initializer}
+    graph.input.extend(i for i in model.graph.input if i.name not in stored)
+    for tensor in model.graph.initializer:
+        if prod(tensor.dims) <= 1024 and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            graph.initializer.append(tensor)
+        else:
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+    inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    tensors: dict[str, TensorInfo] = {}
+    for value in [*inferred.input, *inferred.value_info, *inferred.output]:
+        kind = value.type.tensor_type
+        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim]
+        if value.type.HasField("tensor_type") and kind.HasField("shape") and min(dims, default=0) >= 0:
+            tensors[value.name] = _info(value.name, dims, kind.elem_type)
+    for tensor in model.graph.initializer:
+        tensors[tensor.name] = _info(tensor.name, tensor.dims, tensor.data_type)
+    return tensors
+
+
+def _info(name: str, dims: Iterable[int], elem_type: int) -> TensorInfo:
+    import onnx
+
+    shape = tuple(int(d) for d in dims)
+    label = onnx.TensorProto.DataType.Name(elem_type).lower()
+    label = {"float": "float32", "double": "float64"}.get(label, label)
+    bits = 4 if label in ("int4", "uint4", "float4e2m1") else 2 if label in ("int2", "uint2") else 0
+    size = prod(shape)
+    if bits:
+        return TensorInfo(name, shape, label, -(-size * bits // 8))
+    try:
+        item = onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize
+    except (KeyError, TypeError):
+        item = 0
+    return TensorInfo(name, shape, label, size * item)
+
+
+def _is_index(dtype: str) -> bool:
+    return dtype in ("int64", "bool", "string")
+
+
+def _known(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> bool:
+    names = [
+        n for n in (*node.input, *node.output[:1]) if n
+    ]  # a second output (a mask) is often unused and untyped
+    has_graph = any(a.HasField("g") or a.graphs for a in node.attribute)
+    return not has_graph and all(n in tensors for n in names)
+
+
+def _measure(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo], weights: set[str]) -> OpMetrics:
+    from onnx import helper
+
+    op = OpShapes(
+        node.op_type,
+        tuple(tensors[n].shape if n else () for n in node.input),
+        tuple(tensors[n].shape for n in node.output if n in tensors),
+        {a.name: helper.get_attribute_value(a) for a in node.attribute},
+    )
+    read = list(dict.fromkeys(n for n in node.input if n))
+    own = [tensors[n] for n in read if n in weights and not _is_index(tensors[n].dtype)]
+    work = flops(op)
+    written = sum(tensors[n].nbytes for n in node.output if n in tensors)
+    if node.op_type in VIEWS:
+        moved = 0
+    elif node.op_type in ("Gather", "GatherND", "GatherElements", "Slice"):
+        moved = 2 * written + sum(tensors[n].nbytes for n in read[1:2] if node.op_type != "Slice")
+    else:
+        moved = written + sum(tensors[n].nbytes for n in read)
+    return OpMetrics(
+        name=node.name or node.output[0],
+        op_type=node.op_type,
+        shape=op.outputs[0] if op.outputs else (),
+        flops=work,
+        macs=_macs(op, work),
+        parameters=sum(prod(t.shape) for t in own),
+        weight_bytes=sum(t.nbytes for t in own),
+        bytes=moved,
+    )
+
+
+def _macs(op: OpShapes, work: float) -> float:
+    """Multiply-adds of a matrix operator; the bias is not one."""
+    if op.op_type not in MATRIX:
+        return 0.0
+    has_bias = len(op.inputs) > 2 and op.op_type in ("Conv", "ConvTranspose", "Gemm")
+    return (work - (prod(op.outputs[0]) if has_bias else 0)) / 2
+
+
+def _timeline(
+    nodes: Sequence[onnx.NodeProto],
+    tensors: Mapping[str, TensorInfo],
+    weights: set[str],
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[str],
+) -> list[int]:
+    """Bytes of activations alive while each node runs; a view shares its source's memory."""
+    storage = {t.name: t.name for t in inputs}
+    for node in nodes:
+        for out in filter(None, node.output):
+            source = node.input[0] if node.op_type in VIEWS and node.input else out
+            storage[out] = storage.get(source, out) if source not in weights else out
+    last: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in filter(None, (*node.input, *node.output)):
+            if name in storage:
+                last[storage[name]] = index
+    for name in outputs:
+        if name in storage:
+            last[storage[name]] = len(nodes)
+    alive = {t.name: t.nbytes for t in inputs}
+    timeline = []
+    for index, node in enumerate(nodes):
+        for out in filter(None, node.output):
+            if storage[out] == out:
+                alive[out] = tensors[out].nbytes if out in tensors else 0
+        timeline.append(sum(alive.values()))
+        for name in [n for n in alive if last.get(n, -1) <= index]:
+            del alive[name]
+    return timeline

@@ -1,0 +1,129 @@
+"""FLOPs, parameters, bytes and peak memory of whole models, against published figures and hand arithmetic."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmopt.analysis.metrics import inspect, metrics
+
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
+spec = importlib.util.spec_from_file_location(
+    "suite_models", Path(__file__).parents[2] / "benchmarks/models.py"
+)
+suite = sys.modules.setdefault("suite_models", importlib.util.module_from_spec(spec))
+spec.loader.exec_module(suite)
+
+
+def _fill(light: onnx.ModelProto) -> onnx.ModelProto:
+    """The light graph with zero weights as initialisers: shapes are all this test needs."""
+    graph = light.graph
+    stored = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    weights = [n for n in graph.node if n.op_type == "ConstantOfShape"]
+    nodes = [n for n in graph.node if n.op_type != "ConstantOfShape"]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for node in weights:
+        shape = [int(d) for d in stored[node.input[0]]]
+        tensor = graph.initializer.add(name=node.output[0], data_type=TensorProto.FLOAT, dims=shape)
+        tensor.data_location = TensorProto.EXTERNAL  # no data at all: VGG-19 would be half a gigabyte
+    return light
+
+
+@pytest.mark.parametrize(
+    "entry", [e for e in suite.SUITE if e.origin == "light" and e.gmacs], ids=lambda e: e.name
+)
+def test_published_multiply_adds(entry):
+    model = _fill(onnx.load(LIGHT / f"light_{entry.source}.onnx"))
+    found = metrics(model)
+    assert found.macs / 1e9 == pytest.approx(entry.gmacs, rel=0.02)
+    assert not found.unknown
+
+
+@pytest.mark.parametrize(
+    ("source", "millions"),
+    [
+        ("bvlc_alexnet", 60.97),
+        ("vgg19", 143.67),
+        ("squeezenet", 1.2355),
+        ("resnet50", 25.61),
+        ("inception_v1", 7.0),
+    ],
+)
+def test_published_parameters(source, millions):
+    found = metrics(_fill(onnx.load(LIGHT / f"light_{source}.onnx")))
+    assert found.parameters / 1e6 == pytest.approx(millions, rel=0.02)
+    assert found.weight_bytes == 4 * found.parameters
+
+
+def _chain() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "first"),
+        helper.make_node("Reshape", ["a", "shape"], ["b"], "view"),
+        helper.make_node("MatMul", ["b", "w"], ["c"], "product"),
+        helper.make_node("Add", ["c", "c"], ["y"], "twice"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2, 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [6, 7])],
+        [
+            numpy_helper.from_array(np.array([6, 5]), "shape"),
+            numpy_helper.from_array(np.zeros((5, 7), np.float32), "w"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_bytes_intensity_and_peak_by_hand():
+    found = metrics(_chain())
+    first, view, product, twice = found.ops
+    assert (first.bytes, view.bytes) == (2 * 30 * 4, 0)
+    assert product.bytes == 4 * (30 + 35 + 42)
+    assert product.flops == 2 * 6 * 7 * 5
+    assert product.intensity == pytest.approx(420 / 428)
+    assert twice.bytes == 4 * (42 + 42)  # the same tensor twice is read once
+    assert found.timeline == (240, 120, 120 + 168, 168 + 168)  # x+a; a; a+c; c+y
+    assert (found.peak_activation_bytes, found.peak_op) == (336, "twice")
+    assert (found.parameters, found.weight_bytes) == (35, 140)
+    assert found.floor_bytes == 140 + 120 + 168
+
+
+def test_dtype_sizes():
+    model = _chain()
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros((5, 7), np.float16), "w"))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    assert metrics(model).weight_bytes == 70
+    assert metrics(model).ops[0].bytes == 120
+
+
+def test_a_node_of_unknown_shape_is_listed_and_counts_nothing():
+    model = _chain()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    found = metrics(model)
+    assert "first (Relu)" in found.unknown
+    assert all(op.name != "first" for op in found.ops)
+
+
+def test_groups_sum_to_the_totals_and_json_is_plain():
+    import json
+
+    found = inspect(_chain())
+    assert sum(flops for _, flops, _ in found.by_type().values()) == found.flops
+    data = json.loads(json.dumps(found.as_dict()))
+    assert data["flops"] == found.flops
+    assert data["ops"][2]["intensity"] == pytest.approx(found.ops[2].intensity)
+
+
+def test_constants_as_nodes_are_weights():
+    model = _chain()
+    del model.graph.initializer[0]
+    value = numpy_helper.from_array(np.array([6, 5]))
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["shape"], value=value))
+    assert metrics(model).flops == metrics(_chain()).flops
