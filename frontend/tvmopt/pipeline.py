@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from tvmopt import passes as P
 from tvmopt.legalize import legalize
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
@@ -49,14 +50,16 @@ class Lowered:
 def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
-        T.FoldConstant(),
-        T.DecomposeOpsForInference(),
-        T.FoldConstant(),
-        T.CanonicalizeBindings(),
-        T.DeadCodeElimination(),
+        P.FoldConstant(log),  # first: later passes look for constant weights
+        P.EliminateIdentities(log),  # before the fusions, which then need not know these spellings
+        P.FoldBatchNorm(log),
+        P.FoldScaleShift(log),  # after FoldBatchNorm, which leaves a multiply and an add where it cannot fold
         LowerConvTranspose(log),  # after BatchNorm is folded into its weight, before layouts: it makes convolutions
-        T.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
-        T.FoldConstant(),
+        P.ConvertLayout(log),  # after everything that looks for NCHW convolutions
+        P.PropagateTransposes(log),  # after ConvertLayout, whose transposes it cancels
+        P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
+        P.FoldConstant(log),  # what the layout passes left around constants
+        T.CanonicalizeBindings(),
         T.DeadCodeElimination(),
     ]
 
