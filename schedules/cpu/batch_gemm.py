@@ -15,12 +15,12 @@ from math import prod
 
 import tvm
 from tvm import tirx
+from tvmopt.schedules.cpu.gemm import choose_rows
+from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
-from tvmopt.schedules.cpu.gemm import choose_rows
-from tvmopt.targets import Machine
 
 NAME, VERSION = "batch_gemm", 1
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import tirx
+from tvmopt.schedules.cpu.gemm import vectorize_columns
+from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents, root_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits, step_cycles
-from tvmopt.targets import Machine
-from tvmopt.schedules.cpu.gemm import vectorize_columns
 
 NAME, VERSION = "conv2d", 1
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents, root_blocks
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.tile import choose_tile, common_vector, fits
-from tvmopt.targets import Machine
+from tvmopt.scheduling.tile import common_vector, fits
 
 NAME, VERSION = "gemm", 1
 

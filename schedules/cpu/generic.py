@@ -9,61 +9,63 @@ avoidable.
     left alone         dynamic shapes, opaque blocks, bindings that are not one loop an axis: unscheduled,
                        and said so
 
-Every step is tried by itself: a primitive that refuses leaves the function as it was. It is not a family (it
-would recognise everything); `scheduling` calls :func:`apply` last.
+Every step is tried by itself: a primitive that refuses leaves the function as it was. Discovery puts this
+family last.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cpu._facts import BlockFacts, facts, largest_divisor, step
 from tvmopt.schedules.cpu._loops import block_facts, inline_spatial, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
-CHUNK = 4096
+from tvmopt.scheduling.family import Knobs, Space
+
+NAME, VERSION = "generic", 1
 
 
-def schedule(func: Any, machine: Machine) -> tuple[Any, str]:
-    """The scheduled function and a note: empty, or why (part of) it was left as it came.
+@dataclass(frozen=True)
+class Shape:
+    """What the fallback needs to know: the machine, and how many blocks there are."""
 
-    Never raises for a function it cannot improve, and never changes what it computes.
-    """
+    machine: Machine
+    blocks: int
+
+
+def recognise(func: Any, machine: Machine) -> Shape | None:
+    """Any static function of plain loops and blocks."""
+    blocks = facts(func)
+    return None if blocks is None else Shape(machine, len(blocks))
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """`strip`: elements of the contiguous loop inside a reduction; `chunk`: of a spatial block's inner loop."""
+    return Space({"chunk": (4096, 1024, 16384), "strip": (512, 64, 128, 256)})
+
+
+def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+    """Schedule what can be scheduled, block by block; the rest stays as it came, correct and slow."""
     import tvm
 
-    if facts(func) is None:
-        return func, "left unscheduled: dynamic shape, opaque body or foreign loops"
-    sch = tvm.s_tir.Schedule(func)
-    notes: list[str] = []
-    apply(sch, machine, notes)
-    result = sch.mod["main"]
-    if not tvm.s_tir.analysis.verify_well_formed(result, assert_mode=False):
-        return func, "left unscheduled: the scheduled form was not well formed"
-    return result, "; ".join(notes)
-
-
-def apply(sch: Any, machine: Machine, notes: list[str] | None = None) -> None:
-    """Schedule the function `main` of `sch` in place; what could not be done is appended to `notes`."""
-    import tvm
-
-    notes = notes if notes is not None else []
+    machine = shape.machine
     for block in inline_spatial(sch):
         here = block_facts(sch, block)
-        name = sch.get(block).name_hint
         if here is None or not here.trivial or "O" in here.kinds or here.store is None:
-            notes.append(f"block {name} left as it came")
             continue
         parallel = worth_threads(here.nanoseconds(machine.lanes(), machine.ghz), machine)
         try:
             if here.spatial:
-                spatial_nest(sch, block, parallel, CHUNK)
+                spatial_nest(sch, block, parallel, knobs["chunk"])
             else:
-                _reduction(sch, block, here, machine, parallel)
-        except tvm.s_tir.ScheduleError as error:
-            notes.append(f"block {name}: {str(error).splitlines()[0][:120]}")
+                _reduction(sch, block, here, machine, parallel, knobs["strip"])
+        except tvm.s_tir.ScheduleError:
+            continue
 
 
-def _reduction(sch: Any, block: Any, here: BlockFacts, machine: Machine, parallel: bool) -> None:
+def _reduction(sch: Any, block: Any, here: BlockFacts, machine: Machine, parallel: bool, limit: int) -> None:
     loops = sch.get_loops(block)
     if len(loops) != len(here.extents):
         return
@@ -73,7 +75,7 @@ def _reduction(sch: Any, block: Any, here: BlockFacts, machine: Machine, paralle
     if inner is not None:
         outer = [i for i in spatial if i != inner]
         sch.reorder(*[loops[i] for i in (*outer, *reduce, inner)])
-        block_outer, strip = sch.split(loops[inner], [None, largest_divisor(here.extents[inner], 512)])
+        block_outer, strip = sch.split(loops[inner], [None, largest_divisor(here.extents[inner], limit)])
         sch.reorder(*[loops[i] for i in outer], block_outer, *[loops[i] for i in reduce], strip)
         _threads(sch, [*[loops[i] for i in outer], block_outer], parallel)
         return

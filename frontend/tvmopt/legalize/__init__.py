@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmopt.legalize import conv, matmul
+from tvmopt.legalize import conv, math, matmul
 from tvmopt.targets import Machine
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | None"]
@@ -22,6 +22,7 @@ _GROUPS = (conv, matmul)  # an operator that two groups know: the first that doe
 
 def legalize(module: tvm.IRModule, machine: Machine) -> tvm.IRModule:
     """Every Relax operator of `module` as a call of a PrimFunc."""
+    math.install()
     return relax.transform.LegalizeOps(_table(machine))(module)
 
 

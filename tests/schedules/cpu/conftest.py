@@ -11,6 +11,8 @@ import pytest
 import tvm
 from tvmopt.targets import Machine
 
+from tvmopt.pipeline import BUILD_CONFIG
+
 EDGES = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 
 
@@ -29,7 +31,8 @@ def execute(machine):
     """execute(func, arrays, shapes of outputs, dtype) -> the outputs, poisoned beforehand."""
 
     def run(func, arrays, outputs, dtype="float32"):
-        kernel = tvm.compile(func, target=machine.tvm_target())["main"]
+        with tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
+            kernel = tvm.compile(func, target=machine.tvm_target())["main"]
         given = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays]
         dtypes = dtype if isinstance(dtype, (list, tuple)) else [dtype] * len(outputs)
         results = [tvm.runtime.tensor(np.full(s, 77, d)) for s, d in zip(outputs, dtypes, strict=True)]

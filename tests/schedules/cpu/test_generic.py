@@ -42,7 +42,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("threads", [False, True])
-def test_numbers(name, edge, threads, machine, execute, monkeypatch):
+def test_numbers(name, edge, threads, scheduled, execute, monkeypatch):
     if threads:
         if edge not in (7, 16, 33):
             pytest.skip("threads change the loop kind only")
@@ -52,46 +52,41 @@ def test_numbers(name, edge, threads, machine, execute, monkeypatch):
     func, outputs = prim(*shapes, make=make)
     rng = np.random.default_rng(edge)
     arrays = [rng.standard_normal(s).astype(F) for s in shapes]
-    result, note = generic.schedule(func, machine)
-    assert note == ""
+    result = scheduled(generic, func)
     expected = reference(*[a.astype("float64") for a in arrays])
     expected = expected if isinstance(expected, tuple) else (expected,)
     for got, want in zip(execute(result, arrays, outputs), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_long_sum_runs_in_partial_sums(machine):
+def test_long_sum_runs_in_partial_sums(scheduled):
     func, _ = prim((4, 256), make=lambda x: topi.sum(x, axis=-1))
-    result, _ = generic.schedule(func, machine)
+    result = scheduled(generic, func)
     assert "_rf" in result.script()
 
 
-def test_argmax_is_left_alone_and_said(machine, execute):
+def test_argmax_is_left_alone(scheduled, execute):
     x = te.placeholder((9, 33), F, "x")
-    func = te.create_prim_func([x, topi.argmax(x, axis=1)])
-    result, note = generic.schedule(func, machine)
-    assert "left as it came" in note
+    result = scheduled(generic, te.create_prim_func([x, topi.argmax(x, axis=1)]))
     values = np.random.default_rng(0).standard_normal((9, 33)).astype(F)
     np.testing.assert_array_equal(execute(result, [values], [(9,)], "int32")[0], values.argmax(1))
 
 
-def test_dynamic_and_opaque_are_left_alone(machine):
+def test_dynamic_and_opaque_are_declined(machine):
     n = tirx.Var("n", "int64")
     x = te.placeholder((n,), F, "x")
-    dynamic = te.create_prim_func([x, topi.exp(x)])
-    assert generic.schedule(dynamic, machine)[0].same_as(dynamic)
+    assert generic.recognise(te.create_prim_func([x, topi.exp(x)]), machine) is None
 
     @T.prim_func(s_tir=True)
     def loops(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):
         for i in T.serial(8):
             b[i] = a[i] + T.float32(1)
 
-    result, note = generic.schedule(loops, machine)
-    assert "left unscheduled" in note and result.same_as(loops)
+    assert generic.recognise(loops, machine) is None
 
 
-def test_the_given_function_is_not_changed(machine):
+def test_the_given_function_is_not_changed(scheduled):
     func, _ = prim((4, 64), make=topi.nn.softmax)
     before = func.script()
-    generic.schedule(func, machine)
+    scheduled(generic, func)
     assert func.script() == before
