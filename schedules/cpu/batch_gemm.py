@@ -11,14 +11,13 @@ Measured   Zen 5, one core: 12 x 128x64x128 236, 12 x 128x128x64 249 GFLOP/s; tw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import tvm
 from tvm import tirx
 from tvmopt.schedules.cpu.gemm import choose_rows
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents
+from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
 
@@ -27,10 +26,10 @@ NAME, VERSION = "batch_gemm", 1
 
 @dataclass(frozen=True)
 class Shape:
-    """batch: the leading dimensions; C is [*batch, m, n], the reduction is k long; nr: width of a packed panel of B,
-    0 where B is read as it lies."""
+    """C is [batch, m, n], the reduction is k long; nr: width of a packed panel of B, 0 where B is read as it lies;
+    batch is 0 for two plain matrices."""
 
-    batch: tuple[int, ...]
+    batch: int
     m: int
     n: int
     k: int
@@ -39,18 +38,20 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        return 2 * prod(self.batch) * self.m * self.n * self.k
+        return 2 * max(1, self.batch) * self.m * self.n * self.k
 
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     """A block that the legalizer marked `batch_gemm`."""
-    block, out = annotated(func, "batch_gemm"), annotated(func, "unpack")
+    block, out = annotated(func, "batch_gemm"), consumer(func, "batch_gemm")
     if block is None or out is None:
         return None
     packed = annotated(func, "pack") is not None
     *batch, m, n = extents(out)
     *_, last, k = extents(block)
-    return Shape(tuple(batch), m, n, k, last if packed else 0, machine.lanes())
+    if len(batch) > 1:
+        return None
+    return Shape(batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes())
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
@@ -79,8 +80,7 @@ def vector_width(n: int, lanes: int) -> int:
 def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     """Tile rows and columns, accumulate in registers, parallel over the batch."""
     gemm = sch.get_sblock("batch_gemm")
-    out = epilogue_of(sch, gemm, (*shape.batch, shape.m, shape.n))
-    collapse_rows(sch, gemm, out, shape.batch)
+    (out,) = sch.get_consumers(gemm)
     *lead, m, n = sch.get_loops(out)
     m_tile, m_in = sch.split(m, [None, knobs["mr"]])
     n_tile, n_vec, n_in = sch.split(n, [None, knobs["nv"], knobs["vec"]])

@@ -15,14 +15,13 @@ Measured   Zen 5, one core, peak 267 GFLOP/s: 196x256x768 255, 197x256x768 (11 r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import tvm
 from tvm import tirx
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents, root_blocks
+from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
 
@@ -31,9 +30,8 @@ NAME, VERSION = "gemm", 1
 
 @dataclass(frozen=True)
 class Shape:
-    """rows: the leading dimensions of X; m their product; nr the panel's width; lanes of a vector."""
+    """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector."""
 
-    rows: tuple[int, ...]
     m: int
     n: int
     k: int
@@ -47,14 +45,12 @@ class Shape:
 
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
-    """A block that the legalizer marked `gemm`, its shape read off the loops."""
-    block = annotated(func, "gemm")
-    out = annotated(func, "unpack")
-    if block is None or out is None:
+    """A block that the legalizer marked `gemm`, its shape read off the loops (see scheduling/normalize.py)."""
+    block, out = annotated(func, "gemm"), consumer(func, "gemm")
+    if block is None or out is None or len(extents(block)) != 4:
         return None
-    *rows, _panels, nr, k = extents(block)
-    n = extents(out)[-1]
-    return Shape(tuple(rows), prod(rows), n, k, nr, machine.lanes(), machine.cores)
+    m, _panels, nr, k = extents(block)
+    return Shape(m, extents(out)[-1], k, nr, machine.lanes(), machine.cores)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
@@ -102,9 +98,8 @@ def chunk_rows(shape: Shape, mr: int, machine: Machine) -> int:
 
 def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     """Tile, compute the accumulators under the row tile, vectorise."""
-    gemm = next(b for b in root_blocks(sch) if sch.get(b).name_hint == "gemm")
-    out = epilogue_of(sch, gemm, (*shape.rows, shape.n))
-    collapse_rows(sch, gemm, out, shape.rows)
+    gemm = sch.get_sblock("gemm")
+    (out,) = sch.get_consumers(gemm)
     m, n = sch.get_loops(out)
     tiles = -(-shape.m // knobs["mr"])
     m_chunk, m_tile, m_in = sch.split(m, [knobs["m_chunks"], -(-tiles // knobs["m_chunks"]), knobs["mr"]])

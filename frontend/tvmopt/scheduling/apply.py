@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Family
+from tvmopt.scheduling.normalize import normalize
 from tvmopt.targets import Machine
 
 STAGE = "tvmopt.ApplyFamilies"
@@ -55,6 +56,10 @@ def schedule_one(
 ) -> tuple[tirx.PrimFunc, Scheduled]:
     """Schedule one function; `name` is for the log."""
     notes = []
+    try:
+        func = normalize(func)
+    except Exception as error:  # as below: then no GEMM family recognises it
+        notes.append(f"not normalized: {_first_line(error)}")
     for family in families(machine.kind):
         shape = family.recognise(func, machine)
         if shape is None:
@@ -82,4 +87,4 @@ def schedule_one(
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "Error" in line or "error" in line), lines[0] if lines else type(error).__name__)[:200]
+    return next((line for line in lines if "rror" in line), lines[0] if lines else type(error).__name__)[:200]

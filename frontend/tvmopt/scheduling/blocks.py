@@ -36,6 +36,15 @@ def annotated(func: tirx.PrimFunc, kernel: str) -> Any | None:
     return hits[0] if len(hits) == 1 else None
 
 
+def consumer(func: tirx.PrimFunc, kernel: str) -> Any | None:
+    """The block right behind the one annotated `kernel`: its epilogue, once normalized."""
+    blocks = blocks_of(func)
+    for block, after in zip(blocks, blocks[1:], strict=False):
+        if str(block.annotations.get("tvmopt.kernel", "")) == kernel:
+            return after
+    return None
+
+
 def extents(block: Any) -> list[int]:
     """The extents of a block's iteration variables, in order; [] if one is not a constant."""
     dims = [iv.dom.extent for iv in block.iter_vars]

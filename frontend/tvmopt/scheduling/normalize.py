@@ -1,0 +1,34 @@
+"""Matrix products in one form before they are scheduled: the epilogue in one block, all rows in one loop.
+
+    gemm[i0, i1, p, j]  ->  gemm[m, p, j]        m = i0 * I1 + i1; the PrimFunc's own buffers keep their shapes
+    bias, add, relu     ->  one block behind it
+
+It is done before families see the function, so that a tuning record's workload is this form, and simplified
+(`X[m // (H*W), m // W % H, m % W, k]` is `X` read row by row), because TVM infers regions from what it reads.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir import Schedule
+
+from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents
+
+_KERNELS = ("gemm", "batch_gemm")
+
+
+def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with its matrix product in normal form; any other function as it is."""
+    kernel = next((name for name in _KERNELS if annotated(func, name) is not None), None)
+    out = annotated(func, "unpack")
+    if kernel is None or out is None:
+        return func
+    sch = Schedule(func)
+    main = sch.get_sblock(kernel)
+    shape = extents(out)
+    rows = shape[:-1] if kernel == "gemm" else shape[:-2]
+    last = epilogue_of(sch, main, shape)
+    collapse_rows(sch, main, last, rows)
+    module = s_tir.transform.StmtSimplify()(tvm.IRModule({"main": sch.mod["main"]}))
+    return module["main"].with_attrs({key: func.attrs[key] for key in func.attrs.keys()})

@@ -1,0 +1,60 @@
+"""Convolution in NHWC against a float64 sliding window: strides, dilation, groups, odd widths, epilogues."""
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import sliding_window_view
+from tvm import relax
+
+from tests.schedules.harness import close, machines, run
+
+
+def definition(x, w, strides, pads, dilation, groups):
+    """x NHWC, w OHWI, float64."""
+    top, left, bottom, right = pads
+    x = np.pad(x.astype("float64"), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    out, kh, kw, per = w.shape
+    span = ((kh - 1) * dilation[0] + 1, (kw - 1) * dilation[1] + 1)
+    win = sliding_window_view(x, span, axis=(1, 2))[:, :: strides[0], :: strides[1], :, :: dilation[0], :: dilation[1]]
+    parts = [
+        np.einsum("nyxchw,ohwc->nyxo", win[:, :, :, g * per : (g + 1) * per], w[g * out // groups : (g + 1) * out // groups])
+        for g in range(groups)
+    ]
+    return np.concatenate(parts, -1)
+
+
+CASES = {  # n, h, w, c, o, kernel, strides, pads, dilation, groups
+    "3x3": (1, 14, 14, 16, 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    "first layer": (1, 33, 31, 3, 17, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    "1x1": (2, 7, 7, 9, 33, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    "1x1 strided": (1, 9, 9, 15, 8, (1, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    "odd": (3, 8, 17, 7, 31, (3, 5), (1, 1), (1, 2, 0, 1), (1, 1), 1),
+    "dilated": (1, 16, 16, 5, 9, (3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 1),
+    "groups": (1, 8, 9, 24, 48, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 4),
+    "narrow groups": (1, 8, 8, 12, 9, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 3),
+    "one pixel": (1, 3, 3, 33, 1, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    "one row": (1, 1, 40, 8, 16, (1, 3), (1, 1), (0, 1, 0, 1), (1, 1), 1),
+}
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("case", CASES)
+def test_convolution_with_bias_and_relu(machine, case):
+    n, h, w_, c, o, kernel, strides, pads, dilation, groups = CASES[case]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, h, w_, c)).astype("float32")
+    w = rng.standard_normal((o, *kernel, c // groups)).astype("float32")
+    b = rng.standard_normal(o).astype("float32")
+
+    def build(bb, x):
+        y = bb.emit(
+            relax.op.nn.conv2d(
+                x, relax.const(w), strides=strides, padding=pads, dilation=dilation, groups=groups,
+                data_layout="NHWC", kernel_layout="OHWI",
+            )
+        )  # fmt: skip
+        return relax.op.nn.relu(bb.emit(relax.op.add(y, relax.const(b))))
+
+    (y,), how = run(build, [x], machine)
+    close(y, np.maximum(definition(x, w, strides, pads, dilation, groups) + b, 0), kernel[0] * kernel[1] * c // groups)
+    assert {s.family for s in how.values()} == {"gemm" if case == "1x1" else "conv2d"}
+    assert not any(s.note for s in how.values())

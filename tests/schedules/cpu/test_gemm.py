@@ -1,0 +1,74 @@
+"""The GEMM families: recognised, correct at the edges on every ISA level, with epilogues."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.harness import close, machines, run
+from tvmopt.scheduling.tile import choose_tile, fits
+from tvmopt.targets import Machine
+
+
+def linear(weight, bias):
+    def build(bb, x, *rest):
+        y = bb.emit(relax.op.add(bb.emit(relax.op.matmul(x, relax.const(weight))), relax.const(bias)))
+        if rest:
+            y = bb.emit(relax.op.add(y, rest[0]))
+        return relax.op.nn.relu(y)
+
+    return build
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize(
+    "rows, k, n",
+    [((196,), 64, 96), ((197,), 33, 31), ((1,), 129, 100), ((2, 7, 7), 17, 40), ((3, 5), 7, 33), ((1,), 1, 1)]
+    + [((m,), 9, n) for m, n in ((7, 8), (8, 9), (9, 15), (15, 16), (16, 17), (31, 32), (32, 33), (33, 7))],
+)
+def test_packed_gemm_with_bias_residual_relu(machine, rows, k, n):
+    rng = np.random.default_rng(k * n)
+    x, w = rng.standard_normal((*rows, k)).astype("float32"), rng.standard_normal((k, n)).astype("float32")
+    b, r = rng.standard_normal(n).astype("float32"), rng.standard_normal((*rows, n)).astype("float32")
+    (y,), how = run(linear(w, b), [x, r], machine)
+    close(y, np.maximum(x.astype("float64") @ w + b + r, 0), k)
+    assert [(s.family, s.note) for s in how.values()] == [("gemm", "")]
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize(
+    "a, b",
+    [((12, 33, 8), (12, 8, 64)), ((2, 3, 7, 9), (2, 3, 9, 17)), ((4, 1, 5), (4, 5, 1)), ((16, 31), (31, 32)),
+     ((3, 1, 8, 16), (1, 2, 16, 33)), ((1, 4, 1, 64), (1, 4, 64, 65)), ((5, 31, 3), (5, 3, 3))],
+)  # fmt: skip
+def test_batched_gemm_of_two_activations(machine, a, b):
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal(a).astype("float32"), rng.standard_normal(b).astype("float32")
+
+    def build(bb, x, w):
+        return relax.op.multiply(bb.emit(relax.op.matmul(x, w)), relax.const(0.125, "float32"))
+
+    (y,), how = run(build, [x, w], machine)
+    close(y, (x.astype("float64") @ w) * 0.125, a[-1])
+    assert [s.family for s in how.values()] == ["batch_gemm"]
+
+
+@pytest.mark.parametrize("machine", ["znver5", "sapphirerapids", "x86-64-v3", "x86-64-v2"])
+def test_every_tile_fits_the_registers(machine):
+    target = Machine.load(machine)
+    for m in (1, 2, 7, 49, 128, 197, 3136):
+        for n in (1, 16, 24, 40, 64, 1000):
+            tile = choose_tile(m, n, target)
+            assert fits(tile.mr, tile.nv, target) or (tile.mr, tile.nv) == (1, 1)
+            assert tile.nr == tile.nv * target.lanes()
+
+
+def test_epilogue_that_broadcasts_to_more_dimensions_stays_right():
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((4, 8)).astype("float32"), rng.standard_normal((8, 16)).astype("float32")
+    r = rng.standard_normal((3, 4, 16)).astype("float32")
+
+    def build(bb, x, r):
+        return relax.op.add(bb.emit(relax.op.matmul(x, relax.const(w))), r)
+
+    (y,), _ = run(build, [x, r])
+    close(y, x.astype("float64") @ w + r, 8)

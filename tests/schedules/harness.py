@@ -1,0 +1,55 @@
+"""Compile one Relax operator with its epilogue through the product's own stages, and run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmopt.legalize import legalize
+from tvmopt.pipeline import BUILD_CONFIG, fusion_passes
+from tvmopt.report import DecisionLog
+from tvmopt.scheduling.apply import Scheduled, apply_families
+from tvmopt.targets import Machine
+
+MACHINES = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "sse": "x86-64-v2"}
+
+
+def machines() -> list[str]:
+    """The machines of MACHINES whose instructions this host has: all three are executed, not only compiled."""
+    host = Machine.load("cpu")
+    return [name for name, file in MACHINES.items() if set(Machine.load(file).features) <= set(host.features)]
+
+
+def run(
+    build: Callable[..., relax.Expr],
+    inputs: Sequence[np.ndarray],
+    machine: str = "avx512",
+    cores: int = 2,
+) -> tuple[list[np.ndarray], dict[str, Scheduled]]:
+    """Outputs and how each kernel was scheduled; `build(bb, *vars)` emits the expression."""
+    target = Machine.load(MACHINES[machine]).with_cores(cores)
+    bb = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, str(x.dtype))) for i, x in enumerate(inputs)]
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(build(bb, *params))
+        bb.emit_func_output(out)
+    with target.tvm_target():
+        module = tvm.transform.Sequential(fusion_passes())(legalize(bb.get(), target))
+        module, how = apply_families(module, target, DecisionLog())
+    with tvm.transform.PassContext(config=BUILD_CONFIG):
+        vm = relax.VirtualMachine(tvm.compile(module, target=target.tvm_target()), tvm.cpu())
+    result = vm["main"](*(tvm.runtime.tensor(x) for x in inputs))
+    return [t.numpy() for t in (result if hasattr(result, "__len__") else [result])], how
+
+
+def close(actual: np.ndarray, expected: np.ndarray, length: int) -> None:
+    """Equal up to fp32 rounding of a reduction of `length` terms: sqrt(length) * eps * 4 of the largest value."""
+    scale = float(np.abs(expected).max()) or 1.0
+    bound = 4 * np.finfo("float32").eps * max(1.0, length) ** 0.5 * scale
+    assert actual.shape == expected.shape
+    worst = float(np.abs(actual - expected).max()) if actual.size else 0.0
+    assert worst <= bound, f"error {worst:.3g} over {bound:.3g}"
