@@ -57,7 +57,7 @@ class Provenance:
                         nodes.append(inner[inner_var])
                     elif isinstance(inner_value, relax.Var):
                         inner[inner_var] = inner.get(inner_value.name, inner_value.name)
-                sites[var], known[var] = tuple(nodes), nodes[-1] if nodes else var
+                sites[var], known[var] = tuple(dict.fromkeys(nodes)), nodes[-1] if nodes else var
             else:
                 known[var] = _take(left, _key(value, known), var)
                 sites[var] = (known[var],)
