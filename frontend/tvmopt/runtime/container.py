@@ -1,0 +1,136 @@
+"""The file an artifact is: a plain, uncompressed zip with aligned members and the same bytes every time.
+
+Any zip tool can list it. Members are stored, dated 1980-01-01 and start at multiples of 4096 bytes (padding in the
+local header's extra field, as Android's zipalign does it), so that weights can be mapped into memory as they lie.
+Reading trusts nothing: member names are never used as paths, and offsets and sizes must lie inside the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Protocol
+
+from tvmopt.errors import ArtifactError, InputError
+
+MEMBERS = ("manifest.json", "library.so", "weights.bin")
+PAGE = 4096
+_PADDING_ID = 0xD935  # Android's alignment record; ignored by every reader
+_RECOMPILE = "compile the model again: tvmopt compile MODEL"
+
+
+class Buffer(Protocol):
+    """Bytes-like: `bytes`, `memoryview`, `mmap`, a contiguous NumPy array."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when it is complete; on any error or Ctrl-C nothing is left.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise InputError(f"cannot write the file: {error.strerror}", where=str(path), fix="give another -o") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(name)
+        if isinstance(error, OSError):
+            raise InputError(f"cannot write the file: {error.strerror}", where=str(path), fix="free some space") from error
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write(file: IO[bytes], members: Mapping[str, Iterable[Buffer]]) -> None:
+    """Write the members in order, each the concatenation of its pieces."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, pieces in members.items():
+            views = [memoryview(piece).cast("B") for piece in pieces]
+            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            info.external_attr, info.create_system = 0o644 << 16, 3
+            info.file_size = sum(view.nbytes for view in views)
+            zip64 = info.file_size > 1 << 30
+            start = file.tell() + len(info.FileHeader(zip64)) + 4
+            info.extra = struct.pack("<HH", _PADDING_ID, -start % PAGE) + bytes(-start % PAGE)
+            with archive.open(info, "w", force_zip64=zip64) as member:
+                for view in views:
+                    member.write(view)
+
+
+def read_directory(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
+    """Member -> (offset, size) in the file, everything checked.
+
+    Raises:
+        ArtifactError: not a zip, truncated, with other members than an artifact has, compressed or overlapping.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+            size = file.seek(0, os.SEEK_END)
+            names = [info.filename for info in infos]
+            problem = _name_problem(names)
+            if problem:
+                raise ArtifactError(problem, where=where, fix="give a file that `tvmopt compile` wrote")
+            found = {info.filename: (_data_offset(file, info), info.file_size) for info in infos}
+            if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in infos):
+                raise ArtifactError("a member is compressed or encrypted.", where=where, fix=_RECOMPILE)
+    except (zipfile.BadZipFile, struct.error, OSError, ValueError, NotImplementedError, EOFError) as error:
+        raise ArtifactError(
+            f"not a tvmopt artifact, or damaged: {error}", where=where, fix=_RECOMPILE
+        ) from error
+    end = 0
+    for name, (offset, length) in sorted(found.items(), key=lambda item: item[1]):
+        if offset < end or offset + length > size:
+            raise ArtifactError(f"the file is cut short or its member {name} overlaps another.", where=where, fix=_RECOMPILE)
+        end = offset + length
+    return found
+
+
+def _name_problem(names: list[str]) -> str:
+    if "manifest.json" not in names:
+        return "a zip file, but not a tvmopt artifact: it has no manifest.json."
+    strangers = sorted(set(names) - set(MEMBERS))
+    if strangers:
+        return f"not a tvmopt artifact: it has a member {strangers[0][:80]!r} that none has."
+    if len(names) != len(set(names)):
+        return "not a tvmopt artifact: two members have one name."
+    return "" if "library.so" in names else "not a tvmopt artifact: it has no library.so."
+
+
+def _data_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
+    file.seek(info.header_offset)
+    header = file.read(30)
+    if len(header) != 30 or header[:4] != b"PK\x03\x04":
+        raise zipfile.BadZipFile(f"no local header for {info.filename}")
+    name, extra = struct.unpack("<HH", header[26:30])
+    return int(info.header_offset + 30 + name + extra)
+
+
+def sha256(pieces: Iterable[Buffer]) -> str:
+    """Hex SHA-256 of the concatenated pieces."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,186 @@
+"""TVM's runtime library, its threads, and loading a compiled library - without TVM's 260 MB compiler, for `Model`.
+
+`import tvm` is not used: it loads the compiler and takes a second or two. `tvm_ffi` finds and loads the small
+`libtvm_runtime.so` by itself, and a later `import tvm` in the same process finds it already there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import ArtifactError, InputError, MissingDependency
+from tvmopt.targets.detect import usable_cores
+
+_POOL = threading.local()  # .threads: what this Python thread's TVM pool is configured for
+_ENVIRONMENT = threading.Lock()
+
+
+@cache
+def ffi() -> Any:
+    """The `tvm_ffi` module, with TVM's runtime libraries loaded.
+
+    tvm_ffi imports torch first when it is installed, against a symbol clash seen on Windows only; that costs a
+    second, so on Linux it is told there is none (unless torch is loaded already).
+    """
+    with _without("torch") if sys.platform == "linux" and "tvm_ffi" not in sys.modules else suppress():
+        import tvm_ffi
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    folder = [library_folder()]
+    try:
+        load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=folder)
+    except (OSError, RuntimeError) as error:
+        raise MissingDependency(
+            f"TVM's runtime library cannot be loaded: {error}",
+            where=str(folder[0]),
+            fix="pip install 'apache-tvm==0.27.0.post1' 'apache-tvm-ffi==0.1.14.post1'; `tvmopt doctor` checks more",
+        ) from error
+    with suppress(OSError, RuntimeError):  # sort, topk, argsort, random: only some models call them
+        load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_LOCAL", extra_lib_paths=folder)
+    return tvm_ffi
+
+
+@cache
+def cuda_available() -> bool:
+    """Whether TVM's CUDA runtime loads and sees a device (a driver and libcudart must be on the loader's path)."""
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    module = ffi()
+    with suppress(OSError, RuntimeError):
+        load_lib_ctypes("tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=[library_folder()])
+    if module.get_global_func("device_api.cuda", allow_missing=True) is None:
+        return False
+    attribute = module.get_global_func("runtime.GetDeviceAttr", allow_missing=True)
+    try:
+        return bool(attribute(2, 0, 0))  # device type 2 = CUDA, device 0, attribute 0 = kExist
+    except Exception:  # the driver's own error type; a broken driver is "no GPU"
+        return False
+
+
+def library_folder() -> Path:
+    """The folder of the installed TVM's shared libraries (TVM itself is not imported)."""
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or not spec.origin:
+        raise MissingDependency("TVM is not installed.", fix="pip install 'apache-tvm==0.27.0.post1'")
+    return Path(spec.origin).parent / "lib"
+
+
+@contextmanager
+def _without(module: str) -> Iterator[None]:
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # makes `import torch` an ImportError
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+def default_threads(wanted: int) -> int:
+    """Threads to run with: TVM_NUM_THREADS if set, else `wanted` (the target's cores), at most the cores we may use."""
+    text = os.environ.get("TVM_NUM_THREADS", "")
+    if not text:
+        return max(1, min(wanted, usable_cores()))
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"TVM_NUM_THREADS is {text!r}, not a positive number.", fix="unset it, or set it to 1, 2, ...")
+    return int(text)
+
+
+def use_threads(threads: int) -> None:
+    """Configure the TVM thread pool of the calling Python thread (each Python thread has its own pool).
+
+    TVM sizes a pool when it is first used, from TVM_NUM_THREADS or else *half* the processors, and can only shrink
+    it afterwards: so the variable is set while the pool is made, and put back.
+    """
+    if getattr(_POOL, "threads", None) == threads:
+        return
+    module = ffi()
+    with _ENVIRONMENT:
+        size = max(threads, usable_cores())
+        with _environment("TVM_NUM_THREADS", str(size)), _environment(
+            "TVM_BIND_THREADS", "0" if size > usable_cores() else None
+        ):
+            module.get_global_func("runtime.config_threadpool")(1, threads)
+    got = int(module.get_global_func("runtime.NumThreads")())
+    if got != threads:
+        warnings.warn(
+            f"TVM's thread pool of this thread was made before tvmopt came to it and has {got} threads, not {threads}; "
+            f"set TVM_NUM_THREADS={threads} before the process starts, or call from another thread",
+            stacklevel=3,
+        )
+    _POOL.threads = threads
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    if value is None:
+        yield
+        return
+    old = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if old is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = old
+
+
+# -- a compiled library ----------------------------------------------------------------------------------------------
+
+
+def load_library(data: bytes | memoryview, where: str) -> Any:
+    """Load a shared library from memory: written to a private temporary file, opened, and deleted at once.
+
+    Raises:
+        ArtifactError: it cannot be opened (damaged, or every temporary folder forbids execution).
+    """
+    module = ffi()
+    problem: Exception | None = None
+    for folder in _temporary_folders():
+        with suppress(OSError), tempfile.TemporaryDirectory(prefix="tvmopt-", dir=folder) as private:
+            path = Path(private) / "library.so"
+            path.write_bytes(data)
+            try:
+                return module.load_module(str(path))
+            except Exception as error:  # tvm_ffi raises RuntimeError, or the class that C++ named
+                problem = error
+    raise ArtifactError(
+        f"the compiled library cannot be loaded: {str(problem).splitlines()[0] if problem else 'no temporary folder'}",
+        where=where,
+        fix="compile the model again on this machine; a folder that allows execution must be in TMPDIR",
+    )
+
+
+def _temporary_folders() -> list[str]:
+    folders = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), os.path.expanduser("~/.cache")]
+    return [f for f in folders if f and os.path.isdir(f)]
+
+
+class Session:
+    """One TVM virtual machine over a library. Never share one between threads: its registers would be corrupted."""
+
+    def __init__(self, library: Any, *, cuda: bool = False) -> None:
+        self.module = library["vm_load_executable"]()
+        devices = [2, 0, 2] if cuda else []  # device type, index, allocator (2: pooled)
+        self.module["vm_initialization"](*devices, 1, 0, 2)  # the CPU is always there: it runs shape functions
+        self.main: Callable[..., Any] = self.module["main"]
+
+    def set_instrument(self, instrument: Callable[..., int] | None) -> None:
+        """Call `instrument(function, symbol, before, result, *arguments)` around every kernel; None stops it."""
+        self.module["set_instrument"](instrument)

@@ -1,0 +1,146 @@
+"""What an artifact says of itself, as typed data - for loading, `tvmopt run` and `tvmopt inspect`.
+
+Everything that decides whether the file may be used is here: format and versions, the machine's instructions it
+needs, hashes of its parts. No time, path or host name is: the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from tvmopt.errors import ArtifactError
+from tvmopt.runtime.tensors import TensorInfo, numpy_dtype
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight tensor inside `weights.bin`: `offset` bytes from its start, a multiple of 64."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+    @property
+    def info(self) -> TensorInfo:
+        return TensorInfo(self.name, self.shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Size in bytes and SHA-256 of one member."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of one artifact.
+
+    Attributes:
+        format: version of this file format.
+        versions: of tvmopt, apache-tvm, apache-tvm-ffi that made it.
+        model: file name (no folder) of the ONNX model; `model_sha256` its hash.
+        structure: hash of the compiled program without its weights; equal structures can exchange weights.
+        inputs, outputs: in the order of the model.
+        weights: the weight tensors, in the order the program takes them after the inputs.
+        target: name of the machine; `kind` "llvm" or "cuda"; `mcpu` LLVM's CPU or CUDA's architecture.
+        features: ISA features the code may use; loading refuses a machine that lacks one.
+        threads: TVM threads it was compiled for.
+        precision: "fp32", ...
+        records: hashes of the tuning records used.
+        options: further options of the compile that `refit` must repeat (shapes, ...).
+        stripped: the weights were left out; `tvmopt refit` puts them in.
+        accuracy: what verification found; empty if it was not asked for.
+        report: :class:`tvmopt.report.Report` as plain data, without its timings.
+        parts: member -> :class:`Part`.
+    """
+
+    format: int
+    versions: dict[str, str]
+    model: str
+    model_sha256: str
+    structure: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    weights: tuple[Weight, ...]
+    target: str
+    kind: str
+    mcpu: str
+    features: tuple[str, ...]
+    threads: int
+    precision: str
+    records: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    stripped: bool = False
+    accuracy: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """Canonical JSON: sorted keys, UTF-8, one trailing newline."""
+        return (json.dumps(asdict(self), sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of `weights.bin`, padding included."""
+        return max((-(-(w.offset + w.info.nbytes) // 64) * 64 for w in self.weights), default=0)
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Manifest:
+        """Parse and check.
+
+        Raises:
+            ArtifactError: not JSON, another format version, a field missing, unknown or of the wrong type.
+        """
+        try:
+            raw = json.loads(data)
+            found = raw.get("format") if isinstance(raw, dict) else None
+            if found != FORMAT:
+                raise ArtifactError(
+                    f"the artifact has format version {found!r}; this tvmopt reads version {FORMAT}.",
+                    where=where,
+                    fix="compile the model again with this tvmopt, or install the tvmopt that wrote the file",
+                )
+            manifest: Manifest = _parse(cls, raw, "manifest")
+            for tensor in (*manifest.inputs, *manifest.outputs, *(w.info for w in manifest.weights)):
+                numpy_dtype(tensor.dtype)
+                if min(tensor.shape, default=0) < 0:
+                    raise TypeError(f"{tensor.name!r} has a negative dimension")
+            if any(w.offset < 0 or w.offset % 64 for w in manifest.weights):
+                raise TypeError("a weight is not 64-byte aligned")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ArtifactError(
+                f"the manifest is damaged: {error}", where=where, fix="compile the model again: tvmopt compile MODEL"
+            ) from error
+        return manifest
+
+
+def _parse(kind: Any, value: Any, where: str) -> Any:
+    """`value` as `kind`: a dataclass, tuple[X, ...], dict[str, X] or a plain type, checked all the way down."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, dict):
+            raise TypeError(f"{where} is not an object")
+        hints = typing.get_type_hints(kind)
+        unknown = set(value) - {f.name for f in fields(kind)}
+        if unknown:
+            raise TypeError(f"{where} has an unknown field {min(unknown)!r}")
+        return kind(**{key: _parse(hints[key], item, f"{where}.{key}") for key, item in value.items()})
+    if origin is tuple and isinstance(value, list):
+        return tuple(_parse(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _parse(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    plain = kind if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) else None
+    if plain is None or type(value) is not plain:
+        raise TypeError(f"{where} is {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
+    return value

@@ -1,0 +1,125 @@
+"""Tensors between NumPy and TVM: names of dtypes, aligned memory, views that copy nothing - for `Model`.
+
+TVM's kernels use aligned vector loads: a NumPy array that is only 16-byte aligned (all that NumPy promises)
+crashes the process when it is passed straight in. Everything here hands over 64-byte aligned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+ALIGNMENT = 64  # bytes; TVM's kAllocAlignment, one AVX-512 register, one cache line
+HUGE = 2 << 20  # bytes; a huge page of x86-64
+
+Array = np.ndarray[Any, Any]
+
+_EXTENDED = {  # DLPack in NumPy has no code for these; they travel as unsigned integers of the same width
+    name: np.dtype(getattr(ml_dtypes, name))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Name, shape and dtype of one input or output of a compiled model.
+
+    >>> str(TensorInfo("x", (1, 3, 224, 224), "float32"))
+    'x: float32[1,3,224,224]'
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype (from `ml_dtypes` for bfloat16 and float8)."""
+        return numpy_dtype(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.numpy_dtype.itemsize
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype for TVM's name of it.
+
+    >>> numpy_dtype("bfloat16").itemsize
+    2
+    """
+    return _EXTENDED[name] if name in _EXTENDED else np.dtype(name)
+
+
+def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any], alignment: int = ALIGNMENT) -> Array:
+    """An uninitialised C-contiguous array whose first byte is `alignment`-byte aligned.
+
+    >>> aligned_empty((3, 5), np.dtype("float32")).ctypes.data % 64
+    0
+    """
+    nbytes = prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def address(array: Array) -> int:
+    """The address of an array's first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+def is_direct(array: Array) -> bool:
+    """Whether TVM may read the array's own memory: aligned, C-contiguous, exportable by DLPack, not empty."""
+    flags = array.flags
+    return (
+        flags.c_contiguous
+        and flags.writeable  # DLPack cannot say "read only": NumPy refuses to export such an array
+        and array.size > 0
+        and address(array) % ALIGNMENT == 0
+        and array.dtype.isnative
+    )
+
+
+def to_ffi(array: Array, dtype: str) -> Any:
+    """TVM's tensor over the memory of an array for which :func:`is_direct` holds; nothing is copied."""
+    import tvm_ffi
+
+    if dtype not in _EXTENDED and array.size:
+        return tvm_ffi.from_dlpack(array, require_alignment=ALIGNMENT, require_contiguous=True)
+    raw = array.reshape(-1).view(np.uint8) if array.size else aligned_empty((1,), np.dtype(np.uint8))
+    view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
+    base = tvm_ffi.from_dlpack(raw, require_alignment=ALIGNMENT, require_contiguous=True)
+    return view(base, tvm_ffi.Shape(array.shape), tvm_ffi.dtype(dtype), 0)
+
+
+def from_ffi(tensor: Any, info: TensorInfo) -> Array:
+    """A NumPy array over a TVM tensor's memory; it keeps the tensor alive. Nothing is copied (CUDA: copied to the host)."""
+    if tensor.device.dlpack_device_type() != 1:
+        return _to_host(tensor, info)
+    if info.dtype not in _EXTENDED:
+        return np.from_dlpack(tensor)
+    import tvm_ffi
+
+    width = np.dtype(f"u{info.numpy_dtype.itemsize}")
+    view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
+    return np.from_dlpack(view(tensor, tvm_ffi.Shape(info.shape), tvm_ffi.dtype(width.name), 0)).view(info.numpy_dtype)
+
+
+def _to_host(tensor: Any, info: TensorInfo) -> Array:
+    import ctypes
+
+    import tvm_ffi
+
+    host = np.empty(info.shape, info.numpy_dtype)
+    copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyToBytes")
+    copy(tensor, host.ctypes.data_as(ctypes.c_void_p), host.nbytes)
+    return host
