@@ -1,0 +1,318 @@
+"""A loaded model: call it with NumPy arrays or anything that speaks DLPack - from as many threads as you like.
+
+    model = tvmopt.load("resnet50.tvmopt")
+    y = model(x)                              # one output: an array; several: a tuple
+    outputs = model.run({"data": x})          # by name
+
+Arrays that are 64-byte aligned and C-contiguous are read in place; others are copied into a staging buffer that each
+thread keeps. Outputs are views of TVM's memory: no copy, and yours until you drop them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmopt.errors import ArtifactError, InputError, collect
+from tvmopt.runtime import artifact as artifacts
+from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.library import Session, cuda_available, default_threads, ffi, load_library, use_threads
+from tvmopt.runtime.manifest import Manifest
+from tvmopt.runtime.tensors import ALIGNMENT, Array, TensorInfo, address, aligned_empty, from_ffi, is_direct, to_ffi
+from tvmopt.runtime.timing import Timing, measure
+
+
+@dataclass
+class _Local:
+    """What one thread owns: a virtual machine, staging buffers, and which outputs share memory that is not theirs."""
+
+    session: Session
+    staging: list[Array | None]
+    staged: list[Any]
+    aliased: tuple[int, ...] | None = None
+    device_inputs: list[Any] = field(default_factory=list)
+
+
+class Model:
+    """A compiled model, ready to run. Safe to call from several threads at once; the weights are shared.
+
+    Args:
+        artifact: from :func:`tvmopt.runtime.artifact.read` or a compile.
+        threads: TVM threads a call; default: TVM_NUM_THREADS, else what the artifact was compiled for, at most the
+            cores this process may use.
+
+    Raises:
+        ArtifactError: its weights were stripped, it needs instructions or a GPU that are not here, or it is damaged.
+    """
+
+    def __init__(self, artifact: Artifact, *, threads: int | None = None) -> None:
+        manifest = artifact.manifest
+        if manifest.stripped:
+            raise ArtifactError(
+                "the artifact has no weights: it was made with --strip-weights.",
+                where=artifact.where,
+                fix=f"put them in: tvmopt refit {artifact.where} {manifest.model}",
+            )
+        if threads is not None and threads < 1:
+            raise InputError(f"threads is {threads}, must be at least 1.", fix="threads=1, 2, ...")
+        artifact.check_host()
+        self._cuda = manifest.kind == "cuda"
+        ffi()
+        if self._cuda and not cuda_available():
+            raise ArtifactError(
+                "the artifact is for an NVIDIA GPU, and none can be used here.",
+                where=f"{artifact.where} (compiled for {manifest.target}, {manifest.mcpu})",
+                fix="run it on a machine with the GPU, its driver and libcudart.so.13 on the loader's path "
+                "(`tvmopt doctor` looks for them), or compile the model with --target cpu",
+            )
+        self._artifact = artifact
+        self._threads = threads or default_threads(manifest.threads)
+        self._library = load_library(artifact.library, artifact.where)
+        self._arrays = artifact.weights
+        weights = [to_ffi(array, w.dtype) for array, w in zip(artifact.weights, manifest.weights, strict=True)]
+        self._weights = [_to_device(w) for w in weights] if self._cuda else weights
+        self._inputs, self._outputs = manifest.inputs, manifest.outputs
+        self._names = tuple(i.name for i in self._inputs)
+        self._checks = tuple((i.shape, i.numpy_dtype, i.dtype) for i in self._inputs)
+        self._local = threading.local()
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._artifact.manifest
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """Name, shape and dtype of each input, in order."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """Name, shape and dtype of each output, in order."""
+        return self._outputs
+
+    @property
+    def threads(self) -> int:
+        """TVM threads that a call uses."""
+        return self._threads
+
+    def __repr__(self) -> str:
+        ins, outs = "; ".join(map(str, self._inputs)), "; ".join(map(str, self._outputs))
+        return f"<tvmopt.Model {self.manifest.model}: {ins} -> {outs} on {self.manifest.target}, {self._threads} threads>"
+
+    # -- calling ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run on positional or named inputs; returns the output array, or a tuple when the model has several.
+
+        Raises:
+            InputError: a wrong number, name, shape or dtype - all problems at once.
+        """
+        results = self._invoke(self._in_order(args, named) if named or len(args) != len(self._names) else args)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        """Run on inputs by name; returns outputs by name.
+
+        Raises:
+            InputError: a missing or unknown name, a wrong shape or dtype - all problems at once.
+        """
+        try:
+            values = [feeds[name] for name in self._names]
+        except KeyError:
+            values = []
+        if len(feeds) != len(self._names) or len(values) != len(self._names):
+            values = self._in_order((), feeds)
+        return {info.name: value for info, value in zip(self._outputs, self._invoke(values), strict=True)}
+
+    def time(
+        self, feeds: Mapping[str, Any], *, iterations: int = 100, warmup: int = 10, duration: float = 0.0
+    ) -> Timing:
+        """Latency of the compiled code alone, inputs already in place: what trtexec calls compute time.
+
+        Args:
+            feeds: inputs by name.
+            iterations: calls to measure; more if `duration` (seconds) has not passed by then.
+            warmup: calls before measuring.
+        """
+        local = self._of_this_thread()
+        tensors = self._tensors(local, [feeds[n] for n in self._names] if not self._problem_names(feeds) else self._in_order((), feeds))
+        main, weights, sync = local.session.main, self._weights, _synchronise if self._cuda else None
+
+        def call() -> None:
+            main(*tensors, *weights)
+            if sync:
+                sync()
+
+        return measure(call, iterations=iterations, warmup=warmup, duration=duration)
+
+    def session(self) -> Session:
+        """This thread's virtual machine, for instruments (profilers)."""
+        return self._of_this_thread().session
+
+    def arguments(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The TVM tensors that `session().main` takes: inputs, then weights."""
+        local = self._of_this_thread()
+        return [*self._tensors(local, self._in_order((), feeds)), *self._weights]
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _invoke(self, values: Sequence[Any]) -> list[Array]:
+        local = self._of_this_thread()
+        tensors = self._tensors(local, values)
+        results = local.session.main(*tensors, *self._weights)
+        arrays = [from_ffi(r, info) for r, info in zip(results, self._outputs, strict=True)]
+        if local.aliased is None:
+            local.aliased = () if self._cuda else self._aliased(arrays, tensors)
+        for index in local.aliased:
+            arrays[index] = arrays[index].copy()
+        return arrays
+
+    def _of_this_thread(self) -> _Local:
+        local: _Local | None = getattr(self._local, "state", None)
+        use_threads(self._threads)
+        if local is None:
+            session = Session(self._library, cuda=self._cuda)
+            count = len(self._inputs)
+            local = self._local.state = _Local(session, [None] * count, [None] * count)
+        return local
+
+    def _tensors(self, local: _Local, values: Sequence[Any]) -> list[Any]:
+        tensors = []
+        for index, (value, (shape, dtype, name)) in enumerate(zip(values, self._checks, strict=True)):
+            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                value = self._convert(values, index)
+            if is_direct(value):
+                tensors.append(to_ffi(value, name))
+                continue
+            stage = local.staging[index]
+            if stage is None:
+                stage = local.staging[index] = aligned_empty(shape, dtype)
+                local.staged[index] = to_ffi(stage, name)
+            stage[...] = value
+            tensors.append(local.staged[index])
+        return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
+
+    def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
+        """Outputs that lie in an input or a weight (a model can return either): they must be copied every time."""
+        foreign = [(t.data_ptr(), t.data_ptr() + max(1, i.nbytes)) for t, i in zip(tensors, self._inputs, strict=True)]
+        foreign += [(address(w), address(w) + max(1, w.nbytes)) for w in self._arrays]
+        shared = []
+        for index, output in enumerate(outputs):
+            start = address(output)
+            if any(a <= start < b for a, b in foreign):
+                shared.append(index)
+        return tuple(shared)
+
+    # -- wrong input -------------------------------------------------------------------------------------------------
+
+    def _problem_names(self, feeds: Mapping[str, Any]) -> list[InputError]:
+        expected = "; ".join(map(str, self._inputs))
+        problems = []
+        for name in feeds:
+            if name not in self._names:
+                near = difflib.get_close_matches(str(name), self._names, n=1, cutoff=0.4)
+                what = f"no input is called {name!r}" + (f", did you mean {near[0]!r}?" if near else ".")
+                problems.append(InputError(what, where=self.manifest.model, fix=f"the inputs are {expected}"))
+        for info in self._inputs:
+            if info.name not in feeds:
+                problems.append(InputError(f"the input {info} is missing.", where=self.manifest.model, fix=f"the inputs are {expected}"))
+        return problems
+
+    def _in_order(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        if len(args) > len(self._names):
+            raise InputError(
+                f"{len(args)} inputs given, the model takes {len(self._names)}.",
+                where=self.manifest.model,
+                fix="the inputs are " + "; ".join(map(str, self._inputs)),
+            )
+        feeds = dict(zip(self._names, args, strict=False))
+        twice = sorted(set(feeds) & set(named))
+        if twice:
+            raise InputError(f"the input {twice[0]!r} is given twice.", where=self.manifest.model, fix="give it once")
+        feeds.update(named)
+        problems = self._problem_names(feeds)
+        if problems:
+            raise collect(problems)
+        return [feeds[name] for name in self._names]
+
+    def _convert(self, values: Sequence[Any], index: int) -> Array:
+        """An array of the right dtype and shape out of what is not one; or every problem of these inputs at once."""
+        array = _as_array(values[index], self._inputs[index])
+        if not isinstance(array, InputError):
+            return array
+        found = [_as_array(value, info) for value, info in zip(values, self._inputs, strict=True)]
+        raise collect([problem for problem in found if isinstance(problem, InputError)])
+
+
+def load(path: str | Path, *, threads: int | None = None, mapped: bool = False, verify: bool = True) -> Model:
+    """Load an artifact. Needs TVM's runtime library only.
+
+    Args:
+        path: the file that `tvmopt compile` wrote.
+        threads: TVM threads a call; default: see :class:`Model`.
+        mapped: map the weights from the file (shared between processes) instead of reading them into huge pages.
+        verify: check the hashes of library and weights.
+
+    Raises:
+        ArtifactError: damaged, of another version, stripped, or for another machine.
+    """
+    return Model(artifacts.read(path, mapped=mapped, verify=verify), threads=threads)
+
+
+def _as_array(value: Any, info: TensorInfo) -> Array | InputError:
+    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception."""
+    where = f"input {info}"
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            array = np.asarray(value)
+        elif hasattr(value, "__dlpack__"):
+            array = _from_dlpack(value, info)
+        else:
+            array = np.asarray(value, info.numpy_dtype)
+    except (TypeError, ValueError, BufferError, RuntimeError, OverflowError) as error:
+        return InputError(f"cannot read a {type(value).__name__} as a tensor: {error}", where=where, fix="pass a NumPy array")
+    if array.dtype.newbyteorder("=") != info.numpy_dtype:
+        return InputError(
+            f"the dtype is {array.dtype}, the model takes {info.dtype}.", where=where, fix=f"x.astype({info.dtype!r})"
+        )
+    if array.shape != info.shape:
+        fix = f"reshape it, or compile with --shape {info.name}:{'x'.join(map(str, array.shape))}"
+        return InputError(f"the shape is {array.shape}, the model takes {info.shape}.", where=where, fix=fix)
+    return array
+
+
+def _from_dlpack(value: Any, info: TensorInfo) -> Array:
+    device = getattr(value, "__dlpack_device__", lambda: (1, 0))()[0]
+    if int(device) != 1 and int(device) != 3:
+        raise ValueError("it is not in host memory; move it to the CPU first")
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError):  # bfloat16: NumPy has no name for it, TVM has
+        tensor = ffi().from_dlpack(value)
+        if str(tensor.dtype) != info.dtype or tuple(tensor.shape) != info.shape:
+            raise
+        return from_ffi(tensor, info)
+
+
+def _to_device(tensor: Any) -> Any:
+    module = ffi()
+    device = module.device("cuda", 0)
+    allocate = module.get_global_func("runtime.TVMTensorAllocWithScope")
+    target = allocate(module.Shape(tensor.shape), module.dtype(str(tensor.dtype)), device, None)
+    module.get_global_func("runtime.TVMTensorCopyFromTo")(tensor, target)
+    return target
+
+
+def _synchronise() -> None:
+    ffi().get_global_func("runtime.Device_StreamSync")(ffi().device("cuda", 0), 0)
+
+
+__all__ = ["ALIGNMENT", "Model", "load"]
