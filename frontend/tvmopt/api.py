@@ -1,0 +1,252 @@
+"""The words people type, as Python functions: compile, load, run, inspect, explain, refit.
+
+    import tvmopt
+
+    compiled = tvmopt.compile("resnet50.onnx", output="resnet50.tvmopt")
+    print(compiled.report)
+    y = compiled.model(x)
+
+    model = tvmopt.load("resnet50.tvmopt")     # needs TVM's runtime library only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmopt.errors import InputError
+from tvmopt.report import Decision, Kernel, Report
+from tvmopt.runtime import artifact as artifacts
+from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.manifest import Manifest
+from tvmopt.runtime.model import Model, load
+from tvmopt.targets import Machine
+
+if TYPE_CHECKING:
+    import onnx
+
+Progress = Callable[[str], None]
+
+__all__ = ["Compiled", "Model", "compile", "explain", "inspect", "load", "refit", "run"]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled model.
+
+    Attributes:
+        artifact: manifest, library and weights.
+        report: what was done and why not.
+        path: where it was written, if `output` was given.
+    """
+
+    artifact: Artifact
+    report: Report
+    path: Path | None = None
+
+    @cached_property
+    def model(self) -> Model:
+        """Ready to call. Made on first use."""
+        return Model(self.artifact)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.artifact.manifest
+
+    def save(self, path: str | Path, *, strip_weights: bool = False) -> Path:
+        """Write the artifact; all or nothing."""
+        return (self.artifact.stripped() if strip_weights else self.artifact).save(path)
+
+
+def compile(
+    model: str | Path | bytes | onnx.ModelProto,
+    *,
+    target: str | Path | Machine = "cpu",
+    precision: str = "fp32",
+    shape: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    verify: bool = True,
+    tolerance: float | None = None,
+    output: str | Path | None = None,
+    threads: int | None = None,
+    strip_weights: bool = False,
+    progress: Progress | None = None,
+) -> Compiled:
+    """Compile an ONNX model.
+
+    Args:
+        model: a path, the bytes of a model, or a ModelProto.
+        target: "cpu" (this machine), "cuda", a name that `tvmopt targets list` shows, a TOML file, or a Machine.
+        precision: "fp32".
+        shape: static shapes of inputs whose dimensions the model leaves open, by name: ``{"x": (1, 3, 224, 224)}``.
+        values: inputs known at compile time, by name; they become constants.
+        verify: run module and onnxruntime on the same seeded inputs and refuse a wrong result.
+        tolerance: of the verification, relative to each output's largest value; default: derived from dtype and
+            reduction length.
+        output: write the artifact there.
+        threads: threads to compile for; default: the target's cores.
+        strip_weights: write the artifact without its weights (`refit` puts weights in).
+        progress: called with the name of each stage.
+
+    Raises:
+        ModelError, UnsupportedOp, TargetError, InputError: every problem of a kind at once.
+        AccuracyError: the compiled module is wrong.
+        MissingDependency: a tool is missing (C compiler; nvcc or NVRTC for CUDA).
+    """
+    from tvmopt.compiling import Request, as_file, compile_model
+
+    machine = Machine.load(target)
+    if threads is not None:
+        if threads < 1:
+            raise InputError(f"threads is {threads}, must be at least 1.", fix="threads=1, 2, ...")
+        machine = machine.with_cores(threads) if machine.kind == "llvm" else machine
+    if output is not None and not Path(output).resolve().parent.is_dir():
+        raise InputError("the folder of the output does not exist.", where=str(output), fix="create it, or give another")
+    request = Request(model, machine, precision, shape or {}, values or {})
+    artifact, report = compile_model(request, progress)
+    if verify:
+        with as_file(model) as path:
+            artifact, report = _verified(artifact, report, path, tolerance, progress, bool(values))
+    path = None
+    if output is not None:
+        path = (artifact.stripped() if strip_weights else artifact).save(output)
+    return Compiled(artifact, report, path)
+
+
+def _verified(
+    artifact: Artifact, report: Report, model: Path, tolerance: float | None, progress: Progress | None, bound: bool
+) -> tuple[Artifact, Report]:
+    """The artifact and report with the accuracy found in them."""
+    reason = ""
+    if bound:
+        reason = "inputs were bound at compile time"
+    elif artifact.manifest.kind == "cuda":
+        from tvmopt.runtime.library import cuda_available
+
+        reason = "" if cuda_available() else "there is no GPU here"
+    if reason:
+        accuracy: dict[str, Any] = {"verified": False, "reason": reason}
+    else:
+        from tvmopt.analysis.verify import verify
+
+        if progress:
+            progress("verifying")
+        accuracy = verify(artifact, model, rtol=tolerance, progress=progress).as_accuracy()
+    warnings = report.warnings
+    if not accuracy["verified"]:
+        warnings += (f"not verified: {accuracy['reason']}",)
+    report = replace(report, accuracy=accuracy, warnings=warnings)
+    kept = {**artifact.manifest.report, "accuracy": accuracy, "warnings": list(warnings)}
+    return replace(artifact, manifest=replace(artifact.manifest, accuracy=accuracy, report=kept)), report
+
+
+def run(
+    model: str | Path | Model, inputs: Mapping[str, Any] | None = None, *, fill: str = "random", seed: int = 0, threads: int | None = None
+) -> dict[str, Any]:
+    """Run an artifact once.
+
+    Args:
+        model: the artifact's path, or a loaded model.
+        inputs: arrays by name; those that are missing are filled.
+        fill: "random" (seeded), "zeros" or "ones".
+
+    Returns:
+        Arrays by output name.
+    """
+    from tvmopt.analysis.samples import sample_inputs
+
+    loaded = model if isinstance(model, Model) else load(model, threads=threads)
+    given = dict(inputs or {})
+    missing = [info for info in loaded.inputs if info.name not in given]
+    return loaded.run({**sample_inputs(missing, seed=seed, fill=fill), **given})
+
+
+def refit(
+    artifact: str | Path | Artifact,
+    model: str | Path | bytes | onnx.ModelProto,
+    *,
+    output: str | Path | None = None,
+    verify: bool = True,
+    tolerance: float | None = None,
+    progress: Progress | None = None,
+) -> Compiled:
+    """Put the weights of a model into an artifact compiled from the same graph, without generating code again.
+
+    Args:
+        artifact: stripped or not.
+        model: an ONNX model with the same graph; only its weights may differ.
+        output: write the result there; the artifact's own path is fine.
+
+    Raises:
+        ArtifactError: the model's structure is not the artifact's, or the artifact was compiled for another machine
+            description or with other versions.
+        AccuracyError: see :func:`compile`.
+    """
+    from tvmopt.compiling import Request, as_file
+    from tvmopt.compiling import refit as refit_weights
+
+    old = artifact if isinstance(artifact, Artifact) else artifacts.read(artifact)
+    manifest = old.manifest
+    machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
+    if manifest.kind == "llvm":
+        machine = machine.with_cores(manifest.threads)
+    request = Request(model, machine, manifest.precision, manifest.options.get("shapes", {}))
+    fitted = refit_weights(old, request, progress)
+    report = report_of(fitted.manifest)
+    if verify:
+        with as_file(model) as path:
+            fitted, report = _verified(fitted, report, path, tolerance, progress, False)
+    return Compiled(fitted, report, fitted.save(output) if output is not None else None)
+
+
+def inspect(source: str | Path) -> Any:
+    """What a model or an artifact is: an ONNX file gives :func:`tvmopt.analysis.metrics.inspect`'s summary, an
+    artifact its :class:`~tvmopt.runtime.manifest.Manifest`."""
+    if is_artifact(source):
+        return artifacts.read_manifest(source)
+    from tvmopt.analysis import metrics  # type: ignore[attr-defined, unused-ignore]
+
+    return metrics.inspect(source)
+
+
+def explain(
+    source: str | Path, node: str | None = None, *, target: str | Path | Machine = "cpu", **options: Any
+) -> Report:
+    """What was done to a model and why not: the report of an artifact, or of a compile that writes nothing.
+
+    Args:
+        source: an artifact or an ONNX file.
+        node: only decisions and kernels that concern ONNX nodes whose name contains this.
+    """
+    report = (
+        report_of(artifacts.read_manifest(source))
+        if is_artifact(source)
+        else compile(source, target=target, verify=False, **options).report
+    )
+    if node:
+        kernels = tuple(k for k in report.kernels if any(node in n for site in k.nodes for n in site))
+        report = replace(report, kernels=kernels, decisions=tuple(d for d in report.decisions if node in d.node))
+    return report
+
+
+def is_artifact(path: str | Path) -> bool:
+    """Whether a file is one of ours (a zip; ONNX files are not)."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4) == b"PK\x03\x04"
+    except OSError as error:
+        raise InputError(f"cannot open the file: {error.strerror}", where=str(path), fix="check the path") from error
+
+
+def report_of(manifest: Manifest) -> Report:
+    """The report that an artifact keeps (without timings)."""
+    data = dict(manifest.report)
+    data["kernels"] = tuple(
+        Kernel(**{**k, "nodes": tuple(map(tuple, k["nodes"]))}) for k in data.get("kernels", ())
+    )
+    data["decisions"] = tuple(Decision(**d) for d in data.get("decisions", ()))
+    data["warnings"] = tuple(data.get("warnings", ()))
+    return Report(**{**data, "seconds": {}})

@@ -1,0 +1,127 @@
+"""Call a function in a child process and get its result, its progress or its error - for work that can abort.
+
+Generated code, foreign models and TVM's C++ passes can end a process; CUDA needs another loader path. The child
+talks over a pipe of its own, so that stray prints do no harm. Arguments and results are JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvmopt import errors
+from tvmopt.errors import TvmoptError
+
+_PIPE = "TVMOPT_CHILD_PIPE"
+
+
+class Crash(TvmoptError):
+    """The child ended without an answer.
+
+    Attributes:
+        stage: the last progress it reported.
+    """
+
+    exit_code = 70
+
+    def __init__(self, what: str, stage: str) -> None:
+        super().__init__(what, where=stage)
+        self.stage = stage
+
+
+def call(
+    function: str,
+    arguments: Mapping[str, Any],
+    *,
+    progress: Callable[[str], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Call ``"module:function"`` with keyword arguments in a new Python process.
+
+    The function gets one more argument, `progress`, a callable that reports a stage.
+
+    Raises:
+        Crash: the child died: killed by a signal, or an error that is a bug (its traceback is on stderr).
+        TvmoptError: whatever error of ours the function raised.
+    """
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", "from tvmopt.children import main; main()"],
+        stdin=subprocess.PIPE,
+        pass_fds=[writer],
+        env={**os.environ, **(environment or {}), _PIPE: str(writer)},
+    )
+    os.close(writer)
+    answer: dict[str, Any] = {}
+    stage = ""
+    try:
+        with os.fdopen(reader) as pipe:
+            _send(process, {"function": function, "arguments": dict(arguments)})
+            for line in pipe:
+                message = json.loads(line)
+                if "progress" in message:
+                    stage = message["progress"]
+                    if progress:
+                        progress(stage)
+                else:
+                    answer = message
+        code = process.wait()
+    except BaseException:  # Ctrl-C among them: the child must not outlive us
+        process.kill()
+        process.wait()
+        raise
+    if "error" in answer:
+        raise _thaw(answer["error"])
+    if "result" not in answer:
+        raise Crash(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}", stage)
+    return answer["result"]
+
+
+def _send(process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    try:
+        with process.stdin:
+            process.stdin.write(json.dumps(request).encode())
+    except BrokenPipeError:
+        pass  # it died at once: the exit code says how
+
+
+def main() -> None:
+    """The child's entry."""
+    pipe = os.fdopen(int(os.environ.pop(_PIPE)), "w", buffering=1)
+    request = json.load(sys.stdin)
+    module, _, name = request["function"].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    try:
+        result = function(**request["arguments"], progress=lambda stage: print(json.dumps({"progress": stage}), file=pipe))
+        print(json.dumps({"result": result}), file=pipe)
+    except TvmoptError as error:
+        print(json.dumps({"error": _freeze(error)}), file=pipe)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    for stream in (pipe, sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)  # generated libraries can crash in their destructors; everything is said
+
+
+def _freeze(error: TvmoptError) -> dict[str, Any]:
+    return {
+        "type": type(error).__name__,
+        "what": error.what,
+        "where": error.where,
+        "fix": error.fix,
+        "others": [_freeze(other) for other in error.others],
+    }
+
+
+def _thaw(data: Mapping[str, Any]) -> TvmoptError:
+    kind = getattr(errors, data["type"], TvmoptError)
+    others = [_thaw(other) for other in data["others"]]
+    error: TvmoptError = kind(data["what"], where=data["where"], fix=data["fix"], others=others)
+    return error

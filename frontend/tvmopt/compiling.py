@@ -1,0 +1,266 @@
+"""One compile, from the ONNX file to an `Artifact` - what `tvmopt.compile` calls, for CPUs and GPUs.
+
+    import -> lower (pipeline.py) -> weights apart -> generate code -> link -> artifact -> verify
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmopt.errors import ArtifactError, InputError
+from tvmopt.linking import export, structure_hash, versions, without_timings
+from tvmopt.report import DecisionLog, Report
+from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.library import use_threads
+from tvmopt.runtime.manifest import FORMAT, Manifest
+from tvmopt.runtime.tensors import TensorInfo
+from tvmopt.targets import Machine
+
+if TYPE_CHECKING:
+    import onnx
+
+    from tvmopt.importer import Imported
+
+Source = "str | Path | bytes | onnx.ModelProto"
+Progress = Callable[[str], None]
+PRECISIONS = ("fp32",)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one compile is asked for; see :func:`tvmopt.compile`."""
+
+    source: Any
+    machine: Machine
+    precision: str = "fp32"
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise InputError(
+                f"precision {self.precision!r} is not available.", where="precision", fix=f"one of {', '.join(PRECISIONS)}"
+            )
+
+
+@dataclass
+class Progressed:
+    """Reports stages and times them."""
+
+    report: Progress | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        if self.report:
+            self.report(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def compile_model(request: Request, progress: Progress | None = None) -> tuple[Artifact, Report]:
+    """Compile; nothing is verified or written yet.
+
+    Raises:
+        ModelError, UnsupportedOp: the model cannot be imported.
+        MissingDependency: no C compiler to link with.
+    """
+    stages = Progressed(progress)
+    if request.machine.kind == "cuda":
+        from tvmopt.cuda import compile_cuda
+
+        return compile_cuda(request, progress)
+    from tvmopt import pipeline
+
+    imported, lowered, weights = _lower(request, stages)
+    with stages.stage("generating code"):
+        structure = structure_hash(lowered.module, request.machine.tvm_target())
+        executable = pipeline.build(lowered, request.machine)
+    with stages.stage("linking"):
+        library = export(executable)
+    report = make_report(request, imported, lowered, weights, stages.seconds, activation_bytes(lowered, request.machine))
+    return Artifact.build(make_manifest(request, imported, structure, report), library, weights), report
+
+
+def refit(artifact: Artifact, request: Request, progress: Progress | None = None) -> Artifact:
+    """The artifact's code with another model's weights: the pipeline runs, code generation does not.
+
+    Raises:
+        ArtifactError: the model compiles to another program, or with other versions than the artifact's.
+    """
+    old = artifact.manifest
+    stages = Progressed(progress)
+    imported, lowered, weights = _lower(request, stages)
+    structure = structure_hash(lowered.module, request.machine.tvm_target())
+    if structure != old.structure:
+        told = [
+            f"{package} was {old.versions.get(package)} then and is {now} now"
+            for package, now in versions().items()
+            if old.versions.get(package) != now
+        ]
+        raise ArtifactError(
+            "the model does not have the structure that the artifact was compiled from"
+            + (f" ({'; '.join(told)})." if told else "."),
+            where=f"{artifact.where}: {old.structure[:12]}, model: {structure[:12]}",
+            fix="refit needs the same graph, shapes and scalar constants; compile the model instead",
+        )
+    report = {**old.report, "model": _name(request)}
+    manifest = Manifest(
+        **{
+            **{name: getattr(old, name) for name in Manifest.__dataclass_fields__},
+            "model": _name(request),
+            "model_sha256": source_hash(request.source),
+            "accuracy": {},
+            "report": report,
+        }
+    )
+    del imported
+    return artifact.with_weights(weights, manifest)
+
+
+def _lower(request: Request, stages: Progressed) -> tuple[Imported, Any, Any]:
+    from tvmopt import pipeline
+    from tvmopt.importer import import_model
+    from tvmopt.passes.lift_constants import lift_constants
+
+    use_threads(request.machine.cores)  # before TVM folds its first constant: a pool's size is fixed when it is made
+    log = DecisionLog()
+    with stages.stage("importing"):
+        imported = import_model(request.source, dict(request.shapes), dict(request.values))
+    with stages.stage("optimizing"):
+        lowered = pipeline.lower(imported.module, request.machine, log)
+        lowered.module, weights = lift_constants(lowered.module)
+    return imported, lowered, weights
+
+
+def make_manifest(request: Request, imported: Imported, structure: str, report: Report) -> Manifest:
+    machine = request.machine
+    return Manifest(
+        format=FORMAT,
+        versions=versions(),
+        model=_name(request),
+        model_sha256=source_hash(request.source),
+        structure=structure,
+        inputs=tuple(TensorInfo(t.name, tuple(t.shape), t.dtype) for t in imported.inputs),
+        outputs=tuple(TensorInfo(t.name, tuple(t.shape), t.dtype) for t in imported.outputs),
+        weights=(),
+        target=machine.name,
+        kind=machine.kind,
+        mcpu=machine.mcpu,
+        features=tuple(sorted(machine.features)) if machine.kind == "llvm" else (),
+        threads=machine.cores if machine.kind == "llvm" else 1,
+        precision=request.precision,
+        options={"shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())}},
+        report=without_timings(report.as_dict()),
+    )
+
+
+def make_report(
+    request: Request,
+    imported: Imported,
+    lowered: Any,
+    weights: Sequence[tuple[TensorInfo, Any]],
+    seconds: dict[str, float],
+    activations: int,
+    warnings: tuple[str, ...] = (),
+) -> Report:
+    return Report(
+        model=_name(request),
+        target=request.machine.name,
+        precision=request.precision,
+        kernels=lowered.kernels,
+        decisions=tuple(lowered.log),
+        seconds=seconds,
+        flops=float(sum(k.flops * k.calls for k in lowered.kernels)),
+        parameters=parameter_count(imported.model),
+        weight_bytes=sum(info.nbytes for info, _ in weights),
+        activation_bytes=activations,
+        warnings=warnings,
+    )
+
+
+def parameter_count(model: Any) -> int:
+    """Elements of the floating-point initializers of an ONNX model."""
+    import numpy as np
+
+    floats = {1, 10, 11, 16}  # FLOAT, FLOAT16, DOUBLE, BFLOAT16 (TensorProto.DataType)
+    return int(sum(np.prod(i.dims, dtype=np.int64) for i in model.graph.initializer if i.data_type in floats))
+
+
+def activation_bytes(lowered: Any, machine: Machine) -> int:
+    """Bytes of the storage that the memory plan allocates for intermediate tensors."""
+    import tvm
+    from tvm import relax
+
+    from tvmopt.pipeline import memory_passes
+
+    names = [p.info.name for p in memory_passes()]
+    plan = memory_passes()[: names.index("StaticPlanBlockMemory") + 1]
+    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3):
+        planned = tvm.transform.Sequential(plan)(lowered.module)
+    total = 0
+
+    def visit(node: Any) -> None:
+        nonlocal total
+        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.memory.alloc_storage":
+            total += int(node.args[0].values[0])
+
+    relax.analysis.post_order_visit(planned["main"], visit)
+    return total
+
+
+def source_hash(source: Any) -> str:
+    """SHA-256 of a model: of the file (and of its external data, in the order of their names), or of its bytes."""
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    if not isinstance(source, str | os.PathLike):
+        return hashlib.sha256(source.SerializeToString(deterministic=True)).hexdigest()
+    import onnx
+
+    path = Path(source)
+    digest = hashlib.sha256()
+    names = {path.name}
+    model = onnx.load(str(path), load_external_data=False)
+    for tensor in model.graph.initializer:
+        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    for name in (path.name, *sorted(names - {path.name})):
+        with (path.parent / name).open("rb") as file:
+            while chunk := file.read(1 << 24):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def as_file(source: Any, imported_values: bool = False) -> Iterator[Path]:
+    """The model as a file, for a child process; temporary when it came as bytes or as a ModelProto."""
+    if isinstance(source, str | os.PathLike):
+        yield Path(source)
+        return
+    with tempfile.TemporaryDirectory(prefix="tvmopt-model-") as folder:
+        path = Path(folder) / "model.onnx"
+        if isinstance(source, bytes):
+            path.write_bytes(source)
+        else:
+            import onnx
+
+            copy = onnx.ModelProto()
+            copy.CopyFrom(source)
+            large = source.ByteSize() > 1 << 30
+            onnx.save(copy, str(path), save_as_external_data=large)
+        yield path
+
+
+def _name(request: Request) -> str:
+    if request.name:
+        return request.name
+    return Path(request.source).name if isinstance(request.source, str | os.PathLike) else "model.onnx"

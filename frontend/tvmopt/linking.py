@@ -1,0 +1,98 @@
+"""From a built module to the bytes of a shared library, the same bytes every time - for `compile`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import MissingDependency, TvmoptError
+
+_FLAGS = (
+    "-shared", "-fPIC",
+    "-s",  # the symbol table names temporary files
+    "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,--hash-style=gnu", "-Wl,-O1",
+)  # fmt: skip
+
+
+def find_cc() -> str:
+    """The C compiler driver that links: $CC, else cc, gcc or clang on the path.
+
+    Raises:
+        MissingDependency: there is none.
+    """
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang", "c++", "g++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise MissingDependency(
+        "no C compiler to link with.",
+        where="looked for $CC, cc, gcc, clang on PATH",
+        fix="install one: apt install gcc, dnf install gcc, apk add gcc musl-dev",
+    )
+
+
+def export(executable: Any) -> bytes:
+    """The shared library of a `relax.VMExecutable`.
+
+    Raises:
+        MissingDependency: no C compiler.
+        TvmoptError: the linker failed; its message is told.
+    """
+    cc = find_cc()
+    with tempfile.TemporaryDirectory(prefix="tvmopt-link-") as folder:
+        output = Path(folder) / "library.so"
+        executable.export_library(str(output), fcompile=_Linker(cc), workspace_dir=folder)
+        return output.read_bytes()
+
+
+class _Linker:
+    """What `export_library` calls: links in the folder of the objects, with relative names only."""
+
+    output_format = "so"
+    object_format = "o"
+
+    def __init__(self, cc: str) -> None:
+        self.cc = cc
+
+    def __call__(self, output: str, objects: Sequence[str], options: Any = None, **_: Any) -> None:
+        folder = os.path.dirname(output)
+        names = [os.path.relpath(name, folder) for name in objects]
+        command = [self.cc, *_FLAGS, "-o", os.path.basename(output), *names, "-lm"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TvmoptError(
+                f"linking failed: {done.stderr.strip()[:500]}", where=" ".join(command), fix="`tvmopt doctor` checks the compiler"
+            )
+
+
+def structure_hash(module: Any, target: Any) -> str:
+    """Hash of a lowered module whose weights are parameters: equal for two models that differ in weights only.
+
+    TVM's structural hash ignores names of variables and sees everything else, schedules and scalar constants included.
+    """
+    import tvm
+
+    content = f"{tvm.ir.structural_hash(module) & (2**64 - 1):016x}|{target}|{tvm.__version__}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def without_timings(report: dict[str, Any]) -> dict[str, Any]:
+    """A report as the artifact keeps it: what differs from run to run is left out."""
+    return {key: value for key, value in report.items() if key != "seconds"}
+
+
+def versions() -> dict[str, str]:
+    """Versions that made an artifact."""
+    from importlib.metadata import version
+
+    from tvmopt import __version__
+
+    return {"tvmopt": __version__, "apache-tvm": version("apache-tvm"), "apache-tvm-ffi": version("apache-tvm-ffi")}
+
+
