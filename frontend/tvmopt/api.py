@@ -21,8 +21,11 @@ from tvmopt.errors import InputError
 from tvmopt.report import Decision, Kernel, Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.container import atomic_write
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model, load
+from tvmopt.runtime.tensors import Array
+from tvmopt.runtime.timing import Timing
 from tvmopt.targets import Machine
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
-__all__ = ["Compiled", "Model", "compile", "explain", "inspect", "load", "refit", "run"]
+__all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "load", "refit", "run"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,55 @@ def compile(
     return Compiled(artifact, report, path)
 
 
+def compile_isolated(
+    model: str | Path,
+    *,
+    target: str | Path | Machine = "cpu",
+    values: Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> CompiledFile:
+    """:func:`compile` in a child process: a crash in TVM's C++ or LLVM is an error here, not the end of this process.
+
+    Raises:
+        Crash: the compiler died; and whatever :func:`compile` raises.
+    """
+    from tvmopt import children
+
+    if values:
+        raise InputError("values cannot be sent to a child process.", fix="use tvmopt.compile")
+    request = {
+        "model": str(model),
+        "target": str(target),
+        "output": None if output is None else str(output),
+        **{key: dict(value) if isinstance(value, Mapping) else value for key, value in options.items()},
+    }
+    try:
+        answer = children.call("tvmopt.api:_in_child", request, progress=progress)
+    except children.Crash as crash:
+        raise children.Crash(
+            f"the compiler crashed ({crash.what}) while {crash.stage or 'starting'}.",
+            crash.stage,
+            where=str(model),
+            fix="this is a bug: please report it with the model",
+        ) from crash
+    return CompiledFile(report_from(answer["report"]), Path(answer["path"]) if answer["path"] else None)
+
+
+@dataclass(frozen=True)
+class CompiledFile:
+    """A compile that was written: its report and its path."""
+
+    report: Report
+    path: Path | None
+
+
+def _in_child(*, progress: Progress, **options: Any) -> dict[str, Any]:
+    compiled = compile(progress=progress, **options)
+    return {"report": compiled.report.as_dict(), "path": str(compiled.path) if compiled.path else None}
+
+
 def _verified(
     artifact: Artifact, report: Report, model: Path, tolerance: float | None, progress: Progress | None, bound: bool
 ) -> tuple[Artifact, Report]:
@@ -138,30 +190,66 @@ def _verified(
     warnings = report.warnings
     if not accuracy["verified"]:
         warnings += (f"not verified: {accuracy['reason']}",)
+    elif accuracy["degenerate"]:
+        warnings += ("the outputs hardly vary (untrained weights?): that they agree proves little",)
     report = replace(report, accuracy=accuracy, warnings=warnings)
     kept = {**artifact.manifest.report, "accuracy": accuracy, "warnings": list(warnings)}
     return replace(artifact, manifest=replace(artifact.manifest, accuracy=accuracy, report=kept)), report
 
 
+@dataclass(frozen=True)
+class RunResult:
+    """What :func:`run` gives: `outputs` by name, `timing` if it was asked for, and the threads used."""
+
+    outputs: dict[str, Array]
+    timing: Timing | None
+    threads: int
+
+
 def run(
-    model: str | Path | Model, inputs: Mapping[str, Any] | None = None, *, fill: str = "random", seed: int = 0, threads: int | None = None
-) -> dict[str, Any]:
-    """Run an artifact once.
+    model: str | Path | Model,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    fill: str = "random",
+    seed: int = 0,
+    output: str | Path | None = None,
+    print_time: bool = False,
+    iterations: int = 100,
+    warmup: int = 10,
+    duration: float = 0.0,
+    threads: int | None = None,
+) -> RunResult:
+    """Run a compiled model once, and time it if asked.
 
     Args:
         model: the artifact's path, or a loaded model.
         inputs: arrays by name; those that are missing are filled.
-        fill: "random" (seeded), "zeros" or "ones".
+        fill: "random" (seeded; integers are 0 or 1), "zeros" or "ones".
+        output: write the outputs there, as .npz.
+        print_time: measure the latency of `iterations` calls, and of more until `duration` seconds have passed.
 
-    Returns:
-        Arrays by output name.
+    Raises:
+        ArtifactError, InputError: see :func:`load` and :class:`Model`.
     """
     from tvmopt.analysis.samples import sample_inputs
 
+    if fill not in ("random", "zeros", "ones"):
+        raise InputError(f"there is no fill {fill!r}.", fix="random, zeros or ones")
+    if not isinstance(model, Model) and str(model).endswith(".onnx"):
+        raise InputError("an ONNX file must be compiled first.", where=str(model), fix=f"tvmopt compile {model}")
     loaded = model if isinstance(model, Model) else load(model, threads=threads)
     given = dict(inputs or {})
     missing = [info for info in loaded.inputs if info.name not in given]
-    return loaded.run({**sample_inputs(missing, seed=seed, fill=fill), **given})
+    bounds = loaded.manifest.options.get("bounds", {})
+    feeds = {**sample_inputs(missing, seed=seed, fill=fill, bounds=bounds), **given}
+    outputs = loaded.run(feeds)
+    timing = loaded.time(feeds, iterations=iterations, warmup=warmup, duration=duration) if print_time else None
+    if output is not None:
+        import numpy as np
+
+        with atomic_write(Path(output)) as file:
+            np.savez(file, **outputs)  # type: ignore[arg-type]  # names become keyword arguments
+    return RunResult(outputs, timing, loaded.threads)
 
 
 def refit(
@@ -202,18 +290,24 @@ def refit(
     return Compiled(fitted, report, fitted.save(output) if output is not None else None)
 
 
-def inspect(source: str | Path) -> Any:
+def inspect(source: str | Path, *, shape: Mapping[str, Sequence[int]] | None = None) -> Any:
     """What a model or an artifact is: an ONNX file gives :func:`tvmopt.analysis.metrics.inspect`'s summary, an
     artifact its :class:`~tvmopt.runtime.manifest.Manifest`."""
     if is_artifact(source):
         return artifacts.read_manifest(source)
     from tvmopt.analysis import metrics  # type: ignore[attr-defined, unused-ignore]
 
-    return metrics.inspect(source)
+    return metrics.inspect(source, shape)
 
 
 def explain(
-    source: str | Path, node: str | None = None, *, target: str | Path | Machine = "cpu", **options: Any
+    source: str | Path,
+    node: str | None = None,
+    *,
+    target: str | Path | Machine = "cpu",
+    precision: str = "fp32",
+    shape: Mapping[str, Sequence[int]] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """What was done to a model and why not: the report of an artifact, or of a compile that writes nothing.
 
@@ -224,7 +318,9 @@ def explain(
     report = (
         report_of(artifacts.read_manifest(source))
         if is_artifact(source)
-        else compile(source, target=target, verify=False, **options).report
+        else compile_isolated(
+            source, target=target, precision=precision, shape=shape, verify=False, progress=progress
+        ).report
     )
     if node:
         kernels = tuple(k for k in report.kernels if any(node in n for site in k.nodes for n in site))
@@ -243,10 +339,11 @@ def is_artifact(path: str | Path) -> bool:
 
 def report_of(manifest: Manifest) -> Report:
     """The report that an artifact keeps (without timings)."""
-    data = dict(manifest.report)
-    data["kernels"] = tuple(
-        Kernel(**{**k, "nodes": tuple(map(tuple, k["nodes"]))}) for k in data.get("kernels", ())
-    )
-    data["decisions"] = tuple(Decision(**d) for d in data.get("decisions", ()))
-    data["warnings"] = tuple(data.get("warnings", ()))
-    return Report(**{**data, "seconds": {}})
+    return report_from({"seconds": {}, **manifest.report})
+
+
+def report_from(data: Mapping[str, Any]) -> Report:
+    """A report from its plain JSON data."""
+    kernels = tuple(Kernel(**{**k, "nodes": tuple(map(tuple, k["nodes"]))}) for k in data["kernels"])
+    decisions = tuple(Decision(**d) for d in data["decisions"])
+    return Report(**{**data, "kernels": kernels, "decisions": decisions, "warnings": tuple(data["warnings"])})

@@ -30,8 +30,8 @@ class Crash(TvmoptError):
 
     exit_code = 70
 
-    def __init__(self, what: str, stage: str) -> None:
-        super().__init__(what, where=stage)
+    def __init__(self, what: str, stage: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what, where=where or stage, fix=fix)
         self.stage = stage
 
 
@@ -73,8 +73,12 @@ def call(
                     answer = message
         code = process.wait()
     except BaseException:  # Ctrl-C among them: the child must not outlive us
-        process.kill()
-        process.wait()
+        process.send_signal(signal.SIGINT)  # it removes what it has half written
+        try:
+            process.wait(3)
+        except subprocess.TimeoutExpired:
+            process.kill()  # deep in LLVM: Python's handler never ran, so nothing was being written
+            process.wait()
         raise
     if "error" in answer:
         raise _thaw(answer["error"])

@@ -77,8 +77,9 @@ def structure_hash(module: Any, target: Any) -> str:
     TVM's structural hash ignores names of variables and sees everything else, schedules and scalar constants included.
     """
     import tvm
+    import tvm_ffi
 
-    content = f"{tvm.ir.structural_hash(module) & (2**64 - 1):016x}|{target}|{tvm.__version__}"
+    content = f"{tvm_ffi.structural_hash(module) & (2**64 - 1):016x}|{target}|{tvm.__version__}"
     return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -53,6 +53,7 @@ class Verdict:
             "max_error": max((o.max_error for o in outputs), default=0.0),
             "max_relative_error": max((c.max_error for c in self.comparisons), default=0.0),
             "tolerance": max((o.tolerance for o in outputs), default=0.0),
+            "degenerate": all(c.degenerate for c in self.comparisons),
         }
 
 

@@ -70,7 +70,7 @@ def write(file: IO[bytes], members: Mapping[str, Iterable[Buffer]]) -> None:
             views = [memoryview(piece).cast("B") for piece in pieces]
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             info.external_attr, info.create_system = 0o644 << 16, 3
-            info.file_size = sum(view.nbytes for view in views)
+            info.CRC, info.file_size = 0, sum(view.nbytes for view in views)
             zip64 = info.file_size > 1 << 30
             start = file.tell() + len(info.FileHeader(zip64)) + 4
             info.extra = struct.pack("<HH", _PADDING_ID, -start % PAGE) + bytes(-start % PAGE)

@@ -1,0 +1,115 @@
+"""What the subcommands share: parsing of shapes and inputs, progress, tables, JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tvmopt.errors import InputError, collect
+
+if TYPE_CHECKING:
+    import numpy as np
+
+out = Console(highlight=False, soft_wrap=True)
+
+
+def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """``["x:1x3x224x224"]`` -> ``{"x": (1, 3, 224, 224)}``; the last colon separates, names may have others.
+
+    >>> parse_shapes(["Input:0:1x128", "s:"])
+    {'Input:0': (1, 128), 's': ()}
+
+    Raises:
+        InputError: every malformed one.
+    """
+    shapes, problems = {}, []
+    for text in texts:
+        name, colon, dims = text.rpartition(":")
+        parts = [d for d in dims.replace(",", "x").strip("[]").split("x") if d]
+        if not colon or not name or not all(d.isdigit() and int(d) > 0 for d in parts):
+            problems.append(
+                InputError(f"{text!r} is not a shape.", where="--shape", fix="--shape NAME:1x3x224x224, positive numbers")
+            )
+        else:
+            shapes[name] = tuple(map(int, parts))
+    if problems:
+        raise collect(problems)
+    return shapes
+
+
+def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """``["x=x.npy", "all.npz"]`` -> arrays by name. Pickles are refused.
+
+    Raises:
+        InputError: a file that cannot be read.
+    """
+    import numpy as np
+
+    arrays: dict[str, Any] = {}
+    for text in texts:
+        name, equals, file = text.rpartition("=")
+        try:
+            loaded = np.load(file, allow_pickle=False)
+            arrays.update(loaded if not equals else {name: loaded})
+            if not equals and not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("one array, and no name for it")
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(
+                f"cannot read the input: {error}", where=f"-i {text}", fix="-i NAME=FILE.npy, or -i FILE.npz with named arrays"
+            ) from error
+    return arrays
+
+
+@contextmanager
+def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A function that shows the stage of long work on stderr - a spinner, and only on a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda stage: None
+        return
+    start = time.perf_counter()
+    with console.status("starting") as status:
+        yield lambda stage: status.update(f"{stage} ... [dim]{time.perf_counter() - start:.0f} s[/]")
+
+
+def print_json(value: Any) -> None:
+    """A result as JSON on stdout: the dataclass, field by field."""
+    json.dump(asdict(value) if is_dataclass(value) and not isinstance(value, type) else value, sys.stdout, indent=2, default=_plain)
+    print()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], *, left: int = 1, title: str = "") -> None:
+    """Print a plain table: the first `left` columns flush left, the others right."""
+    grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="left" if index < left else "right", no_wrap=index == 0, overflow="fold")
+    for row in rows:
+        grid.add_row(*(str(cell) for cell in row))
+    out.print(grid)
+
+
+def human(number: float, unit: str = "") -> str:
+    """A number with an SI prefix.
+
+    >>> human(4_100_000_000, "FLOP")
+    '4.10 GFLOP'
+    """
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {prefix}{unit}" if number / size >= 100 else f"{number / size:.2f} {prefix}{unit}"
+    return f"{number:.0f} {unit}".rstrip()

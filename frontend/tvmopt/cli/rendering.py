@@ -1,0 +1,69 @@
+"""Reports as tables - for `compile` and `explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvmopt.cli.common import human, out, table
+from tvmopt.report import Kernel, Report
+
+
+def coverage(report: Report) -> None:
+    """The summary that every compile ends with: who computes which share of the model, accuracy, warnings."""
+    groups: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in report.kernels:
+        groups.setdefault((kernel.family, kernel.source), []).append(kernel)
+    total = report.flops or 1.0
+    rows = [
+        (family, source, len(kernels), sum(k.calls for k in kernels), f"{100 * _flops(kernels) / total:.1f} %")
+        for (family, source), kernels in sorted(groups.items(), key=lambda item: -_flops(item[1]))
+    ]
+    out.print(
+        f"[bold]{report.model}[/] for {report.target}, {report.precision}: {human(report.flops, 'FLOP')}, "
+        f"{human(report.parameters)} parameters, {human(report.activation_bytes, 'B')} of activations"
+    )
+    table(("family", "knobs", "kernels", "calls", "FLOPs"), rows, left=2)
+    out.print(accuracy(report.accuracy))
+    for warning in report.warnings:
+        out.print(f"[yellow]note:[/] {warning}")
+
+
+def accuracy(found: dict[str, Any]) -> str:
+    """One line about the verification."""
+    if not found:
+        return "not verified"
+    if not found.get("verified"):
+        return f"not verified: {found.get('reason', '')}"
+    return (
+        f"agrees with {found['reference']}: largest error {found['max_relative_error']:.1e} of the largest value "
+        f"(tolerance {found['tolerance']:.1e})"
+    )
+
+
+def kernels(report: Report) -> None:
+    """Every kernel with its schedule in words and the nodes it computes."""
+    rows = [
+        (k.name, k.family, k.source, " ".join(f"{n}={v}" for n, v in k.knobs.items()), k.calls, human(k.flops, "FLOP"),
+         "; ".join("+".join(site) for site in k.nodes) + (f" ({k.note})" if k.note else ""))
+        for k in report.kernels
+    ]  # fmt: skip
+    table(("kernel", "family", "knobs from", "knobs", "calls", "FLOP", "ONNX nodes"), rows, left=4)
+
+
+def decisions(report: Report, verdict: str) -> None:
+    """What the passes did, or left alone, grouped by pass and reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for decision in report.decisions:
+        if decision.verdict == verdict:
+            groups.setdefault((decision.stage, decision.reason), []).append(decision.node)
+    if groups:
+        rows = [(stage, len(nodes), reason, _some(nodes)) for (stage, reason), nodes in groups.items()]
+        table(("pass", "times", "reason" if verdict == "declined" else "gain", "nodes"), rows, left=4, title=f"\n{verdict}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _flops(group: list[Kernel]) -> float:
+    return sum(k.flops * k.calls for k in group)

@@ -1,0 +1,67 @@
+"""`tvmopt run FILE.tvmopt`: run a compiled model; time it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tvmopt.cli.common import out, parse_inputs, print_json, table
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@app.command()
+def command(
+    model: Annotated[str, typer.Argument(help="The file that `tvmopt compile` wrote.", metavar="ARTIFACT")],
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; repeatable. Missing ones are filled.")
+    ] = None,
+    fill: Annotated[str, typer.Option(help="Fill of inputs not given: random (seeded), zeros, ones.")] = "random",
+    seed: Annotated[int, typer.Option(help="Seed of the random fill.")] = 0,
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs there.")] = None,
+    print_time: Annotated[bool, typer.Option("--print-time", help="Time it, and print the summary.")] = False,
+    iterations: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 100,
+    warmup: Annotated[int, typer.Option(min=0, help="Calls before timing.")] = 10,
+    duration: Annotated[float, typer.Option(min=0, help="Time for at least this many seconds.")] = 0.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print outputs' summary and times as JSON.")] = False,
+) -> None:
+    """Run a compiled model on files or filled inputs; print what came out and how long it took."""
+    from tvmopt.api import run
+
+    result = run(
+        model,
+        parse_inputs(inputs or []),
+        fill=fill,
+        seed=seed,
+        threads=threads,
+        output=output,
+        print_time=print_time,
+        iterations=iterations,
+        warmup=warmup,
+        duration=duration,
+    )
+    summary = [{"name": name, **_summary(array)} for name, array in result.outputs.items()]
+    if as_json:
+        print_json({"outputs": summary, "timing": result.timing, "threads": result.threads})
+        return
+    rows = [(o["name"], f"{o['dtype']}{o['shape']}", o["min"], o["mean"], o["max"]) for o in summary]
+    table(("output", "type", "min", "mean", "max"), rows, left=2)
+    if result.timing:
+        t = result.timing
+        row = [f"{v:.3f}" for v in (t.min_ms, t.median_ms, t.mean_ms, t.p90_ms, t.p99_ms)]
+        title = f"\nlatency in ms, {t.n} calls after {t.warmup}, {result.threads} threads"
+        table(("min", "median", "mean", "p90", "p99", "calls/s"), [[*row, f"{t.throughput:.1f}"]], left=0, title=title)
+        if t.unstable:
+            out.print("[yellow]note:[/] the times scatter (p90 is a tenth above the median): something else is running")
+
+
+def _summary(array: Any) -> dict[str, Any]:
+    import numpy as np
+
+    finite = array[np.isfinite(array)] if array.dtype.kind in "fV" else array
+    values = np.asarray(finite, np.float64) if finite.size else np.zeros(1)
+    shape = list(array.shape)
+    return {"dtype": str(array.dtype), "shape": shape, "min": f"{values.min():.6g}", "mean": f"{values.mean():.6g}",
+            "max": f"{values.max():.6g}", "not_finite": int(array.size - finite.size)}  # fmt: skip
