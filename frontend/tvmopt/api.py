@@ -1,12 +1,12 @@
 """The words people type, as Python functions: compile, load, run, inspect, explain, refit.
 
-    import tvmopt
+import tvmopt
 
-    compiled = tvmopt.compile("resnet50.onnx", output="resnet50.tvmopt")
-    print(compiled.report)
-    y = compiled.model(x)
+compiled = tvmopt.compile("resnet50.onnx", output="resnet50.tvmopt")
+print(compiled.report)
+y = compiled.model(x)
 
-    model = tvmopt.load("resnet50.tvmopt")     # needs TVM's runtime library only
+model = tvmopt.load("resnet50.tvmopt")     # needs TVM's runtime library only
 """
 
 from __future__ import annotations
@@ -107,13 +107,15 @@ def compile(
             raise InputError(f"threads is {threads}, must be at least 1.", fix="threads=1, 2, ...")
         machine = machine.with_cores(threads) if machine.kind == "llvm" else machine
     if output is not None and not Path(output).resolve().parent.is_dir():
-        raise InputError("the folder of the output does not exist.", where=str(output), fix="create it, or give another")
+        raise InputError(
+            "the folder of the output does not exist.", where=str(output), fix="create it, or give another"
+        )
     request = Request(model, machine, precision, shape or {}, values or {})
     artifact, report = compile_model(request, progress)
     if verify:
         with as_file(model) as path:
             artifact, report = _verified(artifact, report, path, tolerance, progress, bool(values))
-    path = None
+    path: Path | None = None
     if output is not None:
         path = (artifact.stripped() if strip_weights else artifact).save(output)
     return Compiled(artifact, report, path)
@@ -169,7 +171,12 @@ def _in_child(*, progress: Progress, **options: Any) -> dict[str, Any]:
 
 
 def _verified(
-    artifact: Artifact, report: Report, model: Path, tolerance: float | None, progress: Progress | None, bound: bool
+    artifact: Artifact,
+    report: Report,
+    model: Path,
+    tolerance: float | None,
+    progress: Progress | None,
+    bound: bool,
 ) -> tuple[Artifact, Report]:
     """The artifact and report with the accuracy found in them."""
     reason = ""
@@ -236,14 +243,18 @@ def run(
     if fill not in ("random", "zeros", "ones"):
         raise InputError(f"there is no fill {fill!r}.", fix="random, zeros or ones")
     if not isinstance(model, Model) and str(model).endswith(".onnx"):
-        raise InputError("an ONNX file must be compiled first.", where=str(model), fix=f"tvmopt compile {model}")
+        raise InputError(
+            "an ONNX file must be compiled first.", where=str(model), fix=f"tvmopt compile {model}"
+        )
     loaded = model if isinstance(model, Model) else load(model, threads=threads)
     given = dict(inputs or {})
     missing = [info for info in loaded.inputs if info.name not in given]
     bounds = loaded.manifest.options.get("bounds", {})
     feeds = {**sample_inputs(missing, seed=seed, fill=fill, bounds=bounds), **given}
     outputs = loaded.run(feeds)
-    timing = loaded.time(feeds, iterations=iterations, warmup=warmup, duration=duration) if print_time else None
+    timing = (
+        loaded.time(feeds, iterations=iterations, warmup=warmup, duration=duration) if print_time else None
+    )
     if output is not None:
         import numpy as np
 
@@ -324,7 +335,9 @@ def explain(
     )
     if node:
         kernels = tuple(k for k in report.kernels if any(node in n for site in k.nodes for n in site))
-        report = replace(report, kernels=kernels, decisions=tuple(d for d in report.decisions if node in d.node))
+        report = replace(
+            report, kernels=kernels, decisions=tuple(d for d in report.decisions if node in d.node)
+        )
     return report
 
 
@@ -334,7 +347,9 @@ def is_artifact(path: str | Path) -> bool:
         with Path(path).open("rb") as file:
             return file.read(4) == b"PK\x03\x04"
     except OSError as error:
-        raise InputError(f"cannot open the file: {error.strerror}", where=str(path), fix="check the path") from error
+        raise InputError(
+            f"cannot open the file: {error.strerror}", where=str(path), fix="check the path"
+        ) from error
 
 
 def report_of(manifest: Manifest) -> Report:

@@ -103,7 +103,9 @@ def main() -> None:
     module, _, name = request["function"].partition(":")
     function = getattr(importlib.import_module(module), name)
     try:
-        result = function(**request["arguments"], progress=lambda stage: print(json.dumps({"progress": stage}), file=pipe))
+        result = function(
+            **request["arguments"], progress=lambda stage: print(json.dumps({"progress": stage}), file=pipe)
+        )
         print(json.dumps({"result": result}), file=pipe)
     except TvmoptError as error:
         print(json.dumps({"error": _freeze(error)}), file=pipe)

@@ -1,6 +1,6 @@
 """One compile, from the ONNX file to an `Artifact` - what `tvmopt.compile` calls, for CPUs and GPUs.
 
-    import -> lower (pipeline.py) -> weights apart -> generate code -> link -> artifact -> verify
+import -> lower (pipeline.py) -> weights apart -> generate code -> link -> artifact -> verify
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
 
 if TYPE_CHECKING:
-    import onnx
 
     from tvmopt.importer import Imported
 
@@ -48,7 +47,9 @@ class Request:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise InputError(
-                f"precision {self.precision!r} is not available.", where="precision", fix=f"one of {', '.join(PRECISIONS)}"
+                f"precision {self.precision!r} is not available.",
+                where="precision",
+                fix=f"one of {', '.join(PRECISIONS)}",
             )
 
 
@@ -88,7 +89,9 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         executable = pipeline.build(lowered, request.machine)
     with stages.stage("linking"):
         library = export(executable)
-    report = make_report(request, imported, lowered, weights, stages.seconds, activation_bytes(lowered, request.machine))
+    report = make_report(
+        request, imported, lowered, weights, stages.seconds, activation_bytes(lowered, request.machine)
+    )
     return Artifact.build(make_manifest(request, imported, structure, report), library, weights), report
 
 
@@ -133,7 +136,9 @@ def _lower(request: Request, stages: Progressed) -> tuple[Imported, Any, Any]:
     from tvmopt.importer import import_model
     from tvmopt.passes.lift_constants import lift_constants
 
-    use_threads(request.machine.cores)  # before TVM folds its first constant: a pool's size is fixed when it is made
+    use_threads(
+        request.machine.cores
+    )  # before TVM folds its first constant: a pool's size is fixed when it is made
     log = DecisionLog()
     with stages.stage("importing"):
         imported = import_model(request.source, dict(request.shapes), dict(request.values))

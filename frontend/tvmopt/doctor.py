@@ -33,14 +33,22 @@ class Check:
 
 def examine() -> list[Check]:
     """All checks, in the order a user would mend them."""
-    parts: list[Callable[[], list[Check]]] = [_python, _pinned, _packages, _runtime, _compiler, _cpu, _threads, _memory, _cuda]
+    parts: list[Callable[[], list[Check]]] = [
+        _python,
+        _pinned,
+        _packages,
+        _runtime,
+        _compiler,
+        _cpu,
+        _threads,
+        _memory,
+        _cuda,
+    ]
     return [check for part in parts for check in part()]
 
 
 def _python() -> list[Check]:
     found = sys.version.split()[0]
-    if sys.version_info < (3, 11):
-        return [Check("Python", "broken", found, "use Python 3.11 or later")]
     return [Check("Python", "ok", found)]
 
 
@@ -51,8 +59,12 @@ def _pinned() -> list[Check]:
         if found == wanted:
             checks.append(Check(name, "ok", found))
         else:
-            why = "; with another tvm-ffi, TVM's tuner crashes or TVM fails at import" if "ffi" in name else ""
-            checks.append(Check(name, "broken", found or "not installed", f"pip install '{name}=={wanted}'{why}"))
+            why = (
+                "; with another tvm-ffi, TVM's tuner crashes or TVM fails at import" if "ffi" in name else ""
+            )
+            checks.append(
+                Check(name, "broken", found or "not installed", f"pip install '{name}=={wanted}'{why}")
+            )
     return checks
 
 
@@ -77,7 +89,14 @@ def _runtime() -> list[Check]:
     try:
         library.ffi()
     except (TvmoptError, ImportError) as error:
-        return [Check("TVM runtime library", "broken", str(error).splitlines()[0], "pip install --force-reinstall apache-tvm==0.27.0.post1")]
+        return [
+            Check(
+                "TVM runtime library",
+                "broken",
+                str(error).splitlines()[0],
+                "pip install --force-reinstall apache-tvm==0.27.0.post1",
+            )
+        ]
     return [Check("TVM runtime library", "ok", str(library.library_folder() / "libtvm_runtime.so"))]
 
 
@@ -89,10 +108,20 @@ def _compiler() -> list[Check]:
     except TvmoptError as error:
         return [Check("C compiler (links kernels)", "broken", error.what, error.fix)]
     works = subprocess.run(
-        [path, "-shared", "-fPIC", "-x", "c", "-", "-o", os.devnull], input=b"int f;", capture_output=True, check=False
+        [path, "-shared", "-fPIC", "-x", "c", "-", "-o", os.devnull],
+        input=b"int f;",
+        capture_output=True,
+        check=False,
     )
     if works.returncode:
-        return [Check("C compiler (links kernels)", "broken", f"{path} cannot link", "install the C library's headers: libc6-dev or glibc-devel")]
+        return [
+            Check(
+                "C compiler (links kernels)",
+                "broken",
+                f"{path} cannot link",
+                "install the C library's headers: libc6-dev or glibc-devel",
+            )
+        ]
     return [Check("C compiler (links kernels)", "ok", path)]
 
 
@@ -103,7 +132,9 @@ def _cpu() -> list[Check]:
     checks = [Check("CPU", "ok", f"{machine.name}, {machine.cores} cores, {machine.vector_bits}-bit vectors")]
     features = ", ".join(machine.features) or "none known"
     if machine.vector_bits < 256:
-        note = "no AVX2 seen: kernels use 128-bit vectors; a virtual machine may hide the processor's features"
+        note = (
+            "no AVX2 seen: kernels use 128-bit vectors; a virtual machine may hide the processor's features"
+        )
         return [*checks, Check("CPU features", "warning", features, note)]
     return [*checks, Check("CPU features", "ok", features)]
 
@@ -113,7 +144,9 @@ def _threads() -> list[Check]:
 
     cores, text = usable_cores(), os.environ.get("TVM_NUM_THREADS", "")
     if text and (not text.isdigit() or int(text) < 1):
-        return [Check("threads", "broken", f"TVM_NUM_THREADS={text}", "unset it, or set it to a positive number")]
+        return [
+            Check("threads", "broken", f"TVM_NUM_THREADS={text}", "unset it, or set it to a positive number")
+        ]
     if text and int(text) != cores:
         fix = f"TVM_NUM_THREADS={text} wins over the {cores} usable cores; unset it to use them all"
         return [Check("threads", "warning", f"{text} of {cores} cores", fix)]
@@ -133,7 +166,9 @@ def _memory() -> list[Check]:
 
 
 def _cuda() -> list[Check]:
-    nvcc = shutil.which("nvcc") or next((str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))), "")
+    nvcc = shutil.which("nvcc") or next(
+        (str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))), ""
+    )
     nvrtc = _version("cuda-bindings")
     if nvcc or nvrtc:
         checks = [Check("CUDA compiler", "ok", nvcc or f"NVRTC, cuda-bindings {nvrtc}")]
@@ -143,7 +178,10 @@ def _cuda() -> list[Check]:
     driver = ctypes.util.find_library("cuda")
     if driver:
         return [*checks, Check("CUDA driver", "ok", driver)]
-    return [*checks, Check("CUDA driver", "optional", "no libcuda", "only to run on a GPU: install NVIDIA's driver")]
+    return [
+        *checks,
+        Check("CUDA driver", "optional", "no libcuda", "only to run on a GPU: install NVIDIA's driver"),
+    ]
 
 
 def _version(name: str) -> str:

@@ -67,7 +67,9 @@ class _Linker:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TvmoptError(
-                f"linking failed: {done.stderr.strip()[:500]}", where=" ".join(command), fix="`tvmopt doctor` checks the compiler"
+                f"linking failed: {done.stderr.strip()[:500]}",
+                where=" ".join(command),
+                fix="`tvmopt doctor` checks the compiler",
             )
 
 
@@ -94,6 +96,8 @@ def versions() -> dict[str, str]:
 
     from tvmopt import __version__
 
-    return {"tvmopt": __version__, "apache-tvm": version("apache-tvm"), "apache-tvm-ffi": version("apache-tvm-ffi")}
-
-
+    return {
+        "tvmopt": __version__,
+        "apache-tvm": version("apache-tvm"),
+        "apache-tvm-ffi": version("apache-tvm-ffi"),
+    }

@@ -14,7 +14,7 @@ import numpy as np
 from tvmopt.runtime.tensors import Array, numpy_dtype
 
 _FORWARD = frozenset(  # operators that hand their first input's values on
-    "Cast Concat Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split()
+    ["Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"]
 )
 SMALL = 2  # bound of an integer input of which nothing is known: 0 and 1 are valid for masks, types, flags
 
@@ -100,7 +100,7 @@ def longest_reduction(model: Any) -> tuple[int, int]:
     dims = {i.name: tuple(i.dims) for i in model.graph.initializer}
     for node in model.graph.node:  # weights kept as Constant nodes
         if node.op_type == "Constant":
-            dims.update({node.output[0]: tuple(a.t.dims) for a in node.attribute if a.name == "value"})
+            dims[node.output[0]] = next((tuple(a.t.dims) for a in node.attribute if a.name == "value"), ())
     longest, depth = 1, 0
     for node in model.graph.node:
         shape = dims.get(node.input[1], ()) if len(node.input) > 1 else ()
@@ -109,9 +109,9 @@ def longest_reduction(model: Any) -> tuple[int, int]:
             terms = int(np.prod(shape[1:], dtype=np.int64)) if shape else 64
         elif node.op_type in ("MatMul", "MatMulInteger"):
             terms = shape[-2] if len(shape) > 1 else 64
-        elif node.op_type == "Gemm":
-            terms = max(shape, default=64)
-        elif node.op_type in ("LSTM", "GRU", "RNN", "Attention", "Einsum") or node.op_type.startswith("Reduce"):
+        elif node.op_type == "Gemm" or node.op_type in ("LSTM", "GRU", "RNN", "Attention", "Einsum") or node.op_type.startswith(
+            "Reduce"
+        ):
             terms = max(shape, default=64)
         if terms:
             longest, depth = max(longest, terms), depth + 1

@@ -85,7 +85,8 @@ def verify(
                 fix="this is a bug in a generated kernel: please report it with the model; --no-verify skips the check",
             ) from crash
     comparisons = tuple(
-        Comparison(tuple(OutputComparison(**{**o, "worst": tuple(o["worst"])}) for o in c)) for c in raw["comparisons"]
+        Comparison(tuple(OutputComparison(**{**o, "worst": tuple(o["worst"])}) for o in c))
+        for c in raw["comparisons"]
     )
     verdict = Verdict(comparisons, raw["reference"], raw["reason"])
     if not verdict.ok:
@@ -99,7 +100,9 @@ def verify(
     return verdict
 
 
-def in_child(artifact: str, model: str, rtol: float | None, progress: Callable[[str], None]) -> dict[str, Any]:
+def in_child(
+    artifact: str, model: str, rtol: float | None, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """The child's part: both runs, compared. Returns plain data."""
     import onnx
 
@@ -119,7 +122,12 @@ def in_child(artifact: str, model: str, rtol: float | None, progress: Callable[[
     comparisons = []
     for feed, outputs in zip(feeds, expected, strict=True):
         comparison = compare(
-            outputs, compiled.run(feed), reduction=reduction, depth=depth, precision=manifest.precision, rtol=rtol
+            outputs,
+            compiled.run(feed),
+            reduction=reduction,
+            depth=depth,
+            precision=manifest.precision,
+            rtol=rtol,
         )
         comparisons.append(comparison.as_dict()["outputs"])
     return {"comparisons": comparisons, "reference": reference, "reason": ""}
@@ -154,9 +162,13 @@ def run_reference(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str
 
         evaluator = ReferenceEvaluator(str(model))
         runs = [[np.asarray(o) for o in evaluator.run(None, feed)] for feed in feeds]
-        return f"onnx {onnx.__version__}", [dict(zip(evaluator.output_names, run, strict=True)) for run in runs]
+        return f"onnx {onnx.__version__}", [
+            dict(zip(evaluator.output_names, run, strict=True)) for run in runs
+        ]
     except Exception as error:  # pure-Python reference implementations raise anything
-        problems.append(f"onnx's reference: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}")
+        problems.append(
+            f"onnx's reference: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
+        )
     raise TvmoptError("no reference can run the model: " + "; ".join(problems))
 
 

@@ -5,14 +5,15 @@ A subcommand's module is imported when it is called: `tvmopt --help` imports no 
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from tvmopt.errors import InputError, TvmoptError
 
@@ -53,52 +54,62 @@ _FOREIGN = {  # what the fingers of tvmc's and trtexec's users type -> what it i
 class Commands(TyperGroup):
     """The subcommands, each loaded when asked for; a stub with its help line otherwise."""
 
-    loading = True
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        if _wants_help_only(ctx):
-            return TyperCommand(cmd_name, help=COMMANDS[cmd_name], callback=lambda: None)
-        module = import_module(f"tvmopt.cli.{cmd_name}")
-        command = typer.main.get_command(module.app)
-        command.name, command.help = cmd_name, command.help or COMMANDS[cmd_name]
+        command = _load(cmd_name) if cmd_name in _asked_for() else _stub(cmd_name)
+        command.name = cmd_name
         return command
 
 
-def _wants_help_only(ctx: Any) -> bool:
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    return ctx.info_name == "tvmopt" and not words
+def _asked_for() -> set[str]:
+    return _arguments & COMMANDS.keys()
 
 
-def application() -> Commands:
-    """The whole command, as an object that typer's machinery can run."""
-    options = [
-        typer.core.TyperOption(
-            param_decls=["--version"], is_flag=True, expose_value=False, is_eager=True,
-            callback=_version, help="Show the versions and exit.",
-        )
-    ]  # fmt: skip
-    return Commands(
-        name="tvmopt",
-        params=list(options),
-        help="ONNX in; a fast, checked, explained module out.",
+_arguments: set[str] = set()
+
+
+def _load(name: str) -> Any:
+    return typer.main.get_command(import_module(f"tvmopt.cli.{name}").app)
+
+
+def _stub(name: str) -> Any:
+    stub = typer.Typer(add_completion=False)
+    stub.command(name, help=COMMANDS[name])(lambda: None)
+    return typer.main.get_command(stub)
+
+
+def application() -> Any:
+    """The whole command, as the object that parses and runs."""
+    app = typer.Typer(
+        cls=Commands,
         no_args_is_help=True,
+        add_completion=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback(help="ONNX in; a fast, checked, explained module out.")(_options)
+    return typer.main.get_command(app)
 
 
-def _version(ctx: Any, _param: Any, value: bool) -> None:
-    if value:
+def _version(wanted: bool) -> None:
+    if wanted:
         from importlib.metadata import version
 
         names = ("apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime")
-        print("tvmopt", version("tvmopt"), *(f"({', '.join(f'{n} {version(n)}' for n in names)})",))
-        ctx.exit(0)
+        print(f"tvmopt {version('tvmopt')} ({', '.join(f'{name} {version(name)}' for name in names)})")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the versions and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _foreign(arguments)
+        _arguments.clear()
+        _arguments.update(arguments)
         application().main(args=arguments, prog_name="tvmopt")
     except TvmoptError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -125,7 +138,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _foreign(arguments: Sequence[str]) -> None:
+    """Refuse a command or a flag of another tool, and say what it is called here."""
+    first = arguments[0] if arguments else "--help"
+    if not first.startswith("-") and first not in COMMANDS:
+        near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.5)
+        what = f"there is no command {first!r}" + (f", did you mean {near[0]!r}?" if near else ".")
+        raise InputError(what, fix=f"one of {', '.join(COMMANDS)}")
     for word in arguments:
         flag = word.partition("=")[0]
         if flag in _FOREIGN:
-            raise InputError(f"there is no option {flag}.", where="tvmopt " + " ".join(arguments), fix=_FOREIGN[flag])
+            raise InputError(
+                f"there is no option {flag}.", where="tvmopt " + " ".join(arguments), fix=_FOREIGN[flag]
+            )

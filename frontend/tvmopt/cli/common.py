@@ -37,7 +37,11 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
         parts = [d for d in dims.replace(",", "x").strip("[]").split("x") if d]
         if not colon or not name or not all(d.isdigit() and int(d) > 0 for d in parts):
             problems.append(
-                InputError(f"{text!r} is not a shape.", where="--shape", fix="--shape NAME:1x3x224x224, positive numbers")
+                InputError(
+                    f"{text!r} is not a shape.",
+                    where="--shape",
+                    fix="--shape NAME:1x3x224x224, positive numbers",
+                )
             )
         else:
             shapes[name] = tuple(map(int, parts))
@@ -64,7 +68,9 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
                 raise ValueError("one array, and no name for it")
         except (OSError, ValueError, EOFError) as error:
             raise InputError(
-                f"cannot read the input: {error}", where=f"-i {text}", fix="-i NAME=FILE.npy, or -i FILE.npz with named arrays"
+                f"cannot read the input: {error}",
+                where=f"-i {text}",
+                fix="-i NAME=FILE.npy, or -i FILE.npz with named arrays",
             ) from error
     return arrays
 
@@ -83,7 +89,12 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
 def print_json(value: Any) -> None:
     """A result as JSON on stdout: the dataclass, field by field."""
-    json.dump(asdict(value) if is_dataclass(value) and not isinstance(value, type) else value, sys.stdout, indent=2, default=_plain)
+    json.dump(
+        asdict(value) if is_dataclass(value) and not isinstance(value, type) else value,
+        sys.stdout,
+        indent=2,
+        default=_plain,
+    )
     print()
 
 
@@ -97,7 +108,9 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], *, left: int = 
     """Print a plain table: the first `left` columns flush left, the others right."""
     grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        grid.add_column(column, justify="left" if index < left else "right", no_wrap=index == 0, overflow="fold")
+        grid.add_column(
+            column, justify="left" if index < left else "right", no_wrap=index == 0, overflow="fold"
+        )
     for row in rows:
         grid.add_row(*(str(cell) for cell in row))
     out.print(grid)
@@ -111,5 +124,9 @@ def human(number: float, unit: str = "") -> str:
     """
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= size:
-            return f"{number / size:.3g} {prefix}{unit}" if number / size >= 100 else f"{number / size:.2f} {prefix}{unit}"
+            return (
+                f"{number / size:.3g} {prefix}{unit}"
+                if number / size >= 100
+                else f"{number / size:.2f} {prefix}{unit}"
+            )
     return f"{number:.0f} {unit}".rstrip()

@@ -17,22 +17,37 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 def command(
     model: Annotated[str, typer.Argument(help="The ONNX file.", metavar="MODEL")],
     target: Annotated[
-        str, typer.Option("--target", "-t", help="cpu (this machine), cuda, a name of `tvmopt targets list`, or a TOML file.")
+        str,
+        typer.Option(
+            "--target",
+            "-t",
+            help="cpu (this machine), cuda, a name of `tvmopt targets list`, or a TOML file.",
+        ),
     ] = "cpu",
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="The file to write.", show_default="MODEL.tvmopt")
     ] = None,
     precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
     shape: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable."),
     ] = None,
-    verify: Annotated[bool, typer.Option(help="Compare with onnxruntime on seeded inputs; refuse a wrong result.")] = True,
+    verify: Annotated[
+        bool, typer.Option(help="Compare with onnxruntime on seeded inputs; refuse a wrong result.")
+    ] = True,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Of the verification, relative to the largest value.", show_default="from dtype and reduction length"),
+        typer.Option(
+            help="Of the verification, relative to the largest value.",
+            show_default="from dtype and reduction length",
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")] = None,
-    strip_weights: Annotated[bool, typer.Option("--strip-weights", help="Leave the weights out; `tvmopt refit` puts them in.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")
+    ] = None,
+    strip_weights: Annotated[
+        bool, typer.Option("--strip-weights", help="Leave the weights out; `tvmopt refit` puts them in.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Compile an ONNX model to one file, checked against onnxruntime on the same inputs."""
@@ -57,4 +72,7 @@ def command(
     report = compiled.report
     coverage(report)
     seconds = sum(report.seconds.values())
-    out.print(f"[bold]{compiled.path}[/]: {human(compiled.path.stat().st_size, 'B')}, compiled in {seconds:.1f} s")
+    assert compiled.path is not None  # an output was given
+    out.print(
+        f"[bold]{compiled.path}[/]: {human(compiled.path.stat().st_size, 'B')}, compiled in {seconds:.1f} s"
+    )

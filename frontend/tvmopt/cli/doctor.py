@@ -20,7 +20,12 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.
     if as_json:
         print_json([check.as_dict() for check in checks])
     else:
-        marks = {"ok": "[green]ok[/]", "optional": "[dim]--[/]", "warning": "[yellow]!![/]", "broken": "[red]XX[/]"}
+        marks = {
+            "ok": "[green]ok[/]",
+            "optional": "[dim]--[/]",
+            "warning": "[yellow]!![/]",
+            "broken": "[red]XX[/]",
+        }
         table(("", "check", "found"), [(marks[c.state], c.name, c.found) for c in checks], left=3)
         for check in checks:
             if check.fix:

@@ -14,18 +14,30 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 @app.command()
 def command(
-    source: Annotated[str, typer.Argument(help="An ONNX file (compiled now, nothing is written) or a compiled file.", metavar="MODEL|ARTIFACT")],
-    node: Annotated[str | None, typer.Option(help="Only what concerns ONNX nodes whose name contains this.")] = None,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="An ONNX file (compiled now, nothing is written) or a compiled file.",
+            metavar="MODEL|ARTIFACT",
+        ),
+    ],
+    node: Annotated[
+        str | None, typer.Option(help="Only what concerns ONNX nodes whose name contains this.")
+    ] = None,
     target: Annotated[str, typer.Option("--target", "-t", help="For an ONNX file: the machine.")] = "cpu",
     precision: Annotated[str, typer.Option(help="For an ONNX file: fp32.")] = "fp32",
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """What was done to each node, by which kernel with which knobs, and what declined and why."""
     from tvmopt.api import explain
 
     with progress() as show:
-        report = explain(source, node, target=target, precision=precision, shape=parse_shapes(shape or []), progress=show)
+        report = explain(
+            source, node, target=target, precision=precision, shape=parse_shapes(shape or []), progress=show
+        )
     if as_json:
         print_json(report)
         return

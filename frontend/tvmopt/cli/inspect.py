@@ -15,8 +15,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 @app.command()
 def command(
     source: Annotated[str, typer.Argument(help="An ONNX file or a compiled file.", metavar="MODEL|ARTIFACT")],
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")] = None,
-    top: Annotated[int, typer.Option(min=0, help="Show the nodes with the most FLOPs; 0: all of them, in graph order.")] = 10,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
+    ] = None,
+    top: Annotated[
+        int, typer.Option(min=0, help="Show the nodes with the most FLOPs; 0: all of them, in graph order.")
+    ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """FLOPs, parameters, bytes moved and peak memory of a model, in total, by operator and by node; or what a compiled file says of itself."""
@@ -40,7 +44,12 @@ def _artifact(manifest: Any) -> None:
         ("needs", " ".join(manifest.features) or "-"),
         ("precision", manifest.precision),
         ("library", human(manifest.parts["library.so"].bytes, "B")),
-        ("weights", "stripped" if manifest.stripped else f"{human(manifest.weight_bytes, 'B')} in {len(manifest.weights)} tensors"),
+        (
+            "weights",
+            "stripped"
+            if manifest.stripped
+            else f"{human(manifest.weight_bytes, 'B')} in {len(manifest.weights)} tensors",
+        ),
         ("made by", ", ".join(f"{name} {number}" for name, number in manifest.versions.items())),
         ("structure", manifest.structure[:16]),
         ("accuracy", accuracy(manifest.accuracy)),
@@ -60,10 +69,28 @@ def _model(found: Any, top: int) -> None:
     table((found.name, ""), rows, left=2)
     out.print()
     total = found.flops or 1.0
-    by_type = [(kind, n, human(f, "FLOP"), f"{100 * f / total:.1f} %", human(b, "B")) for kind, (n, f, b) in found.by_type().items()]
+    by_type = [
+        (kind, n, human(f, "FLOP"), f"{100 * f / total:.1f} %", human(b, "B"))
+        for kind, (n, f, b) in found.by_type().items()
+    ]
     table(("operator", "nodes", "FLOPs", "share", "bytes"), by_type)
     ops = found.ops if top == 0 else sorted(found.ops, key=lambda op: -op.flops)[:top]
-    nodes = [(op.name, op.op_type, human(op.flops, "FLOP"), human(op.bytes, "B"), f"{op.intensity:.1f}", "x".join(map(str, op.shape))) for op in ops]
-    table(("node", "operator", "FLOPs", "bytes", "FLOP/B", "output"), nodes, left=2, title="\nnodes with the most FLOPs" if top else "")
+    nodes = [
+        (
+            op.name,
+            op.op_type,
+            human(op.flops, "FLOP"),
+            human(op.bytes, "B"),
+            f"{op.intensity:.1f}",
+            "x".join(map(str, op.shape)),
+        )
+        for op in ops
+    ]
+    table(
+        ("node", "operator", "FLOPs", "bytes", "FLOP/B", "output"),
+        nodes,
+        left=2,
+        title="\nnodes with the most FLOPs" if top else "",
+    )
     if found.unknown:
         out.print(f"[yellow]note:[/] left out, shapes unknown: {', '.join(found.unknown[:5])}")

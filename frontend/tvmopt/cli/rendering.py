@@ -15,7 +15,13 @@ def coverage(report: Report) -> None:
         groups.setdefault((kernel.family, kernel.source), []).append(kernel)
     total = report.flops or 1.0
     rows = [
-        (family, source, len(kernels), sum(k.calls for k in kernels), f"{100 * _flops(kernels) / total:.1f} %")
+        (
+            family,
+            source,
+            len(kernels),
+            sum(k.calls for k in kernels),
+            f"{100 * _flops(kernels) / total:.1f} %",
+        )
         for (family, source), kernels in sorted(groups.items(), key=lambda item: -_flops(item[1]))
     ]
     out.print(
@@ -58,7 +64,12 @@ def decisions(report: Report, verdict: str) -> None:
             groups.setdefault((decision.stage, decision.reason), []).append(decision.node)
     if groups:
         rows = [(stage, len(nodes), reason, _some(nodes)) for (stage, reason), nodes in groups.items()]
-        table(("pass", "times", "reason" if verdict == "declined" else "gain", "nodes"), rows, left=4, title=f"\n{verdict}")
+        table(
+            ("pass", "times", "reason" if verdict == "declined" else "gain", "nodes"),
+            rows,
+            left=4,
+            title=f"\n{verdict}",
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -15,17 +15,29 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 def command(
     model: Annotated[str, typer.Argument(help="The file that `tvmopt compile` wrote.", metavar="ARTIFACT")],
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; repeatable. Missing ones are filled.")
+        list[str] | None,
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="NAME=FILE.npy|FILE.npz",
+            help="Inputs; repeatable. Missing ones are filled.",
+        ),
     ] = None,
-    fill: Annotated[str, typer.Option(help="Fill of inputs not given: random (seeded), zeros, ones.")] = "random",
+    fill: Annotated[
+        str, typer.Option(help="Fill of inputs not given: random (seeded), zeros, ones.")
+    ] = "random",
     seed: Annotated[int, typer.Option(help="Seed of the random fill.")] = 0,
-    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs there.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs there.")
+    ] = None,
     print_time: Annotated[bool, typer.Option("--print-time", help="Time it, and print the summary.")] = False,
     iterations: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 100,
     warmup: Annotated[int, typer.Option(min=0, help="Calls before timing.")] = 10,
     duration: Annotated[float, typer.Option(min=0, help="Time for at least this many seconds.")] = 0.0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print outputs' summary and times as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print outputs' summary and times as JSON.")
+    ] = False,
 ) -> None:
     """Run a compiled model on files or filled inputs; print what came out and how long it took."""
     from tvmopt.api import run
@@ -52,9 +64,16 @@ def command(
         t = result.timing
         row = [f"{v:.3f}" for v in (t.min_ms, t.median_ms, t.mean_ms, t.p90_ms, t.p99_ms)]
         title = f"\nlatency in ms, {t.n} calls after {t.warmup}, {result.threads} threads"
-        table(("min", "median", "mean", "p90", "p99", "calls/s"), [[*row, f"{t.throughput:.1f}"]], left=0, title=title)
+        table(
+            ("min", "median", "mean", "p90", "p99", "calls/s"),
+            [[*row, f"{t.throughput:.1f}"]],
+            left=0,
+            title=title,
+        )
         if t.unstable:
-            out.print("[yellow]note:[/] the times scatter (p90 is a tenth above the median): something else is running")
+            out.print(
+                "[yellow]note:[/] the times scatter (p90 is a tenth above the median): something else is running"
+            )
 
 
 def _summary(array: Any) -> dict[str, Any]:

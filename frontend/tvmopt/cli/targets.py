@@ -26,14 +26,23 @@ def list_targets(as_json: Json = False) -> None:
         print_json([m.as_dict() for m in machines])
         return
     rows = [
-        (m.name, m.kind, m.mcpu, m.cores, f"{m.vector_bits} bit" if m.kind == "llvm" else "", f"{m.bandwidth / 1e9:.0f} GB/s")
+        (
+            m.name,
+            m.kind,
+            m.mcpu,
+            m.cores,
+            f"{m.vector_bits} bit" if m.kind == "llvm" else "",
+            f"{m.bandwidth / 1e9:.0f} GB/s",
+        )
         for m in machines
     ]
     table(("name", "kind", "mcpu or arch", "cores", "vectors", "memory"), rows, left=3)
 
 
 @app.command("show")
-def show_target(name: Annotated[str, typer.Argument(help="A name, cpu, cuda, or a TOML file.")], as_json: Json = False) -> None:
+def show_target(
+    name: Annotated[str, typer.Argument(help="A name, cpu, cuda, or a TOML file.")], as_json: Json = False
+) -> None:
     """Every field of one machine, with its source."""
     _show(Machine.load(name), as_json)
 
@@ -50,7 +59,16 @@ def _show(machine: Machine, as_json: bool) -> None:
         return
     fields = machine.as_dict()
     sources = fields.pop("sources")
-    rows = [(key, " ".join(value) if isinstance(value, tuple) else value, sources.get(key, "")) for key, value in fields.items()]
+    rows = [
+        (key, " ".join(value) if isinstance(value, tuple) else value, sources.get(key, ""))
+        for key, value in fields.items()
+    ]
     if machine.kind == "llvm":
-        rows.append(("peak", human(machine.peak_flops, "FLOP/s") + " fp32, all cores", "cores * GHz * ports * lanes * 2"))
+        rows.append(
+            (
+                "peak",
+                human(machine.peak_flops, "FLOP/s") + " fp32, all cores",
+                "cores * GHz * ports * lanes * 2",
+            )
+        )
     table(("field", "value", "source"), rows, left=3)

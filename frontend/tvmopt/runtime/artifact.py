@@ -42,7 +42,9 @@ class Artifact:
     where: str = "artifact"
 
     @classmethod
-    def build(cls, manifest: Manifest, library: bytes, weights: Sequence[tuple[TensorInfo, Array]]) -> Artifact:
+    def build(
+        cls, manifest: Manifest, library: bytes, weights: Sequence[tuple[TensorInfo, Array]]
+    ) -> Artifact:
         """Complete a manifest: lay the weights out and hash the parts."""
         layout, arrays, offset = [], [], 0
         for info, array in weights:
@@ -53,7 +55,9 @@ class Artifact:
             "library.so": Part(len(library), container.sha256([library])),
             "weights.bin": Part(offset, container.sha256(_pieces(arrays))),
         }
-        return cls(replace(manifest, weights=tuple(layout), parts=parts), library, tuple(arrays), manifest.model)
+        return cls(
+            replace(manifest, weights=tuple(layout), parts=parts), library, tuple(arrays), manifest.model
+        )
 
     def stripped(self) -> Artifact:
         """The same without its weights."""
@@ -71,7 +75,9 @@ class Artifact:
         """
         path = Path(path)
         if path.is_dir():
-            raise InputError("the output is a folder.", where=str(path), fix=f"give a file: -o {path / 'model.tvmopt'}")
+            raise InputError(
+                "the output is a folder.", where=str(path), fix=f"give a file: -o {path / 'model.tvmopt'}"
+            )
         members: dict[str, Any] = {"manifest.json": [self.manifest.to_json()], "library.so": [self.library]}
         if not self.manifest.stripped:
             members["weights.bin"] = list(_pieces(self.weights))
@@ -145,18 +151,26 @@ def read(path: str | Path, *, mapped: bool = False, verify: bool = True) -> Arti
 
 def _open(path: Path) -> Any:
     if path.is_dir():
-        raise ArtifactError("a folder, not an artifact.", where=str(path), fix="give the file that `tvmopt compile` wrote")
+        raise ArtifactError(
+            "a folder, not an artifact.", where=str(path), fix="give the file that `tvmopt compile` wrote"
+        )
     try:
         return path.open("rb")
     except OSError as error:
         raise ArtifactError(
-            f"cannot open the artifact: {error.strerror}", where=str(path), fix="give the file that `tvmopt compile` wrote"
+            f"cannot open the artifact: {error.strerror}",
+            where=str(path),
+            fix="give the file that `tvmopt compile` wrote",
         ) from error
 
 
 def _check_parts(manifest: Manifest, parts: dict[str, tuple[int, int]], where: str) -> None:
     expected = {"library.so"} if manifest.stripped else {"library.so", "weights.bin"}
-    wrong = [n for n in expected if n not in parts or n not in manifest.parts or parts[n][1] != manifest.parts[n].bytes]
+    wrong = [
+        n
+        for n in expected
+        if n not in parts or n not in manifest.parts or parts[n][1] != manifest.parts[n].bytes
+    ]
     wrong += sorted(set(parts) - expected - {"manifest.json"})
     if not manifest.stripped and manifest.weight_bytes != parts.get("weights.bin", (0, -1))[1]:
         wrong.append("weights.bin")

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any
 
 from tvmopt.errors import ArtifactError, InputError
 
@@ -25,10 +25,7 @@ _PADDING_ID = 0xD935  # Android's alignment record; ignored by every reader
 _RECOMPILE = "compile the model again: tvmopt compile MODEL"
 
 
-class Buffer(Protocol):
-    """Bytes-like: `bytes`, `memoryview`, `mmap`, a contiguous NumPy array."""
-
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+Buffer = Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (typing has a name for it from 3.12)
 
 
 @contextmanager
@@ -41,7 +38,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     except OSError as error:
-        raise InputError(f"cannot write the file: {error.strerror}", where=str(path), fix="give another -o") from error
+        raise InputError(
+            f"cannot write the file: {error.strerror}", where=str(path), fix="give another -o"
+        ) from error
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -53,7 +52,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             os.unlink(name)
         if isinstance(error, OSError):
-            raise InputError(f"cannot write the file: {error.strerror}", where=str(path), fix="free some space") from error
+            raise InputError(
+                f"cannot write the file: {error.strerror}", where=str(path), fix="free some space"
+            ) from error
         raise
 
 
@@ -103,7 +104,9 @@ def read_directory(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
     end = 0
     for name, (offset, length) in sorted(found.items(), key=lambda item: item[1]):
         if offset < end or offset + length > size:
-            raise ArtifactError(f"the file is cut short or its member {name} overlaps another.", where=where, fix=_RECOMPILE)
+            raise ArtifactError(
+                f"the file is cut short or its member {name} overlaps another.", where=where, fix=_RECOMPILE
+            )
         end = offset + length
     return found
 

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def ffi() -> Any:
     tvm_ffi imports torch first when it is installed, against a symbol clash seen on Windows only; that costs a
     second, so on Linux it is told there is none (unless torch is loaded already).
     """
-    with _without("torch") if sys.platform == "linux" and "tvm_ffi" not in sys.modules else suppress():
+    with _without("torch") if sys.platform == "linux" and "tvm_ffi" not in sys.modules else nullcontext():
         import tvm_ffi
     from tvm_ffi.libinfo import load_lib_ctypes
 
@@ -96,7 +96,9 @@ def default_threads(wanted: int) -> int:
     if not text:
         return max(1, min(wanted, usable_cores()))
     if not text.isdigit() or int(text) < 1:
-        raise InputError(f"TVM_NUM_THREADS is {text!r}, not a positive number.", fix="unset it, or set it to 1, 2, ...")
+        raise InputError(
+            f"TVM_NUM_THREADS is {text!r}, not a positive number.", fix="unset it, or set it to 1, 2, ..."
+        )
     return int(text)
 
 
@@ -111,8 +113,9 @@ def use_threads(threads: int) -> None:
     module = ffi()
     with _ENVIRONMENT:
         size = max(threads, usable_cores())
-        with _environment("TVM_NUM_THREADS", str(size)), _environment(
-            "TVM_BIND_THREADS", "0" if size > usable_cores() else None
+        with (
+            _environment("TVM_NUM_THREADS", str(size)),
+            _environment("TVM_BIND_THREADS", "0" if size > usable_cores() else None),
         ):
             module.get_global_func("runtime.config_threadpool")(1, threads)
     got = int(module.get_global_func("runtime.NumThreads")())
@@ -178,7 +181,9 @@ class Session:
     def __init__(self, library: Any, *, cuda: bool = False) -> None:
         self.module = library["vm_load_executable"]()
         devices = [2, 0, 2] if cuda else []  # device type, index, allocator (2: pooled)
-        self.module["vm_initialization"](*devices, 1, 0, 2)  # the CPU is always there: it runs shape functions
+        self.module["vm_initialization"](
+            *devices, 1, 0, 2
+        )  # the CPU is always there: it runs shape functions
         self.main: Callable[..., Any] = self.module["main"]
 
     def set_instrument(self, instrument: Callable[..., int] | None) -> None:

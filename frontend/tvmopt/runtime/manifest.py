@@ -118,7 +118,9 @@ class Manifest:
                 raise TypeError("a weight is not 64-byte aligned")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ArtifactError(
-                f"the manifest is damaged: {error}", where=where, fix="compile the model again: tvmopt compile MODEL"
+                f"the manifest is damaged: {error}",
+                where=where,
+                fix="compile the model again: tvmopt compile MODEL",
             ) from error
         return manifest
 

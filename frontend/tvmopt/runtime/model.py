@@ -24,7 +24,16 @@ from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import Session, cuda_available, default_threads, ffi, load_library, use_threads
 from tvmopt.runtime.manifest import Manifest
-from tvmopt.runtime.tensors import ALIGNMENT, Array, TensorInfo, address, aligned_empty, from_ffi, is_direct, to_ffi
+from tvmopt.runtime.tensors import (
+    ALIGNMENT,
+    Array,
+    TensorInfo,
+    address,
+    aligned_empty,
+    from_ffi,
+    is_direct,
+    to_ffi,
+)
 from tvmopt.runtime.timing import Timing, measure
 
 
@@ -75,7 +84,9 @@ class Model:
         self._threads = threads or default_threads(manifest.threads)
         self._library = load_library(artifact.library, artifact.where)
         self._arrays = artifact.weights
-        weights = [to_ffi(array, w.dtype) for array, w in zip(artifact.weights, manifest.weights, strict=True)]
+        weights = [
+            to_ffi(array, w.dtype) for array, w in zip(artifact.weights, manifest.weights, strict=True)
+        ]
         self._weights = [_to_device(w) for w in weights] if self._cuda else weights
         self._inputs, self._outputs = manifest.inputs, manifest.outputs
         self._names = tuple(i.name for i in self._inputs)
@@ -115,7 +126,9 @@ class Model:
         Raises:
             InputError: a wrong number, name, shape or dtype - all problems at once.
         """
-        results = self._invoke(self._in_order(args, named) if named or len(args) != len(self._names) else args)
+        results = self._invoke(
+            self._in_order(args, named) if named or len(args) != len(self._names) else args
+        )
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
@@ -143,7 +156,10 @@ class Model:
             warmup: calls before measuring.
         """
         local = self._of_this_thread()
-        tensors = self._tensors(local, [feeds[n] for n in self._names] if not self._problem_names(feeds) else self._in_order((), feeds))
+        tensors = self._tensors(
+            local,
+            [feeds[n] for n in self._names] if not self._problem_names(feeds) else self._in_order((), feeds),
+        )
         main, weights, sync = local.session.main, self._weights, _synchronise if self._cuda else None
 
         def call() -> None:
@@ -202,7 +218,10 @@ class Model:
 
     def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
         """Outputs that lie in an input or a weight (a model can return either): they must be copied every time."""
-        foreign = [(t.data_ptr(), t.data_ptr() + max(1, i.nbytes)) for t, i in zip(tensors, self._inputs, strict=True)]
+        foreign = [
+            (t.data_ptr(), t.data_ptr() + max(1, i.nbytes))
+            for t, i in zip(tensors, self._inputs, strict=True)
+        ]
         foreign += [(address(w), address(w) + max(1, w.nbytes)) for w in self._arrays]
         shared = []
         for index, output in enumerate(outputs):
@@ -223,7 +242,13 @@ class Model:
                 problems.append(InputError(what, where=self.manifest.model, fix=f"the inputs are {expected}"))
         for info in self._inputs:
             if info.name not in feeds:
-                problems.append(InputError(f"the input {info} is missing.", where=self.manifest.model, fix=f"the inputs are {expected}"))
+                problems.append(
+                    InputError(
+                        f"the input {info} is missing.",
+                        where=self.manifest.model,
+                        fix=f"the inputs are {expected}",
+                    )
+                )
         return problems
 
     def _in_order(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -236,7 +261,9 @@ class Model:
         feeds = dict(zip(self._names, args, strict=False))
         twice = sorted(set(feeds) & set(named))
         if twice:
-            raise InputError(f"the input {twice[0]!r} is given twice.", where=self.manifest.model, fix="give it once")
+            raise InputError(
+                f"the input {twice[0]!r} is given twice.", where=self.manifest.model, fix="give it once"
+            )
         feeds.update(named)
         problems = self._problem_names(feeds)
         if problems:
@@ -278,10 +305,16 @@ def _as_array(value: Any, info: TensorInfo) -> Array | InputError:
         else:
             array = np.asarray(value, info.numpy_dtype)
     except (TypeError, ValueError, BufferError, RuntimeError, OverflowError) as error:
-        return InputError(f"cannot read a {type(value).__name__} as a tensor: {error}", where=where, fix="pass a NumPy array")
+        return InputError(
+            f"cannot read a {type(value).__name__} as a tensor: {error}",
+            where=where,
+            fix="pass a NumPy array",
+        )
     if array.dtype.newbyteorder("=") != info.numpy_dtype:
         return InputError(
-            f"the dtype is {array.dtype}, the model takes {info.dtype}.", where=where, fix=f"x.astype({info.dtype!r})"
+            f"the dtype is {array.dtype}, the model takes {info.dtype}.",
+            where=where,
+            fix=f"x.astype({info.dtype!r})",
         )
     if array.shape != info.shape:
         fix = f"reshape it, or compile with --shape {info.name}:{'x'.join(map(str, array.shape))}"

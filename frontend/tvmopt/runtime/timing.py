@@ -55,5 +55,13 @@ def summarise(nanoseconds: list[int], warmup: int = 0) -> Timing:
     median, p90, p99 = (float(q) for q in np.percentile(ms, (50, 90, 99)))
     total = float(ms.sum())
     return Timing(
-        len(ms), warmup, float(ms.min()), median, float(ms.mean()), p90, p99, float(ms.std()), 1e3 * len(ms) / total
+        len(ms),
+        warmup,
+        float(ms.min()),
+        median,
+        float(ms.mean()),
+        p90,
+        p99,
+        float(ms.std()),
+        1e3 * len(ms) / total,
     )
