@@ -61,7 +61,7 @@ def _mentions(expr: Any, var: Any) -> bool:
 
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
-    """All blocks spatial, unclaimed, without borders or seams, contiguous or constant along their last axis."""
+    """All blocks spatial, unclaimed, without borders or seams, contiguous or constant along the last axis."""
     blocks = facts(func)
     if blocks is None:
         return None

@@ -42,7 +42,7 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
-    """`strip`: elements of the contiguous loop inside a reduction; `chunk`: of a spatial block's inner loop."""
+    """`strip`: elements of the loop inside a reduction; `chunk`: of a spatial block's inner loop."""
     return Space({"chunk": (4096, 1024, 16384), "strip": (512, 64, 128, 256)})
 
 

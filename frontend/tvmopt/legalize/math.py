@@ -110,7 +110,7 @@ def exp(x: Expr) -> Expr:
 
 
 def exp_nonpositive(x: Expr) -> Expr:
-    """e^x for x <= 0 (softmax): four instructions fewer than :func:`exp`; results below e^-87 become e^-87."""
+    """e^x for x <= 0 (softmax): four instructions fewer than :func:`exp`; below -87 it stays e^-87."""
     return _let(_at_least(x, -87.0), lambda c: _exp_parts(c, lambda n, p: p * _power_of_two(n)), "c")
 
 
