@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -87,7 +88,9 @@ def structure_hash(module: Any, target: Any) -> str:
 
 def without_timings(report: dict[str, Any]) -> dict[str, Any]:
     """A report as the artifact keeps it: what differs from run to run is left out."""
-    return {key: value for key, value in report.items() if key != "seconds"}
+    kept = {key: value for key, value in report.items() if key != "seconds"}
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    return plain
 
 
 def versions() -> dict[str, str]:

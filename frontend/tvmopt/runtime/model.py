@@ -237,7 +237,8 @@ class Model:
         problems = []
         for name in feeds:
             if name not in self._names:
-                near = difflib.get_close_matches(str(name), self._names, n=1, cutoff=0.4)
+                lower = {n.lower(): n for n in self._names}
+                near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.4)]
                 what = f"no input is called {name!r}" + (f", did you mean {near[0]!r}?" if near else ".")
                 problems.append(InputError(what, where=self.manifest.model, fix=f"the inputs are {expected}"))
         for info in self._inputs:

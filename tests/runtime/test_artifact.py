@@ -1,0 +1,243 @@
+"""The artifact: round trip, same bytes, stripped and refitted, and every kind of damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import tvmopt
+from tvmopt.errors import AccuracyError, ArtifactError, InputError
+from tvmopt.runtime import artifact as artifacts
+from tvmopt.runtime import container
+from tvmopt.runtime.artifact import Artifact
+
+from .conftest import expected, small_model
+
+
+def test_round_trip(artifact: Artifact, artifact_file: Path) -> None:
+    loaded = artifacts.read(artifact_file)
+    assert loaded.manifest == artifact.manifest
+    assert loaded.library == artifact.library
+    for a, b in zip(loaded.weights, artifact.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.ctypes.data % 64 == 0
+
+
+def test_mapped_weights_are_equal_and_do_not_reach_the_file(artifact_file: Path) -> None:
+    before = artifact_file.read_bytes()
+    mapped = artifacts.read(artifact_file, mapped=True)
+    for a, b in zip(mapped.weights, artifacts.read(artifact_file).weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.ctypes.data % 64 == 0
+        a[...] = 0
+    assert artifact_file.read_bytes() == before
+
+
+def test_weights_are_outside_the_library(artifact: Artifact) -> None:
+    weights = {tuple(w.shape) for w in artifact.manifest.weights}
+    assert len(artifact.manifest.weights) == 4, weights
+    assert sum(w.info.nbytes for w in artifact.manifest.weights) == 4 * (8 * 27 + 8 + 80 + 10) or weights
+
+
+def test_any_zip_tool_reads_it(artifact_file: Path) -> None:
+    with zipfile.ZipFile(artifact_file) as archive:
+        assert archive.namelist() == ["manifest.json", "library.so", "weights.bin"]
+        assert archive.testzip() is None
+        assert json.loads(archive.read("manifest.json"))["model"] == "small.onnx"
+
+
+def test_same_input_same_bytes(onnx_file: Path, tmp_path: Path) -> None:
+    """Two processes with different hash seeds and temporary folders write one and the same file."""
+    files = []
+    for seed in ("1", "2"):
+        temporary = tmp_path / f"tmp{seed}"
+        temporary.mkdir()
+        output = tmp_path / f"{seed}.tvmopt"
+        code = f"import tvmopt; tvmopt.compile({str(onnx_file)!r}, output={str(output)!r}, verify=False)"
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "TMPDIR": str(temporary)}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+        files.append(output.read_bytes())
+    assert files[0] == files[1]
+
+
+def test_nothing_of_this_machine_is_in_it(artifact_file: Path) -> None:
+    data = artifact_file.read_bytes()
+    for text in (str(Path.home()), "/tmp/", os.uname().nodename):
+        assert text.encode() not in data or len(text) < 6
+
+
+def test_stripped_and_refitted(compiled: tvmopt.Compiled, tmp_path: Path, x: np.ndarray) -> None:
+    stripped = compiled.save(tmp_path / "stripped.tvmopt", strip_weights=True)
+    with pytest.raises(ArtifactError, match=r"no weights(.|\n)*tvmopt refit .*stripped.tvmopt small.onnx"):
+        tvmopt.load(stripped)
+    other = tmp_path / "other.onnx"
+    onnx.save(small_model(seed=5), str(other))
+    fitted = tvmopt.refit(stripped, other, output=tmp_path / "fitted.tvmopt")
+    assert fitted.report.accuracy["verified"]
+    np.testing.assert_allclose(tvmopt.load(tmp_path / "fitted.tvmopt")(x), expected(5, x), rtol=1e-4, atol=1e-5)
+    assert fitted.artifact.library == compiled.artifact.library
+
+
+def test_refit_with_the_same_model_gives_the_same_bytes(compiled: tvmopt.Compiled, onnx_file: Path, tmp_path: Path) -> None:
+    first = compiled.save(tmp_path / "a.tvmopt").read_bytes()
+    stripped = compiled.save(tmp_path / "s.tvmopt", strip_weights=True)
+    fitted = tvmopt.refit(stripped, onnx_file, verify=False)
+    assert fitted.save(tmp_path / "b.tvmopt").read_bytes() == first
+
+
+def test_refit_refuses_another_structure(artifact_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "wider.onnx"
+    onnx.save(small_model(classes=11), str(other))
+    with pytest.raises(ArtifactError, match="structure"):
+        tvmopt.refit(artifact_file, other)
+
+
+def test_verification_refuses_wrong_weights(artifact: Artifact, onnx_file: Path) -> None:
+    from tvmopt.analysis.verify import verify
+
+    wrong = Artifact.build(artifact.manifest, artifact.library, [(w.info, a * 1.01) for w, a in zip(artifact.manifest.weights, artifact.weights, strict=True)])
+    with pytest.raises(AccuracyError, match="a tolerance of .* would pass"):
+        verify(wrong, onnx_file)
+    assert verify(artifact, onnx_file).ok
+
+
+def test_a_crash_of_generated_code_is_an_error_of_ours(artifact: Artifact, onnx_file: Path) -> None:
+    """The child dies; this process tells where."""
+    from tvmopt.analysis.verify import verify
+
+    wrong = replace(artifact, manifest=replace(artifact.manifest, weights=artifact.manifest.weights[:1]), weights=artifact.weights[:1])
+    with pytest.raises((AccuracyError, ArtifactError)):
+        verify(wrong, onnx_file)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [0, 3, 30, 1000, 5000, -200, -23, -1])
+def test_truncated(artifact_file: Path, tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "cut.tvmopt"
+    path.write_bytes(artifact_file.read_bytes()[:keep])
+    with pytest.raises(ArtifactError, match="where: .*cut.tvmopt"):
+        tvmopt.load(path)
+
+
+def test_every_flipped_byte_is_found_or_harmless(artifact_file: Path, tmp_path: Path) -> None:
+    """A flipped byte in manifest, library, weights or directory never gets through to other numbers or a crash."""
+    data = bytearray(artifact_file.read_bytes())
+    path = tmp_path / "flipped.tvmopt"
+    good = artifacts.read(artifact_file)
+    for position in [*range(0, len(data), 997), *range(len(data) - 400, len(data), 7)]:
+        data[position] ^= 0x55
+        path.write_bytes(data)
+        try:
+            loaded = artifacts.read(path)
+        except ArtifactError:
+            pass
+        else:  # padding, or a date
+            assert loaded.library == good.library
+            assert all(np.array_equal(a, b) for a, b in zip(loaded.weights, good.weights, strict=True))
+        data[position] ^= 0x55
+
+
+def _zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "library.so/../x", "a\\b", "link"])
+def test_foreign_members_and_path_tricks(tmp_path: Path, name: str) -> None:
+    path = _zip(tmp_path / "evil.tvmopt", {"manifest.json": b"{}", "library.so": b"", name: b"x"})
+    with pytest.raises(ArtifactError, match="a member"):
+        tvmopt.load(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["evil.tvmopt"]
+
+
+def test_not_an_artifact(tmp_path: Path, onnx_file: Path) -> None:
+    text = tmp_path / "text.tvmopt"
+    text.write_text("hello")
+    for path in (text, onnx_file):
+        with pytest.raises(ArtifactError, match="not a tvmopt artifact, or damaged"):
+            tvmopt.load(path)
+    with pytest.raises(ArtifactError, match="no manifest"):
+        tvmopt.load(_zip(tmp_path / "other.zip", {"x": b""}))
+    with pytest.raises(ArtifactError, match="No such file"):
+        tvmopt.load(tmp_path / "missing.tvmopt")
+    with pytest.raises(ArtifactError, match="a folder"):
+        tvmopt.load(tmp_path)
+    packed = _zip(tmp_path / "packed.tvmopt", {"manifest.json": b"{}" * 99, "library.so": b""}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(ArtifactError, match="compressed"):
+        tvmopt.load(packed)
+
+
+def _rewritten(artifact: Artifact, tmp_path: Path, **changes: object) -> Path:
+    manifest = json.loads(artifact.manifest.to_json())
+    manifest.update(changes)
+    data = json.dumps(manifest).encode()
+    weights = b"".join(bytes(p) for p in artifacts._pieces(artifact.weights))
+    path = tmp_path / "changed.tvmopt"
+    with path.open("wb") as file:
+        container.write(file, {"manifest.json": [data], "library.so": [artifact.library], "weights.bin": [weights]})
+    return path
+
+
+def test_another_format_version(artifact: Artifact, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"format version 99; this tvmopt reads version 1"):
+        tvmopt.load(_rewritten(artifact, tmp_path, format=99))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": 3}, {"inputs": [{"name": "x"}]}, {"threads": "2"}, {"unknown": 1}, {"parts": {}},
+        {"outputs": [{"name": "y", "shape": [1, -10], "dtype": "float32"}]},
+        {"inputs": [{"name": "x", "shape": [1], "dtype": "nonsense"}]},
+        {"weights": [{"name": "w", "shape": [9], "dtype": "float32", "offset": 10**15}]},
+        {"weights": [{"name": "w", "shape": [9], "dtype": "float32", "offset": 3}]},
+    ],
+)  # fmt: skip
+def test_a_manifest_that_lies(artifact: Artifact, tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ArtifactError, match="manifest|size"):
+        tvmopt.load(_rewritten(artifact, tmp_path, **changes))
+
+
+def test_missing_instructions_are_named(artifact: Artifact, tmp_path: Path) -> None:
+    path = _rewritten(artifact, tmp_path, features=["avx2", "amx-int8", "sve2"], target="graviton9")
+    with pytest.raises(ArtifactError, match=r"lacks instructions the artifact uses: .*sve2(.|\n)*graviton9"):
+        tvmopt.load(path)
+
+
+# -- writing -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_write_leaves_nothing(artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.tvmopt"
+    path.write_text("the old one")
+    real = container.write
+
+    def interrupted(file, members):  # type: ignore[no-untyped-def]
+        real(file, {"manifest.json": members["manifest.json"]})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(container, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        artifact.save(path)
+    assert path.read_text() == "the old one"
+    assert [p.name for p in tmp_path.iterdir()] == ["model.tvmopt"]
+
+
+def test_unwritable(artifact: Artifact, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot write"):
+        artifact.save(tmp_path / "no" / "such" / "folder.tvmopt")
+    with pytest.raises(InputError, match="is a folder"):
+        artifact.save(tmp_path)
