@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tvmopt.importer.load import load
+from tvmopt.importer.prepare import prepare
 from tvmopt.importer.types import Imported, TensorSpec
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import onnx
 
 __all__ = ["Imported", "TensorSpec", "check", "import_model", "load", "prepare", "to_relax"]
-
-Source = "str | Path | bytes | onnx.ModelProto"
-
-
-def load(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
-    """Read and verify a model; see :func:`tvmopt.importer.load.load`."""
-    import onnx
-
-    return source if isinstance(source, onnx.ModelProto) else onnx.load_model(str(source))
-
-
-def prepare(
-    model: onnx.ModelProto,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    values: Mapping[str, Any] | None = None,
-) -> onnx.ModelProto:
-    """Make a loaded model static: shapes bound, functions inlined, constants folded."""
-    return model
 
 
 def check(model: onnx.ModelProto) -> None:
@@ -46,7 +31,7 @@ def to_relax(model: onnx.ModelProto) -> Imported:
 def import_model(
     source: str | Path | bytes | onnx.ModelProto,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Imported:
     """Load, prepare, check and convert a model, in one call.
 

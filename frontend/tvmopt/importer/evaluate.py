@@ -1,0 +1,119 @@
+"""The value of a node whose inputs are constants, by ONNX's own reference, within bounds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from tvmopt.importer.protos import attributes, normal_domain, subgraphs, words
+
+Array = npt.NDArray[Any]
+
+LINEAR = words(
+    """Abs Add And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Concat Cos CumSum
+    DequantizeLinear Div Equal Erf Exp EyeLike Flatten Floor Gather GatherElements GatherND Greater
+    GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log Max Min Mod Mul Neg Not OneHot Or Pad Pow Range
+    Reciprocal ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Round ScatterElements
+    ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Sum Tanh Tile Transpose Trilu
+    Unsqueeze Where Xor"""
+)
+"""Operators that the reference computes with a few NumPy calls: time grows with the bytes moved."""
+
+NEVER = words(
+    """Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike QuantizeLinear
+    DynamicQuantizeLinear Dropout ImageDecoder"""
+)
+"""Random operators; Q/DQ pairs, which carry the precision of a quantised model; untrusted image files."""
+
+SUB_BYTE = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+"""Weights that TVM cannot hold as constants: their DequantizeLinear is folded, others are kept."""
+
+MOST_ELEMENTS = 1 << 16
+"""Limit of inputs and outputs together for operators outside :data:`LINEAR`: they may loop in Python."""
+
+
+def foldable(node: onnx.NodeProto, inputs: Mapping[str, Array], output_elements: int | None) -> bool:
+    """Whether evaluating `node` is deterministic and cheap.
+
+    Args:
+        inputs: the constant inputs.
+        output_elements: elements of all outputs together, None when unknown.
+    """
+    if normal_domain(node.domain) or node.op_type in NEVER or any(True for _ in subgraphs(node)):
+        return False
+    if node.op_type == "DequantizeLinear" and inputs[node.input[0]].dtype.name not in SUB_BYTE:
+        return False
+    if node.op_type in BROADCASTS:
+        return output_elements is not None
+    if node.op_type in LINEAR and output_elements is not None:
+        return True
+    return sum(a.size for a in inputs.values()) + (output_elements or 0) <= MOST_ELEMENTS
+
+
+def evaluate(
+    node: onnx.NodeProto,
+    inputs: Mapping[str, Array],
+    opset: int,
+    expected: Mapping[str, tuple[int, tuple[int, ...] | None]],
+) -> dict[str, Array] | None:
+    """The outputs of `node`, or None where the reference fails or disagrees with the inferred types.
+
+    Args:
+        inputs: an array for each of the node's inputs.
+        opset: version of the default domain.
+        expected: element type and shape of the outputs as inferred, as far as known.
+    """
+    if node.op_type in BROADCASTS:
+        return BROADCASTS[node.op_type](node, inputs)
+    names = list(inputs)
+    outputs = [o for o in node.output if o]
+    function = helper.make_function(
+        "tvmopt", "fold", names, outputs, [node], [helper.make_opsetid("", opset)]
+    )
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            results = ReferenceEvaluator(function).run(None, dict(inputs), attributes={})
+    except MemoryError:
+        raise
+    except Exception:  # the node stays in the graph and its converter has the say
+        return None
+    values = {}
+    for name, result in zip(outputs, results, strict=True):
+        if not isinstance(result, np.ndarray | np.generic):
+            return None
+        array = np.asarray(result)
+        if name in expected:
+            elem_type, shape = expected[name]
+            if shape is not None and array.shape != shape:
+                return None
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(elem_type))
+            if array.dtype != dtype and array.dtype.kind != "U":
+                return None
+        values[name] = array
+    return values
+
+
+def _constant_of_shape(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
+    """One element, seen at every index: no memory is touched until somebody writes the weights out."""
+    shape = tuple(int(d) for d in inputs[node.input[0]])
+    value = attributes(node).get("value", np.zeros(1, np.float32))
+    return {node.output[0]: np.broadcast_to(value.reshape(-1)[0], shape)} if value.size == 1 else None
+
+
+def _expand(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
+    """A broadcast both ways, as a view."""
+    array, shape = (inputs[i] for i in node.input)
+    target = np.broadcast_shapes(array.shape, tuple(int(d) for d in shape))
+    return {node.output[0]: np.broadcast_to(array, target)}
+
+
+BROADCASTS = {"ConstantOfShape": _constant_of_shape, "Expand": _expand}
+"""Operators whose value is one small array repeated."""

@@ -1,0 +1,415 @@
+"""Making a graph static: shapes inferred and constants folded, node by node, in one walk.
+
+Exported transformers compute their shapes at run time (Shape, Gather, Concat, Reshape ...). Walking the graph
+in order, each node is one of three:
+
+* a node whose inputs are all constants is replaced by its value;
+* a node that stands for others - a function, an If with a known condition, a Loop with a known trip count, a
+  Scan - is replaced by them, and the walk goes on with the first of these;
+* any other node stays, and ONNX infers the types of its outputs from the types *and values* of its inputs,
+  which is what makes ``Reshape(x, Concat(...))`` static once the Concat is a constant.
+
+So every Shape of a static tensor becomes a constant, and with it everything computed from shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import psutil
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+from tvmopt.errors import ModelError
+from tvmopt.importer import control
+from tvmopt.importer.evaluate import evaluate, foldable
+from tvmopt.importer.inline import expand_function, rename_free, schema_function
+from tvmopt.importer.protos import (
+    attributes,
+    byte_size,
+    count,
+    describe_type,
+    human,
+    node_name,
+    node_reads,
+    normal_domain,
+    operator,
+    opset_versions,
+    static_shape,
+    subgraphs,
+    tensor_type,
+    to_tensor,
+    words,
+)
+
+Array = npt.NDArray[Any]
+
+DATA_BYTES = 1 << 14
+"""Constants up to this size are shown to ONNX's shape functions, which read axes, shapes and scales."""
+
+SAME_AS_FIRST = frozenset(
+    {"Gelu", "FastGelu", "BiasGelu", "QuickGelu", "SimplifiedLayerNormalization"}
+    | {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding", "MultiHeadAttention"}
+)
+"""Operators without a schema in onnx (com.microsoft) whose first output has the type of the first input."""
+
+
+@dataclass
+class Folder:
+    """The walk over one model; its results are :attr:`nodes`, :attr:`constants` and :attr:`types`.
+
+    Attributes:
+        model: the model, without initialisers; they are in `initializers`.
+        has_converter: says of (domain, op_type) whether the importer converts it as it stands.
+        nodes: the nodes that stay, in order.
+        constants: arrays that the walk made, by name.
+        types: what is known of every value.
+        problems: nodes that contradict themselves.
+    """
+
+    model: onnx.ModelProto
+    initializers: dict[str, TensorProto]
+    has_converter: Callable[[str, str], bool]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    problems: list[ModelError] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        graph = self.model.graph
+        self.opsets = opset_versions(self.model)
+        self.functions = {(normal_domain(f.domain), f.name): f for f in self.model.functions}
+        self.initializers = dict(self.initializers)
+        self.results = {o.name for o in graph.output}
+        self.alias: dict[str, str] = {}
+        self.names = set(self.initializers) | {v.name for v in graph.input}
+        self.names |= {name for node in graph.node for name in node.output}
+        self.declared = {v.name: v.type for v in graph.value_info}
+        self.memory = psutil.virtual_memory().available
+        self.budget = self.memory // 4
+        for name, tensor in self.initializers.items():
+            self.types[name] = helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
+        for value in graph.input:
+            self.types.setdefault(value.name, value.type)
+
+    def run(self) -> None:
+        """Walk all nodes of the graph."""
+        self.walk(self.model.graph.node)
+
+    def walk(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Process `nodes`, and whatever they expand to, in order."""
+        stack = list(reversed(list(nodes)))
+        while stack:
+            node = self._resolved(stack.pop())
+            expansion = self._process(node)
+            stack.extend(reversed(expansion))
+
+    def fresh(self, name: str) -> str:
+        """A value name that nobody has yet."""
+        candidate, n = name, 1
+        while candidate in self.names:
+            n += 1
+            candidate = f"{name}_{n}"
+        self.names.add(candidate)
+        return candidate
+
+    def array(self, name: str) -> Array | None:
+        """The value of a constant, or None."""
+        if name not in self.constants and name in self.initializers:
+            array = np.asarray(numpy_helper.to_array(self.initializers[name]))
+            if array.nbytes > DATA_BYTES:
+                return array
+            self.constants[name] = array
+        return self.constants.get(name)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the value of `name` is known."""
+        return name in self.constants or name in self.initializers
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The static shape of a value, or None."""
+        return static_shape(self.types.get(name))
+
+    def set_constant(self, name: str, array: Array) -> None:
+        """Record the value of `name`."""
+        self.constants[name] = array
+        self.types[name] = tensor_type(array)
+
+    def add_weight(self, name: str, tensor: TensorProto) -> None:
+        """Take over an initialiser of a subgraph under a new name."""
+        self.set_constant(name, np.asarray(numpy_helper.to_array(tensor)))
+
+    def mark(self) -> tuple[int, int]:
+        """A place to come :meth:`back_to`."""
+        return len(self.nodes), len(self.problems)
+
+    def back_to(self, mark: tuple[int, int]) -> None:
+        """Forget the nodes and problems since `mark`; constants made since are dropped as unused."""
+        del self.nodes[mark[0] :]
+        del self.problems[mark[1] :]
+
+    def bind(self, name: str, source: str) -> list[onnx.NodeProto]:
+        """Make `name` another name of `source`; results of the graph need a node to keep theirs."""
+        source = self.alias.get(source, source)
+        if name in self.results:
+            if self.is_constant(source):
+                array = self.array(source)
+                assert array is not None
+                self.set_constant(name, array)
+            else:
+                self.emit(helper.make_node("Identity", [source], [name], name=f"{name}/Identity"))
+                if source in self.types:
+                    self.types[name] = self.types[source]
+        else:
+            self.alias[name] = source
+        return []
+
+    def emit(self, node: onnx.NodeProto) -> None:
+        """Keep `node` in the graph."""
+        self.nodes.append(node)
+
+    def _resolved(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """The node with aliases replaced by what they stand for; a copy where that changes it."""
+        if not any(name in self.alias for name in node_reads(node)):
+            return node
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        renamed = [self.alias.get(n, n) for n in node.input]
+        del copy.input[:]
+        copy.input.extend(renamed)
+        for graph in subgraphs(copy):
+            rename_free(graph, self.alias)
+        return copy
+
+    def _process(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Fold, keep or expand one node; what it expands to is still to be processed."""
+        key = (normal_domain(node.domain), node.op_type)
+        if key in self.functions:
+            return self._expand(node, self.functions[key])
+        handler = HANDLERS.get(key) or control.HANDLERS.get(key)
+        expansion = handler(self, node) if handler else None
+        if expansion is not None:
+            return expansion
+        return self.infer_and_emit(node)
+
+    def infer_and_emit(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Infer types; fold the node, or expand it by its definition, or keep it."""
+        key = (normal_domain(node.domain), node.op_type)
+        types = self._infer(node)
+        if self._fold(node, types):
+            return []
+        if not self.has_converter(*key):
+            inputs = [self.types.get(i) if i else onnx.TypeProto() for i in node.input]
+            function = schema_function(node, self.opsets.get(key[0], 1), inputs)
+            if function is not None:
+                return self._expand(node, function, standard=True)
+        self._check_size(node, types)
+        self.types.update(types)
+        self.emit(node)
+        return []
+
+    def _expand(
+        self, node: onnx.NodeProto, function: onnx.FunctionProto, standard: bool = False
+    ) -> list[onnx.NodeProto]:
+        nodes, pairs = expand_function(node, function, self.fresh)
+        for entry in function.opset_import:
+            domain = normal_domain(entry.domain)
+            ours = self.opsets.setdefault(domain, entry.version)
+            if not standard and ours != entry.version:
+                self._require_same(function, domain, ours, entry.version)
+        copies = [
+            helper.make_node("Identity", [source], [name], name=f"{name}/Identity") for name, source in pairs
+        ]
+        return nodes + copies
+
+    def _require_same(self, function: onnx.FunctionProto, domain: str, ours: int, theirs: int) -> None:
+        """A function body of another opset is fine as long as its operators did not change in between."""
+        for node in function.node:
+            if normal_domain(node.domain) != domain:
+                continue
+            try:
+                since = {onnx.defs.get_schema(node.op_type, v, domain).since_version for v in (ours, theirs)}
+            except (onnx.defs.SchemaError, TypeError):
+                continue
+            if len(since) > 1 and node.op_type in CHANGED:
+                text = f"Function '{function.name}' uses {node.op_type} of opset {theirs}, the model {ours}."
+                self.problems.append(
+                    ModelError(
+                        text,
+                        where=f"function '{function.name}', node '{node_name(node)}'",
+                        fix="export the model and its functions with one opset",
+                    )
+                )
+
+    def _infer(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
+        """Types of the node's outputs, as far as they can be known."""
+        domain = normal_domain(node.domain)
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
+        except (onnx.defs.SchemaError, TypeError):
+            return self._declared(node)
+        known = {name: self.types[name] for name in node_reads(node) if name in self.types}
+        if any(i and i not in known for i in node.input):
+            return {}
+        imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
+        try:
+            types: dict[str, onnx.TypeProto] = shape_inference.infer_node_outputs(
+                schema, node, known, self._data(node), opset_imports=imports, ir_version=8
+            )
+            return types
+        except Exception as error:
+            self._contradiction(node, error)
+            return {}
+
+    def _data(self, node: onnx.NodeProto) -> dict[str, TensorProto]:
+        """Values of the small constant inputs."""
+        data = {}
+        for name in node.input:
+            kind = self.types.get(name)
+            if not name or kind is None or not self.is_constant(name):
+                continue
+            shape = static_shape(kind)
+            if shape is not None and byte_size(kind.tensor_type.elem_type, count(shape)) <= DATA_BYTES:
+                array = self.array(name)
+                if array is not None:
+                    data[name] = to_tensor(array, name)
+        return data
+
+    def _declared(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
+        """Types of an operator without a schema: as the model declares them, or like its first input."""
+        types = {o: self.declared[o] for o in node.output if o in self.declared}
+        if node.op_type in SAME_AS_FIRST and node.input and node.input[0] in self.types:
+            types[node.output[0]] = self.types[node.input[0]]
+        return types
+
+    def _contradiction(self, node: onnx.NodeProto, error: Exception) -> None:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        inputs = ", ".join(f"'{i}' {describe_type(self.types[i])}" for i in node.input if i in self.types)
+        self.problems.append(
+            ModelError(
+                f"{operator(node)} does not fit its inputs: {lines[-1].rstrip('.')}.",
+                where=f"node '{node_name(node)}', inputs {inputs or 'none'}",
+                fix="if you gave --shape, check it; else the model contradicts itself",
+            )
+        )
+
+    def _fold(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:
+        """Replace a node of constant inputs by its value; says whether it did."""
+        names = [i for i in node.input if i]
+        if not all(self.is_constant(i) for i in names):
+            return False
+        shapes = [static_shape(types.get(o)) for o in node.output if o]
+        elements = None if any(s is None for s in shapes) else sum(count(s) for s in shapes if s is not None)
+        size = sum(
+            byte_size(types[o].tensor_type.elem_type, count(s))
+            for o, s in zip((o for o in node.output if o), shapes, strict=True)
+            if s is not None
+        )
+        if size > self.budget:
+            return False
+        arrays = {i: self.array(i) for i in names}
+        inputs = {k: v for k, v in arrays.items() if v is not None}
+        if not foldable(node, inputs, elements):
+            return False
+        expected = {
+            o: (t.tensor_type.elem_type, static_shape(t))
+            for o, t in types.items()
+            if t.HasField("tensor_type")
+        }
+        values = evaluate(node, inputs, self.opsets.get("", 1), expected)
+        if values is None:
+            return False
+        for name, array in values.items():
+            self.set_constant(name, array)
+        self.budget -= max(0, size - sum(a.nbytes for a in inputs.values()))
+        return True
+
+    def _check_size(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
+        """A tensor above all free memory is a lie of the file, or needs another machine."""
+        for name, kind in types.items():
+            shape = static_shape(kind)
+            size = byte_size(kind.tensor_type.elem_type, count(shape)) if shape is not None else 0
+            if size > self.memory:
+                self.problems.append(
+                    ModelError(
+                        f"Tensor '{name}' would take {human(size)}; {human(self.memory)} of memory are free.",
+                        where=f"node '{node_name(node)}' ({operator(node)}), {describe_type(kind)}",
+                        fix="bind smaller shapes, or use a machine with more memory",
+                    )
+                )
+
+
+CHANGED = words(
+    """Attention BatchNormalization Clip Dropout GroupNormalization Hardmax LogSoftmax Pad ReduceL1 ReduceL2
+    ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize
+    Slice Softmax Split Squeeze TopK Unsqueeze Upsample"""
+)
+"""Operators whose form (not only their types) changed between opsets that are in use."""
+
+Handler = Callable[[Folder, onnx.NodeProto], "list[onnx.NodeProto] | None"]
+
+
+def _constant(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Constant, in all its forms."""
+    value = next((v for k, v in attributes(node).items() if k.startswith("value")), None)
+    if isinstance(value, np.ndarray):
+        array = value
+    elif isinstance(value, str) or (isinstance(value, tuple) and value and isinstance(value[0], str)):
+        array = np.array(value, dtype=object)
+    elif isinstance(value, float | int | tuple):
+        floats = any(a.name.startswith("value_float") for a in node.attribute)
+        array = np.array(value, dtype=np.float32 if floats else np.int64)
+    else:
+        return None
+    folder.set_constant(node.output[0], array)
+    return []
+
+
+def _identity(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return folder.bind(node.output[0], node.input[0])
+
+
+def _dropout(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Dropout at inference is the identity, and its mask is all ones."""
+    if len(node.input) > 2 and node.input[2]:
+        training, ratio = folder.array(node.input[2]), folder.array(node.input[1]) if node.input[1] else None
+        if training is None or (bool(training.any()) and (ratio is None or bool((ratio != 0).any()))):
+            return None
+    if len(node.output) > 1 and node.output[1]:
+        shape = folder.shape(node.input[0])
+        if shape is None or count(shape) > 1 << 24 or folder.opsets.get("", 1) < 10:
+            return None
+        folder.set_constant(node.output[1], np.ones(shape, bool))
+    return folder.bind(node.output[0], node.input[0])
+
+
+def _shape(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Shape of a static tensor, and with start and end a part of it."""
+    shape = folder.shape(node.input[0])
+    if shape is None:
+        return None
+    given = attributes(node)
+    folder.set_constant(node.output[0], np.array(shape[given.get("start", 0) : given.get("end")], np.int64))
+    return []
+
+
+def _size(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    shape = folder.shape(node.input[0])
+    if shape is None:
+        return None
+    folder.set_constant(node.output[0], np.array(count(shape), np.int64))
+    return []
+
+
+HANDLERS: dict[tuple[str, str], Handler] = {
+    ("", "Constant"): _constant,
+    ("", "Identity"): _identity,
+    ("", "Dropout"): _dropout,
+    ("", "Shape"): _shape,
+    ("", "Size"): _size,
+}
+"""Operators that the walk knows more about than their schema says."""

@@ -1,0 +1,186 @@
+"""From a loaded model to a static one: shapes bound, opset converted, functions inlined, constants folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import psutil
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmopt.errors import ModelError, collect
+from tvmopt.importer.fold import Folder
+from tvmopt.importer.isolate import isolated
+from tvmopt.importer.opset import convert_opset
+from tvmopt.importer.protos import byte_size, count, node_reads, static_shape, to_tensor
+from tvmopt.importer.shapes import bind_shapes, bind_values
+
+OLDEST_IR = 8
+"""IR version of prepared models: initialisers need not be inputs (4), opset 17 belongs to it (8)."""
+
+Weights = dict[str, TensorProto]
+
+
+def prepare(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, npt.ArrayLike] | None = None,
+    has_converter: Callable[[str, str], bool] | None = None,
+) -> onnx.ModelProto:
+    """A static model that computes what `model` computes.
+
+    Args:
+        model: a model that :func:`tvmopt.importer.load` gave; it is left unchanged.
+        shapes: sizes for inputs whose dimensions the model leaves open, by input name
+            (``{"x": (1, 3, 224, 224)}``) or by the name of a symbolic dimension (``{"batch": (1,)}``).
+        values: inputs known at compile time, by name; they become constants.
+        has_converter: says which operators the importer takes as they are; others are replaced by their
+            definition in ONNX's standard where that is a function. By default the importer's own table.
+
+    Returns:
+        A model with static inputs in the original order, without functions, dead nodes and unused weights.
+        Its constants, shape arithmetic included, are initialisers; its ``value_info`` has every static type.
+
+    Raises:
+        ModelError: open dimensions (all of them, with the flags that bind them), or nodes that contradict
+            their inputs.
+        InputError: names or sizes in `shapes` or `values` that do not fit the model.
+    """
+    known = has_converter or _importer_table()
+    skeleton, weights = _split(model)
+    bind_values(skeleton.graph, values or {})
+    weights.update((t.name, t) for t in skeleton.graph.initializer)
+    del skeleton.graph.initializer[:]
+    inputs = [v for v in skeleton.graph.input if v.name not in weights]
+    del skeleton.graph.input[:]
+    skeleton.graph.input.extend(inputs)
+    bind_shapes(skeleton.graph, shapes or {})
+    result = isolated(lambda: _fold(skeleton, weights, known), "preparation", model.graph.name)
+    return _assemble(result, weights)
+
+
+def _importer_table() -> Callable[[str, str], bool]:
+    from tvmopt.importer.relax import has_converter
+
+    return has_converter
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """What travels back from the child: the graph, new constants, names of the old weights that are kept.
+
+    A constant is one array and the shape it is broadcast to, so repeated elements travel once.
+    """
+
+    skeleton: bytes
+    constants: dict[str, tuple[npt.NDArray[Any], tuple[int, ...]]]
+    kept: tuple[str, ...]
+
+
+def _split(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Weights]:
+    """A copy of the model without its weights, and the weights themselves, not copied."""
+    skeleton = onnx.ModelProto(
+        ir_version=max(model.ir_version, OLDEST_IR),
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+    )
+    skeleton.opset_import.extend(model.opset_import or [helper.make_opsetid("", 1)])
+    skeleton.functions.extend(model.functions)
+    graph = skeleton.graph
+    graph.name = model.graph.name or "graph"
+    for part in ("input", "output", "node", "value_info"):
+        getattr(graph, part).extend(getattr(model.graph, part))
+    weights = {t.name: t for t in model.graph.initializer}
+    for sparse in model.graph.sparse_initializer:
+        weights[sparse.values.name] = _dense(sparse)
+    return skeleton, weights
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:
+    """A sparse initialiser written out."""
+    name, dims = sparse.values.name, tuple(sparse.dims)
+    size = byte_size(sparse.values.data_type, count(dims))
+    where = f"sparse initialiser '{name}'"
+    if any(d <= 0 for d in dims) or size > psutil.virtual_memory().available:
+        raise ModelError(f"A sparse tensor of shape {list(dims)} cannot be written out.", where=where)
+    values = numpy_helper.to_array(sparse.values)
+    indices = numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(dims, values.dtype)
+    try:
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+    except (IndexError, ValueError) as error:
+        raise ModelError(f"The indices of a sparse tensor do not fit: {error}.", where=where) from None
+    return to_tensor(dense, name)
+
+
+def _fold(skeleton: onnx.ModelProto, weights: Weights, has_converter: Callable[[str, str], bool]) -> _Folded:
+    """The risky part: version conversion, shape inference, evaluation."""
+    given = weights.keys()
+    converted, weights = convert_opset(skeleton, weights)
+    folder = Folder(converted, weights, has_converter)
+    folder.run()
+    if folder.problems:
+        raise collect(folder.problems[:100])
+    nodes = _live(folder)
+    used = set().union(*(node_reads(n) for n in nodes)) | folder.results
+    model = _skeleton(folder, converted, nodes)
+    constants = {k: v for k, v in folder.constants.items() if k in used and k not in given}
+    made = {
+        k: np.asarray(numpy_helper.to_array(t)) for k, t in weights.items() if k in used and k not in given
+    }
+    kept = tuple(k for k in given if k in used)
+    packed = {k: (_distinct(a), a.shape) for k, a in (made | constants).items()}
+    return _Folded(model.SerializeToString(), packed, kept)
+
+
+def _distinct(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The part of a broadcast view that is not repetition."""
+    axes = zip(array.strides, array.shape, strict=True)
+    return array[tuple(slice(0, 1) if stride == 0 and size else slice(None) for stride, size in axes)]
+
+
+def _live(folder: Folder) -> list[onnx.NodeProto]:
+    """The nodes that an output depends on, in order."""
+    wanted = set(folder.results)
+    live = []
+    for node in reversed(folder.nodes):
+        if wanted.intersection(node.output):
+            wanted |= node_reads(node)
+            live.append(node)
+    return live[::-1]
+
+
+def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
+    """The folded model without its initialisers."""
+    model = onnx.ModelProto(ir_version=source.ir_version, producer_name=source.producer_name)
+    model.producer_version = source.producer_version
+    model.opset_import.extend(helper.make_opsetid(d, v) for d, v in folder.opsets.items())
+    graph = model.graph
+    graph.name = source.graph.name
+    graph.node.extend(nodes)
+    graph.input.extend(source.graph.input)
+    for value in source.graph.output:
+        kind = folder.types.get(value.name)
+        graph.output.append(
+            onnx.ValueInfoProto(name=value.name, type=kind if kind is not None else value.type)
+        )
+    border = {v.name for v in [*graph.input, *graph.output]}
+    for name in (o for n in nodes for o in n.output if o and o not in border):
+        if name in folder.types and static_shape(folder.types[name]) is not None:
+            graph.value_info.append(onnx.ValueInfoProto(name=name, type=folder.types[name]))
+    return model
+
+
+def _assemble(folded: _Folded, weights: Weights) -> onnx.ModelProto:
+    model = onnx.ModelProto.FromString(folded.skeleton)
+    model.graph.initializer.extend(weights[name] for name in folded.kept)
+    for name, (array, shape) in folded.constants.items():
+        model.graph.initializer.append(to_tensor(np.broadcast_to(array, shape), name))
+    return model

@@ -1,0 +1,183 @@
+"""Are the tensors of a model file what they claim: type, size, data, place on disk?
+
+A tensor in a file is untrusted: its dimensions may promise terabytes, its data may be shorter than its shape,
+its external data may lie in ``/etc``. The checks use file sizes and Python integers only, so nothing is
+allocated for a lie, and all tensors are looked at before any external data is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import psutil
+from onnx import TensorProto
+
+from tvmopt.errors import ModelError
+from tvmopt.importer.protos import BITS, STRING, byte_size, count, dtype_name, human, node_name
+
+TYPED_FIELDS = {
+    "float_data": {TensorProto.FLOAT, TensorProto.COMPLEX64},
+    "double_data": {TensorProto.DOUBLE, TensorProto.COMPLEX128},
+    "int64_data": {TensorProto.INT64},
+    "uint64_data": {TensorProto.UINT32, TensorProto.UINT64},
+    "string_data": {STRING},
+}
+"""The typed data field of an element type; all others use ``int32_data``."""
+
+
+def all_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto]]:
+    """Every tensor of a model and words that say where it is: initialisers and attributes, at any depth."""
+    yield from _graph_tensors(model.graph, "")
+    for function in model.functions:
+        where = f" of function '{function.name}'"
+        yield from _node_tensors(function.node, where)
+        for attr in function.attribute_proto:
+            yield from _attribute_tensors(attr, f"attribute '{attr.name}'{where}")
+
+
+def _graph_tensors(graph: onnx.GraphProto, where: str) -> Iterator[tuple[str, TensorProto]]:
+    for tensor in graph.initializer:
+        yield f"initialiser '{tensor.name}'{where}", tensor
+    for sparse in graph.sparse_initializer:
+        yield f"values of sparse initialiser '{sparse.values.name}'{where}", sparse.values
+        yield f"indices of sparse initialiser '{sparse.values.name}'{where}", sparse.indices
+    yield from _node_tensors(graph.node, where)
+
+
+def _node_tensors(nodes: object, where: str) -> Iterator[tuple[str, TensorProto]]:
+    for node in nodes:  # type: ignore[attr-defined]
+        for attr in node.attribute:
+            yield from _attribute_tensors(attr, f"attribute '{attr.name}' of node '{node_name(node)}'{where}")
+
+
+def _attribute_tensors(attr: onnx.AttributeProto, where: str) -> Iterator[tuple[str, TensorProto]]:
+    if attr.HasField("t"):
+        yield where, attr.t
+    for tensor in attr.tensors:
+        yield where, tensor
+    if attr.HasField("sparse_tensor"):
+        yield where, attr.sparse_tensor.values
+        yield where, attr.sparse_tensor.indices
+    for graph in [*([attr.g] if attr.HasField("g") else []), *attr.graphs]:
+        yield from _graph_tensors(graph, f" in {where}")
+
+
+def tensor_problem(tensor: TensorProto) -> str:
+    """What is wrong with a tensor's own fields, or the empty string; external data is looked at elsewhere."""
+    kind = tensor.data_type
+    if kind not in BITS and kind != STRING:
+        return f"has element type {kind}, which is not an ONNX type"
+    if any(d < 0 for d in tensor.dims):
+        return f"has a negative dimension: {list(tensor.dims)}"
+    if tensor.HasField("segment"):
+        return "is split into segments, which ONNX never finished defining"
+    total = count(tensor.dims)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return "holds strings in external data" if kind == STRING else ""
+    label = f"{dtype_name(kind)}{list(tensor.dims)}".replace("object", "string")
+    if tensor.HasField("raw_data") and kind != STRING:
+        wanted, found = byte_size(kind, total), len(tensor.raw_data)
+        filled = [f for f in (*TYPED_FIELDS, "int32_data") if len(getattr(tensor, f))]
+        if filled:
+            return f"holds its data twice, in raw_data and {filled[0]}"
+        return "" if wanted == found else f"is {label}, {human(wanted)}, but holds {human(found)}"
+    if tensor.HasField("raw_data"):
+        return "holds strings as raw bytes"
+    field = next((f for f, kinds in TYPED_FIELDS.items() if kind in kinds), "int32_data")
+    wanted = total
+    if kind in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+        wanted *= 2
+    elif kind in BITS and BITS[kind] < 8:
+        wanted = byte_size(kind, total)
+    found = len(getattr(tensor, field))
+    return "" if found == wanted else f"is {label}, {wanted} values, but holds {found} in {field}"
+
+
+def verify_tensors(model: onnx.ModelProto, path: str) -> list[ModelError]:
+    """One error for each tensor that contradicts itself; one when all together do not fit memory."""
+    problems, total = [], 0
+    for where, tensor in all_tensors(model):
+        problem = tensor_problem(tensor)
+        if problem:
+            problems.append(
+                ModelError(
+                    f"A tensor {problem}.",
+                    where=f"{path}, {where}",
+                    fix="the file is damaged: copy or export it again",
+                )
+            )
+        elif tensor.data_location == TensorProto.EXTERNAL:
+            total += byte_size(tensor.data_type, count(tensor.dims))
+    available = psutil.virtual_memory().available
+    if total > available and not problems:
+        problems.append(
+            ModelError(
+                f"The external tensors need {human(total)}; {human(available)} of memory are free.",
+                where=path,
+                fix="use a machine with more memory",
+            )
+        )
+    return problems
+
+
+def load_external(model: onnx.ModelProto, folder: Path | None, path: str) -> list[ModelError]:
+    """Read external data into the tensors; one error for each tensor whose data cannot or must not be read.
+
+    Data must be a regular file inside the model's folder, links followed; offset and length must lie in it.
+    """
+    problems = []
+    for where, tensor in all_tensors(model):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        try:
+            tensor.raw_data = _external_bytes(tensor, folder)
+        except (OSError, ValueError) as error:
+            text = f"{error.strerror}: '{error.filename}'" if isinstance(error, OSError) else str(error)
+            problems.append(
+                ModelError(
+                    f"The external data of a tensor cannot be read: {text}.",
+                    where=f"{path}, {where}",
+                    fix="keep the data file beside the model as it was exported, or save a single file",
+                )
+            )
+            continue
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
+    return problems
+
+
+def _external_bytes(tensor: TensorProto, folder: Path | None) -> bytes:
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    if not isinstance(location, str) or not location or "\0" in location:
+        raise ValueError("its location is missing or not text")
+    if folder is None:
+        raise ValueError(f"the model was given as bytes, so '{location}' has no folder; give its path")
+    if os.path.isabs(location) or ".." in Path(location).parts or location[1:2] == ":":
+        raise ValueError(f"'{location}' leaves the model's folder")
+    real = Path(os.path.realpath(folder / location))
+    if not real.is_relative_to(os.path.realpath(folder)):
+        raise ValueError(f"'{location}' is a link that leaves the model's folder")
+    wanted = byte_size(tensor.data_type, count(tensor.dims))
+    offset, length = (_integer(entries.get(k, d), k) for k, d in (("offset", "0"), ("length", str(wanted))))
+    if length != wanted:
+        raise ValueError(f"its length is {length}, but its shape {list(tensor.dims)} needs {wanted} bytes")
+    descriptor = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"'{location}' is not a regular file")
+        if offset + length > status.st_size:
+            raise ValueError(f"'{location}' has {status.st_size} bytes, {offset} + {length} are wanted")
+        file.seek(offset)
+        return file.read(length)
+
+
+def _integer(text: str, key: str) -> int:
+    if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ValueError(f"its {key} '{text!s:.40}' is not a size")
+    return int(text)
