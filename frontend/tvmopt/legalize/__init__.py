@@ -12,12 +12,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmopt.legalize import conv, depthwise, math, matmul
+from tvmopt.legalize import conv, depthwise, math, matmul, winograd
 from tvmopt.targets import Machine
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | None"]
 
-_GROUPS = (depthwise, conv, matmul)  # an operator that two groups know: the first that does not return None
+_GROUPS = (depthwise, winograd, conv, matmul)  # an operator that two groups know: the first that does not return None
 
 
 def legalize(module: tvm.IRModule, machine: Machine) -> tvm.IRModule:
