@@ -92,16 +92,25 @@ def memory_passes() -> list[Any]:
 
 
 def lower(
-    module: tvm.IRModule, machine: Machine, log: DecisionLog | None = None, lookup: Lookup | None = None
+    module: tvm.IRModule,
+    machine: Machine,
+    log: DecisionLog | None = None,
+    lookup: Lookup | None = None,
+    exact: bool = False,
 ) -> Lowered:
-    """Everything between the importer and the code generator."""
+    """Everything between the importer and the code generator.
+
+    Args:
+        lookup: finds tuned knobs; None: analytic points only.
+        exact: no algorithm that rounds differently from the operator's definition (Winograd).
+    """
     log = log or DecisionLog()
     seconds: dict[str, float] = {}
     with machine.tvm_target():
         with _timed(seconds, "graph passes"):
             module = tvm.transform.Sequential(graph_passes(machine, log))(module)
         with _timed(seconds, "legalize"):
-            module = legalize(module, machine)
+            module = legalize(module, machine, exact)
             provenance = Provenance.before_fusion(module)
         with _timed(seconds, "fuse"):
             module = tvm.transform.Sequential(fusion_passes()[:2])(module)

@@ -43,6 +43,7 @@ class Shape:
     lanes: int
     cores: int
     l2: int
+    u_rate: float  # bytes of U a cycle and core: from L2, L3 or memory, by its size
 
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
@@ -52,7 +53,12 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
         return None
     n, oh, ow, o = extents(out)
     _, _, _, rows, cols, panels, nr, c = extents(block)
-    return Shape(n, oh, ow, rows, cols, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2)
+    u_bytes = 36 * c * panels * nr * 4
+    if u_bytes > machine.l3 // 2:
+        rate = machine.bandwidth / machine.cores / machine.ghz / 1e9
+    else:
+        rate = machine.l2_rate / 2 if u_bytes > machine.l2 // 2 else float(machine.l2_rate)
+    return Shape(n, oh, ow, rows, cols, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2, rate)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
@@ -81,7 +87,7 @@ def choose_task(shape: Shape) -> tuple[int, int]:
             idle = -(-tasks // shape.cores) * shape.cores / tasks
             gemm = 36 * tiles * shape.c * panels * shape.nr / shape.lanes / 2
             transform = 36 * tiles * 8 * (shape.c + panels * shape.nr) / shape.lanes
-            stream = 36 * shape.c * panels * shape.nr * 4 / 24  # bytes of U a task reads, 24 a cycle
+            stream = 36 * shape.c * panels * shape.nr * 4 / shape.u_rate
             spill = 1.0 + (0.15 if 36 * tiles * shape.c * 4 > 0.75 * shape.l2 else 0.0)
             cost = idle * tasks * (max(gemm * spill, stream) + transform)
             if best is None or (cost, tasks) < best[0]:

@@ -20,15 +20,24 @@ Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | No
 _GROUPS = (depthwise, winograd, conv, matmul)  # an operator that two groups know: the first that does not return None
 
 
-def legalize(module: tvm.IRModule, machine: Machine) -> tvm.IRModule:
-    """Every Relax operator of `module` as a call of a PrimFunc."""
+_APPROXIMATE = (winograd,)  # other roundings than the operator's definition; `exact` leaves them out
+
+
+def legalize(module: tvm.IRModule, machine: Machine, exact: bool = False) -> tvm.IRModule:
+    """Every Relax operator of `module` as a call of a PrimFunc.
+
+    Args:
+        exact: only forms that add and multiply as the operator's definition does: no Winograd.
+    """
     math.install()
-    return relax.transform.LegalizeOps(_table(machine))(module)
+    return relax.transform.LegalizeOps(_table(machine, exact))(module)
 
 
-def _table(machine: Machine) -> dict[str, Any]:
+def _table(machine: Machine, exact: bool) -> dict[str, Any]:
     by_op: dict[str, list[Legalizer]] = {}
     for group in _GROUPS:
+        if exact and group in _APPROXIMATE:
+            continue
         for op, fn in group.LEGALIZERS.items():
             by_op.setdefault(op, []).append(fn)
 
