@@ -8,7 +8,8 @@ from tvm import te, topi
 from tvmopt.schedules.cpu import conv2d, depthwise, elementwise
 from tvmopt.targets import Machine
 
-from tvmopt.legalize.depthwise import channel_vector, depthwise_te, pack
+from tvmopt.legalize.depthwise import depthwise_te, pack
+from tvmopt.legalize.window import Window, channel_vector
 
 
 def reference(x, w, stride, pad, dilation):
@@ -27,6 +28,12 @@ def reference(x, w, stride, pad, dilation):
     return out
 
 
+def window(shape, w, stride, pad, dilation):
+    kh, kw = w.shape[1:3]
+    out = [(shape[1 + a] + 2 * pad - dilation * ((kh, kw)[a] - 1) - 1) // stride + 1 for a in (0, 1)]
+    return Window((kh, kw), (stride, stride), (pad,) * 4, (dilation, dilation), (out[0], out[1]))
+
+
 def build(shape, w, stride, pad, dilation, machine, epilogue=True):
     out_c = w.shape[0]
     vector, copied = channel_vector(out_c, out_c // shape[3], machine.lanes())
@@ -36,7 +43,7 @@ def build(shape, w, stride, pad, dilation, machine, epilogue=True):
         te.placeholder(packed.shape, name="w"),
         te.placeholder((out_c,), name="b"),
     )
-    out = depthwise_te(x, wt, out_c, [stride] * 2, [pad] * 4, [dilation] * 2, copied)
+    out = depthwise_te(x, wt, out_c, window(shape, w, stride, pad, dilation), copied)
     if epilogue:
         out = topi.nn.relu(topi.add(out, b))
     return te.create_prim_func([x, wt, b, out]), packed, [tuple(int(d) for d in out.shape)]

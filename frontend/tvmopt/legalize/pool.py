@@ -1,0 +1,129 @@
+"""Pooling, NHWC, as TE in vectors of channels - for the pool family. Padding is an expression, not a copy.
+
+    acc[n, y, x, b, v] = max or sum over ky, kx of src[n, y*s + ky*d, x*s + kx*d, b*V + v]
+    out[n, y, x, c]    = acc (max), acc / count(y, x) (average)
+
+`count` is K*K, or, without count_include_pad, the taps inside the image; a window that ceil_mode lets run
+over the padded image counts only what lies in it (as PyTorch and onnxruntime do). Adaptive average pooling
+to a divisor of the input's size is ordinary average pooling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from tvmopt.legalize.common import call_fusable, static_shape
+from tvmopt.legalize.window import Window, channel_vector, padded_source
+from tvmopt.targets import Machine
+
+
+def max_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+    """`R.nn.max_pool2d`, NHWC, float32."""
+    return _pool(bb, call, machine, "max")
+
+
+def avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+    """`R.nn.avg_pool2d`, NHWC, float32."""
+    return _pool(bb, call, machine, "avg")
+
+
+def _pool(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, kind: str) -> relax.Expr | None:
+    attrs, (x,) = call.attrs, call.args
+    shape = static_shape(x)
+    if shape is None or 0 in shape or str(x.ty.dtype) != "float32":
+        return None
+    if (attrs.layout, attrs.out_layout) != ("NHWC", "NHWC"):
+        return None
+    kernel = (int(attrs.pool_size[0]), int(attrs.pool_size[1]))
+    window = Window.of(attrs, kernel, (shape[1], shape[2]))
+    if static_shape(call) != (shape[0], *window.out, shape[3]):
+        return None  # TVM counts the windows of this ceil_mode differently: let it compute what it promised
+    include = bool(getattr(attrs, "count_include_pad", False))
+    return _emit(bb, x, window, kind, include, machine)
+
+
+def adaptive_avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+    """`R.nn.adaptive_avg_pool2d`, NHWC, to a divisor of the input's rows and columns."""
+    attrs, (x,) = call.attrs, call.args
+    shape = static_shape(x)
+    if shape is None or 0 in shape or str(x.ty.dtype) != "float32":
+        return None
+    if (attrs.layout, attrs.out_layout) != ("NHWC", "NHWC"):
+        return None
+    out = (shape[1], shape[2]) if attrs.output_size is None else tuple(int(v) for v in attrs.output_size)
+    out = out * 2 if len(out) == 1 else out
+    if shape[1] % out[0] or shape[2] % out[1]:
+        return None
+    kernel = (shape[1] // out[0], shape[2] // out[1])
+    return _emit(bb, x, Window(kernel, kernel, (0, 0, 0, 0), (1, 1), (out[0], out[1])), "avg", True, machine)
+
+
+def _emit(
+    bb: relax.BlockBuilder, x: relax.Expr, window: Window, kind: str, include: bool, machine: Machine
+) -> relax.Expr:
+    return call_fusable(
+        bb, lambda data: pool_te(data, window, kind, include, machine.lanes()), [x], f"{kind}_pool2d"
+    )
+
+
+def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes: int) -> te.Tensor:
+    """The loops; `kind` is "max" or "avg"."""
+    batch, height, width, channels = (int(d) for d in data.shape)
+    vector, copied = channel_vector(channels, 1, lanes)
+    fill = float("-inf") if kind == "max" else 0.0
+    source = padded_source(data, window, channels, copied, vector, fill, "pool")
+    ky = te.reduce_axis((0, window.kernel[0]), name="ky")
+    kx = te.reduce_axis((0, window.kernel[1]), name="kx")
+    (sy, sx), (dy, dx) = window.strides, window.dilation
+    combine = _MAX if kind == "max" else te.sum
+    acc = te.compute(
+        (batch, *window.out, -(-channels // vector), vector),
+        lambda n, y, x, b, v: combine(
+            source(n, y * sy + ky * dy, x * sx + kx * dx, b * vector + v), axis=[ky, kx]
+        ),
+        name="pool",
+        attrs={"tvmopt.kernel": "pool"},
+    )
+
+    def result(n: Any, y: Any, x: Any, c: Any) -> Any:
+        value = acc(n, y, x, c // vector, c % vector)
+        if kind == "max":
+            return value
+        taps = _taps(y, 0, window, height, include_pad) * _taps(x, 1, window, width, include_pad)
+        if isinstance(taps, int):
+            return value * tirx.const(1.0 / taps, data.dtype)
+        return value / tirx.max(taps, 1).astype(data.dtype)
+
+    return te.compute(
+        (batch, *window.out, channels), result, name="unpack", attrs={"tvmopt.kernel": "pool_out"}
+    )
+
+
+_MAX = te.comm_reducer(
+    lambda a, b: tirx.max(a, b), lambda dtype: tirx.const(float("-inf"), dtype), name="max"
+)
+
+
+def _taps(position: Any, axis: int, window: Window, size: int, include_pad: bool) -> Any:
+    """How many taps of the window at `position` count."""
+    before, after = window.padding[axis], window.padding[axis + 2]
+    low, high = (-before, size + after) if include_pad else (0, size)
+    dilation, kernel, stride = window.dilation[axis], window.kernel[axis], window.strides[axis]
+    first = -before
+    last = (window.out[axis] - 1) * stride - before + (kernel - 1) * dilation
+    if first >= low and last < high:
+        return kernel
+    start = position * stride - before
+    # taps at start + k*dilation, 0 <= k < kernel, that lie in [low, high)
+    below = tirx.max(0, tirx.floordiv(low - start + dilation - 1, dilation))
+    beyond = tirx.min(kernel, tirx.floordiv(high - start + dilation - 1, dilation))
+    return beyond - below
+
+
+LEGALIZERS = {
+    "relax.nn.max_pool2d": max_pool2d,
+    "relax.nn.avg_pool2d": avg_pool2d,
+    "relax.nn.adaptive_avg_pool2d": adaptive_avg_pool2d,
+}

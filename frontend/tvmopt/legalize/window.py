@@ -1,0 +1,96 @@
+"""The padded source of a sliding window over NHWC: shared by depthwise convolution and pooling.
+
+`src` is zero (or another fill) outside the image. Where the channels fill whole or half vectors it stays an
+expression, which the schedule resolves at compile time: padding without a copy. Elsewhere (58 channels; or m > 1
+outputs a channel) it is a buffer of whole vectors that the schedule fills per task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from tvm import te, tirx
+
+
+@dataclass(frozen=True)
+class Window:
+    """kernel, strides, dilation: (rows, columns); padding: top, left, bottom, right; out: (rows, columns)."""
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    out: tuple[int, int]
+
+    @classmethod
+    def of(cls, attrs: Any, kernel: tuple[int, int], size: tuple[int, int]) -> Window:
+        """From the attributes of a Relax convolution or pooling and the input's rows and columns."""
+        strides = (int(attrs.strides[0]), int(attrs.strides[1]))
+        dilation = (int(attrs.dilation[0]), int(attrs.dilation[1]))
+        top, left, bottom, right = (int(v) for v in attrs.padding)
+        up = int(bool(getattr(attrs, "ceil_mode", False)))
+        out = []
+        for axis, before, after in ((0, top, bottom), (1, left, right)):
+            room = size[axis] + before + after - dilation[axis] * (kernel[axis] - 1) - 1
+            count = (room + up * (strides[axis] - 1)) // strides[axis] + 1
+            if up and (count - 1) * strides[axis] >= size[axis] + before:  # must start inside the image or its left pad
+                count -= 1
+            out.append(count)
+        return cls(kernel, strides, (top, left, bottom, right), dilation, (out[0], out[1]))
+
+    def reaches_outside(self, size: tuple[int, int]) -> tuple[bool, bool]:
+        """Whether some window reads rows, or columns, outside an image of this size."""
+        found = []
+        for axis in (0, 1):
+            last = (self.out[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilation[axis]
+            found.append(self.padding[axis] > 0 or last - self.padding[axis] >= size[axis])
+        return found[0], found[1]
+
+
+def channel_vector(channels: int, multiplier: int, lanes: int) -> tuple[int, bool]:
+    """(V, copied): channels of one vector, and whether the input is copied into whole vectors first.
+
+    Half-filled vectors cost as many instructions as full ones, so a common divisor of at least half a vector is used
+    as it is; below that the copy (one move for K*K multiply-adds) is cheaper.
+
+    >>> [channel_vector(c, 1, 16) for c in (96, 24, 58, 3)]
+    [(16, False), (8, False), (16, True), (16, True)]
+    >>> channel_vector(96, 2, 16), channel_vector(24, 1, 8)
+    ((16, True), (8, False))
+    """
+    common = gcd(channels, lanes)
+    return (lanes, True) if multiplier > 1 or 2 * common < lanes else (common, False)
+
+
+def padded_source(
+    data: te.Tensor, window: Window, channels: int, copied: bool, vector: int, fill: float, kernel: str
+) -> te.Tensor:
+    """`src`: a block annotated `<kernel>_pad` (to be inlined) or `<kernel>_copy`, or `data` itself."""
+    batch, height, width, in_c = (int(d) for d in data.shape)
+    rows, columns = window.reaches_outside((height, width))
+    if not (copied or rows or columns):
+        return data
+    top, left = window.padding[:2]
+    multiplier = channels // in_c
+    whole = -(-channels // vector) * vector
+
+    def inside(n: Any, y: Any, x: Any, c: Any) -> Any:
+        conditions = [y >= top, y < height + top] if rows else []
+        conditions += [x >= left, x < width + left] if columns else []
+        conditions += [c < channels] if whole != channels else []
+        value = data(n, y - top, x - left, c // multiplier if multiplier > 1 else c)
+        if not conditions:
+            return value
+        return te.if_then_else(te.all(*conditions), value, tirx.const(fill, data.dtype))
+
+    extent = [
+        max(
+            (window.out[a] - 1) * window.strides[a] + (window.kernel[a] - 1) * window.dilation[a] + 1,
+            (height, width)[a] + window.padding[a],
+        )
+        for a in (0, 1)
+    ]
+    kind = f"{kernel}_copy" if copied else f"{kernel}_pad"
+    return te.compute((batch, *extent, whole), inside, name="pad", attrs={"tvmopt.kernel": kind})

@@ -1,0 +1,149 @@
+"""The register tile of a sliding window over NHWC - what depthwise convolution and pooling share.
+
+    task(n, channel block, rows): row: tile of `wt` pixels: ky, kx unrolled over `wt` x `cv` accumulators of V channels
+
+A channel block's rows stay in L1 (K*W*V*4 bytes), so each input comes from L2 once. The padded source is no buffer:
+TVM's LoopPartition cuts the first and last tile of a row off (`pragma_loop_partition_hint`), and their unrolled columns
+know at compile time what lies outside; the rows' test is one branch a ky. Only where channels do not fill vectors is
+the input copied, per task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
+from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.schedules.cpu._loops import worth_threads
+from tvmopt.targets import Machine
+
+
+@dataclass(frozen=True)
+class Shape:
+    """n, oh, ow: output; `blocks` of `vector` channels, `channels` of them real; k: taps; padded: "", "pad" or "copy";
+    row_bytes: of one copied input row; threads: whether the work pays for them."""
+
+    n: int
+    oh: int
+    ow: int
+    blocks: int
+    vector: int
+    channels: int
+    k: tuple[int, int]
+    padded: str
+    row_bytes: int
+    threads: bool
+
+    @property
+    def flops(self) -> float:
+        """Operations: two a tap and output."""
+        return 2.0 * self.n * self.oh * self.ow * self.blocks * self.vector * self.k[0] * self.k[1]
+
+
+def recognise(func: Any, machine: Machine, kernel: str) -> Shape | None:
+    """The blocks that a legalizer marked `kernel`, `<kernel>_out` and perhaps `<kernel>_pad` or `<kernel>_copy`."""
+    main, out = annotated(func, kernel), annotated(func, f"{kernel}_out")
+    if main is None or out is None:
+        return None
+    n, oh, ow, blocks, vector, kh, kw = extents(main)
+    copy, pad = annotated(func, f"{kernel}_copy"), annotated(func, f"{kernel}_pad")
+    row = extents(copy)[2] * blocks * vector * 4 if copy is not None else 0
+    padded = "copy" if copy is not None else "pad" if pad is not None else ""
+    core = machine.peak_flops / machine.cores
+    work = 2.0 * n * oh * ow * blocks * vector * kh * kw / core * 1e9
+    traffic = (4.0 * n * blocks * vector * oh * ow) * 3 / 50e9 * 1e9
+    threads = worth_threads(max(1.5 * work, traffic), machine)
+    return Shape(n, oh, ow, blocks, vector, extents(out)[-1], (kh, kw), padded, row, threads)
+
+
+def tile_width(ow: int, machine: Machine) -> int:
+    """Pixels of a tile: what half the registers hold (the other half feeds them), with the shortest last tile.
+
+    >>> z = Machine.load("znver5"); [tile_width(w, z) for w in (112, 56, 28, 14, 7, 17, 1)]
+    [14, 14, 14, 14, 7, 9, 1]
+    >>> avx2 = Machine("m", "llvm", "x", vector_bits=256, vector_registers=16); tile_width(56, avx2)
+    6
+    """
+    limit = max(4, machine.vector_registers // 2 - 2)
+    tiles = -(-ow // limit)
+    return -(-ow // tiles)
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """`wt` pixels by `cv` channel vectors; `rows` of one task; `unroll`: the loop over ky too."""
+    wt = tile_width(shape.ow, machine)
+    rows = task_rows(shape, machine)
+    widths = [w for w in (4, 5, 6, 7, 8, 10, 12, 14) if w != wt and w <= shape.ow]
+    return Space(
+        {
+            "wt": (wt, *widths),
+            "cv": (1, *(c for c in (2, 4) if shape.blocks % c == 0)),
+            "rows": (rows, *(d for d in range(1, shape.oh + 1) if shape.oh % d == 0 and d != rows)),
+            "unroll": (0, 1),
+        }
+    )
+
+
+def task_rows(shape: Shape, machine: Machine) -> int:
+    """Rows of a task: as many as leave four tasks a core; a copied input must fit in a quarter of L2 besides.
+
+    >>> s = Shape(1, 56, 56, 6, 16, 96, (3, 3), "pad", 0, True); z = Machine.load("znver5")
+    >>> task_rows(s, z), task_rows(s, z.with_cores(8))
+    (28, 8)
+    """
+    divisors = [d for d in range(shape.oh, 0, -1) if shape.oh % d == 0]
+    for rows in divisors:
+        tasks = shape.n * (shape.oh // rows) * (1 if shape.padded == "copy" else shape.blocks)
+        small = (rows + shape.k[0]) * shape.row_bytes <= machine.l2 // 4
+        if small and (tasks >= 4 * machine.cores or not shape.threads):
+            return rows
+    return 1
+
+
+def apply(sch: Any, shape: Shape, knobs: Knobs, kernel: str) -> None:
+    """Tasks over channel blocks and rows; the register tile; borders resolved at compile time."""
+    main = sch.get_sblock(kernel)
+    if shape.padded == "pad":
+        sch.compute_inline(sch.get_sblock("pad"))
+    out = epilogue_of(sch, main, (shape.n, shape.oh, shape.ow, shape.channels))
+    n, h, w, c = sch.get_loops(out)
+    h_task, h_in = sch.split(h, [None, knobs["rows"]])
+    w_tile, w_in = sch.split(w, [None, knobs["wt"]])
+    c_block, c_vec, c_in = sch.split(c, [None, knobs["cv"], shape.vector])
+    copied = shape.padded == "copy"
+    sch.reorder(n, h_task, c_block, h_in, w_tile, w_in, c_vec, c_in)
+    sch.compute_at(main, w_tile, preserve_unit_loops=True)
+    one_n, one_h, pixels, vectors, lanes, ky, kx = sch.get_loops(main)[5:]
+    sch.reorder(ky, kx, one_n, one_h, pixels, vectors, lanes)
+    for loop in (kx, pixels, vectors):
+        sch.unroll(loop)
+    sch.vectorize(lanes)
+    if knobs["unroll"]:
+        sch.unroll(ky)
+    if copied:
+        task = sch.fuse(n, h_task)
+        # LLVM vectorises the channel loop of the copy
+        sch.compute_at(sch.get_sblock("pad"), task, preserve_unit_loops=True)
+    else:
+        task = sch.fuse(n, h_task, c_block)
+    if shape.ow > knobs["wt"] or shape.padded == "pad":
+        sch.annotate(w_tile, "pragma_loop_partition_hint", 1)
+    if copied and shape.channels % (shape.vector * knobs["cv"]):
+        sch.annotate(c_block, "pragma_loop_partition_hint", 1)
+    if shape.threads:
+        sch.parallel(task)
+    _accumulators(sch, main, ky)
+    sch.unroll(w_in)
+    sch.unroll(c_vec)
+    if shape.channels % shape.vector == 0:
+        sch.vectorize(c_in)
+
+
+def _accumulators(sch: Any, main: Any, reduction: Any) -> None:
+    """Start values apart from the taps, unrolled alike: the tile then lives in registers."""
+    start = sch.decompose_reduction(main, reduction)
+    *outer, last = sch.get_loops(start)[-5:]
+    for loop in outer:
+        sch.unroll(loop)
+    sch.vectorize(last)
