@@ -28,6 +28,7 @@ def run(
     inputs: Sequence[np.ndarray],
     machine: str = "avx512",
     cores: int = 2,
+    exact: bool = False,
 ) -> tuple[list[np.ndarray], dict[str, Scheduled]]:
     """Outputs and how each kernel was scheduled; `build(bb, *vars)` emits the expression."""
     target = Machine.load(MACHINES[machine]).with_cores(cores)
@@ -38,7 +39,7 @@ def run(
             out = bb.emit_output(build(bb, *params))
         bb.emit_func_output(out)
     with target.tvm_target():
-        module = tvm.transform.Sequential(fusion_passes())(legalize(bb.get(), target))
+        module = tvm.transform.Sequential(fusion_passes())(legalize(bb.get(), target, exact))
         module, how = apply_families(module, target, DecisionLog())
     with tvm.transform.PassContext(config=BUILD_CONFIG):
         vm = relax.VirtualMachine(tvm.compile(module, target=target.tvm_target()), tvm.cpu())

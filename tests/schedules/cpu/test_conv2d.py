@@ -54,7 +54,7 @@ def test_convolution_with_bias_and_relu(machine, case):
         )  # fmt: skip
         return relax.op.nn.relu(bb.emit(relax.op.add(y, relax.const(b))))
 
-    (y,), how = run(build, [x], machine)
+    (y,), how = run(build, [x], machine, exact=True)
     close(y, np.maximum(definition(x, w, strides, pads, dilation, groups) + b, 0), kernel[0] * kernel[1] * c // groups)
     assert {s.family for s in how.values()} == {"gemm" if case == "1x1" else "conv2d"}
     assert not any(s.note for s in how.values())
