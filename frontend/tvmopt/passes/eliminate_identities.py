@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from tvm import relax
 
@@ -35,6 +37,9 @@ class EliminateIdentities(Rewrite):
         R.power(x, 2), R.square(x)                    R.multiply(x, x)
         R.power(x, 0.5), (x, -0.5), (x, 1), (x, 3)    R.sqrt(x), R.rsqrt(x), x, x * x * x
         R.divide(x, c)                                R.multiply(x, 1 / c)
+        R.divide(1, R.sqrt(x))                        R.rsqrt(x)
+        R.clip(x, lo, hi)                             R.minimum(R.maximum(x, lo), hi)
+        R.gather_nd, R.take with constant indices     R.reshape, R.strided_slice, where these read the same
         R.add(R.broadcast_to(x), y)                   R.add(x, y), where y gives the result its shape
         R.sum(R.stack([a, b]), axis=0)                R.add(a, b)
         R.mean(R.stack([a, b]), axis=0)               R.multiply(R.add(a, b), 0.5)
@@ -57,6 +62,8 @@ class EliminateIdentities(Rewrite):
         if not name:
             return None
         new = self._identity(graph, name, value)
+        if new is None and name in ("gather_nd", "take"):
+            new = self._gather(graph, name, value)
         if new is None and is_float(value):
             new = self._cheaper(graph, var, name, value)
         if new is None and name in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "where"):
@@ -86,6 +93,11 @@ class EliminateIdentities(Rewrite):
 
     def _cheaper(self, graph: Graph, var: Var, name: str, call: Call) -> Expr | None:
         op, x = relax.op, call.args[0]
+        if name == "clip":
+            low, high = (const(np.float64(a.value), like=call) for a in call.args[1:3])
+            return op.minimum(op.maximum(x, low), high)
+        if name == "divide" and graph.scalar(x) == 1.0 and graph.op(call.args[1]) == "sqrt":
+            return op.rsqrt(graph.value(call.args[1]).args[0]) if _same(call.args[1], call) else None
         if name == "square":
             return op.multiply(x, x)
         if name == "power" and _same(x, call):
@@ -120,6 +132,29 @@ class EliminateIdentities(Rewrite):
                     call.op, [*call.args[:i], wide.args[0], *call.args[i + 1 :]], call.attrs, call.ty_args
                 )
         return None
+
+    def _gather(self, graph: Graph, name: str, call: Call) -> Expr | None:
+        """A gather with constant indices that reads everything in order, or a run of slices."""
+        data, index = call.args
+        dims, where = shape(data), graph.array(index)
+        if dims is None or where is None or graph.is_const(data) or math.prod(dims) == 0 or not where.size:
+            return None
+        if name == "gather_nd":
+            if int(call.attrs.batch_dims) or where.shape[-1] != len(dims) or where.size > 1 << 22:
+                return None
+            coordinates = np.where(where < 0, where + np.array(dims), where)
+            flat = np.ravel_multi_index(tuple(np.moveaxis(coordinates, -1, 0)), dims, mode="clip").ravel()
+            in_order = flat.size == math.prod(dims) and (flat == np.arange(flat.size)).all()
+            return relax.op.reshape(data, shape(call)) if in_order else None
+        if call.attrs.axis is None or where.ndim > 1:
+            return None
+        axis = int(call.attrs.axis) % len(dims)
+        first = int(where.flat[0]) + (dims[axis] if where.flat[0] < 0 else 0)
+        run = np.where(where < 0, where + dims[axis], where).ravel()
+        if first < 0 or first + run.size > dims[axis] or (run != first + np.arange(run.size)).any():
+            return None
+        part = relax.op.strided_slice(data, [axis], [first], [first + run.size])
+        return part if where.ndim else relax.op.reshape(part, shape(call))
 
     def _stacked(self, graph: Graph, name: str, call: Call) -> Expr | None:
         """ONNX's Sum, Mean, Max and Min of several tensors, which TVM's importer stacks on a new axis."""

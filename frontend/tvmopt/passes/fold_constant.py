@@ -190,6 +190,8 @@ class FoldConstant(Rewrite):
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Replace a constant call by its value."""
         name = op_name(value)
+        if name == "shape_to_tensor":
+            return _shape_constant(graph, value)
         if name == "split" and graph.is_const(value.args[0]):
             return None  # its parts fold one by one, below
         if isinstance(value, relax.TupleGetItem):
@@ -247,6 +249,17 @@ class FoldConstant(Rewrite):
             pieces = np.split(data, ints(parts), axis=axis)
         piece = pieces[int(value.index)]
         return const(piece) if piece.shape == shape(value) else None
+
+
+def _shape_constant(graph: Graph, call: Call) -> Expr | None:
+    """The shape of a tensor, read as numbers."""
+    what = graph.value(call.args[0])
+    dims = shape(what.args[0]) if op_name(what) == "shape_of" else None
+    try:
+        dims = tuple(ints(what)) if isinstance(what, relax.ShapeExpr) else dims
+    except TypeError:
+        return None
+    return None if dims is None else const(np.array(dims, dtype="int64"))
 
 
 def _ask_tvm(graph: Graph, call: Call) -> Array | None:

@@ -1,0 +1,266 @@
+"""Put scaled-dot-product attention together again, on operands in the order they have in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmopt.passes.graph import (
+    Array,
+    Expr,
+    Graph,
+    Rewrite,
+    Var,
+    const,
+    is_float,
+    name_of,
+    op_name,
+    rank,
+    rewrite_pass,
+    shape,
+)
+from tvmopt.passes.propagate_transposes import axes_of
+
+HEADS = (0, 2, 1, 3)  # [B, N, S, H] from [B, S, N, H], and back
+GONE = -1e4  # a mask of this or less leaves nothing after the exponential in any float type
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The argument of softmax, taken apart: ``scale * q @ k.T + sum(masks)``.
+
+    Attributes:
+        q: queries ``[..., Sq, H]``.
+        keys: transposed keys ``[..., H, Sk]``.
+        scale: product of every constant on the way.
+        masks: additive masks.
+    """
+
+    q: Expr
+    keys: Expr
+    scale: float = 1.0
+    masks: tuple[Expr, ...] = ()
+
+
+@rewrite_pass("tvmopt.FuseAttention")
+class FuseAttention(Rewrite):
+    """Recognise attention and give it operands [B, S, N, H], as the projections leave them.
+
+        Before                                              After
+        q = R.permute_dims(qv, [0, 2, 1, 3])                y = R.nn.attention(qv, kv, vv, mask, scale)
+        k = R.permute_dims(kv, [0, 2, 3, 1])
+        v = R.permute_dims(vv, [0, 2, 1, 3])
+        s = R.add(R.multiply(R.matmul(q, k), c), mask)
+        o = R.matmul(R.nn.softmax(s), v)
+        y = R.permute_dims(o, [0, 2, 1, 3])
+
+    The scale may stand on q, on k, on both or on the product; masks may be added, or chosen with R.where; q, k, v
+    may be [B * N, S, H]. A constant mask that is 0 up to the diagonal and at most -1e4 above it becomes
+    ``causal_mask="TopLeft"`` and is not read at all. torch's ``where(isnan(p), 0, p)`` around the probabilities
+    goes where no row can be masked altogether. (Vaswani et al. 2017, section 3.2.1.)
+
+    Applies when   softmax is over the keys, q and k have 3 or 4 axes, and each mask broadcasts to [B, N, Sq, Sk].
+    Declines when  1. the scores are used elsewhere too
+                   2. softmax's argument is no product, or q and k do not have 3 or 4 axes
+                   3. a mask does not broadcast to the scores
+                   4. a row could be masked altogether, which torch's isnan turns into zeros
+    Gain           the [B, N, Sq, Sk] scores and probabilities never leave the cache; 4 transposes go.
+    Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the transposes
+                   of q, k and v next to the product; PropagateTransposes again after it, to cancel them.
+    """
+
+    def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
+        """Rewrite the product of probabilities and values."""
+        if op_name(value) != "matmul" or not is_float(value):
+            return None
+        probabilities, guarded = _without_isnan(graph, value.args[0])
+        softmax = graph.call(probabilities, "nn.softmax")
+        if softmax is None or int(softmax.attrs.axis) not in (-1, rank(softmax) - 1):
+            return None
+        if not graph.single(value.args[0]):
+            self.declined(var, "1: the probabilities are an output or have other users")
+            return None
+        scores = take_apart(graph, Scores(softmax.args[0], softmax.args[0]), softmax.args[0])
+        if isinstance(scores, str):
+            self.declined(var, scores)
+            return None
+        bias = _mask(graph, scores, shape(softmax) or (), var)
+        if isinstance(bias, str):
+            self.declined(var, bias)
+            return None
+        if guarded and any(not _keeps_a_key(graph, m) for m in scores.masks):
+            self.declined(var, "4: a row could be masked altogether, and its probabilities would be NaN")
+            return None
+        return self._attention(graph, var, value, scores, bias)
+
+    def _attention(
+        self, graph: Graph, var: Var, value: Expr, scores: Scores, bias: tuple[Expr | None, bool]
+    ) -> Expr | None:
+        name, ndim = name_of(var), rank(value)
+        batch = _batch(graph, scores, value)
+        swap = (*range(ndim - 2), ndim - 1, ndim - 2)
+        key = graph.emit(relax.op.permute_dims(scores.keys, swap), name)
+        operands = [_bsnh(graph, t, batch, name) for t in (scores.q, key, value.args[1])]
+        mask, causal = bias
+        if mask is not None and ndim == 3:
+            mask = relax.op.reshape(mask, (batch, (shape(mask) or (0,))[0] // batch, *(shape(mask) or ())[1:]))
+        out = relax.op.nn.attention(
+            *operands,
+            bias=None if mask is None else graph.emit(mask, name),
+            scale=tvm.tirx.FloatImm("float32", scores.scale),
+            causal_mask="TopLeft" if causal else None,
+        )
+        kind = "causal" if causal else "masked" if mask is not None else "no mask"
+        self.applied(var, f"{kind}, scale {scores.scale:.6g}")
+        out = relax.op.permute_dims(graph.emit(out, name), HEADS)
+        return out if ndim == 4 else relax.op.reshape(out, shape(value))
+
+
+def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
+    """The scores' operands, scale and masks, or why they cannot be told."""
+    if not graph.single(expr):
+        return "1: the scores are used elsewhere too"
+    if (call := graph.call(expr, "matmul")) is not None:
+        if rank(call.args[0]) not in (3, 4) or rank(call.args[1]) != rank(call.args[0]):
+            return "2: q and k do not have 3 or 4 axes"
+        q, a = _unscaled(graph, call.args[0])
+        keys, b = _unscaled(graph, call.args[1])
+        return replace(scores, q=q, keys=keys, scale=scores.scale * a * b)
+    for data, other in graph.binary(expr, "multiply"):
+        number = graph.scalar(other)
+        if number is not None and shape(data) == shape(expr):
+            return take_apart(graph, replace(scores, scale=scores.scale * number), data)
+    for data, other in graph.binary(expr, "add"):
+        if shape(data) != shape(expr) or not _leads_to_product(graph, data):
+            continue
+        mask = other if scores.scale == 1.0 else relax.op.multiply(other, const(scores.scale, like=other))
+        return take_apart(graph, replace(scores, masks=(*scores.masks, mask)), data)
+    if (call := graph.call(expr, "where")) is not None:
+        keep, a, b = call.args
+        for data, other, kept in ((a, b, True), (b, a, False)):
+            number = graph.scalar(other)
+            if number is None or number > GONE or shape(data) != shape(expr):
+                continue
+            zero, gone = const(np.float64(0), like=expr), const(np.float64(number), like=expr)
+            flags = graph.array(keep)
+            if flags is not None:
+                mask = const(np.where(flags == kept, 0.0, number), like=expr)
+            else:
+                mask = relax.op.where(keep, zero, gone) if kept else relax.op.where(keep, gone, zero)
+            return take_apart(graph, replace(scores, masks=(*scores.masks, mask)), data)
+    if (call := graph.call(expr, "reshape")) is not None and not scores.masks:
+        return "2: the scores are reshaped between product and softmax"
+    return f"2: the argument of softmax is {graph.op(expr) or 'not computed here'}, not a product"
+
+
+def _leads_to_product(graph: Graph, expr: Expr, depth: int = 6) -> bool:
+    call = graph.call(expr, "matmul", "multiply", "add", "where")
+    if call is None or depth == 0:
+        return False
+    return op_name(call) == "matmul" or any(_leads_to_product(graph, a, depth - 1) for a in call.args)
+
+
+def _unscaled(graph: Graph, expr: Expr) -> tuple[Expr, float]:
+    """An operand without its constant factor, which may stand before its transpose."""
+    for data, other in graph.binary(expr, "multiply"):
+        number = graph.scalar(other)
+        if number is not None and shape(data) == shape(expr):
+            inner, more = _unscaled(graph, data)
+            return inner, number * more
+    call = graph.call(expr, "permute_dims")
+    if call is not None:
+        inner, number = _unscaled(graph, call.args[0])
+        if number != 1.0:
+            return relax.op.permute_dims(inner, axes_of(call)), number
+    return expr, 1.0
+
+
+def _without_isnan(graph: Graph, expr: Expr) -> tuple[Expr, bool]:
+    """``where(isnan(p), 0, p)`` as p, and whether it was there."""
+    call = graph.call(expr, "where")
+    if call is not None and graph.scalar(call.args[1]) == 0.0:
+        test = graph.call(call.args[0], "isnan")
+        if test is not None and test.args[0].same_as(call.args[2]):
+            return call.args[2], True
+    return expr, False
+
+
+def _mask(graph: Graph, scores: Scores, dims: tuple[int, ...], var: Var) -> tuple[Expr | None, bool] | str:
+    """The masks as one bias of 4 (or 3) axes, or as a causal mask, or why not."""
+    total: Expr | None = None
+    causal = False
+    for mask in scores.masks:
+        data = graph.array(mask)
+        if data is not None and len(dims) == 4 and is_causal(data, dims):
+            causal = True
+            continue
+        mask = graph.emit(mask, name_of(var))
+        have = shape(mask)
+        if have is None or len(have) > len(dims):
+            return "3: a mask does not broadcast to the scores"
+        full = (1,) * (len(dims) - len(have)) + have
+        if any(a not in (1, b) for a, b in zip(full, dims, strict=True)):
+            return "3: a mask does not broadcast to the scores"
+        mask = mask if full == have else relax.op.reshape(mask, full)
+        total = mask if total is None else relax.op.add(total, mask)
+    if total is None:
+        return None, causal
+    total = graph.emit(total, name_of(var))
+    have = shape(total) or ()
+    wanted = dims if len(dims) == 3 else (*have[:3], dims[3])
+    if have != wanted:  # R.nn.attention broadcasts the first three axes only
+        total = relax.op.broadcast_to(total, wanted)
+    return total, causal
+
+
+def is_causal(mask: Array, dims: tuple[int, ...]) -> bool:
+    """Whether a mask is 0 on and below the diagonal, and at most -1e4 above it, for every head and batch."""
+    rows, columns = dims[-2:]
+    if rows != columns or rows < 2 or mask.shape[-2:] != (rows, columns):
+        return False
+    flat = mask.reshape(-1, rows, columns).astype(np.float64)
+    lower = np.tril(np.ones((rows, columns), dtype=bool))
+    return bool((flat[:, lower] == 0).all() and (flat[:, ~lower] <= GONE).all())
+
+
+def _keeps_a_key(graph: Graph, mask: Expr) -> bool:
+    """Whether softmax stays a number under this mask: a finite one, or a constant with a kept key in each row."""
+    data = graph.array(mask)
+    if data is not None:
+        return bool(np.isfinite(data.max(axis=-1)).all())
+    call: Any = mask if op_name(mask) else graph.value(mask)
+    if op_name(call) == "multiply":
+        return any(_keeps_a_key(graph, a) for a in call.args if graph.scalar(a) is None)
+    if op_name(call) in ("reshape", "broadcast_to", "expand_dims"):
+        return _keeps_a_key(graph, call.args[0])
+    if op_name(call) == "where":
+        numbers = [graph.array(a) for a in call.args[1:]]
+        return all(n is not None and np.isfinite(n).all() for n in numbers)
+    return False
+
+
+def _batch(graph: Graph, scores: Scores, value: Expr) -> int:
+    """B of operands [B * N, S, H]: what a reshape from [B, N, S, H] on the way tells, else 1."""
+    dims = shape(value) or (1,)
+    if len(dims) == 4:
+        return dims[0]
+    for operand in (scores.q, value.args[1]):
+        call = graph.call(operand, "reshape")
+        have = shape(call.args[0]) if call is not None else None
+        if have is not None and len(have) == 4 and have[0] * have[1] == dims[0]:
+            return have[0]
+    return 1
+
+
+def _bsnh(graph: Graph, operand: Expr, batch: int, name: str) -> Expr:
+    """An operand [B, N, S, H] or [B * N, S, H] as [B, S, N, H]; the transposes cancel later."""
+    dims = shape(operand) or ()
+    if len(dims) == 3:
+        operand = relax.op.reshape(operand, (batch, dims[0] // batch, *dims[1:]))
+    return graph.emit(relax.op.permute_dims(operand, HEADS), name)
+
+

@@ -1,0 +1,77 @@
+"""Move the reshapes that only regroup leading axes down the graph, until they cancel."""
+
+from __future__ import annotations
+
+from tvm import relax
+
+from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, ints, op_name, rank, rewrite_pass, shape, with_attrs
+from tvmopt.passes.propagate_transposes import ELEMENTWISE
+
+NORMS = ("nn.layer_norm", "nn.rms_norm")
+
+
+@rewrite_pass("tvmopt.PropagateReshapes")
+class PropagateReshapes(Rewrite):
+    """Move a reshape [B, S, K] to [B * S, K] below GEMMs, elementwise operators and normalisations.
+
+        Before                                        After
+        a = R.reshape(x, (16, 768))                   m = R.add(R.matmul(x, W), bias)
+        m = R.add(R.matmul(a, W), bias)               y = R.nn.gelu(m)
+        y = R.nn.gelu(R.reshape(m, (1, 16, 3072)))
+
+    torch's addmm flattens before each GEMM and restores afterwards; a reshape between a GEMM and its activation keeps
+    the two apart.
+
+    Applies when   the reshape keeps the last axis, and every other operand is constant along the regrouped axes.
+    Declines when  1. another operand varies along the regrouped axes (nothing is recorded: the reshape is a view).
+    Gain           fusion of epilogues: a read and a write of the GEMM's result.
+    Order          before CancelReshapes, which removes the pairs that meet.
+    """
+
+    def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
+        """Rewrite an operator whose first tensor operand is such a reshape."""
+        name, out = op_name(value), shape(value)
+        if out is None or not out or (name not in ("matmul", *NORMS) and name not in ELEMENTWISE):
+            return None
+        if name == "matmul" or name in NORMS:
+            z = self._source(graph, value.args[0])
+            if z is None or rank(value.args[1]) != (2 if name == "matmul" else 1):
+                return None
+            if name in NORMS and [a % len(out) for a in ints(value.attrs.axes)] != [len(out) - 1]:
+                return None
+            changes = {"axes": [-1]} if name in NORMS else {}
+            new = with_attrs(value, [z, *value.args[1:]], **changes)
+        else:
+            found = self._operands(graph, value, out)
+            if found is None:
+                return None
+            new = with_attrs(value, found)
+        self.applied(var, name)
+        return relax.op.reshape(new, out)
+
+    @staticmethod
+    def _source(graph: Graph, expr: Expr) -> Expr | None:
+        """What a reshape that keeps the last axis was made from."""
+        call = graph.call(expr, "reshape")
+        dims, have = shape(expr), shape(call.args[0]) if call is not None else None
+        if call is None or not dims or not have or len(dims) < 2 or len(have) < 2 or dims[-1] != have[-1]:
+            return None
+        return call.args[0]
+
+    def _operands(self, graph: Graph, value: Expr, out: tuple[int, ...]) -> list[Expr] | None:
+        sources = [self._source(graph, a) if shape(a) == out else None for a in value.args]
+        base = next((s for s in sources if s is not None), None)
+        if base is None:
+            return None
+        new = []
+        for arg, z in zip(value.args, sources, strict=True):
+            dims = shape(arg)
+            if z is not None and shape(z) == shape(base):
+                new.append(z)
+            elif dims is None or len(dims) <= 1 or all(n == 1 for n in dims):
+                new.append(arg if dims is None or len(dims) <= 1 else relax.op.reshape(arg, ()))
+            elif all(n == 1 for n in dims[:-1]):
+                new.append(relax.op.reshape(arg, dims[-1:]))
+            else:
+                return None
+        return new
