@@ -51,12 +51,28 @@ def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
         P.FoldConstant(log),  # first: later passes look for constant weights
+        P.CancelCasts(log),
         P.EliminateIdentities(log),  # before the fusions, which then need not know these spellings
+        P.FoldConstant(log),  # a shape or an index that has become constant
+        T.EliminateCommonSubexpr(),  # before the fusions, which compare operands by identity
+        P.FuseLayerNorm(log),
+        P.FuseRmsNorm(log),  # after FuseLayerNorm: the centred half of a LayerNorm looks like an RMSNorm
+        P.FuseActivations(log),
+        P.FuseSoftmax(log),  # before FuseAttention, which looks for softmax
+        P.FuseGlobalPool(log),  # before ConvertLayout: axes are NCHW's
         P.FoldBatchNorm(log),
         P.FoldScaleShift(log),  # after FoldBatchNorm, which leaves a multiply and an add where it cannot fold
+        P.PropagateReshapes(log),  # before FuseAttention and FuseOps: they stand between a GEMM and its epilogue
+        P.PropagateTransposes(),  # brings the transposes of q, k and v next to the product. No log: the second run
+        # tells what could not be moved
+        P.CancelReshapes(log),
+        P.FuseAttention(log),
+        P.CombineParallelMatmul(log),  # after FuseAttention: who reads q, k and v is known then
         LowerConvTranspose(log),  # after BatchNorm is folded into its weight, before layouts: it makes convolutions
+        P.ConvertConv1d(log),  # before ConvertLayout, which knows 2-d convolutions
         P.ConvertLayout(log),  # after everything that looks for NCHW convolutions
-        P.PropagateTransposes(log),  # after ConvertLayout, whose transposes it cancels
+        P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels
+        P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
         T.CanonicalizeBindings(),

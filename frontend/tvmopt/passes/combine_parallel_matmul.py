@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ class CombineParallelMatmul(Rewrite):
         v = R.add(R.matmul(x, Wv), bv)
 
     TVM's CombineParallelMatmul does it where every branch has the same shape of bias and the weights are
-    parameters; it leaves a concat of constants to FoldConstant, and misses branches without a bias (Whisper's keys).
+    parameters; it leaves a concat to FoldConstant, and misses branches without a bias (Whisper's keys).
 
     Applies when   two or more GEMMs [.., K] x [K, N] have the same input and only layout operators (reshape,
                    transpose, split) or attention read their results.
@@ -60,8 +60,13 @@ class CombineParallelMatmul(Rewrite):
         self.parts: dict[Var, Expr] = {}
         self.groups: dict[Var, list[Branch]] = {}
         by_input: dict[Var, list[Branch]] = defaultdict(list)
-        for var, value in graph.defs.items():
-            if op_name(value) == "matmul" and isinstance(value.args[0], relax.Var):
+        readers: Counter[Var] = Counter()
+        gemms = [
+            (v, c) for v, c in graph.defs.items() if op_name(c) == "matmul" and graph.is_const(c.args[1])
+        ]
+        readers.update(call.args[0] for _, call in gemms if isinstance(call.args[0], relax.Var))
+        for var, value in gemms:
+            if readers[value.args[0]] > 1:
                 branch = self._branch(graph, var, value)
                 if branch is not None:
                     by_input[value.args[0]].append(branch)
@@ -78,12 +83,13 @@ class CombineParallelMatmul(Rewrite):
         if len(users) == 1 and graph.op(users[0]) == "add":
             for data, other in graph.binary(users[0], "add"):
                 array = graph.array(other)
-                if data.same_as(var) and array is not None and array.size == array.shape[-1] == weight.shape[1]:
+                if array is None or not array.ndim or not data.same_as(var):
+                    continue
+                if array.size == array.shape[-1] == weight.shape[1]:
                     end, bias = users[0], array.reshape(-1)
         readers = [graph.op(u) for u in graph.users(end) if not isinstance(u, str)]
         if not readers or any(r not in self.readers for r in readers):
-            if any(op_name(graph.defs[u]) == "matmul" for u in graph.users(value.args[0]) if u in graph.defs):
-                self.declined(var, f"1: read by {', '.join(sorted(set(readers))) or 'the output'}")
+            self.declined(var, f"1: read by {', '.join(sorted(set(readers))) or 'the output'}")
             return None
         return Branch(end, weight, bias)
 

@@ -65,7 +65,7 @@ class FoldScaleShift(Rewrite):
             return None  # a bias: already in its normal form
         linear = find_linear(graph, data)
         if isinstance(linear, str):
-            if graph.op(data) in LINEAR:
+            if (producer := graph.call(data, *LINEAR)) is not None and graph.is_const(producer.args[1]):
                 self.declined(var, f"1: {linear}")
             return None
         dims = shape(data) or ()

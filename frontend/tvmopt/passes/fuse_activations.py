@@ -24,14 +24,16 @@ class FuseActivations(Rewrite):
         1 / (1 + R.exp(-x))                                          R.sigmoid(x)
         x / (1 + R.exp(-x))                                          R.nn.silu(x)
 
-    The product is flattened into its factors, and the argument of erf or tanh expanded into a polynomial in x,
-    so that every association and distribution of one formula is found. HardSwish and HardSigmoid are elementwise
-    with the operators they have (fused by FuseOps); there is nothing to put together.
+    The product is flattened into its factors, and the argument of erf or tanh expanded into a polynomial in
+    x, so that every association and distribution of one formula is found. HardSwish and HardSigmoid are
+    elementwise with the operators they have (fused by FuseOps); there is nothing to put together.
 
     Applies when   the constants agree with the formula to 1e-3, relative.
-    Declines when  1. the factors are those of GELU and the constants are not (QuickGELU is 1.702: not SiLU either).
-    Gain           one polynomial in registers in place of 5 to 8 operators, where these would not have been fused.
-    Order          after EliminateIdentities: powers are products then, and constant divisions multiplications.
+    Declines when  1. the factors are those of GELU and the constants are not.
+    Gain           one polynomial in registers in place of 5 to 8 operators, where these would not have been
+                   fused.
+    Order          after EliminateIdentities: powers are products then, and constant divisions
+                   multiplications.
     """
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:

@@ -22,8 +22,8 @@ from tvmopt.passes.graph import (
     rank,
     rewrite_pass,
     shape,
+    with_attrs,
 )
-from tvmopt.passes.propagate_transposes import axes_of
 
 HEADS = (0, 2, 1, 3)  # [B, N, S, H] from [B, S, N, H], and back
 GONE = -1e4  # a mask of this or less leaves nothing after the exponential in any float type
@@ -58,19 +58,21 @@ class FuseAttention(Rewrite):
         o = R.matmul(R.nn.softmax(s), v)
         y = R.permute_dims(o, [0, 2, 1, 3])
 
-    The scale may stand on q, on k, on both or on the product; masks may be added, or chosen with R.where; q, k, v
-    may be [B * N, S, H]. A constant mask that is 0 up to the diagonal and at most -1e4 above it becomes
-    ``causal_mask="TopLeft"`` and is not read at all. torch's ``where(isnan(p), 0, p)`` around the probabilities
-    goes where no row can be masked altogether. (Vaswani et al. 2017, section 3.2.1.)
+    The scale may stand on q, on k, on both or on the product; masks may be added, or chosen with R.where; q,
+    k, v may be [B * N, S, H]. A constant mask that is 0 up to the diagonal and at most -1e4 above it becomes
+    ``causal_mask="TopLeft"`` and is not read at all. torch's ``where(isnan(p), 0, p)`` around the
+    probabilities goes where no row can be masked altogether. (Vaswani et al. 2017, section 3.2.1.)
 
-    Applies when   softmax is over the keys, q and k have 3 or 4 axes, and each mask broadcasts to [B, N, Sq, Sk].
+    Applies when   softmax is over the keys, q and k have 3 or 4 axes, and each mask broadcasts to [B, N, Sq,
+                   Sk].
     Declines when  1. the scores are used elsewhere too
                    2. softmax's argument is no product, or q and k do not have 3 or 4 axes
                    3. a mask does not broadcast to the scores
                    4. a row could be masked altogether, which torch's isnan turns into zeros
     Gain           the [B, N, Sq, Sk] scores and probabilities never leave the cache; 4 transposes go.
-    Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the transposes
-                   of q, k and v next to the product; PropagateTransposes again after it, to cancel them.
+    Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the
+                   transposes of q, k and v next to the product; PropagateTransposes again after it, to cancel
+                   them.
     """
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
@@ -104,10 +106,13 @@ class FuseAttention(Rewrite):
         batch = _batch(graph, scores, value)
         swap = (*range(ndim - 2), ndim - 1, ndim - 2)
         key = graph.emit(relax.op.permute_dims(scores.keys, swap), name)
-        operands = [_bsnh(graph, t, batch, name) for t in (scores.q, key, value.args[1])]
+        query = graph.emit(scores.q, name)
+        operands = [_bsnh(graph, t, batch, name) for t in (query, key, value.args[1])]
         mask, causal = bias
         if mask is not None and ndim == 3:
-            mask = relax.op.reshape(mask, (batch, (shape(mask) or (0,))[0] // batch, *(shape(mask) or ())[1:]))
+            mask = relax.op.reshape(
+                mask, (batch, (shape(mask) or (0,))[0] // batch, *(shape(mask) or ())[1:])
+            )
         out = relax.op.nn.attention(
             *operands,
             bias=None if mask is None else graph.emit(mask, name),
@@ -171,11 +176,11 @@ def _unscaled(graph: Graph, expr: Expr) -> tuple[Expr, float]:
         if number is not None and shape(data) == shape(expr):
             inner, more = _unscaled(graph, data)
             return inner, number * more
-    call = graph.call(expr, "permute_dims")
+    call = graph.call(expr, "permute_dims", "reshape")
     if call is not None:
         inner, number = _unscaled(graph, call.args[0])
         if number != 1.0:
-            return relax.op.permute_dims(inner, axes_of(call)), number
+            return with_attrs(call, [inner, *call.args[1:]]), number
     return expr, 1.0
 
 
@@ -228,7 +233,7 @@ def is_causal(mask: Array, dims: tuple[int, ...]) -> bool:
 
 
 def _keeps_a_key(graph: Graph, mask: Expr) -> bool:
-    """Whether softmax stays a number under this mask: a finite one, or a constant with a kept key in each row."""
+    """Whether softmax stays a number under this mask: all finite, or constant with a kept key in each row."""
     data = graph.array(mask)
     if data is not None:
         return bool(np.isfinite(data.max(axis=-1)).all())
@@ -262,5 +267,3 @@ def _bsnh(graph: Graph, operand: Expr, batch: int, name: str) -> Expr:
     if len(dims) == 3:
         operand = relax.op.reshape(operand, (batch, dims[0] // batch, *dims[1:]))
     return graph.emit(relax.op.permute_dims(operand, HEADS), name)
-
-

@@ -43,9 +43,8 @@ class FuseGlobalPool(Rewrite):
         inner = graph.call(outer.args[0], name)
         if inner is None or inner.attrs.axis is None or outer.attrs.axis is None or shape(inner) is None:
             return None
-        if bool(inner.attrs.keepdims) != bool(outer.attrs.keepdims):
-            if not inner.attrs.keepdims:
-                return None
+        if bool(outer.attrs.keepdims) and not inner.attrs.keepdims:
+            return None
         if not graph.single(outer.args[0]):
             self.declined(var, "1: the inner reduction is used elsewhere too")
             return None

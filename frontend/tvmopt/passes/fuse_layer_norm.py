@@ -43,8 +43,8 @@ class FuseLayerNorm(Rewrite):
     Declines when  1. the two means are over different axes
                    2. gamma or beta has not exactly the shape of the normalised axes
     Gain           4 to 7 passes over x become one kernel: some 8 * |x| * itemsize bytes.
-    Order          after EliminateIdentities (powers, constant divisions), before FuseRmsNorm: d * rsqrt(mean(d * d))
-                   looks like an RMSNorm of d.
+    Order          after EliminateIdentities (powers, constant divisions), before FuseRmsNorm: d *
+                   rsqrt(mean(d * d)) looks like an RMSNorm of d.
     """
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
@@ -70,7 +70,8 @@ class FuseLayerNorm(Rewrite):
                 self.applied(var)
                 dims = [(shape(x) or ())[a] for a in axes]
                 one, zero = const(np.ones(dims), like=x), const(np.zeros(dims), like=x)
-                return relax.op.nn.layer_norm(x, one, zero, axes=axes, epsilon=eps)
+                last = [a - len(shape(x) or ()) for a in axes]
+                return relax.op.nn.layer_norm(x, one, zero, axes=last, epsilon=eps)
         return None
 
     def _absorb(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
@@ -140,7 +141,7 @@ def _variance_axes(graph: Graph, expr: Expr, x: Expr, d: Expr) -> Axes | None:
 
 
 def normalised_vector(graph: Graph, norm: Call, factor: Expr) -> Expr | None:
-    """A scale or shift in the shape that layer_norm or rms_norm wants, if it is one number per normalised element."""
+    """A scale or shift in the shape that the norm wants, if it is one number per normalised element."""
     x = norm.args[0]
     dims, axes, have = shape(x), ints(norm.attrs.axes), shape(factor)
     if dims is None or have is None:

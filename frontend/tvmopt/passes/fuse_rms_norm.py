@@ -45,7 +45,7 @@ class FuseRmsNorm(Rewrite):
                     return None
                 self.applied(var)
                 one = const(np.ones([dims[a] for a in axes]), like=x)
-                return relax.op.nn.rms_norm(x, one, axes=axes, epsilon=eps)
+                return relax.op.nn.rms_norm(x, one, axes=[a - len(dims) for a in axes], epsilon=eps)
         return self._scale(graph, var, value)
 
     def _scale(self, graph: Graph, var: Var, value: Expr) -> Expr | None:

@@ -1,4 +1,4 @@
-"""Take transposes out of GEMMs: those of a flattened image go into the order of the constant weight's rows."""
+"""Take transposes out of GEMMs: that of a flattened image goes into the order of the weight's rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ import math
 import numpy as np
 from tvm import relax
 
-from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, const, op_name, rank, rewrite_pass, shape, with_attrs
+from tvmopt.passes.graph import (
+    Expr,
+    Graph,
+    Rewrite,
+    Var,
+    const,
+    op_name,
+    rank,
+    rewrite_pass,
+    shape,
+    with_attrs,
+)
 from tvmopt.passes.permute import inverse, moves_data
 from tvmopt.passes.propagate_transposes import source
 
@@ -21,8 +32,8 @@ class FuseTransposeMatmul(Rewrite):
         f = R.reshape(t, (1, C * H * W))            y = R.matmul(f, W')      # rows of W in the order H, W, C
         y = R.matmul(f, W)
 
-    Transposed constants are FoldConstant's; TVM's FuseTransposeMatmul writes x @ w.T as a TIR function of its own,
-    which no family would know.
+    Transposed constants are FoldConstant's; TVM's FuseTransposeMatmul writes x @ w.T as a TIR function of its
+    own, which no family would know.
 
     Applies when   the flatten keeps the leading axes and W is a constant [K, N].
     Declines when  1. an activation is transposed: the batched GEMM family reads it with its strides.
@@ -53,7 +64,12 @@ class FuseTransposeMatmul(Rewrite):
         z, perm = found
         dims, target = shape(z), shape(flat)
         lead = rank(flat) - 1
-        if dims is None or target is None or perm[:lead] != tuple(range(lead)) or target[:lead] != dims[:lead]:
+        if (
+            dims is None
+            or target is None
+            or perm[:lead] != tuple(range(lead))
+            or target[:lead] != dims[:lead]
+        ):
             return None
         tail = [p - lead for p in perm[lead:]]
         sizes = [dims[p] for p in perm[lead:]]  # the weight's rows, in the order of the flattened tensor

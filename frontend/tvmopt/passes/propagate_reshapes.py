@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from tvm import relax
 
-from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, ints, op_name, rank, rewrite_pass, shape, with_attrs
+from tvmopt.passes.graph import (
+    Expr,
+    Graph,
+    Rewrite,
+    Var,
+    ints,
+    op_name,
+    rank,
+    rewrite_pass,
+    shape,
+    with_attrs,
+)
 from tvmopt.passes.propagate_transposes import ELEMENTWISE
 
 NORMS = ("nn.layer_norm", "nn.rms_norm")
@@ -19,11 +30,14 @@ class PropagateReshapes(Rewrite):
         m = R.add(R.matmul(a, W), bias)               y = R.nn.gelu(m)
         y = R.nn.gelu(R.reshape(m, (1, 16, 3072)))
 
-    torch's addmm flattens before each GEMM and restores afterwards; a reshape between a GEMM and its activation keeps
-    the two apart.
+    torch's addmm flattens before each GEMM and restores afterwards; a reshape between a GEMM and its
+    activation keeps the two apart. Where the chain above starts from a reshape that regroups the last axis
+    too (the heads of attention), the one below moves up to it instead.
 
-    Applies when   the reshape keeps the last axis, and every other operand is constant along the regrouped axes.
-    Declines when  1. another operand varies along the regrouped axes (nothing is recorded: the reshape is a view).
+    Applies when   the reshape keeps the last axis, and every other operand is constant along the regrouped
+                   axes.
+    Declines when  1. another operand varies along the regrouped axes (nothing is recorded: the reshape is a
+                      view).
     Gain           fusion of epilogues: a read and a write of the GEMM's result.
     Order          before CancelReshapes, which removes the pairs that meet.
     """
@@ -31,6 +45,8 @@ class PropagateReshapes(Rewrite):
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite an operator whose first tensor operand is such a reshape."""
         name, out = op_name(value), shape(value)
+        if name == "reshape":
+            return self._raise(graph, var, value)
         if out is None or not out or (name not in ("matmul", *NORMS) and name not in ELEMENTWISE):
             return None
         if name == "matmul" or name in NORMS:
@@ -48,6 +64,41 @@ class PropagateReshapes(Rewrite):
             new = with_attrs(value, found)
         self.applied(var, name)
         return relax.op.reshape(new, out)
+
+    def _raise(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
+        """Move a reshape that keeps the last axis up to the reshape that the chain above it starts from."""
+        x, out, have = value.args[0], shape(value), shape(value.args[0])
+        if not out or not have or out[-1] != have[-1] or graph.op(x) == "reshape":
+            return None
+        new = self._above(graph, x, out[:-1])
+        if new is not None:
+            self.applied(var, "moved up")
+        return new
+
+    def _above(self, graph: Graph, expr: Expr, lead: tuple[int, ...]) -> Expr | None:
+        """The expression with its leading axes regrouped, if a reshape is all that this takes."""
+        value, dims = graph.value(expr), shape(expr)
+        name = op_name(value)
+        if not dims or not graph.single(expr):
+            return None
+        if name == "reshape":
+            return relax.op.reshape(value.args[0], (*lead, dims[-1]))
+        if name == "matmul":
+            inner = self._above(graph, value.args[0], lead) if rank(value.args[1]) == 2 else None
+            return None if inner is None else with_attrs(value, [inner, value.args[1]])
+        if name not in ELEMENTWISE:
+            return None
+        args, moved = [], 0
+        for arg in value.args:
+            full = shape(arg) == dims
+            if not full and (rank(arg) > 1 or not (rank(arg) <= 0 or graph.is_const(arg))):
+                return None
+            new = self._above(graph, arg, lead) if full else arg
+            if new is None:
+                return None
+            moved += full
+            args.append(new)
+        return with_attrs(value, args) if moved == 1 else None
 
     @staticmethod
     def _source(graph: Graph, expr: Expr) -> Expr | None:

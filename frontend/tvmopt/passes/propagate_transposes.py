@@ -112,7 +112,14 @@ class PropagateTransposes(Rewrite):
 
     def _reshape(self, graph: Graph, var: Var, value: Call) -> Expr | None:
         found, target = source(graph, value.args[0]), shape(value)
-        if found is None or target is None:
+        if target is None:
+            return None
+        inner = graph.call(value.args[0], *RESHAPES)
+        if inner is not None and shape(inner.args[0]) is not None:
+            return (
+                inner.args[0] if shape(inner.args[0]) == target else relax.op.reshape(inner.args[0], target)
+            )
+        if found is None:
             return None
         z, perm = found
         dims = shape(z)
