@@ -199,9 +199,11 @@ class Folder:
     def infer_and_emit(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Infer types; fold the node, or expand it by its definition, or keep it."""
         key = (normal_domain(node.domain), node.op_type)
-        types = self._infer(node)
+        types, contradiction = self._infer(node)
         if self._fold(node, types):
             return []
+        if contradiction:
+            self.problems.append(contradiction)
         if not self.has_converter(*key):
             inputs = [self.types.get(i) if i else onnx.TypeProto() for i in node.input]
             function = schema_function(node, self.opsets.get(key[0], 1), inputs)
@@ -245,25 +247,24 @@ class Folder:
                     )
                 )
 
-    def _infer(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
-        """Types of the node's outputs, as far as they can be known."""
+    def _infer(self, node: onnx.NodeProto) -> tuple[dict[str, onnx.TypeProto], ModelError | None]:
+        """Types of the node's outputs, as far as they can be known, and why the node cannot be."""
         domain = normal_domain(node.domain)
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
         except (onnx.defs.SchemaError, TypeError):
-            return self._declared(node)
+            return self._declared(node), None
         known = {name: self.types[name] for name in node_reads(node) if name in self.types}
         if any(i and i not in known for i in node.input):
-            return {}
+            return {}, None
         imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
         try:
             types: dict[str, onnx.TypeProto] = shape_inference.infer_node_outputs(
                 schema, node, known, self._data(node), opset_imports=imports, ir_version=8
             )
-            return types
+            return types, None
         except Exception as error:
-            self._contradiction(node, error)
-            return {}
+            return {}, self._contradiction(node, error)
 
     def _data(self, node: onnx.NodeProto) -> dict[str, TensorProto]:
         """Values of the small constant inputs."""
@@ -286,15 +287,13 @@ class Folder:
             types[node.output[0]] = self.types[node.input[0]]
         return types
 
-    def _contradiction(self, node: onnx.NodeProto, error: Exception) -> None:
+    def _contradiction(self, node: onnx.NodeProto, error: Exception) -> ModelError:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         inputs = ", ".join(f"'{i}' {describe_type(self.types[i])}" for i in node.input if i in self.types)
-        self.problems.append(
-            ModelError(
-                f"{operator(node)} does not fit its inputs: {lines[-1].rstrip('.')}.",
-                where=f"node '{node_name(node)}', inputs {inputs or 'none'}",
-                fix="if you gave --shape, check it; else the model contradicts itself",
-            )
+        return ModelError(
+            f"{operator(node)} does not fit its inputs: {lines[-1].rstrip('.')}.",
+            where=f"node '{node_name(node)}', inputs {inputs or 'none'}",
+            fix="if you gave --shape, check it; else the model contradicts itself",
         )
 
     def _fold(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:

@@ -165,6 +165,7 @@ def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProt
     graph = model.graph
     graph.name = source.graph.name
     graph.node.extend(nodes)
+    _distinct_names(graph)
     graph.input.extend(source.graph.input)
     for value in source.graph.output:
         kind = folder.types.get(value.name)
@@ -176,6 +177,18 @@ def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProt
         if name in folder.types and static_shape(folder.types[name]) is not None:
             graph.value_info.append(onnx.ValueInfoProto(name=name, type=folder.types[name]))
     return model
+
+
+def _distinct_names(graph: onnx.GraphProto) -> None:
+    """Number nodes of the same name: reports speak of nodes by name, and onnxruntime insists."""
+    taken: set[str] = set()
+    for node in graph.node:
+        name, n = node.name, 1
+        while name and name in taken:
+            n += 1
+            name = f"{node.name}_{n}"
+        taken.add(name)
+        node.name = name
 
 
 def _assemble(folded: _Folded, weights: Weights) -> onnx.ModelProto:
