@@ -18,7 +18,10 @@ __all__ = ["Imported", "TensorSpec", "check", "import_model", "load", "prepare",
 
 
 def check(model: onnx.ModelProto) -> None:
-    """Raise one error that lists every node of a prepared model that cannot be imported."""
+    """Raise one error for all that cannot be imported; see :func:`tvmopt.importer.check.check`."""
+    from tvmopt.importer.check import check
+
+    check(model)
 
 
 def to_relax(model: onnx.ModelProto) -> Imported:
@@ -40,6 +43,6 @@ def import_model(
         shapes: static shapes of inputs whose dimensions the model leaves open, by input name.
         values: inputs that are known at compile time; they become constants.
     """
-    model = prepare(load(source), shapes, values)
-    check(model)
-    return to_relax(model)
+    from tvmopt.importer.check import checked_import
+
+    return checked_import(prepare(load(source), shapes, values))

@@ -30,7 +30,8 @@ def convert_opset(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelP
         convert stays as it is: most converters know the old forms too, and the check names what they do not.
     """
     version = opset_versions(model).get("", TARGET)
-    if version >= OLDEST or model.functions:
+    scans = any(n.op_type == "Scan" for n in model.graph.node) and version < 9
+    if version >= OLDEST or model.functions or scans:  # Scan 8 has a batch axis, which the converter forgets
         return model, weights
     slim = onnx.ModelProto()
     slim.CopyFrom(model)

@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs
+from tvmopt.importer.protos import attributes, node_name, normal_domain, opset_versions, tensor_spec
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -51,43 +52,11 @@ KEEPS_TUPLE = {"SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceI
 """Operators whose one output is a sequence, which Relax has as a tuple."""
 
 
-def normal_domain(domain: str) -> str:
-    """The default domain has two names; we use the empty one."""
-    return "" if domain == "ai.onnx" else domain
-
-
 def has_converter(domain: str, op_type: str) -> bool:
     """Whether this operator is converted, by us, by TVM or by the importer itself (If)."""
     domain = normal_domain(domain)
     own = (domain, op_type) in CONVERTERS or (domain, op_type) in {("", "If"), ("", "Constant")}
     return own or op_type in STOCK_DOMAINS.get(domain, ())
-
-
-def dtype_name(elem_type: int) -> str:
-    """NumPy's word for an ONNX element type (``"float32"``, ``"bfloat16"``); strings are ``"object"``."""
-    return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)
-
-
-def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    """The static name, shape and dtype of a graph input or output; unknown dimensions are -1."""
-    tensor = value.type.tensor_type
-    dims = (d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
-    return TensorSpec(value.name, tuple(dims), dtype_name(tensor.elem_type))
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes as Python values: strings decoded, tensors as arrays, empty lists as empty tuples."""
-    values = {}
-    for attr in node.attribute:
-        value = helper.get_attribute_value(attr)
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        elif isinstance(value, TensorProto):
-            value = numpy_helper.to_array(value)
-        elif not isinstance(value, int | float | str) and hasattr(value, "__iter__"):
-            value = tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
-        values[attr.name] = value
-    return values
 
 
 class Names:
@@ -142,10 +111,11 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
     def __init__(self, model: onnx.ModelProto) -> None:
         super().__init__({}, "float32")
         self._nodes: dict[str, Any] = {}
-        self.opsets = {normal_domain(o.domain): o.version for o in model.opset_import}
+        self.opsets = opset_versions(model)
         self.names = Names()
         self.types: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._roots: dict[Any, str] = {}
+        self._failed: set[str] = set()
         self.errors: list[UnsupportedOp] = []
 
     def convert_graph(self, graph: onnx.GraphProto) -> tuple[Any, dict[str, str]]:
@@ -224,22 +194,25 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
 
     def _convert_nodes(self, graph: onnx.GraphProto, names: Names) -> None:
         for node in graph.node:
-            name = node.name or next((o for o in node.output if o), node.op_type)
+            name = node_name(node)
             binding = names.fresh(name, "n")
             inputs = Inputs(self._nodes[i] if i else None for i in node.input)
-            try:
-                results = self._convert_node(node, name, inputs, names)
-            except UnsupportedOp as error:
-                self.errors.append(error)
-                results = self._stand_ins(node)
+            if self._failed.intersection(node.input):
+                results = self._stand_ins(node)  # a refused node is behind this one
+            else:
+                try:
+                    results = self._convert_node(node, name, inputs, names)
+                except UnsupportedOp as error:
+                    self.errors.append(error)
+                    results = self._stand_ins(node)
             for output, result in zip(node.output, results, strict=False):
                 if output and result is not None:
                     self._nodes[output] = self._emit(result, binding)
-            missing = [o for o in node.output if o and o not in self._nodes]
-            if missing and self.errors:
-                raise collect(self.errors)  # the rest cannot be looked at without their types
-            for output in missing:
-                self._nodes[output] = None
+            for output in node.output:
+                if output and output not in self._nodes:
+                    self._nodes[output] = None
+                    if self.errors:
+                        self._failed.add(output)
 
     def _stand_ins(self, node: onnx.NodeProto) -> list[Any]:
         """Placeholders of a refused node's outputs, as inferred, to find the next refusals too."""

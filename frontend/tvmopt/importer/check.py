@@ -1,0 +1,139 @@
+"""What of a prepared model cannot be imported, all of it at once: node, operator, opset, reason, fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+import onnx
+
+from tvmopt.errors import ModelError, UnsupportedOp, collect
+from tvmopt.importer.converters import CONVERTERS
+from tvmopt.importer.protos import (
+    describe_type,
+    dtype_name,
+    node_name,
+    normal_domain,
+    operator,
+    opset_versions,
+    subgraphs,
+)
+from tvmopt.importer.relax import ADD_A_CONVERTER, STOCK_DOMAINS, has_converter, to_relax
+from tvmopt.importer.types import Imported
+
+REASONS = {
+    ("", "Loop"): (
+        "its trip count or its condition is computed at run time",
+        "make the trip count a constant, or bind the input it comes from with `values`",
+    ),
+    ("", "Scan"): ("the length of its scan axis is not known", "bind the shapes it depends on with --shape"),
+}
+"""Why an operator that the preparation usually removes may still be there, and what helps."""
+
+STRINGS = "it works on strings, which TVM lacks"
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Raise for everything in a prepared model that is known not to import.
+
+    Raises:
+        UnsupportedOp: the first problem, the others in ``others``.
+    """
+    problems = list(_problems(model))
+    if problems:
+        raise collect(problems)
+
+
+def checked_import(model: onnx.ModelProto) -> Imported:
+    """The import of a prepared model, or one error with what :func:`check` and the converters refuse."""
+    problems: list[ModelError] = list(_problems(model))
+    borders = any(not isinstance(p, UnsupportedOp) for p in problems)
+    try:
+        if not borders:
+            imported = to_relax(model)
+    except UnsupportedOp as error:
+        named = {p.where.partition(" (")[0] for p in problems}
+        refused = [error, *error.others]
+        problems += [
+            p for p in refused if isinstance(p, ModelError) and p.where.partition(" (")[0] not in named
+        ]
+    if problems:
+        first, *rest = problems
+        raise type(first)(first.what, where=first.where, fix=first.fix, others=[*first.others, *_alone(rest)])
+    return imported
+
+
+def _alone(problems: list[ModelError]) -> list[ModelError]:
+    """The problems without those nested in them: each is listed once."""
+    return [type(p)(p.what, where=p.where, fix=p.fix) for p in problems]
+
+
+def _problems(model: onnx.ModelProto) -> Iterator[ModelError]:
+    for role, values in (("Input", model.graph.input), ("Output", model.graph.output)):
+        for value in values:
+            kind = describe_type(value.type)
+            if not value.type.HasField("tensor_type"):
+                text = f"{role} '{value.name}' is a {kind}, not a tensor."
+                fix = "split it into tensors before exporting"
+                yield ModelError(text, where=f"{role.lower()} '{value.name}'", fix=fix)
+            elif kind.startswith(("string", "complex")):
+                text = f"{role} '{value.name}' is {kind}; TVM has no such element type."
+                fix = "leave the text or complex part of the model to the caller"
+                yield ModelError(text, where=f"{role.lower()} '{value.name}'", fix=fix)
+    yield from _graph_problems(model.graph, opset_versions(model), _types(model))
+
+
+def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    graph = model.graph
+    types = {v.name: v.type for v in [*graph.input, *graph.output, *graph.value_info]}
+    for tensor in graph.initializer:
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
+    return types
+
+
+def _graph_problems(
+    graph: onnx.GraphProto, opsets: dict[str, int], types: dict[str, onnx.TypeProto]
+) -> Iterator[UnsupportedOp]:
+    for node in graph.node:
+        domain = normal_domain(node.domain)
+        supported = has_converter(domain, node.op_type)
+        if not supported:
+            reason, fix = REASONS.get((domain, node.op_type)) or _unknown(domain, node, opsets)
+        elif any(_is_string(types.get(name)) for name in (*node.input, *node.output)):
+            reason, fix = STRINGS, "leave the text part of the model to the caller"
+        else:
+            reason = ""
+        if reason:
+            inputs = ", ".join(f"'{i}' {describe_type(types[i])}" for i in node.input if i in types)
+            yield UnsupportedOp(
+                f"{operator(node)} cannot be imported: {reason}.",
+                where=f"node '{node_name(node)}' (opset {opsets.get(domain, '?')})"
+                + (f", inputs {inputs}" if inputs else ""),
+                fix=fix,
+            )
+        if supported:
+            for inner in subgraphs(node):
+                yield from _graph_problems(inner, opsets, types)
+
+
+def _is_string(kind: onnx.TypeProto | None) -> bool:
+    return (
+        kind is not None
+        and kind.HasField("tensor_type")
+        and bool(kind.tensor_type.elem_type)
+        and dtype_name(kind.tensor_type.elem_type) == "object"
+    )
+
+
+def _unknown(domain: str, node: onnx.NodeProto, opsets: dict[str, int]) -> tuple[str, str]:
+    """The reason for an operator that nobody converts: it does not exist, or it is only not done yet."""
+    try:
+        onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    except (onnx.defs.SchemaError, TypeError):
+        known = {o for d, o in CONVERTERS if d == domain} | set(STOCK_DOMAINS.get(domain, ()))
+        near = difflib.get_close_matches(node.op_type, known, n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if domain == "":
+            return f"opset {opsets.get('', '?')} has no operator of that name{hint}", "repair the model"
+        return f"no converter is registered for the domain '{domain}'{hint}", ADD_A_CONVERTER
+    return "it has no converter", ADD_A_CONVERTER
