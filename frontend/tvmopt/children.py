@@ -99,10 +99,10 @@ def _send(process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
 def main() -> None:
     """The child's entry."""
     pipe = os.fdopen(int(os.environ.pop(_PIPE)), "w", buffering=1)
-    request = json.load(sys.stdin)
-    module, _, name = request["function"].partition(":")
-    function = getattr(importlib.import_module(module), name)
     try:
+        request = json.load(sys.stdin)
+        module, _, name = request["function"].partition(":")
+        function = getattr(importlib.import_module(module), name)
         result = function(
             **request["arguments"], progress=lambda stage: print(json.dumps({"progress": stage}), file=pipe)
         )

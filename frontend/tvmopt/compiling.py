@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.errors import ArtifactError, InputError
-from tvmopt.linking import export, structure_hash, versions, without_timings
+from tvmopt.linking import export, find_cc, structure_hash, versions, without_timings
 from tvmopt.report import DecisionLog, Report
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import use_threads
@@ -81,9 +81,10 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         from tvmopt.cuda import compile_cuda
 
         return compile_cuda(request, progress)
+    find_cc()  # before the work, not after it
+    imported, lowered, weights = _lower(request, stages)
     from tvmopt import pipeline
 
-    imported, lowered, weights = _lower(request, stages)
     with stages.stage("generating code"):
         structure = structure_hash(lowered.module, request.machine.tvm_target())
         executable = pipeline.build(lowered, request.machine)
@@ -132,9 +133,7 @@ def refit(artifact: Artifact, request: Request, progress: Progress | None = None
 
 
 def _lower(request: Request, stages: Progressed) -> tuple[Imported, Any, Any]:
-    from tvmopt import pipeline
-    from tvmopt.importer import import_model
-    from tvmopt.passes.lift_constants import lift_constants
+    from tvmopt.importer import import_model  # a bad file is refused before TVM's compiler is loaded
 
     use_threads(
         request.machine.cores
@@ -142,6 +141,9 @@ def _lower(request: Request, stages: Progressed) -> tuple[Imported, Any, Any]:
     log = DecisionLog()
     with stages.stage("importing"):
         imported = import_model(request.source, dict(request.shapes), dict(request.values))
+    from tvmopt import pipeline
+    from tvmopt.passes.lift_constants import lift_constants
+
     with stages.stage("optimizing"):
         lowered = pipeline.lower(imported.module, request.machine, log)
         lowered.module, weights = lift_constants(lowered.module)

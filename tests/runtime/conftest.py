@@ -1,4 +1,4 @@
-"""One small compiled model for all runtime tests: a convolution, a pooling and a GEMM; compiled once a session."""
+"""The small model, compiled once a session."""
 
 from __future__ import annotations
 
@@ -8,42 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
 from tvmopt.runtime.artifact import Artifact
 
-
-def small_model(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
-    """x[1,3,9,9] -> conv 3x3 (8) -> relu -> global mean -> gemm; `x` is an output too (it aliases its input)."""
-    rng = np.random.default_rng(seed)
-
-    def weight(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array(rng.standard_normal(shape).astype("float32"), name)
-
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"], name="relu"),
-        helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
-        helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
-        helper.make_node("Gemm", ["f", "g", "h"], ["y"], name="head"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 9, 9])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, classes])],
-        [weight("w", 8, 3, 3, 3), weight("b", 8), weight("g", 8, classes), weight("h", classes)],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def expected(seed: int, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """onnxruntime's answer."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(small_model(seed).SerializeToString(), providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, {"x": x})[0])
+from .small import small_model
 
 
 @pytest.fixture(scope="session")

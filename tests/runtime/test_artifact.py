@@ -20,7 +20,7 @@ from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import container
 from tvmopt.runtime.artifact import Artifact
 
-from .conftest import expected, small_model
+from .small import expected, small_model
 
 
 def test_round_trip(artifact: Artifact, artifact_file: Path) -> None:

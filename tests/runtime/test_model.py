@@ -15,7 +15,7 @@ import tvmopt
 from tvmopt.errors import InputError
 from tvmopt.runtime.tensors import aligned_empty, is_direct
 
-from .conftest import expected
+from .small import expected
 
 
 @pytest.fixture(scope="module")

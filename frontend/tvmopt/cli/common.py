@@ -63,9 +63,9 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
         name, equals, file = text.rpartition("=")
         try:
             loaded = np.load(file, allow_pickle=False)
-            arrays.update(loaded if not equals else {name: loaded})
-            if not equals and not isinstance(loaded, np.lib.npyio.NpzFile):
-                raise ValueError("one array, and no name for it")
+            if isinstance(loaded, np.ndarray) != bool(equals):
+                raise ValueError("several arrays, and one name" if equals else "one array, and no name for it")
+            arrays.update({name: loaded} if equals else loaded)
         except (OSError, ValueError, EOFError) as error:
             raise InputError(
                 f"cannot read the input: {error}",
@@ -99,8 +99,8 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return value.item() if hasattr(value, "item") else str(value)
 
 

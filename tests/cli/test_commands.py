@@ -1,0 +1,240 @@
+"""The command line end to end: what is printed, where, with which exit code."""
+
+from __future__ import annotations
+
+import inspect as signatures
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import typer
+
+from tests.runtime.small import expected, small_model
+from tvmopt import api, cli
+from tvmopt.targets import names
+
+COMMAND = [sys.executable, "-c", "import sys; from tvmopt.cli import main; sys.exit(main())"]
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def tvmopt(*arguments: object, cwd: Path | None = None) -> Done:
+    """The command, in this process (a start of Python costs more than most commands)."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), chdir(cwd or Path.cwd()):
+        code = cli.main([str(argument) for argument in arguments])
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small.onnx and, compiled by the command, small.tvmopt."""
+    folder = tmp_path_factory.mktemp("cli")
+    onnx.save(small_model(), str(folder / "small.onnx"))
+    done = tvmopt("compile", "small.onnx", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "agrees with onnxruntime" in done.stdout
+    assert "small.tvmopt" in done.stdout
+    assert done.stderr == ""
+    return folder
+
+
+def test_help_is_light() -> None:
+    """`tvmopt --help` loads nothing heavy; so it takes a tenth of a second."""
+    code = "import sys; from tvmopt.cli import main; main(['--help']); print([m for m in sys.modules if m in " \
+        "('tvm', 'tvm_ffi', 'onnx', 'numpy', 'onnxruntime', 'torch')], file=sys.stderr)"  # fmt: skip
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+    assert done.stderr.strip() == "[]"
+    for name in cli.COMMANDS:
+        assert f" {name} " in done.stdout
+    assert min(times) < 1.0  # 0.14 s alone; the machine may be busy
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_command_has_help(name: str) -> None:
+    module = import_module(f"tvmopt.cli.{name}")
+    assert isinstance(module.app, typer.Typer)
+    assert tvmopt(name, "--help").returncode == 0
+
+
+def test_wrong_use() -> None:
+    for arguments, words in (
+        (["cmpile", "x"], "did you mean 'compile'"),
+        (["compile"], "Missing argument"),
+        (["compile", "x.onnx", "--taget", "cpu"], "--target"),
+        (["compile", "x.onnx", "--input-shapes", "x:[1,3]"], "--shape NAME:1x3x224x224"),
+        (["run", "x.tvmopt", "--fill-mode=zeros"], "--fill random|zeros|ones"),
+        (["compile", "x.onnx", "--shape", "x=1,3"], "--shape NAME:1x3x224x224"),
+        (["compile", "x.onnx", "--target", "nvidia-h10"], "did you mean 'nvidia-h100'"),
+        (["run", "model.onnx"], "tvmopt compile model.onnx"),
+        (["run", "missing.tvmopt"], "No such file"),
+        (["run", "missing.tvmopt", "--fill", "noise"], "random, zeros or ones"),
+    ):
+        done = tvmopt(*arguments)
+        assert done.returncode == 2, arguments
+        assert words in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+
+
+def test_unreadable_models(tmp_path: Path) -> None:
+    """Text, nothing, a cut file: an error of ours, exit code 2, and no file left."""
+    data = small_model().SerializeToString()
+    for name, content in (("text", b"hello"), ("empty", b""), ("cut", data[: len(data) // 2])):
+        (tmp_path / f"{name}.onnx").write_bytes(content)
+        done = tvmopt("compile", f"{name}.onnx", cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert f"{name}.onnx" in done.stderr
+        assert not list(tmp_path.glob("*.tvmopt"))
+
+
+def test_run(folder: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(3).standard_normal((1, 3, 9, 9)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "in.npz", x=x)
+    for given in (f"x={tmp_path / 'x.npy'}", str(tmp_path / "in.npz")):
+        output = tmp_path / "out.npz"
+        done = tvmopt("run", folder / "small.tvmopt", "-i", given, "-o", output)
+        assert done.returncode == 0, done.stderr
+        np.testing.assert_allclose(np.load(output)["y"], expected(0, x), rtol=1e-4, atol=1e-5)
+
+
+def test_run_timed_json(folder: Path) -> None:
+    arguments = ["--print-time", "--iterations", "5", "--warmup", "1", "--json", "--fill", "ones"]
+    result = json.loads(tvmopt("run", folder / "small.tvmopt", *arguments).stdout)
+    assert result["timing"]["n"] == 5
+    assert result["outputs"][0]["shape"] == [1, 10]
+
+
+def test_run_refuses_what_does_not_fit(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((1, 3, 9, 8), "float32"))
+    np.save(tmp_path / "pickle.npy", np.array([{}], dtype=object), allow_pickle=True)
+    for given, words in (
+        (f"x={tmp_path / 'x.npy'}", "shape is (1, 3, 9, 8)"),
+        (f"X={tmp_path / 'x.npy'}", "did you mean 'x'"),
+        (f"x={tmp_path / 'none.npy'}", "cannot read the input"),
+        (f"x={tmp_path / 'pickle.npy'}", "allow_pickle"),
+        (str(tmp_path / "x.npy"), "no name for it"),
+    ):
+        done = tvmopt("run", folder / "small.tvmopt", "-i", given)
+        assert done.returncode == 2
+        assert words in done.stderr, done.stderr
+
+
+def test_compile_json_and_explain(folder: Path, tmp_path: Path) -> None:
+    done = tvmopt("compile", folder / "small.onnx", "-o", tmp_path / "a.tvmopt", "--json", "--no-verify")
+    report = json.loads(done.stdout)["report"]
+    assert report["model"] == "small.onnx"
+    assert report["kernels"]
+    for source in (folder / "small.onnx", tmp_path / "a.tvmopt"):
+        told = tvmopt("explain", source)
+        assert told.returncode == 0, told.stderr
+        assert "conv" in told.stdout
+    assert "head" not in tvmopt("explain", tmp_path / "a.tvmopt", "--node", "conv").stdout.partition("kernel")[2]
+
+
+def test_inspect(folder: Path) -> None:
+    model = tvmopt("inspect", folder / "small.onnx", "--json")
+    assert json.loads(model.stdout)["parameters"] == 8 * 27 + 8 + 80 + 10
+    assert "Conv" in tvmopt("inspect", folder / "small.onnx").stdout
+    artifact = tvmopt("inspect", folder / "small.tvmopt")
+    assert "x: float32[1,3,9,9]" in artifact.stdout
+    assert json.loads(tvmopt("inspect", folder / "small.tvmopt", "--json").stdout)["format"] == 1
+
+
+def test_strip_and_refit(folder: Path, tmp_path: Path) -> None:
+    stripped = tmp_path / "s.tvmopt"
+    assert tvmopt("compile", folder / "small.onnx", "--strip-weights", "-o", stripped).returncode == 0
+    refused = tvmopt("run", stripped)
+    assert refused.returncode == 2
+    assert f"tvmopt refit {stripped} small.onnx" in refused.stderr
+    assert tvmopt("refit", stripped, folder / "small.onnx").returncode == 0
+    assert tvmopt("run", stripped).returncode == 0
+
+
+def test_targets() -> None:
+    listed = tvmopt("targets", "list").stdout
+    for name in names():
+        assert name in listed
+    assert json.loads(tvmopt("targets", "show", "x86-64-v3", "--json").stdout)["vector_bits"] == 256
+    assert "cores" in tvmopt("targets", "detect").stdout
+    unknown = tvmopt("targets", "show", "sapphire-rapids")
+    assert unknown.returncode == 2
+    assert "did you mean 'sapphirerapids'" in unknown.stderr
+
+
+def test_doctor() -> None:
+    done = tvmopt("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert checks["apache-tvm-ffi"]["state"] == "ok"
+    assert checks["C compiler (links kernels)"]["state"] == "ok"
+    assert done.returncode == 0
+
+
+def test_doctor_finds_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvmopt import doctor
+
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.1.15" if name == "apache-tvm-ffi" else "")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("TVM_NUM_THREADS", "lots")
+    checks = {check.name: check for check in doctor.examine()}
+    assert "pip install 'apache-tvm-ffi==0.1.14.post1'" in checks["apache-tvm-ffi"].fix
+    assert checks["onnx"].state == checks["threads"].state == "broken"
+    assert "apt install gcc" in checks["C compiler (links kernels)"].fix
+
+
+def test_without_a_compiler(folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "compile", str(folder / "small.onnx"), "-o", str(tmp_path / "x.tvmopt")],
+        env={**os.environ, "PATH": "", "CC": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert "apt install gcc" in done.stderr
+
+
+def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "compile", str(folder / "small.onnx"), "-o", str(tmp_path / "x.tvmopt")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    time.sleep(0.7)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode in (130, 0, 1), told
+    assert not [p.name for p in tmp_path.iterdir() if p.suffix == ".part"]
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("name", ["compile", "run", "inspect", "explain", "refit"])
+def test_options_are_the_functions_parameters(name: str) -> None:
+    """The command line and the Python API are one to one."""
+    command = signatures.signature(import_module(f"tvmopt.cli.{name}").command)
+    function = signatures.signature(getattr(api, name))
+    only_api = {"progress", "values"}
+    only_command = {"as_json", "top"}
+    assert set(command.parameters) - only_command == set(function.parameters) - only_api
+    for parameter in set(command.parameters) & set(function.parameters):
+        here, there = command.parameters[parameter].default, function.parameters[parameter].default
+        assert here == there, parameter
