@@ -8,6 +8,8 @@ processor says of itself (TVM's own guess is not used: LLVM calls some Sapphire 
 from __future__ import annotations
 
 import difflib
+import platform
+import re
 import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
@@ -105,7 +107,8 @@ class Machine:
         import tvm
 
         if self.kind == "cuda":
-            return tvm.target.Target({"kind": "cuda", "arch": self.mcpu, **self.tvm}, host={"kind": "llvm"})
+            host = {"kind": "llvm", **({"mcpu": "x86-64-v2"} if platform.machine() == "x86_64" else {})}
+            return tvm.target.Target({"kind": "cuda", "arch": self.mcpu, **self.tvm}, host=host)
         return tvm.target.Target({"kind": "llvm", "mcpu": self.mcpu, "num-cores": self.cores, **self.tvm})
 
     def with_cores(self, cores: int) -> Machine:
@@ -135,7 +138,11 @@ class Machine:
             return cls._read(Path(text).stem, _read_text(Path(text)), where=text)
         alias = _ALIASES.get(text, text)
         if alias in names():
-            return cls._read(alias, (resources.files(__package__) / f"{alias}.toml").read_text(), where=f"{alias}.toml")
+            shipped = resources.files(__package__) / f"{alias}.toml"
+            return cls._read(alias, shipped.read_text(), where=f"{alias}.toml")
+        if re.fullmatch(r"sm_\d{2,3}[af]?", text):  # an architecture without a file: the nearest GPU's figures
+            nearest = cls.load("nvidia-h100" if int(re.sub(r"\D", "", text)) >= 90 else "nvidia-a100")
+            return replace(nearest, name=text, mcpu=text)
         known = [*names(), "cpu", *_ALIASES]
         near = difflib.get_close_matches(text, known, n=3, cutoff=0.4)
         raise TargetError(
@@ -150,20 +157,41 @@ class Machine:
         except tomllib.TOMLDecodeError as error:
             raise TargetError(f"not a TOML file: {error}", where=where) from error
         data.setdefault("name", name)
-        data["features"] = tuple(data.get("features", ()))
+        if isinstance(data.get("features"), list):
+            data["features"] = tuple(data["features"])
         unknown = sorted(set(data) - set(cls.__dataclass_fields__))
         missing = sorted({"kind", "mcpu"} - set(data))
         if unknown or missing:
             what = [f"unknown field {k!r}" for k in unknown] + [f"missing field {k!r}" for k in missing]
             raise TargetError("; ".join(what), where=where, fix=f"fields: {', '.join(cls.__dataclass_fields__)}")
-        try:
-            return cls(**data)
-        except TypeError as error:
-            raise TargetError(f"a field has the wrong type: {error}", where=where) from error
+        wrong = [
+            f"{key} is {value!r}, must be {_KINDS[kind]}"
+            for key, value in data.items()
+            if (kind := cls.__dataclass_fields__[key].type) in _KINDS and not _fits(value, kind)
+        ]
+        if wrong:
+            raise TargetError("; ".join(wrong), where=where, fix="mend the TOML file")
+        return cls(**data)
 
 
 _ALIASES = {"cuda": "nvidia-h100", "nvidia/nvidia-h100": "nvidia-h100", "nvidia/nvidia-h200": "nvidia-h200",
             "nvidia/nvidia-a100": "nvidia-a100", "sm_80": "nvidia-a100", "sm_90": "nvidia-h100"}  # fmt: skip
+
+_KINDS = {
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "tuple[str, ...]": "a list of strings",
+    "dict[str, Any]": "a table",
+    "dict[str, str]": "a table",
+}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if kind == "tuple[str, ...]":
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    types: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    return isinstance(value, types.get(kind, (dict,))) and not isinstance(value, bool)
 
 
 def _read_text(path: Path) -> str:
@@ -175,4 +203,5 @@ def _read_text(path: Path) -> str:
 
 def names() -> list[str]:
     """The names of the machines that ship, sorted."""
-    return sorted(p.name.removesuffix(".toml") for p in resources.files(__package__).iterdir() if p.name.endswith(".toml"))
+    files = (p.name for p in resources.files(__package__).iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))

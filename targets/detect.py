@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +15,8 @@ _FEATURES = {  # /proc/cpuinfo's word -> LLVM's
     "avx512dq": "avx512dq", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16",
     "avx_vnni": "avxvnni", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16", "amx_int8": "amx-int8", "f16c": "f16c",
 }  # fmt: skip
+
+_VECTORS = {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}  # what schedules choose tiles by
 
 _LEVELS = (  # the most capable ISA level that the flags contain, and its description
     (("avx512f", "avx512bw", "avx512vl", "avx512dq"), "x86-64-v4"),
@@ -39,11 +43,13 @@ def detect_host() -> Machine:
     features = tuple(sorted(_FEATURES[f] for f in info.get("flags", "").split() if f in _FEATURES))
     name = _known(info, features)
     machine = Machine.load(name)
+    hidden = [f"-{f}" for f in machine.features if f not in features]  # by a hypervisor: LLVM must not use it
     return replace(
         machine,
         name=name,
         cores=usable_cores(),
         features=features,
+        tvm={**machine.tvm, "mattr": hidden} if hidden else machine.tvm,
         l1d=_cache_size(1, "Data") or machine.l1d,
         l2=_cache_size(2, "Unified") or machine.l2,
         l3=_cache_size(3, "Unified") or machine.l3,
@@ -51,23 +57,32 @@ def detect_host() -> Machine:
 
 
 def usable_cores() -> int:
-    """Physical cores this process may run on (the affinity mask, hyperthreads counted once)."""
-    import os
-
+    """Physical cores this process may use: its affinity mask, hyperthreads counted once, at most its CPU quota."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
     for cpu in allowed:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
-    return max(1, len(cores))
+    return max(1, min(len(cores), _quota()))
+
+
+def _quota() -> int:
+    """Whole processors that the control group grants (`docker --cpus=2`); a large number where there is no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, round(int(quota) / int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return 1 << 16
 
 
 def _known(info: dict[str, str], features: tuple[str, ...]) -> str:
     vendor, family, model = info.get("vendor_id", ""), info.get("cpu family", ""), info.get("model", "")
     for (v, f, m), name in _MODELS.items():
-        if vendor == v and family == str(f) and m in (None, int(model or -1)) and name in names():
-            if set(Machine.load(name).tvm.get("needs", ())) <= set(features):
-                return name
+        known = vendor == v and family == str(f) and m in (None, int(model or -1)) and name in names()
+        if known and not set(Machine.load(name).features) & _VECTORS - set(features):
+            return name
+    if platform.machine() in ("aarch64", "arm64"):
+        return "aarch64"
     return next(name for needs, name in _LEVELS if set(needs) <= set(features))
 
 
@@ -81,7 +96,8 @@ def _cpuinfo() -> dict[str, str]:
 
 def _cache_size(level: int, kind: str) -> int:
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        if (index / "level").read_text().strip() == str(level) and (index / "type").read_text().strip() == kind:
+        found = (index / "level").read_text().strip(), (index / "type").read_text().strip()
+        if found == (str(level), kind):
             size = (index / "size").read_text().strip()
             return int(size.rstrip("KM")) * {"K": 1024, "M": 1 << 20}.get(size[-1], 1)
     return 0

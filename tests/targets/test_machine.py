@@ -1,0 +1,120 @@
+"""The machines: every shipped file loads, contradictions are refused, the host is taken for what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tvmopt.errors import TargetError
+from tvmopt.targets import Machine, detect, names
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_shipped_machine(name: str) -> None:
+    machine = Machine.load(name)
+    assert machine.name == name
+    assert machine.sources or name.startswith("x86-64")
+    if machine.kind == "llvm":
+        assert machine.lanes("float32") * 32 == machine.vector_bits
+        assert machine.lanes("int8") == 4 * machine.lanes() == 8 * machine.lanes("float64")
+    target = machine.tvm_target()
+    assert target.kind.name == machine.kind
+
+
+@pytest.mark.parametrize(
+    ("text", "arch"),
+    [("cuda", "sm_90"), ("nvidia/nvidia-h100", "sm_90"), ("nvidia/nvidia-h200", "sm_90"), ("nvidia/nvidia-a100", "sm_80"),
+     ("sm_90", "sm_90"), ("sm_80", "sm_80"), ("sm_86", "sm_86"), ("sm_90a", "sm_90a"), ("sm_100", "sm_100")],
+)  # fmt: skip
+def test_cuda_names(text: str, arch: str) -> None:
+    machine = Machine.load(text)
+    assert (machine.kind, machine.mcpu) == ("cuda", arch)
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    for text, near in (("znver4", "znver5"), ("sapphire-rapids", "sapphirerapids"), ("nvidia-h10", "nvidia-h100")):
+        with pytest.raises(TargetError, match=f"did you mean .*'{near}'"):
+            Machine.load(text)
+    with pytest.raises(TargetError, match="one of"):
+        Machine.load("")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kind = 'llvm'", "missing field 'mcpu'"),
+        ("kind = 'llvm'\nmcpu = 'x'\nlanes = 3", "unknown field 'lanes'"),
+        ("kind = 'gpu'\nmcpu = 'x'", "must be 'llvm' or 'cuda'"),
+        ("kind = 'llvm'\nmcpu = 'x'\nvector_bits = 512", "features lack avx512f"),
+        ("kind = 'llvm'\nmcpu = 'x'\nvector_bits = 100", "must be 128, 256 or 512"),
+        ("kind = 'llvm'\nmcpu = 'x'\nl1d = 1000000", "caches must grow"),
+        ("kind = 'llvm'\nmcpu = 'x'\ncores = 0", "cores is 0"),
+        ("kind = 'llvm'\nmcpu = 'x'\ncores = 'many'", "cores is 'many', must be a whole number"),
+        ("kind = 'llvm'\nmcpu = 'x'\nfeatures = 'avx2'", "must be a list of strings"),
+        ("kind = 'llvm'\nmcpu = 3", "mcpu is 3, must be a string"),
+        ("kind = ", "not a TOML file"),
+    ],
+)
+def test_files_that_contradict_themselves(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(TargetError, match=words) as told:
+        Machine.load(path)
+    assert "mine" in str(told.value)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("kind = 'llvm'\nmcpu = 'x86-64-v3'\nvector_bits = 256\ncores = 7\nfeatures = ['avx2', 'fma']")
+    machine = Machine.load(str(path))
+    assert (machine.name, machine.cores, machine.has("fma"), machine.lanes()) == ("mine", 7, True, 8)
+    with pytest.raises(TargetError, match="cannot read"):
+        Machine.load(tmp_path / "missing.toml")
+
+
+SAPPHIRE = "fma avx2 f16c avx512f avx512dq avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
+V4 = "fma avx2 f16c avx512f avx512dq avx512bw avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "flags", "name", "bits", "hidden"),
+    [
+        ("GenuineIntel", 6, 143, SAPPHIRE, "sapphirerapids", 512, ()),  # LLVM calls some of these rocketlake
+        ("GenuineIntel", 6, 143, SAPPHIRE.replace(" amx_tile amx_bf16 amx_int8", ""), "sapphirerapids", 512,
+         ("-amx-tile", "-amx-bf16", "-amx-int8")),
+        ("GenuineIntel", 6, 143, "fma avx2 f16c", "x86-64-v3", 256, ()),  # a hypervisor that hides AVX-512
+        ("AuthenticAMD", 26, 2, V4 + " avx512_vnni avx512_bf16 avx_vnni", "znver5", 512, ()),
+        ("GenuineIntel", 6, 85, V4, "x86-64-v4", 512, ()),
+        ("AuthenticAMD", 23, 1, "fma avx2 f16c", "x86-64-v3", 256, ()),
+        ("GenuineIntel", 6, 42, "avx sse4_2", "x86-64-v2", 128, ()),
+        ("", 0, 0, "", "x86-64-v2", 128, ()),
+    ],
+)  # fmt: skip
+def test_detection(
+    monkeypatch: pytest.MonkeyPatch,
+    vendor: str, family: int, model: int, flags: str, name: str, bits: int, hidden: tuple[str, ...],
+) -> None:  # fmt: skip
+    info = {"vendor_id": vendor, "cpu family": str(family), "model": str(model), "flags": flags}
+    monkeypatch.setattr(detect, "_cpuinfo", lambda: info)
+    monkeypatch.setattr(detect.platform, "machine", lambda: "x86_64")
+    machine = detect.detect_host.__wrapped__()
+    assert (machine.name, machine.vector_bits) == (name, bits)
+    assert set(machine.tvm.get("mattr", ())) == set(hidden)
+    machine.tvm_target()
+
+
+def test_detection_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "_cpuinfo", lambda: {})
+    monkeypatch.setattr(detect.platform, "machine", lambda: "aarch64")
+    assert detect.detect_host.__wrapped__().name == "aarch64"
+
+
+def test_cores_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = detect.usable_cores()
+    assert everything >= 1
+    monkeypatch.setattr(detect, "_quota", lambda: 1)
+    assert detect.usable_cores() == 1
+    monkeypatch.setattr(detect, "_quota", lambda: 1 << 16)
+    monkeypatch.setattr(detect.os, "sched_getaffinity", lambda pid: {0})
+    assert detect.usable_cores() == 1
