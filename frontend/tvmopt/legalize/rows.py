@@ -1,0 +1,209 @@
+"""Programs over one row of a tensor, in explicit vectors - for softmax, the norms and reductions of a last
+axis.
+
+A sum of floats is a chain: LLVM may not reorder it, and one addition every `fma_latency` cycles is 60 times
+slower than the row's bytes. So a reduction runs in `UNROLL` vectors of partial results, joined as a tree::
+
+    for k in 0 .. C / (U*V):   acc[u] = combine(acc[u], f(x[k*U*V + u*V : ... + V]))          u < U
+    rest of whole vectors, then the last C mod V elements as one vector that overlaps its neighbour, masked
+    acc[0] = combine(acc[0], ..., acc[U-1]);  halves of halves -> one number
+
+Plain elementwise loops over the row stay scalar in the program: LLVM vectorises those, tails included. The
+program is the body of one block per row, so schedules can run rows in parallel and put an epilogue behind
+each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Range
+from tvm.s_tir import SBlock, SBlockRealize
+
+Expr = Any
+Index = Any
+UNROLL = 4
+INDEX = "int64"
+"""The type of indices that TVM's own legalizations use: FuseTIR refuses to join buffers of other shapes'
+types.
+"""
+
+
+def loop(extent: int, body: Callable[[Expr], Any], name: str = "i") -> Any:
+    """`for name in range(extent)`, serial."""
+    var = tirx.Var(name, INDEX)
+    return tirx.For(var, tirx.const(0, INDEX), tirx.const(extent, INDEX), tirx.ForKind.SERIAL, body(var))
+
+
+def seq(statements: Sequence[Any]) -> Any:
+    """Statements one after the other."""
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+
+
+def load(buffer: Any, *indices: Index) -> Expr:
+    """buffer[indices]; the last index may be a vector (a ramp)."""
+    return tirx.BufferLoad(buffer, [_index(i) for i in indices])
+
+
+def store(buffer: Any, value: Expr, *indices: Index) -> Any:
+    """buffer[indices] = value."""
+    return tirx.BufferStore(buffer, value, [_index(i) for i in indices])
+
+
+def _index(index: Index) -> Expr:
+    return tirx.const(index, INDEX) if isinstance(index, int) else index
+
+
+def vector(start: Index, lanes: int) -> Expr:
+    """Indices start, start + 1, ..., `lanes` of them."""
+    return tirx.Ramp(_index(start), tirx.const(1, INDEX), lanes) if lanes > 1 else _index(start)
+
+
+def splat(value: float, lanes: int, dtype: str = "float32") -> Expr:
+    """A constant in every lane."""
+    scalar = tirx.const(value, dtype)
+    return tirx.Broadcast(scalar, lanes) if lanes > 1 else scalar
+
+
+class Row:
+    """Builds the statements of one row's program.
+
+    Args:
+        length: elements of the row.
+        lanes: elements of a vector register.
+    """
+
+    def __init__(self, length: int, lanes: int) -> None:
+        self.length, self.lanes = length, lanes
+        self.statements: list[Any] = []
+        self.buffers: list[Any] = []
+        self._names = itertools.count()
+
+    def local(self, size: int, name: str) -> Any:
+        """A small buffer that lives in registers or on the stack."""
+        buffer = tirx.decl_buffer(
+            (tirx.const(size, INDEX),), "float32", f"{name}{next(self._names)}", layout=None
+        )
+        self.buffers.append(buffer)
+        return buffer
+
+    def keep(self, value: Expr, name: str = "kept") -> Expr:
+        """A scalar computed now, read later."""
+        buffer = self.local(1, name)
+        self.statements.append(store(buffer, value, 0))
+        return load(buffer, 0)
+
+    def map(self, body: Callable[[Expr], Any]) -> None:
+        """`body(c)`, a statement, for every element c; left to LLVM to vectorise."""
+        self.statements.append(loop(self.length, body, "c"))
+
+    def reduce(
+        self,
+        value: Callable[[Index], Expr],
+        combine: Callable[[Expr, Expr], Expr],
+        identity: float,
+        write: Callable[[Index, Expr], Any] | None = None,
+    ) -> Expr:
+        """combine over c of value(c); `write(c, value)` also stores each value.
+
+        `value` and `write` get a scalar index or a vector of `lanes` consecutive ones; they must not read
+        what `write` stores, since the last vector overlaps the one before.
+        """
+        lanes, length = self.lanes, self.length
+        if length < lanes:
+            return self._short(value, combine, identity, write)
+        unroll = min(UNROLL, length // lanes)
+        parts = self.local(unroll * lanes, "acc")
+
+        def step(start: Index, u: int, mask: Expr | None = None) -> list[Any]:
+            index = vector(start, lanes)
+            part = vector(u * lanes, lanes)
+            if write is None:
+                term, done = value(index), []
+            else:
+                kept = self.local(lanes, "term")
+                done = [
+                    store(kept, value(index), vector(0, lanes)),
+                    write(index, load(kept, vector(0, lanes))),
+                ]
+                term = load(kept, vector(0, lanes))
+            if mask is not None:
+                term = tirx.Select(mask, term, splat(identity, lanes))
+            return [*done, store(parts, combine(load(parts, part), term), part)]
+
+        for u in range(unroll):
+            self.statements.append(store(parts, splat(identity, lanes), vector(u * lanes, lanes)))
+        trips = length // (unroll * lanes)
+        width = unroll * lanes
+        self.statements.append(
+            loop(
+                trips, lambda k: seq([s for u in range(unroll) for s in step(k * width + u * lanes, u)]), "k"
+            )
+        )
+        for u in range((length - trips * width) // lanes):
+            self.statements += step(trips * width + u * lanes, u)
+        tail = length % lanes
+        if tail:
+            mask = vector(0, lanes) >= tirx.Broadcast(tirx.const(lanes - tail, INDEX), lanes)
+            self.statements += step(length - lanes, unroll - 1, mask)
+        total = load(parts, vector(0, lanes))
+        for u in range(1, unroll):
+            total = combine(total, load(parts, vector(u * lanes, lanes)))
+        return self._across(total, combine)
+
+    def _short(self, value: Any, combine: Any, identity: float, write: Any) -> Expr:
+        total = self.local(1, "acc")
+        self.statements.append(store(total, tirx.const(identity, "float32"), 0))
+
+        def body(c: Expr) -> Any:
+            if write is None:
+                return store(total, combine(load(total, 0), value(c)), 0)
+            kept = self.local(1, "term")
+            return seq([
+                store(kept, value(c), 0), write(c, load(kept, 0)), store(total, combine(load(total, 0), load(kept, 0)), 0)
+            ])  # fmt: skip
+
+        self.statements.append(loop(self.length, body, "c"))
+        return load(total, 0)
+
+    def _across(self, value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+        """One number from the lanes of a vector: halves of halves."""
+        width = self.lanes
+        while True:
+            buffer = self.local(width, "half")
+            self.statements.append(store(buffer, value, vector(0, width)))
+            if width == 1:
+                return load(buffer, 0)
+            width //= 2
+            value = combine(load(buffer, vector(0, width)), load(buffer, vector(width, width)))
+
+    def block(
+        self, name: str, rows: Sequence[int], reads: Any, writes: Any, variables: Sequence[Any], kernel: str
+    ) -> Any:
+        """The loops over `rows` around one block with this program as its body."""
+        iterations = [
+            tirx.IterVar(Range(tirx.const(0, INDEX), tirx.const(extent, INDEX)), var, tirx.IterVar.DataPar)
+            for var, extent in zip(variables, rows, strict=True)
+        ]
+        block = SBlock(
+            iterations, reads, writes, name, seq(self.statements), alloc_buffers=self.buffers,
+            annotations={"tvmopt.kernel": kernel},
+        )  # fmt: skip
+        loops = [tirx.Var(f"r{i}", INDEX) for i in range(len(rows))]
+        body: Any = SBlockRealize(loops, tirx.const(True, "bool"), block)
+        for var, extent in reversed(list(zip(loops, rows, strict=True))):
+            zero, count = tirx.const(0, INDEX), tirx.const(extent, INDEX)
+            body = tirx.For(var, zero, count, tirx.ForKind.SERIAL, body)
+        return body
+
+
+def prim_func(params: Sequence[Any], body: Any, pattern: int) -> Any:
+    """A PrimFunc of one root block, without aliasing parameters, with an op pattern for FuseOps."""
+    root = SBlock([], [], [], "root", body)
+    realize = SBlockRealize([], tirx.const(True, "bool"), root)
+    return tirx.PrimFunc(list(params), realize).with_attrs(
+        {"tirx.noalias": True, "op_pattern": pattern, "s_tir": True}
+    )

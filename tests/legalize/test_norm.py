@@ -1,0 +1,142 @@
+"""Softmax, the norms and row reductions through the pipeline's legalize-fuse-schedule, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvmopt.targets import Machine
+
+from tvmopt import pipeline
+
+op = relax.op
+
+
+def run(build, *arrays):
+    """Compile `build(bb, *vars)` and run it; returns the result and the families of its kernels."""
+    bb = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType(a.shape, "float32")) for i, a in enumerate(arrays)]
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(build(bb, *params))
+        bb.emit_func_output(relax.Tuple([out]))
+    machine = Machine.load("cpu").with_cores(2)
+    lowered = pipeline.lower(bb.get(), machine)
+    vm = relax.VirtualMachine(pipeline.build(lowered, machine), tvm.cpu())
+    return vm["main"](*[tvm.runtime.tensor(a) for a in arrays])[0].numpy(), [
+        k.family for k in lowered.kernels
+    ]
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def normalise(x, axes, eps=1e-5):
+    return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
+
+
+def data(*shape, offset=0.0):
+    return (np.random.default_rng(0).standard_normal(shape) + offset).astype("float32")
+
+
+EDGES = [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 770]
+G = {n: data(n, offset=1.0) for n in [*EDGES, 12]}
+
+
+def const(x):
+    return relax.const(x)
+
+
+CASES = {
+    "softmax": (lambda bb, x, n: op.nn.softmax(x, -1), lambda x, n: softmax(x)),
+    "log_softmax": (lambda bb, x, n: op.nn.log_softmax(x, -1), lambda x, n: np.log(softmax(x))),
+    "layer_norm": (
+        lambda bb, x, n: op.nn.layer_norm(x, const(G[n]), const(G[n]), axes=[-1]),
+        lambda x, n: normalise(x, -1) * G[n] + G[n],
+    ),
+    "rms_norm": (
+        lambda bb, x, n: op.nn.rms_norm(x, const(G[n]), axes=[-1]),
+        lambda x, n: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * G[n],
+    ),
+    "sum": (lambda bb, x, n: op.sum(x, [-1]), lambda x, n: x.sum(-1)),
+    "max": (lambda bb, x, n: op.max(x, [-1], True), lambda x, n: x.max(-1, keepdims=True)),
+}
+
+
+@pytest.mark.parametrize("n", EDGES)
+@pytest.mark.parametrize("name", CASES)
+def test_lengths(name, n):
+    build, reference = CASES[name]
+    x = data(3, n)
+    got, families = run(lambda bb, v: bb.emit(build(bb, v, n)), x)
+    assert families == ["rows"]
+    np.testing.assert_allclose(got, reference(x.astype("float64"), n), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 9, 5), (1, 12, 7, 7), (40, 12, 16, 17)])
+def test_several_axes(shape):
+    x = data(*shape, offset=3.0)
+    exact = x.astype("float64")
+    gamma, beta = data(12), data(12, offset=1.0)
+    g, b = gamma.reshape(1, 12, 1, 1), beta.reshape(1, 12, 1, 1)
+    mean, _ = run(lambda bb, v: bb.emit(op.mean(v, [2, 3], True)), x)
+    np.testing.assert_allclose(mean, exact.mean((2, 3), keepdims=True), rtol=1e-5)
+    low, _ = run(lambda bb, v: bb.emit(op.min(v, [1, 2, 3])), x)
+    np.testing.assert_allclose(low, exact.min((1, 2, 3)), rtol=1e-6)
+    instance, _ = run(lambda bb, v: bb.emit(op.nn.instance_norm(v, const(gamma), const(beta), 1, [2, 3])), x)
+    np.testing.assert_allclose(instance, normalise(exact, (2, 3)) * g + b, rtol=1e-4, atol=1e-5)
+    grouped = exact.reshape(shape[0], 3, -1)
+    group, _ = run(lambda bb, v: bb.emit(op.nn.group_norm(v, const(gamma), const(beta), 3, 1, [2, 3])), x)
+    np.testing.assert_allclose(group, normalise(grouped, -1).reshape(shape) * g + b, rtol=1e-4, atol=1e-5)
+
+
+def test_epilogue_is_computed_per_row():
+    x = data(64, 100)
+
+    def build(bb, v):
+        return bb.emit(
+            op.nn.relu(bb.emit(op.nn.layer_norm(v, const(data(100)), const(data(100)), axes=[-1])))
+        )
+
+    got, families = run(build, x)
+    assert families == ["rows"]
+    g = data(100)
+    np.testing.assert_allclose(
+        got, np.maximum(normalise(x.astype("float64"), -1) * g + g, 0), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_masked_and_infinite_scores():
+    x = data(4, 40)
+    x[0, 5:] = -np.inf
+    x[1] = -np.inf
+    x[2, 3] = np.inf
+    x[3, 7] = np.nan
+    x[0, 0] = 100.0
+    got, _ = run(lambda bb, v: bb.emit(op.nn.softmax(v, -1)), x)
+    with np.errstate(all="ignore"):
+        want = softmax(x.astype("float64"))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6, atol=1e-38)
+    assert (got[0, 5:] == 0).all()
+
+
+def test_variance_does_not_cancel():
+    x = data(2, 768, offset=1000.0)
+    got, _ = run(
+        lambda bb, v: bb.emit(
+            op.nn.layer_norm(v, const(np.ones(768, "f")), const(np.zeros(768, "f")), axes=[-1])
+        ),
+        x,
+    )
+    np.testing.assert_allclose(got, normalise(x.astype("float64"), -1), atol=2e-3)
+
+
+def test_other_axes_are_tvms():
+    x = data(3, 5, 20)
+    got, families = run(lambda bb, v: bb.emit(op.nn.softmax(v, 1)), x)
+    assert families == ["generic"]
+    np.testing.assert_allclose(got, softmax(x.swapaxes(1, 2)).swapaxes(1, 2), rtol=1e-5)
