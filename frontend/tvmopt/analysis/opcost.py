@@ -66,9 +66,9 @@ MATRIX = frozenset(
 """Operators made of multiply-adds: what published "MACs" of a network count."""
 
 _MOVES = """
-    Cast CastLike Concat Constant ConstantOfShape DepthToSpace EyeLike Expand Gather GatherElements GatherND If
-    Loop Pad Range ScatterElements ScatterND Scatter Slice SpaceToDepth Split Tile Transpose Where Upsample OneHot
-    NonZero ReverseSequence Trilu Compress Unique
+    Cast CastLike Concat Constant ConstantOfShape DepthToSpace EyeLike Expand Gather GatherElements GatherND
+    If Loop Pad Range ScatterElements ScatterND Scatter Slice SpaceToDepth Split Tile Transpose Where
+    Upsample OneHot NonZero ReverseSequence Trilu Compress Unique
 """
 
 _PER_ELEMENT: dict[str, float] = {

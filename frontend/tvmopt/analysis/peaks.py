@@ -1,0 +1,203 @@
+"""What this machine can do at most, measured once: the roofs of `profile` and the floors of `bench`.
+
+A small C program (``peaks.c`` beside this file) is compiled with the machine's own instruction set, run,
+and its figures kept in the user's cache directory. Arithmetic peaks come from chains of independent FMAs
+(dot-product and tile instructions for bf16 and int8), bandwidths from reading and from STREAM's triad over
+arrays of a chosen size. Without a C compiler NumPy gives lower bounds, and the result says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+VERSION = 1  # of peaks.c: a change measures anew
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Measured limits for a number of threads.
+
+    Attributes:
+        machine: the processor's name.
+        threads: threads used.
+        flops: operations a second by precision (``fp32``, ``bf16``, ``int8``, ...), a multiply-add counting
+            two; instructions that the processor lacks are left out.
+        bandwidth: bytes a second, by level: ``l2``, ``l3``, ``dram`` (reads), ``triad`` (STREAM, from
+            memory).
+        l2, l3: bytes of these caches (L2: all threads').
+        source: ``"measured"``, or ``"numpy"`` for the lower bounds taken without a C compiler.
+    """
+
+    machine: str
+    threads: int
+    flops: dict[str, float]
+    bandwidth: dict[str, float]
+    l2: int
+    l3: int
+    source: str
+
+    def compute(self, precision: str = "fp32") -> float:
+        """Peak operations a second: the tile unit's where there is one, fp32's where unknown."""
+        names = {"bf16": ("amx-bf16", "bf16"), "int8": ("amx-int8", "int8")}.get(precision, (precision,))
+        return max([self.flops[n] for n in names if n in self.flops] or [self.flops["fp32"]])
+
+    def reach(self, working_set: float) -> float:
+        """Bandwidth, bytes a second, of a working set of this size that is used again and again."""
+        if working_set <= self.l2:
+            return self.bandwidth["l2"]
+        return self.bandwidth["l3" if working_set <= self.l3 else "dram"]
+
+    def floor(self, flops: float, nbytes: float, precision: str = "fp32") -> float:
+        """Seconds below which no implementation that does `flops` operations on `nbytes` can come.
+
+        ``max(flops / peak, bytes / bandwidth)``. An algorithm with fewer operations (Winograd) is not bound
+        by it.
+        """
+        return max(flops / self.compute(precision), nbytes / self.reach(nbytes))
+
+
+def measure_peaks(threads: int = 1, *, cache: Path | None = None, again: bool = False) -> Peaks:
+    """The machine's peaks with `threads` threads: from the cache, else measured (some 6 s).
+
+    Args:
+        cache: folder; default ``$XDG_CACHE_HOME/tvmopt``.
+        again: measure even if the cache has them.
+    """
+    folder = cache or cache_folder()
+    name, caches = machine_name(), cache_sizes()
+    key = hashlib.sha256(f"{VERSION} {name} {os.cpu_count()} {caches}".encode()).hexdigest()[:12]
+    path = folder / f"peaks-{key}-{threads}.json"
+    if not again and path.exists():
+        try:
+            return Peaks(**json.loads(path.read_text()))
+        except (ValueError, TypeError, OSError):
+            pass  # damaged or of an older version: measure
+    peaks = _measure(name, threads, *caches)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(asdict(peaks), indent=1))
+        part.replace(path)
+    except OSError:
+        pass  # a read-only home: measure again next time
+    return peaks
+
+
+def cache_folder() -> Path:
+    """Where tvmopt keeps what it measured."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmopt"
+
+
+def machine_name() -> str:
+    """The processor's name, as the kernel tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cache_sizes() -> tuple[int, int]:
+    """(L2 a core, L3) in bytes, from sysfs; usual sizes where it has none."""
+    found = {2: 1 << 20, 3: 16 << 20}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level = int((index / "level").read_text())
+            text = (index / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if level in found and text[:-1].isdigit():
+            found[level] = int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
+    return found[2], found[3]
+
+
+def _measure(name: str, threads: int, l2: int, l3: int) -> Peaks:
+    sizes = {  # read: half of what fits, twice what the caches hold
+        "l2": ("read", threads * l2 // 2),
+        "l3": ("read", max(l3 // 2, threads * l2 * 2)),
+        "dram": ("read", 8 * l3),
+        "triad": ("triad", 8 * l3),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        run = _program(Path(folder), threads)
+        source = "measured" if run else "numpy"
+        run = run or _numpy
+        flops = {kind: run(kind, 0) for kind in ("fp32", "bf16", "int8", "amx-bf16", "amx-int8")}
+        bandwidth = {level: run(kind, size) for level, (kind, size) in sizes.items()}
+    return Peaks(
+        name, threads, {k: v for k, v in flops.items() if v > 0}, bandwidth, threads * l2, l3, source
+    )
+
+
+def _program(folder: Path, threads: int) -> Callable[[str, int], float] | None:
+    """The compiled measuring program as a function, or None without a working compiler."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        return None
+    code, binary = folder / "peaks.c", folder / "peaks"
+    code.write_bytes((resources.files("tvmopt.analysis") / "peaks.c").read_bytes())
+    command = [
+        compiler,
+        "-O3",
+        "-march=native",
+        "-ffp-contract=fast",
+        "-w",
+        "-pthread",
+        "-o",
+        str(binary),
+        str(code),
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+    def run(kind: str, size: int) -> float:
+        try:
+            done = subprocess.run(
+                [str(binary), kind, str(threads), str(size)], check=True, capture_output=True, timeout=60
+            )
+            return float(done.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return 0.0
+
+    return run if run("fp32", 0) > 0 else None
+
+
+def _numpy(kind: str, size: int) -> float:
+    """Lower bounds without a compiler: NumPy's BLAS, a sum, an addition."""
+    if kind == "fp32":
+        a = np.ones((768, 768), np.float32)
+        return 2 * 768.0**3 / _best(lambda: a @ a)
+    if kind in ("read", "triad"):
+        data = np.ones(max(size // 4, 1024), np.float32)
+        if kind == "read":
+            return data.nbytes / _best(data.sum)
+        part = len(data) // 3
+        a, b, c = data[:part], data[part : 2 * part], data[2 * part : 3 * part]
+        return 12.0 * part / _best(lambda: np.add(b, c, out=a))
+    return 0.0
+
+
+def _best(call: Callable[[], object], repeats: int = 10) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)

@@ -1,0 +1,136 @@
+"""What a benchmark found: the records that tables, JSON and HTML are made of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tvmopt.bench.stats import Latency, Ratio
+
+FORMAT = 1  # of the JSON
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine's task: what to load and how. Plain data, so that it can be sent to the engine's process.
+
+    Attributes:
+        engine: a name of :data:`tvmopt.bench.runners.RUNNERS`.
+        model: the ONNX file, absolute; empty when only an engine file is given.
+        prepared: the engine file that `build` writes and `load` reads (a tvmopt artifact, a TensorRT plan).
+        threads: that the engine may use.
+        streams: concurrent callers.
+        precision: ``fp32``, ``bf16``, ``fp16``, ``int8``, as far as the engine can be asked.
+        shapes: static shapes of the model's open inputs.
+        options: what else the engine spec said: ``onnxruntime:opt_level=basic``.
+    """
+
+    engine: str
+    model: str
+    prepared: str = ""
+    threads: int = 1
+    streams: int = 1
+    precision: str = "fp32"
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of an engine: its single-call times, and what happened meanwhile.
+
+    Attributes:
+        seconds: of each call, first ones after the switch left out.
+        wall: of the whole turn.
+        disturbed: something else used the processor.
+        others: processors that others used on average.
+    """
+
+    seconds: tuple[float, ...]
+    wall: float
+    disturbed: bool = False
+    others: float = 0.0
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """One row.
+
+    Attributes:
+        label: the engine spec, with ``#2`` for the second of its kind.
+        job: what it was asked.
+        status: ``"ok"``, ``"missing"`` (package or device), ``"failed"``, ``"wrong"`` (outputs disagree).
+        message: what to install, the error, or the comparison that failed.
+        facts: version, providers, precision read back, threads, transfers, as the engine tells them.
+        accuracy: largest error relative to the reference's scale.
+        latency: of undisturbed turns; None unless ok.
+        rounds: for each launch, the median of each undisturbed turn in seconds.
+        samples: single-call times in seconds, thinned to at most 4096.
+        alone_ms: median with no other engine taking turns; `rotation` is its time in rotation over that.
+        peak_mib: the process's peak memory while loading and running, `base_mib` before the engine was imported.
+        build_s, load_s: seconds to compile and to load.
+        disturbed: turns thrown away.
+        transfers_ms: host-to-device and device-to-host times, where there is a device.
+    """
+
+    label: str
+    job: Job
+    status: str = "ok"
+    message: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+    accuracy: float = 0.0
+    latency: Latency | None = None
+    rounds: tuple[tuple[float, ...], ...] = ()
+    samples: tuple[float, ...] = ()
+    alone_ms: float = 0.0
+    rotation: float = 1.0
+    peak_mib: float = 0.0
+    base_mib: float = 0.0
+    build_s: float = 0.0
+    load_s: float = 0.0
+    disturbed: int = 0
+    transfers_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """All engines on one model with one batch and one number of threads.
+
+    Attributes:
+        model: the file's name.
+        batch: leading dimension of the first input.
+        ratios: the first engine's latency over each other's, by label.
+        flops: operations of one call; `floor_bytes` the bytes that must move; `floor_ms` the time that nothing can
+            beat on this machine with these threads; `floor_by` ``"compute"`` or ``"memory"``.
+        rounds: rounds asked for and rounds played.
+    """
+
+    model: str
+    batch: int
+    threads: int
+    streams: int
+    precision: str
+    inputs: dict[str, str]
+    engines: tuple[EngineResult, ...]
+    ratios: dict[str, Ratio]
+    flops: float = 0.0
+    floor_bytes: float = 0.0
+    floor_ms: float = 0.0
+    floor_by: str = ""
+    rounds: tuple[int, int] = (0, 0)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One `tvmopt bench`: the machine, the settings, and every case."""
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    cases: tuple[Case, ...]
+    peaks: dict[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return asdict(self)

@@ -1,0 +1,366 @@
+"""`tvmopt bench` as a function: models x batches x threads, every engine on each, outputs first, then time."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmopt.analysis.comparator import Comparison, compare
+from tvmopt.analysis.metrics import ModelMetrics, metrics
+from tvmopt.analysis.peaks import Peaks, measure_peaks
+from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_inputs
+from tvmopt.bench.engine import Engine
+from tvmopt.bench.machine import describe_machine
+from tvmopt.bench.measure import Plan, Series, measure
+from tvmopt.bench.records import BenchResult, Case, EngineResult, Job
+from tvmopt.bench.runners import parse
+from tvmopt.bench.stats import Ratio, Rules, compare_rounds, latency
+from tvmopt.errors import InputError, MissingDependency, TvmoptError
+
+Progress = Callable[[str], None]
+MiB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `tvmopt bench` was asked, beside the models.
+
+    Attributes:
+        engines: engine specs, the first is the one the others are compared with.
+        batches: leading dimensions to try; empty: the model's own.
+        threads, streams, precision, seed: as for :class:`Job`.
+        tolerance: relative to the largest output value; None derives it.
+        save: folder that keeps prepared engine files; `reuse` takes them from there.
+    """
+
+    engines: tuple[str, ...] = ("tvmopt", "onnxruntime")
+    batches: tuple[int, ...] = ()
+    threads: tuple[int, ...] = (1,)
+    streams: int = 1
+    precision: str = "fp32"
+    seed: int = 0
+    tolerance: float | None = None
+    shapes: Mapping[str, Sequence[int]] = None  # type: ignore[assignment]
+    save: str = ""
+    reuse: bool = False
+    floor: bool = True
+
+
+def bench(
+    models: Sequence[str | Path],
+    settings: Settings | None = None,
+    *,
+    plan: Plan | None = None,
+    rules: Rules | None = None,
+    source: str | Path | None = None,
+    progress: Progress | None = None,
+    finished: Callable[[Case], None] | None = None,
+) -> BenchResult:
+    """Time engines on models, interleaved, after comparing their outputs.
+
+    Args:
+        models: ONNX files, or tvmopt artifacts (then `source` is the ONNX file for the other engines).
+        finished: called with each case as soon as it is done.
+
+    Returns:
+        Every case, with the machine and the settings; an engine that cannot run is a row that says why.
+
+    Raises:
+        InputError: an unknown engine, a missing file, a batch for a model whose batch is fixed.
+    """
+    settings, plan, rules = settings or Settings(), plan or Plan(), rules or Rules()
+    for spec in settings.engines:
+        parse(spec)
+    machine = describe_machine()
+    cases, used = [], {}
+    for model in models:
+        for batch in settings.batches or (0,):
+            for threads in settings.threads:
+                peaks = measure_peaks(threads) if settings.floor else None
+                if peaks:
+                    used[str(threads)] = asdict(peaks)
+                subject = Subject.of(model, source, batch, settings)
+                case = run_case(subject, threads, settings, plan, rules, peaks, progress)
+                cases.append(case)
+                if finished:
+                    finished(case)
+    asked = asdict(settings) | {"plan": asdict(plan), "rules": asdict(rules)}
+    return BenchResult(machine, asked, tuple(cases), used)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its shapes, inputs and reference tolerance.
+
+    Attributes:
+        name: for reports; `onnx` and `artifact` are absolute paths or empty.
+        feeds: seeded inputs.
+        reduction, depth: for the comparator's tolerance.
+    """
+
+    name: str
+    onnx: str
+    artifact: str
+    shapes: dict[str, tuple[int, ...]]
+    feeds: dict[str, Any]
+    reduction: int
+    depth: int
+    cost: ModelMetrics
+
+    @classmethod
+    def of(cls, path: str | Path, source: str | Path | None, batch: int, settings: Settings) -> Subject:
+        """Read a model, bind its shapes, draw its inputs."""
+        from tvmopt.api import is_artifact
+        from tvmopt.importer import load, prepare
+
+        artifact = str(Path(path).resolve()) if is_artifact(path) else ""
+        file = Path(source or "") if artifact else Path(path)
+        if not file.is_file():
+            raise InputError(
+                f"{path} is an artifact; the other engines need its ONNX file" if artifact else f"no file {file}",
+                where=str(path),
+                fix="--model MODEL.onnx" if artifact else "check the path",
+            )
+        loaded = load(file)
+        shapes = {n: tuple(s) for n, s in (settings.shapes or {}).items()}
+        if batch:
+            shapes = with_batch(loaded, batch, shapes)
+        static = prepare(loaded, shapes)
+        cost = metrics(static, Path(path).name)
+        feeds = sample_inputs(cost.inputs, seed=settings.seed, bounds=integer_bounds(static))
+        reduction, depth = longest_reduction(static)
+        return cls(Path(path).name, str(file.resolve()), artifact, shapes, feeds, reduction, depth, cost)
+
+
+def with_batch(model: Any, batch: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of all inputs with another leading dimension.
+
+    Raises:
+        InputError: an input's leading dimension is fixed to something else, or another one is open and unbound.
+    """
+    stored = {t.name for t in model.graph.initializer}
+    found = {}
+    for value in model.graph.input:
+        if value.name in stored:
+            continue
+        dims = list(value.type.tensor_type.shape.dim)
+        given = shapes.get(value.name)
+        sizes = list(given) if given else [d.dim_value for d in dims]
+        if dims and dims[0].dim_value not in (0, batch) and not given:
+            raise InputError(
+                f"batch {batch}: input {value.name!r} has its batch fixed to {dims[0].dim_value}",
+                where="--batch",
+                fix="export the model with a dynamic batch, or one file a batch",
+            )
+        if sizes:
+            sizes[0] = batch
+        if 0 in sizes:
+            raise InputError(
+                f"input {value.name!r} has more open dimensions than its batch: {sizes}",
+                where="--batch",
+                fix=f"--shape {value.name}:{'x'.join(str(s or 'N') for s in sizes)}",
+            )
+        found[value.name] = tuple(sizes)
+    return found
+
+
+def run_case(
+    subject: Subject,
+    threads: int,
+    settings: Settings,
+    plan: Plan,
+    rules: Rules,
+    peaks: Peaks | None,
+    progress: Progress | None = None,
+) -> Case:
+    """One model, one batch, one number of threads."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="tvmopt-bench-") as folder:
+        rows = _prepare(subject, threads, settings, Path(folder), progress)
+        ready = [i for i, row in enumerate(rows) if row.status == "ok"]
+        inputs = str(Path(folder) / "inputs.npz")
+
+        def start() -> list[Engine]:
+            return _start([rows[i].job for i in ready], inputs)
+
+        series, played = measure(start, len(ready), plan, progress) if ready else ([], 0)
+        batch = next((a.shape[0] for a in subject.feeds.values() if a.ndim), 1)
+        for index, one in zip(ready, series, strict=True):
+            rows[index] = _with_times(rows[index], one, batch, settings.streams)
+    ratios = _ratios(rows, dict(zip(ready, series, strict=True)), rules)
+    floor, by = 0.0, ""
+    if peaks:
+        floor = peaks.floor(subject.cost.flops, subject.cost.floor_bytes, settings.precision)
+        compute = subject.cost.flops / peaks.compute(settings.precision)
+        by = "compute" if compute >= floor else "memory"
+    return Case(
+        model=subject.name,
+        batch=batch,
+        threads=threads,
+        streams=settings.streams,
+        precision=settings.precision,
+        inputs={n: f"{a.dtype}{list(a.shape)}" for n, a in subject.feeds.items()},
+        engines=tuple(rows),
+        ratios=ratios,
+        flops=subject.cost.flops,
+        floor_bytes=subject.cost.floor_bytes,
+        floor_ms=floor * 1e3,
+        floor_by=by,
+        rounds=(plan.rounds, played),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _prepare(
+    subject: Subject, threads: int, settings: Settings, folder: Path, progress: Progress | None
+) -> list[EngineResult]:
+    """Build, load and check every engine once, each alone; rows without times."""
+    inputs = folder / "inputs.npz"
+    np.savez(inputs, **subject.feeds)
+    reference = _outputs(Job("onnxruntime", subject.onnx, shapes=subject.shapes), inputs, folder / "reference.npz")
+    rows: list[EngineResult] = []
+    for label, spec in zip(labels(settings.engines), settings.engines, strict=True):
+        if progress:
+            progress(f"{subject.name}: {label}")
+        name, options = parse(spec)
+        job = Job(
+            name, subject.onnx, "", threads, settings.streams, settings.precision, subject.shapes, options
+        )  # fmt: skip
+        if name == "tvmopt" and subject.artifact:
+            job = replace(job, prepared=subject.artifact)
+        row = EngineResult(label, job)
+        try:
+            row = _check(row, subject, inputs, reference, folder, settings)
+        except MissingDependency as error:
+            row = replace(row, status="missing", message=f"{error.what} - {error.fix}")
+        except TvmoptError as error:
+            row = replace(row, status="failed", message=" - ".join(filter(None, (error.what, error.where, error.fix))))
+        rows.append(row)
+    return rows
+
+
+def _check(
+    row: EngineResult, subject: Subject, inputs: Path, reference: dict[str, Any], folder: Path, settings: Settings
+) -> EngineResult:
+    """The row after one build, one load and one comparison; its status is "wrong" if the outputs differ."""
+    job, build_s = row.job, 0.0
+    if not job.prepared:
+        job, build_s = _build(row.label, job, subject, folder, settings)
+    with Engine(job) as engine:
+        loaded = engine.ask("load", job)
+        engine.ask("bind", str(inputs))
+        engine.ask("check", str(folder / "outputs.npz"))
+        transfers = engine.ask("transfers")
+        peak = engine.ask("memory")
+    with np.load(folder / "outputs.npz") as file:
+        outputs = {n: file[n] for n in file.files if n in reference or len(file.files) <= len(reference)}
+    comparison: Comparison = compare(
+        reference,
+        outputs,
+        reduction=subject.reduction,
+        depth=subject.depth,
+        precision=None if settings.precision == "fp32" else settings.precision,
+        rtol=settings.tolerance,
+    )
+    wrong = {} if comparison.ok else {"status": "wrong", "message": str(comparison)}
+    return replace(
+        row,
+        job=job,
+        facts=loaded["facts"],
+        accuracy=comparison.max_error,
+        load_s=loaded["seconds"],
+        build_s=build_s,
+        base_mib=loaded["base"] / MiB,
+        peak_mib=peak / MiB,
+        transfers_ms=transfers,
+        **wrong,
+    )
+
+
+def _build(
+    label: str, job: Job, subject: Subject, folder: Path, settings: Settings
+) -> tuple[Job, float]:
+    """The job with its engine file built, in a process that ends before anything is timed."""
+    home = Path(settings.save) if settings.save else folder
+    home.mkdir(parents=True, exist_ok=True)
+    words = [Path(subject.onnx).stem, label, f"{job.threads}t", job.precision]
+    words += ["x".join(map(str, s)) for s in subject.shapes.values()]
+    path = home / ("-".join("".join(c if c.isalnum() else "_" for c in w) for w in words) + ".engine")
+    job = replace(job, prepared=str(path))
+    if settings.reuse and path.exists():
+        return job, 0.0
+    with Engine(job) as engine:
+        seconds: float = engine.ask("build", job, patience=3600)
+    return job, seconds
+
+
+def _outputs(job: Job, inputs: Path, path: Path) -> dict[str, Any]:
+    """onnxruntime's outputs: the reference of every comparison."""
+    with Engine(job) as engine:
+        engine.ask("load", job)
+        engine.ask("bind", str(inputs))
+        engine.ask("check", str(path))
+    with np.load(path) as file:
+        return {n: file[n] for n in file.files}
+
+
+def _start(jobs: Sequence[Job], inputs: str) -> list[Engine]:
+    """All engines loaded and bound; none is left running if one fails."""
+    engines: list[Engine] = []
+    try:
+        for job in jobs:
+            engines.append(Engine(job))
+            engines[-1].ask("load", job)
+            engines[-1].ask("bind", inputs)
+    except BaseException:
+        for engine in engines:
+            engine.close()
+        raise
+    return engines
+
+
+def _with_times(row: EngineResult, series: Series, batch: int, streams: int) -> EngineResult:
+    """The row with its times; without any undisturbed turn it has none."""
+    thin = max(1, len(series.samples) // 4096)
+    return replace(
+        row,
+        latency=latency(series.samples, batch, streams) if series.samples else None,
+        rounds=tuple(map(tuple, series.launches)),
+        samples=tuple(series.samples[::thin]),
+        alone_ms=float(np.median(series.alone)) * 1e3,
+        rotation=series.rotation,
+        disturbed=series.disturbed,
+    )
+
+
+def _ratios(rows: Sequence[EngineResult], series: Mapping[int, Series], rules: Rules) -> dict[str, Ratio]:
+    """The first engine over each other one."""
+    if 0 not in series:
+        return {}
+    first = series[0]
+    return {
+        rows[i].label: compare_rounds(
+            first.launches, one.launches, rules, disturbed=one.disturbed, alone=(first.rotation, one.rotation)
+        )
+        for i, one in series.items()
+        if i
+    }
+
+
+def labels(specs: Sequence[str]) -> list[str]:
+    """Row names: the specs, numbered where one comes twice.
+
+    >>> labels(["tvmopt", "onnxruntime", "onnxruntime"])
+    ['tvmopt', 'onnxruntime', 'onnxruntime#2']
+    """
+    found: list[str] = []
+    for index, spec in enumerate(specs):
+        before = specs[:index].count(spec)
+        found.append(f"{spec}#{before + 1}" if before else spec)
+    return found

@@ -1,0 +1,50 @@
+"""The engines `tvmopt bench` can time: one table, imported one by one and only in the engine's own process."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+
+from tvmopt.bench.records import Job
+from tvmopt.bench.runners.base import Runner
+from tvmopt.errors import InputError
+
+RUNNERS: dict[str, tuple[str, str]] = {  # name -> (module:class, what it is)
+    "tvmopt": ("tvmopt.bench.runners.tvmopt:Tvmopt", "this compiler"),
+    "onnxruntime": ("tvmopt.bench.runners.onnxruntime:OnnxRuntime", "onnxruntime, CPU provider"),
+    "onnxruntime-cuda": ("tvmopt.bench.runners.onnxruntime:OnnxRuntimeCuda", "onnxruntime, CUDA provider"),
+    "onnxruntime-tensorrt": ("tvmopt.bench.runners.onnxruntime:OnnxRuntimeTensorRT", "onnxruntime, TensorRT provider"),
+    "openvino": ("tvmopt.bench.runners.openvino:OpenVino", "OpenVINO, latency hint"),
+    "tensorrt": ("tvmopt.bench.runners.tensorrt:TensorRT", "TensorRT, Python API"),
+    "tvm": ("tvmopt.bench.runners.tvm:StockTvm", "TVM's own default pipeline"),
+}
+
+
+def make(job: Job) -> Runner:
+    """The runner of a job."""
+    module, _, name = RUNNERS[job.engine][0].partition(":")
+    runner: Runner = getattr(import_module(module), name)(job)
+    return runner
+
+
+def parse(spec: str) -> tuple[str, dict[str, str]]:
+    """An engine spec, ``name[:key=value...]`` with colons between options.
+
+    >>> parse("onnxruntime:opt_level=basic:spinning=off")
+    ('onnxruntime', {'opt_level': 'basic', 'spinning': 'off'})
+
+    Raises:
+        InputError: an unknown engine, with the nearest names, or an option without a value.
+    """
+    name, *options = spec.split(":")
+    if name not in RUNNERS:
+        near = difflib.get_close_matches(name, RUNNERS, n=2, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise InputError(f"no engine {name!r}", where="--against", fix=f"{hint}there are {', '.join(RUNNERS)}")
+    pairs = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise InputError(f"option {option!r} of {name} has no value", where="--against", fix=f"{name}:{option}=VALUE")
+        pairs[key] = value
+    return name, pairs

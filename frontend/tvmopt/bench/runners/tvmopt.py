@@ -1,0 +1,59 @@
+"""tvmopt itself as an engine: an artifact, or a model compiled to one first, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tvmopt.bench.runners.base import Array, Runner, version
+from tvmopt.errors import InputError
+
+
+class Tvmopt(Runner):
+    """`tvmopt.compile` and `tvmopt.load`, called as a user would: named NumPy arrays in, named NumPy arrays out."""
+
+    builds = True
+    options: Mapping[str, str] = {"target": "default cpu", "tuned": "on (default) or off: whether tuned records are used"}
+
+    def build(self, path: Path) -> None:
+        import tvmopt
+        from tvmopt.targets import Machine
+
+        machine = Machine.load(self.job.options.get("target", "cpu"))
+        if machine.kind == "llvm":
+            machine = machine.with_cores(self.job.threads)
+        compile_ = tvmopt.compile
+        shape = self.job.shapes or None
+        compile_(
+            self.job.model, target=machine, precision=self.job.precision, shape=shape, verify=False, output=path
+        )  # the bench compares outputs itself
+
+    def load(self) -> dict[str, str]:
+        import tvmopt
+
+        path = self.job.prepared
+        if not path:
+            raise InputError("no artifact to load", where="tvmopt")
+        self.model: Any = tvmopt.load(path, threads=self.job.threads)
+        manifest = self.model.manifest
+        return {
+            "version": version("tvmopt"),
+            "target": str(getattr(manifest, "target", "")),
+            "threads": str(self.model.threads),
+            "precision": str(getattr(manifest, "precision", self.job.precision)),
+            "transfers": "none: NumPy in, NumPy out",
+        }
+
+    def bind(self, inputs: Mapping[str, Array]) -> None:
+        self.feeds = dict(inputs)
+
+    def run(self) -> None:
+        self.found: dict[str, Array] = self.model.run(self.feeds)
+
+    def outputs(self) -> dict[str, Array]:
+        return self.found
+
+    def caller(self) -> Callable[[], None]:
+        model, feeds = self.model, self.feeds  # one virtual machine a thread, made by the model itself
+        return lambda: model.run(feeds)
