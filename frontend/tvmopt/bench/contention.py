@@ -1,9 +1,9 @@
 """Who else used the processor during a turn - read from Linux's scheduler statistics.
 
 The kernel keeps, for every thread, how long it was ready to run and had to wait for a processor
-(``/proc/PID/task/TID/schedstat``). For an engine's threads that is time taken by somebody else, whatever it was:
-another program, another container, a spinning pool. Where the kernel lacks it, the load of the whole machine less
-the engine's own is used.
+(``/proc/PID/task/TID/schedstat``). For an engine's threads that is time taken by somebody else, whatever it
+was: another program, another container, a spinning pool. Where the kernel lacks it, the load of the whole
+machine less the engine's own is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Usage:
     Attributes:
         run: processor time of the process's threads.
         wait: time its threads were ready and had none; None where the kernel does not tell.
-        busy: processor time of the whole machine, idle and I/O wait left out, time stolen by a hypervisor included.
+        busy: processor time of the whole machine, idle and I/O wait left out, time stolen by a hypervisor
+            included.
     """
 
     run: float
@@ -52,7 +53,13 @@ class Usage:
             except psutil.Error:
                 pass
         t = psutil.cpu_times()
-        busy = sum(t) - t.idle - getattr(t, "iowait", 0.0) - getattr(t, "guest", 0.0) - getattr(t, "guest_nice", 0.0)
+        busy = (
+            sum(t)
+            - t.idle
+            - getattr(t, "iowait", 0.0)
+            - getattr(t, "guest", 0.0)
+            - getattr(t, "guest_nice", 0.0)
+        )
         return cls(run, wait if known else None, busy)
 
 
@@ -73,4 +80,4 @@ def disturbed(before: Usage, after: Usage, wall: float, threads: int, cores: int
     if before.wait is None or after.wait is None:
         return foreign > max(0, cores - threads)
     waited = (after.wait - before.wait) / max(wall, 1e-9)
-    return waited > WAIT_LIMIT and (foreign > 0 or waited > 0.5 and threads <= cores)
+    return waited > WAIT_LIMIT and foreign > 0

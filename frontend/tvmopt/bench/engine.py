@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
 
@@ -38,11 +39,12 @@ class Engine:
 
     def __init__(self, job: Job, *, patience: float = 600.0) -> None:
         self.job, self.patience = job, patience
-        self.log = tempfile.TemporaryFile()  # a pipe could fill and stop the engine in the middle of a turn
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe could fill and stop the engine in the middle of a turn
         to_child, from_parent = Pipe(duplex=False)[::-1]
         from_child, to_parent = Pipe(duplex=False)
         command = [
-            sys.executable, "-P", "-m", "tvmopt.bench.worker", str(from_parent.fileno()), str(to_parent.fileno()),
+            sys.executable, "-P", "-m", "tvmopt.bench.worker", str(from_parent.fileno()),
+            str(to_parent.fileno()),
         ]  # fmt: skip
         self.process = subprocess.Popen(
             command,
@@ -82,14 +84,18 @@ class Engine:
         except (EOFError, OSError) as error:
             code = self.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise EngineError(f"the {self.job.engine} process {how} during '{command}'", where=self.tail()) from error
+            raise EngineError(
+                f"the {self.job.engine} process {how} during '{command}'", where=self.tail()
+            ) from error
         if status == "ok":
             return value
         kind, what, where, fix = value
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, TvmoptError):
             raise known(what, where=where, fix=fix)
-        raise EngineError(f"{kind}: {what}", where=where or f"{self.job.engine}, '{command}'", fix=fix, kind=kind)
+        raise EngineError(
+            f"{kind}: {what}", where=where or f"{self.job.engine}, '{command}'", fix=fix, kind=kind
+        )
 
     def turn(self, seconds: float, least: int = 3) -> Turn:
         """One turn of calls."""
@@ -119,10 +125,8 @@ class Engine:
 
     def close(self) -> None:
         """Ask the process to quit; kill it if it does not."""
-        try:
+        with suppress(OSError):
             self.writer.send(("quit", None))
-        except OSError:
-            pass
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:

@@ -13,10 +13,20 @@ import psutil
 from tvmopt.analysis.peaks import cache_sizes, machine_name
 
 PACKAGES = (
-    "tvmopt", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt",
-    "numpy",
+    "tvmopt", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino",
+    "tensorrt", "numpy",
 )  # fmt: skip
-FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8")
+FEATURES = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_vnni",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The rotation: engines take turns, round after round, launch after launch, until there are enough quiet rounds.
+"""The rotation: engines take turns, round after round, launch after launch, until there are enough quiet
+rounds.
 
     launch 1:  start A B C - warm up each - each alone for a few turns - A B C | C B A | A B C | ...
     launch 2:  new processes, the same again
@@ -53,13 +54,14 @@ class Series:
 
     Attributes:
         launches: median seconds of each undisturbed turn, for each launch; index-paired between engines.
-        samples: single-call seconds of the undisturbed turns.
+        samples: single-call seconds of the undisturbed turns; `noisy` those of the disturbed ones.
         alone: median seconds when no other engine took turns, for each launch.
         disturbed: turns thrown away.
     """
 
     launches: list[list[float]] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
+    noisy: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
     disturbed: int = 0
 
@@ -103,8 +105,8 @@ def alone(engine: Engine, plan: Plan, turns: int = 3) -> float:
 def rotate(engines: Sequence[Engine], series: Sequence[Series], plan: Plan, wanted: int) -> int:
     """Play rounds of one launch until `wanted` were undisturbed; the rounds played.
 
-    The order turns round every time, so that no engine always follows the same one. A round counts only whole:
-    one disturbed turn throws away all turns of its round, and the pairs stay pairs.
+    The order turns round every time, so that no engine always follows the same one. A round counts only
+    whole: one disturbed turn throws away all turns of its round, and the pairs stay pairs.
     """
     for one in series:
         one.launches.append([])
@@ -117,8 +119,9 @@ def rotate(engines: Sequence[Engine], series: Sequence[Series], plan: Plan, want
             engines[index].settle(plan.pause)
         played += 1
         if any(turn.disturbed for turn in turns.values()):
-            for one in series:
-                one.disturbed += 1
+            for index, turn in turns.items():
+                series[index].disturbed += 1
+                series[index].noisy.extend(turn.seconds)
             continue
         kept += 1
         for index, turn in turns.items():

@@ -63,11 +63,13 @@ class EngineResult:
         message: what to install, the error, or the comparison that failed.
         facts: version, providers, precision read back, threads, transfers, as the engine tells them.
         accuracy: largest error relative to the reference's scale.
-        latency: of undisturbed turns; None unless ok.
+        latency: of undisturbed turns, or of disturbed ones where there are no others (`quiet` is False); None
+            unless ok.
         rounds: for each launch, the median of each undisturbed turn in seconds.
         samples: single-call times in seconds, thinned to at most 4096.
         alone_ms: median with no other engine taking turns; `rotation` is its time in rotation over that.
-        peak_mib: the process's peak memory while loading and running, `base_mib` before the engine was imported.
+        peak_mib: the process's peak memory while loading and running, `base_mib` before the engine was
+            imported.
         build_s, load_s: seconds to compile and to load.
         disturbed: turns thrown away.
         transfers_ms: host-to-device and device-to-host times, where there is a device.
@@ -80,6 +82,7 @@ class EngineResult:
     facts: dict[str, str] = field(default_factory=dict)
     accuracy: float = 0.0
     latency: Latency | None = None
+    quiet: bool = True
     rounds: tuple[tuple[float, ...], ...] = ()
     samples: tuple[float, ...] = ()
     alone_ms: float = 0.0
@@ -100,8 +103,8 @@ class Case:
         model: the file's name.
         batch: leading dimension of the first input.
         ratios: the first engine's latency over each other's, by label.
-        flops: operations of one call; `floor_bytes` the bytes that must move; `floor_ms` the time that nothing can
-            beat on this machine with these threads; `floor_by` ``"compute"`` or ``"memory"``.
+        flops: operations of one call; `floor_bytes` the bytes that must move; `floor_ms` the time that
+            nothing can beat on this machine with these threads; `floor_by` ``"compute"`` or ``"memory"``.
         rounds: rounds asked for and rounds played.
     """
 

@@ -1,4 +1,4 @@
-"""`tvmopt bench` as a function: models x batches x threads, every engine on each, outputs first, then time."""
+"""`tvmopt bench` as a function: models x batches x threads, each engine on each, outputs first."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ class Subject:
         file = Path(source or "") if artifact else Path(path)
         if not file.is_file():
             raise InputError(
-                f"{path} is an artifact; the other engines need its ONNX file" if artifact else f"no file {file}",
+                f"{path} is an artifact; the other engines need its ONNX file"
+                if artifact
+                else f"no file {file}",
                 where=str(path),
                 fix="--model MODEL.onnx" if artifact else "check the path",
             )
@@ -142,7 +144,8 @@ def with_batch(model: Any, batch: int, shapes: Mapping[str, tuple[int, ...]]) ->
     """Shapes of all inputs with another leading dimension.
 
     Raises:
-        InputError: an input's leading dimension is fixed to something else, or another one is open and unbound.
+        InputError: an input's leading dimension is fixed to something else, or another one is open and
+            unbound.
     """
     stored = {t.name for t in model.graph.initializer}
     found = {}
@@ -223,7 +226,9 @@ def _prepare(
     """Build, load and check every engine once, each alone; rows without times."""
     inputs = folder / "inputs.npz"
     np.savez(inputs, **subject.feeds)
-    reference = _outputs(Job("onnxruntime", subject.onnx, shapes=subject.shapes), inputs, folder / "reference.npz")
+    reference = _outputs(
+        Job("onnxruntime", subject.onnx, shapes=subject.shapes), inputs, folder / "reference.npz"
+    )
     rows: list[EngineResult] = []
     for label, spec in zip(labels(settings.engines), settings.engines, strict=True):
         if progress:
@@ -240,13 +245,20 @@ def _prepare(
         except MissingDependency as error:
             row = replace(row, status="missing", message=f"{error.what} - {error.fix}")
         except TvmoptError as error:
-            row = replace(row, status="failed", message=" - ".join(filter(None, (error.what, error.where, error.fix))))
+            row = replace(
+                row, status="failed", message=" - ".join(filter(None, (error.what, error.where, error.fix)))
+            )
         rows.append(row)
     return rows
 
 
 def _check(
-    row: EngineResult, subject: Subject, inputs: Path, reference: dict[str, Any], folder: Path, settings: Settings
+    row: EngineResult,
+    subject: Subject,
+    inputs: Path,
+    reference: dict[str, Any],
+    folder: Path,
+    settings: Settings,
 ) -> EngineResult:
     """The row after one build, one load and one comparison; its status is "wrong" if the outputs differ."""
     job, build_s = row.job, 0.0
@@ -268,7 +280,6 @@ def _check(
         precision=None if settings.precision == "fp32" else settings.precision,
         rtol=settings.tolerance,
     )
-    wrong = {} if comparison.ok else {"status": "wrong", "message": str(comparison)}
     return replace(
         row,
         job=job,
@@ -279,13 +290,12 @@ def _check(
         base_mib=loaded["base"] / MiB,
         peak_mib=peak / MiB,
         transfers_ms=transfers,
-        **wrong,
+        status="ok" if comparison.ok else "wrong",
+        message="" if comparison.ok else str(comparison),
     )
 
 
-def _build(
-    label: str, job: Job, subject: Subject, folder: Path, settings: Settings
-) -> tuple[Job, float]:
+def _build(label: str, job: Job, subject: Subject, folder: Path, settings: Settings) -> tuple[Job, float]:
     """The job with its engine file built, in a process that ends before anything is timed."""
     home = Path(settings.save) if settings.save else folder
     home.mkdir(parents=True, exist_ok=True)
@@ -326,13 +336,15 @@ def _start(jobs: Sequence[Job], inputs: str) -> list[Engine]:
 
 
 def _with_times(row: EngineResult, series: Series, batch: int, streams: int) -> EngineResult:
-    """The row with its times; without any undisturbed turn it has none."""
-    thin = max(1, len(series.samples) // 4096)
+    """The row with its times; those of disturbed turns, and so marked, where there are no others."""
+    samples = series.samples or series.noisy
+    thin = max(1, len(samples) // 4096)
     return replace(
         row,
-        latency=latency(series.samples, batch, streams) if series.samples else None,
+        latency=latency(samples, batch, streams) if samples else None,
+        quiet=bool(series.samples),
         rounds=tuple(map(tuple, series.launches)),
-        samples=tuple(series.samples[::thin]),
+        samples=tuple(samples[::thin]),
         alone_ms=float(np.median(series.alone)) * 1e3,
         rotation=series.rotation,
         disturbed=series.disturbed,

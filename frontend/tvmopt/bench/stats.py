@@ -1,9 +1,9 @@
 """From rounds of times to a verdict that can be believed - the statistics of `tvmopt bench`, nothing else.
 
-A *round* gives every engine one turn. Calls within a turn share whatever happened to the machine meanwhile, so the
-unit of all statistics is the turn's median, and engines are compared within a round, where conditions were
-alike. Processes differ too (where their pages lie), so each engine is launched several times and the bootstrap
-resamples launches first, then rounds.
+A *round* gives every engine one turn. Calls within a turn share whatever happened to the machine meanwhile,
+so the unit of all statistics is the turn's median, and engines are compared within a round, where
+conditions were alike. Processes differ too (where their pages lie), so each engine is launched several
+times and the bootstrap resamples launches first, then rounds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Latency:
-    """Latency of one call in milliseconds, over all calls of undisturbed turns; `throughput` in inferences a second."""
+    """Latency of one call in milliseconds, over all calls; `throughput` in inferences a second."""
 
     n: int
     min_ms: float
@@ -96,14 +96,19 @@ def bootstrap(
     The interval is the percentile bootstrap's; the same seed gives the same interval.
     """
     groups = [np.asarray(g, float) for g in groups if len(g)]
+    flat, sizes = np.concatenate(groups), np.array([len(g) for g in groups])
+    offsets = np.cumsum(sizes) - sizes
     rng = np.random.default_rng(seed)
-    medians = np.empty(resamples)
-    for i in range(resamples):
-        chosen = rng.integers(0, len(groups), len(groups))
-        medians[i] = np.median(np.concatenate([rng.choice(groups[c], len(groups[c])) for c in chosen]))
+    chosen = rng.integers(0, len(groups), (resamples, len(groups), 1))
+    place = rng.random((resamples, len(groups), sizes.max()))
+    drawn = flat[offsets[chosen] + (place * sizes[chosen]).astype(int)]
+    drawn[np.arange(sizes.max()) >= np.broadcast_to(sizes[chosen], drawn.shape)] = (
+        np.nan
+    )  # launches of unequal length
+    medians = np.nanmedian(drawn.reshape(resamples, -1), axis=1)
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(medians, (tail, 100 - tail))
-    return float(np.median(np.concatenate(groups))), float(low), float(high)
+    return float(np.median(flat)), float(low), float(high)
 
 
 def compare_rounds(
@@ -139,7 +144,9 @@ def compare_rounds(
     if max(high / value, value / low) > 1 + rules.widest:
         width = max(high / value, value / low) - 1
         return Ratio(value, low, high, n, "unstable", f"the interval is {width:.0%} wide on one side")
-    return Ratio(value, low, high, n, "no difference measured", f"within {rules.margin:.0%} or inside the interval")
+    return Ratio(
+        value, low, high, n, "no difference measured", f"within {rules.margin:.0%} or inside the interval"
+    )
 
 
 def _disturbance(clean: int, disturbed: int) -> str:
@@ -168,7 +175,7 @@ def _instability(
 
 
 def drift_of(launches: Sequence[Sequence[float]]) -> float:
-    """Median of the second half of the rounds over the first half's; 1 where there are too few rounds to tell."""
+    """Median of the rounds' second half over the first half's; 1 where there are too few rounds."""
     flat = [t for launch in launches for t in launch]
     half = len(flat) // 2
     return float(np.median(flat[-half:]) / np.median(flat[:half])) if half >= 3 else 1.0

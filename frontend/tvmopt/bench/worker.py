@@ -1,8 +1,9 @@
 """An engine's own process: loads one engine, then does what the bench asks over a pipe until told to quit.
 
 Engines disturb each other inside one process (thread pools spin, allocators and OpenMP runtimes collide), and
-one may crash; so each lives alone. Messages are pickled tuples ``(command, argument)`` and ``("ok", value)`` or
-``("error", (kind, what, where, fix))`` on descriptors of their own: whatever an engine prints does no harm.
+one may crash; so each lives alone. Messages are pickled tuples ``(command, argument)`` and ``("ok",
+value)`` or ``("error", (kind, what, where, fix))`` on descriptors of their own: whatever an engine prints
+does no harm.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ class Worker:
         start = time.perf_counter()
         self.runner, self.job = make(job), job
         facts = self.runner.load()
-        return {"facts": facts, "seconds": time.perf_counter() - start, "base": base, "builds": self.runner.builds}
+        return {
+            "facts": facts,
+            "seconds": time.perf_counter() - start,
+            "base": base,
+            "builds": self.runner.builds,
+        }
 
     def bind(self, path: str) -> None:
         """Take inputs from an ``.npz`` file."""
@@ -83,7 +89,9 @@ class Worker:
         after = Usage.of()
         gc.enable()
         threads = max(self.job.threads, self.job.streams)
-        return Turn(tuple(samples), wall, disturbed(before, after, wall, threads), others(before, after, wall))
+        return Turn(
+            tuple(samples), wall, disturbed(before, after, wall, threads), others(before, after, wall)
+        )
 
     def transfers(self, _: None) -> dict[str, float]:
         """Copy times, where there is a device."""

@@ -1,4 +1,4 @@
-"""The engines `tvmopt bench` can time: one table, imported one by one and only in the engine's own process."""
+"""The engines `tvmopt bench` can time: one table, each imported only in its own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ RUNNERS: dict[str, tuple[str, str]] = {  # name -> (module:class, what it is)
     "tvmopt": ("tvmopt.bench.runners.tvmopt:Tvmopt", "this compiler"),
     "onnxruntime": ("tvmopt.bench.runners.onnxruntime:OnnxRuntime", "onnxruntime, CPU provider"),
     "onnxruntime-cuda": ("tvmopt.bench.runners.onnxruntime:OnnxRuntimeCuda", "onnxruntime, CUDA provider"),
-    "onnxruntime-tensorrt": ("tvmopt.bench.runners.onnxruntime:OnnxRuntimeTensorRT", "onnxruntime, TensorRT provider"),
+    "onnxruntime-tensorrt": (
+        "tvmopt.bench.runners.onnxruntime:OnnxRuntimeTensorRT",
+        "onnxruntime, TensorRT provider",
+    ),
     "openvino": ("tvmopt.bench.runners.openvino:OpenVino", "OpenVINO, latency hint"),
     "tensorrt": ("tvmopt.bench.runners.tensorrt:TensorRT", "TensorRT, Python API"),
     "tvm": ("tvmopt.bench.runners.tvm:StockTvm", "TVM's own default pipeline"),
@@ -40,11 +43,15 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     if name not in RUNNERS:
         near = difflib.get_close_matches(name, RUNNERS, n=2, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(f"no engine {name!r}", where="--against", fix=f"{hint}there are {', '.join(RUNNERS)}")
+        raise InputError(
+            f"no engine {name!r}", where="--against", fix=f"{hint}there are {', '.join(RUNNERS)}"
+        )
     pairs = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
-            raise InputError(f"option {option!r} of {name} has no value", where="--against", fix=f"{name}:{option}=VALUE")
+            raise InputError(
+                f"option {option!r} of {name} has no value", where="--against", fix=f"{name}:{option}=VALUE"
+            )
         pairs[key] = value
     return name, pairs

@@ -1,7 +1,7 @@
 """The one interface of all engines: load a model, bind inputs, run once, hand out outputs.
 
-Everything here runs in the engine's own process. A runner imports its package inside :meth:`Runner.load`, so that
-a missing one is an error with an install command and not a crash of the others.
+Everything here runs in the engine's own process. A runner imports its package inside :meth:`Runner.load`,
+so that a missing one is an error with an install command and not a crash of the others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Runner(ABC):
 
     @abstractmethod
     def load(self) -> dict[str, str]:
-        """Make ready to run; the facts of the row: version, threads, precision *read back*, providers, transfers."""
+        """Make ready to run; the row's facts: version, threads, precision *read back*, transfers."""
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Array]) -> None:
@@ -81,7 +81,8 @@ def require(module: str, package: str, why: str = "", command: str = "") -> Any:
     except ImportError as error:
         detail = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"
         raise MissingDependency(
-            f"{module} cannot be imported{detail}{': ' + why if why else ''}", fix=command or f"pip install {package}"
+            f"{module} cannot be imported{detail}{': ' + why if why else ''}",
+            fix=command or f"pip install {package}",
         ) from error
 
 

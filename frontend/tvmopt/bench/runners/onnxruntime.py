@@ -1,4 +1,4 @@
-"""onnxruntime as an engine: the CPU, CUDA and TensorRT execution providers, never a silent fallback among them."""
+"""onnxruntime as an engine: its CPU, CUDA and TensorRT providers, never a silent fallback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tvmopt.bench.runners.base import Array, Runner, bound_model, require, versi
 from tvmopt.errors import InputError, MissingDependency
 
 LEVELS = {
-    "none": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED", "all": "ORT_ENABLE_ALL",
+    "none": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED", "all":
+    "ORT_ENABLE_ALL",
 }  # fmt: skip
 
 
@@ -42,7 +43,9 @@ class OnnxRuntime(Runner):
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
         spinning = self.job.options.get("spinning", "on")
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning == "on" else "0")
-        self.session: Any = ort.InferenceSession(bound_model(self.job), options, providers=[self.provider_options()])
+        self.session: Any = ort.InferenceSession(
+            bound_model(self.job), options, providers=[self.provider_options()]
+        )
         used = self.session.get_providers()
         if used[0] != self.provider:
             raise MissingDependency(
@@ -93,7 +96,7 @@ class OnnxRuntime(Runner):
 
 
 class OnnxRuntimeCuda(OnnxRuntime):
-    """The CUDA provider; inputs and outputs on the device (transfers timed apart) unless ``transfers=included``."""
+    """The CUDA provider; data on the device, transfers timed apart, unless ``transfers=included``."""
 
     provider = "CUDAExecutionProvider"
     packages = ("onnxruntime-gpu", "onnxruntime")
@@ -110,7 +113,9 @@ class OnnxRuntimeCuda(OnnxRuntime):
         self.graph = job.options.get("cuda_graph", "off") == "on"
         self.on_device = job.options.get("transfers", "excluded") == "excluded"
         if self.graph and not self.on_device:
-            raise InputError("a CUDA graph needs its data on the device", where=job.engine, fix="transfers=excluded")
+            raise InputError(
+                "a CUDA graph needs its data on the device", where=job.engine, fix="transfers=excluded"
+            )
 
     def provider_options(self) -> Any:
         on = "1" if self.graph else "0"
@@ -157,11 +162,13 @@ class OnnxRuntimeCuda(OnnxRuntime):
         return {"host to device": self.h2d * 1e3, "device to host": self.d2h * 1e3}
 
     def caller(self) -> Callable[[], None]:
-        raise InputError("no concurrent streams on this provider here", where=self.job.engine, fix="--streams 1")
+        raise InputError(
+            "no concurrent streams on this provider here", where=self.job.engine, fix="--streams 1"
+        )
 
 
 class OnnxRuntimeTensorRT(OnnxRuntimeCuda):
-    """The TensorRT provider: fp32 unless asked for fp16; engines are built at load and kept for the session."""
+    """The TensorRT provider: fp32 unless asked for fp16; its engines are built at load."""
 
     provider = "TensorrtExecutionProvider"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tvmopt.bench.runners.base import Array, Runner, bound_model, require
 from tvmopt.errors import InputError
@@ -13,17 +14,22 @@ PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}  # in
 class OpenVino(Runner):
     """`read_model`, `compile_model` for latency, one infer request with shared host memory."""
 
-    options: Mapping[str, str] = {"device": "OpenVINO device, default CPU", "hint": "LATENCY (default) or THROUGHPUT"}
+    options: Mapping[str, str] = {
+        "device": "OpenVINO device, default CPU",
+        "hint": "LATENCY (default) or THROUGHPUT",
+    }
 
     def load(self) -> dict[str, str]:
         ov = require("openvino", "openvino")
         if self.job.precision not in PRECISIONS:
-            raise InputError(f"precision {self.job.precision!r}", where="openvino", fix=f"one of {', '.join(PRECISIONS)}")
+            raise InputError(
+                f"precision {self.job.precision!r}", where="openvino", fix=f"one of {', '.join(PRECISIONS)}"
+            )
         core = ov.Core()
         source = bound_model(self.job)
         model = core.read_model(source)
         device = self.job.options.get("device", "CPU")
-        config = {
+        config: dict[str, Any] = {
             "PERFORMANCE_HINT": self.job.options.get("hint", "LATENCY"),
             "INFERENCE_NUM_THREADS": self.job.threads,
             "INFERENCE_PRECISION_HINT": PRECISIONS[self.job.precision],
@@ -37,15 +43,15 @@ class OpenVino(Runner):
         return {
             "version": str(ov.get_version()),
             "device": device,
-            "hint": config["PERFORMANCE_HINT"],
+            "hint": str(config["PERFORMANCE_HINT"]),
             "threads": str(self.compiled.get_property("INFERENCE_NUM_THREADS")),
             "precision": used.get_type_name() if hasattr(used, "get_type_name") else str(used),
             "transfers": "none: shared host memory",
         }
 
     @staticmethod
-    def _name(output: object) -> str:
-        names = sorted(output.get_names())  # type: ignore[attr-defined]
+    def _name(output: Any) -> str:
+        names = sorted(output.get_names())
         return str(names[0]) if names else str(output)
 
     def bind(self, inputs: Mapping[str, Array]) -> None:

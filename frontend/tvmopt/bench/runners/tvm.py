@@ -1,4 +1,4 @@
-"""Stock TVM as an engine: its importer, its `zero` pipeline, its default CPU lowering - the baseline tvmopt replaces."""
+"""Stock TVM as an engine: its importer, `zero` pipeline and default CPU lowering - the baseline."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class StockTvm(Runner):
         import json
 
         stored = {t.name for t in model.graph.initializer}
-        names = [[i.name for i in model.graph.input if i.name not in stored], [o.name for o in model.graph.output]]
+        names = [
+            [i.name for i in model.graph.input if i.name not in stored],
+            [o.name for o in model.graph.output],
+        ]
         path.write_text(json.dumps(names))
 
     def load(self) -> dict[str, str]:
@@ -58,7 +61,9 @@ class StockTvm(Runner):
         }
 
     def bind(self, inputs: Mapping[str, Array]) -> None:
-        self.feeds = [self.tvm.runtime.tensor(np.ascontiguousarray(inputs[name])) for name in self.input_names]
+        self.feeds = [
+            self.tvm.runtime.tensor(np.ascontiguousarray(inputs[name])) for name in self.input_names
+        ]
 
     def run(self) -> None:
         self.found: Any = self.vm["main"](*self.feeds)

@@ -11,10 +11,10 @@ from tvmopt.errors import InputError
 
 
 class Tvmopt(Runner):
-    """`tvmopt.compile` and `tvmopt.load`, called as a user would: named NumPy arrays in, named NumPy arrays out."""
+    """`tvmopt.compile` and `tvmopt.load`, called as users do: named NumPy arrays in and out."""
 
     builds = True
-    options: Mapping[str, str] = {"target": "default cpu", "tuned": "on (default) or off: whether tuned records are used"}
+    options: Mapping[str, str] = {"target": "default cpu"}
 
     def build(self, path: Path) -> None:
         import tvmopt
@@ -26,7 +26,12 @@ class Tvmopt(Runner):
         compile_ = tvmopt.compile
         shape = self.job.shapes or None
         compile_(
-            self.job.model, target=machine, precision=self.job.precision, shape=shape, verify=False, output=path
+            self.job.model,
+            target=machine,
+            precision=self.job.precision,
+            shape=shape,
+            verify=False,
+            output=path,
         )  # the bench compares outputs itself
 
     def load(self) -> dict[str, str]:

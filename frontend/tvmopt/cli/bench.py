@@ -1,0 +1,181 @@
+"""`tvmopt bench MODEL... --against ENGINES`: who is faster, by how much, and whether that can be believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tvmopt.cli.common import out, parse_shapes, print_json, progress, table
+from tvmopt.errors import InputError
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@app.command()
+def command(
+    models: Annotated[
+        list[str], typer.Argument(help="ONNX files, or compiled files.", metavar="MODEL|ARTIFACT...")
+    ],
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="ENGINE[:KEY=VALUE...],...",
+            help="onnxruntime, onnxruntime-cuda, onnxruntime-tensorrt, openvino, tensorrt, tvm, tvmopt.",
+        ),
+    ] = "onnxruntime",
+    subject: Annotated[str, typer.Option(help="The engine that the others are compared with.")] = "tvmopt",
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL.onnx", help="With an artifact: the ONNX file for the others.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
+    ] = None,
+    batch: Annotated[str, typer.Option(metavar="1,2,4", help="Leading dimensions to try.")] = "",
+    threads: Annotated[
+        str, typer.Option(metavar="1,2", help="Threads to try; default: all processors.")
+    ] = "",
+    streams: Annotated[int, typer.Option(min=1, help="Concurrent callers.")] = 1,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8.")] = "fp32",
+    rounds: Annotated[int, typer.Option(min=1, help="Undisturbed rounds wanted.")] = 18,
+    launches: Annotated[int, typer.Option(min=1, help="Fresh processes of each engine.")] = 3,
+    iterations: Annotated[int, typer.Option(min=1, help="Timed calls of each engine, at the least.")] = 54,
+    duration: Annotated[float, typer.Option(min=0.01, help="Seconds of timed calls of each engine.")] = 3.6,
+    warmup: Annotated[float, typer.Option(min=0, help="Seconds after which an engine counts as warm.")] = 3.0,
+    pause: Annotated[float, typer.Option(min=0, help="Least seconds between turns.")] = 0.02,
+    margin: Annotated[float, typer.Option(min=0, help="Differences below this are none.")] = 0.03,
+    percentile: Annotated[str, typer.Option(metavar="95,99.9", help="More percentiles to show.")] = "",
+    tolerance: Annotated[
+        float | None, typer.Option(help="Of the outputs, relative to the largest.", show_default="derived")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    save: Annotated[str | None, typer.Option(metavar="DIR", help="Keep the engine files there.")] = None,
+    load: Annotated[str | None, typer.Option(metavar="DIR", help="Take the engine files from there.")] = None,
+    export_times: Annotated[
+        str | None, typer.Option(metavar="FILE.json", help="Write single-call times.")
+    ] = None,
+    export_profile: Annotated[
+        str | None, typer.Option(metavar="FILE.json", help="Write tvmopt's time per kernel.")
+    ] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")
+    ] = None,
+    markdown: Annotated[
+        str | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Compare engines on models: outputs first, then interleaved rounds, each engine in its own process."""
+    import os
+
+    from tvmopt.bench.measure import Plan
+    from tvmopt.bench.run import Settings, bench
+    from tvmopt.bench.stats import Rules
+
+    if save and load:
+        raise InputError(
+            "--save and --load exclude each other.", fix="--load DIR to reuse, --save DIR to write"
+        )
+    settings = Settings(
+        engines=(subject, *_words(against)),
+        batches=tuple(_integers(batch, "--batch")),
+        threads=tuple(_integers(threads, "--threads")) or (os.cpu_count() or 1,),
+        streams=streams,
+        precision=precision,
+        seed=seed,
+        tolerance=tolerance,
+        shapes=parse_shapes(shape or []),
+        save=save or load or "",
+        reuse=bool(load),
+    )
+    plan = Plan(rounds, launches, duration / rounds, -(-iterations // rounds), pause, warmup)
+    points = _numbers(percentile, "--percentile")
+    with progress(quiet or as_json) as show:
+        result = bench(
+            models, settings, plan=plan, rules=Rules(margin=margin), source=model, progress=show,
+            finished=None if as_json else lambda case: _show(case, points),
+        )  # fmt: skip
+    if as_json:
+        print_json(result.as_dict())
+    _files(result, points, html, markdown, export_times)
+    if export_profile:
+        _profile(result, export_profile)
+    if any(row.status == "wrong" for case in result.cases for row in case.engines):
+        raise typer.Exit(3)
+
+
+def _show(case: Any, percentiles: list[float]) -> None:
+    from tvmopt.bench import report
+
+    header, rows = report.table(case, percentiles)
+    colours = {"faster": "green", "slower": "red", "unstable": "yellow"}
+
+    def cell(text: str) -> str:
+        word = next((w for w in colours if text.endswith(w) or text.startswith(w + ":")), "")
+        safe = text.replace("[", "\\[")
+        return f"[{colours[word]}]{safe}[/]" if word else safe
+
+    table(header, [[cell(c) for c in row] for row in rows], title=report.heading(case))
+    for note in report.notes(case):
+        out.print(f"[dim]{note}[/]")
+    out.print()
+
+
+def _files(
+    result: Any, points: list[float], html: str | None, markdown: str | None, times: str | None
+) -> None:
+    from tvmopt.bench import report
+
+    if html:
+        from tvmopt.bench.html import html as render
+
+        Path(html).write_text(render(result))
+    if markdown:
+        Path(markdown).write_text(report.markdown(result, points))
+    if times:
+        data = [
+            {"case": report.heading(case), "engine": row.label, "seconds": list(row.samples)}
+            for case in result.cases
+            for row in case.engines
+        ]
+        Path(times).write_text(json.dumps(data))
+
+
+def _profile(result: Any, path: str) -> None:
+    """Per-kernel times of each tvmopt artifact that was timed and still exists."""
+    from tvmopt.analysis.profile import profile
+
+    found = []
+    for case in result.cases:
+        for row in case.engines:
+            if row.job.engine == "tvmopt" and Path(row.job.prepared).exists():
+                found.append(profile(row.job.prepared, threads=case.threads).as_dict())
+    if not found:
+        raise InputError(
+            "there is no engine file left to profile.", where="--export-profile", fix="add --save DIR"
+        )
+    Path(path).write_text(json.dumps(found, indent=1))
+
+
+def _words(text: str) -> list[str]:
+    return [w for w in text.split(",") if w]
+
+
+def _integers(text: str, flag: str) -> list[int]:
+    words = _words(text)
+    if not all(w.isdigit() and int(w) > 0 for w in words):
+        raise InputError(f"{text!r} is not a list of positive numbers.", where=flag, fix=f"{flag} 1,2,4")
+    return [int(w) for w in words]
+
+
+def _numbers(text: str, flag: str) -> list[float]:
+    try:
+        found = [float(w) for w in _words(text)]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= p <= 100 for p in found):
+        raise InputError(f"{text!r} is not a list of percentages.", where=flag, fix=f"{flag} 95,99,99.9")
+    return found
