@@ -41,7 +41,7 @@ def _case(case: Case) -> str:
 
 def _coloured(cell: str) -> str:
     for word in ("faster", "slower", "unstable"):
-        if cell.endswith(f" {word}") or cell.startswith(f"{word}:"):
+        if cell.endswith(f" {word}") or cell == word:
             return f'<span class="{word}">{escape(cell)}</span>'
     return escape(cell)
 

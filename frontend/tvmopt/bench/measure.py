@@ -41,7 +41,7 @@ class Plan:
     calls: int = 3
     pause: float = 0.02
     warmup: float = 3.0
-    patience: float = 2.5
+    patience: float = 4.0
 
     def of_launch(self, launch: int) -> int:
         """Undisturbed rounds wanted of one launch: an even share."""

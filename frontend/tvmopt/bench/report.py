@@ -26,7 +26,7 @@ HEADER = (
 
 
 def table(case: Case, percentiles: Sequence[float] = ()) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows of a case; an engine without times has its reason in the last column.
+    """Header and rows of a case; what is missing, failed or unstable is explained by :func:`notes`.
 
     The column "against it" is the first engine's latency over the row's, with its interval: below 1, the
     first engine is faster.
@@ -37,10 +37,8 @@ def table(case: Case, percentiles: Sequence[float] = ()) -> tuple[tuple[str, ...
 
 
 def _row(case: Case, row: EngineResult, percentiles: Sequence[float]) -> tuple[str, ...]:
-    blank = ("",) * (9 + len(percentiles))
     if row.status != "ok" or row.latency is None:
-        message = row.message.splitlines()[0] if row.message else row.status
-        return (row.label, *blank, f"{row.status}: {message}" if row.status != "ok" else message)
+        return (row.label, *[""] * (9 + len(percentiles)), row.status)
     t = row.latency
     more = [f"{v * 1e3:.3f}" for v in np.percentile(row.samples, list(percentiles))] if percentiles else []
     floor = f"{case.floor_ms / t.median_ms:.0%}" if case.floor_ms else ""
@@ -52,6 +50,20 @@ def _row(case: Case, row: EngineResult, percentiles: Sequence[float]) -> tuple[s
         f"{t.throughput:.1f}", floor, f"{row.peak_mib - row.base_mib:.0f}", f"{row.accuracy:.0e}", against,
         verdict,
     )  # fmt: skip
+
+
+def text(case: Case, percentiles: Sequence[float] = ()) -> list[str]:
+    """The table as aligned lines, header first."""
+    header, rows = table(case, percentiles)
+    grid = [header, *rows]
+    widths = [max(len(row[i]) for row in grid) for i in range(len(header))]
+    left = {0, len(header) - 1}
+    return [
+        "  ".join(
+            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in grid
+    ]
 
 
 def ratio_words(ratio: Ratio | None) -> str:
@@ -66,9 +78,9 @@ def verdict_words(case: Case, label: str) -> str:
     ratio = case.ratios.get(label)
     if ratio is None:
         return ""
-    if ratio.verdict in ("faster", "slower"):
-        return f"{case.engines[0].label} {ratio.verdict}"
-    return f"{ratio.verdict}: {ratio.reason}" if ratio.verdict == "unstable" else ratio.verdict
+    return (
+        f"{case.engines[0].label} {ratio.verdict}" if ratio.verdict in ("faster", "slower") else ratio.verdict
+    )
 
 
 def heading(case: Case) -> str:
@@ -91,8 +103,13 @@ def notes(case: Case) -> list[str]:
     wanted, played = case.rounds
     found.append(f"{played} rounds played for {wanted} undisturbed ones; {case.seconds:.0f} s.")
     for row in case.engines:
+        ratio = case.ratios.get(row.label)
         if row.status == "wrong":
             found.append(f"{row.label} gives WRONG outputs and has no times: {row.message}")
+        elif row.message:
+            found.append(f"{row.label} {row.status}: {row.message}")
+        if ratio and ratio.verdict == "unstable":
+            found.append(f"{row.label} is unstable: {ratio.reason}.")
         if row.latency and not row.quiet:
             found.append(
                 f"~ {row.label}: every round was disturbed; its times only show the order of magnitude."

@@ -19,7 +19,7 @@ from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
 from tvmopt.bench.records import BenchResult, Case, EngineResult, Job
-from tvmopt.bench.runners import parse
+from tvmopt.bench.runners import make, parse, runner_class
 from tvmopt.bench.stats import Ratio, Rules, compare_rounds, latency
 from tvmopt.errors import InputError, MissingDependency, TvmoptError
 
@@ -76,7 +76,8 @@ def bench(
     """
     settings, plan, rules = settings or Settings(), plan or Plan(), rules or Rules()
     for spec in settings.engines:
-        parse(spec)
+        name, options = parse(spec)
+        make(Job(name, "", options=options))  # refuses unknown options before anything runs
     machine = describe_machine()
     cases, used = [], {}
     for model in models:
@@ -262,7 +263,7 @@ def _check(
 ) -> EngineResult:
     """The row after one build, one load and one comparison; its status is "wrong" if the outputs differ."""
     job, build_s = row.job, 0.0
-    if not job.prepared:
+    if runner_class(job.engine).builds and not job.prepared:
         job, build_s = _build(row.label, job, subject, folder, settings)
     with Engine(job) as engine:
         loaded = engine.ask("load", job)

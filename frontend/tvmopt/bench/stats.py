@@ -95,12 +95,12 @@ def bootstrap(
 
     The interval is the percentile bootstrap's; the same seed gives the same interval.
     """
-    groups = [np.asarray(g, float) for g in groups if len(g)]
-    flat, sizes = np.concatenate(groups), np.array([len(g) for g in groups])
+    arrays = [np.asarray(g, float) for g in groups if len(g)]
+    flat, sizes = np.concatenate(arrays), np.array([len(a) for a in arrays])
     offsets = np.cumsum(sizes) - sizes
     rng = np.random.default_rng(seed)
-    chosen = rng.integers(0, len(groups), (resamples, len(groups), 1))
-    place = rng.random((resamples, len(groups), sizes.max()))
+    chosen = rng.integers(0, len(arrays), (resamples, len(arrays), 1))
+    place = rng.random((resamples, len(arrays), sizes.max()))
     drawn = flat[offsets[chosen] + (place * sizes[chosen]).astype(int)]
     drawn[np.arange(sizes.max()) >= np.broadcast_to(sizes[chosen], drawn.shape)] = (
         np.nan

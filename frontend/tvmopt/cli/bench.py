@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import out, parse_shapes, print_json, progress, table
+from tvmopt.cli.common import out, parse_shapes, print_json, progress
 from tvmopt.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -110,17 +110,21 @@ def command(
 def _show(case: Any, percentiles: list[float]) -> None:
     from tvmopt.bench import report
 
-    header, rows = report.table(case, percentiles)
-    colours = {"faster": "green", "slower": "red", "unstable": "yellow"}
-
-    def cell(text: str) -> str:
-        word = next((w for w in colours if text.endswith(w) or text.startswith(w + ":")), "")
-        safe = text.replace("[", "\\[")
-        return f"[{colours[word]}]{safe}[/]" if word else safe
-
-    table(header, [[cell(c) for c in row] for row in rows], title=report.heading(case))
+    colours = {
+        "faster": "green",
+        "slower": "red",
+        "unstable": "yellow",
+        "missing": "yellow",
+        "wrong": "red bold",
+    }
+    head, *rows = report.text(case, percentiles)
+    out.print(f"[bold]{report.heading(case)}[/]\n[dim]{head}[/]")
+    for row in rows:
+        safe = row.rstrip().replace("[", "\\[")
+        last = safe.rsplit(maxsplit=1)[-1]
+        out.print(safe.removesuffix(last) + f"[{colours[last]}]{last}[/]" if last in colours else safe)
     for note in report.notes(case):
-        out.print(f"[dim]{note}[/]")
+        out.print(note.replace("[", "\\["), style="dim")
     out.print()
 
 

@@ -23,11 +23,16 @@ RUNNERS: dict[str, tuple[str, str]] = {  # name -> (module:class, what it is)
 }
 
 
+def runner_class(engine: str) -> type[Runner]:
+    """The class of an engine; its package is not imported yet."""
+    module, _, name = RUNNERS[engine][0].partition(":")
+    found: type[Runner] = getattr(import_module(module), name)
+    return found
+
+
 def make(job: Job) -> Runner:
     """The runner of a job."""
-    module, _, name = RUNNERS[job.engine][0].partition(":")
-    runner: Runner = getattr(import_module(module), name)(job)
-    return runner
+    return runner_class(job.engine)(job)
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:

@@ -1,0 +1,186 @@
+"""The whole bench on tiny models with real processes: rows, verdicts, failures that stay rows."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmopt.bench import report
+from tvmopt.bench.engine import Engine, EngineError
+from tvmopt.bench.html import html
+from tvmopt.bench.measure import Plan, Series, alone, rotate, warm_up
+from tvmopt.bench.records import Job, Turn
+from tvmopt.bench.run import Settings, bench, labels, with_batch
+from tvmopt.errors import InputError, MissingDependency
+
+FAST = Plan(rounds=6, launches=2, turn=0.01, calls=2, pause=0.001, warmup=0.05, patience=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 33])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 17])],
+        [numpy_helper.from_array(rng.standard_normal((33, 17), dtype=np.float32), "w")],
+    )
+    path = tmp_path_factory.mktemp("model") / "tiny.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def result(model):
+    specs = ("onnxruntime", "onnxruntime", "onnxruntime:spinning=off", "onnxruntime-cuda")
+    settings = Settings(engines=specs, shapes={"x": (7, 33)}, floor=False)
+    return bench([model], settings, plan=FAST)
+
+
+def test_rows_have_times_and_a_missing_device_is_a_row(result):
+    [case] = result.cases
+    first, twin, quiet, cuda = case.engines
+    assert [row.label for row in case.engines[:2]] == ["onnxruntime", "onnxruntime#2"]
+    assert first.latency.median_ms > 0 and twin.latency.p99_ms >= twin.latency.median_ms
+    assert quiet.facts["spinning"] == "off"
+    assert (cuda.status, "pip install onnxruntime-gpu" in cuda.message) == ("missing", True)
+    assert set(case.ratios) == {"onnxruntime#2", "onnxruntime:spinning=off"}
+    assert (case.batch, case.inputs) == (7, {"x": "float32[7, 33]"})
+    assert first.peak_mib > first.base_mib > 5
+
+
+def test_every_rendering_tells_the_same(result):
+    [case] = result.cases
+    data = json.loads(json.dumps(result.as_dict()))
+    assert data["cases"][0]["engines"][0]["latency"]["median_ms"] == case.engines[0].latency.median_ms
+    words = report.markdown(result, [99.9])
+    for text in (
+        "onnxruntime#2",
+        "p99.9",
+        "missing",
+        "pip install onnxruntime-gpu",
+        case.ratios["onnxruntime#2"].verdict,
+    ):
+        assert text in words
+    page = html(result)
+    assert page.count("<svg") >= 2
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # nothing to load
+    lines = report.text(case)
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_an_engine_with_other_outputs_is_wrong_and_has_no_times(model, tmp_path):
+    other = onnx.load(model)
+    weight = numpy_helper.to_array(other.graph.initializer[0]) * np.float32(1.01)
+    other.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w"))
+    from tvmopt.bench import run as module
+
+    subject = module.Subject.of(model, None, 1, Settings())
+    path = tmp_path / "other.onnx"
+    onnx.save(other, path)
+    inputs = tmp_path / "i.npz"
+    np.savez(inputs, **subject.feeds)
+    reference = module._outputs(
+        Job("onnxruntime", str(model), shapes=subject.shapes), inputs, tmp_path / "r.npz"
+    )
+    row = module.EngineResult("x", Job("onnxruntime", str(path), shapes=subject.shapes))
+    row = module._check(row, subject, inputs, reference, tmp_path, Settings())
+    assert row.status == "wrong"
+    assert "tolerance" in row.message
+
+
+def test_batches_bind_the_leading_dimension(model):
+    loaded = onnx.load(model)
+    assert with_batch(loaded, 4, {}) == {"x": (4, 33)}
+    loaded.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    with pytest.raises(InputError, match="fixed to 2"):
+        with_batch(loaded, 4, {})
+
+
+@pytest.mark.parametrize("spec", ["onnxrutime", "tvmopt:fast", "openvino:=3x"])
+def test_a_bad_spec_is_refused_before_anything_runs(model, spec):
+    with pytest.raises(InputError):
+        bench([model], Settings(engines=(spec,), floor=False))
+
+
+def test_a_missing_file_is_an_error_of_ours():
+    with pytest.raises(InputError):
+        bench(["no.onnx"], Settings(floor=False))
+
+
+def test_labels_number_what_comes_twice():
+    assert labels(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
+
+
+def test_an_engine_that_dies_or_hangs_is_an_error(model):
+    job = Job("onnxruntime", str(model), shapes={"x": (1, 33)})
+    with Engine(job) as engine:
+        engine.ask("load", job)
+        os.kill(engine.process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="signal 9"):
+            engine.ask("memory")
+    with Engine(job, patience=0.01) as engine, pytest.raises(EngineError, match="did not answer"):
+        os.kill(engine.process.pid, signal.SIGSTOP)
+        engine.ask("load", job)
+
+
+def test_an_error_inside_an_engine_keeps_its_words(tmp_path):
+    job = Job("onnxruntime", str(tmp_path / "none.onnx"))
+    with Engine(job) as engine:
+        with pytest.raises(EngineError, match=r"none\.onnx"):
+            engine.ask("load", job)
+        assert engine.ask("memory") > 0  # and the process lives on
+    cuda = Job("onnxruntime-cuda", str(tmp_path / "none.onnx"))
+    with Engine(cuda) as engine, pytest.raises(MissingDependency):
+        engine.ask("load", cuda)
+
+
+class Stand:
+    """An engine of made-up turns."""
+
+    def __init__(self, times, log, name):
+        self.times, self.log, self.name = iter(times), log, name
+
+    def turn(self, seconds, least=3):
+        value = next(self.times)
+        self.log.append(self.name)
+        return value if isinstance(value, Turn) else Turn((value,) * 3, 0.1)
+
+    def settle(self, least):
+        return 0.0
+
+
+def test_rotation_turns_round_and_drops_disturbed_rounds_whole():
+    log = []
+    bad = Turn((9.0,), 0.1, disturbed=True)
+    engines = [Stand([1.0, bad, 1.1, 1.2], log, "a"), Stand([2.0, 2.1, 2.2, 2.3], log, "b")]
+    series = [Series(), Series()]
+    assert rotate(engines, series, Plan(patience=2), 3) == 4
+    assert log == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert series[0].launches == [[1.0, 1.1, 1.2]]
+    assert series[1].launches == [[2.0, 2.2, 2.3]]
+    assert [s.disturbed for s in series] == [1, 1]
+
+
+def test_rotation_gives_up_when_nothing_is_quiet():
+    bad = Turn((9.0,), 0.1, disturbed=True)
+    series = [Series()]
+    assert rotate([Stand([bad] * 20, [], "a")], series, Plan(patience=2), 4) == 8
+    assert (series[0].launches, len(series[0].noisy)) == ([[]], 8)
+
+
+def test_warm_up_ends_when_three_turns_agree():
+    log = []
+    warm_up(Stand([3.0, 2.0, 1.0, 1.0, 1.01] + [1.0] * 100, log, "a"), Plan(warmup=9))
+    assert len(log) == 5
+
+
+def test_alone_and_rotation():
+    assert alone(Stand([1.0, Turn((5.0,), 0.1, disturbed=True), 1.1, 1.2], [], "a"), Plan()) == 1.1
+    assert Series(launches=[[1.1] * 3, [2.4] * 3], alone=[1.0, 2.0]).rotation == pytest.approx(1.15)
