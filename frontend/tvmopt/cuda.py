@@ -1,0 +1,327 @@
+"""Compile for NVIDIA GPUs, with or without one in the machine - for `--target cuda`.
+
+TVM's CUDA part loads only where libcuda and libcudart do; without them `tvm.compile` keeps CUDA *source* and says
+nothing. Here a child process gets a stand-in for the driver library (a stub built with the C compiler, whose
+functions all fail) on its loader path, so that nvcc is really called and a kernel that it refuses is an error now.
+
+Schedules are TVM's own (dlight) for now, and the report says so. Fast math is off: TVM turns it on by default.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmopt import children
+from tvmopt.errors import MissingDependency, ScheduleError, TvmoptError
+from tvmopt.report import DecisionLog, Kernel, Report
+from tvmopt.targets import Machine
+
+if TYPE_CHECKING:
+    from tvmopt.compiling import Progress, Request
+    from tvmopt.runtime.artifact import Artifact
+
+_STUB = "".join(
+    f"int {name}(){{return 100;}}\n"  # CUDA_ERROR_NO_DEVICE
+    for name in (
+        "cuDeviceGetName cuFuncSetAttribute cuLaunchKernelEx cuModuleGetFunction cuModuleLoadData cuModuleUnload "
+        "cuTensorMapEncodeTiled"
+    ).split()
+) + "".join(
+    f'int {name}(int e,const char**p){{*p="no driver: this is the stub of tvmopt";return 0;}}\n'
+    for name in ("cuGetErrorName", "cuGetErrorString")
+)
+
+NOTE = "GPU schedules are TVM's own (dlight), not tvmopt's: expect much less than the hardware can do"
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """What compiles CUDA here: `nvcc` (a path) or, if that is empty, NVRTC; `cudart` is the folder of libcudart."""
+
+    nvcc: str
+    cudart: str
+
+
+def find_toolkit() -> Toolkit:
+    """nvcc on the path, in $CUDA_HOME or /usr/local/cuda*, else NVRTC from cuda-bindings.
+
+    Raises:
+        MissingDependency: neither, or no libcudart.so.13, which TVM's CUDA runtime is linked with.
+    """
+    folders = _homes()
+    nvcc = shutil.which("nvcc") or next((str(f / "bin/nvcc") for f in folders if (f / "bin/nvcc").exists()), "")
+    if nvcc:
+        folders.insert(0, Path(nvcc).resolve().parent.parent)
+    libraries = [f / sub for f in folders for sub in ("lib64", "lib", "targets/x86_64-linux/lib")]
+    libraries += _wheel_folders()
+    cudart = next((str(folder) for folder in libraries if (folder / "libcudart.so.13").exists()), "")
+    missing = []
+    if not nvcc and not _has_nvrtc():
+        missing.append("a CUDA compiler (nvcc, or NVRTC with cuda-bindings)")
+    if not cudart and not ctypes.util.find_library("cudart"):
+        missing.append("libcudart.so.13")
+    if missing:
+        raise MissingDependency(
+            f"compiling for CUDA needs {' and '.join(missing)}.",
+            where="looked on PATH, in $CUDA_HOME, /usr/local/cuda* and this Python's packages",
+            fix="install NVIDIA's CUDA 13 toolkit, or: pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime",
+        )
+    return Toolkit(nvcc, cudart)
+
+
+def _homes() -> list[Path]:
+    homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", "")]
+    homes += sorted(map(str, Path("/usr/local").glob("cuda*")), reverse=True)
+    return [Path(home) for home in homes if home]
+
+
+def _wheel_folders() -> list[Path]:
+    import sysconfig
+
+    packages = Path(sysconfig.get_paths()["purelib"])
+    return [*packages.glob("nvidia/*/lib")]
+
+
+def _has_nvrtc() -> bool:
+    import importlib.util
+
+    with suppress(ImportError, ValueError):
+        return importlib.util.find_spec("cuda.bindings.nvrtc") is not None
+    return False
+
+
+def stub_folder() -> Path:
+    """A folder with a stub of libcuda.so.1, built once into the user's cache.
+
+    Raises:
+        MissingDependency: no C compiler. TvmoptError: it cannot compile ten lines of C.
+    """
+    from tvmopt.linking import find_cc
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmopt"
+    name = f"cuda-stub-{hashlib.sha256(_STUB.encode()).hexdigest()[:12]}"
+    for base in (cache, Path(tempfile.gettempdir()) / f"tvmopt-{os.getuid()}"):
+        folder = base / name
+        library = folder / "libcuda.so.1"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.stat().st_uid != os.getuid():
+                continue  # somebody else's: not to be loaded
+            if not library.exists():
+                part = folder / f".{os.getpid()}.part"
+                command = [find_cc(), "-shared", "-fPIC", "-w", "-x", "c", "-", "-Wl,-soname,libcuda.so.1", "-o", str(part)]
+                done = subprocess.run(command, input=_STUB, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise TvmoptError(f"the CUDA stub cannot be built: {done.stderr[:300]}", where=" ".join(command))
+                part.replace(library)
+            return folder
+    raise TvmoptError("no folder for the CUDA stub can be written.", where=str(cache), fix="set XDG_CACHE_HOME")
+
+
+def environment(toolkit: Toolkit) -> dict[str, str]:
+    """The child's environment: loader path, compiler, no fast math."""
+    paths = [toolkit.cudart] if toolkit.cudart else []
+    if not ctypes.util.find_library("cuda"):
+        paths.insert(0, str(stub_folder()))
+    paths += [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
+    variables = {
+        "LD_LIBRARY_PATH": ":".join(paths),
+        "TVM_CUDA_COMPILE_MODE": "nvcc" if toolkit.nvcc else "nvrtc",
+        "TVM_CUDA_NVCC_NO_FAST_MATH": "1",
+        # TVM hands NVRTC --use_fast_math; later options win
+        "TVM_CUDA_NVRTC_EXTRA_OPTS": "--ftz=false --prec-div=true --prec-sqrt=true",
+    }
+    if toolkit.nvcc:
+        variables["PATH"] = f"{Path(toolkit.nvcc).parent}:{os.environ.get('PATH', '')}"
+    return variables
+
+
+def compile_cuda(request: Request, progress: Progress | None) -> tuple[Artifact, Report]:
+    """Compile in a child process; see the module's text.
+
+    Raises:
+        MissingDependency: no CUDA compiler, libcudart or C compiler.
+    """
+    from tvmopt.api import report_from
+    from tvmopt.compiling import as_file
+    from tvmopt.errors import InputError
+    from tvmopt.runtime.artifact import read
+
+    if request.values:
+        raise InputError("values are not taken with --target cuda yet.", where=request.machine.name)
+    toolkit = find_toolkit()
+    with as_file(request.source) as model, tempfile.TemporaryDirectory(prefix="tvmopt-cuda-") as folder:
+        arguments = {
+            "model": str(model),
+            "machine": request.machine.as_dict(),
+            "precision": request.precision,
+            "shapes": {name: list(shape) for name, shape in request.shapes.items()},
+            "name": request.name,
+            "output": str(Path(folder) / "out.tvmopt"),
+        }
+        answer = children.call("tvmopt.cuda:in_child", arguments, progress=progress, environment=environment(toolkit))
+        return read(Path(folder) / "out.tvmopt"), report_from(answer)
+
+
+def in_child(
+    *, model: str, machine: dict[str, Any], precision: str, shapes: dict[str, Any], name: str, output: str, progress: Progress
+) -> dict[str, Any]:
+    """The child's part: compile, write the artifact, return the report."""
+    from tvmopt.compiling import (
+        Progressed,
+        Request,
+        activation_bytes,
+        make_manifest,
+        make_report,
+    )
+    from tvmopt.importer import import_model
+    from tvmopt.linking import export, structure_hash
+    from tvmopt.runtime.artifact import Artifact
+
+    gpu = Machine(**{**machine, "features": tuple(machine["features"])})
+    request = Request(model, gpu, precision, shapes, name=name)
+    stages = Progressed(progress)
+    with stages.stage("importing"):
+        imported = import_model(model, shapes)
+
+    import tvm
+    from tvm import relax
+
+    from tvmopt import pipeline
+    from tvmopt.passes.lift_constants import lift_constants
+
+    if tvm.get_global_func("device_api.cuda", allow_missing=True) is None:
+        raise MissingDependency(
+            "TVM's CUDA part cannot be loaded.",
+            where=f"libtvm_runtime_cuda.so, with {os.environ['LD_LIBRARY_PATH']}",
+            fix="it needs libcudart.so.13: install NVIDIA's CUDA 13 toolkit",
+        )
+    with stages.stage("optimizing"):
+        lowered = lower(imported.module, gpu, DecisionLog())
+        lowered.module, weights = lift_constants(lowered.module)
+        structure = structure_hash(lowered.module, gpu.tvm_target())
+    with stages.stage("generating code"):
+        binaries = _record_binaries()
+        with gpu.tvm_target(), tvm.transform.PassContext(opt_level=3):
+            planned = tvm.transform.Sequential(pipeline.memory_passes())(lowered.module)
+            executable = relax.build(planned, target=gpu.tvm_target(), relax_pipeline=None)
+        if lowered.kernels and not binaries:
+            raise ScheduleError("TVM made no machine code for the GPU.", where=model, fix="please report it with the model")
+    with stages.stage("linking"):
+        library = export(executable)
+    report = make_report(request, imported, lowered, weights, stages.seconds, activation_bytes(lowered, gpu), (NOTE,))
+    Artifact.build(make_manifest(request, imported, structure, report), library, weights).save(output)
+    return report.as_dict()
+
+
+def lower(module: Any, machine: Machine, log: DecisionLog) -> Any:
+    """Graph passes that suit any machine, TVM's legalization, fusion, and dlight's schedules."""
+    import tvm
+    from tvm import relax
+
+    from tvmopt import passes as P
+    from tvmopt import pipeline
+    from tvmopt.passes.provenance import Provenance
+
+    T = relax.transform
+    graph = [
+        P.FoldConstant(log),
+        P.CancelCasts(log),
+        P.EliminateIdentities(log),
+        P.FoldConstant(log),
+        T.EliminateCommonSubexpr(),
+        P.FuseLayerNorm(log),
+        P.FuseActivations(log),
+        P.FuseSoftmax(log),
+        P.FoldBatchNorm(log),
+        P.FoldScaleShift(log),  # after FoldBatchNorm, which leaves a multiply and an add where it cannot fold
+        P.CancelReshapes(log),
+        T.DecomposeOpsForInference(),  # the BatchNorms that had nothing to fold into
+        P.FoldConstant(log),
+        T.CanonicalizeBindings(),
+        T.DeadCodeElimination(),
+    ]
+    with machine.tvm_target():
+        module = tvm.transform.Sequential([*graph, T.LegalizeOps()])(module)
+        module = P.FoldConstant(log)(module)
+        provenance = Provenance.before_fusion(module)
+        module = tvm.transform.Sequential(pipeline.fusion_passes()[:2])(module)
+        provenance = provenance.after_fusion(module)
+        module = tvm.transform.Sequential(pipeline.fusion_passes()[2:])(module)
+        unscheduled = module
+        module, rules = _schedule(module, machine)
+    return pipeline.Lowered(module, tuple(_kernels(unscheduled, rules, provenance)), log, {})
+
+
+def _schedule(module: Any, machine: Machine) -> tuple[Any, dict[str, str]]:
+    """dlight's first fitting rule for each kernel, by name.
+
+    Raises:
+        ScheduleError: a kernel that no rule schedules: it would not run on a GPU.
+    """
+    import tvm
+    from tvm import tirx
+    from tvm.s_tir import dlight
+
+    digits = replace(machine, mcpu=machine.mcpu.rstrip("af"))  # dlight finds no tensor cores on "sm_90a"
+    target = digits.tvm_target()
+    gpu = dlight.gpu
+    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    scheduled, names = {}, {}
+    for variable, function in module.functions_items():
+        if not isinstance(function, tirx.PrimFunc):
+            scheduled[variable] = function
+            continue
+        for rule in rules:
+            with target, suppress(Exception):  # a rule that trips over a function does not fit it
+                found = rule.apply(function, target, False)
+                if found is not None:
+                    found = found[0] if isinstance(found, list) else found
+                    scheduled[variable] = found.mod["main"].with_attr("tirx.is_scheduled", True)
+                    names[variable.name_hint] = type(rule).__name__
+                    break
+        else:
+            raise ScheduleError("no GPU schedule fits a kernel.", where=variable.name_hint, fix="please report it with the model")
+    return tvm.IRModule(scheduled, attrs=module.attrs, global_infos=module.global_infos), names
+
+
+def _kernels(module: Any, rules: dict[str, str], provenance: Any) -> Iterator[Kernel]:
+    from tvmopt.scheduling.cost import kernel_cost
+
+    for name, sites in provenance.calls(module).items():
+        if name in rules:
+            cost = kernel_cost(module[name])
+            yield Kernel(name, f"dlight.{rules[name]}", "generic", {}, len(sites), tuple(sites), cost.flops, cost.bytes)
+
+
+def _record_binaries() -> list[int]:
+    """Let TVM's callback compile CUDA source, and keep the sizes of what nvcc or NVRTC gave."""
+    import tvm_ffi
+    from tvm.support import nvcc
+
+    sizes: list[int] = []
+
+    def compile_source(code: str) -> bytes:
+        try:
+            binary = bytes(nvcc.tvm_callback_cuda_compile(code))
+        except RuntimeError as error:
+            told = str(error).partition("Compilation error:")[2].strip() or str(error)
+            raise ScheduleError(
+                "the CUDA compiler refused a kernel:\n    " + "\n    ".join(told.splitlines()[:5]),
+                fix="please report it with the model",
+            ) from error
+        sizes.append(len(binary))
+        return binary
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)
+    return sizes

@@ -1,0 +1,91 @@
+"""Compiling for a GPU where there is none: real machine code, clear errors. Execution wears the `cuda` mark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import tvmopt
+from tvmopt import cuda
+from tvmopt.errors import ArtifactError, MissingDependency
+from tvmopt.runtime.library import cuda_available
+
+from .small import expected, small_model
+
+FATBIN = bytes.fromhex("50ed55ba")  # the magic number of a fatbin, little endian
+
+
+def _toolkit() -> bool:
+    try:
+        cuda.find_toolkit()
+    except MissingDependency:
+        return False
+    return True
+
+
+needs_toolkit = pytest.mark.skipif(not _toolkit(), reason="no CUDA toolkit")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tvmopt.Compiled:
+    """The small model with names as Caffe2 wrote them, which are no C identifiers."""
+    model = small_model()
+    for node in model.graph.node:
+        node.input[:] = [f"gpu_0/{name}" if name == "x" else name for name in node.input]
+    model.graph.input[0].name = "gpu_0/x"
+    onnx.checker.check_model(model)
+    path = tmp_path_factory.mktemp("cuda") / "gpu.onnx"
+    onnx.save(model, str(path))
+    return tvmopt.compile(path, target="nvidia/nvidia-h100", output=path.with_suffix(".tvmopt"))
+
+
+@needs_toolkit
+def test_real_machine_code(compiled: tvmopt.Compiled) -> None:
+    assert FATBIN in compiled.artifact.library
+    assert b"sm_90" in compiled.artifact.library
+    assert (compiled.manifest.kind, compiled.manifest.mcpu) == ("cuda", "sm_90")
+    assert compiled.manifest.inputs[0].name == "gpu_0/x"
+
+
+@needs_toolkit
+def test_the_report_says_whose_schedules(compiled: tvmopt.Compiled) -> None:
+    assert all(kernel.family.startswith("dlight.") for kernel in compiled.report.kernels)
+    assert any("dlight" in warning for warning in compiled.report.warnings)
+
+
+@needs_toolkit
+@pytest.mark.skipif(cuda_available(), reason="there is a GPU")
+def test_without_a_gpu(compiled: tvmopt.Compiled) -> None:
+    assert compiled.report.accuracy == {"verified": False, "reason": "there is no GPU here"}
+    assert compiled.path is not None
+    with pytest.raises(ArtifactError, match=r"for an NVIDIA GPU, and none can be used here(.|\n)*nvidia-h100, sm_90"):
+        tvmopt.load(compiled.path)
+
+
+@needs_toolkit
+@pytest.mark.cuda
+def test_runs(compiled: tvmopt.Compiled) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 3, 9, 9)).astype("float32")
+    np.testing.assert_allclose(compiled.model(x), expected(0, x), rtol=1e-3, atol=1e-4)
+
+
+def test_no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cuda, "_homes", list)
+    monkeypatch.setattr(cuda, "_has_nvrtc", lambda: False)
+    monkeypatch.setattr(cuda, "_wheel_folders", list)
+    monkeypatch.setattr(cuda.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cuda.ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"nvcc, or NVRTC(.|\n)*libcudart.so.13(.|\n)*install NVIDIA's CUDA 13 toolkit"):
+        tvmopt.compile(small_model(), target="cuda")
+
+
+def test_the_stub_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library = cuda.stub_folder() / "libcuda.so.1"
+    before = library.stat().st_mtime_ns
+    assert cuda.stub_folder() == library.parent
+    assert library.stat().st_mtime_ns == before
+    assert [p.name for p in library.parent.iterdir()] == ["libcuda.so.1"]
