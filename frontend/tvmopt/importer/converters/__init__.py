@@ -22,10 +22,38 @@ Beware: ``relax.const(array)`` without a dtype narrows int64 to int32 and float6
 
 from __future__ import annotations
 
-from tvmopt.importer.converters import elementwise
+from tvmopt.importer.converters import (
+    attention,
+    casts,
+    control,
+    convolution,
+    elementwise,
+    losses,
+    normalization,
+    quantized,
+    recurrent,
+    reduction,
+    resize,
+    shape,
+    signal,
+)
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
-GROUPS = (elementwise,)
+GROUPS = (
+    attention,
+    casts,
+    control,
+    convolution,
+    elementwise,
+    losses,
+    normalization,
+    quantized,
+    recurrent,
+    reduction,
+    resize,
+    shape,
+    signal,
+)
 
 CONVERTERS: dict[tuple[str, str], Converter] = {}
 for _group in GROUPS:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, like, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 
@@ -57,6 +58,143 @@ def dropout(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     return inputs[0], relax.const(np.ones(shape), dtype)
 
 
+def is_inf(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """IsInf, of one sign or both."""
+    b, x = Build(bb, ctx.name), inputs[0]
+    positive, negative = attrs.get("detect_positive", 1), attrs.get("detect_negative", 1)
+    x = b.wide(x)
+    if positive and negative:
+        return relax.op.isinf(x)
+    if not positive and not negative:
+        return const(np.zeros(shape_of(x)), "bool")
+    return relax.op.equal(x, like(np.inf if positive else -np.inf, x))
+
+
+def bit_shift(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """BitShift; by the width or more gives 0 (the sign, for a signed shift to the right), as does a negative amount."""
+    b = Build(bb, ctx.name)
+    x, amount = inputs[0], inputs[1]
+    dtype = dtype_of(x)
+    width = np.dtype(dtype).itemsize * 8
+    left = attrs["direction"] == "LEFT"
+    signed = dtype.startswith("int")
+    op = relax.op.left_shift if left else relax.op.right_shift
+    over = b.greater_equal(amount, width)
+    if signed:
+        over = b.emit(relax.op.logical_or(over, b.less(amount, 0)))
+    within = b.emit(op(x, b.where(over, 0, amount)))
+    if signed and not left:
+        rest = b.emit(relax.op.right_shift(x, like(width - 1, x)))
+        return b.where(over, rest, within)
+    return b.where(over, 0, within)
+
+
+def power(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Pow, of the base's type; small constant integer exponents of integers are products, so exact."""
+    b = Build(bb, ctx.name)
+    x, y = inputs[0], inputs[1]
+    dtype, other = dtype_of(x), dtype_of(y)
+    if is_float(dtype):
+        return b.unary(lambda base: relax.op.power(base, b.cast(y, dtype_of(base))), x)
+    known = ctx.array(y)
+    if known is not None and known.size == 1 and float(known.ravel()[0]) in (1, 2, 3, 4) and shape_of(y) in ((), (1,)):
+        return reduce(lambda a, c: b.mul(a, c), [x] * int(known.ravel()[0]))
+    work = "float64" if not is_float(other) or other == "float64" else "float64"
+    value = b.emit(relax.op.power(b.cast(x, work), b.cast(y, work)))
+    return b.cast(b.emit(relax.op.round(value)) if not is_float(other) else value, dtype)
+
+
+def modulo(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Mod: C's fmod, or Python's ``%`` (sign of the divisor), infinities included."""
+    b = Build(bb, ctx.name)
+    x, y = inputs[0], inputs[1]
+    if not is_float(dtype_of(x)):
+        return relax.op.mod(x, y) if attrs.get("fmod", 0) else relax.op.floor_mod(x, y)
+    wx, wy = b.wide(x), b.wide(y)
+    rest = b.emit(relax.op.mod(wx, wy))
+    if not attrs.get("fmod", 0):
+        nonzero = b.emit(relax.op.not_equal(rest, like(0, rest)))
+        differ = b.emit(relax.op.not_equal(b.less(rest, 0), b.less(wy, 0)))
+        rest = b.where(b.both(nonzero, differ), b.add(rest, wy), rest)
+    return b.cast(rest, dtype_of(x))
+
+
+def _log1p(b: Build, u: Any) -> Any:
+    """log(1 + u) without cancellation: ``u * log(w) / (w - 1)`` with w = 1 + u (Kahan), u where w is 1."""
+    w = b.add(u, 1.0)
+    gap = b.sub(w, 1.0)
+    none = b.equal(gap, 0.0)
+    ratio = b.div(b.mul(u, b.emit(relax.op.log(w))), b.where(none, 1.0, gap))
+    return b.where(none, u, ratio)
+
+
+def softplus(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Softplus as ``max(x, 0) + log1p(exp(-|x|))``: exact for large and small x, no overflow."""
+    b = Build(bb, ctx.name)
+
+    def fn(x: Any) -> Any:
+        decay = b.emit(relax.op.exp(b.emit(relax.op.negative(b.emit(relax.op.abs(x))))))
+        return relax.op.add(b.maximum(x, 0.0), _log1p(b, decay))
+
+    return b.unary(fn, inputs[0])
+
+
+def mish(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Mish, x tanh(log(1 + e)) with e = exp(x), which is ``x n / (n + 2)`` with n = e (e + 2)."""
+    b = Build(bb, ctx.name)
+
+    def fn(x: Any) -> Any:
+        e = b.emit(relax.op.exp(b.minimum(x, 20.0)))
+        n = b.mul(e, b.add(e, 2.0))
+        return relax.op.multiply(x, b.div(n, b.add(n, 2.0)))
+
+    return b.unary(fn, inputs[0])
+
+
+def elu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Elu: ``alpha (exp(x) - 1)`` below zero."""
+    b, alpha = Build(bb, ctx.name), attrs.get("alpha", 1.0)
+
+    def fn(x: Any) -> Any:
+        low = b.mul(b.sub(b.emit(relax.op.exp(b.minimum(x, 0.0))), 1.0), alpha)
+        return relax.op.where(b.less(x, 0.0), low, x)
+
+    return b.unary(fn, inputs[0])
+
+
+def celu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Celu: ``max(0, x) + min(0, alpha (exp(x / alpha) - 1))``."""
+    b, alpha = Build(bb, ctx.name), attrs.get("alpha", 1.0)
+
+    def fn(x: Any) -> Any:
+        low = b.mul(b.sub(b.emit(relax.op.exp(b.minimum(b.div(x, alpha), 0.0))), 1.0), alpha)
+        return relax.op.add(b.maximum(x, 0.0), b.minimum(low, 0.0))
+
+    return b.unary(fn, inputs[0])
+
+
+def _swish(b: Build, x: Any, alpha: float) -> Any:
+    if alpha == 1:
+        return b.unary(relax.op.nn.silu, x)
+    return b.unary(lambda v: relax.op.multiply(v, b.emit(relax.op.sigmoid(b.mul(v, alpha)))), x)
+
+
+def swish(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Swish (and com.microsoft QuickGelu): ``x sigmoid(alpha x)``."""
+    return _swish(Build(bb, ctx.name), inputs[0], attrs.get("alpha", 1.0 if ctx.domain == "" else 1.702))
+
+
+def swiglu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """SwiGLU: ``swish(a) b``."""
+    b = Build(bb, ctx.name)
+    return relax.op.multiply(_swish(b, inputs[0], attrs.get("alpha", 1.0)), inputs[1])
+
+
+def matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """MatMul; float16 and bfloat16 are summed in float32."""
+    return Build(bb, ctx.name).matmul(inputs[0], inputs[1])
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Sum"): _chain(relax.op.add),
     ("", "Max"): _chain(relax.op.maximum),
@@ -64,4 +202,16 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Mean"): mean,
     ("", "Clip"): clip,
     ("", "Dropout"): dropout,
+    ("", "IsInf"): is_inf,
+    ("", "BitShift"): bit_shift,
+    ("", "Pow"): power,
+    ("", "Mod"): modulo,
+    ("", "Softplus"): softplus,
+    ("", "Mish"): mish,
+    ("", "Elu"): elu,
+    ("", "Celu"): celu,
+    ("", "Swish"): swish,
+    ("com.microsoft", "QuickGelu"): swish,
+    ("", "SwiGLU"): swiglu,
+    ("", "MatMul"): matmul,
 }

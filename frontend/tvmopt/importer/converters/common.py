@@ -1,0 +1,185 @@
+"""The small words converters are written in: shapes, constants, arithmetic on Relax expressions - for authors of converters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+LOW_FLOATS = ("float16", "bfloat16")
+"""Dtypes whose sums are kept in float32, as onnxruntime does."""
+
+
+def shape_of(expr: Any) -> tuple[int, ...]:
+    """The static shape."""
+    return tuple(int(d) for d in expr.ty.shape)
+
+
+def dtype_of(expr: Any) -> str:
+    """The dtype, by name."""
+    return str(expr.ty.dtype)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a dtype is a floating-point one."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def const(value: Any, dtype: str) -> Any:
+    """A constant tensor of that dtype."""
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return relax.const(np.asarray(value, dtype=np.float32).astype(ml_dtypes.bfloat16), dtype)
+    return relax.const(np.asarray(value).astype(dtype), dtype)
+
+
+def like(value: Any, expr: Any) -> Any:
+    """A scalar constant of `expr`'s dtype."""
+    return const(value, dtype_of(expr))
+
+
+class Build:
+    """Relax operators on expressions whose type is needed at once: each call emits one binding.
+
+    Binary operators take Python numbers, which become constants of the other side's dtype.
+    """
+
+    def __init__(self, bb: relax.BlockBuilder, name: str = "") -> None:
+        self.bb, self.name = bb, "".join(c if c.isalnum() else "_" for c in name) or "v"
+
+    def emit(self, expr: Any) -> Any:
+        """Bind an expression (constants and variables stay what they are)."""
+        if isinstance(expr, relax.Var | tvm.ir.GenericConst):
+            return expr
+        return self.bb.emit(expr, self.name)
+
+    def te(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A TE computation as one kernel."""
+        return self.bb.emit(self.bb.call_te(fn, *args, primfunc_name_hint=fn.__name__.strip("_"), **kwargs), self.name)
+
+    def _binary(self, op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+        if not isinstance(a, tvm.ir.Expr):
+            a = like(a, b)
+        if not isinstance(b, tvm.ir.Expr):
+            b = like(b, a)
+        return self.emit(op(a, b))
+
+    def add(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.add, a, b)
+
+    def sub(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.subtract, a, b)
+
+    def mul(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.multiply, a, b)
+
+    def div(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.divide, a, b)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.maximum, a, b)
+
+    def minimum(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.minimum, a, b)
+
+    def less(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.less, a, b)
+
+    def greater(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.greater, a, b)
+
+    def greater_equal(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.greater_equal, a, b)
+
+    def less_equal(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.less_equal, a, b)
+
+    def equal(self, a: Any, b: Any) -> Any:
+        return self._binary(relax.op.equal, a, b)
+
+    def both(self, a: Any, b: Any) -> Any:
+        return self.emit(relax.op.logical_and(a, b))
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        if not isinstance(a, tvm.ir.Expr):
+            a = like(a, b)
+        if not isinstance(b, tvm.ir.Expr):
+            b = like(b, a)
+        return self.emit(relax.op.where(condition, a, b))
+
+    def unary(self, op: Callable[[Any], Any], a: Any) -> Any:
+        """An operator that TVM has for float32 and float64 only, on low-precision floats too."""
+        return self.cast(self.emit(op(self.wide(a))), dtype_of(a))
+
+    def cast(self, a: Any, dtype: str) -> Any:
+        """Convert to `dtype`, or nothing if it is that already."""
+        return a if dtype_of(a) == dtype else self.emit(relax.op.astype(a, dtype))
+
+    def wide(self, a: Any) -> Any:
+        """float16 and bfloat16 in float32; others as they are."""
+        return self.cast(a, "float32") if dtype_of(a) in LOW_FLOATS else a
+
+    def reshape(self, a: Any, shape: Sequence[int]) -> Any:
+        """Reshape to static dimensions (no 0 or -1), or nothing if it has that shape."""
+        shape = tuple(int(d) for d in shape)
+        return a if shape_of(a) == shape else self.emit(relax.op.reshape(a, shape))
+
+    def transpose(self, a: Any, axes: Sequence[int]) -> Any:
+        """Permute the dimensions, or nothing for the identity."""
+        axes = [int(x) for x in axes]
+        return a if axes == list(range(len(axes))) else self.emit(relax.op.permute_dims(a, axes))
+
+    def broadcast(self, a: Any, shape: Sequence[int]) -> Any:
+        """Broadcast, or nothing if it has that shape."""
+        shape = tuple(int(d) for d in shape)
+        return a if shape_of(a) == shape else self.emit(relax.op.broadcast_to(a, shape))
+
+    def concat(self, parts: Sequence[Any], axis: int) -> Any:
+        """Concatenate; empty parts are left out."""
+        full = [p for p in parts if 0 not in shape_of(p)] or [parts[0]]
+        return full[0] if len(full) == 1 else self.emit(relax.op.concat(full, axis))
+
+    def slice(self, a: Any, axis: int, begin: int, end: int, step: int = 1) -> Any:
+        """``a[..., begin:end:step, ...]`` along one axis, ``0 <= begin <= end <= size``."""
+        if (begin, end, step) == (0, shape_of(a)[axis], 1):
+            return a
+        return self.emit(relax.op.strided_slice(a, axes=[axis], begin=[begin], end=[end], strides=[step]))
+
+    def pad(self, a: Any, before: Sequence[int], after: Sequence[int], value: float = 0.0) -> Any:
+        """Constant padding, by dimension."""
+        if not any(before) and not any(after):
+            return a
+        width = [int(w) for pair in zip(before, after, strict=True) for w in pair]
+        return self.emit(relax.op.nn.pad(a, width, "constant", value))
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """Matrix product; low-precision floats are summed in float32."""
+        dtype = dtype_of(a)
+        if dtype in LOW_FLOATS:
+            return self.cast(self.emit(relax.op.matmul(a, b, out_dtype="float32")), dtype)
+        return self.emit(relax.op.matmul(a, b))
+
+    def sum(self, a: Any, axes: Sequence[int] | int | None, keepdims: bool = False) -> Any:
+        return self.emit(relax.op.sum(a, axes, keepdims))
+
+    def mean(self, a: Any, axes: Sequence[int] | int | None, keepdims: bool = False) -> Any:
+        return self.emit(relax.op.mean(a, axes, keepdims))
+
+    def max(self, a: Any, axes: Sequence[int] | int | None, keepdims: bool = False) -> Any:
+        return self.emit(relax.op.max(a, axes, keepdims))
+
+    def softmax(self, a: Any, axis: int = -1) -> Any:
+        return self.emit(relax.op.nn.softmax(a, axis))
+
+    def take(self, a: Any, indices: Any, axis: int) -> Any:
+        return self.emit(relax.op.take(a, indices, axis))
+
+
+def size(shape: Sequence[int]) -> int:
+    """Number of elements."""
+    return math.prod(int(d) for d in shape)

@@ -1,0 +1,58 @@
+"""NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss, as gathers and sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+
+def _nll(b: Build, log_prob: Any, target: Any, weight: Any, attrs: dict[str, Any]) -> Any:
+    """``-w[t] * log_prob[n, t, ...]``, zero where the target is ignored; then sum, or mean over the weights."""
+    shape, dtype = shape_of(log_prob), dtype_of(log_prob)
+    flat = (shape[0], *shape[2:])
+    index = b.cast(target, "int64")
+    ignore = attrs.get("ignore_index")
+    valid = None
+    if ignore is not None:
+        valid = b.emit(relax.op.not_equal(index, const(ignore, "int64")))
+        index = b.where(valid, index, const(0, "int64"))
+    picked = b.emit(relax.op.gather_elements(log_prob, b.reshape(index, (shape[0], 1, *shape[2:])), 1))
+    loss = b.emit(relax.op.negative(b.reshape(picked, flat)))
+    weights = None
+    if weight is not None:
+        weights = b.reshape(b.take(weight, b.reshape(index, (int(np.prod(flat)),)), 0), flat)
+    if valid is not None:
+        kept = b.cast(valid, dtype)
+        weights = kept if weights is None else b.mul(weights, kept)
+    if weights is not None:
+        loss = b.mul(loss, weights)
+    reduction = attrs.get("reduction", "mean")
+    if reduction == "none":
+        return loss
+    total = b.sum(loss, None)
+    if reduction == "sum":
+        return total
+    return b.div(total, b.sum(weights, None) if weights is not None else float(np.prod(flat)))
+
+
+def nll(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """NegativeLogLikelihoodLoss of [N, C, d1, ...] log-probabilities."""
+    return _nll(Build(bb, ctx.name), inputs[0], inputs[1], inputs[2], attrs)
+
+
+def cross_entropy(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """SoftmaxCrossEntropyLoss of [N, C, d1, ...] scores; the second output is the log-probabilities."""
+    b = Build(bb, ctx.name)
+    log_prob = b.emit(relax.op.nn.log_softmax(inputs[0], 1))
+    return _nll(b, log_prob, inputs[1], inputs[2], attrs), log_prob
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "NegativeLogLikelihoodLoss"): nll,
+    ("", "SoftmaxCrossEntropyLoss"): cross_entropy,
+}

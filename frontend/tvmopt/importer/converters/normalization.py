@@ -1,0 +1,111 @@
+"""Normalisations: LayerNorm with all outputs, RMSNorm on any axis, BatchNorm in training mode, LpNormalization, GroupNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+
+def layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """LayerNormalization; the mean and the inverse standard deviation only if somebody reads them."""
+    b = Build(bb, ctx.name)
+    x, scale, bias = inputs[0], inputs[1], inputs[2]
+    shape, dtype = shape_of(x), dtype_of(x)
+    axis = attrs.get("axis", -1) % len(shape)
+    epsilon = attrs.get("epsilon", 1e-5)
+    axes = list(range(axis, len(shape)))
+    inner = shape[axis:]
+    scale = b.broadcast(b.wide(scale), inner)
+    bias = const(np.zeros(inner), dtype_of(scale)) if bias is None else b.broadcast(b.wide(bias), inner)
+    wide = b.wide(x)
+    y = b.cast(b.emit(relax.op.nn.layer_norm(wide, scale, bias, axes=axes, epsilon=epsilon)), dtype)
+    mean = inverse = None
+    if ctx.wants(1) or ctx.wants(2):
+        mean = b.mean(wide, axes, True)
+        centred = b.sub(wide, mean)
+        variance = b.mean(b.mul(centred, centred), axes, True)
+        inverse = b.emit(relax.op.rsqrt(b.add(variance, epsilon)))
+    return (y, mean, inverse)[: max(1, ctx.num_outputs)]
+
+
+def rms_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """RMSNormalization over the axes from `axis` on, computed in float32."""
+    b = Build(bb, ctx.name)
+    x, scale = inputs[0], inputs[1]
+    shape, dtype = shape_of(x), dtype_of(x)
+    axis = attrs.get("axis", -1) % len(shape)
+    inner = int(np.prod(shape[axis:]))
+    flat = b.reshape(b.wide(x), (*shape[:axis], inner) if axis else (1, inner))
+    weight = b.reshape(b.broadcast(b.wide(scale), shape[axis:]), (inner,))
+    y = b.emit(relax.op.nn.rms_norm(flat, weight, axes=[-1], epsilon=attrs.get("epsilon", 1e-5)))
+    return b.cast(b.reshape(y, shape), dtype)
+
+
+def batch_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """BatchNormalization; in training mode with the batch's own statistics, and the running ones updated."""
+    if not attrs.get("training_mode", 0):
+        return ctx.stock(inputs, attrs)
+    b = Build(bb, ctx.name)
+    x, scale, bias, mean, variance = (inputs[i] for i in range(5))
+    shape = shape_of(x)
+    axes = [i for i in range(len(shape)) if i != 1]
+    channel = (1, shape[1], *[1] * (len(shape) - 2))
+    momentum = attrs.get("momentum", 0.9)
+    own_mean = b.mean(x, axes, True)
+    centred = b.sub(x, own_mean)
+    own_variance = b.mean(b.mul(centred, centred), axes, True)
+    inverse = b.emit(relax.op.rsqrt(b.add(own_variance, attrs.get("epsilon", 1e-5))))
+    y = b.add(b.mul(b.mul(centred, inverse), b.reshape(scale, channel)), b.reshape(bias, channel))
+
+    def blend(running: Any, own: Any) -> Any:
+        return b.add(b.mul(running, momentum), b.mul(b.reshape(own, (shape[1],)), 1 - momentum))
+
+    return y, blend(mean, own_mean), blend(variance, own_variance)
+
+
+def lp_normalization(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """LpNormalization: x / ||x||_p along an axis, 0 where the norm is 0."""
+    b = Build(bb, ctx.name)
+    x, axis = inputs[0], attrs.get("axis", -1)
+    magnitude = b.emit(relax.op.abs(x))
+    if attrs.get("p", 2) == 1:
+        norm = b.sum(magnitude, axis, True)
+    else:
+        norm = b.emit(relax.op.sqrt(b.sum(b.mul(x, x), axis, True)))
+    empty = b.equal(norm, 0.0)
+    return b.where(empty, 0.0, b.div(x, b.where(empty, 1.0, norm)))
+
+
+def group_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """GroupNormalization; scale and bias are by channel since opset 21, by group before."""
+    b = Build(bb, ctx.name)
+    x, scale, bias = inputs[0], inputs[1], inputs[2]
+    shape, dtype = shape_of(x), dtype_of(x)
+    groups, channels = attrs["num_groups"], shape[1]
+    if shape_of(scale) != (channels,):
+        scale, bias = (b.emit(relax.op.repeat(v, channels // groups, 0)) for v in (scale, bias))
+    y = relax.op.nn.group_norm(
+        b.wide(x),
+        b.wide(scale),
+        b.wide(bias),
+        num_groups=groups,
+        channel_axis=1,
+        axes=list(range(2, len(shape))),
+        epsilon=attrs.get("epsilon", 1e-5),
+    )
+    return b.cast(b.emit(y), dtype) if dtype in LOW_FLOATS else y
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "LayerNormalization"): layer_norm,
+    ("com.microsoft", "LayerNormalization"): layer_norm,
+    ("", "RMSNormalization"): rms_norm,
+    ("", "BatchNormalization"): batch_norm,
+    ("", "LpNormalization"): lp_normalization,
+    ("", "GroupNormalization"): group_norm,
+}

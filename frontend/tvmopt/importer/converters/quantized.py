@@ -1,0 +1,181 @@
+"""Quantised operators: QuantizeLinear and DequantizeLinear in all forms, QLinearConv, QLinearMatMul, the integer products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+from tvm import relax
+
+from tvmopt.importer.converters.casts import convert_type, encode
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.convolution import convolve
+from tvmopt.importer.lowbits import CODED, SMALL_INTEGERS, storage_dtype
+
+_RANGES = {
+    TensorProto.UINT8: (0, 255),
+    TensorProto.INT8: (-128, 127),
+    TensorProto.UINT16: (0, 65535),
+    TensorProto.INT16: (-32768, 32767),
+    **SMALL_INTEGERS,
+}
+_NAMES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "uint16": TensorProto.UINT16, "int16": TensorProto.INT16}
+
+
+def spread(b: Build, value: Any, shape: tuple[int, ...], axis: int, block: int) -> Any:
+    """A scale or zero point, shaped to broadcast against a tensor of `shape`: per tensor, per axis or per block."""
+    own = shape_of(value)
+    if int(np.prod(own)) == 1 and not block:
+        return b.reshape(value, ())
+    axis %= len(shape)
+    if len(own) == 1:
+        return b.reshape(value, tuple(own[0] if i == axis else 1 for i in range(len(shape))))
+    repeated = b.emit(relax.op.repeat(value, block, axis))
+    return b.slice(repeated, axis, 0, shape[axis])
+
+
+def saturate(b: Build, x: Any, elem: int) -> Any:
+    """Clip to the range of an integer type and convert to what stores it."""
+    low, high = _RANGES[elem]
+    return b.cast(b.minimum(b.maximum(x, low), high), storage_dtype(str(helper.tensor_dtype_to_np_dtype(elem))))
+
+
+def quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """QuantizeLinear: ``saturate(round_half_even(x / scale) + zero_point)``; floats have no zero point to add."""
+    b = Build(bb, ctx.name)
+    x, scale, zero = inputs[0], inputs[1], inputs[2]
+    elem = ctx.input_elem_types[2] if zero is not None else attrs.get("output_dtype", 0) or TensorProto.UINT8
+    axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+    precision = attrs.get("precision", 0)
+    if not block and not precision and elem in _NAMES.values() and len(shape_of(scale)) <= 1 and dtype_of(x) == "float32":
+        return ctx.stock(inputs, attrs)  # stays R.quantize, which the precision passes know
+    shape = shape_of(x)
+    work = str(helper.tensor_dtype_to_np_dtype(precision)) if precision else dtype_of(scale)
+    x = b.div(b.cast(x, work), b.cast(spread(b, scale, shape, axis, block), work))
+    if elem in CODED:
+        return encode(b, x, elem, bool(attrs.get("saturate", 1)))
+    x = b.emit(relax.op.round(b.cast(x, "float32")))
+    if zero is not None:
+        x = b.add(x, b.cast(spread(b, zero, shape, axis, block), "float32"))
+    return saturate(b, x, elem)
+
+
+def dequantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """DequantizeLinear: ``(x - zero_point) * scale``, in float32, then the scale's type or `output_dtype`."""
+    b = Build(bb, ctx.name)
+    x, scale, zero = inputs[0], inputs[1], inputs[2]
+    elem = ctx.input_elem_types[0] or _NAMES.get(dtype_of(x), TensorProto.INT32)
+    axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
+    plain = elem in (TensorProto.INT8, TensorProto.UINT8) and len(shape_of(scale)) <= 1
+    if plain and not block and dtype_of(scale) == "float32" and not attrs.get("output_dtype"):
+        return ctx.stock(inputs, attrs)
+    shape = shape_of(x)
+    value = convert_type(b, x, elem, TensorProto.FLOAT)
+    if zero is not None and elem not in CODED:
+        value = b.sub(value, b.cast(spread(b, zero, shape, axis, block), "float32"))
+    out = b.mul(value, b.cast(spread(b, scale, shape, axis, block), "float32"))
+    target = attrs.get("output_dtype", 0)
+    return b.cast(out, str(helper.tensor_dtype_to_np_dtype(target)) if target else dtype_of(scale))
+
+
+def dynamic_quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """DynamicQuantizeLinear: uint8 with the range of the data itself, zero included."""
+    b = Build(bb, ctx.name)
+    x = inputs[0]
+    high = b.maximum(b.max(x, None), 0.0)
+    low = b.minimum(b.emit(relax.op.min(x)), 0.0)
+    scale = b.div(b.sub(high, low), 255.0)
+    safe = b.where(b.equal(scale, 0.0), 1.0, scale)
+    zero = b.minimum(b.maximum(b.emit(relax.op.round(b.div(b.sub(0.0, low), safe))), 0.0), 255.0)
+    value = saturate(b, b.add(b.emit(relax.op.round(b.div(x, safe))), zero), TensorProto.UINT8)
+    return value, scale, b.cast(zero, "uint8")
+
+
+def _centred(b: Build, x: Any, zero: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """``x - zero_point`` in int32."""
+    x = b.cast(x, "int32")
+    if zero is None:
+        return x
+    zero = b.cast(zero, "int32")
+    return b.sub(x, b.reshape(zero, shape) if shape is not None else zero)
+
+
+def _operand(b: Build, x: Any, zero: Any, rows: bool) -> Any:
+    """A matrix minus its zero point: one, or one a row (left operand) or column (right operand)."""
+    if zero is None or len(shape_of(zero)) != 1 or shape_of(zero)[0] == 1:
+        return _centred(b, x, zero, () if zero is not None and int(np.prod(shape_of(zero))) == 1 else None)
+    n = shape_of(zero)[0]
+    return _centred(b, x, zero, (n, 1) if rows else (n,))
+
+
+def _requantize(b: Build, total: Any, factor: Any, zero: Any, dtype: str) -> Any:
+    """``saturate(round(total * factor) + zero)``."""
+    value = b.emit(relax.op.round(b.mul(b.cast(total, "float32"), factor)))
+    if zero is not None:
+        value = b.add(value, b.cast(b.reshape(zero, ()) if int(np.prod(shape_of(zero))) == 1 else zero, "float32"))
+    return saturate(b, value, _NAMES[dtype])
+
+
+def _scalar(b: Build, x: Any) -> Any:
+    x = b.cast(x, "float32")
+    return b.reshape(x, ()) if int(np.prod(shape_of(x))) == 1 else x
+
+
+def qlinear_matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """QLinearMatMul: an int32 product of the centred operands, requantised."""
+    b = Build(bb, ctx.name)
+    a, a_scale, a_zero, w, w_scale, w_zero, y_scale, y_zero = (inputs[i] for i in range(8))
+    total = b.emit(relax.op.matmul(_operand(b, a, a_zero, True), _operand(b, w, w_zero, False)))
+    a_scale = _scalar(b, a_scale)
+    if len(shape_of(a_scale)) == 1:
+        a_scale = b.reshape(a_scale, (shape_of(a_scale)[0], 1))
+    factor = b.div(b.mul(a_scale, _scalar(b, w_scale)), _scalar(b, y_scale))
+    return _requantize(b, total, factor, y_zero, dtype_of(y_zero) if y_zero is not None else dtype_of(a))
+
+
+def matmul_integer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """MatMulInteger: an int32 product of the centred operands."""
+    b = Build(bb, ctx.name)
+    return relax.op.matmul(_operand(b, inputs[0], inputs[2], True), _operand(b, inputs[1], inputs[3], False))
+
+
+def _channel(b: Build, value: Any, rank: int, axis: int) -> Any:
+    """A scalar, or a vector of channels shaped for a rank-`rank` tensor."""
+    if value is None or int(np.prod(shape_of(value))) == 1:
+        return None if value is None else b.reshape(value, ())
+    return b.reshape(value, tuple(shape_of(value)[0] if i == axis else 1 for i in range(rank)))
+
+
+def conv_integer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """ConvInteger: an int32 convolution of the centred operands (padding is the zero point, so zero)."""
+    b = Build(bb, ctx.name)
+    x, w = inputs[0], inputs[1]
+    rank = len(shape_of(x))
+    left = _centred(b, x, _channel(b, inputs[2], rank, 1))
+    return convolve(b, ctx, left, _centred(b, w, _channel(b, inputs[3], rank, 0)), attrs)
+
+
+def qlinear_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """QLinearConv: an int32 convolution of the centred operands, plus an int32 bias, requantised."""
+    b = Build(bb, ctx.name)
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (inputs[i] for i in range(9))
+    rank = len(shape_of(x))
+    left = _centred(b, x, _channel(b, x_zero, rank, 1))
+    total = convolve(b, ctx, left, _centred(b, w, _channel(b, w_zero, rank, 0)), attrs)
+    if bias is not None:
+        total = b.add(total, b.reshape(bias, (1, shape_of(bias)[0], *[1] * (rank - 2))))
+    factor = b.div(b.mul(_scalar(b, x_scale), _channel(b, w_scale, rank, 1)), _scalar(b, y_scale))
+    return _requantize(b, total, factor, y_zero, dtype_of(y_zero) if y_zero is not None else dtype_of(x))
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "QuantizeLinear"): quantize,
+    ("", "DequantizeLinear"): dequantize,
+    ("", "DynamicQuantizeLinear"): dynamic_quantize,
+    ("", "QLinearMatMul"): qlinear_matmul,
+    ("", "MatMulInteger"): matmul_integer,
+    ("", "ConvInteger"): conv_integer,
+    ("", "QLinearConv"): qlinear_conv,
+}

@@ -1,0 +1,132 @@
+"""Reductions whose cases TVM has no kernel for: bool, and the empty set; and the determinant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+_OPS: dict[str, Callable[..., Any]] = {
+    "ReduceMax": relax.op.max,
+    "ReduceMin": relax.op.min,
+    "ReduceSum": relax.op.sum,
+    "ReduceMean": relax.op.mean,
+    "ReduceProd": relax.op.prod,
+}
+_EMPTY = {"ReduceSum": 0, "ReduceProd": 1, "ReduceL1": 0, "ReduceL2": 0, "ReduceSumSquare": 0}
+
+
+def _axes(ctx: Context, inputs: Inputs, attrs: dict[str, Any], rank: int) -> list[int] | None:
+    """The axes to reduce, in order; None means: none at all (noop_with_empty_axes)."""
+    given = attrs.get("axes")
+    if given is None and inputs[1] is not None:
+        given = ctx.array(inputs[1], "axes")
+    if given is None or not len(given):
+        return None if attrs.get("noop_with_empty_axes", 0) else list(range(rank))
+    return sorted(int(a) % rank for a in np.ravel(given))
+
+
+def _of_nothing(name: str, dtype: str) -> float | int | bool:
+    """What the standard gives for the empty set."""
+    if name in _EMPTY:
+        return _EMPTY[name]
+    if name in ("ReduceLogSum", "ReduceLogSumExp"):
+        return -np.inf
+    if name == "ReduceMean":
+        return np.nan
+    low = name == "ReduceMax"
+    if dtype == "bool":
+        return not low
+    if is_float(dtype):
+        return -np.inf if low else np.inf
+    info = np.iinfo(dtype)
+    return int(info.min if low else info.max)
+
+
+def _reduce(name: str) -> Converter:
+    def convert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+        b = Build(bb, ctx.name)
+        x = inputs[0]
+        shape, dtype = shape_of(x), dtype_of(x)
+        axes, keep = _axes(ctx, inputs, attrs, len(shape)), bool(attrs.get("keepdims", 1))
+        if axes is None:
+            axes = []
+        if any(shape[a] == 0 for a in axes):
+            out = [1 if i in axes else s for i, s in enumerate(shape) if keep or i not in axes]
+            return const(np.full(out, _of_nothing(name, dtype)), dtype)
+        return _compute(b, name, x, axes, keep)
+
+    return convert
+
+
+def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
+    """The reduction in Relax operators; float16 and bfloat16 are summed in float32."""
+    dtype = dtype_of(x)
+    if name in ("ReduceMax", "ReduceMin"):
+        if not axes:
+            return x
+        if dtype == "bool":
+            return b.cast(b.emit(_OPS[name](b.cast(x, "int8"), axes, keep)), "bool")
+        return _OPS[name](x, axes, keep)
+    wide = b.wide(x)
+
+    def fold(op: Callable[..., Any], value: Any) -> Any:
+        return b.emit(op(value, axes, keep)) if axes else value
+
+    if name in _OPS:
+        out = fold(_OPS[name], wide)
+    elif name == "ReduceL1":
+        out = fold(relax.op.sum, b.emit(relax.op.abs(wide)))
+    elif name == "ReduceSumSquare":
+        out = fold(relax.op.sum, b.mul(wide, wide))
+    elif name == "ReduceL2":
+        square = fold(relax.op.sum, b.mul(wide, wide))
+        out = b.cast(b.emit(relax.op.sqrt(square if is_float(dtype_of(square)) else b.cast(square, "float32"))), dtype)
+    elif name == "ReduceLogSum":
+        out = b.emit(relax.op.log(fold(relax.op.sum, wide)))
+    else:  # log-sum-exp, with the maximum taken out; an infinite maximum is left in
+        highest = b.emit(relax.op.max(wide, axes, True)) if axes else wide
+        finite = b.where(b.less(b.emit(relax.op.abs(highest)), 3.4e38), highest, 0.0)
+        total = fold(relax.op.sum, b.emit(relax.op.exp(b.sub(wide, finite))))
+        out = b.add(b.emit(relax.op.log(total)), b.reshape(finite, shape_of(total)))
+    return b.cast(out, dtype)
+
+
+_NAMES = (
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
+).split()
+
+
+def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Det of [..., n, n], by elimination with partial pivoting, unrolled over n."""
+    b = Build(bb, ctx.name)
+    shape = shape_of(inputs[0])
+    n, batch = shape[-1], int(np.prod(shape[:-2]))
+    if n > 64:
+        raise ctx.unsupported(f"matrices of {n} x {n}; elimination is unrolled up to 64")
+    m, dtype = b.reshape(inputs[0], (batch, n, n)), dtype_of(inputs[0])
+    result = const(np.ones((batch, 1, 1)), dtype)
+    for size in range(n, 1, -1):
+        column = b.slice(m, 2, 0, 1)
+        best = b.emit(relax.op.argmax(b.emit(relax.op.abs(column)), 1, True))  # [batch, 1, 1], int64
+        rows = const(np.arange(size).reshape(1, size, 1), "int64")
+        chosen = b.cast(b.equal(rows, best), dtype)  # [batch, size, 1]
+        pivot_row = b.sum(b.mul(m, chosen), 1, True)
+        first_row = b.slice(m, 1, 0, 1)
+        m = b.add(m, b.mul(chosen, b.sub(first_row, pivot_row)))  # the pivot's row becomes the first one
+        sign = b.where(b.equal(best, 0), 1.0, const(-1.0, dtype))
+        pivot = b.slice(pivot_row, 2, 0, 1)
+        result = b.mul(result, b.mul(pivot, sign))
+        safe = b.where(b.equal(pivot, 0.0), 1.0, pivot)
+        below = b.slice(b.slice(m, 1, 1, size), 2, 0, 1)
+        tail = b.slice(b.slice(m, 1, 1, size), 2, 1, size)
+        m = b.sub(tail, b.mul(b.div(below, safe), b.slice(pivot_row, 2, 1, size)))
+    return b.reshape(b.mul(result, m), shape[:-2])
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {**{("", name): _reduce(name) for name in _NAMES}, ("", "Det"): det}

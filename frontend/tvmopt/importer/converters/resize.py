@@ -1,0 +1,243 @@
+"""Resize and Upsample: every mode, coordinate transformation, ROI and antialiasing of the standard, at static sizes.
+
+Interpolation is separable, and sizes are known, so each axis is a weighted sum of a few source elements whose places and
+weights are computed here, once, in float64. What TVM's own resize2d does the same way stays that operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import relax, te
+
+from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One resized axis: sizes, scale (``out / in`` before rounding of the size) and region of interest."""
+
+    axis: int
+    size: int
+    out: int
+    scale: float
+    roi: tuple[float, float]
+
+
+def source_positions(axis: Axis, mode: str) -> Array:
+    """Where each output element lies in the input, by the standard's table of coordinate transformations."""
+    x = np.arange(axis.out, dtype=np.float64)
+    size, scale = axis.size, axis.scale
+    length = scale * size
+    if mode == "align_corners":
+        return np.zeros_like(x) if length == 1 else x * (size - 1) / (length - 1)
+    if mode == "asymmetric":
+        return x / scale
+    if mode == "tf_crop_and_resize":
+        begin, end = axis.roi
+        if length == 1:
+            return np.full_like(x, (begin + end) * (size - 1) / 2)
+        return begin * (size - 1) + x * (end - begin) * (size - 1) / (length - 1)
+    if mode == "pytorch_half_pixel" and length <= 1:
+        return np.full_like(x, -0.5)
+    half = (x + 0.5) / scale - 0.5
+    if mode == "half_pixel_symmetric":
+        return size / 2 * (1 - axis.out / length) + half
+    if mode in ("half_pixel", "pytorch_half_pixel"):
+        return half
+    if mode == "tf_half_pixel_for_nn":
+        return (x + 0.5) / scale
+    raise ValueError(f"coordinate_transformation_mode={mode!r} is none of the standard's")
+
+
+def nearest_index(position: Array, mode: str) -> Array:
+    """The element taken for each position."""
+    if mode == "floor":
+        return np.floor(position)
+    if mode == "ceil":
+        return np.ceil(position)
+    if mode == "round_prefer_ceil":
+        return np.floor(position + 0.5)
+    if mode == "round_prefer_floor":
+        return np.ceil(position - 0.5)
+    raise ValueError(f"nearest_mode={mode!r} is none of the standard's")
+
+
+def _kernel(mode: str, a: float, distance: Array) -> Array:
+    """The weight at a distance: a triangle, or the cubic of Keys with parameter a."""
+    x = np.abs(distance)
+    if mode == "linear":
+        return np.clip(1 - x, 0, None)
+    inner = ((a + 2) * x - (a + 3)) * x * x + 1
+    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
+
+
+def taps(axis: Axis, mode: str, position: Array, a: float, antialias: bool, exclude: bool) -> tuple[Array, Array]:
+    """Indices [out, taps] and weights [out, taps]; elements past the edge are the edge's, or left out."""
+    shrink = min(axis.scale, 1.0) if antialias else 1.0
+    reach = (1 if mode == "linear" else 2) / shrink
+    first = math.floor(-reach) + 1
+    offsets = np.arange(first, 2 - first)
+    base = np.where(position == np.floor(position), position - 1, np.floor(position))  # the left one, as the standard
+    index = base[:, None] + offsets[None, :]
+    weights = _kernel(mode, a, (index - position[:, None]) * shrink)
+    if exclude:
+        weights = np.where((index < 0) | (index >= axis.size), 0.0, weights)
+    if exclude or antialias:
+        weights = weights / weights.sum(1, keepdims=True)
+    return np.clip(index, 0, axis.size - 1).astype(np.int64), weights
+
+
+def _interpolate(b: Build, x: Any, axis: Axis, index: Array, weights: Array) -> Any:
+    """The weighted sum along one axis, as one kernel."""
+    used = (weights != 0).any(0)
+    index, weights = index[:, used], weights[:, used]
+    shape = list(shape_of(x))
+    shape[axis.axis] = axis.out
+    count = index.shape[1]
+
+    def resize_axis(data: Any, where: Any, weight: Any) -> Any:
+        def one(*i: Any) -> Any:
+            k, place = i[axis.axis], list(i)
+            total = None
+            for t in range(count):
+                place[axis.axis] = where(k, t)
+                term = data(*place) * weight(k, t)
+                total = term if total is None else total + term
+            return total
+
+        return te.compute(shape, one, name="resize")
+
+    return b.te(resize_axis, x, const(index, "int32"), const(weights, dtype_of(x)))
+
+
+def _sizes(ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any, attrs: dict[str, Any]) -> list[Axis]:
+    rank = len(shape)
+    axes = [int(a) % rank for a in attrs.get("axes", range(rank))]
+    regions = np.ravel(roi) if roi is not None and np.size(roi) else np.array([0.0] * len(axes) + [1.0] * len(axes))
+    if sizes is not None and np.size(sizes):
+        wanted = [int(s) for s in np.ravel(sizes)]
+        factors = [w / shape[a] for w, a in zip(wanted, axes, strict=True)]
+        policy = attrs.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            factor = min(factors) if policy == "not_larger" else max(factors)
+            factors = [factor] * len(axes)
+            wanted = [math.floor(factor * shape[a] + 0.5) for a in axes]
+    elif scales is not None and np.size(scales):
+        factors = [float(s) for s in np.ravel(scales)]
+        if len(axes) != len(factors):
+            raise ctx.unsupported(f"{len(factors)} scales for {len(axes)} axes")
+        cropped = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+        n = len(axes)
+        wanted = [
+            math.floor(shape[a] * ((regions[i + n] - regions[i]) if cropped else 1) * f)
+            for i, (a, f) in enumerate(zip(axes, factors, strict=True))
+        ]
+    else:
+        raise ctx.unsupported("neither scales nor sizes is known at compile time")
+    n = len(axes)
+    return [
+        Axis(a, shape[a], w, f, (float(regions[i]), float(regions[n + i])))
+        for i, (a, w, f) in enumerate(zip(axes, wanted, factors, strict=True))
+    ]
+
+
+def _stock_form(shape: Sequence[int], work: list[Axis], mode: str, transform: str, nearest: str, attrs: dict[str, Any]) -> dict[str, str] | None:
+    """How relax.image.resize2d says the same, where it computes the same; None elsewhere."""
+    spatial = {a.axis for a in work} <= {2, 3} and len(shape) == 4
+    exact = all(abs(a.scale * a.size - a.out) < 1e-6 for a in work)
+    if not spatial or not exact or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
+        return None
+    if mode == "nearest" and transform == "asymmetric" and nearest == "floor":
+        return {"method": "nearest_neighbor", "coordinate_transformation_mode": transform, "rounding_method": "floor"}
+    if mode == "linear" and all(a.out > 1 for a in work):
+        if transform in ("half_pixel", "align_corners", "asymmetric"):
+            return {"method": "linear", "coordinate_transformation_mode": transform, "rounding_method": ""}
+        if transform == "pytorch_half_pixel":
+            return {"method": "linear", "coordinate_transformation_mode": "half_pixel", "rounding_method": ""}
+    return None
+
+
+def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str, Any]) -> Any:
+    """Resize the axes of `work`, one after the other."""
+    mode = attrs.get("mode", "nearest")
+    transform = attrs.get("coordinate_transformation_mode", "half_pixel")
+    nearest = attrs.get("nearest_mode", "round_prefer_floor")
+    shape = shape_of(x)
+    cropped = transform == "tf_crop_and_resize"
+    work = [a for a in work if a.out != a.size or a.scale != 1 or cropped]
+    if not work:
+        return x
+    if any(a.size == 0 for a in work):
+        raise ctx.unsupported("an input axis is empty")
+    stock = _stock_form(shape, work, mode, transform, nearest, attrs)
+    if stock is not None and is_float(dtype_of(x)):
+        sizes = {2: shape[2], 3: shape[3], **{a.axis: a.out for a in work}}
+        return relax.op.image.resize2d(x, relax.ShapeExpr([sizes[2], sizes[3]]), layout="NCHW", **stock)
+    dtype = dtype_of(x)
+    outside = None
+    if mode != "nearest":
+        x = b.cast(x, "float64" if dtype == "float64" else "float32")
+    for axis in work:
+        position = source_positions(axis, transform)
+        if cropped:
+            beyond = (position < 0) | (position > axis.size - 1)
+            flat = beyond.reshape([-1 if i == axis.axis else 1 for i in range(len(shape))])
+            outside = flat if outside is None else outside | flat
+        if mode == "nearest":
+            index = np.clip(nearest_index(position, nearest), 0, axis.size - 1)
+            x = b.take(x, const(index, "int64"), axis.axis)
+        else:
+            index, weights = taps(
+                axis,
+                mode,
+                position,
+                attrs.get("cubic_coeff_a", -0.75),
+                bool(attrs.get("antialias", 0)),
+                bool(attrs.get("exclude_outside", 0)),
+            )
+            x = _interpolate(b, x, axis, index, weights)
+    if mode != "nearest" and not is_float(dtype):
+        x = b.emit(relax.op.round(x)) if False else x
+    x = b.cast(x, dtype)
+    if outside is not None and outside.any():
+        x = b.where(const(outside, "bool"), float(attrs.get("extrapolation_value", 0.0)), x)
+    return x
+
+
+def resize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Resize, opset 10 and later (10 has no coordinate transformations: asymmetric, floor)."""
+    b = Build(bb, ctx.name)
+    x = inputs[0]
+    if ctx.opset < 11:
+        scales = ctx.array(inputs[1], "scales")
+        attrs = {**attrs, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return resize_to(b, ctx, x, _sizes(ctx, shape_of(x), None, scales, None, attrs), attrs)
+    cropped = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    roi = ctx.array(inputs[1], "roi") if cropped else None
+    scales, sizes = ctx.array(inputs[2], "scales"), ctx.array(inputs[3], "sizes")
+    return resize_to(b, ctx, x, _sizes(ctx, shape_of(x), roi, scales, sizes, attrs), attrs)
+
+
+def upsample(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Upsample (gone since opset 10): scales as an attribute before opset 9."""
+    scales = attrs.get("scales") if ctx.opset < 9 else ctx.array(inputs[1], "scales")
+    mode = {"bilinear": "linear"}.get(attrs.get("mode", "nearest"), attrs.get("mode", "nearest"))
+    plain = {"mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    x = inputs[0]
+    return resize_to(Build(bb, ctx.name), ctx, x, _sizes(ctx, shape_of(x), None, scales, None, plain), plain)
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "Resize"): resize,
+    ("", "Upsample"): upsample,
+}

@@ -1,0 +1,196 @@
+"""Operators that move, cut, pad and select: everything with static shapes that TVM lacks or gets wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import helper
+from tvm import relax
+
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+
+def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Pad: constant, reflect, edge and wrap; negative pads cut, before anything else is looked at."""
+    b = Build(bb, ctx.name)
+    x = inputs[0]
+    rank = len(shape_of(x))
+    pads = attrs.get("pads", attrs.get("paddings")) if ctx.opset < 11 else ctx.array(inputs[1], "pads")
+    axes = ctx.array(inputs[3], "axes")
+    order = [int(a) % rank for a in axes] if axes is not None else list(range(rank))
+    before, after = [0] * rank, [0] * rank
+    for i, axis in enumerate(order):
+        before[axis], after[axis] = int(pads[i]), int(pads[len(order) + i])
+    mode = attrs.get("mode", "constant")
+    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+        size = shape_of(x)[axis]
+        x = b.slice(x, axis, max(-low, 0), max(size - max(-high, 0), max(-low, 0)))
+    before, after = [max(p, 0) for p in before], [max(p, 0) for p in after]
+    if mode == "constant":
+        value = inputs[2] if ctx.opset >= 11 else const(attrs.get("value", 0.0), dtype_of(x))
+        return _pad_constant(b, ctx, x, before, after, value)
+    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
+    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+        if low or high:
+            index = np.pad(np.arange(shape_of(x)[axis]), (low, high), mode=numpy_mode)  # type: ignore[call-overload]
+            x = b.take(x, const(index, "int64"), axis)
+    return x
+
+
+def _pad_constant(b: Build, ctx: Context, x: Any, before: list[int], after: list[int], value: Any) -> Any:
+    known = ctx.array(value)
+    if value is None or known is not None:
+        fill = 0 if known is None else np.ravel(known)[0]
+        if 0 in shape_of(x):
+            shape = [lo + s + hi for lo, s, hi in zip(before, shape_of(x), after, strict=True)]
+            return const(np.full(shape, fill), dtype_of(x))
+        if dtype_of(x) == "bool":
+            return b.cast(b.pad(b.cast(x, "int8"), before, after, float(fill)), "bool")
+        return b.pad(x, before, after, float(fill))
+    inside = np.pad(np.ones(shape_of(x), bool), list(zip(before, after, strict=True)))
+    return b.where(const(inside, "bool"), b.pad(x, before, after), b.reshape(value, ()))
+
+
+def center_crop_pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """CenterCropPad: cut or pad with zeros around the centre; the odd element goes to the end."""
+    b = Build(bb, ctx.name)
+    x = inputs[0]
+    rank = len(shape_of(x))
+    wanted = ctx.array(inputs[1], "shape")
+    assert wanted is not None
+    before, after = [0] * rank, [0] * rank
+    for axis, want in zip(attrs.get("axes", range(rank)), wanted, strict=True):
+        axis %= rank
+        extra = int(want) - shape_of(x)[axis]
+        if extra < 0:
+            x = b.slice(x, axis, -extra // 2, -extra // 2 + int(want))
+        else:
+            before[axis], after[axis] = extra // 2, extra - extra // 2
+    return b.pad(x, before, after)
+
+
+def reverse_sequence(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """ReverseSequence: reverse the first `sequence_lens[b]` elements of the time axis."""
+    x = inputs[0]
+    return relax.op.reverse_sequence(
+        x,
+        Build(bb, ctx.name).cast(inputs[1], "int64"),
+        seq_axis=attrs.get("time_axis", 0),
+        batch_axis=attrs.get("batch_axis", 1),
+    )
+
+
+def one_hot(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """OneHot with on and off values known at run time; an index out of range gives a row of off values."""
+    b = Build(bb, ctx.name)
+    depth_array = ctx.array(inputs[1], "depth")
+    assert depth_array is not None
+    depth = int(np.ravel(depth_array)[0])
+    index = b.cast(inputs[0], "int64")
+    shape = shape_of(index)
+    axis = attrs.get("axis", -1) % (len(shape) + 1)
+    column = b.reshape(index, (*shape[:axis], 1, *shape[axis:]))
+    column = b.where(b.less(column, 0), b.add(column, depth), column)
+    ramp = const(np.arange(depth).reshape([depth if i == axis else 1 for i in range(len(shape) + 1)]), "int64")
+    off, on = (b.reshape(b.slice(inputs[2], 0, i, i + 1), ()) for i in range(2))
+    return relax.op.where(b.equal(column, ramp), on, off)
+
+
+def eye_like(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """EyeLike: a constant."""
+    shape = shape_of(inputs[0])
+    dtype = str(helper.tensor_dtype_to_np_dtype(attrs["dtype"])) if "dtype" in attrs else dtype_of(inputs[0])
+    return const(np.eye(shape[0], shape[1], k=attrs.get("k", 0)), dtype)
+
+
+def split(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Split: sizes from an attribute (before opset 13), an input or `num_outputs`; parts may be empty."""
+    b = Build(bb, ctx.name)
+    x = inputs[0]
+    axis = attrs.get("axis", 0) % len(shape_of(x))
+    size = shape_of(x)[axis]
+    given = attrs.get("split") if ctx.opset < 13 else ctx.array(inputs[1], "split")
+    if given is None:
+        count = attrs.get("num_outputs", ctx.num_outputs)
+        step = -(-size // count)
+        sizes = [max(min(step, size - i * step), 0) for i in range(count)]
+    else:
+        sizes = [int(s) for s in given]
+    if sum(sizes) != size:
+        raise ctx.unsupported(f"the parts {sizes} do not add up to {size}")
+    if len(sizes) == 1:
+        return (x,)
+    if 0 not in sizes:
+        return relax.op.split(x, [int(v) for v in np.cumsum(sizes)[:-1]], axis)
+    parts, start = [], 0
+    for part in sizes:
+        shape = [part if i == axis else s for i, s in enumerate(shape_of(x))]
+        parts.append(b.slice(x, axis, start, start + part) if part else const(np.zeros(shape), dtype_of(x)))
+        start += part
+    return tuple(parts)
+
+
+def space_to_depth(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """SpaceToDepth: DCR order puts the block's place before the channel, CRD after it."""
+    b = Build(bb, ctx.name)
+    batch, channels, height, width = shape_of(inputs[0])
+    k = attrs["blocksize"]
+    blocks = b.reshape(inputs[0], (batch, channels, height // k, k, width // k, k))
+    order = (0, 1, 3, 5, 2, 4) if attrs.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
+    return b.reshape(b.transpose(blocks, order), (batch, channels * k * k, height // k, width // k))
+
+
+def cum_prod(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """CumProd along an axis, exclusive and reversed on demand."""
+    b = Build(bb, ctx.name)
+    x = inputs[0]
+    where = ctx.array(inputs[1], "axis")
+    assert where is not None
+    axis = int(np.ravel(where)[0]) % len(shape_of(x))
+    if attrs.get("reverse", 0):
+        x = b.emit(relax.op.flip(x, axis))
+    out = b.emit(relax.op.cumprod(x, axis, exclusive=bool(attrs.get("exclusive", 0))))
+    return relax.op.flip(out, axis) if attrs.get("reverse", 0) else out
+
+
+def max_unpool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """MaxUnpool: every value at its flat index in a tensor of zeros (of the size that the pooling came from)."""
+    b = Build(bb, ctx.name)
+    x, index = inputs[0], b.cast(inputs[1], "int64")
+    shape = shape_of(x)
+    n = len(shape) - 2
+    kernel, strides = attrs["kernel_shape"], attrs.get("strides", [1] * n)
+    pads = attrs.get("pads", [0] * (2 * n))
+    own = [(shape[2 + i] - 1) * strides[i] - pads[i] - pads[n + i] + kernel[i] for i in range(n)]
+    full = [*shape[:2], *own]
+    wanted = ctx.array(inputs[2], "output_shape")
+    target = full if wanted is None else [int(v) for v in wanted]
+    count = int(np.prod(target))
+    if target != full:  # indices are flat in the inferred shape: recount them in the asked-for one
+        place, rest = [], index
+        for size in reversed(full):
+            place.append(b.emit(relax.op.floor_mod(rest, const(size, "int64"))))
+            rest = b.emit(relax.op.floor_divide(rest, const(size, "int64")))
+        flat = None
+        for position, size in zip(reversed(place), target, strict=True):
+            flat = position if flat is None else b.add(b.mul(flat, size), position)
+        index = flat
+    zeros = const(np.zeros(count), dtype_of(x))
+    total = int(np.prod(shape))
+    out = b.emit(relax.op.scatter_elements(zeros, b.reshape(index, (total,)), b.reshape(x, (total,)), 0))
+    return b.reshape(out, target)
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "Pad"): pad,
+    ("", "CenterCropPad"): center_crop_pad,
+    ("", "ReverseSequence"): reverse_sequence,
+    ("", "OneHot"): one_hot,
+    ("", "EyeLike"): eye_like,
+    ("", "Split"): split,
+    ("", "SpaceToDepth"): space_to_depth,
+    ("", "CumProd"): cum_prod,
+    ("", "MaxUnpool"): max_unpool,
+}

@@ -1,0 +1,116 @@
+"""DFT, STFT and windows: a transform of known length is a product with a constant matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import helper
+from tvm import relax
+
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+MAX_LENGTH = 8192
+"""The matrix of a transform this long takes 1 GB (cosines and sines, float64 while it is made)."""
+
+
+def dft_matrix(length: int, rows: int, columns: int, inverse: bool) -> npt.NDArray[Any]:
+    """``exp(-+2 pi i j k / length)`` for j < rows (samples) and k < columns (bins), complex128."""
+    turns = np.outer(np.arange(rows), np.arange(columns)) % length
+    matrix = np.exp((2j if inverse else -2j) * np.pi * turns / length)
+    return matrix / length if inverse else matrix
+
+
+def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesided: bool) -> Any:
+    """Transform the last axis but one of x [..., n, 1 or 2] (real, or real and imaginary parts)."""
+    *lead, n, parts = shape_of(x)
+    dtype = dtype_of(x)
+    if length > MAX_LENGTH:
+        raise ctx.unsupported(f"a transform of {length} points is longer than {MAX_LENGTH}")
+    used = min(n, length)
+    x = b.slice(x, len(lead), 0, used)
+    if onesided and inverse:  # half a spectrum in, a real signal out: the other half is its conjugate
+        matrix = dft_matrix(length, used, length, True)
+        twice = np.array([1 if k == 0 or 2 * k == length else 2 for k in range(used)])[:, None]
+        blocks = [matrix.real * twice, -matrix.imag * twice]
+        out = np.concatenate([np.stack(blocks[:parts], 1)], 1).reshape(used * parts, length)
+        width, last = length, 1
+    else:
+        bins = length // 2 + 1 if onesided else length
+        m = dft_matrix(length, used, bins, inverse)
+        real = np.stack([m.real, m.imag], -1)  # of a real part
+        imag = np.stack([-m.imag, m.real], -1)  # of an imaginary part
+        out = np.stack([real, imag][:parts], 1).reshape(used * parts, bins * 2)
+        width, last = bins, 2
+    flat = b.reshape(x, (*lead, used * parts))
+    return b.reshape(b.matmul(flat, const(out, dtype)), (*lead, width, last))
+
+
+def dft(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """DFT along one axis; length and axis are known at compile time."""
+    b = Build(bb, ctx.name)
+    x = inputs[0]
+    rank = len(shape_of(x))
+    given = ctx.array(inputs[1], "dft_length")
+    if ctx.opset >= 20:
+        position = ctx.array(inputs[2], "axis")
+        axis = int(np.ravel(position)[0]) if position is not None else -2
+    else:
+        axis = attrs.get("axis", 1)
+    axis %= rank
+    onesided, inverse = bool(attrs.get("onesided", 0)), bool(attrs.get("inverse", 0))
+    size = shape_of(x)[axis]
+    default = 2 * (size - 1) if onesided and inverse else size
+    length = int(np.ravel(given)[0]) if given is not None else default
+    order = [i for i in range(rank - 1) if i != axis] + [axis, rank - 1]
+    out = _transform(b, ctx, b.transpose(x, order), length, inverse, onesided)
+    return b.transpose(out, list(np.argsort(order)))
+
+
+def stft(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """STFT of [batch, samples, 1 or 2]: frames by a gather, times the window, times the DFT matrix."""
+    b = Build(bb, ctx.name)
+    x, window = inputs[0], inputs[2]
+    if len(shape_of(x)) == 2:
+        x = b.reshape(x, (*shape_of(x), 1))
+    batch, samples, parts = shape_of(x)
+    step_array, length_array = ctx.array(inputs[1], "frame_step"), ctx.array(inputs[3], "frame_length")
+    assert step_array is not None
+    step = int(np.ravel(step_array)[0])
+    if length_array is not None:
+        length = int(np.ravel(length_array)[0])
+    else:
+        length = shape_of(window)[0] if window is not None else samples
+    frames = 1 + (samples - length) // step
+    where = (np.arange(frames)[:, None] * step + np.arange(length)[None, :]).reshape(-1)
+    cut = b.reshape(b.take(x, const(where, "int64"), 1), (batch, frames, length, parts))
+    if window is not None:
+        cut = b.mul(cut, b.reshape(window, (1, 1, length, 1)))
+    return _transform(b, ctx, cut, length, False, bool(attrs.get("onesided", 1)))
+
+
+def _window(coefficients: tuple[float, ...]) -> Converter:
+    """A sum of cosines, of constant size."""
+
+    def convert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+        size = ctx.array(inputs[0], "size")
+        assert size is not None
+        n = int(np.ravel(size)[0])
+        period = n if attrs.get("periodic", 1) else max(n - 1, 1)
+        angle = 2 * np.pi * np.arange(n) / period
+        values = sum(c * np.cos(k * angle) for k, c in enumerate(coefficients))
+        dtype = str(helper.tensor_dtype_to_np_dtype(attrs.get("output_datatype", 1)))
+        return const(values, dtype)
+
+    return convert
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "DFT"): dft,
+    ("", "STFT"): stft,
+    ("", "HannWindow"): _window((0.5, -0.5)),
+    ("", "HammingWindow"): _window((25 / 46, -21 / 46)),
+    ("", "BlackmanWindow"): _window((0.42, -0.5, 0.08)),
+}
