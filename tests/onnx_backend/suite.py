@@ -1,4 +1,5 @@
-"""Runs ONNX's backend test cases in child processes: no case can crash, hang or abort the run - for the tests and the command line.
+"""Runs ONNX's backend test cases in child processes: no case can crash, hang or abort the run - for the
+tests and the command line.
 
 ``python tests/onnx_backend/suite.py [--match REGEX] [--workers 1] [--timeout 60] [--json out.json]``
 """
@@ -52,6 +53,7 @@ def _data_sets(case):  # type: ignore[no-untyped-def]
     model = onnx.load(os.path.join(case.model_dir, "model.onnx"))
     sets = []
     for folder in sorted(glob.glob(os.path.join(case.model_dir, "test_data_set_*"))):
+
         def read(prefix, values, folder=folder):  # type: ignore[no-untyped-def]
             out = []
             for i, info in enumerate(values[: len(glob.glob(os.path.join(folder, f"{prefix}_*.pb")))]):
@@ -71,6 +73,7 @@ def run_case(case, pipeline: str = "stock") -> None:  # type: ignore[no-untyped-
     """Run one case through our backend, with the suite's own comparison; raises where it fails."""
     import numpy as np
     from onnx.backend.test.runner import Runner, _normalize_tensor
+
     from tvmopt.onnx_backend import TvmoptBackend
 
     model, sets = _data_sets(case)
@@ -100,7 +103,13 @@ def _worker(pipeline: str, kinds: tuple[str, ...]) -> None:
         except BaseException as error:
             text = str(error).strip()
             lines = [x for x in text.splitlines() if x.strip()]
-            pick = lines[-1] if lines and type(error).__name__ in ("InternalError", "ValueError", "TypeError", "RuntimeError", "DiagnosticError") else " | ".join(lines[:4])
+            pick = (
+                lines[-1]
+                if lines
+                and type(error).__name__
+                in ("InternalError", "ValueError", "TypeError", "RuntimeError", "DiagnosticError")
+                else " | ".join(lines[:4])
+            )
             detail = f"{type(error).__name__}: {pick[:400]}"
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -108,7 +117,9 @@ def _worker(pipeline: str, kinds: tuple[str, ...]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _drive(todo: queue.Queue[str], done: list[Outcome], pipeline: str, kinds: tuple[str, ...], timeout: float) -> None:
+def _drive(
+    todo: queue.Queue[str], done: list[Outcome], pipeline: str, kinds: tuple[str, ...], timeout: float
+) -> None:
     child = None
     while True:
         try:
@@ -118,8 +129,22 @@ def _drive(todo: queue.Queue[str], done: list[Outcome], pipeline: str, kinds: tu
         if child is None or child.poll() is not None:
             env = {**os.environ, "TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             child = subprocess.Popen(
-                [sys.executable, "-W", "ignore", __file__, "--child", "--pipeline", pipeline, "--kinds", ",".join(kinds)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+                [
+                    sys.executable,
+                    "-W",
+                    "ignore",
+                    __file__,
+                    "--child",
+                    "--pipeline",
+                    pipeline,
+                    "--kinds",
+                    ",".join(kinds),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
             child.stdout.readline()  # ready
         begin = time.monotonic()
         timer = threading.Timer(timeout, child.kill)
@@ -138,7 +163,11 @@ def _drive(todo: queue.Queue[str], done: list[Outcome], pipeline: str, kinds: tu
             done.append(Outcome(name, not answer["detail"], answer["detail"], answer["seconds"]))
         else:
             child.wait()
-            why = f"timeout after {timeout:.0f} s" if seconds >= timeout - 0.1 else f"crash (exit {child.returncode})"
+            why = (
+                f"timeout after {timeout:.0f} s"
+                if seconds >= timeout - 0.1
+                else f"crash (exit {child.returncode})"
+            )
             done.append(Outcome(name, False, why, seconds))
             child = None
     if child is not None:
@@ -152,7 +181,9 @@ def run_suite(names, *, workers=1, timeout=60.0, pipeline="stock", kinds=("node"
     for name in names:
         todo.put(name)
     done: list[Outcome] = []
-    threads = [threading.Thread(target=_drive, args=(todo, done, pipeline, kinds, timeout)) for _ in range(workers)]
+    threads = [
+        threading.Thread(target=_drive, args=(todo, done, pipeline, kinds, timeout)) for _ in range(workers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -177,7 +208,9 @@ def main() -> None:
         return
     names = [name for name in load_cases(kinds) if re.search(args.match, name)]
     begin = time.monotonic()
-    outcomes = run_suite(names, workers=args.workers, timeout=args.timeout, pipeline=args.pipeline, kinds=kinds)
+    outcomes = run_suite(
+        names, workers=args.workers, timeout=args.timeout, pipeline=args.pipeline, kinds=kinds
+    )
     for outcome in outcomes:
         if not outcome.ok:
             print(f"{outcome.name}: {outcome.detail}")

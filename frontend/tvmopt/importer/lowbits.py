@@ -1,9 +1,11 @@
-"""How types that TVM has no working arithmetic for are stored: 8-bit and smaller floats as codes, 2- and 4-bit integers
-in a byte each - for the importer, its converters and the border of a compiled model.
+"""How types that TVM has no working arithmetic for are stored: 8-bit and smaller floats as codes, 2- and
+4-bit integers in a byte each - for the importer, its converters and the border of a compiled model.
 
-TVM 0.27 converts float8 by copying bits that do not belong together (NaN becomes 480), refuses float4 and cannot
-hold a tensor of 4-bit integers. So a float8 or smaller float is a ``uint8`` tensor of its codes, converted by table
-(see :mod:`tvmopt.importer.converters.casts`), and an int4 or int2 is an ``int8`` tensor of its values.
+TVM 0.27 converts float8 by copying bits that do not belong together (NaN becomes 480), refuses float4 and
+cannot hold a tensor of 4-bit integers. So a float8 or smaller float is a ``uint8`` tensor of its codes,
+converted
+by table (see :mod:`tvmopt.importer.converters.casts`), and an int4 or int2 is an ``int8`` tensor of its
+values.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class SmallFloat:
     Attributes:
         exponent, mantissa: their bits; bias: of the exponent.
         top: the code of the largest finite value (sign 0).
-        overflow: the code of what is too large when not saturating, and of infinity; None if it always saturates.
+        overflow: the code of what is too large when not saturating, and of infinity; None if it always
+        saturates.
         nan: the code of NaN; unsigned_zero: whether -0 and the sign of NaN do not exist (the "uz" formats).
     """
 
@@ -45,7 +48,9 @@ SMALL_FLOATS: dict[int, SmallFloat] = {
     TensorProto.FLOAT6E2M3: SmallFloat(2, 3, 1, 0x1F, None, 0x20),
     TensorProto.FLOAT6E3M2: SmallFloat(3, 2, 3, 0x1F, None, 0x20),
 }
-"""From the standard's tables (docs/docs/technical/float8.md); the codes of NaN are those that ml_dtypes writes."""
+"""From the standard's tables (docs/docs/technical/float8.md); the codes of NaN are those that ml_dtypes
+writes.
+"""
 
 CODED = {*SMALL_FLOATS, TensorProto.FLOAT8E8M0}
 """Element types stored as codes in uint8."""
@@ -67,7 +72,7 @@ def elem_type_of(dtype: str) -> int:
 
 
 def storage_dtype(dtype: str) -> str:
-    """The dtype that TVM holds such a tensor in: ``"float8_e5m2"`` gives ``"uint8"``, ``"float32"`` itself."""
+    """What TVM holds such a tensor in: ``"float8_e5m2"`` gives ``"uint8"``, ``"float32"`` itself."""
     elem = _BY_NAME.get(dtype)
     if elem is None:
         return dtype
@@ -94,6 +99,8 @@ def unpack(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 def decode_table(elem: int) -> npt.NDArray[np.float32]:
     """The float32 value of each of the 256 codes (a code out of range repeats the last)."""
     target = helper.tensor_dtype_to_np_dtype(elem)
-    bits = 8 if elem == TensorProto.FLOAT8E8M0 else 1 + SMALL_FLOATS[elem].exponent + SMALL_FLOATS[elem].mantissa
+    bits = (
+        8 if elem == TensorProto.FLOAT8E8M0 else 1 + SMALL_FLOATS[elem].exponent + SMALL_FLOATS[elem].mantissa
+    )
     codes = np.minimum(np.arange(256), 2**bits - 1).astype(np.uint8)
-    return codes.view(target).astype(np.float32)
+    return np.asarray(codes.view(target), np.float32)

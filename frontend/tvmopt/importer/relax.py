@@ -28,7 +28,15 @@ from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs
-from tvmopt.importer.protos import attributes, node_name, normal_domain, opset_versions, tensor_spec
+from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
+from tvmopt.importer.protos import (
+    attributes,
+    dtype_name,
+    node_name,
+    normal_domain,
+    opset_versions,
+    tensor_spec,
+)
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -168,6 +176,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
             self._nodes[tensor.name] = _constant(numpy_helper.to_array(tensor))
+            self.types.setdefault(tensor.name, (dtype_name(tensor.data_type), tuple(tensor.dims)))
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
         for value in graph.input:
@@ -182,7 +191,9 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
                     where=f"input '{value.name}'",
                     fix="call importer.prepare with its shape first",
                 )
-            var = relax.Var(self.names.fresh(value.name, "input"), relax.TensorType(spec.shape, spec.dtype))
+            var = relax.Var(
+                self.names.fresh(value.name, "input"), relax.TensorType(spec.shape, storage_dtype(spec.dtype))
+            )
             self._nodes[value.name] = self._inputs[value.name] = var
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
@@ -232,6 +243,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
             output_types=tuple(self.types.get(o) for o in node.output),
             node=node,
             stock_converter=lambda i, a: self._convert_stock(node, name, i, a),
+            input_elem_types=tuple(self._elem_type(i) for i in node.input),
+            subgraph=lambda graph, values: self._convert_subgraph_inline(graph, values, names),
         )
         if any(i and v is None for i, v in zip(node.input, inputs, strict=True)):
             raise context.unsupported("it reads an optional output that TVM does not compute")
@@ -249,6 +262,21 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
             raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
         return self._results(node, result)
 
+    def _elem_type(self, name: str) -> int:
+        """The ONNX element type of a value, 0 where unknown."""
+        return elem_type_of(self.types[name][0]) if name in self.types else 0
+
+    def _convert_subgraph_inline(self, graph: onnx.GraphProto, values: Any, names: Names) -> list[Any]:
+        """The outputs of a body whose inputs are `values`, its nodes emitted here."""
+        outer = dict(self._nodes)
+        try:
+            self._nodes.update(zip((v.name for v in graph.input), values, strict=True))
+            self._parse_graph_initializers(graph)
+            self._convert_nodes(graph, names)
+            return [self._nodes[o.name] for o in graph.output]
+        finally:
+            self._nodes = outer
+
     def _convert_stock(self, node: onnx.NodeProto, name: str, inputs: Any, attrs: dict[str, Any]) -> Any:
         """TVM's converter for `node`, quiet, with inputs and attributes in its own conventions."""
         stock_attrs = {k: _stock_attribute(v) for k, v in attrs.items()}
@@ -260,12 +288,12 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
 
     def _results(self, node: onnx.NodeProto, result: Any) -> list[Any]:
         """One expression an output."""
+        if isinstance(result, tuple | list):
+            return list(result)
         if node.op_type in KEEPS_TUPLE:
             return [result]
         if isinstance(result, relax.Tuple):
             return list(result.fields)
-        if isinstance(result, tuple | list):
-            return list(result)
         result = self.bb.normalize(result)
         if isinstance(result.ty, relax.TupleType):
             whole = result if isinstance(result, relax.Var) else self.bb.emit(result)
@@ -324,6 +352,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
 
 def _constant(array: Any) -> Any:
     """A constant of the array's own dtype (left to itself, relax.const narrows int64 to int32)."""
+    array = pack(array)
     return relax.const(np.ascontiguousarray(array).reshape(array.shape), array.dtype.name)
 
 
@@ -376,5 +405,7 @@ def _output_specs(graph: onnx.GraphProto, module: Any) -> tuple[TensorSpec, ...]
                 fix="cut the model before the node with a data-dependent size",
             )
         dims = tuple(int(d) if isinstance(d, tvm.tirx.IntImm) else -1 for d in field.shape)
-        specs.append(TensorSpec(value.name, dims, str(field.dtype)))
+        declared = dtype_name(value.type.tensor_type.elem_type)
+        dtype = str(field.dtype)
+        specs.append(TensorSpec(value.name, dims, declared if storage_dtype(declared) != declared else dtype))
     return tuple(specs)

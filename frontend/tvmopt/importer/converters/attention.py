@@ -1,7 +1,7 @@
 """Attention and rotary embeddings, of ai.onnx and com.microsoft, as plain MatMul, Softmax and masks.
 
-They are written out with Relax operators (not as one opaque kernel), so that the attention pass finds them like
-those a framework has exported in pieces.
+They are written out with Relax operators (not as one opaque kernel), so that the attention pass finds them
+like those a framework has exported in pieces.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def repeat_heads(b: Build, x: Any, times: int) -> Any:
 
 
 def _allowed(queries: int, keys: int, causal: bool, left: int, right: int, offset: int) -> Any:
-    """Which key a query may see, ``bool[q, k]``: causal and window masks, query i standing at ``i + offset``."""
+    """Which key a query may see, ``bool[q, k]``: causal and window masks, query i standing at ``i +
+    offset``.
+    """
     distance = np.arange(queries)[:, None] + offset - np.arange(keys)[None, :]
     allowed = np.ones((queries, keys), bool)
     if causal:
@@ -50,7 +52,9 @@ def _allowed(queries: int, keys: int, causal: bool, left: int, right: int, offse
     return allowed
 
 
-def _allowed_external(b: Build, nonpad: Any, queries: int, keys: int, causal: bool, left: int, right: int) -> Any:
+def _allowed_external(
+    b: Build, nonpad: Any, queries: int, keys: int, causal: bool, left: int, right: int
+) -> Any:
     """The same for a static cache whose lengths are known at run time: ``bool[B, 1, q, k]``."""
     batch = shape_of(nonpad)[0]
     lengths = b.reshape(b.cast(nonpad, "int64"), (batch, 1, 1, 1))
@@ -67,8 +71,18 @@ def _allowed_external(b: Build, nonpad: Any, queries: int, keys: int, causal: bo
     return result
 
 
-def _bias(b: Build, ctx: Context, inputs: Inputs, attrs: dict[str, Any], shape: tuple[int, int], past: int, dtype: str) -> Any:
-    """The additive mask (0 or -inf, plus what attn_mask adds), broadcastable to [B, H, q, k]; None if there is none."""
+def _bias(
+    b: Build,
+    ctx: Context,
+    inputs: Inputs,
+    attrs: dict[str, Any],
+    shape: tuple[int, int],
+    past: int,
+    dtype: str,
+) -> Any:
+    """The additive mask (0 or -inf, plus what attn_mask adds), broadcastable to [B, H, q, k]; None if there
+    is none.
+    """
     queries, keys = shape
     causal = bool(attrs.get("is_causal", 0))
     left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
@@ -96,8 +110,8 @@ def _bias(b: Build, ctx: Context, inputs: Inputs, attrs: dict[str, Any], shape: 
 def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """ai.onnx Attention (opset 23 to 25): heads split and grouped, key/value cache, masks, windows, softcap.
 
-    A query row with every key masked gives zeros (not NaN), as the standard says; the guard for it is built only
-    where a mask is computed at run time or a constant one has such a row.
+    A query row with every key masked gives zeros (not NaN), as the standard says; the guard for it is built
+    only where a mask is computed at run time or a constant one has such a row.
     """
     b = Build(bb, ctx.name)
     q, k, v = inputs[0], inputs[1], inputs[2]
@@ -133,8 +147,19 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
         scores = b.add(scores, bias)
     if mode == 2:
         exposed = scores
-    precision = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}.get(attrs.get("softmax_precision", 0))
-    weights = b.softmax(b.cast(scores, precision if precision not in (None, *LOW_FLOATS) else "float32" if dtype in LOW_FLOATS else dtype))
+    precision = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}.get(
+        attrs.get("softmax_precision", 0)
+    )
+    weights = b.softmax(
+        b.cast(
+            scores,
+            precision
+            if precision not in (None, *LOW_FLOATS)
+            else "float32"
+            if dtype in LOW_FLOATS
+            else dtype,
+        )
+    )
     weights = _guard(b, ctx, b.cast(weights, dtype), bias)
     if mode == 3:
         exposed = weights
@@ -157,7 +182,9 @@ def _guard(b: Build, ctx: Context, weights: Any, bias: Any) -> Any:
 
 
 def rotate(b: Build, x: Any, cos: Any, sin: Any, dim: int, interleaved: bool) -> Any:
-    """Rotate the first `dim` of the last axis of x [B, S, H, D] by angles whose cos and sin are [B, S, 1, dim/2]."""
+    """Rotate the first `dim` of the last axis of x [B, S, H, D] by angles whose cos and sin are [B, S, 1,
+    dim/2].
+    """
     last, depth = 3, shape_of(x)[3]
     turned, kept = b.slice(x, last, 0, dim), b.slice(x, last, dim, depth) if dim < depth else None
     if interleaved:
@@ -175,7 +202,9 @@ def rotate(b: Build, x: Any, cos: Any, sin: Any, dim: int, interleaved: bool) ->
     return result if kept is None else b.concat([result, kept], last)
 
 
-def _rotary(bb: relax.BlockBuilder, ctx: Context, x: Any, cos: Any, sin: Any, positions: Any, attrs: dict[str, Any]) -> Result:
+def _rotary(
+    bb: relax.BlockBuilder, ctx: Context, x: Any, cos: Any, sin: Any, positions: Any, attrs: dict[str, Any]
+) -> Result:
     b = Build(bb, ctx.name)
     original = shape_of(x)
     if len(original) == 4:
@@ -188,12 +217,15 @@ def _rotary(bb: relax.BlockBuilder, ctx: Context, x: Any, cos: Any, sin: Any, po
     dim = attrs.get("rotary_embedding_dim", 0) or depth
     if positions is not None:
         known = shape_of(positions)
-        if known in ((1,), ()) and (batch, length) != (1, 1):  # com.microsoft: the offset of the first position
+        if known in ((1,), ()) and (batch, length) != (
+            1,
+            1,
+        ):  # com.microsoft: the offset of the first position
             start = b.reshape(b.cast(positions, "int64"), (1, 1))
             positions = b.broadcast(b.add(start, const(np.arange(length)[None, :], "int64")), (batch, length))
         cos, sin = b.take(cos, positions, 0), b.take(sin, positions, 0)
     angles = [b.reshape(a, (shape_of(a)[0], shape_of(a)[1], 1, shape_of(a)[2])) for a in (cos, sin)]
-    out = rotate(b, x, *angles, dim, bool(attrs.get("interleaved", 0)))
+    out = rotate(b, x, angles[0], angles[1], dim, bool(attrs.get("interleaved", 0)))
     return b.transpose(out, (0, 2, 1, 3)) if len(original) == 4 else b.reshape(out, original)
 
 
@@ -202,13 +234,16 @@ def rotary_embedding(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     return _rotary(bb, ctx, inputs[0], inputs[1], inputs[2], inputs[3], attrs)
 
 
-def ms_rotary_embedding(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+def ms_rotary_embedding(
+    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
+) -> Result:
     """com.microsoft RotaryEmbedding: input, position_ids, cos_cache, sin_cache."""
     return _rotary(bb, ctx, inputs[0], inputs[2], inputs[3], inputs[1], attrs)
 
 
 def linear_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """LinearAttention: the recurrence ``S = exp(g) S + k (x) u``, ``o = scale q S``, unrolled over the tokens.
+    """LinearAttention: the recurrence ``S = exp(g) S + k (x) u``, ``o = scale q S``, unrolled over the
+    tokens.
 
     ``u`` is v, or ``beta (v - S^T k)`` for the delta rules. The state [B, H, Dk, Dv] is kept in float32.
     """
@@ -216,7 +251,10 @@ def linear_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     rule = attrs.get("update_rule", "gated_delta")
     q_heads, heads = attrs["q_num_heads"], attrs["kv_num_heads"]
     dtype = dtype_of(inputs[0])
-    q, k, v = (split_heads(b, b.cast(x, "float32"), n) for x, n in zip(inputs[:3], (q_heads, heads, heads), strict=True))
+    q, k, v = (
+        split_heads(b, b.cast(x, "float32"), n)
+        for x, n in zip(inputs[:3], (q_heads, heads, heads), strict=True)
+    )
     batch, _, length, dk = shape_of(q)
     dv = shape_of(v)[3]
     state_dtype = dtype_of(inputs[3]) if inputs[3] is not None else dtype
@@ -244,7 +282,7 @@ def linear_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
 
 
 def tensor_scatter(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """TensorScatter: write `update` into a key/value cache at a position of each batch, linear or circular."""
+    """TensorScatter: write `update` into a key/value cache at each batch's position, linear or circular."""
     b = Build(bb, ctx.name)
     cache, update, indices = inputs[0], inputs[1], inputs[2]
     shape, rank = shape_of(cache), len(shape_of(cache))
@@ -263,7 +301,9 @@ def tensor_scatter(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
 
 
 def causal_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """CausalConvWithState: depthwise Conv1d over the past k-1 positions and the input, then an optional SiLU."""
+    """CausalConvWithState: depthwise Conv1d over the past k-1 positions and the input, then an optional
+    SiLU.
+    """
     b = Build(bb, ctx.name)
     x, weight, bias, past = inputs[0], inputs[1], inputs[2], inputs[3]
     batch, channels, _ = shape_of(x)

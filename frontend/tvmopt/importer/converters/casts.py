@@ -1,4 +1,6 @@
-"""Cast, CastLike and BitCast, to and from every element type that TVM can hold (float8 and smaller by their codes)."""
+"""Cast, CastLike and BitCast, to and from every element type that TVM can hold (float8 and smaller by their
+codes).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from tvm import relax, te, tirx
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.lowbits import CODED, SMALL_FLOATS, SMALL_INTEGERS, SmallFloat, decode_table, storage_dtype
+from tvmopt.importer.lowbits import (
+    CODED,
+    SMALL_FLOATS,
+    SMALL_INTEGERS,
+    SmallFloat,
+    decode_table,
+    storage_dtype,
+)
 
 
 def _bits(x: Any) -> Any:
@@ -25,7 +34,8 @@ def _small_code(x: Any, form: SmallFloat, saturate: bool) -> Any:
     """The code of one float32, rounded to nearest even.
 
     Normal: the float32's exponent and mantissa, rounded to `form.mantissa` bits, rebiased. Subnormal (below
-    2^(1-bias)): the multiple of 2^(1-bias-mantissa), which is its own code. Past `form.top`: saturated or special.
+    2^(1-bias)): the multiple of 2^(1-bias-mantissa), which is its own code. Past `form.top`: saturated or
+    special.
     """
     u = _bits(x)
     magnitude = u & _u32(0x7FFFFFFF)
@@ -36,7 +46,9 @@ def _small_code(x: Any, form: SmallFloat, saturate: bool) -> Any:
     normal = rounded - _u32((127 - form.bias) << form.mantissa)
     unit = float(2.0 ** (form.bias - 1 + form.mantissa))
     value = tirx.reinterpret("float32", magnitude)
-    tiny = tirx.Cast("uint32", tirx.nearbyint(tirx.min(value, tirx.const(1.0, "float32")) * tirx.const(unit, "float32")))
+    tiny = tirx.Cast(
+        "uint32", tirx.nearbyint(tirx.min(value, tirx.const(1.0, "float32")) * tirx.const(unit, "float32"))
+    )
     code = tirx.Select(magnitude < smallest, tiny, normal)
     infinite = magnitude >= _u32(0x7F800000)
     beyond = tirx.any(tirx.all(magnitude >= smallest, code > _u32(form.top)), infinite)
@@ -52,7 +64,7 @@ def _small_code(x: Any, form: SmallFloat, saturate: bool) -> Any:
 
 
 def _e8m0_code(x: Any, saturate: bool, mode: str) -> Any:
-    """The exponent of one float32, rounded up (default), down or to nearest; infinities and NaN become NaN."""
+    """The exponent of one float32, rounded up (default), down or to nearest; not finite gives NaN."""
     u = _bits(x)
     exponent, fraction = (u >> _u32(23)) & _u32(0xFF), u & _u32(0x7FFFFF)
     if mode == "down":
@@ -122,7 +134,11 @@ def convert_type(b: Build, x: Any, source: int, target: int, saturate: bool = Tr
 def _source(ctx: Context, x: Any, index: int = 0) -> int:
     """The element type of an input: from the model, else from what it is stored in."""
     known = ctx.input_elem_types[index] if index < len(ctx.input_elem_types) else 0
-    return known or int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype_of(x)))) if dtype_of(x) != "bfloat16" else TensorProto.BFLOAT16
+    return (
+        known or int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype_of(x))))
+        if dtype_of(x) != "bfloat16"
+        else TensorProto.BFLOAT16
+    )
 
 
 def _to(ctx: Context, x: Any, target: int, attrs: dict[str, Any], bb: relax.BlockBuilder) -> Result:

@@ -1,4 +1,6 @@
-"""The small words converters are written in: shapes, constants, arithmetic on Relax expressions - for authors of converters."""
+"""The small words converters are written in: shapes, constants, arithmetic on Relax expressions - for
+authors of converters.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Build:
 
     def te(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A TE computation as one kernel."""
-        return self.bb.emit(self.bb.call_te(fn, *args, primfunc_name_hint=fn.__name__.strip("_"), **kwargs), self.name)
+        return self.bb.emit(
+            self.bb.call_te(fn, *args, primfunc_name_hint=fn.__name__.strip("_"), **kwargs), self.name
+        )
 
     def _binary(self, op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         if not isinstance(a, tvm.ir.Expr):

@@ -34,9 +34,10 @@ class Context:
         outputs: names of the outputs, ``""`` for one left out.
         output_types: ``(dtype, shape)`` an output where shape inference knows it, else ``None``.
         node: the NodeProto itself.
-        input_elem_types, output_elem_types: the ONNX element types (``TensorProto.FLOAT8E4M3FN``), 0 where unknown;
+        input_elem_types: the ONNX element types (``TensorProto.FLOAT8E4M3FN``), 0 where unknown;
             they tell apart what shares a storage dtype (see :mod:`tvmopt.importer.lowbits`).
-        subgraph: converts a graph attribute in place, given its inputs; returns its outputs (how loops unroll).
+        subgraph: converts a graph attribute in place, given its inputs; returns its outputs (how loops
+        unroll).
     """
 
     op_type: str
@@ -48,7 +49,6 @@ class Context:
     node: onnx.NodeProto
     stock_converter: Callable[[Any, dict[str, Any]], Any]
     input_elem_types: tuple[int, ...] = ()
-    output_elem_types: tuple[int, ...] = ()
     subgraph: Callable[[onnx.GraphProto, Sequence[Any]], list[Any]] | None = None
 
     @property

@@ -1,4 +1,6 @@
-"""Conv, ConvTranspose, DeformConv and Col2Im; paddings are computed here, so a convolution stays one Relax operator."""
+"""Conv, ConvTranspose, DeformConv and Col2Im; paddings are computed here, so a convolution stays one Relax
+operator.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,16 @@ from tvmopt.importer.converters.context import Context, Converter, Inputs, Resul
 
 
 def paddings(
-    ctx: Context, attrs: dict[str, Any], image: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    ctx: Context,
+    attrs: dict[str, Any],
+    image: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
 ) -> list[int]:
-    """Begin pads then end pads; SAME_* give ceil(size / stride) outputs, the odd one at the end or the beginning."""
+    """Begin pads then end pads; SAME_* give ceil(size / stride) outputs, the odd one at the end or the
+    beginning.
+    """
     mode = attrs.get("auto_pad", "NOTSET") or "NOTSET"
     n = len(kernel)
     if mode == "NOTSET":
@@ -86,7 +95,9 @@ _TRANSPOSED = {
 
 
 def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """ConvTranspose: pads from `output_shape` or `auto_pad` where given; negative pads become output padding."""
+    """ConvTranspose: pads from `output_shape` or `auto_pad` where given; negative pads become output
+    padding.
+    """
     b = Build(bb, ctx.name)
     x, w, bias = inputs[0], inputs[1], inputs[2]
     image, kernel = shape_of(x)[2:], shape_of(w)[2:]
@@ -95,7 +106,10 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
         raise ctx.unsupported(f"{n} spatial dimensions; 1 to 3 are supported")
     strides, dilations = attrs.get("strides", [1] * n), attrs.get("dilations", [1] * n)
     extra = list(attrs.get("output_padding", [0] * n))
-    full = [s * (i - 1) + e + (k - 1) * d + 1 for s, i, e, k, d in zip(strides, image, extra, kernel, dilations, strict=True)]
+    full = [
+        s * (i - 1) + e + (k - 1) * d + 1
+        for s, i, e, k, d in zip(strides, image, extra, kernel, dilations, strict=True)
+    ]
     mode = attrs.get("auto_pad", "NOTSET") or "NOTSET"
     wanted = attrs.get("output_shape")
     if wanted is None and mode.startswith("SAME"):
@@ -119,7 +133,9 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
             b.wide(x),
             b.wide(w),
             strides=list(strides),
-            padding=[0] * (2 * n) if any(extra) and max(extra) >= min(strides) else [*begin, *[max(e, 0) for e in end]],
+            padding=[0] * (2 * n)
+            if any(extra) and max(extra) >= min(strides)
+            else [*begin, *[max(e, 0) for e in end]],
             output_padding=[0] * n if any(extra) and max(extra) >= min(strides) else extra,
             dilation=list(dilations),
             groups=attrs.get("group", 1),
@@ -137,7 +153,9 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
 
 
 def deform_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """DeformConv (2-D): bilinear samples at shifted taps as columns (one kernel), then a grouped matrix product."""
+    """DeformConv (2-D): bilinear samples at shifted taps as columns (one kernel), then a grouped matrix
+    product.
+    """
     b = Build(bb, ctx.name)
     x, w, offset, bias, mask = (inputs[i] for i in range(5))
     if len(shape_of(x)) != 4:
@@ -197,7 +215,8 @@ def col2im(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     batch, taps = shape_of(x)[0], int(np.prod(block))
     channels = shape_of(x)[1] // taps
     counts = [
-        (image[i] + pads[i] + pads[n + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(n)
+        (image[i] + pads[i] + pads[n + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
+        for i in range(n)
     ]
     cols = b.reshape(x, (batch, channels, *block, *counts))
 

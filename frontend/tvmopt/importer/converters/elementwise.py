@@ -71,7 +71,9 @@ def is_inf(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
 
 
 def bit_shift(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """BitShift; by the width or more gives 0 (the sign, for a signed shift to the right), as does a negative amount."""
+    """BitShift; by the width or more gives 0 (the sign, for a signed shift to the right), as does a
+    negative amount.
+    """
     b = Build(bb, ctx.name)
     x, amount = inputs[0], inputs[1]
     dtype = dtype_of(x)
@@ -97,9 +99,14 @@ def power(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     if is_float(dtype):
         return b.unary(lambda base: relax.op.power(base, b.cast(y, dtype_of(base))), x)
     known = ctx.array(y)
-    if known is not None and known.size == 1 and float(known.ravel()[0]) in (1, 2, 3, 4) and shape_of(y) in ((), (1,)):
+    if (
+        known is not None
+        and known.size == 1
+        and float(known.ravel()[0]) in (1, 2, 3, 4)
+        and shape_of(y) in ((), (1,))
+    ):
         return reduce(lambda a, c: b.mul(a, c), [x] * int(known.ravel()[0]))
-    work = "float64" if not is_float(other) or other == "float64" else "float64"
+    work = "float64"
     value = b.emit(relax.op.power(b.cast(x, work), b.cast(y, work)))
     return b.cast(b.emit(relax.op.round(value)) if not is_float(other) else value, dtype)
 

@@ -1,4 +1,6 @@
-"""Normalisations: LayerNorm with all outputs, RMSNorm on any axis, BatchNorm in training mode, LpNormalization, GroupNorm."""
+"""Normalisations: LayerNorm with all outputs, RMSNorm on any axis, BatchNorm in training mode,
+LpNormalization, GroupNorm.
+"""
 
 from __future__ import annotations
 

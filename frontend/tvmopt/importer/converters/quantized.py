@@ -1,4 +1,6 @@
-"""Quantised operators: QuantizeLinear and DequantizeLinear in all forms, QLinearConv, QLinearMatMul, the integer products."""
+"""Quantised operators: QuantizeLinear and DequantizeLinear in all forms, QLinearConv, QLinearMatMul, the
+integer products.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from onnx import TensorProto, helper
 from tvm import relax
 
 from tvmopt.importer.converters.casts import convert_type, encode
-from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.common import Build, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.convolution import convolve
 from tvmopt.importer.lowbits import CODED, SMALL_INTEGERS, storage_dtype
@@ -21,11 +23,18 @@ _RANGES = {
     TensorProto.INT16: (-32768, 32767),
     **SMALL_INTEGERS,
 }
-_NAMES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "uint16": TensorProto.UINT16, "int16": TensorProto.INT16}
+_NAMES = {
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+    "uint16": TensorProto.UINT16,
+    "int16": TensorProto.INT16,
+}
 
 
 def spread(b: Build, value: Any, shape: tuple[int, ...], axis: int, block: int) -> Any:
-    """A scale or zero point, shaped to broadcast against a tensor of `shape`: per tensor, per axis or per block."""
+    """A scale or zero point, shaped to broadcast against a tensor of `shape`: per tensor, per axis or per
+    block.
+    """
     own = shape_of(value)
     if int(np.prod(own)) == 1 and not block:
         return b.reshape(value, ())
@@ -39,17 +48,27 @@ def spread(b: Build, value: Any, shape: tuple[int, ...], axis: int, block: int) 
 def saturate(b: Build, x: Any, elem: int) -> Any:
     """Clip to the range of an integer type and convert to what stores it."""
     low, high = _RANGES[elem]
-    return b.cast(b.minimum(b.maximum(x, low), high), storage_dtype(str(helper.tensor_dtype_to_np_dtype(elem))))
+    return b.cast(
+        b.minimum(b.maximum(x, low), high), storage_dtype(str(helper.tensor_dtype_to_np_dtype(elem)))
+    )
 
 
 def quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """QuantizeLinear: ``saturate(round_half_even(x / scale) + zero_point)``; floats have no zero point to add."""
+    """QuantizeLinear: ``saturate(round_half_even(x / scale) + zero_point)``; floats have no zero point to
+    add.
+    """
     b = Build(bb, ctx.name)
     x, scale, zero = inputs[0], inputs[1], inputs[2]
     elem = ctx.input_elem_types[2] if zero is not None else attrs.get("output_dtype", 0) or TensorProto.UINT8
     axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
     precision = attrs.get("precision", 0)
-    if not block and not precision and elem in _NAMES.values() and len(shape_of(scale)) <= 1 and dtype_of(x) == "float32":
+    if (
+        not block
+        and not precision
+        and elem in _NAMES.values()
+        and len(shape_of(scale)) <= 1
+        and dtype_of(x) == "float32"
+    ):
         return ctx.stock(inputs, attrs)  # stays R.quantize, which the precision passes know
     shape = shape_of(x)
     work = str(helper.tensor_dtype_to_np_dtype(precision)) if precision else dtype_of(scale)
@@ -114,7 +133,9 @@ def _requantize(b: Build, total: Any, factor: Any, zero: Any, dtype: str) -> Any
     """``saturate(round(total * factor) + zero)``."""
     value = b.emit(relax.op.round(b.mul(b.cast(total, "float32"), factor)))
     if zero is not None:
-        value = b.add(value, b.cast(b.reshape(zero, ()) if int(np.prod(shape_of(zero))) == 1 else zero, "float32"))
+        value = b.add(
+            value, b.cast(b.reshape(zero, ()) if int(np.prod(shape_of(zero))) == 1 else zero, "float32")
+        )
     return saturate(b, value, _NAMES[dtype])
 
 

@@ -1,4 +1,6 @@
-"""LSTM, GRU and RNN: the input projection of all steps is one GEMM, the recurrence is unrolled over the steps."""
+"""LSTM, GRU and RNN: the input projection of all steps is one GEMM, the recurrence is unrolled over the
+steps.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,8 @@ def _run(
 ) -> tuple[list[Any], tuple[Any, ...]]:
     """All steps of one direction over `projected` [S, B, gates*H]: the outputs by time, and the last state.
 
-    A sequence shorter than S gives zeros past its end and keeps its state; backwards, it starts at its own end.
+    A sequence shorter than S gives zeros past its end and keeps its state; backwards, it starts at its own
+    end.
     """
     count, batch, width = shape_of(projected)
     outputs: list[Any] = [None] * count
@@ -161,7 +164,9 @@ def _run(
     return outputs, states
 
 
-def _recurrent(gates: int, default: list[str], make_step: Callable[[Build, dict[str, Any], Any, int], Step]) -> Converter:
+def _recurrent(
+    gates: int, default: list[str], make_step: Callable[[Build, dict[str, Any], Any, int], Step]
+) -> Converter:
     """The converter of an operator with that many gates."""
     lstm = gates == 4
 
@@ -175,7 +180,11 @@ def _recurrent(gates: int, default: list[str], make_step: Callable[[Build, dict[
         directions, hidden, dtype = shape_of(weight)[0], shape_of(recurrence)[2], dtype_of(x)
         if lengths is not None:
             known = ctx.array(lengths)
-            lengths = None if known is not None and (known >= steps).all() else b.reshape(b.cast(lengths, "int32"), (batch, 1))
+            lengths = (
+                None
+                if known is not None and (known >= steps).all()
+                else b.reshape(b.cast(lengths, "int32"), (batch, 1))
+            )
         mode = attrs.get("direction", "forward")
         ys: list[Any] = []
         last: list[tuple[Any, ...]] = []
@@ -190,7 +199,9 @@ def _recurrent(gates: int, default: list[str], make_step: Callable[[Build, dict[
                 both = b.reshape(of(bias), (1, 2 * gates * hidden))
                 projected = b.add(projected, b.slice(both, 1, 0, gates * hidden))
                 rbias = b.slice(both, 1, gates * hidden, 2 * gates * hidden)
-            cell = _Cell(b, hidden, attrs.get("clip", 0.0), b.transpose(of(recurrence), (1, 0)), rbias, functions)
+            cell = _Cell(
+                b, hidden, attrs.get("clip", 0.0), b.transpose(of(recurrence), (1, 0)), rbias, functions
+            )
             states = []
             for i in (5, 6) if lstm else (5,):
                 if inputs[i] is None:

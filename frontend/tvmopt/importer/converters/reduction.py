@@ -86,7 +86,9 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
         out = fold(relax.op.sum, b.mul(wide, wide))
     elif name == "ReduceL2":
         square = fold(relax.op.sum, b.mul(wide, wide))
-        out = b.cast(b.emit(relax.op.sqrt(square if is_float(dtype_of(square)) else b.cast(square, "float32"))), dtype)
+        out = b.cast(
+            b.emit(relax.op.sqrt(square if is_float(dtype_of(square)) else b.cast(square, "float32"))), dtype
+        )
     elif name == "ReduceLogSum":
         out = b.emit(relax.op.log(fold(relax.op.sum, wide)))
     else:  # log-sum-exp, with the maximum taken out; an infinite maximum is left in
@@ -97,9 +99,18 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
     return b.cast(out, dtype)
 
 
-_NAMES = (
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
-).split()
+_NAMES = [
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+]
 
 
 def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -129,4 +140,7 @@ def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     return b.reshape(b.mul(result, m), shape[:-2])
 
 
-CONVERTERS: dict[tuple[str, str], Converter] = {**{("", name): _reduce(name) for name in _NAMES}, ("", "Det"): det}
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    **{("", name): _reduce(name) for name in _NAMES},
+    ("", "Det"): det,
+}

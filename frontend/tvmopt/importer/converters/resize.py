@@ -1,7 +1,9 @@
-"""Resize and Upsample: every mode, coordinate transformation, ROI and antialiasing of the standard, at static sizes.
+"""Resize and Upsample: every mode, coordinate transformation, ROI and antialiasing of the standard, at
+static sizes.
 
-Interpolation is separable, and sizes are known, so each axis is a weighted sum of a few source elements whose places and
-weights are computed here, once, in float64. What TVM's own resize2d does the same way stays that operator.
+Interpolation is separable, and sizes are known, so each axis is a weighted sum of a few source elements
+whose places and weights are computed here, once, in float64. What TVM's own resize2d does the same way
+stays that operator.
 """
 
 from __future__ import annotations
@@ -81,13 +83,17 @@ def _kernel(mode: str, a: float, distance: Array) -> Array:
     return np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
 
 
-def taps(axis: Axis, mode: str, position: Array, a: float, antialias: bool, exclude: bool) -> tuple[Array, Array]:
+def taps(
+    axis: Axis, mode: str, position: Array, a: float, antialias: bool, exclude: bool
+) -> tuple[Array, Array]:
     """Indices [out, taps] and weights [out, taps]; elements past the edge are the edge's, or left out."""
     shrink = min(axis.scale, 1.0) if antialias else 1.0
     reach = (1 if mode == "linear" else 2) / shrink
     first = math.floor(-reach) + 1
     offsets = np.arange(first, 2 - first)
-    base = np.where(position == np.floor(position), position - 1, np.floor(position))  # the left one, as the standard
+    base = np.where(
+        position == np.floor(position), position - 1, np.floor(position)
+    )  # the left one, as the standard
     index = base[:, None] + offsets[None, :]
     weights = _kernel(mode, a, (index - position[:, None]) * shrink)
     if exclude:
@@ -120,10 +126,14 @@ def _interpolate(b: Build, x: Any, axis: Axis, index: Array, weights: Array) -> 
     return b.te(resize_axis, x, const(index, "int32"), const(weights, dtype_of(x)))
 
 
-def _sizes(ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any, attrs: dict[str, Any]) -> list[Axis]:
+def _sizes(
+    ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any, attrs: dict[str, Any]
+) -> list[Axis]:
     rank = len(shape)
     axes = [int(a) % rank for a in attrs.get("axes", range(rank))]
-    regions = np.ravel(roi) if roi is not None and np.size(roi) else np.array([0.0] * len(axes) + [1.0] * len(axes))
+    regions = (
+        np.ravel(roi) if roi is not None and np.size(roi) else np.array([0.0] * len(axes) + [1.0] * len(axes))
+    )
     if sizes is not None and np.size(sizes):
         wanted = [int(s) for s in np.ravel(sizes)]
         factors = [w / shape[a] for w, a in zip(wanted, axes, strict=True)]
@@ -151,14 +161,20 @@ def _sizes(ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any
     ]
 
 
-def _stock_form(shape: Sequence[int], work: list[Axis], mode: str, transform: str, nearest: str, attrs: dict[str, Any]) -> dict[str, str] | None:
+def _stock_form(
+    shape: Sequence[int], work: list[Axis], mode: str, transform: str, nearest: str, attrs: dict[str, Any]
+) -> dict[str, str] | None:
     """How relax.image.resize2d says the same, where it computes the same; None elsewhere."""
     spatial = {a.axis for a in work} <= {2, 3} and len(shape) == 4
     exact = all(abs(a.scale * a.size - a.out) < 1e-6 for a in work)
     if not spatial or not exact or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
         return None
     if mode == "nearest" and transform == "asymmetric" and nearest == "floor":
-        return {"method": "nearest_neighbor", "coordinate_transformation_mode": transform, "rounding_method": "floor"}
+        return {
+            "method": "nearest_neighbor",
+            "coordinate_transformation_mode": transform,
+            "rounding_method": "floor",
+        }
     if mode == "linear" and all(a.out > 1 for a in work):
         if transform in ("half_pixel", "align_corners", "asymmetric"):
             return {"method": "linear", "coordinate_transformation_mode": transform, "rounding_method": ""}

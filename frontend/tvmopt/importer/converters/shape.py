@@ -19,6 +19,7 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     rank = len(shape_of(x))
     pads = attrs.get("pads", attrs.get("paddings")) if ctx.opset < 11 else ctx.array(inputs[1], "pads")
     axes = ctx.array(inputs[3], "axes")
+    assert pads is not None
     order = [int(a) % rank for a in axes] if axes is not None else list(range(rank))
     before, after = [0] * rank, [0] * rank
     for i, axis in enumerate(order):
@@ -93,7 +94,9 @@ def one_hot(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     axis = attrs.get("axis", -1) % (len(shape) + 1)
     column = b.reshape(index, (*shape[:axis], 1, *shape[axis:]))
     column = b.where(b.less(column, 0), b.add(column, depth), column)
-    ramp = const(np.arange(depth).reshape([depth if i == axis else 1 for i in range(len(shape) + 1)]), "int64")
+    ramp = const(
+        np.arange(depth).reshape([depth if i == axis else 1 for i in range(len(shape) + 1)]), "int64"
+    )
     off, on = (b.reshape(b.slice(inputs[2], 0, i, i + 1), ()) for i in range(2))
     return relax.op.where(b.equal(column, ramp), on, off)
 
@@ -156,7 +159,9 @@ def cum_prod(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
 
 
 def max_unpool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """MaxUnpool: every value at its flat index in a tensor of zeros (of the size that the pooling came from)."""
+    """MaxUnpool: every value at its flat index in a tensor of zeros (of the size that the pooling came
+    from).
+    """
     b = Build(bb, ctx.name)
     x, index = inputs[0], b.cast(inputs[1], "int64")
     shape = shape_of(x)

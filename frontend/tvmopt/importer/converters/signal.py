@@ -20,7 +20,7 @@ def dft_matrix(length: int, rows: int, columns: int, inverse: bool) -> npt.NDArr
     """``exp(-+2 pi i j k / length)`` for j < rows (samples) and k < columns (bins), complex128."""
     turns = np.outer(np.arange(rows), np.arange(columns)) % length
     matrix = np.exp((2j if inverse else -2j) * np.pi * turns / length)
-    return matrix / length if inverse else matrix
+    return np.asarray(matrix / length if inverse else matrix)
 
 
 def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesided: bool) -> Any:

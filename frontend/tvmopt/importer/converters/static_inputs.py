@@ -1,8 +1,11 @@
-"""Which operator inputs must be known when a model is compiled - for the importer, the backend and error messages.
+"""Which operator inputs must be known when a model is compiled - for the importer and the ONNX backend.
 
-ONNX passes axes, shapes, paddings and counts as tensors. A compiler that makes static code needs their *values*;
-TensorRT calls such inputs build-time shape tensors. :data:`COMPILE_TIME` names them, operator by operator; nothing
-that carries data is in it. :func:`compile_time_inputs` follows a graph back from those slots to the model's own inputs.
+ONNX passes axes, shapes, paddings and counts as tensors. A compiler that makes static code needs their
+*values*; TensorRT calls such inputs build-time shape tensors. :data:`COMPILE_TIME` names them, operator by
+operator;
+nothing that carries data is in it. :func:`compile_time_inputs` follows a graph back from those slots to the
+model's
+own inputs.
 """
 
 from __future__ import annotations
@@ -11,9 +14,18 @@ from collections.abc import Iterable
 
 import onnx
 
-_REDUCE = (
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
-).split()
+_REDUCE = [
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+]
 
 COMPILE_TIME: dict[tuple[str, str], tuple[int, ...]] = {
     **{("", name): (1,) for name in _REDUCE},  # axes
