@@ -77,7 +77,7 @@ def _kernel(mode: str, a: float, distance: Array) -> Array:
     """The weight at a distance: a triangle, or the cubic of Keys with parameter a."""
     x = np.abs(distance)
     if mode == "linear":
-        return np.clip(1 - x, 0, None)
+        return np.asarray(np.clip(1 - x, 0, None))
     inner = ((a + 2) * x - (a + 3)) * x * x + 1
     outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
