@@ -17,13 +17,14 @@ Measured   Zen 5, one core, peak 267 GFLOP/s (layouts compared before NHWC was c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import tvm
 from tvm import tirx
 from tvmopt.schedules.cpu.gemm import vectorize_columns
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.blocks import annotated, epilogue_of, extents, root_blocks
+from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits, step_cycles
 
@@ -32,7 +33,8 @@ NAME, VERSION = "conv2d", 1
 
 @dataclass(frozen=True)
 class Shape:
-    """n: batch; oh, ow: output; panels of nr columns; o: output channels; k: length of the reduction."""
+    """n: batch; oh, ow: output; panels of nr columns, each within one of the groups; o: output channels; k: length of
+    the reduction."""
 
     n: int
     oh: int
@@ -40,6 +42,7 @@ class Shape:
     panels: int
     nr: int
     o: int
+    groups: int
     k: tuple[int, int, int]
     padded: bool
     in_bytes_per_row: int
@@ -55,14 +58,15 @@ class Shape:
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     """A block that the legalizer marked `conv2d`."""
-    block, out, pad = (annotated(func, name) for name in ("conv2d", "unpack", "pad"))
+    block, out, pad = annotated(func, "conv2d"), consumer(func, "conv2d"), annotated(func, "pad")
     if block is None or out is None:
         return None
     n, oh, ow, panels, nr, ky, kx, c = extents(block)
-    o = extents(out)[-1]
+    groups = int(block.annotations["tvmopt.groups"])
+    o = prod(extents(out)[3:])
     row_bytes = 4 * (extents(pad)[2] * extents(pad)[3]) if pad is not None else 4 * ow * c
     return Shape(
-        n, oh, ow, panels, nr, o, (ky, kx, c), pad is not None, row_bytes, machine.lanes(), machine.cores, machine.l2
+        n, oh, ow, panels, nr, o, groups, (ky, kx, c), pad is not None, row_bytes, machine.lanes(), machine.cores, machine.l2
     )
 
 
@@ -129,11 +133,16 @@ def _divisors(n: int) -> list[int]:
 def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     """Tasks over rows and panels; the padded rows of a task; the register tile."""
     conv = sch.get_sblock("conv2d")
-    out = epilogue_of(sch, conv, (shape.n, shape.oh, shape.ow, shape.o))
-    n, h, w, o = sch.get_loops(out)
+    if shape.groups == 1:
+        out = epilogue_of(sch, conv, (shape.n, shape.oh, shape.ow, shape.o))
+    else:
+        (out,) = sch.get_consumers(conv)  # normalized
+    n, h, w, *group, o = sch.get_loops(out)
     h_chunk, h_in = sch.split(h, [None, knobs["row_chunk"]])
     w_tile, w_in = sch.split(w, [None, knobs["mr"]])
-    p_chunk, panel, o_in = sch.split(o, [None, knobs["panel_chunk"], shape.nr])
+    per_group = shape.o // shape.groups
+    panels, o_in = sch.split(o, [None, shape.nr])
+    p_chunk, panel = sch.split(sch.fuse(*group, panels), [None, knobs["panel_chunk"]])
     sch.reorder(n, h_chunk, p_chunk, panel, h_in, w_tile, w_in, o_in)
     sch.compute_at(conv, w_tile, preserve_unit_loops=True)
     one_n, one_h, pixels, one_p, cols, ky, kx, c = sch.get_loops(conv)[6:]
@@ -149,7 +158,7 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
         sch.parallel(task)
     sch.decompose_reduction(conv, ky)
     sch.unroll(w_in)
-    vectorize_columns(sch, o_in, common_vector(shape.o if shape.o % shape.nr else shape.nr, shape.lanes))
+    vectorize_columns(sch, o_in, common_vector(per_group if per_group % shape.nr else shape.nr, shape.lanes))
 
 
 def _pad_at(sch: tvm.s_tir.Schedule, task: tvm.s_tir.schedule.LoopRV, lanes: int) -> None:

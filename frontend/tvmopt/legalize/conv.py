@@ -46,7 +46,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     _, out_h, out_w, _ = (int(v) for v in call.ty.shape.values)
     out_g = out_c // groups
     nr = choose_tile(batch * out_h * out_w, out_g, machine, rows=out_w).nr
-    if groups > 1 and out_g % nr:
+    if groups > 1 and out_g < machine.lanes():
         nr = group_panel(out_g, machine.lanes())
     # [G, Og, KH, KW, Cg] -> [G, KH*KW*Cg, Og] -> panels [G, P, KH*KW*Cg, nr] -> [G*P, KH, KW, Cg, nr]
     matrix = np.moveaxis(value.reshape(groups, out_g, kh * kw * in_g), 1, 2)
@@ -81,12 +81,12 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
                 axis=[ky, kx, c],
             ),
             name="conv2d",
-            attrs={"tvmopt.kernel": "conv2d"},
+            attrs={"tvmopt.kernel": "conv2d", "tvmopt.groups": groups},
         )
 
         return te.compute(
             (batch, out_h, out_w, out_c),
-            lambda n, y, x_, o: acc(n, y, x_, o // nr, o % nr),
+            lambda n, y, x_, o: acc(n, y, x_, (o // out_g) * panels_g + o % out_g // nr, o % out_g % nr),
             name="unpack",
             attrs={"tvmopt.kernel": "unpack"},
         )
@@ -97,14 +97,12 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
 
 
 def group_panel(out_g: int, lanes: int) -> int:
-    """Panel width for groups of `out_g` channels: a divisor, so that no panel holds two groups' channels; the widest
-    of at most two vectors, whole vectors first.
+    """Panel width for groups narrower than a vector: as they are if a register of that width exists, else padded.
 
-    >>> group_panel(96, 16), group_panel(24, 16), group_panel(20, 16), group_panel(4, 16)
-    (32, 24, 20, 4)
+    >>> group_panel(8, 16), group_panel(4, 16), group_panel(12, 16), group_panel(3, 8)
+    (8, 4, 16, 8)
     """
-    fitting = [d for d in range(1, 2 * lanes + 1) if out_g % d == 0]
-    return max(fitting, key=lambda d: (d % lanes == 0, d))
+    return out_g if lanes % out_g == 0 else lanes
 
 
 LEGALIZERS = {"relax.nn.conv2d": conv2d}

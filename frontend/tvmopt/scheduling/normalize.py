@@ -2,6 +2,7 @@
 
     gemm[i0, i1, p, j]  ->  gemm[m, p, j]        m = i0 * I1 + i1; the PrimFunc's own buffers keep their shapes
     bias, add, relu     ->  one block behind it
+    out[n, y, x, o]     ->  out[n, y, x, g, o']  o = g * (O / groups) + o', for a convolution in groups
 
 It is done before families see the function, so that a tuning record's workload is this form, and simplified
 (`X[m // (H*W), m // W % H, m % W, k]` is `X` read row by row), because TVM infers regions from what it reads.
@@ -15,7 +16,7 @@ from tvm.s_tir import Schedule
 
 from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents
 
-_KERNELS = ("gemm", "batch_gemm")
+_KERNELS = ("gemm", "batch_gemm", "conv2d")
 
 
 def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -24,11 +25,17 @@ def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
     out = annotated(func, "unpack")
     if kernel is None or out is None:
         return func
+    groups = int(annotated(func, kernel).annotations.get("tvmopt.groups", 1))
+    if kernel == "conv2d" and groups == 1:
+        return func
     sch = Schedule(func)
     main = sch.get_sblock(kernel)
     shape = extents(out)
-    rows = shape[:-1] if kernel == "gemm" else shape[:-2]
     last = epilogue_of(sch, main, shape)
-    collapse_rows(sch, main, last, rows)
+    if kernel == "conv2d":
+        per = shape[-1] // groups
+        sch.transform_block_layout(last, lambda n, y, x, o: [n, y, x, o // per, o % per])
+    else:
+        collapse_rows(sch, main, last, shape[:-1] if kernel == "gemm" else shape[:-2])
     module = s_tir.transform.StmtSimplify()(tvm.IRModule({"main": sch.mod["main"]}))
     return module["main"].with_attrs({key: func.attrs[key] for key in func.attrs.keys()})
