@@ -28,7 +28,8 @@ def build(inputs: dict[str, Any], body: Callable[..., Any]) -> tvm.IRModule:
     with builder.function("main", params):
         with builder.dataflow():
             result = body(builder, *params)
-            outs = [builder.emit(r) for r in (result if isinstance(result, tuple) else (result,))]
+            results = result if isinstance(result, tuple) else (result,)
+            outs = [r if isinstance(r, relax.Var) else builder.emit(r) for r in results]
             out = builder.emit_output(relax.Tuple(outs))
         builder.emit_func_output(out)
     return builder.get()

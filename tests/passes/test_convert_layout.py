@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers import build, check_rewrite, names, ops, rand, random_inputs, run, same_numbers
 from tvm import relax
 
+from tests.passes.helpers import build, check_rewrite, names, ops, rand, random_inputs, run, same_numbers
 from tvmopt.passes import (
     CancelReshapes,
     ConvertLayout,

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers import build, check_rewrite, rand
 from tvm import relax
 
+from tests.passes.helpers import build, check_rewrite, rand
 from tvmopt.passes import FoldBatchNorm
 from tvmopt.report import DecisionLog
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers import build, check_rewrite, rand
 from tvm import relax
 
+from tests.passes.helpers import build, check_rewrite, rand
 from tvmopt.passes import PropagateTransposes
 from tvmopt.passes.permute import compose, groups, identity, inverse, moves_data, reshape_of_permuted
 from tvmopt.report import DecisionLog

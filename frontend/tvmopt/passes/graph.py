@@ -262,7 +262,7 @@ class Graph:
             self._drop(var, value)
         elif not isinstance(binding, relax.VarBinding):
             self._out.append(relax.MatchCast(var, value, binding.ty))
-        elif (new := rule(var, value)) is None:
+        elif isinstance(value, relax.Var) or (new := rule(var, value)) is None:
             self._out.append(relax.VarBinding(var, value))
         else:
             self._replace(var, value, self._normal(new, name_of(var)))

@@ -1,0 +1,35 @@
+"""1-d convolutions and poolings as 2-d ones, one pixel high."""
+
+import pytest
+from tvm import relax
+
+from tests.passes.helpers import build, check_rewrite, rand
+from tvmopt.passes import ConvertConv1d, FoldConstant
+from tvmopt.report import DecisionLog
+
+op, nn, c = relax.op, relax.op.nn, relax.const
+
+
+@pytest.mark.parametrize("width", [7, 8, 9, 33])
+@pytest.mark.parametrize(
+    "groups, attrs", [(1, dict(padding=(1, 2))), (4, dict(strides=2)), (2, dict(dilation=2))]
+)
+def test_conv1d(width, groups, attrs):
+    w = c(rand(8, 4 // groups, 3))
+    mod = build({"x": (2, 4, width)}, lambda bb, x: nn.conv1d(x, w, groups=groups, **attrs))
+    both = lambda log: lambda m: FoldConstant(log)(ConvertConv1d(log)(m))  # noqa: E731
+    check_rewrite(both, mod, {"reshape": 2, "nn.conv2d": 1})
+
+
+@pytest.mark.parametrize("pool, name", [(nn.max_pool1d, "nn.max_pool2d"), (nn.avg_pool1d, "nn.avg_pool2d")])
+def test_pools(pool, name):
+    mod = build({"x": (1, 3, 17)}, lambda bb, x: pool(x, 3, 2, 1, ceil_mode=True))
+    check_rewrite(ConvertConv1d, mod, {"reshape": 2, name: 1})
+
+
+def test_another_layout_stays():
+    log, w = DecisionLog(), c(rand(8, 3, 4))
+    mod = build({"x": (1, 9, 4)}, lambda bb, x: nn.conv1d(x, w, data_layout="NWC", kernel_layout="OWI"))
+    check_rewrite(ConvertConv1d, mod)
+    ConvertConv1d(log)(mod)
+    assert [d.reason[0] for d in log] == ["1"]

@@ -1,0 +1,100 @@
+"""Constant scales and shifts end up in the constants of their producer."""
+
+import pytest
+from tvm import relax
+
+from tests.passes.helpers import build, check_rewrite, rand
+from tvmopt.passes import FoldScaleShift
+from tvmopt.report import DecisionLog
+
+op, nn, c = relax.op, relax.op.nn, relax.const
+
+
+def chain(bb, x, *steps):
+    """Apply ``(operator, constant)`` pairs."""
+    for f, value in steps:
+        x = bb.emit(f(x, c(value)))
+    return x
+
+
+@pytest.mark.parametrize("channels", [1, 15, 16, 17])
+def test_caffe_scale_after_a_convolution(channels):
+    w, s = c(rand(channels, 3, 3, 3)), rand(channels, 1, 1)
+
+    def body(bb, x):
+        y = bb.emit(nn.conv2d(x, w))
+        return chain(bb, y, (op.multiply, s), (op.add, s + 1), (op.subtract, s * 2), (op.divide, abs(s) + 1))
+
+    check_rewrite(FoldScaleShift, build({"x": (1, 3, 8, 8)}, body), {"nn.conv2d": 1, "add": 1})
+
+
+def test_a_layer_scale_after_a_gemm():
+    w, b, s = c(rand(8, 9)), rand(9), rand(9, seed=2)
+
+    def body(bb, x):
+        return chain(bb, bb.emit(op.matmul(x, w)), (op.add, b), (op.multiply, s))
+
+    check_rewrite(FoldScaleShift, build({"x": (2, 3, 8)}, body), {"matmul": 1, "add": 1})
+
+
+def test_a_scalar_scale():
+    w = c(rand(8, 9))
+    mod = build({"x": (3, 8)}, lambda bb, x: op.multiply(bb.emit(op.matmul(x, w)), c(rand())))
+    check_rewrite(FoldScaleShift, mod, {"matmul": 1})
+
+
+def test_scale_and_shift_chains_without_a_producer():
+    s = rand(1, 7, 1, 1)
+
+    def body(bb, x):
+        return chain(bb, x, (op.multiply, s), (op.add, s), (op.multiply, s + 2), (op.subtract, s))
+
+    check_rewrite(FoldScaleShift, build({"x": (1, 7, 5, 5)}, body), {"multiply": 1, "add": 1})
+
+
+def test_a_scale_that_varies_over_the_image_stays():
+    w, log = c(rand(4, 3, 1, 1)), DecisionLog()
+    mod = build(
+        {"x": (1, 3, 5, 5)},
+        lambda bb, x: chain(bb, bb.emit(nn.conv2d(x, w)), (op.multiply, rand(1, 4, 5, 5))),
+    )
+    check_rewrite(FoldScaleShift, mod)
+    FoldScaleShift(log)(mod)
+    assert [d.reason[0] for d in log] == ["2"]
+
+
+def test_a_shared_producer_stays():
+    w, log = c(rand(4, 3, 1, 1)), DecisionLog()
+
+    def body(bb, x):
+        y = bb.emit(nn.conv2d(x, w))
+        return chain(bb, y, (op.multiply, rand(4, 1, 1))), nn.relu(y)
+
+    mod = build({"x": (1, 3, 5, 5)}, body)
+    check_rewrite(FoldScaleShift, mod)
+    FoldScaleShift(log)(mod)
+    assert [d.reason[0] for d in log] == ["1"]
+
+
+def test_a_product_of_two_activations_is_not_scaled():
+    mod = build(
+        {"x": (3, 8), "w": (8, 9)},
+        lambda bb, x, w: chain(bb, bb.emit(op.matmul(x, w)), (op.multiply, rand(9))),
+    )
+    check_rewrite(FoldScaleShift, mod)
+
+
+def test_constants_that_would_grow_stay_apart():
+    log = DecisionLog()
+    mod = build({"x": (8, 9)}, lambda bb, x: chain(bb, x, (op.multiply, rand(8, 1)), (op.multiply, rand(9))))
+    check_rewrite(FoldScaleShift, mod)
+    FoldScaleShift(log)(mod)
+    assert [d.reason[0] for d in log] == ["3"]
+
+
+def test_a_bias_alone_is_the_normal_form():
+    w = c(rand(4, 3, 1, 1))
+    mod = build(
+        {"x": (1, 3, 5, 5)}, lambda bb, x: chain(bb, bb.emit(nn.conv2d(x, w)), (op.add, rand(4, 1, 1)))
+    )
+    check_rewrite(FoldScaleShift, mod)

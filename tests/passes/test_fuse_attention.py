@@ -1,0 +1,233 @@
+"""Attention as torch's exporters, BERT, GPT-2, Llama and T5 spell it: one operator, no transposes left."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.passes.helpers import build, ops, rand, random_inputs, run, same_numbers
+from tvmopt.passes import (
+    CancelReshapes,
+    EliminateIdentities,
+    FoldConstant,
+    FuseAttention,
+    FuseSoftmax,
+    PropagateReshapes,
+    PropagateTransposes,
+)
+from tvmopt.report import DecisionLog
+
+op, nn, c = relax.op, relax.op.nn, relax.const
+F = np.float32
+B, S, N, H = 2, 7, 3, 8
+LOWEST = np.finfo(F).min
+CAUSAL = np.where(np.tril(np.ones((S, S), bool)), F(0), F(LOWEST)).reshape(1, 1, S, S)
+
+
+def fuse(mod, expected, *, tol=1e-5, reasons=None, **inputs):
+    """The passes around FuseAttention as the pipeline has them; checks operators and numbers."""
+    before, log = mod, DecisionLog()
+    for make in (FoldConstant, EliminateIdentities, FuseSoftmax, PropagateReshapes, PropagateTransposes):
+        mod = make(DecisionLog())(mod)
+    for make in (CancelReshapes, FuseAttention, PropagateTransposes, CancelReshapes, FoldConstant):
+        mod = make(log)(mod)
+    relax.analysis.well_formed(mod)
+    found = dict(ops(mod))
+    assert all(found.get(k, 0) == n for k, n in expected.items()), mod.script()
+    args = random_inputs(before)
+    for i, p in enumerate(before["main"].params):
+        args[i] = inputs.get(p.name, args[i])
+    for a, b in zip(run(mod, args), run(before, args), strict=True):
+        same_numbers(a, b, tol)
+    if reasons is not None:
+        declined = [d.reason[0] for d in log if d.stage == "tvmopt.FuseAttention" and d.verdict == "declined"]
+        assert declined == reasons
+    return mod
+
+
+def heads(bb, x, n=N):
+    """[B, S, N * H] to [B, N, S, H]."""
+    b, s, w = (int(d) for d in x.ty.shape)
+    return bb.emit(op.permute_dims(bb.emit(op.reshape(x, (b, s, n, w // n))), [0, 2, 1, 3]))
+
+
+def merge(bb, x):
+    """[B, N, S, H] to [B, S, N * H]."""
+    b, n, s, h = (int(d) for d in x.ty.shape)
+    return bb.emit(op.reshape(bb.emit(op.permute_dims(x, [0, 2, 1, 3])), (b, s, n * h)))
+
+
+def torch_key(bb, k):
+    """K transposed as torch's dynamo exporter does it: through [B * N, S, H]."""
+    b, n, s, h = (int(d) for d in k.ty.shape)
+    flat = bb.emit(op.permute_dims(bb.emit(op.reshape(k, (b * n, s, h))), [0, 2, 1]))
+    return bb.emit(op.reshape(flat, (b, n, h, s)))
+
+
+def guard(bb, p):
+    """torch's safe softmax."""
+    return bb.emit(op.where(bb.emit(op.isnan(p)), c(F(0)), p))
+
+
+QKV = {"q": (B, S, N * H), "k": (B, S, N * H), "v": (B, S, N * H)}
+CLEAN = {"permute_dims": 0, "nn.softmax": 0, "matmul": 0}
+PLAIN, BIASED = {**CLEAN, "nn.attention": 1}, {**CLEAN, "nn.attention_bias": 1}
+
+
+def test_torch_sdpa_with_both_operands_scaled():
+    def body(bb, q, k, v):
+        q, k, v = (heads(bb, t) for t in (q, k, v))
+        r = c(F(H**-0.25))
+        s = bb.emit(op.matmul(bb.emit(op.multiply(q, r)), bb.emit(op.multiply(torch_key(bb, k), r))))
+        return merge(bb, bb.emit(op.matmul(guard(bb, bb.emit(nn.softmax(s))), v)))
+
+    fuse(build(QKV, body), {**PLAIN, "reshape": 4, "multiply": 0})
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_bert_with_a_divided_score_and_an_added_mask(where):
+    def body(bb, q, k, v, m):
+        q, v = heads(bb, q), heads(bb, v)
+        k = bb.emit(op.permute_dims(bb.emit(op.reshape(k, (B, S, N, H))), [0, 2, 3, 1]))
+        s, d = bb.emit(op.matmul(q, k)), c(F(H**0.5))
+        if where == "before":
+            s = bb.emit(op.add(m, bb.emit(op.divide(s, d))))
+        else:
+            s = bb.emit(op.divide(bb.emit(op.add(s, m)), d))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), v)))
+
+    fuse(build({**QKV, "m": (B, 1, 1, S)}, body), BIASED)
+
+
+def test_a_boolean_mask_by_where():
+    def body(bb, q, k, v, m):
+        q, k, v = (heads(bb, t) for t in (q, k, v))
+        s = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
+        s = bb.emit(op.where(m, s, c(F(-1e9))))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), v)))
+
+    fuse(build({**QKV, "m": ((B, 1, 1, S), "bool")}, body), BIASED)
+
+
+def test_a_causal_constant_is_not_read():
+    def body(bb, q, k, v):
+        q, k, v = (heads(bb, t) for t in (q, k, v))
+        s = bb.emit(op.multiply(bb.emit(op.matmul(q, torch_key(bb, k))), c(F(0.3))))
+        p = bb.emit(nn.softmax(bb.emit(op.add(s, c(CAUSAL)))))
+        return merge(bb, bb.emit(op.matmul(guard(bb, p), v)))
+
+    after = fuse(build(QKV, body), PLAIN)
+    call = next(b.value for b in after["main"].body.blocks[0].bindings if "attention" in str(b.value))
+    assert call.attrs.causal_mask == "TopLeft" and abs(float(call.attrs.scale) - 0.3) < 1e-6
+
+
+def test_gpt2_eager_where_and_causal():
+    def body(bb, q, k, v):
+        q, k, v = (heads(bb, t) for t in (q, k, v))
+        s = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
+        s = bb.emit(op.where(c(CAUSAL == 0), bb.emit(op.divide(s, c(F(2)))), c(F(LOWEST))))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), v)))
+
+    fuse(build(QKV, body), PLAIN)
+
+
+def test_softmax_from_its_pieces_and_three_axes():
+    def body(bb, q, k, v):
+        e = bb.emit
+        flat = [e(op.reshape(heads(bb, t), (B * N, S, H))) for t in (q, k, v)]
+        s = e(op.matmul(flat[0], e(op.permute_dims(flat[1], [0, 2, 1]))))
+        x = e(op.exp(e(op.subtract(s, e(op.max(s, [-1], keepdims=True))))))
+        p = e(op.divide(x, e(op.sum(x, [-1], keepdims=True))))
+        return merge(bb, e(op.reshape(e(op.matmul(p, flat[2])), (B, N, S, H))))
+
+    fuse(build(QKV, body), PLAIN)
+
+
+def test_grouped_queries_repeat_keys_and_values():
+    def body(bb, q, k, v):
+        def repeat(t):
+            five = bb.emit(op.expand_dims(heads(bb, t, 2), [2]))
+            return bb.emit(op.reshape(bb.emit(op.broadcast_to(five, (B, 2, N, S, H))), (B, 2 * N, S, H)))
+
+        s = bb.emit(op.matmul(heads(bb, q, 2 * N), torch_key(bb, repeat(k))))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), repeat(v))))
+
+    fuse(build({"q": (B, S, 2 * N * H), "k": (B, S, 2 * H), "v": (B, S, 2 * H)}, body), PLAIN)
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 17])
+def test_cross_attention_with_other_widths(length):
+    def body(bb, q, k, v):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), heads(bb, v))))
+
+    fuse(build({"q": (B, S, N * H), "k": (B, length, N * H), "v": (B, length, N * 5)}, body), PLAIN)
+
+
+def test_a_relative_position_bias_and_a_mask():
+    def body(bb, q, k, v, m):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        s = bb.emit(op.add(bb.emit(op.add(s, c(rand(1, N, S, S)))), m))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), heads(bb, v))))
+
+    fuse(build({**QKV, "m": (B, 1, 1, S)}, body), BIASED)
+
+
+KEPT = {"nn.softmax": 1, "matmul": 2, "nn.attention": 0, "nn.attention_bias": 0}
+
+
+def test_probabilities_that_are_an_output_stay():
+    def body(bb, q, k, v):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        p = bb.emit(nn.softmax(s))
+        return merge(bb, bb.emit(op.matmul(p, heads(bb, v)))), p
+
+    fuse(build(QKV, body), KEPT, reasons=["1"])
+
+
+def test_scores_that_are_an_output_stay():
+    def body(bb, q, k, v):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), heads(bb, v)))), s
+
+    fuse(build(QKV, body), KEPT, reasons=["1"])
+
+
+def test_softmax_over_another_axis_is_not_attention():
+    def body(bb, q, k, v):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s, axis=2)), heads(bb, v))))
+
+    fuse(build(QKV, body), KEPT, reasons=[])
+
+
+def test_softmax_of_something_else_is_not_attention():
+    def body(bb, q, k, v):
+        s = bb.emit(
+            op.tanh(bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2])))))
+        )
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), heads(bb, v))))
+
+    fuse(build(QKV, body), KEPT, reasons=["2"])
+
+
+def test_a_guard_over_rows_that_may_be_masked_whole_stays():
+    def body(bb, q, k, v, m):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        s = bb.emit(op.add(s, bb.emit(op.where(m, c(F(0)), c(F(-np.inf))))))
+        return merge(bb, bb.emit(op.matmul(guard(bb, bb.emit(nn.softmax(s))), heads(bb, v))))
+
+    masked = np.ones((B, 1, 1, S), bool)
+    masked[1] = False  # the second image attends to nothing: torch gives zeros
+    fuse(build({**QKV, "m": ((B, 1, 1, S), "bool")}, body), KEPT, reasons=["4"], m=masked)
+
+
+def test_a_mask_that_is_not_quite_causal_is_read():
+    mask = CAUSAL.copy()
+    mask[0, 0, -1, 0] = -1.0
+
+    def body(bb, q, k, v):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        p = bb.emit(nn.softmax(bb.emit(op.add(s, c(mask)))))
+        return merge(bb, bb.emit(op.matmul(p, heads(bb, v))))
+
+    fuse(build(QKV, body), BIASED)

@@ -1,0 +1,79 @@
+"""Reshapes of leading axes leave the GEMMs and their epilogues together."""
+
+import pytest
+from tvm import relax
+
+from tests.passes.helpers import build, check_rewrite, ops, rand
+from tvmopt.passes import CancelReshapes, PropagateReshapes
+
+op, nn, c = relax.op, relax.op.nn, relax.const
+
+
+def both(log):
+    """As in the pipeline."""
+    return lambda mod: CancelReshapes(log)(PropagateReshapes(log)(mod))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16])
+def test_addmm_and_its_activation(rows):
+    def body(bb, x):
+        y = bb.emit(op.matmul(bb.emit(op.reshape(x, (2 * rows, 8))), c(rand(8, 9))))
+        y = bb.emit(op.reshape(bb.emit(op.add(y, c(rand(9)))), (2, rows, 9)))
+        y = bb.emit(op.reshape(bb.emit(nn.gelu(y)), (2 * rows, 9)))
+        return op.reshape(bb.emit(op.matmul(y, c(rand(9, 8)))), (2, rows, 8))
+
+    check_rewrite(both, build({"x": (2, rows, 8)}, body), {"matmul": 2, "add": 1, "nn.gelu": 1})
+
+
+def test_the_output_projection_of_attention():
+    def body(bb, q, r):
+        a = bb.emit(op.reshape(bb.emit(nn.attention(q, q, q)), (14, 24)))
+        y = bb.emit(op.add(bb.emit(op.matmul(a, c(rand(24, 5)))), c(rand(5))))
+        return op.add(bb.emit(op.reshape(y, (2, 7, 5))), r)
+
+    after = check_rewrite(
+        both,
+        build({"q": (2, 7, 3, 8), "r": (2, 7, 5)}, body),
+        {"nn.attention": 1, "reshape": 1, "matmul": 1, "add": 2},
+    )
+    matmul = next(b for b in after["main"].body.blocks[0].bindings if "matmul" in str(b.value))
+    assert len(matmul.var.ty.shape) == 3
+
+
+def test_a_normalisation():
+    def body(bb, x):
+        y = bb.emit(nn.layer_norm(bb.emit(op.reshape(x, (14, 8))), c(rand(8)), c(rand(8)), axes=[-1]))
+        return op.reshape(y, (2, 7, 8))
+
+    check_rewrite(both, build({"x": (2, 7, 8)}, body), {"nn.layer_norm": 1})
+
+
+def test_two_reshapes_of_one_shape_meet():
+    def body(bb, x, y):
+        return op.multiply(bb.emit(op.reshape(x, (14, 8))), bb.emit(op.reshape(y, (14, 8))))
+
+    check_rewrite(
+        PropagateReshapes, build({"x": (2, 7, 8), "y": (2, 7, 8)}, body), {"multiply": 1, "reshape": 1}
+    )
+
+
+def test_a_regrouped_last_axis_stays():
+    mod = build({"x": (2, 7, 8)}, lambda bb, x: nn.relu(bb.emit(op.reshape(x, (7, 16)))))
+    check_rewrite(PropagateReshapes, mod)
+
+
+def test_an_operand_that_varies_by_row_stays():
+    mod = build({"x": (2, 7, 8), "y": (14, 8)}, lambda bb, x, y: op.add(bb.emit(op.reshape(x, (14, 8))), y))
+    check_rewrite(PropagateReshapes, mod)
+
+
+def test_a_batched_weight_stays():
+    def body(bb, x):
+        return op.matmul(bb.emit(op.reshape(x, (2, 7, 8))), c(rand(2, 8, 3)))
+
+    check_rewrite(PropagateReshapes, build({"x": (14, 8)}, body))
+
+
+def test_a_softmax_stays():
+    mod = build({"x": (2, 7, 8)}, lambda bb, x: nn.softmax(bb.emit(op.reshape(x, (14, 8))), axis=0))
+    assert ops(check_rewrite(PropagateReshapes, mod))["reshape"] == 1
