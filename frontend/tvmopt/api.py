@@ -75,6 +75,7 @@ def compile(
     tolerance: float | None = None,
     output: str | Path | None = None,
     threads: int | None = None,
+    exact: bool = False,
     strip_weights: bool = False,
     progress: Progress | None = None,
 ) -> Compiled:
@@ -91,6 +92,7 @@ def compile(
             reduction length.
         output: write the artifact there.
         threads: threads to compile for; default: the target's cores.
+        exact: only algorithms that round as the operators' definitions do (no Winograd convolution).
         strip_weights: write the artifact without its weights (`refit` puts weights in).
         progress: called with the name of each stage.
 
@@ -110,7 +112,7 @@ def compile(
         raise InputError(
             "the folder of the output does not exist.", where=str(output), fix="create it, or give another"
         )
-    request = Request(model, machine, precision, shape or {}, values or {})
+    request = Request(model, machine, precision, shape or {}, values or {}, exact)
     artifact, report = compile_model(request, progress)
     if verify:
         with as_file(model) as path:
@@ -292,7 +294,10 @@ def refit(
     machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
     if manifest.kind == "llvm":
         machine = machine.with_cores(manifest.threads)
-    request = Request(model, machine, manifest.precision, manifest.options.get("shapes", {}))
+    options = manifest.options
+    request = Request(
+        model, machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False)
+    )
     fitted = refit_weights(old, request, progress)
     report = report_of(fitted.manifest)
     if verify:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmopt.analysis.samples import integer_bounds
 from tvmopt.errors import ArtifactError, InputError
 from tvmopt.linking import export, find_cc, structure_hash, versions, without_timings
 from tvmopt.report import DecisionLog, Report
@@ -42,6 +43,7 @@ class Request:
     precision: str = "fp32"
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    exact: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -145,7 +147,7 @@ def _lower(request: Request, stages: Progressed) -> tuple[Imported, Any, Any]:
     from tvmopt.passes.lift_constants import lift_constants
 
     with stages.stage("optimizing"):
-        lowered = pipeline.lower(imported.module, request.machine, log)
+        lowered = pipeline.lower(imported.module, request.machine, log, exact=request.exact)
         lowered.module, weights = lift_constants(lowered.module)
     return imported, lowered, weights
 
@@ -167,7 +169,11 @@ def make_manifest(request: Request, imported: Imported, structure: str, report: 
         features=tuple(sorted(machine.features)) if machine.kind == "llvm" else (),
         threads=machine.cores if machine.kind == "llvm" else 1,
         precision=request.precision,
-        options={"shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())}},
+        options={
+            "shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())},
+            "exact": request.exact,
+            "bounds": integer_bounds(imported.model),  # what `tvmopt run --fill random` may put into token ids
+        },
         report=without_timings(report.as_dict()),
     )
 

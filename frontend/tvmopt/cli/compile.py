@@ -45,6 +45,9 @@ def command(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Only algorithms that round as the operators' definitions do: no Winograd.")
+    ] = False,
     strip_weights: Annotated[
         bool, typer.Option("--strip-weights", help="Leave the weights out; `tvmopt refit` puts them in.")
     ] = False,
@@ -63,6 +66,7 @@ def command(
             tolerance=tolerance,
             output=output or Path(model).with_suffix(".tvmopt").name,
             threads=threads,
+            exact=exact,
             strip_weights=strip_weights,
             progress=show,
         )

@@ -1,0 +1,62 @@
+"""Seeded inputs: valid for the model, the same every time."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_inputs
+from tvmopt.runtime.tensors import TensorInfo
+
+
+def embedding_model(rows: int = 7) -> onnx.ModelProto:
+    """ids -> Cast -> Unsqueeze -> Gather of a table with `rows` rows; `types` is added, `mask` multiplied."""
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["ids64"], to=TensorProto.INT64),
+        helper.make_node("Unsqueeze", ["ids64", "axes"], ["more"]),
+        helper.make_node("Gather", ["table", "more"], ["e"], axis=0),
+        helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["m"], ["s"], keepdims=0),
+        helper.make_node("Mul", ["e", "s"], ["y"]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g",
+        [value("ids", TensorProto.INT32, [1, 64]), value("mask", TensorProto.INT64, [1, 64])],
+        [value("y", TensorProto.FLOAT, [1, 1, 64, 4])],
+        [numpy_helper.from_array(np.ones((rows, 4), "float32"), "table"), numpy_helper.from_array(np.array([0]), "axes")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_token_ids_stay_in_the_table() -> None:
+    model = embedding_model()
+    bounds = integer_bounds(model)
+    assert bounds == {"ids": 7}
+    infos = [TensorInfo("ids", (1, 64), "int32"), TensorInfo("mask", (1, 64), "int64")]
+    feeds = sample_inputs(infos, bounds=bounds)
+    assert set(feeds["ids"].ravel()) == set(range(7))
+    assert set(feeds["mask"].ravel()) == {0, 1}
+    assert feeds["ids"].dtype == np.int32
+
+
+def test_seeded() -> None:
+    infos = [TensorInfo("a", (3, 5), "float32"), TensorInfo("b", (), "bool"), TensorInfo("c", (2,), "bfloat16")]
+    first, second, other = (sample_inputs(infos, seed=seed) for seed in (1, 1, 2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+    assert not np.array_equal(first["a"], other["a"])
+    assert sample_inputs(infos, fill="ones")["a"].min() == 1
+    assert not sample_inputs(infos, fill="zeros")["a"].any()
+
+
+def test_longest_reduction() -> None:
+    conv = helper.make_node("Conv", ["x", "w"], ["c"])
+    dense = helper.make_node("MatMul", ["c", "m"], ["y"])
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [conv, dense], "g", [value("x", 1, [1, 16, 8, 8])], [value("y", 1, [1, 4, 6, 9])],
+        [numpy_helper.from_array(np.ones((4, 16, 3, 3), "float32"), "w"), numpy_helper.from_array(np.ones((6, 9), "float32"), "m")],
+    )  # fmt: skip
+    assert longest_reduction(helper.make_model(graph)) == (144, 2)
