@@ -1,0 +1,60 @@
+"""Gather along an axis, safe for any index; powers that are chains of square roots - for embeddings and LRN.
+
+TVM's `take` in its default mode reads where the index says: a token id out of range reads foreign memory or crashes.
+Here it is clipped (onnxruntime raises an error; a kernel cannot), unless the indices are constants in range.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax, te
+
+from tvmopt.legalize.common import constant, static_shape
+from tvmopt.targets import Machine
+
+
+def take(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+    """`R.take` with mode "fast", clipped."""
+    x, indices = call.args
+    shape, axis = static_shape(x), call.attrs.axis
+    if str(call.attrs.mode) != "fast" or shape is None:
+        return None
+    extent = int(np.prod(shape)) if axis is None else shape[int(axis)]
+    known = constant(bb, indices)
+    if known is not None and known.size and known.min() >= 0 and known.max() < extent:
+        return None
+    clipped = bb.normalize(relax.op.take(x, indices, None if axis is None else int(axis), mode="clip"))
+    return tvm.ir.Op.get("relax.take").get_attr("FLegalize")(bb, clipped)
+
+
+def power(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+    """`R.power(x, c)` for c a positive multiple of 1/4 up to 4: products of x, sqrt(x) and sqrt(sqrt(x)).
+
+    x**0.75 (local response normalisation) is sqrt(x) * sqrt(sqrt(x)): two vector instructions where libm's `powf` is a
+    call an element. For x < 0 both are NaN unless c is whole, when no root is taken; sqrt's error is half an ulp each.
+    """
+    x, exponent = call.args
+    value = constant(bb, exponent)
+    if value is None or value.size != 1 or str(x.ty.dtype) != "float32":
+        return None
+    quarters = float(value.reshape(())) * 4
+    if quarters != int(quarters) or not 1 <= quarters <= 16 or static_shape(x) != static_shape(call):
+        return None
+    whole, half, quarter = int(quarters) // 4, int(quarters) // 2 % 2, int(quarters) % 2
+
+    def compute(a: te.Tensor) -> te.Tensor:
+        def element(*i: tvm.tirx.Var) -> tvm.tirx.Expr:
+            root = tvm.tirx.sqrt(a(*i))
+            factors = [a(*i)] * whole + [root] * half + [tvm.tirx.sqrt(root)] * quarter
+            product = factors[0]
+            for factor in factors[1:]:
+                product = product * factor
+            return product
+
+        return te.compute(a.shape, element, name="power")
+
+    return bb.call_te(compute, x, primfunc_name_hint="power")
+
+
+LEGALIZERS = {"relax.take": take, "relax.power": power}

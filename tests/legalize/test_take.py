@@ -1,0 +1,36 @@
+"""Gather never reads outside its table; powers by square roots."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.harness import run
+
+
+def test_an_index_out_of_range_is_clipped():
+    table = np.arange(12, dtype="float32").reshape(4, 3)
+    index = np.array([0, 3, 2**40, -7], "int64")
+    (y,), _ = run(lambda bb, i: relax.op.take(relax.const(table), i, 0), [index])
+    np.testing.assert_array_equal(y, table[[0, 3, 3, 0]])
+
+
+def test_constant_indices_in_range_stay_unchecked():
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype("float32")
+    (y,), _ = run(lambda bb, x: relax.op.take(x, relax.const(np.array([3, 1]), "int64"), 1), [x])
+    np.testing.assert_array_equal(y, x[:, [3, 1]])
+
+
+@pytest.mark.parametrize("exponent", [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 3.75, 0.7, -0.5])
+def test_power(exponent):
+    x = np.abs(np.random.default_rng(1).standard_normal(33)).astype("float32") + 1e-3
+    (y,), _ = run(lambda bb, x: relax.op.power(x, relax.const(exponent, "float32")), [x])
+    np.testing.assert_allclose(y, x.astype("float64") ** exponent, rtol=2e-6)
+
+
+def test_power_of_negative_numbers():
+    x = np.array([-2.0, -1.5, 0.0, 3.0], "float32")
+    (y,), _ = run(lambda bb, x: relax.op.power(x, relax.const(0.75, "float32")), [x])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(y, x**np.float32(0.75), rtol=1e-6)
+    (y,), _ = run(lambda bb, x: relax.op.power(x, relax.const(3.0, "float32")), [x])
+    np.testing.assert_allclose(y, x**3)
