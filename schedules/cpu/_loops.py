@@ -21,8 +21,9 @@ LAUNCH_NS = 15_000.0
 def worth_threads(nanoseconds: float, machine: Machine) -> bool:
     """Whether a loop of so much work gains from the pool.
 
-    >>> worth_threads(1000.0, Machine("m", "llvm", "x", cores=8)), worth_threads(1e6, Machine("m", "llvm",
-    "x", cores=8)) (False, True)
+    >>> m = Machine("m", "llvm", "x", cores=8)
+    >>> worth_threads(1000.0, m), worth_threads(1e6, m), worth_threads(1e6, m.with_cores(1))
+    (False, True, False)
     """
     return machine.cores > 1 and nanoseconds > LAUNCH_NS
 

@@ -163,7 +163,8 @@ class Row:
                 return store(total, combine(load(total, 0), value(c)), 0)
             kept = self.local(1, "term")
             return seq([
-                store(kept, value(c), 0), write(c, load(kept, 0)), store(total, combine(load(total, 0), load(kept, 0)), 0)
+                store(kept, value(c), 0), write(c, load(kept, 0)),
+                store(total, combine(load(total, 0), load(kept, 0)), 0),
             ])  # fmt: skip
 
         self.statements.append(loop(self.length, body, "c"))

@@ -1,0 +1,418 @@
+"""Scaled-dot-product attention as one kernel a head: scores and probabilities never leave the cache.
+
+For a strip of Q = nq*V queries of one head, all in vectors over the *queries*::
+
+    Qt[d, i]   = scale * q[i, d]                    the strip, transposed: S*D moves a head in all
+    St[j, i]   = sum_d k[j, d] * Qt[d, i]           mk x nq register tiles: k is broadcast, nothing of K is
+                                                    repacked
+    m[i]       = max_j (St + mask);  St = exp(St - m);  l[i] = sum_j St    vertical: no sum across lanes
+    anywhere
+    o[i, d]    = (sum_j St[j, i] * v[j, d]) / l[i]  mo x no register tiles: St is the broadcast operand, as
+                                                    it lies
+
+With the queries in the lanes softmax needs no horizontal step and both products read K and V in their own
+layout, [B, S, N, H]. A causal strip stops at its last visible key (half the work). The strip of scores,
+Sk*Q*4 bytes, is in L2 up to 4096 keys. Float32, static shapes; anything else is TVM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.ir import Range
+from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx.stmt import BufferRegion
+
+from tvmopt.legalize import math
+from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, constant, static_shape
+from tvmopt.legalize.rows import INDEX, load, prim_func, seq, splat, store, vector
+from tvmopt.targets import Machine
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One attention kernel.
+
+    Attributes:
+        batch, heads, queries, keys, depth, depth_v: sizes; `kv_heads` divides `heads`.
+        lanes, registers: of the machine.
+        scale: of the scores.
+        offset: None, or a query i sees keys j <= i + offset.
+        bias: shape of the additive mask, each dimension full or 1, or None; a constant mask that differs by
+        query
+            comes transposed, `[B, N, Sk, Sq padded to strips]`.
+        chunks: tasks a head, each a run of whole strips.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    depth: int
+    depth_v: int
+    lanes: int
+    registers: int
+    scale: float
+    offset: int | None
+    bias: tuple[int, ...] | None
+    bias_transposed: bool
+    chunks: int
+
+    @property
+    def nq(self) -> int:
+        """Vectors of queries in a strip: two, or one where the queries fit in one."""
+        return 1 if self.queries <= self.lanes else 2
+
+    @property
+    def strip(self) -> int:
+        """Queries of a strip."""
+        return self.nq * self.lanes
+
+    @property
+    def strips(self) -> int:
+        """Strips of a head."""
+        return -(-self.queries // self.strip)
+
+    @property
+    def mk(self) -> int:
+        """Keys of a register tile: mk*nq + nq + 1 <= registers, tiles as equal as can be.
+
+        >>> plan(1, 12, 128, 128, 64).mk, plan(1, 12, 197, 197, 64).mk, plan(1, 1, 5, 5, 8).mk
+        (13, 14, 5)
+        """
+        most = max(1, (self.registers - self.nq - 1) // self.nq)
+        tiles = -(-self.keys // most)
+        return -(-self.keys // tiles)
+
+    @property
+    def v_lanes(self) -> int:
+        """Vector width along the depth of V."""
+        return gcd(self.depth_v, self.lanes)
+
+    @property
+    def output_tile(self) -> tuple[int, int]:
+        """(mo, no): queries and vectors of depth of a tile of the output; mo divides the strip.
+
+        >>> plan(1, 12, 128, 128, 64).output_tile, plan(1, 12, 128, 128, 48).output_tile
+        ((8, 2), (8, 3))
+        """
+        vectors = self.depth_v // self.v_lanes
+        no = next(n for n in (2, 3, 1) if vectors % n == 0)
+        most = (self.registers - no - 1) // no
+        return next(m for m in (8, 4, 2, 1) if m <= most and self.strip % m == 0), no
+
+
+def plan(
+    batch: int, heads: int, queries: int, keys: int, depth: int, *, kv_heads: int | None = None,
+    depth_v: int | None = None, lanes: int = 16, registers: int = 32, cores: int = 1,
+    scale: float | None = None,
+    offset: int | None = None, bias: tuple[int, ...] | None = None, bias_transposed: bool = False,
+) -> Plan:  # fmt: skip
+    """A plan; `chunks` leaves three tasks a core where there are strips enough."""
+    first = Plan(
+        batch, heads, kv_heads or heads, queries, keys, depth, depth_v or depth, lanes, registers,
+        depth**-0.5 if scale is None else scale, offset, bias, bias_transposed, 1,
+    )  # fmt: skip
+    wanted = -(-3 * cores // (batch * heads)) if cores > 1 else 1
+    chunks = next((c for c in range(min(wanted, first.strips), 0, -1) if first.strips % c == 0), 1)
+    return Plan(**{**first.__dict__, "chunks": chunks})
+
+
+def attention_func(p: Plan) -> Any:
+    """The PrimFunc(q, k, v, [bias], out)."""
+    return _Kernel(p).func()
+
+
+class _Kernel:
+    """Writes the kernel of a plan."""
+
+    def __init__(self, p: Plan) -> None:
+        self.p = p
+        self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth)
+        self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth)
+        self.v = self._buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v)
+        self.bias = self._buffer("bias", *p.bias) if p.bias else None
+        self.out = self._buffer("out", p.batch, p.queries, p.heads, p.depth_v)
+        self.locals: list[Any] = []
+        self.qt = self._local("qt", p.depth * p.strip)
+        self.st = self._local("st", p.keys * p.strip)
+        self.top = self._local("top", p.strip)
+        self.total = self._local("total", p.strip)
+        self.acc = self._local(
+            "acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.v_lanes)
+        )
+        self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
+
+    @staticmethod
+    def _buffer(name: str, *shape: int) -> Any:
+        return tirx.decl_buffer([tirx.const(d, INDEX) for d in shape], "float32", name, layout=None)
+
+    def _local(self, name: str, size: int) -> Any:
+        buffer = tirx.decl_buffer([tirx.const(size, INDEX)], "float32", name, layout=None)
+        self.locals.append(buffer)
+        return buffer
+
+    def func(self) -> Any:
+        p = self.p
+        inputs = [self.q, self.k, self.v, *([self.bias] if self.bias is not None else [])]
+        block = SBlock(
+            [
+                tirx.IterVar(Range(_int(0), _int(extent)), var, tirx.IterVar.DataPar)
+                for var, extent in ((self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks))
+            ],
+            [_all(b) for b in inputs], [_all(self.out)], "attention", self._strips(),
+            alloc_buffers=self.locals,
+            annotations={"tvmopt.kernel": "attention"},
+        )  # fmt: skip
+        loops = [tirx.Var(n, INDEX) for n in ("b", "h", "c")]
+        body: Any = SBlockRealize(loops, tirx.const(True, "bool"), block)
+        for var, extent in zip(reversed(loops), (p.chunks, p.heads, p.batch), strict=True):
+            body = _for(var, extent, body)
+        return prim_func([*inputs, self.out], body, OUT_ELEMENTWISE_FUSABLE)
+
+    def _strips(self) -> Any:
+        each = self.p.strips // self.p.chunks
+        return _loop(each, lambda s: self._strip((self.chunk * each + s) * self.p.strip), "s")
+
+    def _strip(self, first: Expr) -> Any:
+        """Queries first .. first + strip."""
+        p = self.p
+        visible: Expr = _int(p.keys)
+        if p.offset is not None:  # keys that the last query of the strip sees
+            visible = tirx.max(tirx.min(visible, first + (p.strip + p.offset)), _int(min(1, p.keys)))
+        return seq([
+            self._transpose(first), self._start(), self._scores(first, visible), self._softmax(visible),
+            self._output(first, visible),
+        ])  # fmt: skip
+
+    def _transpose(self, first: Expr) -> Any:
+        p = self.p
+
+        def one(i: Expr, d: Expr) -> Any:
+            row = tirx.min(first + i, _int(p.queries - 1)) if p.queries % p.strip else first + i
+            return store(
+                self.qt,
+                load(self.q, self.b, row, self.h, d) * tirx.const(p.scale, "float32"),
+                d * p.strip + i,
+            )
+
+        return _loop(p.strip, lambda i: _loop(p.depth, lambda d: one(i, d), "d"), "i")
+
+    def _start(self) -> Any:
+        minus = splat(float("-inf"), self.p.lanes)
+        return seq([store(self.top, minus, vector(u * self.p.lanes, self.p.lanes)) for u in range(self.p.nq)])
+
+    # -- scores -------------------------------------------------------------------------------------
+
+    def _scores(self, first: Expr, visible: Expr) -> Any:
+        p = self.p
+        full, rest = divmod(p.keys, p.mk)
+        if p.offset is None:
+            parts = [_loop(full, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
+            return seq([*parts, *([self._score_tile(first, _int(full * p.mk), rest)] if rest else [])])
+        tiles = tirx.min(tirx.floordiv(visible + (p.mk - 1), p.mk), _int(full))
+        parts = [_loop(tiles, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
+        if rest:
+            parts.append(
+                tirx.IfThenElse(visible > full * p.mk, self._score_tile(first, _int(full * p.mk), rest), None)
+            )
+        return seq(parts)
+
+    def _score_tile(self, first: Expr, key: Expr, rows: int) -> Any:
+        """St[key .. key + rows] and the running maximum."""
+        p, lanes = self.p, self.p.lanes
+
+        def at(j: int, u: int) -> Expr:
+            return vector((j * p.nq + u) * lanes, lanes)
+
+        tile = [(j, u) for j in range(rows) for u in range(p.nq)]
+        statements = [store(self.acc, splat(0.0, lanes), at(j, u)) for j, u in tile]
+
+        def step(d: Expr) -> Any:
+            kv_head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
+            out = []
+            for j in range(rows):
+                scalar = tirx.Broadcast(load(self.k, self.b, key + j, kv_head, d), lanes)
+                for u in range(p.nq):
+                    query = load(self.qt, vector(d * p.strip + u * lanes, lanes))
+                    out.append(store(self.acc, load(self.acc, at(j, u)) + scalar * query, at(j, u)))
+            return seq(out)
+
+        statements.append(_loop(p.depth, step, "d"))
+        for j, u in tile:
+            place = vector((key + j) * p.strip + u * lanes, lanes)
+            statements.append(
+                store(self.st, self._masked(load(self.acc, at(j, u)), first, key + j, u), place)
+            )
+        for u in range(p.nq):
+            peak = load(self.top, vector(u * lanes, lanes))
+            for j in range(rows):
+                peak = tirx.max(peak, load(self.st, vector((key + j) * p.strip + u * lanes, lanes)))
+            statements.append(store(self.top, peak, vector(u * lanes, lanes)))
+        return seq(statements)
+
+    def _masked(self, score: Expr, first: Expr, key: Expr, u: int) -> Expr:
+        p, lanes = self.p, self.p.lanes
+        if self.bias is not None and p.bias is not None:
+            b = self.b if p.bias[0] > 1 else _int(0)
+            h = self.h if p.bias[1] > 1 else _int(0)
+            if p.bias_transposed:
+                score = score + load(self.bias, b, h, key, vector(first + u * lanes, lanes))
+            else:  # the same for every query
+                j = key if p.bias[3] > 1 else _int(0)
+                score = score + tirx.Broadcast(load(self.bias, b, h, _int(0), j), lanes)
+        if p.offset is not None:
+            last = tirx.Ramp(first + (u * lanes + p.offset), _int(1), lanes)
+            score = tirx.Select(tirx.Broadcast(key, lanes) <= last, score, splat(float("-inf"), lanes))
+        return score
+
+    # -- softmax and output -------------------------------------------------------------------------
+
+    def _softmax(self, visible: Expr) -> Any:
+        p, lanes = self.p, self.p.lanes
+        cells = [vector(u * lanes, lanes) for u in range(p.nq)]
+        zero = [store(self.total, splat(0.0, lanes), cell) for cell in cells]
+
+        def step(j: Expr) -> Any:
+            out = []
+            for u, cell in enumerate(cells):
+                place = vector(j * p.strip + u * lanes, lanes)
+                value = math.exp_nonpositive(load(self.st, place) - load(self.top, cell))
+                out.append(store(self.st, value, place))
+                out.append(store(self.total, load(self.total, cell) + load(self.st, place), cell))
+            return seq(out)
+
+        inverse = [store(self.total, splat(1.0, lanes) / load(self.total, cell), cell) for cell in cells]
+        return seq([*zero, _loop(visible, step, "j"), *inverse])
+
+    def _output(self, first: Expr, visible: Expr) -> Any:
+        p = self.p
+        mo, no = p.output_tile
+        blocks = p.depth_v // (no * p.v_lanes)
+        return _loop(
+            blocks,
+            lambda d: _loop(
+                p.strip // mo, lambda t: self._output_tile(first, visible, t * mo, d * (no * p.v_lanes)), "t"
+            ),
+            "db",
+        )
+
+    def _output_tile(self, first: Expr, visible: Expr, query: Expr, depth: Expr) -> Any:
+        p, lanes = self.p, self.p.v_lanes
+        mo, no = p.output_tile
+
+        def at(i: int, n: int) -> Expr:
+            return vector((i * no + n) * lanes, lanes)
+
+        tile = [(i, n) for i in range(mo) for n in range(no)]
+        zero = tirx.const(0.0, "float32")
+        start = [store(self.acc, splat(0.0, lanes) if lanes > 1 else zero, at(i, n)) for i, n in tile]
+        kv_head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
+
+        def step(j: Expr) -> Any:
+            out = []
+            for i in range(mo):
+                weight = _splat_value(load(self.st, j * p.strip + query + i), lanes)
+                for n in range(no):
+                    value = load(self.v, self.b, j, kv_head, vector(depth + n * lanes, lanes))
+                    out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
+            return seq(out)
+
+        finish = []
+        place = [vector(depth + n * lanes, lanes) for n in range(no)]
+        for i in range(mo):
+            scale = _splat_value(load(self.total, query + i), lanes)
+            row = first + query + i
+            puts = seq([
+                store(self.out, load(self.acc, at(i, n)) * scale, self.b, row, self.h, place[n])
+                for n in range(no)
+            ])  # fmt: skip
+            finish.append(tirx.IfThenElse(row < p.queries, puts, None) if p.queries % p.strip else puts)
+        return seq([*start, _loop(visible, step, "j"), *finish])
+
+
+def _splat_value(value: Expr, lanes: int) -> Expr:
+    return tirx.Broadcast(value, lanes) if lanes > 1 else value
+
+
+def _int(value: int) -> Expr:
+    return tirx.const(value, INDEX)
+
+
+def _all(buffer: Any) -> Any:
+    return BufferRegion(buffer, [Range.from_min_extent(_int(0), d) for d in buffer.shape])
+
+
+def _for(var: Expr, extent: int | Expr, body: Any) -> Any:
+    extent = _int(extent) if isinstance(extent, int) else extent
+    return tirx.For(var, _int(0), extent, tirx.ForKind.SERIAL, body)
+
+
+def _loop(extent: int | Expr, body: Callable[[Expr], Any], name: str) -> Any:
+    var = tirx.Var(name, INDEX)
+    return _for(var, extent, body(var))
+
+
+# -- legalizer ------------------------------------------------------------------------------------
+
+
+def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.nn.attention` and `R.nn.attention_bias`: q, k, v as [B, S, N, H]."""
+    attrs = call.attrs
+    shapes = [static_shape(a) for a in call.args]
+    if (
+        any(s is None or len(s) != 4 or 0 in s for s in shapes)
+        or getattr(attrs, "window_size", None) is not None
+    ):
+        return None
+    if any(str(a.ty.dtype) != "float32" for a in call.args):
+        return None
+    (batch, queries, heads, depth), (_, keys, kv_heads, _), v_shape = (tuple(s or ()) for s in shapes[:3])
+    if heads % kv_heads or v_shape[2] != kv_heads:
+        return None
+    causal = str(attrs.causal_mask) if attrs.causal_mask is not None else None
+    offset = None if causal is None else (0 if causal == "TopLeft" else abs(keys - queries))
+    scale = depth**-0.5 if attrs.scale is None else float(attrs.scale.value)
+    args, bias, transposed = list(call.args), None, False
+    p = plan(
+        batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=v_shape[3], lanes=machine.lanes(),
+        registers=machine.vector_registers, cores=machine.cores, scale=scale, offset=offset,
+    )  # fmt: skip
+    if len(args) == 4:
+        bias, args[3], transposed = _bias(bb, args[3], p)
+    p = Plan(**{**p.__dict__, "bias": bias, "bias_transposed": transposed})
+    out = relax.TensorType([batch, queries, heads, v_shape[3]], "float32")
+    return relax.call_tir(bb.add_func(attention_func(p), "attention"), args, out)
+
+
+def _bias(bb: relax.BlockBuilder, bias: Any, p: Plan) -> tuple[tuple[int, ...], Any, bool]:
+    """The mask's shape as the kernel reads it, the expression, and whether it is transposed to [.., Sk,
+    strips].
+    """
+    shape = static_shape(bias) or ()
+    if shape[2] == 1:
+        return shape, bias, False
+    wide = p.strips * p.strip
+    value = constant(bb, bias)
+    if value is not None:
+        full = np.broadcast_to(value, (*shape[:2], p.queries, p.keys))
+        turned = np.zeros((*shape[:2], p.keys, wide), "float32")
+        turned[..., : p.queries] = np.swapaxes(full, 2, 3)
+        return turned.shape, relax.const(turned), True
+    turned_expr = bb.emit(
+        relax.op.permute_dims(relax.op.broadcast_to(bias, (*shape[:2], p.queries, p.keys)), [0, 1, 3, 2])
+    )
+    if wide != p.queries:
+        turned_expr = bb.emit(relax.op.nn.pad(turned_expr, [0, 0, 0, 0, 0, 0, 0, wide - p.queries]))
+    return (*shape[:2], p.keys, wide), turned_expr, True
+
+
+LEGALIZERS = {"relax.nn.attention": attention, "relax.nn.attention_bias": attention}
