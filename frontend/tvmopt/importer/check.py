@@ -9,7 +9,10 @@ import onnx
 
 from tvmopt.errors import ModelError, UnsupportedOp, collect
 from tvmopt.importer.converters import CONVERTERS
+from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import (
+    byte_size,
+    count,
     describe_type,
     dtype_name,
     node_name,
@@ -29,6 +32,9 @@ REASONS = {
     ("", "Scan"): ("the length of its scan axis is not known", "bind the shapes it depends on with --shape"),
 }
 """Why an operator that the preparation usually removes may still be there, and what helps."""
+
+TRIAL_BYTES = 1 << 30
+"""Models with more weights than this are converted without a trial."""
 
 STRINGS = "it works on strings, which TVM lacks"
 
@@ -50,7 +56,7 @@ def checked_import(model: onnx.ModelProto) -> Imported:
     borders = any(not isinstance(p, UnsupportedOp) for p in problems)
     try:
         if not borders:
-            imported = to_relax(model)
+            imported = _converted(model)
     except UnsupportedOp as error:
         named = {p.where.partition(" (")[0] for p in problems}
         refused = [error, *error.others]
@@ -61,6 +67,17 @@ def checked_import(model: onnx.ModelProto) -> Imported:
         first, *rest = problems
         raise type(first)(first.what, where=first.where, fix=first.fix, others=[*first.others, *_alone(rest)])
     return imported
+
+
+def _converted(model: onnx.ModelProto) -> Imported:
+    """The conversion, tried out in a child process first: TVM's C++ trusts what it is given.
+
+    The trial costs a tenth of a second for a ResNet-50. Models of many weights go without: it copies them.
+    """
+    weights = sum(byte_size(t.data_type, count(t.dims)) for t in model.graph.initializer)
+    if weights <= TRIAL_BYTES:
+        isolated(lambda: to_relax(model) and None, "conversion", model.graph.name)
+    return to_relax(model)
 
 
 def _alone(problems: list[ModelError]) -> list[ModelError]:

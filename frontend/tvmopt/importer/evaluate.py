@@ -70,17 +70,18 @@ def evaluate(
         opset: version of the default domain.
         expected: element type and shape of the outputs as inferred, as far as known.
     """
-    if node.op_type in BROADCASTS:
-        return BROADCASTS[node.op_type](node, inputs)
-    names = list(inputs)
     outputs = [o for o in node.output if o]
+    names = list(inputs)
     function = helper.make_function(
         "tvmopt", "fold", names, outputs, [node], [helper.make_opsetid("", opset)]
     )
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            results = ReferenceEvaluator(function).run(None, dict(inputs), attributes={})
+            if node.op_type in BROADCASTS:
+                results = [BROADCASTS[node.op_type](node, inputs)]
+            else:
+                results = ReferenceEvaluator(function).run(None, dict(inputs), attributes={})
     except MemoryError:
         raise
     except Exception:  # the node stays in the graph and its converter has the say
@@ -101,18 +102,18 @@ def evaluate(
     return values
 
 
-def _constant_of_shape(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
+def _constant_of_shape(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> Array:
     """One element, seen at every index: no memory is touched until somebody writes the weights out."""
     shape = tuple(int(d) for d in inputs[node.input[0]])
     value = attributes(node).get("value", np.zeros(1, np.float32))
-    return {node.output[0]: np.broadcast_to(value.reshape(-1)[0], shape)} if value.size == 1 else None
+    return np.broadcast_to(value.reshape(()), shape)
 
 
-def _expand(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
+def _expand(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> Array:
     """A broadcast both ways, as a view."""
     array, shape = (inputs[i] for i in node.input)
     target = np.broadcast_shapes(array.shape, tuple(int(d) for d in shape))
-    return {node.output[0]: np.broadcast_to(array, target)}
+    return np.broadcast_to(array, target)
 
 
 BROADCASTS = {"ConstantOfShape": _constant_of_shape, "Expand": _expand}

@@ -25,11 +25,10 @@ import psutil
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from tvmopt.errors import ModelError
-from tvmopt.importer import control
+from tvmopt.importer import control, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.inline import expand_function, rename_free, schema_function
 from tvmopt.importer.protos import (
-    attributes,
     byte_size,
     count,
     describe_type,
@@ -190,7 +189,7 @@ class Folder:
         key = (normal_domain(node.domain), node.op_type)
         if key in self.functions:
             return self._expand(node, self.functions[key])
-        handler = HANDLERS.get(key) or control.HANDLERS.get(key)
+        handler = rules.HANDLERS.get(key) or control.HANDLERS.get(key)
         expansion = handler(self, node) if handler else None
         if expansion is not None:
             return expansion
@@ -348,67 +347,3 @@ CHANGED = words(
     Slice Softmax Split Squeeze TopK Unsqueeze Upsample"""
 )
 """Operators whose form (not only their types) changed between opsets that are in use."""
-
-Handler = Callable[[Folder, onnx.NodeProto], "list[onnx.NodeProto] | None"]
-
-
-def _constant(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """Constant, in all its forms."""
-    value = next((v for k, v in attributes(node).items() if k.startswith("value")), None)
-    if isinstance(value, np.ndarray):
-        array = value
-    elif isinstance(value, str) or (isinstance(value, tuple) and value and isinstance(value[0], str)):
-        array = np.array(value, dtype=object)
-    elif isinstance(value, float | int | tuple):
-        floats = any(a.name.startswith("value_float") for a in node.attribute)
-        array = np.array(value, dtype=np.float32 if floats else np.int64)
-    else:
-        return None
-    folder.set_constant(node.output[0], array)
-    return []
-
-
-def _identity(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    return folder.bind(node.output[0], node.input[0])
-
-
-def _dropout(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """Dropout at inference is the identity, and its mask is all ones."""
-    if len(node.input) > 2 and node.input[2]:
-        training, ratio = folder.array(node.input[2]), folder.array(node.input[1]) if node.input[1] else None
-        if training is None or (bool(training.any()) and (ratio is None or bool((ratio != 0).any()))):
-            return None
-    if len(node.output) > 1 and node.output[1]:
-        shape = folder.shape(node.input[0])
-        if shape is None or count(shape) > 1 << 24 or folder.opsets.get("", 1) < 10:
-            return None
-        folder.set_constant(node.output[1], np.ones(shape, bool))
-    return folder.bind(node.output[0], node.input[0])
-
-
-def _shape(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """Shape of a static tensor, and with start and end a part of it."""
-    shape = folder.shape(node.input[0])
-    if shape is None:
-        return None
-    given = attributes(node)
-    folder.set_constant(node.output[0], np.array(shape[given.get("start", 0) : given.get("end")], np.int64))
-    return []
-
-
-def _size(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    shape = folder.shape(node.input[0])
-    if shape is None:
-        return None
-    folder.set_constant(node.output[0], np.array(count(shape), np.int64))
-    return []
-
-
-HANDLERS: dict[tuple[str, str], Handler] = {
-    ("", "Constant"): _constant,
-    ("", "Identity"): _identity,
-    ("", "Dropout"): _dropout,
-    ("", "Shape"): _shape,
-    ("", "Size"): _size,
-}
-"""Operators that the walk knows more about than their schema says."""

@@ -1,8 +1,7 @@
 """Is the graph of a model file well formed: names, order, opsets, attributes? All problems at once.
 
 The names and attributes of a file are untrusted. After these checks every name is text, defined exactly once
-and before its use; every attribute has the type that the operator's schema asks for; strides, dilations,
-groups and the like are positive (shape inference divides by them); functions do not call themselves.
+and before its use; every node fits its operator's schema (:mod:`.schemas`); functions do not call themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from onnx import TensorProto
 from tvmopt.errors import ModelError
 from tvmopt.importer.protos import (
     BITS,
-    KINDS,
     STRING,
     node_name,
     node_reads,
@@ -27,14 +25,9 @@ from tvmopt.importer.protos import (
     opset_versions,
     subgraphs,
 )
+from tvmopt.importer.schemas import node_problems
 
 REPAIR = "repair the model, or export it again"
-POSITIVE = frozenset(
-    {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
-    | {"num_heads", "q_num_heads", "kv_num_heads", "hidden_size", "size"}
-)
-"""Attributes that are sizes: zero makes no sense, and some of ONNX's shape functions divide by them."""
-
 MAX_NODES = 1_000_000
 """Nodes after inlining all functions: a few kilobytes of nested functions can ask for billions."""
 
@@ -72,7 +65,7 @@ def verify_structure(model: onnx.ModelProto, path: str) -> list[ModelError]:
     for where, nodes, scope in scopes(model):
         own = {normal_domain(o.domain): o.version for o in getattr(scope, "opset_import", ())} or opsets
         for node in nodes:
-            for text in _node_problems(node, own, functions):
+            for text in node_problems(node, own, functions):
                 at = f"{path}, node '{node_name(node)}' ({operator(node)}){where}"
                 problems.append(ModelError(text, where=at, fix=REPAIR))
     return problems
@@ -150,75 +143,6 @@ def _type_problems(value: onnx.ValueInfoProto, role: str, known: bool) -> Iterat
             yield f"{role.capitalize()} '{value.name}' has element type {tensor.elem_type}, no ONNX type."
         if any(d.HasField("dim_value") and d.dim_value < -1 for d in tensor.shape.dim):
             yield f"{role.capitalize()} '{value.name}' has a negative dimension."
-
-
-def _node_problems(
-    node: onnx.NodeProto, opsets: dict[str, int], functions: set[tuple[str, str]]
-) -> Iterator[str]:
-    if not node.op_type:
-        yield "A node names no operator."
-        return
-    broken = [text for attr in node.attribute for text in _attribute_problems(attr)]
-    names = [a.name for a in node.attribute]
-    broken += [f"Attribute '{n}' is given twice." for n in sorted({n for n in names if names.count(n) > 1})]
-    yield from broken
-    key = (normal_domain(node.domain), node.op_type)
-    if broken or key in functions or key[0] not in opsets:
-        return
-    try:
-        schema = onnx.defs.get_schema(key[1], max(opsets[key[0]], 1), key[0])
-    except (onnx.defs.SchemaError, TypeError, OverflowError):
-        return  # no such operator: the importer's check lists it with the others
-    yield from _schema_problems(node, schema)
-
-
-def _attribute_problems(attr: onnx.AttributeProto) -> Iterator[str]:
-    """An attribute holds one value, of the type it says."""
-    if not attr.name:
-        yield "An attribute has no name."
-    if attr.ref_attr_name:
-        return
-    filled = [f.name for f, _ in attr.ListFields() if f.name in KINDS.values()]
-    if attr.type not in KINDS:
-        yield (
-            f"Attribute '{attr.name}' has no type."
-            if not attr.type
-            else f"Attribute '{attr.name}' has type {attr.type}."
-        )
-        return
-    wanted = KINDS[attr.type]
-    wrong = [f for f in filled if f != wanted]
-    single = wanted in ("t", "g", "tp", "sparse_tensor")
-    if wrong or (single and not filled):
-        yield f"Attribute '{attr.name}' says it holds '{wanted}' but holds {', '.join(filled) or 'nothing'}."
-    values = {"ints": attr.ints, "i": [attr.i]}.get(wanted, [])
-    if attr.name in POSITIVE and any(v < 1 for v in values):
-        yield f"Attribute '{attr.name}' is {list(values)}; it must be positive."
-
-
-def _schema_problems(node: onnx.NodeProto, schema: Any) -> Iterator[str]:
-    """Arity and attribute types against the operator's schema."""
-    for word, names, low, high in (
-        ("inputs", node.input, schema.min_input, schema.max_input),
-        ("outputs", node.output, schema.min_output, schema.max_output),
-    ):
-        found = len(names)
-        while found > low and not names[found - 1]:
-            found -= 1
-        if not low <= found <= high:
-            yield f"{schema.name} takes {low}{f' to {high}' if high != low else ''} {word}, not {found}."
-    given = {a.name: a for a in node.attribute}
-    for name, attr in given.items():
-        if name not in schema.attributes:
-            yield f"{schema.name} (opset {schema.since_version}) has no attribute '{name}'."
-            continue
-        wanted = schema.attributes[name].type
-        if int(wanted.value if hasattr(wanted, "value") else wanted) != attr.type:
-            found_type = onnx.AttributeProto.AttributeType.Name(attr.type)
-            yield f"Attribute '{name}' of {schema.name} is {found_type}, not {wanted.name}."
-    for name, declared in schema.attributes.items():
-        if declared.required and name not in given:
-            yield f"{schema.name} lacks its attribute '{name}'."
 
 
 def verify_names(model: onnx.ModelProto, path: str) -> list[ModelError]:

@@ -167,10 +167,11 @@ def _external_bytes(tensor: TensorProto, folder: Path | None) -> bytes:
     if length != wanted:
         raise ValueError(f"its length is {length}, but its shape {list(tensor.dims)} needs {wanted} bytes")
     descriptor = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise ValueError(f"'{location}' is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"'{location}' is not a regular file")
         if offset + length > status.st_size:
             raise ValueError(f"'{location}' has {status.st_size} bytes, {offset} + {length} are wanted")
         file.seek(offset)

@@ -1,0 +1,82 @@
+"""Operators that the folding walk knows more about than their schema says, such as Shape and Dropout.
+
+A rule gives the nodes that stand for its node (mostly none: a constant or another name was recorded), or None
+where it does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from tvmopt.importer.protos import attributes, count
+
+if TYPE_CHECKING:
+    from tvmopt.importer.fold import Folder
+
+Rule = Callable[["Folder", onnx.NodeProto], "list[onnx.NodeProto] | None"]
+
+
+def _constant(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Constant, in all its forms."""
+    value = next((v for k, v in attributes(node).items() if k.startswith("value")), None)
+    if isinstance(value, np.ndarray):
+        array = value
+    elif isinstance(value, str) or (isinstance(value, tuple) and value and isinstance(value[0], str)):
+        array = np.array(value, dtype=object)
+    elif isinstance(value, float | int | tuple):
+        floats = any(a.name.startswith("value_float") for a in node.attribute)
+        array = np.array(value, dtype=np.float32 if floats else np.int64)
+    else:
+        return None
+    folder.set_constant(node.output[0], array)
+    return []
+
+
+def _identity(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return folder.bind(node.output[0], node.input[0])
+
+
+def _dropout(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Dropout at inference is the identity, and its mask is all ones."""
+    if len(node.input) > 2 and node.input[2]:
+        training, ratio = folder.array(node.input[2]), folder.array(node.input[1]) if node.input[1] else None
+        if training is None or (bool(training.any()) and (ratio is None or bool((ratio != 0).any()))):
+            return None
+    if len(node.output) > 1 and node.output[1]:
+        shape = folder.shape(node.input[0])
+        if shape is None or count(shape) > 1 << 24 or folder.opsets.get("", 1) < 10:
+            return None
+        folder.set_constant(node.output[1], np.ones(shape, bool))
+    return folder.bind(node.output[0], node.input[0])
+
+
+def _shape(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Shape of a static tensor, and with start and end a part of it."""
+    shape = folder.shape(node.input[0])
+    if shape is None:
+        return None
+    given = attributes(node)
+    folder.set_constant(node.output[0], np.array(shape[given.get("start", 0) : given.get("end")], np.int64))
+    return []
+
+
+def _size(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    shape = folder.shape(node.input[0])
+    if shape is None:
+        return None
+    folder.set_constant(node.output[0], np.array(count(shape), np.int64))
+    return []
+
+
+HANDLERS: dict[tuple[str, str], Rule] = {
+    ("", "Constant"): _constant,
+    ("", "Identity"): _identity,
+    ("", "Dropout"): _dropout,
+    ("", "Shape"): _shape,
+    ("", "Size"): _size,
+}
+"""Operators that the walk knows more about than their schema says."""

@@ -1,0 +1,207 @@
+"""load: what is read and what is refused - paths, damaged files, tensors that lie, external data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_check import model, run_ort, value
+
+from tvmopt.errors import ModelError
+from tvmopt.importer import load
+from tvmopt.importer.tensors import all_tensors, tensor_problem
+
+node = helper.make_node
+
+
+def small(weight=None) -> onnx.ModelProto:
+    weight = np.arange(6, dtype="float32").reshape(2, 3) if weight is None else weight
+    return model([node("Add", ["x", "w"], ["y"])], [value("x", (2, 3))], [value("y", (2, 3))], {"w": weight})
+
+
+def refused(source) -> str:
+    with pytest.raises(ModelError) as caught:
+        load(source)
+    return str(caught.value)
+
+
+def external(tmp_path, **entries) -> str:
+    """The path of a model whose weight is external, with these entries."""
+    made = small()
+    tensor = made.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, text in entries.items():
+        tensor.external_data.append(onnx.StringStringEntryProto(key=key, value=text))
+    path = tmp_path / "model" / "m.onnx"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(made.SerializeToString())
+    (path.parent / "w.bin").write_bytes(np.arange(10, dtype="float32").tobytes())
+    (tmp_path / "secret.bin").write_bytes(bytes(24))
+    return str(path)
+
+
+def test_path_bytes_and_proto_are_the_same(tmp_path):
+    made = small()
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path)
+    assert load(path) == load(str(path)) == load(path.read_bytes()) == load(made) == made
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: p / "none.onnx", "No such file"),
+        (lambda p: p, "it is a folder"),
+        (lambda p: p / "fifo", "not a regular file"),
+        (lambda p: p / "empty", "empty"),
+        (lambda p: p / "text", "not an ONNX protobuf"),
+        (lambda p: p / "other", "no graph"),
+        (lambda p: 17, "not int"),
+    ],
+)
+def test_what_is_not_a_model(tmp_path, make, words):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "text").write_text("hello, world")
+    (tmp_path / "other").write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
+    assert words in refused(make(tmp_path))
+
+
+def test_every_truncation_is_refused_or_read():
+    data = small().SerializeToString()
+    for length in range(len(data)):
+        with contextlib.suppress(ModelError):
+            load(data[:length])
+
+
+def test_names_must_be_text():
+    data = bytearray(small().SerializeToString())
+    data[data.index(b"Add")] = 0xFF
+    assert "not text" in refused(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.dims.append(1 << 40), "but holds 24 bytes"),
+        (lambda t: t.dims.append(-1), "negative"),
+        (lambda t: setattr(t, "data_type", 99), "99"),
+        (lambda t: setattr(t, "data_type", TensorProto.STRING), "strings as raw bytes"),
+        (lambda t: setattr(t, "raw_data", b"123"), "holds 3 bytes"),
+        (lambda t: t.float_data.append(1), "twice"),
+        (lambda t: t.segment.SetInParent(), "segments"),
+    ],
+)
+def test_tensors_that_lie(change, words):
+    made = small()
+    change(made.graph.initializer[0])
+    assert words in refused(made)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "int64", "uint64", "int8", "bool", "float16", "complex64"]
+)
+def test_typed_fields_are_counted(dtype):
+    array = np.ones((3, 5), dtype)
+    elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+    tensor = helper.make_tensor("t", elem_type, array.shape, array.reshape(-1).tolist())
+    assert tensor_problem(tensor) == ""
+    tensor.dims[0] = 4
+    assert "values" in tensor_problem(tensor)
+
+
+def test_all_bad_tensors_are_listed():
+    made = small()
+    for name in ("a", "b", "c"):
+        made.graph.initializer.append(TensorProto(name=name, data_type=1, dims=[2], raw_data=b"1"))
+    text = refused(made)
+    assert all(f"initialiser '{n}'" in text for n in "abc")
+
+
+def test_tensors_are_found_everywhere():
+    inner = helper.make_graph(
+        [node("Constant", [], ["t"], value=numpy_helper.from_array(np.ones(2)))], "b", [], []
+    )
+    made = small()
+    made.graph.node.append(node("If", ["c"], ["z"], name="if", then_branch=inner, else_branch=inner))
+    places = [where for where, _ in all_tensors(made)]
+    assert len(places) == 3 and any("then_branch" in place for place in places)
+
+
+def test_external_data_is_read(tmp_path):
+    loaded = load(external(tmp_path, location="w.bin", offset="8", length="24"))
+    assert numpy_helper.to_array(loaded.graph.initializer[0])[0, 0] == 2
+    run_ort(loaded, {"x": np.ones((2, 3), "float32")})
+
+
+def test_external_data_as_onnx_saves_it(tmp_path):
+    made = small(np.random.default_rng(0).random((2, 3)).astype("float32"))
+    expected = run_ort(made, {"x": np.ones((2, 3), "float32")})
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    np.testing.assert_array_equal(run_ort(load(path), {"x": np.ones((2, 3), "float32")}), expected)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"location": "/etc/passwd"}, "leaves the model's folder"),
+        ({"location": "../secret.bin"}, "leaves the model's folder"),
+        ({"location": "sub/../../secret.bin"}, "leaves the model's folder"),
+        ({"location": "C:\\secret.bin"}, "leaves the model's folder"),
+        ({"location": "link.bin"}, "leaves the model's folder"),
+        ({"location": "folder/secret.bin"}, "leaves the model's folder"),
+        ({"location": "fifo"}, "not a regular file"),
+        ({"location": ""}, "location"),
+        ({}, "location"),
+        ({"location": "a\0b"}, "location"),
+        ({"location": "missing.bin"}, "No such file"),
+        ({"location": "."}, "not a regular file"),
+        ({"location": "w.bin", "offset": "20"}, "has 40 bytes"),
+        ({"location": "w.bin", "offset": "-4"}, "offset"),
+        ({"location": "w.bin", "offset": "9" * 40}, "offset"),
+        ({"location": "w.bin", "length": "23"}, "needs 24 bytes"),
+        ({"location": "w.bin", "length": "1e3"}, "length"),
+    ],
+)
+def test_external_data_that_is_refused(tmp_path, entries, words):
+    path = external(tmp_path, **entries)
+    folder = os.path.dirname(path)
+    os.symlink(tmp_path / "secret.bin", f"{folder}/link.bin")
+    os.symlink(tmp_path, f"{folder}/folder")
+    os.mkfifo(f"{folder}/fifo")
+    assert words in refused(path)
+
+
+def test_a_link_inside_the_folder_is_fine(tmp_path):
+    path = external(tmp_path, location="link.bin", length="24")
+    os.symlink("w.bin", f"{os.path.dirname(path)}/link.bin")
+    load(path)
+
+
+def test_external_data_of_a_model_without_folder(tmp_path):
+    with open(external(tmp_path, location="w.bin"), "rb") as file:
+        assert "has no folder" in refused(file.read())
+
+
+def test_external_terabytes_are_refused_before_reading(tmp_path):
+    path = external(tmp_path, location="w.bin")
+    made = onnx.load(path, load_external_data=False)
+    made.graph.initializer[0].dims.extend([1 << 20, 1 << 20])
+    onnx.save(made, path)
+    assert "memory" in refused(path)
+
+
+def test_the_callers_model_is_left_alone(tmp_path):
+    made = model(
+        [node("Relu", ["a"], ["y"]), node("Neg", ["x"], ["a"])], [value("x", (3,))], [value("y", (3,))]
+    )
+    before = made.SerializeToString()
+    sorted_model = load(made)
+    assert [n.op_type for n in sorted_model.graph.node] == ["Neg", "Relu"]
+    assert made.SerializeToString() == before
