@@ -10,6 +10,8 @@ It is done before families see the function, so that a tuning record's workload 
 
 from __future__ import annotations
 
+from math import prod
+
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
@@ -20,7 +22,8 @@ _KERNELS = ("gemm", "batch_gemm", "conv2d")
 
 
 def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with its matrix product in normal form; any other function as it is."""
+    """The function with 32-bit indices and its matrix product, if it has one, in normal form."""
+    func = narrow(func)
     kernel = next((name for name in _KERNELS if annotated(func, name) is not None), None)
     out = annotated(func, "unpack")
     if kernel is None or out is None:
@@ -38,4 +41,17 @@ def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
     else:
         collapse_rows(sch, main, last, shape[:-1] if kernel == "gemm" else shape[:-2])
     module = s_tir.transform.StmtSimplify()(tvm.IRModule({"main": sch.mod["main"]}))
+    return module["main"].with_attrs({key: func.attrs[key] for key in func.attrs.keys()})
+
+
+def narrow(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """32-bit indices, where every buffer has fewer than 2**31 elements: TVM narrows them itself later, but then its
+    LoopPartition, which finds loops by their variable, no longer knows the loops that families marked."""
+    for param in func.params:
+        shape = getattr(param.ty, "shape", None)
+        if shape is None or not all(isinstance(dim, tirx.IntImm) for dim in shape):
+            return func
+        if prod(int(dim) for dim in shape) >= 2**31:
+            return func
+    module = tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))
     return module["main"].with_attrs({key: func.attrs[key] for key in func.attrs.keys()})
