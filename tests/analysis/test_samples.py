@@ -42,7 +42,11 @@ def test_token_ids_stay_in_the_table() -> None:
 
 
 def test_seeded() -> None:
-    infos = [TensorInfo("a", (3, 5), "float32"), TensorInfo("b", (), "bool"), TensorInfo("c", (2,), "bfloat16")]
+    infos = [
+        TensorInfo("a", (3, 5), "float32"),
+        TensorInfo("b", (), "bool"),
+        TensorInfo("c", (2,), "bfloat16"),
+    ]
     first, second, other = (sample_inputs(infos, seed=seed) for seed in (1, 1, 2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])

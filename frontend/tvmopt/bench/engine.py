@@ -12,7 +12,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 from tvmopt import errors
-from tvmopt.bench.contention import Usage
+from tvmopt.analysis.contention import Usage
 from tvmopt.bench.records import Job, Turn
 from tvmopt.errors import TvmoptError
 

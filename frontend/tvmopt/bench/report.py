@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tvmopt.analysis.text import align
 from tvmopt.bench.machine import warnings
 from tvmopt.bench.records import BenchResult, Case, EngineResult
 from tvmopt.bench.stats import Ratio
@@ -55,15 +56,7 @@ def _row(case: Case, row: EngineResult, percentiles: Sequence[float]) -> tuple[s
 def text(case: Case, percentiles: Sequence[float] = ()) -> list[str]:
     """The table as aligned lines, header first."""
     header, rows = table(case, percentiles)
-    grid = [header, *rows]
-    widths = [max(len(row[i]) for row in grid) for i in range(len(header))]
-    left = {0, len(header) - 1}
-    return [
-        "  ".join(
-            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in grid
-    ]
+    return align([header, *rows], {0, len(header) - 1})
 
 
 def ratio_words(ratio: Ratio | None) -> str:

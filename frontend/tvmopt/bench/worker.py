@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tvmopt.bench.contention import Usage, disturbed, others
+from tvmopt.analysis.contention import Usage, disturbed, others
 from tvmopt.bench.records import Job, Turn
 from tvmopt.errors import TvmoptError
 

@@ -22,6 +22,7 @@ COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>_comman
     "run": "Run a compiled model; time it.",
     "inspect": "What a model or a compiled file is: FLOPs, parameters, bytes, memory; versions, hashes.",
     "bench": "Compare with onnxruntime, OpenVINO, TensorRT: interleaved, with intervals and a verdict.",
+    "profile": "Time per kernel inside a run: FLOPs, bytes, share of the roof, advice.",
     "explain": "What was done to each node and why not.",
     "refit": "Put another model's weights into a compiled file, without compiling.",
     "targets": "The machines tvmopt knows: list, show, detect this one.",

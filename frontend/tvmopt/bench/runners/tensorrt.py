@@ -95,8 +95,8 @@ class TensorRT(Runner):
             name = FLAGS.get(self.job.precision, "")
             if major(trt) >= 11 or not hasattr(trt.BuilderFlag, name):
                 raise InputError(
-                    f"TensorRT {trt.__version__} has strongly typed networks only: {self.job.precision} cannot be "
-                    "allowed by a flag",
+                    f"TensorRT {trt.__version__} has strongly typed networks only: {self.job.precision} "
+                    "cannot be allowed by a flag",
                     where="--precision",
                     fix=f"give it a model whose tensors are {self.job.precision}, or Q/DQ nodes for int8",
                 )
@@ -250,10 +250,6 @@ def precisions(engine: Any, trt: Any) -> str:
     for layer in layers:
         for output in layer.get("Outputs", ()) if isinstance(layer, dict) else ():
             words = str(output.get("Format/Datatype", "")).replace("format", "").split()
-            found = [
-                w
-                for w in words
-                if w in ("FP32", "FP16", "BF16", "Int8", "FP8", "Float", "Half", "Int32", "INT8")
-            ]
+            found = [w for w in words if w in TYPES]
             counted[found[0] if found else " ".join(words) or "unknown"] += 1
     return ", ".join(f"{name} {n}" for name, n in counted.most_common()) or "not readable"

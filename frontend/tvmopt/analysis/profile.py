@@ -1,0 +1,371 @@
+"""Where the time of a run goes, kernel by kernel, and what can be done about it - for `tvmopt profile`.
+
+TVM 0.27 has no profiler. Its virtual machine calls an *instrument* before and after every kernel; two clock
+readings there give a kernel's time inside a real run, with the caches as they are. A callback costs some
+microseconds, half of which falls between the readings; the cost is measured (instrumented against plain
+latency), taken off, and stated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tvmopt.analysis.advice import Advice, advise
+from tvmopt.analysis.contention import Usage
+from tvmopt.analysis.peaks import Peaks, measure_peaks
+from tvmopt.analysis.roofline import Position, locate
+from tvmopt.analysis.samples import sample_inputs
+from tvmopt.errors import InputError
+from tvmopt.report import Kernel
+from tvmopt.runtime.model import Model, load
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a kernel in the run: `start` and `seconds` from the run's beginning, its ONNX `nodes`."""
+
+    kernel: str
+    nodes: tuple[str, ...]
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel, all its calls together.
+
+    Attributes:
+        name: PrimFunc symbol, or the runtime's builtin.
+        family, source, knobs: who scheduled it, from :class:`~tvmopt.report.Kernel`.
+        nodes: ONNX nodes of all call sites.
+        calls: in one run.
+        seconds: of all calls of one run, the instrument's cost taken off.
+        share: of the latency, 0 to 1.
+        flops, bytes: of all calls.
+        position: on the roofline, per call.
+        advice: what to do, and what the model would gain.
+    """
+
+    name: str
+    family: str
+    source: str
+    knobs: dict[str, Any]
+    nodes: tuple[str, ...]
+    calls: int
+    seconds: float
+    share: float
+    flops: float
+    bytes: float
+    position: Position
+    advice: Advice
+
+    @property
+    def gflops(self) -> float:
+        """Reached operations a second, in 1e9."""
+        return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profiled model.
+
+    Attributes:
+        latency_s: mean of plain runs, no instrument.
+        kernels: by time, most first.
+        calls: one run in order, each with its mean time, the instrument's cost taken off.
+        overhead_s: what the instrument adds to one call of a kernel.
+        runs: instrumented runs during which the process never waited for a processor.
+        disturbed: there were too few of these; every time is the quickest of all runs instead.
+        unexplained_s: latency less the kernels' times: the virtual machine itself, and error.
+        planned_bytes, resident_bytes: activations as planned by the compiler; growth of the process's memory
+            over loading and the first run (weights, code and activations).
+    """
+
+    model: str
+    target: str
+    threads: int
+    latency_s: float
+    kernels: tuple[KernelTime, ...]
+    calls: tuple[Call, ...]
+    overhead_s: float
+    runs: int
+    disturbed: bool
+    planned_bytes: int
+    resident_bytes: int
+    peaks: Peaks
+
+    @property
+    def accounted_s(self) -> float:
+        """Sum of the kernels' times."""
+        return sum(k.seconds for k in self.kernels)
+
+    @property
+    def unexplained_s(self) -> float:
+        """Latency that no kernel accounts for."""
+        return self.latency_s - self.accounted_s
+
+    @property
+    def flops(self) -> float:
+        """Operations of one run, as compiled."""
+        return sum(k.flops for k in self.kernels)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return asdict(self) | {"accounted_s": self.accounted_s, "unexplained_s": self.unexplained_s}
+
+
+def profile(
+    artifact: str | Path | Model,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    threads: int | None = None,
+    runs: int = 60,
+    seconds: float = 3.0,
+    seed: int = 0,
+    peaks: Peaks | None = None,
+) -> Profile:
+    """Time every kernel of a compiled model inside real runs.
+
+    Args:
+        artifact: the file, or a loaded model.
+        inputs: by name; missing ones are random (seeded).
+        runs: undisturbed instrumented runs wanted, and as many plain ones in turn with them.
+        seconds: stop earlier after this long.
+        peaks: the machine's roofs; measured when absent.
+
+    Raises:
+        ArtifactError, InputError: as :func:`tvmopt.load` and a call.
+    """
+    before = _resident()
+    model = artifact if isinstance(artifact, Model) else load(artifact, threads=threads)
+    peaks = peaks or measure_peaks(model.threads)
+    feeds = sample_inputs(model.inputs, seed=seed) | dict(inputs or {})
+    recorder = Recorder(model, feeds)
+    recorder.plain()
+    resident = max(0, _resident() - before)
+    plain, total, traces = recorder.measure(runs, seconds)
+    return _summarise(model, peaks, plain, total, traces, resident, recorder.disturbed)
+
+
+Trace = list[tuple[str, int, int]]  # symbol, start, end in nanoseconds
+LEAST = 5  # runs that a mean rests on
+
+
+def undisturbed(call: Callable[[], T]) -> tuple[T, bool]:
+    """A call's result, and whether this process got its processors throughout (98 % of the time)."""
+    before, start = Usage.of(), time.perf_counter()
+    result = call()
+    wall, after = time.perf_counter() - start, Usage.of()
+    return result, (after.wait or 0.0) - (before.wait or 0.0) <= 0.02 * wall
+
+
+class Recorder:
+    """Plain and instrumented runs of one model, in turn, so that both see the same machine."""
+
+    def __init__(self, model: Model, feeds: Mapping[str, Any]) -> None:
+        self.arguments = model.arguments(feeds)
+        self.session = model.session()
+        self.events: Trace = []
+        self._open: list[int] = []
+        self.disturbed = False
+        self.wait = _cuda_wait() if model.manifest.kind == "cuda" else None
+
+    def plain(self) -> float:
+        """Seconds of one run without the instrument."""
+        start = time.perf_counter_ns()
+        self.session.main(*self.arguments)
+        if self.wait:
+            self.wait()
+        return (time.perf_counter_ns() - start) / 1e9
+
+    def instrumented(self) -> tuple[float, Trace]:
+        """Seconds of one run with it, and (symbol, start, end) of every call in nanoseconds."""
+        self.events, self._open = [], []
+        self.session.set_instrument(self._instrument)
+        try:
+            total = self.plain()
+        finally:
+            self.session.set_instrument(None)
+        return total, self.events
+
+    def measure(self, runs: int, seconds: float) -> tuple[list[float], list[float], list[Trace]]:
+        """Plain seconds, instrumented seconds, and each instrumented run's events; in turn."""
+        stop = time.perf_counter() + seconds
+        plain: list[float] = []
+        total: list[float] = []
+        traces: list[Trace] = []
+        for _ in range(2):
+            self.plain()
+            self.instrumented()
+        while min(len(plain), len(total)) < runs and (not total or time.perf_counter() < stop):
+            took, quiet = undisturbed(self.plain)
+            if quiet:
+                plain.append(took)
+            (took, events), quiet = undisturbed(self.instrumented)
+            if quiet or not total:
+                total.append(took)
+                traces.append(events)
+        if len(plain) < LEAST or len(total) < LEAST:  # never quiet: the quickest of more runs
+            self.disturbed = True
+            for _ in range(4 * LEAST):
+                plain.append(self.plain())
+                took, events = self.instrumented()
+                total.append(took)
+                traces.append(events)
+        return plain, total, traces
+
+    def _instrument(self, function: Any, symbol: str, before: bool, result: Any, *arguments: Any) -> int:
+        if before:
+            if self.wait:
+                self.wait()
+            self._open.append(time.perf_counter_ns())
+        else:
+            if self.wait:
+                self.wait()
+            end = time.perf_counter_ns()
+            self.events.append((symbol, self._open.pop(), end))
+        return 0
+
+
+def _cuda_wait() -> Any:
+    from tvmopt.runtime.model import _synchronise
+
+    return _synchronise
+
+
+def _summarise(
+    model: Model,
+    peaks: Peaks,
+    plain: list[float],
+    total: list[float],
+    traces: list[Trace],
+    resident: int,
+    disturbed: bool = False,
+) -> Profile:
+    names = [symbol for symbol, _, _ in traces[0]]
+    if not names:
+        raise InputError(
+            "the model calls no kernel: there is nothing to profile.", where=model.manifest.model
+        )
+    pick = np.min if disturbed else np.mean  # means add up, medians do not; others can only slow a call down
+    latency = float(pick(plain))
+    overhead = max(0.0, (float(pick(total)) - latency) / len(names))
+    times = pick([[end - start for _, start, end in trace] for trace in traces], axis=0) / 1e9
+    overhead = min(overhead, 2 * float(times.min()))  # half of it lies within even the shortest call
+    times = np.maximum(
+        times - overhead / 2, 0.0
+    )  # of two callbacks a call, half of each lies between the clocks
+    known, planned = _kernels(model)
+    calls = _calls(names, times, known)
+    rows = []
+    for name in dict.fromkeys(names):
+        mine = [c for c in calls if c.kernel == name]
+        rows.append(_row(name, mine, known.get(name), latency, peaks, model.manifest.precision))
+    return Profile(
+        model=model.manifest.model,
+        target=str(model.manifest.target),
+        threads=model.threads,
+        latency_s=latency,
+        kernels=tuple(sorted(rows, key=lambda k: -k.seconds)),
+        calls=tuple(calls),
+        overhead_s=overhead,
+        runs=len(traces),
+        disturbed=disturbed,
+        planned_bytes=planned,
+        resident_bytes=resident,
+        peaks=peaks,
+    )
+
+
+def _kernels(model: Model) -> tuple[dict[str, Kernel], int]:
+    """The compile report's kernels by symbol, and the activations it planned."""
+    report = model.manifest.report
+    kernels = {}
+    for data in report.get("kernels", ()):
+        kernel = Kernel(**{**data, "nodes": tuple(map(tuple, data["nodes"]))})
+        kernels[kernel.name] = kernel
+    return kernels, int(report.get("activation_bytes", 0))
+
+
+def _calls(names: list[str], times: Any, known: Mapping[str, Kernel]) -> list[Call]:
+    """The run in order; the n-th call of a kernel belongs to its n-th call site."""
+    calls, seen, now = [], dict.fromkeys(names, 0), 0.0
+    for name, seconds in zip(names, times, strict=True):
+        kernel, index = known.get(name), seen[name]
+        seen[name] += 1
+        nodes = kernel.nodes[index] if kernel and index < len(kernel.nodes) else ()
+        calls.append(Call(name, nodes, now, float(seconds)))
+        now += float(seconds)
+    return calls
+
+
+def _row(
+    name: str, calls: list[Call], kernel: Kernel | None, latency: float, peaks: Peaks, precision: str
+) -> KernelTime:
+    seconds = sum(c.seconds for c in calls)
+    flops, nbytes = (kernel.flops, kernel.bytes) if kernel else (0.0, 0.0)
+    position = locate(seconds / len(calls), flops, nbytes, peaks, precision)
+    family = kernel.family if kernel else "builtin"
+    source = kernel.source if kernel else "builtin"
+    return KernelTime(
+        name=name,
+        family=family,
+        source=source,
+        knobs=dict(kernel.knobs) if kernel else {},
+        nodes=tuple(dict.fromkeys(n for c in calls for n in c.nodes)),
+        calls=len(calls),
+        seconds=seconds,
+        share=seconds / latency if latency else 0.0,
+        flops=flops * len(calls),
+        bytes=nbytes * len(calls),
+        position=position,
+        advice=advise(position, seconds, latency, family, source, len(calls), peaks, precision),
+    )
+
+
+def _resident() -> int:
+    """Resident bytes of this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def chrome_trace(found: Profile) -> dict[str, Any]:
+    """One run as a trace for Perfetto and chrome://tracing: a slice a call, with its nodes and figures."""
+    by_name = {k.name: k for k in found.kernels}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{found.model} on {found.target}"}},
+        {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "kernels"}},
+    ]
+    for call in found.calls:
+        kernel = by_name[call.kernel]
+        flops, nbytes = kernel.flops / kernel.calls, kernel.bytes / kernel.calls
+        events.append(
+            {
+                "ph": "X",
+                "pid": 1,
+                "tid": 1,
+                "name": "+".join(call.nodes) or call.kernel,
+                "cat": kernel.family,
+                "ts": call.start * 1e6,
+                "dur": call.seconds * 1e6,
+                "args": {
+                    "kernel": call.kernel,
+                    "family": kernel.family,
+                    "knobs from": kernel.source,
+                    "bound": kernel.position.bound,
+                    "of roof": f"{kernel.position.roof_share:.0%}",
+                    "FLOP": flops,
+                    "bytes": nbytes,
+                },
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -1,0 +1,90 @@
+"""A profile as one HTML file with nothing to load: kernels, roofline, timeline."""
+
+from __future__ import annotations
+
+from html import escape
+
+from tvmopt.analysis.profile import Profile
+from tvmopt.analysis.roofline import roofline_axes
+from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
+
+BOUND_COLOURS = {"compute": COLOURS[2], "memory": COLOURS[0], "latency": COLOURS[1]}
+
+
+def roofline_svg(found: Profile) -> str:
+    """Every kernel under the roofs: the area of a dot is its share of the time, its colour what bounds it."""
+    shown = [k for k in found.kernels if k.flops > 0 and k.bytes > 0 and k.seconds > 0]
+    plot = roofline_axes(found.peaks, [(k.position.intensity, k.flops / k.seconds) for k in shown])
+    for kernel in shown:
+        label = (
+            f"{kernel.name} ({kernel.family}): {kernel.share:.1%} of the time, {kernel.gflops:.1f} GFLOP/s, "
+            f"{kernel.position.roof_share:.0%} of its roof, {kernel.position.bound} bound; "
+            f"{', '.join(kernel.nodes[:6])}"
+        )
+        radius = 3 + 22 * kernel.share**0.5
+        colour = BOUND_COLOURS[kernel.position.bound]
+        plot.dot(kernel.position.intensity, kernel.flops / kernel.seconds, colour, label, radius, 0.55)
+    return plot.render()
+
+
+def timeline_svg(found: Profile) -> str:
+    """The run from left to right: a box a call, coloured by what bounds its kernel."""
+    by_name = {k.name: k for k in found.kernels}
+    end = max((c.start + c.seconds for c in found.calls), default=1e-9)
+    plot = Plot(
+        (0, end * 1e3), (0, 1), size=(1040, 130), left=20, xlabel="ms", title="timeline of one run", yticks=[]
+    )
+    for call in found.calls:
+        kernel = by_name[call.kernel]
+        label = f"{'+'.join(call.nodes) or call.kernel}: {call.seconds * 1e6:.1f} us ({kernel.family})"
+        span = (call.start * 1e3, (call.start + call.seconds) * 1e3)
+        plot.box(span, (0.1, 0.9), BOUND_COLOURS[kernel.position.bound], label, 0.7)
+    return plot.render()
+
+
+def html(found: Profile) -> str:
+    """The file's text."""
+    legend = ", ".join(
+        f'<b style="color:{colour}">{bound} bound</b>' for bound, colour in BOUND_COLOURS.items()
+    )
+    header = ("kernel", "ONNX nodes", "family", "knobs", "calls", "time us", "share", "GFLOP/s", "FLOP/B",
+              "of roof", "bound", "advice", "gain")  # fmt: skip
+    rows = [
+        (
+            escape(k.name), _nodes(k.nodes), escape(k.family), escape(k.source), str(k.calls),
+            f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", f"{k.gflops:.1f}", f"{k.position.intensity:.1f}",
+            f"{k.position.roof_share:.0%}", k.position.bound, escape(k.advice.text),
+            f"{k.advice.gain:.2f}x" if k.advice.gain >= 1.005 else "",
+        )
+        for k in found.kernels
+    ]  # fmt: skip
+    peaks = found.peaks
+    body = [
+        f"<h1>Profile of {escape(found.model)}</h1>",
+        f"<p>{_summary(found)}</p>",
+        f"<h2>Roofline</h2><p>{legend}; a dot's area is its share of the time. Roofs measured on "
+        f"{escape(peaks.machine)} with {peaks.threads} threads ({peaks.source}).</p>{roofline_svg(found)}",
+        f"<h2>One run</h2>{timeline_svg(found)}",
+        f"<h2>Kernels</h2>{html_table(header, rows, left=4)}",
+    ]
+    return page(f"Profile of {found.model}", "\n".join(body))
+
+
+def _summary(found: Profile) -> str:
+    """The paragraph on top."""
+    quiet = ", the quickest: the machine was never quiet" if found.disturbed else ", undisturbed"
+    rate = found.flops / found.latency_s / 1e9
+    return (
+        f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
+        f"{found.flops / 1e9:.2f} GFLOP, {rate:.0f} GFLOP/s; the kernels account for "
+        f"{found.accounted_s / found.latency_s:.1%}. The instrument costs {found.overhead_s * 1e6:.1f} us a "
+        f"call, taken off; {found.runs} runs{quiet}. Activations planned: {found.planned_bytes / 1e6:.2f} MB; "
+        f"the process grew by {found.resident_bytes / 1e6:.0f} MB."
+    )
+
+
+def _nodes(nodes: tuple[str, ...]) -> str:
+    text = escape(", ".join(nodes[:3]))
+    if len(nodes) <= 3:
+        return text
+    return f'<span title="{escape(", ".join(nodes), quote=True)}">{text}, ... {len(nodes)} in all</span>'

@@ -1,0 +1,121 @@
+"""`tvmopt profile ARTIFACT|MODEL`: time per kernel, what bounds it, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tvmopt.cli.common import human, out, parse_inputs, parse_shapes, print_json, progress
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@app.command()
+def command(
+    source: Annotated[
+        str, typer.Argument(help="A compiled file, or an ONNX file.", metavar="ARTIFACT|MODEL")
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; missing ones are filled."
+        ),
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="For an ONNX file; repeatable.")
+    ] = None,
+    target: Annotated[str, typer.Option("--target", "-t", help="For an ONNX file: the machine.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
+    iterations: Annotated[int, typer.Option(min=5, help="Instrumented runs, at most.")] = 30,
+    duration: Annotated[float, typer.Option(min=0.1, help="Seconds of measuring, at most.")] = 3.0,
+    top: Annotated[int, typer.Option(min=0, help="Kernels to show; 0: all.")] = 15,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")
+    ] = None,
+    svg: Annotated[str | None, typer.Option(metavar="FILE.svg", help="Write the roofline plot.")] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE.json", help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Time every kernel inside real runs: nodes, FLOPs, bytes, share of the roof, advice with its gain."""
+    from tvmopt.analysis.profile import chrome_trace, profile
+    from tvmopt.api import is_artifact
+
+    with tempfile.TemporaryDirectory() as folder, progress(as_json) as show:
+        file = source
+        if not is_artifact(source):
+            import tvmopt
+
+            file = str(Path(folder) / f"{Path(source).stem}.tvmopt")
+            tvmopt.compile(
+                source,
+                target=target,
+                shape=parse_shapes(shape or []),
+                verify=False,
+                output=file,
+                progress=show,
+            )
+        show("timing kernels")
+        found = profile(file, parse_inputs(inputs or []), threads=threads, runs=iterations, seconds=duration)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _show(found, top)
+    if html or svg:
+        from tvmopt.analysis import profile_html
+
+        if html:
+            Path(html).write_text(profile_html.html(found))
+        if svg:
+            Path(svg).write_text(profile_html.roofline_svg(found))
+    if trace:
+        Path(trace).write_text(json.dumps(chrome_trace(found)))
+
+
+HEADER = ("kernel", "family", "knobs", "calls", "us", "share", "GFLOP/s", "FLOP/B", "of roof", "bound")
+
+
+def _show(found: Any, top: int) -> None:
+    from tvmopt.analysis.text import align
+
+    shown = found.kernels[:top] if top else found.kernels
+    rows = [_row(k) for k in shown]
+    out.print(
+        f"[bold]{found.model}[/] for {found.target}, {found.threads} threads: "
+        f"{found.latency_s * 1e3:.3f} ms, {human(found.flops / found.latency_s, 'FLOP/s')}; kernels account for "
+        f"{found.accounted_s / found.latency_s:.1%}; {found.overhead_s * 1e6:.1f} us a call for the instrument off"
+    )
+    head, *lines = align([HEADER, *rows], {0, 1, 2, len(HEADER) - 1})
+    out.print(f"[dim]{head}[/]")
+    for line in lines:
+        out.print(line.rstrip())
+    rest = found.kernels[len(shown) :]
+    if rest:
+        out.print(f"[dim]and {len(rest)} more, {sum(k.share for k in rest):.1%}; --top 0 shows all[/]")
+    for kernel in sorted(shown, key=lambda k: -k.advice.gain)[:5]:
+        if kernel.advice.text and kernel.advice.gain >= 1.005:
+            nodes = ", ".join(kernel.nodes[:3]) + (", ..." if len(kernel.nodes) > 3 else "")
+            out.print(
+                f"{kernel.advice.gain:.2f}x  {kernel.name} ({nodes}): {kernel.advice.text}".replace(
+                    "[", "\\["
+                )
+            )
+    out.print(
+        f"[dim]activations planned {human(found.planned_bytes, 'B')}; the process grew by "
+        f"{human(found.resident_bytes, 'B')} (weights and code included)[/]"
+    )
+    if found.disturbed:
+        out.print("[yellow]note:[/] the machine was never quiet: each time is the quickest of all runs")
+
+
+def _row(kernel: Any) -> tuple[str, ...]:
+    k = kernel
+    return (
+        k.name[:36], k.family, k.source, str(k.calls), f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}",
+        f"{k.gflops:.1f}", f"{k.position.intensity:.1f}", f"{k.position.roof_share:.0%}", k.position.bound,
+    )  # fmt: skip

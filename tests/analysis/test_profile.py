@@ -1,0 +1,176 @@
+"""Profiles: a real run of a small model, and the arithmetic on made-up events."""
+
+import itertools
+import json
+import types
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmopt.analysis import profile as module
+from tvmopt.analysis.advice import advise, amdahl
+from tvmopt.analysis.peaks import Peaks
+from tvmopt.analysis.profile import chrome_trace, profile
+from tvmopt.analysis.profile_html import html
+from tvmopt.analysis.roofline import locate
+
+PEAKS = Peaks(
+    "m", 1, {"fp32": 100e9, "int8": 400e9}, {"l2": 80e9, "l3": 40e9, "dram": 10e9}, 1 << 20, 1 << 24, "x"
+)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    import tvmopt
+
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((256, 256), dtype=np.float32),
+        "v": rng.standard_normal((256, 9), dtype=np.float32),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("MatMul", ["b", "v"], ["c"], "second"),
+        helper.make_node("Softmax", ["c"], ["y"], "soft"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "two",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [128, 256])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [128, 9])],
+        [numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )
+    folder = tmp_path_factory.mktemp("profile")
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx"
+    )
+    tvmopt.compile(folder / "m.onnx", output=folder / "m.tvmopt", verify=False)
+    return folder / "m.tvmopt"
+
+
+@pytest.fixture(scope="module")
+def found(artifact):
+    return profile(artifact, threads=1, runs=10, seconds=1.0, peaks=PEAKS)
+
+
+def test_kernels_carry_their_nodes_and_work(found):
+    nodes = {node for kernel in found.kernels for node in kernel.nodes}
+    assert {"first", "second", "soft"} <= nodes
+    largest = max(found.kernels, key=lambda k: k.flops)
+    assert largest.flops == pytest.approx(2 * 128 * 256 * 256, rel=0.05)
+    assert largest.family != "builtin"
+    assert sum(len([c for c in found.calls if c.kernel == k.name]) for k in found.kernels) == len(found.calls)
+
+
+def test_times_add_up(found):
+    assert found.accounted_s == pytest.approx(sum(c.seconds for c in found.calls))
+    assert found.accounted_s + found.unexplained_s == pytest.approx(found.latency_s)
+    if not found.disturbed:
+        assert found.accounted_s < 1.5 * found.latency_s
+    assert all(k.share >= 0 for k in found.kernels)
+
+
+def test_the_model_still_runs_without_the_instrument(artifact):
+    import tvmopt
+
+    model = tvmopt.load(artifact, threads=1)
+    x = np.random.default_rng(1).standard_normal((128, 256), dtype=np.float32)
+    before = model(x).copy()
+    profile(model, {"x": x}, runs=2, seconds=0.1, peaks=PEAKS)
+    np.testing.assert_array_equal(model(x), before)
+
+
+def test_json_html_and_trace(found):
+    data = json.loads(json.dumps(found.as_dict()))
+    assert data["kernels"][0]["position"]["bound"] in ("compute", "memory", "latency")
+    events = [e for e in json.loads(json.dumps(chrome_trace(found)))["traceEvents"] if e["ph"] == "X"]
+    assert len(events) == len(found.calls)
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in itertools.pairwise(events))
+    assert any("first" in e["name"] for e in events)
+    page = html(found)
+    assert page.count("<svg") == 2
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def _model(kernels):
+    manifest = types.SimpleNamespace(
+        model="m", target="t", precision="fp32", report={"kernels": kernels, "activation_bytes": 7}
+    )
+    return types.SimpleNamespace(manifest=manifest, threads=1)
+
+
+def _kernel(name, nodes, flops, nbytes):
+    return dict(
+        name=name,
+        family="gemm",
+        source="analytic",
+        knobs={},
+        calls=len(nodes),
+        nodes=nodes,
+        flops=flops,
+        bytes=nbytes,
+    )
+
+
+def test_the_instruments_cost_is_measured_and_taken_off():
+    """Two kernels of 100 and 300 us twice, callbacks of 4 us each around every call."""
+    kernels = [_kernel("a", [["n0"], ["n2"]], 8e6, 1e3), _kernel("b", [["n1"]], 1.0, 2.9e6)]
+    clock, trace = 0, []
+    for name, duration in (("a", 100_000), ("b", 300_000), ("a", 100_000)):
+        clock += 2_000
+        trace.append((name, clock, clock + duration + 4_000))
+        clock += duration + 6_000
+    latency, total = 500e-6, 524e-6
+    found = module._summarise(_model(kernels), PEAKS, [latency] * 5, [total] * 5, [trace] * 5, 0)
+    assert found.overhead_s == pytest.approx(8e-6)
+    assert found.accounted_s == pytest.approx(latency)
+    assert [(k.name, k.calls) for k in found.kernels] == [("b", 1), ("a", 2)]
+    assert [c.nodes for c in found.calls] == [("n0",), ("n1",), ("n2",)]
+    a, b = sorted(found.kernels, key=lambda k: k.name)
+    assert (a.position.bound, b.position.bound) == ("compute", "latency")
+    assert a.share == pytest.approx(0.4)
+    assert a.gflops == pytest.approx(80)
+    assert found.planned_bytes == 7
+
+
+def test_an_unknown_symbol_is_a_builtin_of_no_work():
+    found = module._summarise(_model([]), PEAKS, [1e-3], [1e-3], [[("vm.builtin.copy", 0, 1_000_000)]], 0)
+    assert (found.kernels[0].family, found.kernels[0].flops) == ("builtin", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "flops", "nbytes", "bound"),
+    [
+        (1.0, 61e9, 1, "compute"),
+        (1.0, 59e9, 1, "latency"),
+        (1.0, 1, 6.1e9, "memory"),
+        (1.0, 1, 5.9e9, "latency"),
+    ],
+)
+def test_sixty_percent_rule(seconds, flops, nbytes, bound):
+    assert locate(seconds, flops, nbytes, PEAKS).bound == bound
+
+
+def test_bandwidth_depends_on_the_working_set():
+    assert locate(1.0, 0, 1e6, PEAKS).memory_share == pytest.approx(1e6 / 80e9)
+    assert locate(1.0, 0, 1e7, PEAKS).memory_share == pytest.approx(1e7 / 40e9)
+    assert locate(1.0, 0, 1e8, PEAKS).memory_share == pytest.approx(1e8 / 10e9)
+
+
+def test_advice_and_its_gain():
+    assert amdahl(0.5, 1e9) == pytest.approx(2.0)
+    slow = advise(locate(1.0, 10e9, 1, PEAKS), 1.0, 2.0, "gemm", "analytic", 1, PEAKS)
+    assert "tune" in slow.text
+    assert slow.gain == pytest.approx(amdahl(0.5, 8.5))
+    generic = advise(locate(1.0, 10e9, 1, PEAKS), 1.0, 2.0, "generic", "generic", 1, PEAKS)
+    assert "family" in generic.text
+    roof = advise(locate(1.0, 90e9, 1, PEAKS), 1.0, 2.0, "gemm", "tuned", 1, PEAKS)
+    assert "int8" in roof.text
+    assert roof.gain == pytest.approx(amdahl(0.5, 4.0))
+    memory = advise(locate(1.0, 1, 8e9, PEAKS), 1.0, 2.0, "elementwise", "analytic", 1, PEAKS)
+    assert "fuse" in memory.text
+    tiny = advise(locate(1e-6, 1, 1, PEAKS), 1e-3, 2e-3, "elementwise", "analytic", 1000, PEAKS)
+    assert "small" in tiny.text
