@@ -67,6 +67,7 @@ def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
         # tells what could not be moved
         P.CancelReshapes(log),
         P.FuseAttention(log),
+        P.SplitMatmul(log),  # after PropagateReshapes, which brings a split next to its GEMM
         P.CombineParallelMatmul(log),  # after FuseAttention: who reads q, k and v is known then
         LowerConvTranspose(log),  # after BatchNorm is folded into its weight, before layouts: it makes convolutions
         P.ConvertConv1d(log),  # before ConvertLayout, which knows 2-d convolutions

@@ -25,7 +25,7 @@ def heads(bb, x, h=4):
 ALL, SOME, NONE = (True, True, True), (True, False, True), (False, False, False)
 
 
-@pytest.mark.parametrize("rows, bias", [(1, ALL), (7, ALL), (16, SOME), (17, NONE)])
+@pytest.mark.parametrize("rows, bias", [(1, ALL), (7, ALL), (8, SOME), (15, NONE)])
 def test_query_key_value(rows, bias):
     def body(bb, x):
         return nn.attention(*(heads(bb, linear(bb, x, 12, b, seed=i)) for i, b in enumerate(bias)))
@@ -52,6 +52,14 @@ def test_gate_and_up_keep_their_epilogues():
     check_rewrite(CombineParallelMatmul, mod)
     CombineParallelMatmul(log)(mod)
     assert [d.reason[0] for d in log] == ["1", "1"]
+
+
+def test_many_rows_stay_apart():
+    log = DecisionLog()
+    mod = build({"x": (2, 16, 8)}, lambda bb, x: tuple(heads(bb, linear(bb, x, 8, seed=i)) for i in range(3)))
+    check_rewrite(CombineParallelMatmul, mod)
+    CombineParallelMatmul(log)(mod)
+    assert [d.reason for d in log] == ["2: 3 GEMMs of 32 rows"]
 
 
 def test_one_gemm_has_nothing_to_join():

@@ -18,6 +18,7 @@ from tvmopt.passes.fuse_softmax import FuseSoftmax
 from tvmopt.passes.fuse_transpose_matmul import FuseTransposeMatmul
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
+from tvmopt.passes.split_matmul import SplitMatmul
 
 __all__ = [
     "CancelCasts",
@@ -38,4 +39,5 @@ __all__ = [
     "FuseTransposeMatmul",
     "PropagateReshapes",
     "PropagateTransposes",
+    "SplitMatmul",
 ]
