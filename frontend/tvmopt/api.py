@@ -77,6 +77,8 @@ def compile(
     threads: int | None = None,
     exact: bool = False,
     strip_weights: bool = False,
+    records: bool = True,
+    store: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Compiled:
     """Compile an ONNX model.
@@ -94,6 +96,8 @@ def compile(
         threads: threads to compile for; default: the target's cores.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution).
         strip_weights: write the artifact without its weights (`refit` puts weights in).
+        records: use what tuning recorded for exactly this target: the user's store, then what ships with tvmopt.
+        store: the tuning store to use in place of the user's.
         progress: called with the name of each stage.
 
     Raises:
@@ -112,7 +116,9 @@ def compile(
         raise InputError(
             "the folder of the output does not exist.", where=str(output), fix="create it, or give another"
         )
-    request = Request(model, machine, precision, shape or {}, values or {}, exact)
+    request = Request(
+        model, machine, precision, shape or {}, values or {}, exact, records=records, store=store
+    )
     artifact, report = compile_model(request, progress)
     if verify:
         with as_file(model) as path:
@@ -145,6 +151,7 @@ def compile_isolated(
         "model": str(model),
         "target": str(target),
         "output": None if output is None else str(output),
+        **({"store": str(options.pop("store"))} if options.get("store") else {}),
         **{key: dict(value) if isinstance(value, Mapping) else value for key, value in options.items()},
     }
     try:

@@ -28,6 +28,7 @@ from tvmopt.targets import Machine
 if TYPE_CHECKING:
 
     from tvmopt.importer import Imported
+    from tvmopt.tuning.logs import RecordLookup
 
 Source = "str | Path | bytes | onnx.ModelProto"
 Progress = Callable[[str], None]
@@ -45,6 +46,8 @@ class Request:
     values: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = False
     name: str = ""
+    records: bool = True
+    store: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -84,7 +87,8 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
 
         return compile_cuda(request, progress)
     find_cc()  # before the work, not after it
-    imported, lowered, weights = _lower(request, stages)
+    lookup = record_lookup(request)
+    imported, lowered, weights = _lower(request, stages, lookup)
     from tvmopt import pipeline
 
     with stages.stage("generating code"):
@@ -92,10 +96,33 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         executable = pipeline.build(lowered, request.machine)
     with stages.stage("linking"):
         library = export(executable)
+    for record, origin in lookup.used if lookup else ():
+        ratio = f"{record.verdict.ratio:.3f} of the analytic time" if record.verdict else "no final"
+        lowered.log.applied(
+            "tvmopt.TuningRecords",
+            f"{record.key.family} {record.shape}",
+            f"{record.candidate} ({ratio}; {origin}, {record.date[:10]}, {record.host})",
+        )
     report = make_report(
-        request, imported, lowered, weights, stages.seconds, activation_bytes(lowered, request.machine)
+        request,
+        imported,
+        lowered,
+        weights,
+        stages.seconds,
+        activation_bytes(lowered, request.machine),
+        tuple(lookup.warnings) if lookup else (),
     )
-    return Artifact.build(make_manifest(request, imported, structure, report), library, weights), report
+    manifest = make_manifest(request, imported, structure, report, lookup.used_lines() if lookup else ())
+    return Artifact.build(manifest, library, weights), report
+
+
+def record_lookup(request: Request) -> RecordLookup | None:
+    """The tuning records a compile considers: the user's store, then those that ship for exactly this target."""
+    if not request.records:
+        return None
+    from tvmopt.tuning.logs import RecordLookup
+
+    return RecordLookup.default(request.machine, Path(request.store) if request.store else None)
 
 
 def refit(artifact: Artifact, request: Request, progress: Progress | None = None) -> Artifact:
@@ -106,7 +133,10 @@ def refit(artifact: Artifact, request: Request, progress: Progress | None = None
     """
     old = artifact.manifest
     stages = Progressed(progress)
-    imported, lowered, weights = _lower(request, stages)
+    from tvmopt.tuning.logs import RecordLookup
+
+    lookup = RecordLookup.of_lines(request.machine, old.records)  # the same schedules, whatever was tuned since
+    imported, lowered, weights = _lower(request, stages, lookup)
     structure = structure_hash(lowered.module, request.machine.tvm_target())
     if structure != old.structure:
         told = [
@@ -134,7 +164,9 @@ def refit(artifact: Artifact, request: Request, progress: Progress | None = None
     return artifact.with_weights(weights, manifest)
 
 
-def _lower(request: Request, stages: Progressed) -> tuple[Imported, Any, Any]:
+def _lower(
+    request: Request, stages: Progressed, lookup: RecordLookup | None = None
+) -> tuple[Imported, Any, Any]:
     from tvmopt.importer import import_model  # a bad file is refused before TVM's compiler is loaded
 
     use_threads(
@@ -147,12 +179,14 @@ def _lower(request: Request, stages: Progressed) -> tuple[Imported, Any, Any]:
     from tvmopt.passes.lift_constants import lift_constants
 
     with stages.stage("optimizing"):
-        lowered = pipeline.lower(imported.module, request.machine, log, exact=request.exact)
+        lowered = pipeline.lower(imported.module, request.machine, log, lookup, exact=request.exact)
         lowered.module, weights = lift_constants(lowered.module)
     return imported, lowered, weights
 
 
-def make_manifest(request: Request, imported: Imported, structure: str, report: Report) -> Manifest:
+def make_manifest(
+    request: Request, imported: Imported, structure: str, report: Report, records: tuple[str, ...] = ()
+) -> Manifest:
     machine = request.machine
     return Manifest(
         format=FORMAT,
@@ -169,6 +203,7 @@ def make_manifest(request: Request, imported: Imported, structure: str, report: 
         features=tuple(sorted(machine.features)) if machine.kind == "llvm" else (),
         threads=machine.cores if machine.kind == "llvm" else 1,
         precision=request.precision,
+        records=records,
         options={
             "shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())},
             "exact": request.exact,

@@ -51,6 +51,12 @@ def command(
     strip_weights: Annotated[
         bool, typer.Option("--strip-weights", help="Leave the weights out; `tvmopt refit` puts them in.")
     ] = False,
+    records: Annotated[
+        bool, typer.Option("--records/--no-records", help="Use tuning records of exactly this target.")
+    ] = True,
+    store: Annotated[
+        Path | None, typer.Option(help="Tuning store.", show_default="~/.local/share/tvmopt/tuning.db")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Compile an ONNX model to one file, checked against onnxruntime on the same inputs."""
@@ -68,6 +74,8 @@ def command(
             threads=threads,
             exact=exact,
             strip_weights=strip_weights,
+            records=records,
+            store=store,
             progress=show,
         )
     if as_json:

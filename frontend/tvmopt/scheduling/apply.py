@@ -14,6 +14,7 @@ from tvmopt.report import DecisionLog
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Family
 from tvmopt.scheduling.normalize import normalize
+from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
 
 STAGE = "tvmopt.ApplyFamilies"
@@ -29,8 +30,8 @@ class Scheduled:
     note: str = ""
 
 
-Lookup = Callable[[tirx.PrimFunc, Family, Any], "dict[str, int] | None"]
-"""Finds the knobs that tuning recorded for a function, or None."""
+Lookup = Callable[[tirx.PrimFunc, Family, Any], "dict[str, int] | Replay | None"]
+"""Finds the knobs, or the trace of a generic schedule, that tuning recorded for a normalized function, or None."""
 
 
 def apply_families(
@@ -71,13 +72,18 @@ def schedule_one(
                 continue
             sch = Schedule(func)
             try:
-                family.apply(sch, shape, knobs)
+                if isinstance(knobs, Replay):
+                    knobs.apply(sch)
+                else:
+                    family.apply(sch, shape, knobs)
             except Exception as error:  # any failure of a schedule: TVM raises many kinds
                 notes.append(f"{family.NAME} failed: {_first_line(error)}")
                 log.declined(STAGE, name, notes[-1])
                 continue
-            if family.NAME == "generic":
+            if family.NAME == "generic" and source == "analytic":
                 source = "generic"
+            if isinstance(knobs, Replay):
+                notes, knobs = [*notes, knobs.note], {}
             log.applied(STAGE, name, f"{family.NAME}, {source}")
             done = sch.mod["main"].with_attr("tirx.is_scheduled", True)
             return done, Scheduled(family.NAME, source, dict(knobs), "; ".join(notes))

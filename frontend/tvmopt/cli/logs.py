@@ -1,0 +1,213 @@
+"""`tvmopt logs list|show|merge|prune|verify|export|import`: the tuning records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvmopt.cli.common import out, print_json, table
+
+if TYPE_CHECKING:
+    from tvmopt.tuning.record import Record
+    from tvmopt.tuning.store import Store
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
+
+StoreFile = Annotated[
+    Path | None,
+    typer.Option("--store", help="The tuning store.", show_default="~/.local/share/tvmopt/tuning.db"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+TargetName = Annotated[
+    str,
+    typer.Option(
+        "--target", "-t", help="Only records of this target (cpu: this machine).", show_default="all"
+    ),
+]
+
+
+@app.callback()
+def logs() -> None:
+    """What tuning found out, kept in one store; only records of exactly the compile's target are ever used."""
+
+
+@app.command("list")
+def list_records(
+    store: StoreFile = None,
+    target: TargetName = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every measurement, not only the winners.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """The winners, one line a kernel; what was measured for each target."""
+    from tvmopt.tuning.logs import pruned
+
+    with _open(store) as opened:
+        records = opened.records(target=_fingerprint(target))
+    chosen = records if everything else pruned(records)
+    if as_json:
+        print_json([r.__dict__ for r in chosen])
+        return
+    for name, number in sorted(Counter(r.key.target for r in records).items()):
+        out.print(
+            f"[bold]{name}[/]: {number} measured, {_statuses([r for r in records if r.key.target == name])}"
+        )
+    rows = [
+        (r.key.workload[:8], r.key.family, r.shape, str(r.candidate), r.status,
+         f"{r.seconds * 1e6:.1f} us" if r.samples else "",
+         f"{r.verdict.ratio:.3f} [{r.verdict.low:.3f}, {r.verdict.high:.3f}]" if r.verdict else "", r.date[:10])
+        for r in sorted(chosen, key=lambda r: (r.key, r.seconds))
+    ]  # fmt: skip
+    table(("workload", "family", "shape", "knobs", "status", "median", "of analytic", "date"), rows, left=5)
+
+
+@app.command("show")
+def show(
+    workload: Annotated[
+        str, typer.Argument(help="The first digits of a workload's hash (`tvmopt logs list`).")
+    ],
+    store: StoreFile = None,
+    as_json: Json = False,
+) -> None:
+    """Every measurement of one kernel, the fastest first, with its samples."""
+    from tvmopt.errors import TuningError
+
+    with _open(store) as opened:
+        records = [r for r in opened.records() if r.key.workload.startswith(workload)]
+    if not records:
+        raise TuningError(
+            f"no record of a workload {workload!r}", where=str(opened.path), fix="tvmopt logs list --all"
+        )
+    if as_json:
+        print_json([r.__dict__ for r in records])
+        return
+    rows = [
+        (str(r.candidate), r.status, f"{r.seconds * 1e6:.1f} us" if r.samples else "", len(r.samples),
+         f"{r.verdict.ratio:.3f}{' won' if r.won else ''}" if r.verdict else "", r.digest, r.note[:60])
+        for r in sorted(records, key=lambda r: r.seconds)
+    ]  # fmt: skip
+    first = records[0]
+    out.print(
+        f"[bold]{first.key.family} {first.key.version}[/] {first.shape}\n{first.key.target}, TVM {first.key.tvm}"
+    )
+    table(("knobs", "status", "median", "samples", "of analytic", "reference:error", "note"), rows, left=2)
+
+
+@app.command("import")
+def import_records(
+    files: Annotated[
+        list[Path], typer.Argument(help="Logs (.jsonl), or folders of MetaSchedule's JSON database.")
+    ],
+    store: StoreFile = None,
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="Of a MetaSchedule database: the machine.")
+    ] = "cpu",
+) -> None:
+    """Take records from files into the store; every readable line is taken, the others are listed."""
+    from tvmopt.targets import Machine
+    from tvmopt.tuning.logs import import_logs
+    from tvmopt.tuning.store import Store
+
+    folders = [f for f in files if f.is_dir()]
+    with Store(store) as opened:
+        added = import_logs(opened, [f for f in files if f not in folders])
+        if folders:
+            from tvmopt.tuning.metaschedule import import_database
+
+            added += sum(import_database(opened, folder, Machine.load(target)) for folder in folders)
+    out.print(f"{added} new records in {opened.path}")
+
+
+@app.command("merge")
+def merge(
+    stores: Annotated[list[Path], typer.Argument(help="Other tuning stores.")], store: StoreFile = None
+) -> None:
+    """Take all records of other stores into this one."""
+    from tvmopt.tuning.store import Store
+
+    with Store(store) as opened:
+        added = 0
+        for path in stores:
+            with Store(path, must_exist=True) as other:
+                added += opened.merge(other.records())
+                for digest, module in other.workloads():
+                    opened.put_workload(digest, module)
+    out.print(f"{added} new records in {opened.path}")
+
+
+@app.command("prune")
+def prune(store: StoreFile = None) -> None:
+    """Keep the best winner of each kernel only. What else was measured is forgotten, and will be measured again."""
+    from tvmopt.tuning.logs import pruned
+
+    with _open(store) as opened:
+        gone = opened.remove(keep=pruned(opened.records()))
+    out.print(f"{gone} records removed from {opened.path}")
+
+
+@app.command("export")
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where to write: one file a target.")],
+    store: StoreFile = None,
+    target: TargetName = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every measurement, not only the winners.")
+    ] = False,
+    metaschedule: Annotated[bool, typer.Option(help="Write MetaSchedule's JSON databases.")] = False,
+) -> None:
+    """Write sorted JSON-lines, to be reviewed, shared and shipped."""
+    from tvmopt.tuning.logs import export_logs
+
+    with _open(store) as opened:
+        if metaschedule:
+            from tvmopt.tuning.metaschedule import export_database
+
+            written = export_database(opened, folder, target=_fingerprint(target))
+        else:
+            written = export_logs(opened, folder, target=_fingerprint(target), everything=everything)
+    for path, number in written.items():
+        out.print(f"{path}: {number} records")
+
+
+@app.command("verify")
+def verify(
+    files: Annotated[list[Path] | None, typer.Argument(help="Logs to check in place of the store.")] = None,
+    store: StoreFile = None,
+    as_json: Json = False,
+) -> None:
+    """Build the winners of this machine again and compare their outputs with the unscheduled kernel's."""
+    from tvmopt.errors import TuningError
+    from tvmopt.tuning.verify import verify_logs, verify_store
+
+    checks = verify_logs(files) if files else verify_store(store)
+    if as_json:
+        print_json([c.__dict__ for c in checks])
+    else:
+        rows = [(c.workload[:8], c.family, c.shape, c.knobs, c.verdict, c.note) for c in checks]
+        table(("workload", "family", "shape", "knobs", "verdict", ""), rows, left=5)
+    bad = [c for c in checks if c.verdict not in ("right", "not checked")]
+    if bad:
+        raise TuningError(
+            f"{len(bad)} of {len(checks)} records are not right", fix="tune those kernels again"
+        )
+
+
+def _open(store: Path | None) -> Store:
+    from tvmopt.tuning.store import Store
+
+    return Store(store, must_exist=True)
+
+
+def _fingerprint(target: str) -> str:
+    from tvmopt.targets import Machine
+    from tvmopt.tuning.record import fingerprint
+
+    return fingerprint(Machine.load(target)) if target else ""
+
+
+def _statuses(records: list[Record]) -> str:
+    return ", ".join(f"{n} {status}" for status, n in sorted(Counter(r.status for r in records).items()))

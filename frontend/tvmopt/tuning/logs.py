@@ -1,0 +1,249 @@
+"""Tuning logs as text, and looking records up: the JSON-lines that ship in `tuning_logs/`, the user's store, and the
+`Lookup` that `compile` schedules with.
+
+A log is one file a target: a header line, then one record a line, sorted, so that a review sees what a night changed::
+
+    {"format": "tvmopt-tuning-log", "version": 1, "target": "llvm znver5 2c avx2+fma"}
+    {"family": "gemm", "family_version": 1, "shape": "m=196 n=512", "workload": "8a1f...", "knobs": {"mr": 14}, ...}
+
+Unlike MetaSchedule's JSON database, a torn last line costs that line only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import TuningError, TvmoptError, collect
+from tvmopt.scheduling.replay import Replay
+from tvmopt.targets import Machine
+from tvmopt.tuning.record import Candidate, Key, Record, Verdict, fingerprint, key_of, log_name, tvm_version
+from tvmopt.tuning.store import Store, default_path
+
+MAGIC = "tvmopt-tuning-log"
+VERSION = 1
+
+
+def to_line(record: Record) -> str:
+    """One record as one line of JSON, the words for people first."""
+    data: dict[str, Any] = {
+        "family": record.key.family,
+        "family_version": record.key.version,
+        "shape": record.shape,
+        "workload": record.key.workload,
+        "tvm": record.key.tvm,
+        "knobs": record.candidate.knobs,
+        "trace": record.candidate.trace,
+        "status": record.status,
+        "verdict": record.verdict.__dict__ if record.verdict else None,
+        "samples": list(record.samples),
+        "digest": record.digest,
+        "note": record.note,
+        "host": record.host,
+        "date": record.date,
+    }
+    return json.dumps({k: v for k, v in data.items() if v not in ("", None, {}, [])})
+
+
+def from_line(line: str, target: str) -> Record:
+    """The record of a line.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not one.
+    """
+    data = json.loads(line)
+    key = Key(
+        str(data["workload"]), target, str(data["tvm"]), str(data["family"]), int(data["family_version"])
+    )
+    knobs = {str(name): int(value) for name, value in data.get("knobs", {}).items()}
+    verdict = Verdict(**data["verdict"]) if data.get("verdict") else None
+    texts = (str(data.get(name, "")) for name in ("digest", "note", "shape", "host", "date"))
+    samples = tuple(float(s) for s in data.get("samples", ()))
+    status = data["status"]
+    if status not in ("ok", "failed", "crash", "timeout", "wrong"):
+        raise ValueError(f"status {status!r}")
+    return Record(key, Candidate(knobs, str(data.get("trace", ""))), status, samples, *texts, verdict)
+
+
+def write_log(path: Path, target: str, records: Iterable[Record]) -> int:
+    """Write a target's log, sorted, all or nothing; how many records."""
+    header = json.dumps({"format": MAGIC, "version": VERSION, "target": target})
+    lines = [
+        to_line(r) for r in sorted(records, key=lambda r: (r.key.family, r.shape, r.key, r.candidate.id))
+    ]
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text("\n".join([header, *lines]) + "\n")
+    part.replace(path)
+    return len(lines)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log read from a file: its target, its records, and the lines that could not be read."""
+
+    target: str
+    records: tuple[Record, ...]
+    problems: tuple[TvmoptError, ...] = ()
+
+
+def read_log(text: str, where: str) -> Log:
+    """A log from its text.
+
+    Raises:
+        TuningError: the header is missing, or of a later version.
+    """
+    first, _, rest = text.partition("\n")
+    try:
+        header = json.loads(first)
+        known = header["format"] == MAGIC and int(header["version"]) <= VERSION
+        target = str(header["target"])
+    except (ValueError, KeyError, TypeError):
+        known, target = False, ""
+    if not known:
+        raise TuningError(
+            "not a tuning log that this tvmopt can read", where=where, fix="a file of `tvmopt logs export`"
+        )
+    records, problems = [], list[TvmoptError]()
+    for number, line in enumerate(rest.splitlines(), 2):
+        if not line.strip():
+            continue
+        try:
+            records.append(from_line(line, target))
+        except (ValueError, KeyError, TypeError) as error:
+            problems.append(TuningError(f"not a record: {error}", where=f"{where}, line {number}"))
+    return Log(target, tuple(records), tuple(problems))
+
+
+def read_log_file(path: Path) -> Log:
+    """A log from a file; see `read_log`."""
+    try:
+        return read_log(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TuningError(f"cannot read the tuning log: {error}", where=str(path)) from error
+
+
+def import_logs(store: Store, paths: Sequence[Path]) -> int:
+    """Merge log files into a store; how many records it did not have. Every readable line is taken.
+
+    Raises:
+        TuningError: all unreadable files and lines at once - after the readable ones were merged.
+    """
+    problems, added = list[TvmoptError](), 0
+    for path in paths:
+        try:
+            log = read_log_file(path)
+        except TuningError as error:
+            problems.append(error)
+            continue
+        added += store.merge(log.records)
+        problems += log.problems
+    if problems:
+        raise collect(problems)
+    return added
+
+
+def export_logs(store: Store, folder: Path, *, target: str = "", everything: bool = False) -> dict[Path, int]:
+    """Write one log a target into a folder: the best verified record of each key, or all records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    by_target: dict[str, list[Record]] = {}
+    for record in store.records(target=target) if everything else pruned(store.records(target=target)):
+        by_target.setdefault(record.key.target, []).append(record)
+    return {
+        folder / log_name(t): write_log(folder / log_name(t), t, records) for t, records in by_target.items()
+    }
+
+
+def pruned(records: Iterable[Record]) -> list[Record]:
+    """The best winner of each key: all that `compile` looks at."""
+    best: dict[Key, Record] = {}
+    for record in records:
+        if record.won and (record.key not in best or _ratio(record) < _ratio(best[record.key])):
+            best[record.key] = record
+    return list(best.values())
+
+
+def _ratio(record: Record) -> float:
+    return record.verdict.ratio if record.verdict else 1.0
+
+
+def shipped(target: str) -> Log:
+    """The records that ship for a target; none if there is no file for it."""
+    path = resources.files("tvmopt.tuning_logs") / log_name(target)
+    if not path.is_file():
+        return Log(target, ())
+    log = read_log(path.read_text(), log_name(target))
+    return log if log.target == target else Log(target, ())
+
+
+@dataclass
+class RecordLookup:
+    """Finds what tuning recorded for a function on one machine: a `tvmopt.scheduling.apply.Lookup`.
+
+    Attributes:
+        machine: only records of its fingerprint are considered.
+        used: the records handed out so far, and where each came from.
+        warnings: logs that could not be read: a compile goes on without them, and says so.
+    """
+
+    machine: Machine
+    used: list[tuple[Record, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _best: dict[Key, tuple[Record, str]] = field(default_factory=dict)
+
+    @classmethod
+    def default(cls, machine: Machine, store: Path | None = None, *, ship: bool = True) -> RecordLookup:
+        """What `compile` uses: the user's store first, then what ships with tvmopt."""
+        lookup, target = cls(machine), fingerprint(machine)
+        if ship:
+            lookup._guard(lambda: lookup.take(shipped(target).records, "shipped"))
+        path = store or default_path()
+        if path.exists():
+
+            def take_store() -> None:
+                with Store(path) as opened:
+                    lookup.take(opened.records(target=target, won=True), "store")
+
+            lookup._guard(take_store)
+        return lookup
+
+    @classmethod
+    def of_lines(cls, machine: Machine, lines: Iterable[str]) -> RecordLookup:
+        """Exactly the records that an artifact names: what `refit` schedules by."""
+        lookup = cls(machine)
+        lookup.take((from_line(line, fingerprint(machine)) for line in lines), "artifact")
+        return lookup
+
+    def used_lines(self) -> tuple[str, ...]:
+        """The records used, as lines of a log without samples and dates: the same records, the same text."""
+        return tuple(sorted({to_line(replace(r, samples=(), date="", note="")) for r, _ in self.used}))
+
+    def take(self, records: Iterable[Record], origin: str) -> None:
+        """Consider these records, in place of earlier ones with the same key."""
+        for record in pruned(r for r in records if r.key.tvm == tvm_version()):
+            self._best[record.key] = (record, origin)
+
+    def _guard(self, take: Any) -> None:
+        try:
+            take()
+        except TuningError as error:
+            self.warnings.append(f"tuning records not used: {str(error).splitlines()[0]}")
+
+    def __call__(self, func: Any, family: Any, shape: Any) -> dict[str, int] | Replay | None:
+        """The recorded knobs or trace, if there are any and they still are in the family's space."""
+        if not self._best:
+            return None
+        found = self._best.get(key_of(func, family, self.machine))
+        if found is None:
+            return None
+        record, origin = found
+        if not record.candidate.trace and record.candidate.knobs not in family.knobs(shape, self.machine):
+            return None
+        self.used.append((record, origin))
+        if record.candidate.trace:
+            return Replay(record.candidate.trace, f"MetaSchedule trace {record.candidate.id}")
+        return dict(record.candidate.knobs)
