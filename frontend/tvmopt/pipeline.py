@@ -39,12 +39,14 @@ class Lowered:
         kernels: every kernel with its family, knobs, ONNX nodes, FLOPs and bytes.
         log: what each pass did and declined.
         seconds: wall time of each stage.
+        unscheduled: the module before families were applied: the workloads of the tuner's tasks.
     """
 
     module: tvm.IRModule
     kernels: tuple[Kernel, ...]
     log: DecisionLog
     seconds: dict[str, float] = field(default_factory=dict)
+    unscheduled: tvm.IRModule | None = None
 
 
 def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
@@ -136,7 +138,7 @@ def lower(
         with _timed(seconds, "schedule"):
             unscheduled = module
             module, how = apply_families(module, machine, log, lookup)
-    return Lowered(module, tuple(_kernels(unscheduled, how, provenance)), log, seconds)
+    return Lowered(module, tuple(_kernels(unscheduled, how, provenance)), log, seconds, unscheduled)
 
 
 def build(lowered: Lowered, machine: Machine) -> Any:

@@ -31,7 +31,8 @@ TargetName = Annotated[
 
 @app.callback()
 def logs() -> None:
-    """What tuning found out, kept in one store; only records of exactly the compile's target are ever used."""
+    """What tuning found out, kept in one store; only records of exactly the compile's target are ever
+    used."""
 
 
 @app.command("list")
@@ -59,7 +60,8 @@ def list_records(
     rows = [
         (r.key.workload[:8], r.key.family, r.shape, str(r.candidate), r.status,
          f"{r.seconds * 1e6:.1f} us" if r.samples else "",
-         f"{r.verdict.ratio:.3f} [{r.verdict.low:.3f}, {r.verdict.high:.3f}]" if r.verdict else "", r.date[:10])
+         f"{r.verdict.ratio:.3f} [{r.verdict.low:.3f}, {r.verdict.high:.3f}]" if r.verdict else "",
+         r.date[:10])
         for r in sorted(chosen, key=lambda r: (r.key, r.seconds))
     ]  # fmt: skip
     table(("workload", "family", "shape", "knobs", "status", "median", "of analytic", "date"), rows, left=5)
@@ -92,7 +94,8 @@ def show(
     ]  # fmt: skip
     first = records[0]
     out.print(
-        f"[bold]{first.key.family} {first.key.version}[/] {first.shape}\n{first.key.target}, TVM {first.key.tvm}"
+        f"[bold]{first.key.family} {first.key.version}[/] {first.shape}\n"
+        f"{first.key.target}, TVM {first.key.tvm}"
     )
     table(("knobs", "status", "median", "samples", "of analytic", "reference:error", "note"), rows, left=2)
 
@@ -141,7 +144,8 @@ def merge(
 
 @app.command("prune")
 def prune(store: StoreFile = None) -> None:
-    """Keep the best winner of each kernel only. What else was measured is forgotten, and will be measured again."""
+    """Keep the best winner of each kernel only. What else was measured is forgotten, and will be measured
+    again."""
     from tvmopt.tuning.logs import pruned
 
     with _open(store) as opened:

@@ -1,10 +1,13 @@
-"""Tuning logs as text, and looking records up: the JSON-lines that ship in `tuning_logs/`, the user's store, and the
+"""Tuning logs as text, and looking records up: the JSON-lines that ship in `tuning_logs/`, the user's store,
+and the
 `Lookup` that `compile` schedules with.
 
-A log is one file a target: a header line, then one record a line, sorted, so that a review sees what a night changed::
+A log is one file a target: a header line, then one record a line, sorted, so that a review sees what a night
+changed::
 
     {"format": "tvmopt-tuning-log", "version": 1, "target": "llvm znver5 2c avx2+fma"}
-    {"family": "gemm", "family_version": 1, "shape": "m=196 n=512", "workload": "8a1f...", "knobs": {"mr": 14}, ...}
+    {"family": "gemm", "family_version": 1, "shape": "m=196 n=512", "workload": "8a1f...", "knobs": {"mr":
+    14}, ...}
 
 Unlike MetaSchedule's JSON database, a torn last line costs that line only.
 """
@@ -41,6 +44,7 @@ def to_line(record: Record) -> str:
         "trace": record.candidate.trace,
         "status": record.status,
         "verdict": record.verdict.__dict__ if record.verdict else None,
+        "baseline": record.baseline or None,
         "samples": list(record.samples),
         "digest": record.digest,
         "note": record.note,
@@ -67,7 +71,8 @@ def from_line(line: str, target: str) -> Record:
     status = data["status"]
     if status not in ("ok", "failed", "crash", "timeout", "wrong"):
         raise ValueError(f"status {status!r}")
-    return Record(key, Candidate(knobs, str(data.get("trace", ""))), status, samples, *texts, verdict)
+    candidate, baseline = Candidate(knobs, str(data.get("trace", ""))), float(data.get("baseline", 0.0))
+    return Record(key, candidate, status, samples, *texts, verdict, baseline)
 
 
 def write_log(path: Path, target: str, records: Iterable[Record]) -> int:
@@ -220,7 +225,9 @@ class RecordLookup:
 
     def used_lines(self) -> tuple[str, ...]:
         """The records used, as lines of a log without samples and dates: the same records, the same text."""
-        return tuple(sorted({to_line(replace(r, samples=(), date="", note="")) for r, _ in self.used}))
+        return tuple(
+            sorted({to_line(replace(r, samples=(), baseline=0.0, date="", note="")) for r, _ in self.used})
+        )
 
     def take(self, records: Iterable[Record], origin: str) -> None:
         """Consider these records, in place of earlier ones with the same key."""

@@ -1,4 +1,5 @@
-"""What a tuning log is made of: keys, candidates, measurements, verdicts - plain data, no TVM, for every tuning file.
+"""What a tuning log is made of: keys, candidates, measurements, verdicts - plain data, no TVM, for every
+tuning file.
 
 A record is found under four things, and a difference in any of them means another record:
 
@@ -22,7 +23,8 @@ from typing import Any, Literal
 from tvmopt.targets import Machine
 
 Status = Literal["ok", "failed", "crash", "timeout", "wrong"]
-"""ok: measured, output right. failed: refused to schedule or build. crash: killed its process. wrong: bad output."""
+"""ok: measured, output right. failed: refused to schedule or build. crash: killed its process. wrong: bad
+output."""
 
 Space = Literal["family", "metaschedule"]
 
@@ -89,10 +91,13 @@ class Record:
 
     Attributes:
         samples: seconds of single calls (or of batches of calls, divided), in the order taken.
-        digest: first sixteen digits of the SHA-256 of the reference output it was compared with, and the largest
+        digest: first sixteen digits of the SHA-256 of the reference output it was compared with, and the
+            largest
             error relative to the largest reference value: ``"1f2e...:3.1e-07"``.
         host: processor name. date: UTC, ISO 8601.
         shape: the family's shape in words, for people who read a log.
+        baseline: lower quartile of the analytic schedule's samples, taken in turn with these; 0: there are
+            none.
     """
 
     key: Key
@@ -105,6 +110,18 @@ class Record:
     host: str = ""
     date: str = ""
     verdict: Verdict | None = None
+    baseline: float = 0.0
+
+    @property
+    def score(self) -> float:
+        """Time as a share of the analytic schedule's, measured in turn with it; infinite when it did not run.
+
+        The lower quartile of both: a busy neighbour only ever adds time, and adds it to both alike.
+        """
+        if self.status != "ok" or not self.samples:
+            return float("inf")
+        ordered = sorted(self.samples)
+        return ordered[len(ordered) // 4] / (self.baseline or ordered[len(ordered) // 4])
 
     @property
     def seconds(self) -> float:
@@ -148,7 +165,8 @@ def log_name(target: str) -> str:
 def workload_hash(func: Any) -> str:
     """Sixteen hexadecimal digits that two PrimFuncs share if and only if they are the same up to names.
 
-    TVM's structural hash: equal in every process (a test starts two), independent of variable and buffer names.
+    TVM's structural hash: equal in every process (a test starts two), independent of variable and buffer
+    names.
     Attributes are dropped: they say where a function came from, not what it computes.
     """
     import tvm_ffi

@@ -1,9 +1,12 @@
-"""The store: one SQLite file that keeps every finished measurement, whatever happens - for the tuner, `tvmopt logs`
+"""The store: one SQLite file that keeps every finished measurement, whatever happens - for the tuner,
+`tvmopt logs`
 and `compile`.
 
     kill -9       a measurement is one committed transaction; WAL needs no recovery step that could block
-    two tuners    a candidate is claimed before it is measured; a claim ends with its process, or after CLAIM_SECONDS
-    resume        what is in `record` is never measured again; `session` counts trials and seconds with each record
+    two tuners    a candidate is claimed before it is measured; a claim ends with its process, or after
+                  CLAIM_SECONDS
+    resume        what is in `record` is never measured again; `session` counts trials and seconds with each
+                  record
     other target  `best` and `records` take a whole Key: a record of another machine cannot be returned
 """
 
@@ -27,22 +30,26 @@ CLAIM_SECONDS = 300.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS record(
-    id INTEGER PRIMARY KEY, workload TEXT NOT NULL, target TEXT NOT NULL, tvm TEXT NOT NULL, family TEXT NOT NULL,
-    version INTEGER NOT NULL, candidate TEXT NOT NULL, knobs TEXT NOT NULL, trace TEXT NOT NULL, status TEXT NOT NULL,
+    id INTEGER PRIMARY KEY, workload TEXT NOT NULL, target TEXT NOT NULL, tvm TEXT NOT NULL, family TEXT NOT
+    NULL,
+    version INTEGER NOT NULL, candidate TEXT NOT NULL, knobs TEXT NOT NULL, trace TEXT NOT NULL, status TEXT
+    NOT NULL,
     samples TEXT NOT NULL, digest TEXT NOT NULL, note TEXT NOT NULL, shape TEXT NOT NULL, host TEXT NOT NULL,
     date TEXT NOT NULL, verdict TEXT NOT NULL DEFAULT '', session TEXT NOT NULL DEFAULT '',
+    baseline REAL NOT NULL DEFAULT 0,
     UNIQUE(workload, target, tvm, family, version, candidate));
 CREATE INDEX IF NOT EXISTS record_session ON record(session);
 CREATE TABLE IF NOT EXISTS workload(hash TEXT PRIMARY KEY, module BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS claim(
-    workload TEXT, target TEXT, tvm TEXT, family TEXT, version INTEGER, candidate TEXT, owner TEXT, expires REAL,
+    workload TEXT, target TEXT, tvm TEXT, family TEXT, version INTEGER, candidate TEXT, owner TEXT, expires
+    REAL,
     PRIMARY KEY(workload, target, tvm, family, version, candidate)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS session(
     id TEXT PRIMARY KEY, model TEXT, target TEXT, seconds REAL NOT NULL DEFAULT 0, started TEXT, info TEXT);
 """
 
 _KEY = "workload=? AND target=? AND tvm=? AND family=? AND version=?"
-_COLUMNS = "workload,target,tvm,family,version,knobs,trace,status,samples,digest,note,shape,host,date,verdict"
+_COLUMNS = "workload,target,tvm,family,version,knobs,trace,status,samples,digest,note,shape,host,date,verdict,baseline"
 
 
 def default_path() -> Path:
@@ -122,13 +129,14 @@ class Store:
             raise
         self._db.execute("COMMIT")
 
-    # -- measurements ------------------------------------------------------------------------------------------
+    # -- measurements ------------------------------------------------------------------------------
 
     def add(self, record: Record, session: str = "", seconds: float = 0.0) -> bool:
         """Keep a finished measurement; False if the point had one already (which stays).
 
         Args:
-            session: the session whose budget it counts on. seconds: what it cost, added to the session's time.
+            session: the session whose budget it counts on. seconds: what it cost, added to the session's
+                time.
         """
         with self._transaction():
             added = self._insert(record, session)
@@ -146,7 +154,8 @@ class Store:
                     changed += 1
                 elif record.verdict is not None:
                     cursor = self._db.execute(
-                        f"UPDATE record SET verdict=? WHERE verdict='' AND status='ok' AND {_KEY} AND candidate=?",
+                        "UPDATE record SET verdict=? WHERE verdict='' AND status='ok'"
+                        f" AND {_KEY} AND candidate=?",
                         (_verdict_text(record.verdict), *_id(record)),
                     )
                     changed += cursor.rowcount
@@ -155,10 +164,11 @@ class Store:
     def _insert(self, record: Record, session: str) -> bool:
         c = record.candidate
         cursor = self._db.execute(
-            f"INSERT OR IGNORE INTO record({_COLUMNS},candidate,session) VALUES({','.join('?' * 17)})",
+            f"INSERT OR IGNORE INTO record({_COLUMNS},candidate,session) VALUES({','.join('?' * 18)})",
             (*_key(record.key), json.dumps(c.knobs, sort_keys=True), c.trace, record.status,
-             json.dumps([float(f"{s:.6g}") for s in record.samples]), record.digest, record.note[:500], record.shape,
-             record.host, record.date or now(), _verdict_text(record.verdict), c.id, session),
+             json.dumps([float(f"{s:.6g}") for s in record.samples]), record.digest, record.note[:500],
+             record.shape, record.host, record.date or now(), _verdict_text(record.verdict), record.baseline,
+             c.id, session),
         )  # fmt: skip
         return cursor.rowcount == 1
 
@@ -205,10 +215,11 @@ class Store:
             self._db.execute("DELETE FROM workload WHERE hash NOT IN (SELECT workload FROM record)")
         return len(gone)
 
-    # -- claims ------------------------------------------------------------------------------------------------
+    # -- claims ------------------------------------------------------------------------------------
 
     def claim(self, key: Key, candidates: Sequence[Candidate], clock: float) -> list[Candidate]:
-        """Those of `candidates` that are ours to measure now: not yet measured, not being measured by another.
+        """Those of `candidates` that are ours to measure now: not yet measured, not being measured by
+        another.
 
         Args:
             clock: the time in seconds, `time.time()`.
@@ -236,7 +247,7 @@ class Store:
         """Give back what this process claimed and did not measure."""
         self._db.execute("DELETE FROM claim WHERE owner=?", (self.owner,))
 
-    # -- sessions ----------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
 
     def begin(self, session: str, model: str, target: str, info: str = "") -> tuple[int, float]:
         """Start or resume a session; (trials, seconds) it has used so far."""
@@ -258,10 +269,11 @@ class Store:
         with self._transaction():
             self._db.execute("UPDATE session SET seconds=seconds+? WHERE id=?", (seconds, session))
 
-    # -- workloads ---------------------------------------------------------------------------------------------
+    # -- workloads ---------------------------------------------------------------------------------
 
     def put_workload(self, digest: str, module: str) -> None:
-        """Keep a workload's IR (TVM's JSON), so that records can be verified and exported without the model."""
+        """Keep a workload's IR (TVM's JSON), so that records can be verified and exported without the
+        model."""
         with self._transaction():
             self._db.execute(
                 "INSERT OR IGNORE INTO workload VALUES(?,?)", (digest, zlib.compress(module.encode()))
@@ -290,27 +302,11 @@ def _verdict_text(verdict: Verdict | None) -> str:
 
 
 def _record(row: Sequence[Any]) -> Record:
-    (
-        workload,
-        target,
-        tvm,
-        family,
-        version,
-        knobs,
-        trace,
-        status,
-        samples,
-        digest,
-        note,
-        shape,
-        host,
-        date,
-        final,
-    ) = row
-    return Record(
-        Key(workload, target, tvm, family, version), Candidate(json.loads(knobs), trace), status,
-        tuple(json.loads(samples)), digest, note, shape, host, date, Verdict(**json.loads(final)) if final else None,
-    )  # fmt: skip
+    knobs, trace, status, samples, digest, note, shape, host, date, final, baseline = row[5:]
+    verdict = Verdict(**json.loads(final)) if final else None
+    times = tuple(json.loads(samples))
+    candidate = Candidate(json.loads(knobs), trace)
+    return Record(Key(*row[:5]), candidate, status, times, digest, note, shape, host, date, verdict, baseline)
 
 
 def _owner() -> str:

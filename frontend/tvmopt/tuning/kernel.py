@@ -1,0 +1,237 @@
+"""One candidate of one kernel: schedule it, build it, check its output, time it - inside a worker process.
+
+The reference is the kernel without any schedule: loops as the operator's definition wrote them. It is built
+and run
+once a task; every candidate's output is compared with it under the tolerance of the one comparator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+from tvmopt.analysis.comparator import compare
+from tvmopt.legalize import math
+from tvmopt.pipeline import BUILD_CONFIG
+from tvmopt.scheduling.blocks import blocks_of
+from tvmopt.scheduling.discover import families
+from tvmopt.scheduling.replay import Replay
+from tvmopt.targets import Machine
+from tvmopt.tuning.effort import Effort, Kernel
+from tvmopt.tuning.record import Candidate
+from tvmopt.tuning.statistics import quantile, settled
+
+SEED = 20260101
+
+
+@dataclass
+class Bench:
+    """One task in one worker: its tensors and the candidates built here."""
+
+    kernel: Kernel
+    func: tirx.PrimFunc = field(init=False)
+    built: dict[str, Callable[..., None]] = field(default_factory=dict)
+    _inputs: list[Any] = field(default_factory=list)
+    _reference: list[np.ndarray[Any, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.func = tvm.ir.load_json(self.kernel.module)["main"]
+
+    # -- build -------------------------------------------------------------------------------------
+
+    def build(self, candidate: Candidate) -> None:
+        """Schedule and compile; the result is kept under the candidate's id."""
+        self.built[candidate.id] = self._compiled(self.scheduled(candidate))
+
+    def forget(self, ident: str) -> None:
+        """Drop a built candidate; the analytic one stays, to be measured against."""
+        if ident != Candidate(self.kernel.analytic).id:
+            self.built.pop(ident, None)
+
+    def scheduled(self, candidate: Candidate) -> tirx.PrimFunc:
+        """The function under a candidate's schedule."""
+        with self.kernel.machine.tvm_target():
+            sch = Schedule(self.func)
+            if candidate.trace:
+                Replay(candidate.trace).apply(sch)
+            else:
+                family = next(f for f in families(self.kernel.machine.kind) if self.kernel.family == f.NAME)
+                shape = family.recognise(self.func, self.kernel.machine)
+                family.apply(sch, shape, candidate.knobs)
+            return sch.mod["main"]
+
+    def _compiled(self, func: tirx.PrimFunc) -> Callable[..., None]:
+        return compiled_module(func, self.kernel.machine)["main"]  # type: ignore[no-any-return]
+
+    # -- outputs -----------------------------------------------------------------------------------
+
+    def make_reference(self) -> str:
+        """Write inputs and reference outputs, made by the unscheduled function; the digest of the latter."""
+        folder = Path(self.kernel.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        inputs = seeded(self.func.params[: len(self.func.params) - self.kernel.outputs])
+        function = self._compiled(self.func)
+        outputs = self._empty_outputs()
+        function(*map(tvm.runtime.tensor, inputs), *outputs)
+        digest = hashlib.sha256()
+        for index, array in enumerate(inputs):
+            np.save(folder / f"in{index}.npy", array)
+        for index, tensor in enumerate(outputs):
+            np.save(folder / f"out{index}.npy", tensor.numpy())
+            digest.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+        (folder / "digest").write_text(digest.hexdigest()[:16])
+        return digest.hexdigest()[:16]
+
+    def check(self, ident: str) -> tuple[bool, str, str]:
+        """(right, digest, what is wrong) of a built candidate's output. Outputs are poisoned before the
+        call."""
+        self._load()
+        outputs = self._empty_outputs()
+        self.built[ident](*self._inputs, *outputs)
+        found = {str(i): t.numpy() for i, t in enumerate(outputs)}
+        reference = dict(zip(found, self._reference, strict=True))
+        result = compare(reference, found, reduction=reduction_length(self.func))
+        digest = (Path(self.kernel.folder) / "digest").read_text()
+        return result.ok, f"{digest}:{result.max_error:.1e}", "" if result.ok else str(result)
+
+    def _load(self) -> None:
+        if not self._inputs and not self._reference:
+            folder = Path(self.kernel.folder)
+            count = len(self.func.params) - self.kernel.outputs
+            arrays = [np.load(folder / f"in{i}.npy", mmap_mode="r") for i in range(count)]
+            self._inputs = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
+            self._reference = [np.load(folder / f"out{i}.npy") for i in range(self.kernel.outputs)]
+
+    def _empty_outputs(self) -> list[Any]:
+        made = []
+        for param in self.func.params[len(self.func.params) - self.kernel.outputs :]:
+            shape, dtype = tensor_type(param)
+            array = np.zeros(shape, numpy_type(dtype))
+            if array.dtype.kind == "f":
+                array.fill(np.nan)
+            elif array.dtype.kind in "iu":
+                array.fill(np.iinfo(array.dtype).max)
+            made.append(tvm.runtime.tensor(array))
+        return made
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def measure(self, ident: str, effort: Effort) -> tuple[list[float], float]:
+        """(seconds of single calls, lower quartile of the analytic schedule's in between), until the median
+        is known
+        well enough or the time is up."""
+        base = Candidate(self.kernel.analytic)
+        if base.id not in self.built:
+            self.build(base)
+        call, other = self._timed(ident, effort.flush), self._timed(base.id, effort.flush)
+        call(), other()
+        samples, baseline = list[float](), list[float]()
+        end = time.perf_counter() + effort.seconds
+        while len(samples) < effort.most:
+            samples.append(call())
+            baseline.append(other())
+            if len(samples) < effort.least:
+                continue
+            hopeless = quantile(samples, 0.25) > effort.give_up * quantile(baseline, 0.25)
+            if time.perf_counter() > end or hopeless or settled(samples, effort.confidence):
+                break
+        return samples, quantile(baseline, 0.25)
+
+    def duel(self, first: str, second: str, rounds: int, flush: bool) -> list[tuple[float, float]]:
+        """Two built candidates in turn, the order of each pair drawn: noise meets both alike."""
+        calls = {name: self._timed(name, flush) for name in (first, second)}
+        for call in calls.values():
+            call()
+        draw = random.Random(SEED)
+        pairs = []
+        for _ in range(rounds):
+            order = [first, second] if draw.random() < 0.5 else [second, first]
+            took = {name: calls[name]() for name in order}
+            pairs.append((took[first], took[second]))
+        return pairs
+
+    def _timed(self, ident: str, flush: bool) -> Callable[[], float]:
+        """A function that takes one sample: one call, or as many as fill 20 us."""
+        self._load()
+        function, arguments = self.built[ident], (*self._inputs, *self._empty_outputs())
+        weights = [arguments[i] for i in self.kernel.constants] if flush else []
+        evict = tvm.get_global_func("cache_flush_cpu_non_first_arg") if weights else None
+        clock = time.perf_counter
+        start = clock()
+        function(*arguments)
+        function(*arguments)
+        calls = max(1, min(100, int(20e-6 / max(1e-7, (clock() - start) / 2))))
+
+        def sample() -> float:
+            if evict is not None:
+                evict(weights[0], *weights)
+            begin = clock()
+            for _ in range(calls):
+                function(*arguments)
+            return (clock() - begin) / calls
+
+        return sample
+
+
+def compiled_module(func: tirx.PrimFunc, machine: Machine) -> Any:
+    """The function compiled as the product compiles it."""
+    math.install()
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
+        return tvm.compile(module, target=machine.tvm_target())
+
+
+def tensor_type(param: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of a PrimFunc's parameter."""
+    kind = getattr(param, "ty", None)
+    source = kind if hasattr(kind, "shape") else param
+    return tuple(int(d) for d in source.shape), str(source.dtype)
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """NumPy's dtype of TVM's name."""
+    import ml_dtypes
+
+    extended = getattr(ml_dtypes, dtype, None)
+    return np.dtype(extended if extended is not None and not hasattr(np, dtype) else dtype)
+
+
+def seeded(params: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    """Inputs of a kernel: floats standard normal, 8-bit integers over their range, other integers 0 or 1
+    (they may
+    index)."""
+    draw = np.random.default_rng(SEED)
+    arrays = []
+    for param in params:
+        shape, dtype = tensor_type(param)
+        kind = numpy_type(dtype)
+        if kind.kind in "iu" and kind.itemsize == 1:
+            info = np.iinfo(kind)
+            arrays.append(draw.integers(info.min, info.max, shape, endpoint=True).astype(kind))
+        elif kind.kind in "iub":
+            arrays.append(draw.integers(0, 2, shape).astype(kind))
+        else:
+            arrays.append(draw.standard_normal(shape, dtype=np.float32).astype(kind))
+    return arrays
+
+
+def reduction_length(func: tirx.PrimFunc) -> int:
+    """Terms of the kernel's longest sum, in sequence of all its reductions: for the tolerance."""
+    total = 1
+    for block in blocks_of(func):
+        terms = 1
+        for axis in block.iter_vars:
+            if int(axis.iter_type) == 2 and isinstance(axis.dom.extent, tirx.IntImm):
+                terms *= int(axis.dom.extent)
+        total += terms - 1
+    return total

@@ -1,0 +1,307 @@
+"""Measuring candidates: warm isolated workers, a bounded wait for each answer - the tuner's side of
+`worker.py`.
+
+Builds run in all workers at once; measurements one at a time, alone on the machine as far as the tuner is
+concerned.
+A worker that dies or hangs while it works on a candidate is replaced, and the candidate recorded as what
+killed it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tvmopt.errors import TuningError
+from tvmopt.targets import Machine
+from tvmopt.tuning.effort import Effort, Kernel
+from tvmopt.tuning.record import Candidate, Status
+from tvmopt.tuning.worker import HELLO, receive, send
+
+if TYPE_CHECKING:
+    from tvmopt.tuning.tasks import Task
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What came of one candidate; `cost`: seconds it took, build included."""
+
+    candidate: Candidate
+    status: Status
+    samples: tuple[float, ...] = ()
+    digest: str = ""
+    note: str = ""
+    cost: float = 0.0
+    baseline: float = 0.0
+
+
+class Runner(Protocol):
+    """Whatever measures: workers here, boards behind a tracker, or a test's arithmetic."""
+
+    def prepare(self, task: Task) -> None:
+        """Make the reference output; called once before a task's first measurement.
+
+        Raises:
+            TuningError: the unscheduled kernel cannot be built or run.
+        """
+
+    def measure(self, task: Task, candidates: Sequence[Candidate], best: float) -> Iterator[Measurement]:
+        """Each candidate's measurement as soon as it is finished. `best`: the best score so far, 1 at
+        first."""
+
+    def duel(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
+        """Both in turn, many times, after both outputs were compared again; None if either cannot run."""
+
+    def close(self) -> None:
+        """Stop everything."""
+
+
+class WorkerDied(Exception):
+    """The worker ended while it worked."""
+
+
+class WorkerHung(Exception):
+    """The worker did not answer in time; it was killed."""
+
+
+class Worker:
+    """One worker process, from the tuner's side."""
+
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid, self._sock = pid, sock
+
+    def call(self, verb: str, *arguments: Any, timeout: float) -> tuple[str, Any]:
+        """Ask and wait: ("ok", result) or ("failed", message).
+
+        Raises:
+            WorkerDied, WorkerHung: and the worker is gone.
+        """
+        try:
+            send(self._sock, (verb, arguments))
+            ready, _, _ = select.select([self._sock], [], [], timeout)
+            if not ready:
+                self.kill()
+                raise WorkerHung
+            return receive(self._sock)  # type: ignore[no-any-return]
+        except (OSError, EOFError) as error:
+            self.kill()
+            raise WorkerDied from error
+
+    def kill(self) -> None:
+        self._sock.close()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Nursery:
+    """The warm process that workers are forked from."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start importing; does not wait."""
+        ours, theirs = socket.socketpair()
+        environment = {
+            **os.environ,
+            "TVM_NUM_THREADS": str(self._threads),
+            "OPENBLAS_NUM_THREADS": "1",  # a forked child must not inherit a pool
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tvmopt.tuning.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._sock, self._warm = ours, False
+
+    def fork(self) -> Worker:
+        """A new worker.
+
+        Raises:
+            TuningError: the nursery does not come up.
+        """
+        for _ in range(2):
+            if self._sock is None:
+                self.start()
+            assert self._sock is not None
+            try:
+                if not self._warm and self._sock.recv(1) != HELLO:
+                    raise OSError("no greeting")
+                self._warm = True
+                ours, theirs = socket.socketpair()
+                socket.send_fds(self._sock, [b"F"], [theirs.fileno()])
+                theirs.close()
+                (pid,) = struct.unpack("<i", self._sock.recv(4))
+                return Worker(pid, ours)
+            except (OSError, struct.error):
+                self.close()
+        raise TuningError(
+            "the measuring processes do not start", fix="`tvmopt doctor` checks the installation"
+        )
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@dataclass
+class LocalRunner:
+    """Measures on this machine.
+
+    Args:
+        machine: compiled for; its cores are the threads of a kernel.
+        workers: processes that build at once; default: the machine's cores, at most 8.
+        effort: of one measurement (see `kernel.Effort`).
+        build_timeout, run_timeout: seconds; a candidate that takes longer is recorded as a timeout.
+    """
+
+    machine: Machine
+    workers: int = 0
+    effort: Effort = field(default_factory=Effort)
+    build_timeout: float = 60.0
+    run_timeout: float = 30.0
+    _folder: Path = field(init=False)
+    _nursery: Nursery = field(init=False)
+    _team: list[Worker | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.workers = self.workers or min(8, self.machine.cores)
+        self._folder = Path(tempfile.mkdtemp(prefix="tvmopt-tune-"))
+        self._nursery = Nursery(self.machine.cores)
+        self._nursery.start()
+        self._team = [None] * self.workers
+        self._threads = ThreadPoolExecutor(self.workers)
+
+    def close(self) -> None:
+        for worker in self._team:
+            if worker:
+                worker.kill()
+        self._nursery.close()
+        self._threads.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> LocalRunner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- the Runner protocol -----------------------------------------------------------------------
+
+    def prepare(self, task: Task) -> None:
+        if (self._kernel_folder(task) / "digest").exists():
+            return
+        try:
+            state, answer = self._call(0, task, "reference", timeout=10 * self.run_timeout)
+        except (WorkerDied, WorkerHung) as error:
+            state, answer = "failed", type(error).__name__
+        if state != "ok":
+            raise TuningError(f"the unscheduled kernel cannot be run: {answer}", where=task.name)
+
+    def measure(self, task: Task, candidates: Sequence[Candidate], best: float) -> Iterator[Measurement]:
+        effort = self._effort(best)
+        for first in range(0, len(candidates), self.workers):
+            group = list(candidates[first : first + self.workers])
+            for slot, worker in enumerate(self._team[: len(group)]):  # forked here, not in the threads
+                self._team[slot] = worker or self._nursery.fork()
+            outcomes = list(self._threads.map(lambda a: self._build(task, *a), enumerate(group)))
+            for slot, outcome in enumerate(outcomes):
+                yield outcome if outcome.status != "ok" else self._measure(task, slot, outcome, effort)
+
+    def duel(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
+        try:
+            for candidate in (first, second):
+                if self._call(0, task, "build", candidate, timeout=self.build_timeout)[0] != "ok":
+                    return None
+                state, answer = self._call(0, task, "check", candidate.id, timeout=self.run_timeout)
+                if state != "ok" or not answer[0]:
+                    return None
+            arguments = (first.id, second.id, self.effort.rounds, self.effort.flush)
+            state, answer = self._call(0, task, "duel", *arguments, timeout=4 * self.run_timeout)
+            return answer if state == "ok" else None
+        except (WorkerDied, WorkerHung):
+            return None
+
+    # -- one candidate -----------------------------------------------------------------------------
+
+    def _build(self, task: Task, slot: int, candidate: Candidate) -> Measurement:
+        start = time.perf_counter()
+        status: Status = "ok"
+        try:
+            state, note = self._call(slot, task, "build", candidate, timeout=self.build_timeout)
+            status = "ok" if state == "ok" else "failed"
+        except WorkerHung:
+            status, note = "timeout", f"building took over {self.build_timeout:.0f} s"
+        except WorkerDied:
+            status, note = "crash", "the compiler crashed"
+        return Measurement(candidate, status, note=note or "", cost=time.perf_counter() - start)
+
+    def _measure(self, task: Task, slot: int, built: Measurement, effort: Effort) -> Measurement:
+        start = time.perf_counter()
+        status: Status = "failed"
+        digest, note, samples, baseline = "", "", list[float](), 0.0
+        try:
+            state, answer = self._call(
+                slot, task, "measure", built.candidate.id, effort, timeout=self.run_timeout
+            )
+            if state == "ok":
+                right, digest, note, samples, baseline = answer
+                status = "ok" if right else "wrong"
+            else:
+                note = answer
+        except WorkerHung:
+            status, note = "timeout", f"running took over {self.run_timeout:.0f} s"
+        except WorkerDied:
+            status, note = "crash", "the kernel crashed"
+        cost = built.cost + time.perf_counter() - start
+        return Measurement(built.candidate, status, tuple(samples), digest, note, cost, baseline)
+
+    def _call(self, slot: int, task: Task, verb: str, *arguments: Any, timeout: float) -> tuple[str, Any]:
+        """One request about a task to the worker of a slot, which is forked and told of the task if need
+        be."""
+        worker = self._team[slot]
+        if worker is None:
+            worker = self._team[slot] = self._nursery.fork()
+        try:
+            state, answer = worker.call("open", self._kernel(task), timeout=self.build_timeout)
+            return (
+                (state, answer)
+                if state != "ok"
+                else worker.call(verb, task.key.workload, *arguments, timeout=timeout)
+            )
+        except (WorkerDied, WorkerHung):
+            self._team[slot] = None
+            raise
+
+    def _kernel_folder(self, task: Task) -> Path:
+        return self._folder / task.key.workload
+
+    def _kernel(self, task: Task) -> Kernel:
+        return replace(task.kernel, folder=str(self._kernel_folder(task)))
+
+    def _effort(self, best: float) -> Effort:
+        return replace(self.effort, give_up=1.3 * best) if 0 < best < float("inf") else self.effort

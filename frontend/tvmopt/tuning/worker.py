@@ -1,0 +1,152 @@
+"""The worker processes of the tuner: warm, isolated, killed without regret.
+
+    tuner --socket--> nursery (python -m tvmopt.tuning.worker FD: TVM imported, no thread started)
+                        `--fork--> worker --socket--> tuner
+
+A fork of the warm nursery takes milliseconds, an import of TVM seconds: so a candidate that crashes, aborts
+or hangs
+costs itself and one fork. When the tuner dies, even by SIGKILL, the nursery is sent SIGKILL by the kernel,
+and the
+workers with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+HELLO, FORK = b"R", b"F"
+_PR_SET_PDEATHSIG = 1
+
+
+def send(sock: socket.socket, message: Any) -> None:
+    """One pickled message, with its length in front."""
+    data = pickle.dumps(message)
+    sock.sendall(struct.pack("<Q", len(data)) + data)
+
+
+def receive(sock: socket.socket) -> Any:
+    """The next message.
+
+    Raises:
+        EOFError: the other side is gone.
+    """
+    (length,) = struct.unpack("<Q", _exactly(sock, 8))
+    return pickle.loads(_exactly(sock, length))
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = sock.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def nursery(sock: socket.socket) -> None:
+    """Import what workers need, then fork one for every socket that arrives."""
+    die_with_parent()
+    from tvmopt.scheduling.discover import families
+
+    families("llvm")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to handle
+    sock.sendall(HELLO)
+    while True:
+        data, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        if not data:
+            return
+        pid = os.fork()
+        if pid == 0:
+            sock.close()
+            die_with_parent()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve(socket.socket(fileno=fds[0]))
+            os._exit(0)
+        os.close(fds[0])
+        sock.sendall(struct.pack("<i", pid))
+
+
+def serve(sock: socket.socket) -> None:
+    """Answer requests until the tuner closes the socket: ("ok", result) or ("failed", message)."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1) if os.environ.get("TVMOPT_WORKER_STDERR") else (0, 1, 2):
+        os.dup2(null, fd)  # LLVM and TVM print what no user asked for
+    state = Desk()
+    while True:
+        try:
+            verb, arguments = receive(sock)
+        except EOFError:
+            return
+        try:
+            answer = ("ok", getattr(state, verb)(*arguments))
+        except Exception as error:  # whatever a schedule, the compiler or a kernel raises
+            answer = ("failed", _words(error))
+        send(sock, answer)
+
+
+class Desk:
+    """What a worker can be asked for. Arguments and results are plain data."""
+
+    def __init__(self) -> None:
+        self._benches: dict[str, Any] = {}
+
+    def open(self, kernel: Any) -> None:
+        """Make a task known; the few most recent ones stay."""
+        from tvmopt.tuning.kernel import Bench
+
+        if kernel.id not in self._benches:
+            while len(self._benches) > 3:
+                self._benches.pop(next(iter(self._benches)))
+            self._benches[kernel.id] = Bench(kernel)
+
+    def known(self, task: str) -> list[str]:
+        return list(self._benches[task].built) if task in self._benches else []
+
+    def reference(self, task: str) -> str:
+        return self._benches[task].make_reference()  # type: ignore[no-any-return]
+
+    def build(self, task: str, candidate: Any) -> None:
+        self._benches[task].build(candidate)
+
+    def measure(self, task: str, ident: str, effort: Any) -> tuple[bool, str, str, list[float], float]:
+        """(right, digest, what is wrong, samples, baseline): a wrong candidate is not timed."""
+        bench = self._benches[task]
+        right, digest, problem = bench.check(ident)
+        samples, baseline = bench.measure(ident, effort) if right else ([], 0.0)
+        bench.forget(ident)
+        return right, digest, problem, samples, baseline
+
+    def check(self, task: str, ident: str) -> tuple[bool, str, str]:
+        return self._benches[task].check(ident)  # type: ignore[no-any-return]
+
+    def duel(self, task: str, first: str, second: str, rounds: int, flush: bool) -> list[tuple[float, float]]:
+        return self._benches[task].duel(first, second, rounds, flush)  # type: ignore[no-any-return]
+
+    def forget(self, task: str) -> None:
+        self._benches.pop(task, None)
+
+
+def _words(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    best = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
+    return f"{type(error).__name__}: {best}"[:400]
+
+
+if __name__ == "__main__":
+    nursery(socket.socket(fileno=int(sys.argv[1])))
