@@ -193,7 +193,7 @@ def compiled_module(func: tirx.PrimFunc, machine: Machine) -> Any:
 
 def tensor_type(param: Any) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of a PrimFunc's parameter."""
-    kind = getattr(param, "ty", None)
+    kind: Any = getattr(param, "ty", None)
     source = kind if hasattr(kind, "shape") else param
     return tuple(int(d) for d in source.shape), str(source.dtype)
 

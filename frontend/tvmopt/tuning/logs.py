@@ -66,13 +66,15 @@ def from_line(line: str, target: str) -> Record:
     )
     knobs = {str(name): int(value) for name, value in data.get("knobs", {}).items()}
     verdict = Verdict(**data["verdict"]) if data.get("verdict") else None
-    texts = (str(data.get(name, "")) for name in ("digest", "note", "shape", "host", "date"))
+    digest, note, shape, host, date = (
+        str(data.get(name, "")) for name in ("digest", "note", "shape", "host", "date")
+    )
     samples = tuple(float(s) for s in data.get("samples", ()))
     status = data["status"]
     if status not in ("ok", "failed", "crash", "timeout", "wrong"):
         raise ValueError(f"status {status!r}")
     candidate, baseline = Candidate(knobs, str(data.get("trace", ""))), float(data.get("baseline", 0.0))
-    return Record(key, candidate, status, samples, *texts, verdict, baseline)
+    return Record(key, candidate, status, samples, digest, note, shape, host, date, verdict, baseline)
 
 
 def write_log(path: Path, target: str, records: Iterable[Record]) -> int:

@@ -42,7 +42,8 @@ class Model:
     """The cost model of one family. `fit` is cheap: some hundred rows, a tenth of a second."""
 
     def __init__(self, seed: int) -> None:
-        self._seed, self._booster, self._rows = seed, None, 0
+        self._seed = seed
+        self._booster: Any = None
 
     def fit(self, rows: Sequence[Mapping[str, float]], targets: Sequence[float]) -> None:
         """Train from scratch; with too few rows there is no model."""

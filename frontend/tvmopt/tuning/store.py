@@ -49,7 +49,10 @@ CREATE TABLE IF NOT EXISTS session(
 """
 
 _KEY = "workload=? AND target=? AND tvm=? AND family=? AND version=?"
-_COLUMNS = "workload,target,tvm,family,version,knobs,trace,status,samples,digest,note,shape,host,date,verdict,baseline"
+_COLUMNS = (
+    "workload,target,tvm,family,version,"
+    "knobs,trace,status,samples,digest,note,shape,host,date,verdict,baseline"
+)
 
 
 def default_path() -> Path:

@@ -103,7 +103,8 @@ def _joined(first: Task, second: Task) -> Task:
 
 def floor(flops: float, nbytes: float, machine: Machine) -> float:
     """Seconds: arithmetic at peak, or bytes at the rate of L2 on all cores, whichever is longer."""
-    return max(flops / machine.peak_flops, nbytes / (machine.cores * machine.ghz * 1e9 * machine.l2_rate))
+    rate = machine.cores * machine.ghz * 1e9 * machine.l2_rate
+    return float(max(flops / machine.peak_flops, nbytes / rate))
 
 
 def call_sites(module: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
