@@ -78,8 +78,8 @@ def _summary(found: Profile) -> str:
         f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
         f"{found.flops / 1e9:.2f} GFLOP, {rate:.0f} GFLOP/s; the kernels account for "
         f"{found.accounted_s / found.latency_s:.1%}. The instrument costs {found.overhead_s * 1e6:.1f} us a "
-        f"call, taken off; {found.runs} runs{quiet}. Activations planned: {found.planned_bytes / 1e6:.2f} MB; "
-        f"the process grew by {found.resident_bytes / 1e6:.0f} MB."
+        f"call, taken off; {found.runs} runs{quiet}. Activations planned: "
+        f"{found.planned_bytes / 1e6:.2f} MB; the process grew by {found.resident_bytes / 1e6:.0f} MB."
     )
 
 

@@ -205,7 +205,8 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int =
     """A table; cells are HTML already, the first `left` columns flush left."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(f"<{tag}{' class=l' if i < left else ''}>{cell}</{tag}>" for i, cell in enumerate(row))
+        flush = ' class="l"'
+        return "".join(f"<{tag}{flush if i < left else ''}>{cell}</{tag}>" for i, cell in enumerate(row))
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     head = f"<thead><tr>{cells('th', header)}</tr></thead>"

@@ -87,8 +87,9 @@ def _show(found: Any, top: int) -> None:
     rows = [_row(k) for k in shown]
     out.print(
         f"[bold]{found.model}[/] for {found.target}, {found.threads} threads: "
-        f"{found.latency_s * 1e3:.3f} ms, {human(found.flops / found.latency_s, 'FLOP/s')}; kernels account for "
-        f"{found.accounted_s / found.latency_s:.1%}; {found.overhead_s * 1e6:.1f} us a call for the instrument off"
+        f"{found.latency_s * 1e3:.3f} ms, {human(found.flops / found.latency_s, 'FLOP/s')}; "
+        f"kernels account for {found.accounted_s / found.latency_s:.1%}, "
+        f"{found.overhead_s * 1e6:.1f} us a call for the instrument taken off"
     )
     head, *lines = align([HEADER, *rows], {0, 1, 2, len(HEADER) - 1})
     out.print(f"[dim]{head}[/]")
