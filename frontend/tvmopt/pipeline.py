@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
+import tvm.relax.backend
 from tvm import relax, tirx
 
 from tvmopt import passes as P
@@ -129,6 +130,7 @@ def lower(
         with _timed(seconds, "graph passes"):
             module = tvm.transform.Sequential(graph_passes(machine, log))(module)
         with _timed(seconds, "legalize"):
+            module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels
             module = legalize(module, machine, exact)
             provenance = Provenance.before_fusion(module)
         with _timed(seconds, "fuse"):
