@@ -9,7 +9,7 @@ lanes.
 
     function  method and source                                                     max error (ulp), whole
     range
-    exp       2^n * P5(r), r = x - n ln 2 (Cephes expf.c); denormal results kept     1.0 (2.0 without FMA)
+    exp       2^n * P7(r), r = x - n ln 2 (Cephes expf.c); denormal results are 0     1.0 (2.0 without FMA)
     log       m = x * 2^-e in [sqrt(1/2), sqrt 2); P8 (Cephes logf.c)                1.0
     tanh      x + x^3 P4(x^2) to 0.625, then 1 - 2 / (exp(2|x|) + 1) (Cephes tanhf.c) 2
     erf       x + x Q5(x^2) to 0.928, then 1 - exp(R(|x|)) (N. Juffa, erff)          2
@@ -31,7 +31,6 @@ from tvm import tirx
 Expr = Any
 
 _MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves round(x) in the low bits of the sum
-_MAGIC_BITS = 0x4B400000
 
 
 def _lanes(x: Expr) -> int:
@@ -70,57 +69,47 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 _LOG2E, _LN2_HI, _LN2_LO = 1.44269504088896341, 0.693359375, -2.12194440e-4
 
 
-def _power_of_two(n: Expr) -> Expr:
-    """2^n for an int vector n in [-126, 127]: n goes straight into the exponent field."""
-    return _cast_bits((n + _const(127, n, "int32")) << _const(23, n, "int32"), "float32")
+def _exp_bounded(x: Expr, bias: int = 127) -> Expr:
+    """e^x * 2^(bias - 127) for -87.3 < x < 88.3; NaN passes; anything else is garbage.
 
+    x log2 e + 1.5 * 2^23 is n + 1.5 * 2^23 to the nearest: its low bits are n, and shifted into the exponent
+    field the rest falls off. r = x - n ln 2 in [-0.35, 0.35], e^r = 1 + r + r^2 P5(r).
+    """
 
-def _exp_parts(x: Expr, finish: Callable[[Expr, Expr], Expr]) -> Expr:
-    """`finish(n, p)` with e^x = 2^n * p, n an int vector, p in [0.70, 1.42]."""
+    def scaled(t: Expr) -> Expr:
+        n = t - _const(_MAGIC, x)
+        r = x - n * _const(_LN2_HI, x) - n * _const(_LN2_LO, x)
+        shift = _const(23, x, "int32")
+        power = _cast_bits((_cast_bits(t, "int32") << shift) + (_const(bias, x, "int32") << shift), "float32")
+        return _let(r, lambda r: _poly(r, (*_EXP, 1.0, 1.0)) * power, "r")
 
-    def with_sum(t: Expr) -> Expr:
-        n_float = t - _const(_MAGIC, x)
-        r = x - n_float * _const(_LN2_HI, x) - n_float * _const(_LN2_LO, x)
-        n = _cast_bits(t, "int32") - _const(_MAGIC_BITS, x, "int32")
-        return _let(
-            r,
-            lambda r: finish(n, (_poly(r, _EXP) * (r * r) + r) + _const(1.0, r)),
-            "r",
-        )
-
-    return _let(x * _const(_LOG2E, x) + _const(_MAGIC, x), with_sum, "t")
+    return _let(x * _const(_LOG2E, x) + _const(_MAGIC, x), scaled, "t")
 
 
 def exp(x: Expr) -> Expr:
-    """e^x, float32, any lanes; overflow gives inf, results below 2^-126 are rounded denormals."""
+    """e^x, float32, any lanes; overflow gives inf, below e^-87 (1.6e-38) it is 0: no denormals."""
 
-    def clamped(c: Expr) -> Expr:
-        def finish(n: Expr, p: Expr) -> Expr:  # 2^n in two halves: n runs from -150 to 128
-            return _let(
-                n,
-                lambda n: _let(
-                    n >> _const(1, n, "int32"), lambda h: p * _power_of_two(h) * _power_of_two(n - h), "h"
-                ),
-                "n",
-            )
+    def body(x: Expr) -> Expr:
+        def halves(c: Expr) -> Expr:  # 2^(n - 1), doubled: n = 128 is still finite
+            return _let(_exp_bounded(c, 126), lambda half: half + half, "half")
 
-        return _exp_parts(c, finish)
+        value = _let(_at_most(x, 89.0), halves, "c")
+        return tirx.Select(x < _const(-87.0, x), _const(0.0, x), value)
 
-    return _let(x, lambda x: _let(_clip(x, -104.0, 89.0), clamped, "c"), "x")
+    return _let(x, body, "x")
 
 
 def exp_nonpositive(x: Expr) -> Expr:
-    """e^x for x <= 0 (softmax): four instructions fewer than :func:`exp`; below -87.3 exactly 0, no
-    denormals.
-    """
+    """e^x for x <= 0 (softmax): below -87.3 exactly 0."""
 
-    def body(x: Expr) -> Expr:
-        value = _exp_parts(x, lambda n, p: p * _power_of_two(n))
-        return tirx.Select(
-            x < _const(-87.3, x), _const(0.0, x), value
-        )  # a comparison with NaN is false: NaN passes
+    def body(x: Expr) -> Expr:  # a comparison with NaN is false: NaN passes
+        return tirx.Select(x < _const(-87.3, x), _const(0.0, x), _exp_bounded(x))
 
     return _let(x, body, "x")
+
+
+def _at_most(x: Expr, high: float) -> Expr:
+    return tirx.Select(x > _const(high, x), _const(high, x), x)
 
 
 def _at_least(x: Expr, low: float) -> Expr:
@@ -132,8 +121,9 @@ def _clip(x: Expr, low: float, high: float) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + e^-x)."""
-    return _const(1.0, x) / (_const(1.0, x) + exp(_const(0.0, x) - x))
+    """1 / (1 + e^-x); below -88 it stays 6e-39."""
+    negative = _clip(_const(0.0, x) - x, -87.0, 88.0)
+    return _const(1.0, x) / (_const(1.0, x) + _let(negative, _exp_bounded, "c"))
 
 
 def _abs(x: Expr) -> Expr:
@@ -153,7 +143,8 @@ def tanh(x: Expr) -> Expr:
 
     def body(x: Expr) -> Expr:
         a = _abs(x)
-        big = _copysign(_const(1.0, x) - _const(2.0, x) / (exp(a + a) + _const(1.0, x)), x)
+        power = _let(_at_most(a + a, 40.0), _exp_bounded, "c")
+        big = _copysign(_const(1.0, x) - _const(2.0, x) / (power + _const(1.0, x)), x)
         small = _let(x * x, lambda s: _poly(s, _TANH) * s * x + x, "s")
         return tirx.Select(a < _const(0.625, x), small, big)
 
