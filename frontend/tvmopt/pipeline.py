@@ -57,19 +57,21 @@ def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
         P.CancelCasts(log),
         P.EliminateIdentities(log),  # before the fusions, which then need not know these spellings
         P.FoldConstant(log),  # a shape or an index that has become constant
-        T.EliminateCommonSubexpr(),  # before the fusions, which compare operands by identity
+        P.CancelDuplicates(log),  # before the fusions, which compare operands by identity
         P.FuseLayerNorm(log),
         P.FuseRmsNorm(log),  # after FuseLayerNorm: the centred half of a LayerNorm looks like an RMSNorm
         P.FuseActivations(log),
         P.FuseSoftmax(log),  # before FuseAttention, which looks for softmax
         P.FuseGlobalPool(log),  # before ConvertLayout: axes are NCHW's
+        P.FusePad(log),  # before ConvertConv1d and ConvertLayout, which know fewer forms of it
+        P.FoldProducts(log),  # before FoldScaleShift, which folds the multiply that is left
         P.FoldBatchNorm(log),
         P.FoldScaleShift(log),  # after FoldBatchNorm, which leaves a multiply and an add where it cannot fold
-        P.PropagateReshapes(log),  # before FuseAttention and FuseOps: they stand between a GEMM and its epilogue
-        P.PropagateTransposes(),  # brings the transposes of q, k and v next to the product. No log: the second run
-        # tells what could not be moved
+        P.PropagateReshapes(log),  # before FuseOps: they stand between a GEMM and its epilogue
+        P.PropagateTransposes(),  # brings those of q, k and v next to their product; the second run logs
         P.CancelReshapes(log),
         P.FuseAttention(log),
+        P.CancelDuplicates(),  # after FuseAttention, which writes its mask once a layer
         P.SplitMatmul(log),  # after PropagateReshapes, which brings a split next to its GEMM
         P.CombineParallelMatmul(log),  # after FuseAttention: who reads q, k and v is known then
         LowerConvTranspose(log),  # after BatchNorm is folded into its weight, before layouts: it makes convolutions

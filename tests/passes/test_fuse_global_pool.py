@@ -33,6 +33,7 @@ def test_keepdims_of_the_inner_only():
 WINDOWS = {
     "average": (lambda x: nn.avg_pool2d(x, (7, 9)), "mean"),
     "average, stride": (lambda x: nn.avg_pool2d(x, (7, 9), (2, 2)), "mean"),
+    "larger than the image": (lambda x: nn.avg_pool2d(x, (20, 20), (20, 20), ceil_mode=True), "mean"),
     "maximum": (lambda x: nn.max_pool2d(x, (7, 9)), "max"),
     "adaptive": (lambda x: nn.adaptive_avg_pool2d(x, 1), "mean"),
 }

@@ -1,6 +1,7 @@
 """Graph rewrites, one a file, each named for what it does; `tvmopt.pipeline` has their order."""
 
 from tvmopt.passes.cancel_casts import CancelCasts
+from tvmopt.passes.cancel_duplicates import CancelDuplicates
 from tvmopt.passes.cancel_reshapes import CancelReshapes
 from tvmopt.passes.combine_parallel_matmul import CombineParallelMatmul
 from tvmopt.passes.convert_conv1d import ConvertConv1d
@@ -8,11 +9,13 @@ from tvmopt.passes.convert_layout import ConvertLayout
 from tvmopt.passes.eliminate_identities import EliminateIdentities
 from tvmopt.passes.fold_batch_norm import FoldBatchNorm
 from tvmopt.passes.fold_constant import FoldConstant
+from tvmopt.passes.fold_products import FoldProducts
 from tvmopt.passes.fold_scale_shift import FoldScaleShift
 from tvmopt.passes.fuse_activations import FuseActivations
 from tvmopt.passes.fuse_attention import FuseAttention
 from tvmopt.passes.fuse_global_pool import FuseGlobalPool
 from tvmopt.passes.fuse_layer_norm import FuseLayerNorm
+from tvmopt.passes.fuse_pad import FusePad
 from tvmopt.passes.fuse_rms_norm import FuseRmsNorm
 from tvmopt.passes.fuse_softmax import FuseSoftmax
 from tvmopt.passes.fuse_transpose_matmul import FuseTransposeMatmul
@@ -22,6 +25,7 @@ from tvmopt.passes.split_matmul import SplitMatmul
 
 __all__ = [
     "CancelCasts",
+    "CancelDuplicates",
     "CancelReshapes",
     "CombineParallelMatmul",
     "ConvertConv1d",
@@ -29,11 +33,13 @@ __all__ = [
     "EliminateIdentities",
     "FoldBatchNorm",
     "FoldConstant",
+    "FoldProducts",
     "FoldScaleShift",
     "FuseActivations",
     "FuseAttention",
     "FuseGlobalPool",
     "FuseLayerNorm",
+    "FusePad",
     "FuseRmsNorm",
     "FuseSoftmax",
     "FuseTransposeMatmul",

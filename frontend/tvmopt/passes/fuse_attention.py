@@ -26,6 +26,7 @@ from tvmopt.passes.graph import (
 )
 
 HEADS = (0, 2, 1, 3)  # [B, N, S, H] from [B, S, N, H], and back
+NEVER = -1e30  # in place of minus infinity, where a whole row of them must not become NaN
 GONE = -1e4  # a mask of this or less leaves nothing after the exponential in any float type
 
 
@@ -68,7 +69,6 @@ class FuseAttention(Rewrite):
     Declines when  1. the scores are used elsewhere too
                    2. softmax's argument is no product, or q and k do not have 3 or 4 axes
                    3. a mask does not broadcast to the scores
-                   4. a row could be masked altogether, which torch's isnan turns into zeros
     Gain           the [B, N, Sq, Sk] scores and probabilities never leave the cache; 4 transposes go.
     Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the
                    transposes of q, k and v next to the product; PropagateTransposes again after it, to cancel
@@ -94,13 +94,17 @@ class FuseAttention(Rewrite):
         if isinstance(bias, str):
             self.declined(var, bias)
             return None
-        if guarded and any(not _keeps_a_key(graph, m) for m in scores.masks):
-            self.declined(var, "4: a row could be masked altogether, and its probabilities would be NaN")
-            return None
-        return self._attention(graph, var, value, scores, bias)
+        zeroed = guarded and any(not _keeps_a_key(graph, m) for m in scores.masks)
+        return self._attention(graph, var, value, scores, bias, zeroed)
 
     def _attention(
-        self, graph: Graph, var: Var, value: Expr, scores: Scores, bias: tuple[Expr | None, bool]
+        self,
+        graph: Graph,
+        var: Var,
+        value: Expr,
+        scores: Scores,
+        bias: tuple[Expr | None, bool],
+        zeroed: bool,
     ) -> Expr | None:
         name, ndim = name_of(var), rank(value)
         batch = _batch(graph, scores, value)
@@ -113,6 +117,15 @@ class FuseAttention(Rewrite):
             mask = relax.op.reshape(
                 mask, (batch, (shape(mask) or (0,))[0] // batch, *(shape(mask) or ())[1:])
             )
+        mask = None if mask is None else graph.emit(mask, name)
+        kept = None
+        if zeroed and mask is not None:  # [B, N, Sq, Sk] to [B, Sq, N, 1]: does the row keep a key?
+            most = relax.op.max(mask, [-1], keepdims=True)
+            kept = relax.op.greater(
+                relax.op.permute_dims(most, HEADS), const(np.float64(NEVER / 2), like=mask)
+            )
+            kept = graph.emit(kept, name)
+            mask = relax.op.maximum(mask, const(np.float64(NEVER), like=mask))
         out = relax.op.nn.attention(
             *operands,
             bias=None if mask is None else graph.emit(mask, name),
@@ -121,7 +134,10 @@ class FuseAttention(Rewrite):
         )
         kind = "causal" if causal else "masked" if mask is not None else "no mask"
         self.applied(var, f"{kind}, scale {scores.scale:.6g}")
-        out = relax.op.permute_dims(graph.emit(out, name), HEADS)
+        out = graph.emit(out, name)
+        if kept is not None:
+            out = relax.op.where(kept, out, const(np.float64(0), like=out))
+        out = relax.op.permute_dims(out, HEADS)
         return out if ndim == 4 else relax.op.reshape(out, shape(value))
 
 

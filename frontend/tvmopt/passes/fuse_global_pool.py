@@ -71,8 +71,11 @@ class FuseGlobalPool(Rewrite):
         if any(out[a] != 1 for a in axes):
             return None
         if not name.startswith("nn.adaptive"):
-            if ints(value.attrs.pool_size) != image or any(d != 1 for d in ints(value.attrs.dilation)):
-                return None
+            window = ints(value.attrs.pool_size)
+            if any(w < n for w, n in zip(window, image, strict=True)) or set(ints(value.attrs.dilation)) != {
+                1
+            }:
+                return None  # a window beyond the image (ceil_mode) counts what it covers
             if any(ints(value.attrs.padding)):
                 self.declined(var, "2: the window is the image, and padding is counted")
                 return None

@@ -1,0 +1,73 @@
+"""Compute equal expressions once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from tvm import relax
+
+from tvmopt.passes.graph import Constant, Expr, Graph, Rewrite, Var, dtype, op_name, rewrite_pass, shape
+
+EFFECTS = ("call_", "random", "builtin", "vm.", "memory.", "multinomial")  # operators not looked at
+SMALL = 64  # elements up to which two constants are compared by value
+
+
+@rewrite_pass("tvmopt.CancelDuplicates")
+class CancelDuplicates(Rewrite):
+    """Replace a call by an earlier one of the same operator, operands and attributes.
+
+        Before                          After
+        a = R.mean(x, axis=[-1])        a = R.mean(x, axis=[-1])
+        b = R.mean(x, axis=[-1])        c = R.subtract(a, a)
+        c = R.subtract(a, b)
+
+    TVM's EliminateCommonSubexpr does this too, and hashes every weight on the way: 1 s for BERT-base.
+
+    Applies when   the operators are pure and the operands the same variables, or constants that are the same
+                   object or up to 64 equal numbers.
+    Declines when  1. it is a call of a function, or of an operator with effects (nothing is recorded).
+    Gain           the whole expression.
+    Order          before the fusions, which compare operands by identity; after FuseAttention, which writes a
+                   mask a layer.
+    """
+
+    rounds = 1  # in order, so that trees of equal expressions meet in one sweep
+
+    def begin(self, graph: Graph) -> None:
+        """Forget the last sweep's expressions."""
+        self.seen: dict[Hashable, Var] = {}
+
+    def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
+        """The variable that already holds this value."""
+        if not isinstance(var, relax.DataflowVar):
+            return None
+        if isinstance(value, relax.TupleGetItem):
+            key: Hashable = ("item", value.tuple_value, int(value.index))
+        elif op_name(value) and not op_name(value).startswith(
+            ("call_", "random", "builtin", "vm.", "memory.")
+        ):
+            key = (op_name(value), str(value.attrs), *(self._key(graph, a) for a in value.args))
+        else:
+            return None
+        if key not in self.seen:
+            self.seen[key] = var
+            return None
+        self.applied(var)
+        return self.seen[key]
+
+    def _key(self, graph: Graph, arg: Expr) -> Hashable:
+        if isinstance(arg, relax.Tuple):
+            return tuple(self._key(graph, f) for f in arg.fields)
+        value = graph.value(arg)
+        if isinstance(value, Constant):
+            dims = shape(value)
+            data = graph.array(value) if dims is not None and _size(dims) <= SMALL else None
+            return value if data is None else (dtype(value), dims, data.tobytes())
+        return arg if isinstance(arg, relax.Var) else str(arg)
+
+
+def _size(dims: tuple[int, ...]) -> int:
+    size = 1
+    for n in dims:
+        size *= n
+    return size
