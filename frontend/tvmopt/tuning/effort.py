@@ -39,7 +39,9 @@ class Effort:
     Attributes:
         least, most: samples. confidence: stop when the 95 % interval of the median is within this share of
             it.
-        seconds: of one candidate, at most. flush: evict the weights from the caches before each sample.
+        seconds: of one candidate, at most.
+        flush: where the weights are before each sample: "memory", "l3" (out of each core's own caches), or
+            "no" flush.
         give_up: once `least` samples show more than this many times the analytic schedule's time, it does
             not win.
         rounds: pairs of a final.
@@ -49,6 +51,6 @@ class Effort:
     most: int = 100
     confidence: float = 0.02
     seconds: float = 0.1
-    flush: bool = True
+    flush: str = "memory"
     give_up: float = float("inf")
     rounds: int = 40

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class Bench:
                 break
         return samples, quantile(baseline, 0.25)
 
-    def duel(self, first: str, second: str, rounds: int, flush: bool) -> list[tuple[float, float]]:
+    def duel(self, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
         """Two built candidates in turn, the order of each pair drawn: noise meets both alike."""
         calls = {name: self._timed(name, flush) for name in (first, second)}
         for call in calls.values():
@@ -160,12 +161,17 @@ class Bench:
             pairs.append((took[first], took[second]))
         return pairs
 
-    def _timed(self, ident: str, flush: bool) -> Callable[[], float]:
+    def _timed(self, ident: str, flush: str) -> Callable[[], float]:
         """A function that takes one sample: one call, or as many as fill 20 us."""
         self._load()
         function, arguments = self.built[ident], (*self._inputs, *self._empty_outputs())
-        weights = [arguments[i] for i in self.kernel.constants] if flush else []
-        evict = tvm.get_global_func("cache_flush_cpu_non_first_arg") if weights else None
+        weights = [arguments[i] for i in self.kernel.constants]
+        evict: Callable[[], None] | None = None
+        if flush == "memory" and weights:
+            clflush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
+            evict = partial(clflush, weights[0], *weights)
+        elif flush == "l3":
+            evict = _sweep(self.kernel.machine)
         clock = time.perf_counter
         start = clock()
         function(*arguments)
@@ -174,13 +180,33 @@ class Bench:
 
         def sample() -> float:
             if evict is not None:
-                evict(weights[0], *weights)
+                evict()
             begin = clock()
             for _ in range(calls):
                 function(*arguments)
             return (clock() - begin) / calls
 
         return sample
+
+
+@cache
+def _sweep(machine: Machine) -> Callable[[], None]:
+    """A function that fills every core's own caches with something else: each reads twice its L2."""
+    from tvm import te
+
+    length = 2 * machine.l2 // 4 // 1024
+    source = te.placeholder((machine.cores, length, 1024), name="source")
+    k = te.reduce_axis((0, length), name="k")
+    total = te.compute((machine.cores, 1024), lambda c, i: te.sum(source[c, k, i], axis=k), name="total")
+    sch = Schedule(te.create_prim_func([source, total]))
+    block = sch.get_sblock("total")
+    core, lane, row = sch.get_loops(block)
+    sch.reorder(core, row, lane)
+    sch.parallel(core)
+    sch.vectorize(sch.split(lane, [None, machine.lanes()])[1])
+    function = compiled_module(sch.mod["main"], machine)["main"]
+    tensors = [tvm.runtime.tensor(np.zeros(tensor_type(p)[0], "float32")) for p in sch.mod["main"].params]
+    return partial(function, *tensors)
 
 
 def compiled_module(func: tirx.PrimFunc, machine: Machine) -> Any:

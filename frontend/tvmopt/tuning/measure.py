@@ -129,6 +129,7 @@ class Nursery:
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the tuner, which ends its measurements itself
         )
         theirs.close()
         self._sock, self._warm = ours, False

@@ -75,6 +75,7 @@ class Verdict:
         p: one-sided Mann-Whitney probability of such samples were it not faster.
         n: pairs.
         won: faster beyond noise (see `statistics.verdict`), output equal to the reference.
+        inside: the ratio inside a model, where that made the record lose; 0: it did not.
     """
 
     ratio: float
@@ -83,6 +84,7 @@ class Verdict:
     p: float
     n: int
     won: bool
+    inside: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,11 @@ class Tuner:
             self.observer.judged(self, state, record.candidate, found)
         return found
 
+    def refresh(self) -> None:
+        """Read all records again."""
+        for state in self.states:
+            self._refresh(state)
+
     def _refresh(self, state: State) -> None:
         """Read the task's records again: verdicts, and what other tuners measured."""
         for record in self.store.records(state.task.key):

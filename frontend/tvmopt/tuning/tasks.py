@@ -20,7 +20,7 @@ class Task:
     """One kernel to tune.
 
     Attributes:
-        name: of the PrimFunc; several kernels of a model with the same workload are one task.
+        name: of the PrimFunc; several kernels of a model with the same workload are one task: `names`.
         space: its family's knobs, the analytic point first.
         kernel: what a worker needs.
         weight: calls in one inference, all its kernels together.
@@ -41,6 +41,7 @@ class Task:
     bytes: float = 0.0
     floor: float = 0.0
     features: dict[str, float] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
     @property
     def analytic(self) -> Candidate:
@@ -70,7 +71,7 @@ def extract(lowered: Lowered, machine: Machine) -> list[Task]:
         inner = unpacked(module, key, machine, space.analytic)
         task = Task(
             kernel.name, key, space, inner, kernel.calls, shape_words(shape), kernel.nodes, kernel.flops,
-            kernel.bytes, floor(kernel.flops, kernel.bytes, machine), _numbers(shape),
+            kernel.bytes, floor(kernel.flops, kernel.bytes, machine), _numbers(shape), (kernel.name,),
         )  # fmt: skip
         found[key] = _joined(found[key], task) if key in found else task
     return sorted(found.values(), key=lambda t: -t.weight * t.floor)
@@ -98,7 +99,12 @@ def unpacked(module: str, key: Key, machine: Machine, analytic: dict[str, int]) 
 
 
 def _joined(first: Task, second: Task) -> Task:
-    return replace(first, weight=first.weight + second.weight, nodes=first.nodes + second.nodes)
+    return replace(
+        first,
+        weight=first.weight + second.weight,
+        nodes=first.nodes + second.nodes,
+        names=first.names + second.names,
+    )
 
 
 def floor(flops: float, nbytes: float, machine: Machine) -> float:

@@ -135,7 +135,7 @@ class Desk:
     def check(self, task: str, ident: str) -> tuple[bool, str, str]:
         return self._benches[task].check(ident)  # type: ignore[no-any-return]
 
-    def duel(self, task: str, first: str, second: str, rounds: int, flush: bool) -> list[tuple[float, float]]:
+    def duel(self, task: str, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
         return self._benches[task].duel(first, second, rounds, flush)  # type: ignore[no-any-return]
 
     def forget(self, task: str) -> None:

@@ -1,0 +1,151 @@
+"""`tvmopt tune MODEL`: make a model faster than its analytic schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvmopt.cli.common import out, parse_shapes, print_json, progress, table
+
+if TYPE_CHECKING:
+    from tvmopt.tuning.driver import TuningResult
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@app.command()
+def command(
+    model: Annotated[str, typer.Argument(help="The ONNX file.", metavar="MODEL")],
+    target: Annotated[str, typer.Option("--target", "-t", help="cpu, a name, or a TOML file.")] = "cpu",
+    trials: Annotated[
+        int, typer.Option(min=0, help="Candidates to measure, all runs together.", show_default="64 a kernel")
+    ] = 0,
+    budget: Annotated[
+        str, typer.Option(help="Time, all runs together: 90m, 2h, 1h30m.", show_default="none")
+    ] = "0",
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads to tune for.", show_default="cores")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    store: Annotated[
+        Path | None, typer.Option(help="The tuning store.", show_default="~/.local/share/tvmopt/tuning.db")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Only kernels whose name or ONNX node contains this.")] = "",
+    generic: Annotated[
+        bool, typer.Option(help="Search MetaSchedule's space beside the families' knobs.")
+    ] = True,
+    compare: Annotated[bool, typer.Option(help="Run tuned and untuned model in turn at the end.")] = True,
+    list_tasks: Annotated[
+        bool, typer.Option("--list-tasks", help="Show what would be tuned, and stop.")
+    ] = False,
+    rpc_tracker: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Measure on boards of this tracker.")
+    ] = "",
+    rpc_key: Annotated[str, typer.Option(help="Which of the tracker's boards.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Tune the kernels of a model. Stop it, kill it, start it again: it goes on, nothing is measured twice.
+
+    What it finds is kept in the store, and `tvmopt compile` uses it for this target from then on.
+    """
+    from tvmopt.cli.tune_display import observer
+    from tvmopt.tuning import driver
+
+    shapes = parse_shapes(shape or [])
+    if list_tasks:
+        _list(model, target, shapes, threads, only, as_json)
+        return
+    show = observer()
+    runner = None
+    if rpc_tracker:
+        from tvmopt.tuning.rpc import RpcRunner
+
+        runner = RpcRunner.connect(target, rpc_tracker, rpc_key, threads)
+    try:
+        found = driver.tune(
+            model, target=target, trials=trials, budget=budget, shape=shapes, threads=threads, seed=seed,
+            store=store, only=only, generic=generic, compare=compare, runner=runner, observer=show,
+            progress=show.stage,
+        )  # fmt: skip
+    finally:
+        show.stop()
+        if runner is not None:
+            runner.close()
+    if as_json:
+        print_json(found)
+    else:
+        render(found)
+    if found.interrupted:
+        raise typer.Exit(130)
+
+
+def _list(
+    model: str, target: str, shapes: dict[str, tuple[int, ...]], threads: int | None, only: str, as_json: bool
+) -> None:
+    from tvmopt.targets import Machine
+    from tvmopt.tuning import driver
+
+    machine = Machine.load(target)
+    machine = machine.with_cores(threads) if threads else machine
+    with progress() as tell:
+        module = driver.imported_module(model, machine, shapes, tell)
+        tasks = driver.choose(driver.tasks_of(module, machine), only)
+    total = sum(t.weight * t.floor for t in tasks) or 1.0
+    rows = [
+        (t.name, t.key.family, t.shape, f"{t.weight:.0f}", t.space.size, f"{1e6 * t.floor:.1f} us",
+         f"{100 * t.weight * t.floor / total:.1f} %", "; ".join("+".join(site) for site in t.nodes))
+        for t in tasks
+    ]  # fmt: skip
+    names = ("kernel", "family", "shape", "calls", "points", "floor", "share", "ONNX nodes")
+    if as_json:
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        table(names, rows, left=3)
+
+
+def render(found: TuningResult) -> None:
+    """The result: kernels that became faster, the model, how to go on."""
+    rows = [
+        (
+            t.name,
+            t.family,
+            t.knobs,
+            t.trials,
+            f"{1e6 * t.seconds:.1f} us",
+            f"{t.ratio:.3f}",
+            f"{100 * t.share:.1f} %",
+        )
+        for t in found.tasks
+        if t.ratio < 1
+    ]
+    if rows:
+        table(("kernel", "family", "knobs", "trials", "analytic", "tuned / analytic", "share"), rows, left=3)
+    for t in found.tasks:
+        if t.note:
+            out.print(f"[yellow]note:[/] {t.name} was not tuned: {t.note}")
+    base, best = found.estimate
+    out.print(
+        f"{found.trials} trials ({found.trials - found.resumed} in this run), "
+        f"{len(rows)} of {len(found.tasks)} kernels faster; kernels together about {1e3 * base:.2f} -> {1e3 * best:.2f} ms"
+    )
+    if found.model is not None:
+        v = found.model
+        words = (
+            "faster"
+            if v.won
+            else "slower: its records are withdrawn"
+            if v.low > 1
+            else "no difference measured"
+        )
+        out.print(
+            f"[bold]the tuned model takes {v.ratio:.3f} of the untuned one's time[/] "
+            f"[{v.low:.3f}, {v.high:.3f}], {v.n} rounds in turn: {words}"
+        )
+    if found.interrupted:
+        out.print("stopped; everything measured is kept. The same command goes on from here.")

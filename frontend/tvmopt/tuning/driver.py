@@ -1,0 +1,242 @@
+"""`tvmopt.tune`: from an ONNX model to records in the store, and the proof that they made the model
+faster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import InputError, TuningError
+from tvmopt.targets import Machine
+from tvmopt.tuning.compare import model_verdict
+from tvmopt.tuning.record import Verdict
+from tvmopt.tuning.search import Budget, Generic, Observer, State, Tuner
+from tvmopt.tuning.store import Store
+from tvmopt.tuning.tasks import Task
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One task after tuning.
+
+    Attributes:
+        calls: in one inference. seconds: of the analytic schedule, one call. ratio: of the winner to it; 1:
+            none won.
+        trials: measured candidates. share: of the model's estimated time.
+        nodes: the ONNX nodes it computes.
+        note: why it could not be tuned, if so.
+    """
+
+    name: str
+    family: str
+    shape: str
+    calls: float
+    seconds: float
+    ratio: float
+    knobs: str
+    trials: int
+    share: float
+    nodes: tuple[str, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """What one `tune` did.
+
+    Attributes:
+        trials, elapsed: of the session, all its runs together; `resumed`: trials known when this run began.
+        estimate: seconds of one inference from the kernels' times: untuned, tuned.
+        model: the tuned model against the untuned one, both run in turn; None: not asked for, or nothing to
+            compare.
+        onnxruntime: seconds of one inference, median; 0: not measured.
+    """
+
+    session: str
+    store: Path
+    target: str
+    trials: int
+    resumed: int
+    elapsed: float
+    estimate: tuple[float, float]
+    tasks: tuple[Tuned, ...]
+    model: Verdict | None = None
+    onnxruntime: float = 0.0
+    interrupted: bool = False
+
+
+def tune(
+    model: str | Path,
+    *,
+    target: str | Path | Machine = "cpu",
+    trials: int = 0,
+    budget: str | float = 0.0,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    store: str | Path | None = None,
+    generic: bool = True,
+    compare: bool = True,
+    only: str = "",
+    runner: Any = None,
+    observer: Observer | None = None,
+    progress: Progress | None = None,
+) -> TuningResult:
+    """Tune a model's kernels for a target; go on where an earlier run, ended or killed, stood.
+
+    Args:
+        model: the ONNX file.
+        trials: measured candidates, all runs of this model together. budget: seconds, or "90m", "2h", "1d".
+            Neither: 64 trials a kernel.
+        seed: of every random choice.
+        store: the tuning store; default: the user's.
+        generic: search MetaSchedule's space beside the families' knobs.
+        compare: run tuned and untuned model in turn at the end.
+        only: tune kernels whose name, or one of whose ONNX nodes, contains this.
+        runner: measures; default: this machine.
+        observer: is told of every measurement.
+
+    Raises:
+        InputError: a budget that cannot be read, a name that no kernel has.
+        TuningError: the store cannot be used; the target is another machine's and no runner was given.
+    """
+    machine = Machine.load(target)
+    machine = machine.with_cores(threads) if threads else machine
+    if runner is None:
+        refuse_foreign(machine)
+    tell = progress or (lambda stage: None)
+    module = imported_module(model, machine, shape or {}, tell)
+    tell("optimizing the graph")
+    tasks = choose(tasks_of(module, machine), only)
+    limits = Budget(trials, parse_duration(budget))
+    if not limits.trials and not limits.seconds:
+        limits = Budget(64 * len(tasks))
+    own = runner is None
+    runner = runner if runner is not None else _local(machine, tasks)
+    second = _generic(machine, seed, runner) if generic else None
+    try:
+        with Store(store) as opened:
+            tuner = Tuner(tasks, runner, opened, limits, model=Path(model).name, seed=seed, generic=second,
+                          observer=observer)  # fmt: skip
+            interrupted = False
+            try:
+                tuner.run()
+            except KeyboardInterrupt:
+                interrupted = True
+            outcome = None
+            if compare and not interrupted:
+                tell("comparing the tuned model with the untuned one")
+                outcome = model_verdict(module, machine, tuner)
+            return result(tuner, outcome, interrupted)
+    finally:
+        if second is not None:
+            second.close()
+        if own:
+            runner.close()
+
+
+def imported_module(
+    model: str | Path, machine: Machine, shape: Mapping[str, Sequence[int]], tell: Progress | None = None
+) -> Any:
+    """The Relax module of an ONNX file; TVM's pool gets the machine's threads."""
+    from tvmopt.importer import import_model
+    from tvmopt.runtime.library import use_threads
+
+    use_threads(machine.cores)
+    if tell:
+        tell("importing")
+    return import_model(model, dict(shape), {}).module
+
+
+def tasks_of(module: Any, machine: Machine) -> list[Task]:
+    """The tasks of a Relax module: the kernels that `compile` would build, the most expensive first."""
+    from tvmopt import pipeline
+    from tvmopt.tuning.tasks import extract
+
+    return extract(pipeline.lower(module, machine), machine)
+
+
+def choose(tasks: Sequence[Task], only: str) -> list[Task]:
+    """Those whose name, or one of whose nodes, contains `only`.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [
+        t for t in tasks if not only or only in t.name or any(only in n for site in t.nodes for n in site)
+    ]
+    if not found:
+        what = f"no kernel is called {only!r}" if only else "the model has no kernel to tune"
+        raise InputError(what, fix="`tvmopt tune MODEL --list-tasks` shows them")
+    return found
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds.
+
+    >>> parse_duration("90m"), parse_duration("2h"), parse_duration("1.5"), parse_duration("1h30m")
+    (5400.0, 7200.0, 1.5, 5400.0)
+
+    Raises:
+        InputError: it is not a duration.
+    """
+    words = str(text).strip()
+    units = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([dhms]?)", words)
+    if not parts or re.sub(r"(\d+(?:\.\d+)?)\s*([dhms]?)", "", words).strip():
+        raise InputError(f"{words!r} is not a duration", where="--budget", fix="90m, 2h, 1h30m, or seconds")
+    return sum(float(number) * units[unit] for number, unit in parts)
+
+
+def refuse_foreign(machine: Machine) -> None:
+    """A kernel is measured where it runs.
+
+    Raises:
+        TuningError: this machine lacks the target's instructions, or has no GPU for it.
+    """
+    host = Machine.load("cpu")
+    missing = sorted(set(machine.features) - set(host.features)) if machine.kind == "llvm" else [machine.mcpu]
+    if missing:
+        raise TuningError(
+            f"this machine cannot measure for {machine.name}: it lacks {', '.join(missing)}",
+            fix="measure there: --rpc-tracker HOST:PORT --rpc-key KEY (docs/how-to/tune.md)",
+        )
+
+
+def result(tuner: Tuner, model: Verdict | None = None, interrupted: bool = False) -> TuningResult:
+    """The state of a tuner in words."""
+    base, best = tuner.latency
+    heaviest = sorted(tuner.states, key=lambda s: -s.task.weight * s.analytic_seconds)
+    tasks = tuple(_tuned(s, base) for s in heaviest)
+    target = tuner.states[0].task.key.target if tuner.states else ""
+    return TuningResult(
+        tuner.session, tuner.store.path, target, tuner.trials, tuner.resumed, tuner.seconds, (base, best),
+        tasks, model, interrupted=interrupted,
+    )  # fmt: skip
+
+
+def _tuned(state: State, total: float) -> Tuned:
+    task, winner = state.task, state.winner
+    nodes = tuple("+".join(site) for site in task.nodes)
+    share = task.weight * state.analytic_seconds / (total or 1.0)
+    knobs = str(winner.candidate) if winner else ""
+    return Tuned(task.name, task.key.family, task.shape, task.weight, state.analytic_seconds, state.ratio,
+                 knobs, len(state.records), share, nodes, state.broken)  # fmt: skip
+
+
+def _local(machine: Machine, tasks: Sequence[Task]) -> Any:
+    """A runner that measures with weights where the model finds them: in memory, or in L3 if they all fit."""
+    from tvmopt.tuning.effort import Effort
+    from tvmopt.tuning.measure import LocalRunner
+
+    touched = sum(t.bytes * max(1, len(t.names)) for t in tasks)
+    return LocalRunner(machine, effort=Effort(flush="memory" if touched > machine.l3 else "l3"))
+
+
+def _generic(machine: Machine, seed: int, runner: Any) -> Generic | None:
+    return None
