@@ -28,3 +28,19 @@ class Replay:
         from tvm.s_tir.schedule.trace import Trace
 
         Trace.apply_json_to_schedule(json.loads(self.trace), sch)
+
+
+def trace_text(trace: Any) -> str:
+    """A trace of TVM as the text that `Replay` takes."""
+    return json.dumps(_plain(trace.as_json()))
+
+
+def _plain(value: Any) -> Any:
+    """TVM's containers and constants as Python's."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "value"):  # IntImm, FloatImm, StringImm
+        return value.value
+    if hasattr(value, "items"):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value]

@@ -239,4 +239,7 @@ def _local(machine: Machine, tasks: Sequence[Task]) -> Any:
 
 
 def _generic(machine: Machine, seed: int, runner: Any) -> Generic | None:
-    return None
+    from tvmopt.tuning.generic import MetaScheduleSpace
+    from tvmopt.tuning.measure import LocalRunner
+
+    return MetaScheduleSpace(runner, seed) if isinstance(runner, LocalRunner) else None

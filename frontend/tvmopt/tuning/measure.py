@@ -110,8 +110,8 @@ class Worker:
 class Nursery:
     """The warm process that workers are forked from."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, threads: int, preload: str = "") -> None:
+        self._threads, self._preload = threads, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
 
@@ -125,7 +125,7 @@ class Nursery:
             "PYTHONUNBUFFERED": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tvmopt.tuning.worker", str(theirs.fileno())],
+            [sys.executable, "-m", "tvmopt.tuning.worker", str(theirs.fileno()), self._preload],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -178,6 +178,7 @@ class LocalRunner:
         workers: processes that build at once; default: the machine's cores, at most 8.
         effort: of one measurement (see `kernel.Effort`).
         build_timeout, run_timeout: seconds; a candidate that takes longer is recorded as a timeout.
+        preload: a module that workers import before they start.
     """
 
     machine: Machine
@@ -185,6 +186,7 @@ class LocalRunner:
     effort: Effort = field(default_factory=Effort)
     build_timeout: float = 60.0
     run_timeout: float = 30.0
+    preload: str = ""
     _folder: Path = field(init=False)
     _nursery: Nursery = field(init=False)
     _team: list[Worker | None] = field(init=False)
@@ -192,7 +194,7 @@ class LocalRunner:
     def __post_init__(self) -> None:
         self.workers = self.workers or min(8, self.machine.cores)
         self._folder = Path(tempfile.mkdtemp(prefix="tvmopt-tune-"))
-        self._nursery = Nursery(self.machine.cores)
+        self._nursery = Nursery(self.machine.cores, self.preload)
         self._nursery.start()
         self._team = [None] * self.workers
         self._threads = ThreadPoolExecutor(self.workers)
@@ -210,6 +212,10 @@ class LocalRunner:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def fork(self) -> Worker:
+        """A further worker, for whoever needs an isolated warm process."""
+        return self._nursery.fork()
 
     # -- the Runner protocol -----------------------------------------------------------------------
 

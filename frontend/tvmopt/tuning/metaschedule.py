@@ -22,6 +22,7 @@ from tvm.s_tir.schedule import Trace
 from tvmopt.errors import TuningError
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.normalize import normalize
+from tvmopt.scheduling.replay import trace_text
 from tvmopt.targets import Machine
 from tvmopt.tuning.record import Candidate, Key, Record, fingerprint, key_of, log_name, now
 from tvmopt.tuning.record import shape_words as words
@@ -207,7 +208,7 @@ class StoreDatabase(ms.database.PyDatabase):  # type: ignore[misc]
     def commit_tuning_record(self, record: Any) -> None:
         seconds = [float(s) for s in record.run_secs or ()]
         if seconds:
-            trace = record.trace.as_json()
+            trace = json.loads(trace_text(record.trace))
             made = _imported(self.store, record.workload.mod, trace, seconds, self.machine)
             if made is not None:
                 self.store.merge([made])

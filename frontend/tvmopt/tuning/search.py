@@ -118,6 +118,13 @@ class State:
     def exhausted(self) -> bool:
         return self.done or bool(self.broken) or (self.knobs.left <= 0 and self.generic_done)
 
+    def generic_share(self) -> float:
+        """Share of a batch for the generic space: a quarter to begin with, then by how near it came."""
+        if self.generic_trials < 8:
+            return 0.25
+        best = min(r.score for r in self.records.values() if r.candidate.space == "metaschedule")
+        return 0.6 if best < min(1.0, self.ratio) else 0.25 if best < 1.3 * self.ratio else 0.03
+
     def gain(self) -> float:
         """Seconds of one inference that the next batch may save."""
         if self.exhausted:
@@ -236,7 +243,7 @@ class Tuner:
         self._spend()
 
     def _propose(self, state: State, count: int) -> list[Candidate]:
-        """From the family's knobs, and a share from the generic space: a quarter, more where it leads."""
+        """From the family's knobs, and a share from the generic space."""
         model = self.models[state.task.key.family]
         rows, targets = [], list[float]()
         for other in self.states:
@@ -247,9 +254,8 @@ class Tuner:
         model.fit(rows, targets)
         wanted = 0
         if self.generic is not None and not state.generic_done and not self._unseen(state):
-            leads = state.winner is not None and state.winner.candidate.space == "metaschedule"
-            share = 0.6 if leads else 0.25
-            wanted = count if state.knobs.left <= 0 else round(count * share)
+            wanted = sum(self._draw.random() < state.generic_share() for _ in range(count))
+            wanted = count if state.knobs.left <= 0 else wanted
         found = state.knobs.propose(count - wanted, model, self._draw) if count > wanted else []
         if wanted and self.generic is not None:
             more_found = self.generic.propose(state.task, wanted, list(state.records.values()))

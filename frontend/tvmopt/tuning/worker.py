@@ -13,6 +13,7 @@ workers with it.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import pickle
 import resource
@@ -57,12 +58,18 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def nursery(sock: socket.socket) -> None:
-    """Import what workers need, then fork one for every socket that arrives."""
+def nursery(sock: socket.socket, preload: str = "") -> None:
+    """Import what workers need, then fork one for every socket that arrives.
+
+    Args:
+        preload: a further module to import: somebody's families, a test's traps.
+    """
     die_with_parent()
     from tvmopt.scheduling.discover import families
 
     families("llvm")
+    if preload:
+        importlib.import_module(preload)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to handle
     sock.sendall(HELLO)
@@ -105,6 +112,7 @@ class Desk:
 
     def __init__(self) -> None:
         self._benches: dict[str, Any] = {}
+        self._searches: dict[str, Any] = {}
 
     def open(self, kernel: Any) -> None:
         """Make a task known; the few most recent ones stay."""
@@ -138,6 +146,15 @@ class Desk:
     def duel(self, task: str, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
         return self._benches[task].duel(first, second, rounds, flush)  # type: ignore[no-any-return]
 
+    def generic(self, kernel: Any, seed: int, count: int, known: list[tuple[str, float]]) -> list[str]:
+        """Candidates of MetaSchedule's own space, as traces."""
+        from tvmopt.tuning.generic import Search
+
+        search = self._searches.get(kernel.id)
+        if search is None:
+            search = self._searches[kernel.id] = Search(kernel, seed)
+        return search.propose(count, known)  # type: ignore[no-any-return]
+
     def forget(self, task: str) -> None:
         self._benches.pop(task, None)
 
@@ -149,4 +166,4 @@ def _words(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    nursery(socket.socket(fileno=int(sys.argv[1])))
+    nursery(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:])

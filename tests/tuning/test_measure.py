@@ -1,0 +1,94 @@
+"""Real workers: what a bad candidate costs, what is measured, and that a wrong kernel is seen."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tvmopt.targets import Machine
+
+from tvmopt.errors import TuningError
+from tvmopt.tuning.effort import Effort
+from tvmopt.tuning.measure import LocalRunner
+from tvmopt.tuning.record import Candidate
+from tvmopt.tuning.search import Budget, Tuner
+from tvmopt.tuning.statistics import verdict
+from tvmopt.tuning.store import Store
+
+MODES = {"right": 0, "wrong": 1, "refuses": 2, "dies building": 3, "hangs building": 4, "dies running": 5,
+         "hangs running": 6, "slow": 7, "nan": 8}  # fmt: skip
+EXPECTED = {"right": "ok", "wrong": "wrong", "refuses": "failed", "dies building": "crash",
+            "hangs building": "timeout", "dies running": "crash", "hangs running": "timeout", "slow": "ok",
+            "nan": "wrong"}  # fmt: skip
+MACHINE = Machine.load("cpu").with_cores(1)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with LocalRunner(
+        MACHINE, 2, Effort(seconds=0.02, rounds=20, flush="no"), build_timeout=4.0, run_timeout=4.0,
+        preload="tests.tuning.planted",
+    ) as made:  # fmt: skip
+        yield made
+
+
+@pytest.fixture(scope="module")
+def task():  # type: ignore[no-untyped-def]
+    from tests.tuning import planted
+
+    return planted.task(MACHINE)
+
+
+def test_a_bad_candidate_costs_itself_only(runner: LocalRunner, task) -> None:  # type: ignore[no-untyped-def]
+    runner.prepare(task)
+    points = {name: Candidate({"mode": mode}) for name, mode in MODES.items()}
+    found = {m.candidate.id: m for m in runner.measure(task, list(points.values()), 1.0)}
+    assert {name: found[c.id].status for name, c in points.items()} == EXPECTED
+    right = found[points["right"].id]
+    assert len(right.samples) >= 7 and right.baseline > 0 and right.digest.endswith("0.0e+00")
+    assert "max error" in found[points["wrong"].id].note
+    again = next(runner.measure(task, [points["right"]], 1.0))
+    assert again.status == "ok", "the workers were replaced"
+
+
+def test_duels_tell_slow_from_equal(runner: LocalRunner, task) -> None:  # type: ignore[no-untyped-def]
+    runner.prepare(task)
+    right, slow, wrong = (Candidate({"mode": MODES[n]}) for n in ("right", "slow", "wrong"))
+    pairs = runner.duel(task, slow, right)
+    assert pairs is not None and verdict(pairs).won
+    pairs = runner.duel(task, right, slow)
+    assert pairs is not None and not verdict(pairs).won
+    assert runner.duel(task, right, wrong) is None
+    assert runner.duel(task, right, Candidate({"mode": MODES["dies building"]})) is None
+
+
+def test_the_tuner_survives_all_of_it(runner: LocalRunner, task, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    with Store(tmp_path / "s.db") as store:
+        tuner = Tuner([task], runner, store, Budget(0))
+        tuner.run()
+        statuses = sorted(r.status for r in store.records())
+        assert statuses == sorted(EXPECTED.values())
+        assert store.best(task.key) is None  # nothing right is faster than the analytic point
+        assert store.workload(task.key.workload)
+
+
+def test_a_reference_that_does_not_run_is_an_error(runner: LocalRunner, task) -> None:  # type: ignore[no-untyped-def]
+    kernel = replace(task.kernel, id="0" * 16, module="{}")
+    broken = replace(task, key=replace(task.key, workload="0" * 16), kernel=kernel)
+    with pytest.raises(TuningError, match="cannot be run"):
+        runner.prepare(broken)
+
+
+def test_workers_end_with_their_runner(task) -> None:  # type: ignore[no-untyped-def]
+    with LocalRunner(MACHINE, 1, preload="tests.tuning.planted") as made:
+        worker = made.fork()
+        folder = made._folder
+        os.kill(worker.pid, 0)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and Path(f"/proc/{worker.pid}").exists():
+        time.sleep(0.02)
+    assert not Path(f"/proc/{worker.pid}").exists() and not folder.exists()
