@@ -15,7 +15,7 @@ from tvmopt.importer.protos import attributes, node_name
 if TYPE_CHECKING:
     from tvmopt.importer.fold import Folder
 
-MOST_NODES = 20_000
+MOST_NODES = 5_000
 """A loop is written out when its trips times its body's nodes stay below this."""
 
 Nodes = list[onnx.NodeProto]

@@ -7,6 +7,7 @@ be the end. A fork starts in milliseconds and shares the model's memory; only th
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import select
@@ -83,6 +84,7 @@ def _child(step: Callable[[], Any], write: int) -> None:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
         os.dup2(devnull, 2)
+        faulthandler.disable()
         _limit_memory()
         try:
             answer: tuple[str, Any] = ("result", step())

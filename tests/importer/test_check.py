@@ -1,0 +1,67 @@
+"""check: every node that cannot be imported, at once, with name, operator, opset, reason and fix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx_check import model, value
+
+from tvmopt.errors import ModelError, UnsupportedOp
+from tvmopt.importer import check, import_model, load, prepare
+
+node = helper.make_node
+
+
+def refused(made, error=UnsupportedOp) -> str:
+    with pytest.raises(error) as caught:
+        import_model(made)
+    return str(caught.value)
+
+
+def test_everything_at_once():
+    nodes = [
+        node("Frobnicate", ["x"], ["a"], name="one", domain="com.acme"),
+        node("Rellu", ["x"], ["b"], name="two"),
+        node("Conv", ["x", "w"], ["c"], name="three"),
+        node("Add", ["a", "b"], ["d"], name="behind"),
+    ]
+    outputs = [value("d", None), value("c", None)]
+    weights = {"w": np.ones((2, 3, 1), "float32")}
+    made = model(nodes, [value("x", (1, 3, 8))], outputs, weights, domains={"com.acme": 2})
+    made.graph.node[2].attribute.append(helper.make_attribute("auto_pad", "SAME_UPPER"))
+    text = refused(made)
+    assert "com.acme::Frobnicate cannot be imported: no converter is registered for the domain" in text
+    assert "node 'one' (opset 2), inputs 'x' float32[1,3,8]" in text
+    assert "Rellu cannot be imported: opset 17 has no operator of that name; did you mean Relu?" in text
+    assert "docs/how-to/add_onnx_op.md" in text and "'behind'" not in text
+
+
+def test_what_converters_refuse_is_listed_with_what_has_none():
+    nodes = [
+        node("Frobnicate", ["x"], ["a"], name="one", domain="com.acme"),
+        node("Dropout", ["x", "ratio", "train"], ["y"], name="two"),
+    ]
+    weights = {"ratio": np.float32(0.5), "train": np.array(True)}
+    outputs = [value("a", None), value("y", None)]
+    text = refused(model(nodes, [value("x", (3,))], outputs, weights, domains={"com.acme": 1}))
+    assert "'one'" in text and "'two'" in text and "training_mode" in text
+    assert text.count("'one'") == 1
+
+
+def test_strings_and_sequences():
+    made = model(
+        [node("Identity", ["x"], ["y"])],
+        [value("x", (3,), TensorProto.STRING)],
+        [value("y", (3,), TensorProto.STRING)],
+    )
+    text = refused(made, ModelError)
+    assert "Input 'x' is string[3]" in text and "Output 'y'" in text
+    sequence = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, None)
+    made = model([node("SequenceLength", ["x"], ["y"])], [sequence], [value("y", (), TensorProto.INT64)])
+    assert "is a sequence" in refused(made, ModelError)
+
+
+def test_a_good_model_passes():
+    made = model([node("Relu", ["x"], ["y"])], [value("x", (3,))], [value("y", (3,))])
+    check(prepare(load(made)))

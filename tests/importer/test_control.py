@@ -1,0 +1,160 @@
+"""If, Loop and Scan written out, against onnxruntime's own control flow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx_check import check, model, value
+from test_prepare import ops, same
+
+from tvmopt.errors import UnsupportedOp
+from tvmopt.importer import import_model
+
+node = helper.make_node
+BOOL, INT64 = TensorProto.BOOL, TensorProto.INT64
+
+
+def branches():
+    then = helper.make_graph(
+        [node("Add", ["x", "k"], ["t"])],
+        "then",
+        [],
+        [value("t", (3,))],
+        [helper.make_tensor("k", TensorProto.FLOAT, [1], [10.0])],
+    )
+    other = helper.make_graph([node("Neg", ["x"], ["t"])], "else", [], [value("t", (3,))])
+    return {"then_branch": then, "else_branch": other}
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_an_if_of_a_constant_is_its_branch(condition):
+    made = model(
+        [node("If", ["c"], ["r"], name="if", **branches()), node("Relu", ["r"], ["y"])],
+        [value("x", (3,))],
+        [value("y", (3,))],
+        {"c": np.array(condition)},
+    )
+    assert ops(same(made)) == ["Add" if condition else "Neg", "Relu"]
+
+
+def test_an_if_of_an_input_stays_with_folded_branches():
+    then = helper.make_graph(
+        [
+            node("Shape", ["x"], ["s"]),
+            node("Mul", ["s", "two"], ["s2"]),
+            node("Expand", ["v", "s2"], ["w"]),
+            node("Identity", ["w"], ["t"]),
+        ],
+        "then",
+        [],
+        [value("t", None)],
+    )
+    other = helper.make_graph([node("Concat", ["x", "x"], ["e"], axis=0)], "else", [], [value("e", None)])
+    made = model(
+        [node("If", ["c"], ["r"], name="if", then_branch=then, else_branch=other), node("Neg", ["r"], ["y"])],
+        [value("x", (3,)), value("c", (), BOOL)],
+        [value("y", (6,))],
+        {"two": np.array(2), "v": np.float32([7])},
+    )
+    for condition in (True, False):
+        prepared = same(made, inputs={"x": np.float32([1, 2, 3]), "c": np.array(condition)})
+        check(prepared, {"x": np.float32([1, 2, 3]), "c": np.array(condition)})
+    folded = {a.name: [n.op_type for n in a.g.node] for a in prepared.graph.node[0].attribute}
+    assert folded == {"then_branch": ["Identity"], "else_branch": ["Concat"]}
+
+
+def loop_body(condition="Identity"):
+    nodes = [
+        node("Cast", ["i"], ["i_f"], to=1),
+        node("Mul", ["s", "x"], ["s2"]),
+        node("Add", ["s2", "i_f"], ["o"]),
+    ]
+    if condition == "Identity":
+        nodes.append(node("Identity", ["c"], ["c2"]))
+    elif condition == "Less":
+        nodes.append(node("Less", ["i", "limit"], ["c2"]))
+    else:
+        nodes += [node("ReduceSum", ["s2"], ["sum"], keepdims=0), node("Less", ["sum", "big"], ["c2"])]
+    return helper.make_graph(
+        nodes,
+        "body",
+        [value("i", (), INT64), value("c", (), BOOL), value("s", (3,))],
+        [value("c2", (), BOOL), value("s2", (3,)), value("o", (3,))],
+    )
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize(("condition", "trips"), [("Identity", 4), ("Less", 10), ("Identity", 1)])
+def test_a_loop_of_constant_trips_is_written_out(condition, trips, opset):
+    made = model(
+        [node("Loop", ["n", "go", "x"], ["s", "all"], name="loop", body=loop_body(condition))],
+        [value("x", (3,))],
+        [value("s", (3,)), value("all", (None, 3))],
+        {"n": np.array(trips), "go": np.array(True), "limit": np.array(2)},
+        opset=opset,
+    )
+    prepared = same(made)
+    assert "Loop" not in ops(prepared) and ops(prepared).count("Mul") == (3 if condition == "Less" else trips)
+
+
+@pytest.mark.parametrize(("trips", "go"), [(0, True), (5, False)])
+def test_a_loop_that_never_runs(trips, go):
+    body = loop_body()
+    del body.output[-1]
+    made = model(
+        [node("Loop", ["n", "go", "x"], ["s"], body=body), node("Neg", ["s"], ["y"])],
+        [value("x", (3,))],
+        [value("y", (3,))],
+        {"n": np.array(trips), "go": np.array(go)},
+    )
+    assert ops(same(made)) == ["Neg"]
+
+
+def test_a_loop_of_unknown_trips_is_refused_with_the_reason():
+    made = model(
+        [node("Loop", ["n", "", "x"], ["s", ""], name="decode", body=loop_body("data"))],
+        [value("x", (3,)), value("n", (), INT64)],
+        [value("s", (3,))],
+        {"big": np.float32(9)},
+    )
+    with pytest.raises(UnsupportedOp) as caught:
+        import_model(made)
+    assert "'decode'" in str(caught.value) and "trip count" in str(caught.value)
+
+
+def test_an_endless_loop_is_refused_quickly():
+    made = model(
+        [node("Loop", ["", "", "x"], ["s", ""], body=loop_body())], [value("x", (3,))], [value("s", (3,))]
+    )
+    with pytest.raises(UnsupportedOp):
+        import_model(made)
+
+
+@pytest.mark.parametrize("backward", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_scan_is_written_out(backward, axis):
+    body = helper.make_graph(
+        [node("Add", ["s", "e"], ["s2"]), node("Mul", ["s2", "e"], ["o"])],
+        "body",
+        [value("s", (3,)), value("e", (3,))],
+        [value("s2", (3,)), value("o", (3,))],
+    )
+    made = model(
+        [
+            node(
+                "Scan",
+                ["x", "seq"],
+                ["final", "all"],
+                body=body,
+                num_scan_inputs=1,
+                scan_input_axes=[axis],
+                scan_input_directions=[backward],
+                scan_output_axes=[1],
+                scan_output_directions=[backward],
+            )
+        ],
+        [value("x", (3,)), value("seq", (5, 3) if axis == 0 else (3, 5))],
+        [value("final", (3,)), value("all", (3, 5))],
+    )
+    assert "Scan" not in ops(same(made))

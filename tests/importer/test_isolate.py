@@ -1,0 +1,59 @@
+"""isolated: results, errors, crashes, hangs and memory of a step that runs in a child."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+import numpy as np
+import pytest
+
+from tvmopt.errors import ModelError, UnsupportedOp
+from tvmopt.importer.isolate import isolated
+
+
+def test_results_come_back():
+    big = np.arange(3_000_000)
+    assert isolated(lambda: {"a": (1, "b")}, "test") == {"a": (1, "b")}
+    np.testing.assert_array_equal(isolated(lambda: big * 2, "test"), big * 2)
+
+
+def test_our_errors_come_back_whole():
+    def fail():
+        raise UnsupportedOp("what", where="where", fix="fix", others=[ModelError("other")])
+
+    with pytest.raises(UnsupportedOp) as caught:
+        isolated(fail, "test")
+    assert str(caught.value) == "what\n  where: where\n  fix:   fix\nModelError: other"
+
+
+def test_a_crash_is_an_error():
+    with pytest.raises(ModelError, match=r"shape inference of this model crashes \(SIGSEGV\)"):
+        isolated(lambda: ctypes.string_at(0), "shape inference")
+    with pytest.raises(ModelError, match="SIGABRT"):
+        isolated(os.abort, "test")
+
+
+def test_a_hang_is_an_error():
+    start = time.monotonic()
+    with pytest.raises(ModelError, match="longer than"):
+        isolated(lambda: time.sleep(60), "test", seconds=0.3)
+    assert time.monotonic() - start < 20
+
+
+def test_too_much_memory_is_an_error():
+    with pytest.raises(ModelError, match="memory"):
+        isolated(lambda: np.ones(1 << 42, "uint8").sum(), "test")
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        isolated(lambda: 1 // 0, "test")
+
+
+def test_no_child_is_left():
+    for _ in range(3):
+        isolated(lambda: None, "test")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
