@@ -40,23 +40,28 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("threads", [False, True])
-def test_numbers(name, edge, threads, scheduled, execute, monkeypatch):
-    if threads:
-        if edge not in (7, 16, 33):
-            pytest.skip("threads change the loop kind only")
-        monkeypatch.setattr(generic, "worth_threads", lambda ns, machine: True)
+def check(name, size, scheduled, execute):
     shapes, make, reference = CASES[name]
-    shapes = [tuple(edge if d is N else d for d in s) for s in shapes]
+    shapes = [tuple(size if d is N else d for d in s) for s in shapes]
     func, outputs = prim(*shapes, make=make)
-    rng = np.random.default_rng(edge)
+    rng = np.random.default_rng(size)
     arrays = [rng.standard_normal(s).astype(F) for s in shapes]
-    result = scheduled(generic, func)
     expected = reference(*[a.astype("float64") for a in arrays])
     expected = expected if isinstance(expected, tuple) else (expected,)
-    for got, want in zip(execute(result, arrays, outputs), expected, strict=True):
+    for got, want in zip(execute(scheduled(generic, func), arrays, outputs), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers(name, edge, scheduled, execute):
+    check(name, edge, scheduled, execute)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [7, 16, 33])
+def test_threads(name, size, scheduled, execute, monkeypatch):
+    monkeypatch.setattr(generic, "worth_threads", lambda ns, machine: True)
+    check(name, size, scheduled, execute)
 
 
 def test_long_sum_runs_in_partial_sums(scheduled):
