@@ -1,8 +1,8 @@
 """The padded source of a sliding window over NHWC: shared by depthwise convolution and pooling.
 
 `src` is zero (or another fill) outside the image. Where the channels fill whole or half vectors it stays an
-expression, which the schedule resolves at compile time: padding without a copy. Elsewhere (58 channels; or m > 1
-outputs a channel) it is a buffer of whole vectors that the schedule fills per task.
+expression, which the schedule resolves at compile time: padding without a copy. Elsewhere (58 channels; or m
+> 1 outputs a channel) it is a buffer of whole vectors that the schedule fills per task.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Window:
 def channel_vector(channels: int, multiplier: int, lanes: int) -> tuple[int, bool]:
     """(V, copied): channels of one vector, and whether the input is copied into whole vectors first.
 
-    Half-filled vectors cost as many instructions as full ones, so a common divisor of at least half a vector is used
-    as it is; below that the copy (one move for K*K multiply-adds) is cheaper.
+    Half-filled vectors cost as many instructions as full ones, so a common divisor of at least half a vector
+    is used as it is; below that the copy (one move for K*K multiply-adds) is cheaper.
 
     >>> [channel_vector(c, 1, 16) for c in (96, 24, 58, 3)]
     [(16, False), (8, False), (16, True), (16, True)]
