@@ -1,0 +1,48 @@
+"""README and docs: their commands parse, their Python runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import onnx
+import pytest
+import typer
+
+from tests.runtime.small import small_model
+from tvmopt.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_parse(page: Path) -> None:
+    for line in "".join(blocks(page, "sh")).splitlines():
+        words = shlex.split(line, comments=True)
+        if words and words[0] == "tvmopt":
+            assert words[1] in COMMANDS, line
+            command = typer.main.get_command(import_module(f"tvmopt.cli.{words[1]}").app)
+            command.make_context(words[1], words[2:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(small_model(), "model.onnx")
+    for page in PAGES:
+        for code in blocks(page, "python"):
+            exec(compile(code, str(page), "exec"), {})
+    assert os.path.exists("model.tvmopt")
