@@ -82,7 +82,8 @@ class Machine:
         if problems:
             raise TargetError("; ".join(problems), where=f"target {self.name!r}", fix="mend the TOML file")
 
-    # -- what schedules ask ------------------------------------------------------------------------------------
+    # -- what schedules ask
+    # ------------------------------------------------------------------------------------
 
     def lanes(self, dtype: str = "float32") -> int:
         """Elements of `dtype` in one vector register.
@@ -90,7 +91,15 @@ class Machine:
         >>> Machine("m", "llvm", "x86-64-v3", vector_bits=256).lanes("float32")
         8
         """
-        bits = {"float64": 64, "int64": 64, "uint64": 64, "float16": 16, "bfloat16": 16, "int8": 8, "uint8": 8}
+        bits = {
+            "float64": 64,
+            "int64": 64,
+            "uint64": 64,
+            "float16": 16,
+            "bfloat16": 16,
+            "int8": 8,
+            "uint8": 8,
+        }
         return self.vector_bits // bits.get(dtype, 32)
 
     def has(self, feature: str) -> bool:
@@ -118,7 +127,8 @@ class Machine:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    # -- loading -----------------------------------------------------------------------------------------------
+    # -- loading
+    # -----------------------------------------------------------------------------------------------
 
     @classmethod
     def load(cls, spec: str | Path | Machine) -> Machine:
@@ -140,7 +150,9 @@ class Machine:
         if alias in names():
             shipped = resources.files(__package__) / f"{alias}.toml"
             return cls._read(alias, shipped.read_text(), where=f"{alias}.toml")
-        if re.fullmatch(r"sm_\d{2,3}[af]?", text):  # an architecture without a file: the nearest GPU's figures
+        if re.fullmatch(
+            r"sm_\d{2,3}[af]?", text
+        ):  # an architecture without a file: the nearest GPU's figures
             nearest = cls.load("nvidia-h100" if int(re.sub(r"\D", "", text)) >= 90 else "nvidia-a100")
             return replace(nearest, name=text, mcpu=text)
         known = [*names(), "cpu", *_ALIASES]
@@ -163,7 +175,9 @@ class Machine:
         missing = sorted({"kind", "mcpu"} - set(data))
         if unknown or missing:
             what = [f"unknown field {k!r}" for k in unknown] + [f"missing field {k!r}" for k in missing]
-            raise TargetError("; ".join(what), where=where, fix=f"fields: {', '.join(cls.__dataclass_fields__)}")
+            raise TargetError(
+                "; ".join(what), where=where, fix=f"fields: {', '.join(cls.__dataclass_fields__)}"
+            )
         wrong = [
             f"{key} is {value!r}, must be {_KINDS[kind]}"
             for key, value in data.items()

@@ -11,9 +11,10 @@ from pathlib import Path
 from tvmopt.targets import Machine, names
 
 _FEATURES = {  # /proc/cpuinfo's word -> LLVM's
-    "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512vl": "avx512vl",
-    "avx512dq": "avx512dq", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16",
-    "avx_vnni": "avxvnni", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16", "amx_int8": "amx-int8", "f16c": "f16c",
+    "avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512f", "avx512bw": "avx512bw",
+    "avx512vl": "avx512vl", "avx512dq": "avx512dq", "avx512_vnni": "avx512vnni", "avx_vnni": "avxvnni",
+    "avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16",
+    "amx_tile": "amx-tile", "amx_bf16": "amx-bf16", "amx_int8": "amx-int8",
 }  # fmt: skip
 
 _VECTORS = {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}  # what schedules choose tiles by
@@ -24,7 +25,8 @@ _LEVELS = (  # the most capable ISA level that the flags contain, and its descri
     ((), "x86-64-v2"),
 )
 
-# (vendor, family, model) -> the machine's file. Intel: SDM vol. 4 table 2-1; AMD: Linux arch/x86/include/asm/amd/.
+# (vendor, family, model) -> the machine's file. Intel: SDM vol. 4 table 2-1; AMD: Linux
+# arch/x86/include/asm/amd/.
 _MODELS = {
     ("GenuineIntel", 6, 143): "sapphirerapids",
     ("GenuineIntel", 6, 207): "sapphirerapids",
@@ -57,7 +59,9 @@ def detect_host() -> Machine:
 
 
 def usable_cores() -> int:
-    """Physical cores this process may use: its affinity mask, hyperthreads counted once, at most its CPU quota."""
+    """Physical cores this process may use: its affinity mask, hyperthreads counted once, at most its CPU
+    quota.
+    """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
     for cpu in allowed:
@@ -67,7 +71,9 @@ def usable_cores() -> int:
 
 
 def _quota() -> int:
-    """Whole processors that the control group grants (`docker --cpus=2`); a large number where there is no limit."""
+    """Whole processors that the control group grants (`docker --cpus=2`); a large number where there is no
+    limit.
+    """
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, round(int(quota) / int(period)))

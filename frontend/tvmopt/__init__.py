@@ -1,4 +1,4 @@
-"""tvmopt: ONNX in; a fast, checked, explained module out - an auto-scheduling compiler front end on Apache TVM."""
+"""tvmopt: ONNX in; a fast, checked, explained module out - an auto-scheduling front end on Apache TVM."""
 
 from __future__ import annotations
 

@@ -85,13 +85,13 @@ def compile(
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
-        target: "cpu" (this machine), "cuda", a name that `tvmopt targets list` shows, a TOML file, or a Machine.
+        target: "cpu" (this machine), "cuda", a name of `tvmopt targets list`, a TOML file, or a Machine.
         precision: "fp32".
-        shape: static shapes of inputs whose dimensions the model leaves open, by name: ``{"x": (1, 3, 224, 224)}``.
+        shape: shapes of inputs whose dimensions the model leaves open: ``{"x": (1, 3, 224, 224)}``.
         values: inputs known at compile time, by name; they become constants.
         verify: run module and onnxruntime on the same seeded inputs and refuse a wrong result.
-        tolerance: of the verification, relative to each output's largest value; default: derived from dtype and
-            reduction length.
+        tolerance: of the verification, relative to each output's largest value; default: derived
+            from dtype and reduction length.
         output: write the artifact there.
         threads: threads to compile for; default: the target's cores.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution).
@@ -138,7 +138,7 @@ def compile_isolated(
     progress: Progress | None = None,
     **options: Any,
 ) -> CompiledFile:
-    """:func:`compile` in a child process: a crash in TVM's C++ or LLVM is an error here, not the end of this process.
+    """:func:`compile` in a child process: a crash in TVM's C++ or LLVM is an error here, nothing worse.
 
     Raises:
         Crash: the compiler died; and whatever :func:`compile` raises.
@@ -242,7 +242,7 @@ def run(
         inputs: arrays by name; those that are missing are filled.
         fill: "random" (seeded; integers are 0 or 1), "zeros" or "ones".
         output: write the outputs there, as .npz.
-        print_time: measure the latency of `iterations` calls, and of more until `duration` seconds have passed.
+        print_time: measure the latency of `iterations` calls, and more until `duration` seconds passed.
 
     Raises:
         ArtifactError, InputError: see :func:`load` and :class:`Model`.
@@ -281,7 +281,7 @@ def refit(
     tolerance: float | None = None,
     progress: Progress | None = None,
 ) -> Compiled:
-    """Put the weights of a model into an artifact compiled from the same graph, without generating code again.
+    """Put the weights of a model into an artifact compiled from the same graph; no code is generated.
 
     Args:
         artifact: stripped or not.
@@ -289,8 +289,8 @@ def refit(
         output: write the result there; the artifact's own path is fine.
 
     Raises:
-        ArtifactError: the model's structure is not the artifact's, or the artifact was compiled for another machine
-            description or with other versions.
+        ArtifactError: the model's structure is not the artifact's, or versions or the machine's
+            description have changed.
         AccuracyError: see :func:`compile`.
     """
     from tvmopt.compiling import Request, as_file
@@ -314,8 +314,8 @@ def refit(
 
 
 def inspect(source: str | Path, *, shape: Mapping[str, Sequence[int]] | None = None) -> Any:
-    """What a model or an artifact is: an ONNX file gives :func:`tvmopt.analysis.metrics.inspect`'s summary, an
-    artifact its :class:`~tvmopt.runtime.manifest.Manifest`."""
+    """What a file is: of an ONNX file :func:`tvmopt.analysis.metrics.inspect`'s summary, of an artifact its
+    :class:`~tvmopt.runtime.manifest.Manifest`."""
     if is_artifact(source):
         return artifacts.read_manifest(source)
     from tvmopt.analysis import metrics  # type: ignore[attr-defined, unused-ignore]

@@ -1,7 +1,7 @@
 """Call a function in a child process and get its result, its progress or its error - for work that can abort.
 
-Generated code, foreign models and TVM's C++ passes can end a process; CUDA needs another loader path. The child
-talks over a pipe of its own, so that stray prints do no harm. Arguments and results are JSON.
+Generated code, foreign models and TVM's C++ passes can end a process; CUDA needs another loader path. The
+child talks over a pipe of its own, so that stray prints do no harm. Arguments and results are JSON.
 """
 
 from __future__ import annotations

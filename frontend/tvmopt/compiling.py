@@ -26,7 +26,6 @@ from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
 
 if TYPE_CHECKING:
-
     from tvmopt.importer import Imported
     from tvmopt.tuning.logs import RecordLookup
 
@@ -207,7 +206,7 @@ def make_manifest(
         options={
             "shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())},
             "exact": request.exact,
-            "bounds": integer_bounds(imported.model),  # what `tvmopt run --fill random` may put into token ids
+            "bounds": integer_bounds(imported.model),  # for `tvmopt run --fill random`
         },
         report=without_timings(report.as_dict()),
     )
@@ -268,7 +267,7 @@ def activation_bytes(lowered: Any, machine: Machine) -> int:
 
 
 def source_hash(source: Any) -> str:
-    """SHA-256 of a model: of the file (and of its external data, in the order of their names), or of its bytes."""
+    """SHA-256 of a model: of its file and its external data, in the order of their names, or of its bytes."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if not isinstance(source, str | os.PathLike):

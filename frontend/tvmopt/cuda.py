@@ -1,10 +1,12 @@
 """Compile for NVIDIA GPUs, with or without one in the machine - for `--target cuda`.
 
-TVM's CUDA part loads only where libcuda and libcudart do; without them `tvm.compile` keeps CUDA *source* and says
-nothing. Here a child process gets a stand-in for the driver library (a stub built with the C compiler, whose
-functions all fail) on its loader path, so that nvcc is really called and a kernel that it refuses is an error now.
+TVM's CUDA part loads only where libcuda and libcudart do; without them `tvm.compile` keeps CUDA *source* and
+says nothing. Here a child process gets a stand-in for the driver library (a stub built with the C compiler,
+whose functions all fail) on its loader path, so that nvcc is really called and a kernel that it refuses is an
+error now.
 
-Schedules are TVM's own (dlight) for now, and the report says so. Fast math is off: TVM turns it on by default.
+Schedules are TVM's own (dlight) for now, and the report says so. Fast math is off: TVM turns it on by
+default.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 _STUB = "".join(
     f"int {name}(){{return 100;}}\n"  # CUDA_ERROR_NO_DEVICE
     for name in (
-        "cuDeviceGetName cuFuncSetAttribute cuLaunchKernelEx cuModuleGetFunction cuModuleLoadData cuModuleUnload "
-        "cuTensorMapEncodeTiled"
-    ).split()
+        *("cuDeviceGetName", "cuFuncSetAttribute", "cuLaunchKernelEx", "cuModuleGetFunction"),
+        *("cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled"),
+    )
 ) + "".join(
     f'int {name}(int e,const char**p){{*p="no driver: this is the stub of tvmopt";return 0;}}\n'
     for name in ("cuGetErrorName", "cuGetErrorString")
@@ -46,7 +48,7 @@ NOTE = "GPU schedules are TVM's own (dlight), not tvmopt's: expect much less tha
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What compiles CUDA here: `nvcc` (a path) or, if that is empty, NVRTC; `cudart` is the folder of libcudart."""
+    """What compiles CUDA here: `nvcc` (a path) or, if that is empty, NVRTC; `cudart`: libcudart's folder."""
 
     nvcc: str
     cudart: str
@@ -59,7 +61,9 @@ def find_toolkit() -> Toolkit:
         MissingDependency: neither, or no libcudart.so.13, which TVM's CUDA runtime is linked with.
     """
     folders = _homes()
-    nvcc = shutil.which("nvcc") or next((str(f / "bin/nvcc") for f in folders if (f / "bin/nvcc").exists()), "")
+    nvcc = shutil.which("nvcc") or next(
+        (str(f / "bin/nvcc") for f in folders if (f / "bin/nvcc").exists()), ""
+    )
     if nvcc:
         folders.insert(0, Path(nvcc).resolve().parent.parent)
     libraries = [f / sub for f in folders for sub in ("lib64", "lib", "targets/x86_64-linux/lib")]
@@ -74,7 +78,8 @@ def find_toolkit() -> Toolkit:
         raise MissingDependency(
             f"compiling for CUDA needs {' and '.join(missing)}.",
             where="looked on PATH, in $CUDA_HOME, /usr/local/cuda* and this Python's packages",
-            fix="install NVIDIA's CUDA 13 toolkit, or: pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime",
+            fix="install NVIDIA's CUDA 13 toolkit, or: "
+            "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime",
         )
     return Toolkit(nvcc, cudart)
 
@@ -119,13 +124,18 @@ def stub_folder() -> Path:
                 continue  # somebody else's: not to be loaded
             if not library.exists():
                 part = folder / f".{os.getpid()}.part"
-                command = [find_cc(), "-shared", "-fPIC", "-w", "-x", "c", "-", "-Wl,-soname,libcuda.so.1", "-o", str(part)]
+                flags = ["-shared", "-fPIC", "-w", "-x", "c", "-", "-Wl,-soname,libcuda.so.1", "-o"]
+                command = [find_cc(), *flags, str(part)]
                 done = subprocess.run(command, input=_STUB, capture_output=True, text=True, check=False)
                 if done.returncode:
-                    raise TvmoptError(f"the CUDA stub cannot be built: {done.stderr[:300]}", where=" ".join(command))
+                    raise TvmoptError(
+                        f"the CUDA stub cannot be built: {done.stderr[:300]}", where=" ".join(command)
+                    )
                 part.replace(library)
             return folder
-    raise TvmoptError("no folder for the CUDA stub can be written.", where=str(cache), fix="set XDG_CACHE_HOME")
+    raise TvmoptError(
+        "no folder for the CUDA stub can be written.", where=str(cache), fix="set XDG_CACHE_HOME"
+    )
 
 
 def environment(toolkit: Toolkit) -> dict[str, str]:
@@ -169,12 +179,21 @@ def compile_cuda(request: Request, progress: Progress | None) -> tuple[Artifact,
             "name": request.name,
             "output": str(Path(folder) / "out.tvmopt"),
         }
-        answer = children.call("tvmopt.cuda:in_child", arguments, progress=progress, environment=environment(toolkit))
+        answer = children.call(
+            "tvmopt.cuda:in_child", arguments, progress=progress, environment=environment(toolkit)
+        )
         return read(Path(folder) / "out.tvmopt"), report_from(answer)
 
 
 def in_child(
-    *, model: str, machine: dict[str, Any], precision: str, shapes: dict[str, Any], name: str, output: str, progress: Progress
+    *,
+    model: str,
+    machine: dict[str, Any],
+    precision: str,
+    shapes: dict[str, Any],
+    name: str,
+    output: str,
+    progress: Progress,
 ) -> dict[str, Any]:
     """The child's part: compile, write the artifact, return the report."""
     from tvmopt.compiling import (
@@ -216,10 +235,14 @@ def in_child(
             planned = tvm.transform.Sequential(pipeline.memory_passes())(lowered.module)
             executable = relax.build(planned, target=gpu.tvm_target(), relax_pipeline=None)
         if lowered.kernels and not binaries:
-            raise ScheduleError("TVM made no machine code for the GPU.", where=model, fix="please report it with the model")
+            raise ScheduleError(
+                "TVM made no machine code for the GPU.", where=model, fix="please report it with the model"
+            )
     with stages.stage("linking"):
         library = export(executable)
-    report = make_report(request, imported, lowered, weights, stages.seconds, activation_bytes(lowered, gpu), (NOTE,))
+    report = make_report(
+        request, imported, lowered, weights, stages.seconds, activation_bytes(lowered, gpu), (NOTE,)
+    )
     Artifact.build(make_manifest(request, imported, structure, report), library, weights).save(output)
     return report.as_dict()
 
@@ -291,7 +314,11 @@ def _schedule(module: Any, machine: Machine) -> tuple[Any, dict[str, str]]:
                     names[variable.name_hint] = type(rule).__name__
                     break
         else:
-            raise ScheduleError("no GPU schedule fits a kernel.", where=variable.name_hint, fix="please report it with the model")
+            raise ScheduleError(
+                "no GPU schedule fits a kernel.",
+                where=variable.name_hint,
+                fix="please report it with the model",
+            )
     return tvm.IRModule(scheduled, attrs=module.attrs, global_infos=module.global_infos), names
 
 
@@ -301,7 +328,9 @@ def _kernels(module: Any, rules: dict[str, str], provenance: Any) -> Iterator[Ke
     for name, sites in provenance.calls(module).items():
         if name in rules:
             cost = kernel_cost(module[name])
-            yield Kernel(name, f"dlight.{rules[name]}", "generic", {}, len(sites), tuple(sites), cost.flops, cost.bytes)
+            yield Kernel(
+                name, f"dlight.{rules[name]}", "generic", {}, len(sites), tuple(sites), cost.flops, cost.bytes
+            )
 
 
 def _record_binaries() -> list[int]:

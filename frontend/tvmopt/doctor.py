@@ -20,7 +20,9 @@ PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: `state` "broken" stops tvmopt, "warning" costs speed, "optional" is only missed by some."""
+    """One thing looked at: `state` "broken" stops tvmopt, "warning" costs speed, "optional" is only missed by
+    some.
+    """
 
     name: str
     state: Literal["ok", "optional", "warning", "broken"]
@@ -160,7 +162,7 @@ def _memory() -> list[Check]:
     found = path.read_text().strip()
     chosen = found.partition("[")[2].partition("]")[0]
     if chosen == "never":
-        fix = "weights in 4 KiB pages cost TLB misses: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)"
+        fix = f"weights in 4 KiB pages cost TLB misses; as root: echo madvise > {path}"
         return [Check("huge pages", "warning", found, fix)]
     return [Check("huge pages", "ok", found)]
 

@@ -10,6 +10,10 @@ from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_in
 from tvmopt.runtime.tensors import TensorInfo
 
 
+def weights(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.ones(shape, "float32"), name)
+
+
 def embedding_model(rows: int = 7) -> onnx.ModelProto:
     """ids -> Cast -> Unsqueeze -> Gather of a table with `rows` rows; `types` is added, `mask` multiplied."""
     nodes = [
@@ -25,7 +29,7 @@ def embedding_model(rows: int = 7) -> onnx.ModelProto:
         nodes, "g",
         [value("ids", TensorProto.INT32, [1, 64]), value("mask", TensorProto.INT64, [1, 64])],
         [value("y", TensorProto.FLOAT, [1, 1, 64, 4])],
-        [numpy_helper.from_array(np.ones((rows, 4), "float32"), "table"), numpy_helper.from_array(np.array([0]), "axes")],
+        [weights("table", rows, 4), numpy_helper.from_array(np.array([0]), "axes")],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
@@ -61,6 +65,6 @@ def test_longest_reduction() -> None:
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [conv, dense], "g", [value("x", 1, [1, 16, 8, 8])], [value("y", 1, [1, 4, 6, 9])],
-        [numpy_helper.from_array(np.ones((4, 16, 3, 3), "float32"), "w"), numpy_helper.from_array(np.ones((6, 9), "float32"), "m")],
+        [weights("w", 4, 16, 3, 3), weights("m", 6, 9)],
     )  # fmt: skip
     assert longest_reduction(helper.make_model(graph)) == (144, 2)

@@ -19,10 +19,10 @@ import numpy as np
 import onnx
 import pytest
 import typer
+from tvmopt.targets import names
 
 from tests.runtime.small import expected, small_model
 from tvmopt import api, cli
-from tvmopt.targets import names
 
 COMMAND = [sys.executable, "-c", "import sys; from tvmopt.cli import main; sys.exit(main())"]
 
@@ -57,8 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_help_is_light() -> None:
     """`tvmopt --help` loads nothing heavy; so it takes a tenth of a second."""
-    code = "import sys; from tvmopt.cli import main; main(['--help']); print([m for m in sys.modules if m in " \
-        "('tvm', 'tvm_ffi', 'onnx', 'numpy', 'onnxruntime', 'torch')], file=sys.stderr)"  # fmt: skip
+    heavy = ("tvm", "tvm_ffi", "onnx", "numpy", "onnxruntime", "torch")
+    code = "import sys; from tvmopt.cli import main; main(['--help']); "
+    code += f"print([m for m in sys.modules if m in {heavy}], file=sys.stderr)"
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -151,7 +152,9 @@ def test_compile_json_and_explain(folder: Path, tmp_path: Path) -> None:
         told = tvmopt("explain", source)
         assert told.returncode == 0, told.stderr
         assert "conv" in told.stdout
-    assert "head" not in tvmopt("explain", tmp_path / "a.tvmopt", "--node", "conv").stdout.partition("kernel")[2]
+    assert (
+        "head" not in tvmopt("explain", tmp_path / "a.tvmopt", "--node", "conv").stdout.partition("kernel")[2]
+    )
 
 
 def test_inspect(folder: Path) -> None:

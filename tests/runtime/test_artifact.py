@@ -83,11 +83,15 @@ def test_stripped_and_refitted(compiled: tvmopt.Compiled, tmp_path: Path, x: np.
     onnx.save(small_model(seed=5), str(other))
     fitted = tvmopt.refit(stripped, other, output=tmp_path / "fitted.tvmopt")
     assert fitted.report.accuracy["verified"]
-    np.testing.assert_allclose(tvmopt.load(tmp_path / "fitted.tvmopt")(x), expected(5, x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        tvmopt.load(tmp_path / "fitted.tvmopt")(x), expected(5, x), rtol=1e-4, atol=1e-5
+    )
     assert fitted.artifact.library == compiled.artifact.library
 
 
-def test_refit_with_the_same_model_gives_the_same_bytes(compiled: tvmopt.Compiled, onnx_file: Path, tmp_path: Path) -> None:
+def test_refit_with_the_same_model_gives_the_same_bytes(
+    compiled: tvmopt.Compiled, onnx_file: Path, tmp_path: Path
+) -> None:
     first = compiled.save(tmp_path / "a.tvmopt").read_bytes()
     stripped = compiled.save(tmp_path / "s.tvmopt", strip_weights=True)
     fitted = tvmopt.refit(stripped, onnx_file, verify=False)
@@ -104,8 +108,12 @@ def test_refit_refuses_another_structure(artifact_file: Path, tmp_path: Path) ->
 def test_verification_refuses_wrong_weights(artifact: Artifact, onnx_file: Path) -> None:
     from tvmopt.analysis.verify import verify
 
-    wrong = Artifact.build(artifact.manifest, artifact.library, [(w.info, a * 1.01) for w, a in zip(artifact.manifest.weights, artifact.weights, strict=True)])
-    with pytest.raises(AccuracyError, match="a tolerance of .* would pass"):
+    wrong = Artifact.build(
+        artifact.manifest,
+        artifact.library,
+        [(w.info, a * 1.01) for w, a in zip(artifact.manifest.weights, artifact.weights, strict=True)],
+    )
+    with pytest.raises(AccuracyError, match=r"a tolerance of .* would pass"):
         verify(wrong, onnx_file)
     assert verify(artifact, onnx_file).ok
 
@@ -114,24 +122,28 @@ def test_a_crash_of_generated_code_is_an_error_of_ours(artifact: Artifact, onnx_
     """The child dies; this process tells where."""
     from tvmopt.analysis.verify import verify
 
-    wrong = replace(artifact, manifest=replace(artifact.manifest, weights=artifact.manifest.weights[:1]), weights=artifact.weights[:1])
+    wrong = replace(
+        artifact,
+        manifest=replace(artifact.manifest, weights=artifact.manifest.weights[:1]),
+        weights=artifact.weights[:1],
+    )
     with pytest.raises((AccuracyError, ArtifactError)):
         verify(wrong, onnx_file)
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", [0, 3, 30, 1000, 5000, -200, -23, -1])
 def test_truncated(artifact_file: Path, tmp_path: Path, keep: int) -> None:
     path = tmp_path / "cut.tvmopt"
     path.write_bytes(artifact_file.read_bytes()[:keep])
-    with pytest.raises(ArtifactError, match="where: .*cut.tvmopt"):
+    with pytest.raises(ArtifactError, match=r"where: .*cut.tvmopt"):
         tvmopt.load(path)
 
 
 def test_every_flipped_byte_is_found_or_harmless(artifact_file: Path, tmp_path: Path) -> None:
-    """A flipped byte in manifest, library, weights or directory never gets through to other numbers or a crash."""
+    """A flipped byte in manifest, library, weights or directory never gets through."""
     data = bytearray(artifact_file.read_bytes())
     path = tmp_path / "flipped.tvmopt"
     good = artifacts.read(artifact_file)
@@ -175,7 +187,9 @@ def test_not_an_artifact(tmp_path: Path, onnx_file: Path) -> None:
         tvmopt.load(tmp_path / "missing.tvmopt")
     with pytest.raises(ArtifactError, match="a folder"):
         tvmopt.load(tmp_path)
-    packed = _zip(tmp_path / "packed.tvmopt", {"manifest.json": b"{}" * 99, "library.so": b""}, zipfile.ZIP_DEFLATED)
+    packed = _zip(
+        tmp_path / "packed.tvmopt", {"manifest.json": b"{}" * 99, "library.so": b""}, zipfile.ZIP_DEFLATED
+    )
     with pytest.raises(ArtifactError, match="compressed"):
         tvmopt.load(packed)
 
@@ -187,7 +201,9 @@ def _rewritten(artifact: Artifact, tmp_path: Path, **changes: object) -> Path:
     weights = b"".join(bytes(p) for p in artifacts._pieces(artifact.weights))
     path = tmp_path / "changed.tvmopt"
     with path.open("wb") as file:
-        container.write(file, {"manifest.json": [data], "library.so": [artifact.library], "weights.bin": [weights]})
+        container.write(
+            file, {"manifest.json": [data], "library.so": [artifact.library], "weights.bin": [weights]}
+        )
     return path
 
 
@@ -207,7 +223,7 @@ def test_another_format_version(artifact: Artifact, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_manifest_that_lies(artifact: Artifact, tmp_path: Path, changes: dict[str, object]) -> None:
-    with pytest.raises(ArtifactError, match="manifest|size"):
+    with pytest.raises(ArtifactError, match=r"manifest|size"):
         tvmopt.load(_rewritten(artifact, tmp_path, **changes))
 
 
@@ -217,10 +233,12 @@ def test_missing_instructions_are_named(artifact: Artifact, tmp_path: Path) -> N
         tvmopt.load(path)
 
 
-# -- writing -------------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_write_leaves_nothing(artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_nothing(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.tvmopt"
     path.write_text("the old one")
     real = container.write

@@ -1,4 +1,4 @@
-"""Compiling for a GPU where there is none: real machine code, clear errors. Execution wears the `cuda` mark."""
+"""Compiling for a GPU where there is none: real machine code, clear errors. Execution has the `cuda` mark."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_the_report_says_whose_schedules(compiled: tvmopt.Compiled) -> None:
 def test_without_a_gpu(compiled: tvmopt.Compiled) -> None:
     assert compiled.report.accuracy == {"verified": False, "reason": "there is no GPU here"}
     assert compiled.path is not None
-    with pytest.raises(ArtifactError, match=r"for an NVIDIA GPU, and none can be used here(.|\n)*nvidia-h100, sm_90"):
+    with pytest.raises(
+        ArtifactError, match=r"for an NVIDIA GPU, and none can be used here(.|\n)*nvidia-h100, sm_90"
+    ):
         tvmopt.load(compiled.path)
 
 
@@ -78,7 +80,10 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda, "_wheel_folders", list)
     monkeypatch.setattr(cuda.shutil, "which", lambda name: None)
     monkeypatch.setattr(cuda.ctypes.util, "find_library", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"nvcc, or NVRTC(.|\n)*libcudart.so.13(.|\n)*install NVIDIA's CUDA 13 toolkit"):
+    with pytest.raises(
+        MissingDependency,
+        match=r"nvcc, or NVRTC(.|\n)*libcudart.so.13(.|\n)*install NVIDIA's CUDA 13 toolkit",
+    ):
         tvmopt.compile(small_model(), target="cuda")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tvmopt.targets import Machine, detect, names
 
 from tvmopt.errors import TargetError
-from tvmopt.targets import Machine, detect, names
 
 
 @pytest.mark.parametrize("name", names())
@@ -24,7 +24,8 @@ def test_every_shipped_machine(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "arch"),
-    [("cuda", "sm_90"), ("nvidia/nvidia-h100", "sm_90"), ("nvidia/nvidia-h200", "sm_90"), ("nvidia/nvidia-a100", "sm_80"),
+    [("cuda", "sm_90"), ("nvidia/nvidia-h100", "sm_90"), ("nvidia/nvidia-h200", "sm_90"),
+     ("nvidia/nvidia-a100", "sm_80"),
      ("sm_90", "sm_90"), ("sm_80", "sm_80"), ("sm_86", "sm_86"), ("sm_90a", "sm_90a"), ("sm_100", "sm_100")],
 )  # fmt: skip
 def test_cuda_names(text: str, arch: str) -> None:
@@ -33,7 +34,11 @@ def test_cuda_names(text: str, arch: str) -> None:
 
 
 def test_unknown_names_get_the_nearest() -> None:
-    for text, near in (("znver4", "znver5"), ("sapphire-rapids", "sapphirerapids"), ("nvidia-h10", "nvidia-h100")):
+    for text, near in (
+        ("znver4", "znver5"),
+        ("sapphire-rapids", "sapphirerapids"),
+        ("nvidia-h10", "nvidia-h100"),
+    ):
         with pytest.raises(TargetError, match=f"did you mean .*'{near}'"):
             Machine.load(text)
     with pytest.raises(TargetError, match="one of"):
@@ -66,15 +71,17 @@ def test_files_that_contradict_themselves(tmp_path: Path, text: str, words: str)
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text("kind = 'llvm'\nmcpu = 'x86-64-v3'\nvector_bits = 256\ncores = 7\nfeatures = ['avx2', 'fma']")
+    path.write_text(
+        "kind = 'llvm'\nmcpu = 'x86-64-v3'\nvector_bits = 256\ncores = 7\nfeatures = ['avx2', 'fma']"
+    )
     machine = Machine.load(str(path))
     assert (machine.name, machine.cores, machine.has("fma"), machine.lanes()) == ("mine", 7, True, 8)
     with pytest.raises(TargetError, match="cannot read"):
         Machine.load(tmp_path / "missing.toml")
 
 
-SAPPHIRE = "fma avx2 f16c avx512f avx512dq avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
 V4 = "fma avx2 f16c avx512f avx512dq avx512bw avx512vl"
+SAPPHIRE = f"{V4} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
 
 
 @pytest.mark.parametrize(

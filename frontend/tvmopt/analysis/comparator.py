@@ -1,7 +1,7 @@
-"""The one comparator for numbers: compiled outputs against a reference - for verification, benchmarks and tuning.
+"""The one comparator for numbers: outputs against a reference - for verification, benchmarks and tuning.
 
-In this order: names, shapes, dtypes, placement of NaN and Inf, then values. A failure tells max, mean and 99th
-percentile of the error, the worst element, and the tolerance that would pass.
+In this order: names, shapes, dtypes, placement of NaN and Inf, then values. A failure tells max, mean and
+99th percentile of the error, the worst element, and the tolerance that would pass.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SAFETY = 4.0  # standard deviations of the rounding-error walk
 def tolerance(dtype: str, reduction: int = 1, depth: int = 1) -> float:
     """Relative tolerance for results of `depth` reductions in sequence, each summing `reduction` terms.
 
-    Rounding errors of a sum of n terms walk at random: their size grows with sqrt(n) * eps (Higham, Accuracy and
-    Stability of Numerical Algorithms, section 2.8); errors of successive layers add the same way::
+    Rounding errors of a sum of n terms walk at random: their size grows with sqrt(n) * eps (Higham,
+    Accuracy and Stability of Numerical Algorithms, section 2.8); errors of successive layers add likewise::
 
         tolerance = 4 * eps(dtype) * sqrt(reduction * depth)
 
@@ -83,7 +83,8 @@ class OutputComparison:
             return f"{self.name}: {self.problem}"
         at = f"[{', '.join(map(str, self.worst))}]"
         return (
-            f"{self.name}: {self.problem}; {figures}; worst at {at}: {self.found:.7g}, expected {self.expected:.7g}; "
+            f"{self.name}: {self.problem}; {figures}; "
+            f"worst at {at}: {self.found:.7g}, expected {self.expected:.7g}; "
             f"a tolerance of {self.needed:.2g} would pass"
         )
 
@@ -105,7 +106,7 @@ class Comparison:
 
     @property
     def degenerate(self) -> bool:
-        """Whether agreement proves little: in every output the values differ by no more than the tolerance."""
+        """Whether agreement proves little: all values of an output differ by less than the tolerance."""
         return bool(self.outputs) and all(o.spread <= 2 * o.tolerance * o.scale for o in self.outputs)
 
     def __str__(self) -> str:
@@ -129,7 +130,7 @@ def compare(
 
     Args:
         reference, actual: arrays by output name.
-        reduction: terms of the longest sum (input channels * kernel area of a convolution, K of a matrix product).
+        reduction: terms of the longest sum (input channels * kernel area of a convolution, K of a product).
         depth: reductions in sequence.
         precision: the arithmetic used, when coarser than the dtype shows: "bf16", "fp16", "tf32".
         rtol: instead of the derived tolerance.

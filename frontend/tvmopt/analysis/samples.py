@@ -1,7 +1,7 @@
 """Seeded inputs that a model can digest - for verification, `tvmopt run --fill random` and benchmarks.
 
-Token ids must stay inside the embedding table, masks are zero or one: bounds of integer inputs are read off the
-graph. The same seed gives the same arrays on every machine.
+Token ids must stay inside the embedding table, masks are zero or one: bounds of integer inputs are read off
+the graph. The same seed gives the same arrays on every machine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 
 from tvmopt.runtime.tensors import Array, numpy_dtype
 
-_FORWARD = frozenset(  # operators that hand their first input's values on
-    ["Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"]
-)
+_FORWARD = {  # operators that hand their first input's values on
+    *("Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"),
+    *("Squeeze", "Transpose", "Unsqueeze"),
+}
 SMALL = 2  # bound of an integer input of which nothing is known: 0 and 1 are valid for masks, types, flags
 
 
@@ -58,7 +59,7 @@ def sample_inputs(
 
 
 def integer_bounds(model: Any) -> dict[str, int]:
-    """Exclusive upper bounds of the integer inputs of an ONNX model that index something (embeddings, mostly)."""
+    """Exclusive upper bounds of the integer inputs of an ONNX model that index something: token ids."""
     graph = model.graph
     shapes = {i.name: tuple(i.dims) for i in graph.initializer}
     for value in (*graph.value_info, *graph.input):
@@ -109,8 +110,10 @@ def longest_reduction(model: Any) -> tuple[int, int]:
             terms = int(np.prod(shape[1:], dtype=np.int64)) if shape else 64
         elif node.op_type in ("MatMul", "MatMulInteger"):
             terms = shape[-2] if len(shape) > 1 else 64
-        elif node.op_type == "Gemm" or node.op_type in ("LSTM", "GRU", "RNN", "Attention", "Einsum") or node.op_type.startswith(
-            "Reduce"
+        elif (
+            node.op_type == "Gemm"
+            or node.op_type in ("LSTM", "GRU", "RNN", "Attention", "Einsum")
+            or node.op_type.startswith("Reduce")
         ):
             terms = max(shape, default=64)
         if terms:

@@ -1,4 +1,4 @@
-"""Run a compiled model and onnxruntime on the same inputs and compare - in a child process, because either can abort.
+"""Run a compiled model and onnxruntime on the same inputs and compare - in a child, because either can abort.
 
 `tvmopt compile` does this by default and refuses an artifact that is wrong.
 """
@@ -82,7 +82,7 @@ def verify(
             raise AccuracyError(
                 f"verification crashed ({crash.what}) while {crash.stage or 'starting'}.",
                 where=artifact.manifest.model,
-                fix="this is a bug in a generated kernel: please report it with the model; --no-verify skips the check",
+                fix="a generated kernel is wrong: please report it with the model (--no-verify skips this)",
             ) from crash
     comparisons = tuple(
         Comparison(tuple(OutputComparison(**{**o, "worst": tuple(o["worst"])}) for o in c))
@@ -95,7 +95,7 @@ def verify(
             f"the compiled model's outputs differ from {verdict.reference}:\n    "
             + "\n    ".join(str(o) for o in wrong[0].outputs if not o.ok),
             where=artifact.manifest.model,
-            fix="if the difference is acceptable for this model, give --tolerance; else please report it with the model",
+            fix="give --tolerance if the difference does no harm here; else please report it with the model",
         )
     return verdict
 

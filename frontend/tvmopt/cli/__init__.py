@@ -54,6 +54,8 @@ _FOREIGN = {  # what the fingers of tvmc's and trtexec's users type -> what it i
     "--desired-layout": "the layout is chosen for the whole graph; `tvmopt explain` tells it",
 }
 
+_OWN = {"compile", "run", "inspect", "explain", "refit"}  # the commands that these flags are looked for in
+
 
 class Commands(TyperGroup):
     """The subcommands, each loaded when asked for; a stub with its help line otherwise."""
@@ -119,7 +121,8 @@ def _options(
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script: returns the exit code.
 
-    0 done; 2 wrong use or input; 3 wrong numbers; 5 something is not installed; 70 a crash of the compiler; 130 Ctrl-C.
+    0 done; 2 wrong use or input; 3 wrong numbers; 5 something is not installed; 70 a crash of the compiler;
+    130 Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -148,7 +151,7 @@ def _foreign(arguments: Sequence[str]) -> None:
         near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.5)
         what = f"there is no command {first!r}" + (f", did you mean {near[0]!r}?" if near else ".")
         raise InputError(what, fix=f"one of {', '.join(COMMANDS)}")
-    for word in arguments:
+    for word in arguments if first in _OWN else ():
         flag = word.partition("=")[0]
         if flag in _FOREIGN:
             raise InputError(

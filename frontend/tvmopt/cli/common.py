@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -64,7 +63,9 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
         try:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray) != bool(equals):
-                raise ValueError("several arrays, and one name" if equals else "one array, and no name for it")
+                raise ValueError(
+                    "several arrays, and one name" if equals else "one array, and no name for it"
+                )
             arrays.update({name: loaded} if equals else loaded)
         except (OSError, ValueError, EOFError) as error:
             raise InputError(

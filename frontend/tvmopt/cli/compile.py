@@ -46,7 +46,10 @@ def command(
         int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Only algorithms that round as the operators' definitions do: no Winograd.")
+        bool,
+        typer.Option(
+            "--exact", help="Only algorithms that round as the operators' definitions do: no Winograd."
+        ),
     ] = False,
     strip_weights: Annotated[
         bool, typer.Option("--strip-weights", help="Leave the weights out; `tvmopt refit` puts them in.")

@@ -13,7 +13,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 @app.command()
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """Check versions, compiler, CPU, GPU and threads; say how to mend what is missing. Exits with 5 if something must be mended."""
+    """Check versions, compiler, CPU, GPU and threads; say how to mend what is missing. Exits with 5 if
+    something must be mended.
+    """
     from tvmopt.doctor import examine
 
     checks = examine()

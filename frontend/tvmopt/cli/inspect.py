@@ -23,7 +23,9 @@ def command(
     ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """FLOPs, parameters, bytes moved and peak memory of a model, in total, by operator and by node; or what a compiled file says of itself."""
+    """FLOPs, parameters, bytes moved and peak memory of a model, in total, by operator and by node; or what a
+    compiled file says of itself.
+    """
     from tvmopt.api import inspect, is_artifact
 
     found = inspect(source, shape=parse_shapes(shape or []))

@@ -41,18 +41,19 @@ def accuracy(found: dict[str, Any]) -> str:
     if not found.get("verified"):
         return f"not verified: {found.get('reason', '')}"
     return (
-        f"agrees with {found['reference']}: largest error {found['max_relative_error']:.1e} of the largest value "
+        f"agrees with {found['reference']}: "
+        f"largest error {found['max_relative_error']:.1e} of the largest value "
         f"(tolerance {found['tolerance']:.1e})"
     )
 
 
 def kernels(report: Report) -> None:
     """Every kernel with its schedule in words and the nodes it computes."""
-    rows = [
-        (k.name, k.family, k.source, " ".join(f"{n}={v}" for n, v in k.knobs.items()), k.calls, human(k.flops, "FLOP"),
-         "; ".join("+".join(site) for site in k.nodes) + (f" ({k.note})" if k.note else ""))
-        for k in report.kernels
-    ]  # fmt: skip
+    rows = []
+    for k in report.kernels:
+        knobs = " ".join(f"{name}={value}" for name, value in k.knobs.items())
+        nodes = "; ".join("+".join(site) for site in k.nodes) + (f" ({k.note})" if k.note else "")
+        rows.append((k.name, k.family, k.source, knobs, k.calls, human(k.flops, "FLOP"), nodes))
     table(("kernel", "family", "knobs from", "knobs", "calls", "FLOP", "ONNX nodes"), rows, left=4)
 
 

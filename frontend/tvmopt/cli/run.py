@@ -71,9 +71,7 @@ def command(
             title=title,
         )
         if t.unstable:
-            out.print(
-                "[yellow]note:[/] the times scatter (p90 is a tenth above the median): something else is running"
-            )
+            out.print("[yellow]note:[/] the times scatter (p90 a tenth above the median): what else runs?")
 
 
 def _summary(array: Any) -> dict[str, Any]:
@@ -82,5 +80,6 @@ def _summary(array: Any) -> dict[str, Any]:
     finite = array[np.isfinite(array)] if array.dtype.kind in "fV" else array
     values = np.asarray(finite, np.float64) if finite.size else np.zeros(1)
     shape = list(array.shape)
-    return {"dtype": str(array.dtype), "shape": shape, "min": f"{values.min():.6g}", "mean": f"{values.mean():.6g}",
-            "max": f"{values.max():.6g}", "not_finite": int(array.size - finite.size)}  # fmt: skip
+    figures = {"min": values.min(), "mean": values.mean(), "max": values.max()}
+    told = {name: f"{value:.6g}" for name, value in figures.items()}
+    return {"dtype": str(array.dtype), "shape": shape, **told, "not_finite": int(array.size - finite.size)}

@@ -1,8 +1,9 @@
 """The file an artifact is: a plain, uncompressed zip with aligned members and the same bytes every time.
 
-Any zip tool can list it. Members are stored, dated 1980-01-01 and start at multiples of 4096 bytes (padding in the
-local header's extra field, as Android's zipalign does it), so that weights can be mapped into memory as they lie.
-Reading trusts nothing: member names are never used as paths, and offsets and sizes must lie inside the file.
+Any zip tool can list it. Members are stored, dated 1980-01-01 and start at multiples of 4096 bytes (padding
+in the local header's extra field, as Android's zipalign does it), so that weights can be mapped into memory
+as they lie. Reading trusts nothing: member names are never used as paths, and offsets and sizes must lie
+inside the file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _PADDING_ID = 0xD935  # Android's alignment record; ignored by every reader
 _RECOMPILE = "compile the model again: tvmopt compile MODEL"
 
 
-Buffer = Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (typing has a name for it from 3.12)
+Buffer = (
+    Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (typing has a name for it from 3.12)
+)
 
 
 @contextmanager
@@ -84,7 +87,8 @@ def read_directory(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
     """Member -> (offset, size) in the file, everything checked.
 
     Raises:
-        ArtifactError: not a zip, truncated, with other members than an artifact has, compressed or overlapping.
+        ArtifactError: not a zip, truncated, with other members than an artifact has, compressed or
+            overlapping.
     """
     try:
         with zipfile.ZipFile(file) as archive:

@@ -1,4 +1,5 @@
-"""TVM's runtime library, its threads, and loading a compiled library - without TVM's 260 MB compiler, for `Model`.
+"""TVM's runtime library, its threads, and loading a compiled library - without TVM's 260 MB compiler, for
+`Model`.
 
 `import tvm` is not used: it loads the compiler and takes a second or two. `tvm_ffi` finds and loads the small
 `libtvm_runtime.so` by itself, and a later `import tvm` in the same process finds it already there.
@@ -29,7 +30,8 @@ _ENVIRONMENT = threading.Lock()
 def ffi() -> Any:
     """The `tvm_ffi` module, with TVM's runtime libraries loaded.
 
-    tvm_ffi imports torch first when it is installed, against a symbol clash seen on Windows only; that costs a
+    tvm_ffi imports torch first when it is installed, against a symbol clash seen on Windows only; that costs
+    a
     second, so on Linux it is told there is none (unless torch is loaded already).
     """
     with _without("torch") if sys.platform == "linux" and "tvm_ffi" not in sys.modules else nullcontext():
@@ -43,7 +45,7 @@ def ffi() -> Any:
         raise MissingDependency(
             f"TVM's runtime library cannot be loaded: {error}",
             where=str(folder[0]),
-            fix="pip install 'apache-tvm==0.27.0.post1' 'apache-tvm-ffi==0.1.14.post1'; `tvmopt doctor` checks more",
+            fix="pip install 'apache-tvm==0.27.0.post1' 'apache-tvm-ffi==0.1.14.post1'; see `tvmopt doctor`",
         ) from error
     with suppress(OSError, RuntimeError):  # sort, topk, argsort, random: only some models call them
         load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_LOCAL", extra_lib_paths=folder)
@@ -52,7 +54,9 @@ def ffi() -> Any:
 
 @cache
 def cuda_available() -> bool:
-    """Whether TVM's CUDA runtime loads and sees a device (a driver and libcudart must be on the loader's path)."""
+    """Whether TVM's CUDA runtime loads and sees a device (a driver and libcudart must be on the loader's
+    path).
+    """
     from tvm_ffi.libinfo import load_lib_ctypes
 
     module = ffi()
@@ -87,11 +91,14 @@ def _without(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
-# -- threads -------------------------------------------------------------------------------------------------------
+# -- threads
+# -------------------------------------------------------------------------------------------------------
 
 
 def default_threads(wanted: int) -> int:
-    """Threads to run with: TVM_NUM_THREADS if set, else `wanted` (the target's cores), at most the cores we may use."""
+    """Threads to run with: TVM_NUM_THREADS if set, else `wanted` (the target's cores), at most the cores we
+    may use.
+    """
     text = os.environ.get("TVM_NUM_THREADS", "")
     if not text:
         return max(1, min(wanted, usable_cores()))
@@ -105,7 +112,8 @@ def default_threads(wanted: int) -> int:
 def use_threads(threads: int) -> None:
     """Configure the TVM thread pool of the calling Python thread (each Python thread has its own pool).
 
-    TVM sizes a pool when it is first used, from TVM_NUM_THREADS or else *half* the processors, and can only shrink
+    TVM sizes a pool when it is first used, from TVM_NUM_THREADS or else *half* the processors, and can only
+    shrink
     it afterwards: so the variable is set while the pool is made, and put back.
     """
     if getattr(_POOL, "threads", None) == threads:
@@ -121,7 +129,7 @@ def use_threads(threads: int) -> None:
     got = int(module.get_global_func("runtime.NumThreads")())
     if got != threads:
         warnings.warn(
-            f"TVM's thread pool of this thread was made before tvmopt came to it and has {got} threads, not {threads}; "
+            f"this thread's TVM pool was made before tvmopt came to it: it has {got} threads, not {threads}; "
             f"set TVM_NUM_THREADS={threads} before the process starts, or call from another thread",
             stacklevel=3,
         )
@@ -144,7 +152,8 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = old
 
 
-# -- a compiled library ----------------------------------------------------------------------------------------------
+# -- a compiled library
+# ----------------------------------------------------------------------------------------------
 
 
 def load_library(data: bytes | memoryview, where: str) -> Any:
@@ -164,7 +173,7 @@ def load_library(data: bytes | memoryview, where: str) -> Any:
             except Exception as error:  # tvm_ffi raises RuntimeError, or the class that C++ named
                 problem = error
     raise ArtifactError(
-        f"the compiled library cannot be loaded: {str(problem).splitlines()[0] if problem else 'no temporary folder'}",
+        f"the library cannot be loaded: {str(problem).splitlines()[0] if problem else 'no temporary folder'}",
         where=where,
         fix="compile the model again on this machine; a folder that allows execution must be in TMPDIR",
     )
@@ -176,7 +185,9 @@ def _temporary_folders() -> list[str]:
 
 
 class Session:
-    """One TVM virtual machine over a library. Never share one between threads: its registers would be corrupted."""
+    """One TVM virtual machine over a library. Never share one between threads: its registers would be
+    corrupted.
+    """
 
     def __init__(self, library: Any, *, cuda: bool = False) -> None:
         self.module = library["vm_load_executable"]()
@@ -187,5 +198,7 @@ class Session:
         self.main: Callable[..., Any] = self.module["main"]
 
     def set_instrument(self, instrument: Callable[..., int] | None) -> None:
-        """Call `instrument(function, symbol, before, result, *arguments)` around every kernel; None stops it."""
+        """Call `instrument(function, symbol, before, result, *arguments)` around every kernel; None stops
+        it.
+        """
         self.module["set_instrument"](instrument)

@@ -1,7 +1,7 @@
 """What an artifact says of itself, as typed data - for loading, `tvmopt run` and `tvmopt inspect`.
 
-Everything that decides whether the file may be used is here: format and versions, the machine's instructions it
-needs, hashes of its parts. No time, path or host name is: the same input gives the same bytes.
+Everything that decides whether the file may be used is here: format and versions, the machine's instructions
+it needs, hashes of its parts. No time, path or host name is: the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ class Manifest:
 
 
 def _parse(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`: a dataclass, tuple[X, ...], dict[str, X] or a plain type, checked all the way down."""
+    """`value` as `kind`: a dataclass, tuple[X, ...], dict[str, X] or a plain type, checked all the way
+    down.
+    """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value

@@ -1,11 +1,12 @@
-"""A loaded model: call it with NumPy arrays or anything that speaks DLPack - from as many threads as you like.
+"""A loaded model: call it with NumPy arrays or anything that speaks DLPack - from as many threads as you
+like.
 
     model = tvmopt.load("resnet50.tvmopt")
     y = model(x)                              # one output: an array; several: a tuple
     outputs = model.run({"data": x})          # by name
 
-Arrays that are 64-byte aligned and C-contiguous are read in place; others are copied into a staging buffer that each
-thread keeps. Outputs are views of TVM's memory: no copy, and yours until you drop them.
+Arrays that are 64-byte aligned and C-contiguous are read in place; others are copied into a staging buffer
+that each thread keeps. Outputs are views of TVM's memory: no copy, and yours until you drop them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from tvmopt.runtime.timing import Timing, measure
 
 @dataclass
 class _Local:
-    """What one thread owns: a virtual machine, staging buffers, and which outputs share memory that is not theirs."""
+    """What one thread owns: a virtual machine, staging buffers, and which outputs share memory that is not
+    theirs.
+    """
 
     session: Session
     staging: list[Array | None]
@@ -53,11 +56,13 @@ class Model:
 
     Args:
         artifact: from :func:`tvmopt.runtime.artifact.read` or a compile.
-        threads: TVM threads a call; default: TVM_NUM_THREADS, else what the artifact was compiled for, at most the
+        threads: TVM threads a call; default: TVM_NUM_THREADS, else what the artifact was compiled for, at
+            most the
             cores this process may use.
 
     Raises:
-        ArtifactError: its weights were stripped, it needs instructions or a GPU that are not here, or it is damaged.
+        ArtifactError: its weights were stripped, it needs instructions or a GPU that are not here, or it is
+            damaged.
     """
 
     def __init__(self, artifact: Artifact, *, threads: int | None = None) -> None:
@@ -93,7 +98,8 @@ class Model:
         self._checks = tuple((i.shape, i.numpy_dtype, i.dtype) for i in self._inputs)
         self._local = threading.local()
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- what it is
+    # ------------------------------------------------------------------------------------------------
 
     @property
     def manifest(self) -> Manifest:
@@ -116,9 +122,11 @@ class Model:
 
     def __repr__(self) -> str:
         ins, outs = "; ".join(map(str, self._inputs)), "; ".join(map(str, self._outputs))
-        return f"<tvmopt.Model {self.manifest.model}: {ins} -> {outs} on {self.manifest.target}, {self._threads} threads>"
+        where = f"{self.manifest.target}, {self._threads} threads"
+        return f"<tvmopt.Model {self.manifest.model}: {ins} -> {outs} on {where}>"
 
-    # -- calling ---------------------------------------------------------------------------------------------------
+    # -- calling
+    # ---------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run on positional or named inputs; returns the output array, or a tuple when the model has several.
@@ -178,7 +186,8 @@ class Model:
         local = self._of_this_thread()
         return [*self._tensors(local, self._in_order((), feeds)), *self._weights]
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------------------
 
     def _invoke(self, values: Sequence[Any]) -> list[Array]:
         local = self._of_this_thread()
@@ -217,7 +226,9 @@ class Model:
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
 
     def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
-        """Outputs that lie in an input or a weight (a model can return either): they must be copied every time."""
+        """Outputs that lie in an input or a weight (a model can return either): they must be copied every
+        time.
+        """
         foreign = [
             (t.data_ptr(), t.data_ptr() + max(1, i.nbytes))
             for t, i in zip(tensors, self._inputs, strict=True)
@@ -230,7 +241,8 @@ class Model:
                 shared.append(index)
         return tuple(shared)
 
-    # -- wrong input -------------------------------------------------------------------------------------------------
+    # -- wrong input
+    # -------------------------------------------------------------------------------------------------
 
     def _problem_names(self, feeds: Mapping[str, Any]) -> list[InputError]:
         expected = "; ".join(map(str, self._inputs))
@@ -238,7 +250,9 @@ class Model:
         for name in feeds:
             if name not in self._names:
                 lower = {n.lower(): n for n in self._names}
-                near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.4)]
+                near = [
+                    lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.4)
+                ]
                 what = f"no input is called {name!r}" + (f", did you mean {near[0]!r}?" if near else ".")
                 problems.append(InputError(what, where=self.manifest.model, fix=f"the inputs are {expected}"))
         for info in self._inputs:
@@ -272,7 +286,9 @@ class Model:
         return [feeds[name] for name in self._names]
 
     def _convert(self, values: Sequence[Any], index: int) -> Array:
-        """An array of the right dtype and shape out of what is not one; or every problem of these inputs at once."""
+        """An array of the right dtype and shape out of what is not one; or every problem of these inputs at
+        once.
+        """
         array = _as_array(values[index], self._inputs[index])
         if not isinstance(array, InputError):
             return array
@@ -286,7 +302,8 @@ def load(path: str | Path, *, threads: int | None = None, mapped: bool = False, 
     Args:
         path: the file that `tvmopt compile` wrote.
         threads: TVM threads a call; default: see :class:`Model`.
-        mapped: map the weights from the file (shared between processes) instead of reading them into huge pages.
+        mapped: map the weights from the file (shared between processes) instead of reading them into huge
+            pages.
         verify: check the hashes of library and weights.
 
     Raises:
@@ -296,7 +313,9 @@ def load(path: str | Path, *, threads: int | None = None, mapped: bool = False, 
 
 
 def _as_array(value: Any, info: TensorInfo) -> Array | InputError:
-    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception."""
+    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the
+    exception.
+    """
     where = f"input {info}"
     try:
         if isinstance(value, np.ndarray | np.generic):

@@ -102,7 +102,9 @@ def to_ffi(array: Array, dtype: str) -> Any:
 
 
 def from_ffi(tensor: Any, info: TensorInfo) -> Array:
-    """A NumPy array over a TVM tensor's memory; it keeps the tensor alive. Nothing is copied (CUDA: copied to the host)."""
+    """A NumPy array over a TVM tensor's memory; it keeps the tensor alive. Nothing is copied (CUDA: copied to
+    the host).
+    """
     if tensor.device.dlpack_device_type() != 1:
         return _to_host(tensor, info)
     if info.dtype not in _EXTENDED:
