@@ -115,3 +115,10 @@ def test_a_refused_division_is_recorded():
     log = DecisionLog()
     EliminateIdentities(log)(build({"x": (2, 7, 9)}, lambda bb, x: KEPT["divide by zeros"](x)))
     assert [d.reason[0] for d in log] == ["1"]
+
+
+@pytest.mark.parametrize("divisor, expected", [(41, None), (64, {"multiply": 1, "floor": 1})])
+def test_a_quotient_that_is_rounded_stays_unless_it_is_exact(divisor, expected):
+    mod = build({"x": (7, 9)}, lambda bb, x: op.floor(bb.emit(op.divide(x, c(F(divisor))))))
+    check_rewrite(EliminateIdentities, mod, expected)
+    assert F(41) * F(1 / 49) < 1

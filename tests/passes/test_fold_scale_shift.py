@@ -98,3 +98,11 @@ def test_a_bias_alone_is_the_normal_form():
         {"x": (1, 3, 5, 5)}, lambda bb, x: chain(bb, bb.emit(nn.conv2d(x, w)), (op.add, rand(4, 1, 1)))
     )
     check_rewrite(FoldScaleShift, mod)
+
+
+def test_the_trick_of_log1p_stays():
+    log, one = DecisionLog(), rand() * 0 + 1
+    mod = build({"x": (7,)}, lambda bb, x: chain(bb, x, (op.add, one), (op.subtract, one)))
+    check_rewrite(FoldScaleShift, mod)
+    FoldScaleShift(log)(mod)
+    assert [d.reason[0] for d in log] == ["4"]

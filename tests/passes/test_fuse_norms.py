@@ -132,3 +132,7 @@ def test_a_scalar_scale_joins_rms_norm_and_a_row_scale_does_not():
     check_rewrite(FuseRmsNorm, mod, {"nn.rms_norm": 1, "multiply": 1})
     mod = build({"x": (5, 7)}, lambda bb, x: op.multiply(rms_norm(bb, x, [1]), c(rand())))
     check_rewrite(FuseRmsNorm, mod, {"nn.rms_norm": 1})
+
+
+def test_rms_norm_over_everything_stays():
+    check_rewrite(FuseRmsNorm, build({"x": (5, 7)}, lambda bb, x: rms_norm(bb, x, [0, 1])))

@@ -31,7 +31,8 @@ class ConvertLayout(Rewrite):
                                              y = R.permute_dims(c, axes=[0, 3, 1, 2])
 
     A convolutional network is left with one transpose at its input, and one at an output that is still an
-    image. The weights of a transposed convolution keep their order (IOHW): they are packed anyway.
+    image. Transposed convolutions with constant weights are convolutions by now (LowerConvTranspose); TVM
+    legalises the others in NCHW only, so they stay.
 
     TVM's own ConvertLayout is not used. It crashes the process on ``add(tensor, prim_value)``, fails on
     stacked sums and dropout tuples, and has no rule for clip, leakyrelu, pad, where, reshape and matmul,
@@ -48,24 +49,20 @@ class ConvertLayout(Rewrite):
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite an NCHW convolution."""
         name = op_name(value)
-        if name not in ("nn.conv2d", "nn.conv2d_transpose") or str(value.attrs.data_layout) != "NCHW":
+        if name != "nn.conv2d" or str(value.attrs.data_layout) != "NCHW":
             return None
         if str(value.attrs.out_layout or "NCHW") != "NCHW" or rank(value) != 4:
             return None
         data, weight = value.args
-        kernel = str(value.attrs.kernel_layout)
-        if name == "nn.conv2d":
-            axes = tuple(kernel.find(c) for c in "OHWI")
-            array = graph.array(weight)
-            weight = (
-                const(np.transpose(array, axes)) if array is not None else relax.op.permute_dims(weight, axes)
-            )
-            kernel = "OHWI"
+        axes = tuple(str(value.attrs.kernel_layout).find(c) for c in "OHWI")
+        array = graph.array(weight)
+        permute = relax.op.permute_dims
+        weight = permute(weight, axes) if array is None else const(np.transpose(array, axes))
         nhwc = with_attrs(
             value,
             [relax.op.permute_dims(data, TO_NHWC), weight],
             data_layout="NHWC",
-            kernel_layout=kernel,
+            kernel_layout="OHWI",
             out_layout="NHWC",
         )
         self.applied(var, name)

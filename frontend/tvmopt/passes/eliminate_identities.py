@@ -22,6 +22,8 @@ from tvmopt.passes.graph import (
     shape,
 )
 
+ROUNDING: tuple[str, ...] = ("floor", "ceil", "round", "trunc", "mod", "floor_mod", "equal", "not_equal")
+ROUNDING += ("less", "less_equal", "greater", "greater_equal", "quantize")
 SHAPE_ONLY = ("broadcast_to", "strided_slice", "tile", "repeat", "nn.pad", "concat", "reshape")
 
 
@@ -47,7 +49,8 @@ class EliminateIdentities(Rewrite):
 
     Applies when   the result has the operand's shape and element type (identities); the constant is one
                    number (powers); the divisor and its reciprocal hold no zero, infinity or subnormal.
-    Declines when  1. the divisor holds such a number.
+    Declines when  1. the divisor holds such a number
+                   2. the quotient is rounded or compared: x * (1 / c) can miss an integer that x / c hits.
     Gain           a read and a write each where they are not fused; 4 to 8 cycles a vector for a division,
                    some 100 for a power.
     Order          after FoldConstant; before the fusions, which need not know these spellings.
@@ -116,8 +119,17 @@ class EliminateIdentities(Rewrite):
             if not (np.isfinite(wide).all() and (sizes > tiny).all() and (sizes < 1 / tiny).all()):
                 self.declined(var, "1: the divisor holds a zero, an infinity or a number near them")
                 return None
+            inexact = not (np.frexp(wide)[0] == 0.5).all()  # not powers of two
+            if inexact and any(self._rounds(graph, user) for user in graph.users(var)):
+                self.declined(var, "2: the quotient is rounded or compared")
+                return None
             return op.multiply(x, const(1.0 / wide, like=call))
         return None
+
+    @staticmethod
+    def _rounds(graph: Graph, user: Var | str) -> bool:
+        name = "" if isinstance(user, str) else graph.op(user)
+        return name in ROUNDING or (name == "astype" and not is_float(user))
 
     def _broadcast_operand(self, graph: Graph, call: Call) -> Expr | None:
         """An operand that is broadcast explicitly, where the operator would do it."""

@@ -41,6 +41,7 @@ class FoldScaleShift(Rewrite):
     Declines when  1. the producer's result has other users, or its weights are not constants
                    2. the constant is not one number per channel
                    3. merging two constants would broadcast to more elements than they have together
+                   4. two numbers added one after the other cancel, as in log1p's (1 + x) - 1: that is a trick
     Gain           a read and a write of the tensor an operator, where fusion would not hide it.
     Order          after FoldBatchNorm.
     """
@@ -96,8 +97,12 @@ class FoldScaleShift(Rewrite):
                 return None
             outer, inner_op = name, op_name(inner)
             if outer in ("add", "subtract") and inner_op == "add":
+                total = wide_a + (wide_b if outer == "add" else -wide_b)
+                if total.size == 1 and abs(total.item()) < 0.5 * max(abs(wide_a.item()), abs(wide_b.item())):
+                    self.declined(var, "4: the two numbers cancel; their rounding is part of the model")
+                    return None
                 self.applied(var, "add into add")
-                return relax.op.add(x, const(wide_a + (wide_b if outer == "add" else -wide_b), like=x))
+                return relax.op.add(x, const(total, like=x))
             if (
                 outer in ("multiply", "divide")
                 and inner_op == "multiply"

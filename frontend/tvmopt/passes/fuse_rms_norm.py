@@ -21,7 +21,7 @@ class FuseRmsNorm(Rewrite):
     (Zhang and Sennrich 2019; Llama, T5.)
 
     Applies when   the mean keeps its dimensions, is over the innermost axes, and eps is one number.
-    Declines when  1. the mean is not over the innermost axes
+    Declines when  1. the mean is not over the innermost axes, or over all (TVM 0.27 cannot legalise that)
                    2. the scale does not have the shape of the normalised axes
     Gain           3 to 4 passes over x become one kernel.
     Order          after FuseLayerNorm, whose centred half has the same form.
@@ -40,8 +40,8 @@ class FuseRmsNorm(Rewrite):
                 if not (square.args[0].same_as(x) and square.args[1].same_as(x)):
                     continue
                 dims, axes = shape(x) or (), found[1]
-                if axes != list(range(len(dims) - len(axes), len(dims))):
-                    self.declined(var, "1: the mean is not over the innermost axes")
+                if axes != list(range(len(dims) - len(axes), len(dims))) or len(axes) == len(dims):
+                    self.declined(var, "1: the mean is not over the innermost axes, or over all of them")
                     return None
                 self.applied(var)
                 one = const(np.ones([dims[a] for a in axes]), like=x)
