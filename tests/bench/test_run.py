@@ -57,7 +57,7 @@ def test_rows_have_times_and_a_missing_device_is_a_row(result):
 
 def test_every_rendering_tells_the_same(result):
     [case] = result.cases
-    data = json.loads(json.dumps(result.as_dict()))
+    data = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     assert data["cases"][0]["engines"][0]["latency"]["median_ms"] == case.engines[0].latency.median_ms
     words = report.markdown(result, [99.9])
     for text in (
@@ -183,4 +183,7 @@ def test_warm_up_ends_when_three_turns_agree():
 
 def test_alone_and_rotation():
     assert alone(Stand([1.0, Turn((5.0,), 0.1, disturbed=True), 1.1, 1.2], [], "a"), Plan()) == 1.1
+    bad = Turn((5.0,), 0.1, disturbed=True)
+    assert np.isnan(alone(Stand([bad] * 99, [], "a"), Plan()))
+    assert Series(launches=[[1.0], [1.2]], alone=[float("nan"), 1.0]).rotation == pytest.approx(1.2)
     assert Series(launches=[[1.1] * 3, [2.4] * 3], alone=[1.0, 2.0]).rotation == pytest.approx(1.15)

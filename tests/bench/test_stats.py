@@ -65,6 +65,7 @@ def test_too_few_quiet_rounds_are_unstable_and_say_why():
 def test_drift_and_disagreement_with_the_time_alone_are_unstable():
     rising = [[1.0, 1.0, 1.0, 1.4, 1.4, 1.4]]
     assert "drifted" in compare_rounds(rising, [[2.0] * 6]).reason
+    assert compare_rounds(rising, [[2 * t for t in rising[0]]]).verdict == "faster"  # the clock fell for both
     assert drift_of(rising) == pytest.approx(1.4)
     found = compare_rounds([[1.0] * 6], [[2.0] * 6], alone=(1.0, 1.5))
     assert (found.verdict, "1.50 of its time alone" in found.reason) == ("unstable", True)

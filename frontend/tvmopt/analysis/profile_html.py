@@ -65,7 +65,7 @@ def html(found: Profile) -> str:
         f"<h2>Roofline</h2><p>{legend}; a dot's area is its share of the time. Roofs measured on "
         f"{escape(peaks.machine)} with {peaks.threads} threads ({peaks.source}).</p>{roofline_svg(found)}",
         f"<h2>One run</h2>{timeline_svg(found)}",
-        f"<h2>Kernels</h2>{html_table(header, rows, left=4)}",
+        f"<h2>Kernels</h2>{html_table(header, rows, left={0, 1, 2, 3, 11})}",
     ]
     return page(f"Profile of {found.model}", "\n".join(body))
 

@@ -7,7 +7,7 @@ makes a whole file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from math import ceil, floor, log10
 
@@ -16,11 +16,12 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92em; }
 th, td { padding: 0.25em 0.7em; text-align: right; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child, td.l, th.l { text-align: left; }
+th, td { white-space: nowrap; vertical-align: top; }
+td.l, th.l { text-align: left; white-space: normal; }
 tr.bad td { color: #c33; } .faster { color: #087f5b; font-weight: 600; } .slower { color: #c92a2a;
 font-weight: 600; } .unstable, .note { color: #b7791f; } .scroll { overflow-x: auto; } small, .dim {
 opacity: 0.7; } svg { max-width: 100%; height: auto; font: 12px system-ui, sans-serif; }
@@ -38,6 +39,7 @@ class Plot:
         xlabel, ylabel, title: words; the title becomes the SVG's accessible name.
         xlog, ylog: logarithmic axes.
         yticks: (position, label) pairs in place of computed ones, for categories.
+        left: pixels left of the axis; 0: as many as the labels need.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Plot:
         xlog: bool = False,
         ylog: bool = False,
         size: tuple[int, int] = (720, 360),
-        left: int = 70,
+        left: int = 0,
         yticks: Sequence[tuple[float, str]] | None = None,
     ) -> None:
         self.x, self.y, self.xlog, self.ylog = _wide(x, xlog), _wide(y, ylog), xlog, ylog
         self.width, self.height = size
-        self.left, self.right, self.top, self.bottom = left, 20, 16, 46
+        longest = max((len(label) for _, label in yticks or ()), default=0)
+        self.left = left or max(70, 16 + 7 * longest)  # some 7 pixels a letter of 12 px
+        self.right, self.top, self.bottom = 20, 16, 46
         self.title, self.xlabel, self.ylabel, self.yticks = title, xlabel, ylabel, yticks
         self.parts: list[str] = []
 
@@ -157,6 +161,8 @@ def ticks(low: float, high: float, log: bool = False) -> list[tuple[float, str]]
     if log:
         decades = range(ceil(log10(low) - 1e-9), floor(log10(high) + 1e-9) + 1)
         values = [10.0**d for d in decades]
+        if high < 5 * low:
+            return ticks(low, high)
         if len(values) < 3:
             values = [m * 10.0**d for d in range(floor(log10(low)), ceil(log10(high)) + 1) for m in (1, 2, 5)]
         return [(v, _label(v)) for v in values if low * 0.999 <= v <= high * 1.001]
@@ -201,12 +207,12 @@ def page(title: str, body: str) -> str:
     )
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A table; cells are HTML already, the first `left` columns flush left."""
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """A table; cells are HTML already, the columns in `left` flush left and allowed to wrap."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
         flush = ' class="l"'
-        return "".join(f"<{tag}{flush if i < left else ''}>{cell}</{tag}>" for i, cell in enumerate(row))
+        return "".join(f"<{tag}{flush if i in left else ''}>{cell}</{tag}>" for i, cell in enumerate(row))
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     head = f"<thead><tr>{cells('th', header)}</tr></thead>"

@@ -34,7 +34,8 @@ def _case(case: Case) -> str:
     lines = "".join(f"<li>{escape(note)}</li>" for note in notes(case))
     said = "".join(f"<li>{escape(label)}: {escape(words)}</li>" for label, words in facts(case))
     return (
-        f"<h2>{escape(heading(case))}</h2>{html_table(header, cells)}{distributions(case)}"
+        f"<h2>{escape(heading(case))}</h2>{html_table(header, cells, {0, len(header) - 1})}"
+        f"{distributions(case)}"
         f"<ul>{lines}</ul><details><summary>engines</summary><ul>{said}</ul></details>"
     )
 
@@ -60,7 +61,7 @@ def ratio_plot(result: BenchResult) -> str:
     high = max(1.25, *(r.high for _, r in items)) * 1.05
     n = len(items)
     plot = Plot(
-        (low, high), (-0.5, n - 0.5), xlog=True, left=290, size=(760, 80 + 26 * n), title="latency ratios",
+        (low, high), (-0.5, n - 0.5), xlog=True, size=(760, 80 + 26 * n), title="latency ratios",
         xlabel="latency ratio: left of 1 the first engine is faster",
         yticks=[(n - 1 - i, name) for i, (name, _) in enumerate(items)],
     )  # fmt: skip
@@ -88,7 +89,7 @@ def distributions(case: Case) -> str:
     high = max(np.percentile(row.samples, 99) for row in rows) * 1e3
     n = len(rows)
     plot = Plot(
-        (max(0.0, low - 0.1 * (high - low)), high + 0.05 * (high - low)), (-0.5, n - 0.5), left=160,
+        (max(0.0, low - 0.1 * (high - low)), high + 0.05 * (high - low)), (-0.5, n - 0.5),
         size=(760, 80 + 44 * n), xlabel="ms: box p10 to p90, bar the median, dots the turns, line p1 to p99",
         title=f"latencies, {case.model}", yticks=[(n - 1 - i, row.label) for i, row in enumerate(rows)],
     )  # fmt: skip

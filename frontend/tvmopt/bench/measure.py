@@ -55,7 +55,7 @@ class Series:
     Attributes:
         launches: median seconds of each undisturbed turn, for each launch; index-paired between engines.
         samples: single-call seconds of the undisturbed turns; `noisy` those of the disturbed ones.
-        alone: median seconds when no other engine took turns, for each launch.
+        alone: median seconds when no other engine took turns, for each launch; NaN where that was disturbed.
         disturbed: turns thrown away.
     """
 
@@ -71,7 +71,7 @@ class Series:
 
         The median over launches of each launch's own ratio.
         """
-        pairs = [np.median(r) / a for r, a in zip(self.launches, self.alone, strict=False) if r and a]
+        pairs = [np.median(r) / a for r, a in zip(self.launches, self.alone, strict=False) if r and a == a]
         return float(np.median(pairs)) if pairs else 1.0
 
 
@@ -89,17 +89,19 @@ def warm_up(engine: Engine, plan: Plan) -> None:
 
 
 def alone(engine: Engine, plan: Plan, turns: int = 3) -> float:
-    """Median seconds of an engine that takes turn after turn, settling in between as it will in rotation."""
-    quiet, all_turns = [], []
-    for _ in range(turns + 2):
+    """Median seconds of an engine that takes turn after turn, settling in between as it will in rotation.
+
+    NaN when no turn was undisturbed: then there is nothing to compare the rotation with.
+    """
+    quiet: list[float] = []
+    for _ in range(round(turns * plan.patience)):
         engine.settle(plan.pause)
         turn = engine.turn(plan.turn, plan.calls)
-        all_turns.append(float(np.median(turn.seconds)))
         if not turn.disturbed:
-            quiet.append(all_turns[-1])
+            quiet.append(float(np.median(turn.seconds)))
         if len(quiet) == turns:
             break
-    return float(np.median(quiet or all_turns))
+    return float(np.median(quiet)) if quiet else float("nan")
 
 
 def rotate(engines: Sequence[Engine], series: Sequence[Series], plan: Plan, wanted: int) -> int:

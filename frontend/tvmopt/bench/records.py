@@ -135,5 +135,14 @@ class BenchResult:
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON data."""
-        return asdict(self)
+        """Plain JSON data; a ratio that could not be measured is null."""
+        data: dict[str, Any] = _without_nan(asdict(self))
+        return data
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and value != value else value

@@ -346,7 +346,7 @@ def _with_times(row: EngineResult, series: Series, batch: int, streams: int) -> 
         quiet=bool(series.samples),
         rounds=tuple(map(tuple, series.launches)),
         samples=tuple(samples[::thin]),
-        alone_ms=float(np.median(series.alone)) * 1e3,
+        alone_ms=float(np.median([a for a in series.alone if a == a] or [0.0])) * 1e3,
         rotation=series.rotation,
         disturbed=series.disturbed,
     )
