@@ -132,7 +132,8 @@ def render(found: TuningResult) -> None:
     base, best = found.estimate
     out.print(
         f"{found.trials} trials ({found.trials - found.resumed} in this run), "
-        f"{len(rows)} of {len(found.tasks)} kernels faster; kernels together about {1e3 * base:.2f} -> {1e3 * best:.2f} ms"
+        f"{len(rows)} of {len(found.tasks)} kernels faster; "
+        f"kernels together about {1e3 * base:.2f} -> {1e3 * best:.2f} ms"
     )
     if found.model is not None:
         v = found.model

@@ -83,6 +83,7 @@ def tune(
     generic: bool = True,
     compare: bool = True,
     only: str = "",
+    session: str = "",
     runner: Any = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
@@ -98,6 +99,7 @@ def tune(
         generic: search MetaSchedule's space beside the families' knobs.
         compare: run tuned and untuned model in turn at the end.
         only: tune kernels whose name, or one of whose ONNX nodes, contains this.
+        session: whose budget is used; default: one a model and target.
         runner: measures; default: this machine.
         observer: is told of every measurement.
 
@@ -121,8 +123,10 @@ def tune(
     second = _generic(machine, seed, runner) if generic else None
     try:
         with Store(store) as opened:
-            tuner = Tuner(tasks, runner, opened, limits, model=Path(model).name, seed=seed, generic=second,
-                          observer=observer)  # fmt: skip
+            tuner = Tuner(
+                tasks, runner, opened, limits, session=session, model=Path(model).name, seed=seed,
+                generic=second, observer=observer,
+            )  # fmt: skip
             interrupted = False
             try:
                 tuner.run()

@@ -19,6 +19,7 @@ class Kernel:
         constants: indices of the parameters that are weights: what the cache flush evicts between runs.
         outputs: how many parameters, the last ones, are outputs.
         analytic: the knobs of the analytic point.
+        rpc: host and port of a tracker, and the key of the boards that measure; None: this machine measures.
         folder: where inputs and reference are kept as .npy files, shared by all workers.
     """
 
@@ -30,6 +31,7 @@ class Kernel:
     outputs: int
     analytic: dict[str, int]
     folder: str = ""
+    rpc: tuple[str, int, str] | None = None
 
 
 @dataclass(frozen=True)

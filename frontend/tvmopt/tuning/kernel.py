@@ -42,6 +42,7 @@ class Bench:
     kernel: Kernel
     func: tirx.PrimFunc = field(init=False)
     built: dict[str, Callable[..., None]] = field(default_factory=dict)
+    _ready: bool = False
     _inputs: list[Any] = field(default_factory=list)
     _reference: list[np.ndarray[Any, Any]] = field(default_factory=list)
 
@@ -81,9 +82,7 @@ class Bench:
         folder = Path(self.kernel.folder)
         folder.mkdir(parents=True, exist_ok=True)
         inputs = seeded(self.func.params[: len(self.func.params) - self.kernel.outputs])
-        function = self._compiled(self.func)
-        outputs = self._empty_outputs()
-        function(*map(tvm.runtime.tensor, inputs), *outputs)
+        outputs = self._run_once(self.func, inputs)
         digest = hashlib.sha256()
         for index, array in enumerate(inputs):
             np.save(folder / f"in{index}.npy", array)
@@ -93,12 +92,21 @@ class Bench:
         (folder / "digest").write_text(digest.hexdigest()[:16])
         return digest.hexdigest()[:16]
 
+    def _run_once(self, func: tirx.PrimFunc, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of a function that is not a candidate."""
+        outputs = [self._tensor(a) for a in self._poisoned()]
+        self._compiled(func)(*map(self._tensor, inputs), *outputs)
+        return outputs
+
     def check(self, ident: str) -> tuple[bool, str, str]:
         """(right, digest, what is wrong) of a built candidate's output. Outputs are poisoned before the
         call."""
         self._load()
         outputs = self._empty_outputs()
         self.built[ident](*self._inputs, *outputs)
+        return self._judged(outputs)
+
+    def _judged(self, outputs: Sequence[Any]) -> tuple[bool, str, str]:
         found = {str(i): t.numpy() for i, t in enumerate(outputs)}
         reference = dict(zip(found, self._reference, strict=True))
         result = compare(reference, found, reduction=reduction_length(self.func))
@@ -106,23 +114,35 @@ class Bench:
         return result.ok, f"{digest}:{result.max_error:.1e}", "" if result.ok else str(result)
 
     def _load(self) -> None:
-        if not self._inputs and not self._reference:
+        if not self._ready:
+            self._ready = True
             folder = Path(self.kernel.folder)
             count = len(self.func.params) - self.kernel.outputs
             arrays = [np.load(folder / f"in{i}.npy", mmap_mode="r") for i in range(count)]
-            self._inputs = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
+            self._inputs = [self._tensor(np.ascontiguousarray(a)) for a in arrays]
             self._reference = [np.load(folder / f"out{i}.npy") for i in range(self.kernel.outputs)]
 
+    def _tensor(self, array: Any) -> Any:
+        return tvm.runtime.tensor(array, self.device)
+
+    @property
+    def device(self) -> Any:
+        return tvm.cuda(0) if self.kernel.machine.kind == "cuda" else tvm.cpu()
+
     def _empty_outputs(self) -> list[Any]:
+        return [self._tensor(a) for a in self._poisoned()]
+
+    def _poisoned(self) -> list[np.ndarray[Any, Any]]:
+        """Output arrays full of what no kernel writes: NaN, or the largest integer."""
         made = []
         for param in self.func.params[len(self.func.params) - self.kernel.outputs :]:
             shape, dtype = tensor_type(param)
             array = np.zeros(shape, numpy_type(dtype))
-            if array.dtype.kind == "f":
+            if array.dtype.kind in "fV":
                 array.fill(np.nan)
             elif array.dtype.kind in "iu":
                 array.fill(np.iinfo(array.dtype).max)
-            made.append(tvm.runtime.tensor(array))
+            made.append(array)
         return made
 
     # -- time --------------------------------------------------------------------------------------
@@ -134,32 +154,17 @@ class Bench:
         base = Candidate(self.kernel.analytic)
         if base.id not in self.built:
             self.build(base)
-        call, other = self._timed(ident, effort.flush), self._timed(base.id, effort.flush)
-        call(), other()
-        samples, baseline = list[float](), list[float]()
-        end = time.perf_counter() + effort.seconds
-        while len(samples) < effort.most:
-            samples.append(call())
-            baseline.append(other())
-            if len(samples) < effort.least:
-                continue
-            hopeless = quantile(samples, 0.25) > effort.give_up * quantile(baseline, 0.25)
-            if time.perf_counter() > end or hopeless or settled(samples, effort.confidence):
-                break
-        return samples, quantile(baseline, 0.25)
+        return sampled(self._timed(ident, effort.flush), self._timed(base.id, effort.flush), effort)
+
+    def checked_and_measured(self, ident: str, effort: Effort) -> tuple[bool, str, str, list[float], float]:
+        """(right, digest, what is wrong, samples, baseline): a wrong candidate is not timed."""
+        right, digest, problem = self.check(ident)
+        samples, baseline = self.measure(ident, effort) if right else ([], 0.0)
+        return right, digest, problem, samples, baseline
 
     def duel(self, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
         """Two built candidates in turn, the order of each pair drawn: noise meets both alike."""
-        calls = {name: self._timed(name, flush) for name in (first, second)}
-        for call in calls.values():
-            call()
-        draw = random.Random(SEED)
-        pairs = []
-        for _ in range(rounds):
-            order = [first, second] if draw.random() < 0.5 else [second, first]
-            took = {name: calls[name]() for name in order}
-            pairs.append((took[first], took[second]))
-        return pairs
+        return taken_in_turn(self._timed(first, flush), self._timed(second, flush), rounds)
 
     def _timed(self, ident: str, flush: str) -> Callable[[], float]:
         """A function that takes one sample: one call, or as many as fill 20 us."""
@@ -187,6 +192,40 @@ class Bench:
             return (clock() - begin) / calls
 
         return sample
+
+
+def sampled(
+    call: Callable[[], float], other: Callable[[], float], effort: Effort
+) -> tuple[list[float], float]:
+    """(samples of `call`, lower quartile of `other`'s in between)."""
+    call(), other()
+    samples, baseline = list[float](), list[float]()
+    end = time.perf_counter() + effort.seconds
+    while len(samples) < effort.most:
+        samples.append(call())
+        baseline.append(other())
+        if len(samples) < effort.least:
+            continue
+        hopeless = quantile(samples, 0.25) > effort.give_up * quantile(baseline, 0.25)
+        if time.perf_counter() > end or hopeless or settled(samples, effort.confidence):
+            break
+    return samples, quantile(baseline, 0.25)
+
+
+def taken_in_turn(
+    first: Callable[[], float], second: Callable[[], float], rounds: int
+) -> list[tuple[float, float]]:
+    """`rounds` pairs, the order of each drawn."""
+    first(), second()
+    draw = random.Random(SEED)
+    pairs = []
+    for _ in range(rounds):
+        if draw.random() < 0.5:
+            a, b = first(), second()
+        else:
+            b, a = second(), first()
+        pairs.append((a, b))
+    return pairs
 
 
 @cache

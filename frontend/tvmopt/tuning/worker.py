@@ -102,6 +102,8 @@ def serve(sock: socket.socket) -> None:
             return
         try:
             answer = ("ok", getattr(state, verb)(*arguments))
+        except ConnectionError as error:
+            answer = ("lost", _words(error))
         except Exception as error:  # whatever a schedule, the compiler or a kernel raises
             answer = ("failed", _words(error))
         send(sock, answer)
@@ -121,7 +123,12 @@ class Desk:
         if kernel.id not in self._benches:
             while len(self._benches) > 3:
                 self._benches.pop(next(iter(self._benches)))
-            self._benches[kernel.id] = Bench(kernel)
+            if kernel.rpc is not None:
+                from tvmopt.tuning.remote import RemoteBench
+
+                self._benches[kernel.id] = RemoteBench(kernel)
+            else:
+                self._benches[kernel.id] = Bench(kernel)
 
     def known(self, task: str) -> list[str]:
         return list(self._benches[task].built) if task in self._benches else []
@@ -135,10 +142,9 @@ class Desk:
     def measure(self, task: str, ident: str, effort: Any) -> tuple[bool, str, str, list[float], float]:
         """(right, digest, what is wrong, samples, baseline): a wrong candidate is not timed."""
         bench = self._benches[task]
-        right, digest, problem = bench.check(ident)
-        samples, baseline = bench.measure(ident, effort) if right else ([], 0.0)
+        outcome = bench.checked_and_measured(ident, effort)
         bench.forget(ident)
-        return right, digest, problem, samples, baseline
+        return outcome  # type: ignore[no-any-return]
 
     def check(self, task: str, ident: str) -> tuple[bool, str, str]:
         return self._benches[task].check(ident)  # type: ignore[no-any-return]
@@ -153,7 +159,7 @@ class Desk:
         search = self._searches.get(kernel.id)
         if search is None:
             search = self._searches[kernel.id] = Search(kernel, seed)
-        return search.propose(count, known)  # type: ignore[no-any-return]
+        return search.propose(count, known)
 
     def forget(self, task: str) -> None:
         self._benches.pop(task, None)

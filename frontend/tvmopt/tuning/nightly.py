@@ -1,0 +1,321 @@
+"""`tvmopt nightly jobs.toml`: tune, compile, verify and time a list of models every night; fail on what
+became slower.
+
+    [nightly]
+    folder = "nightly"            # ledger.jsonl, tuning.db, reports; relative to this file
+    merge = ["shared/*.jsonl"]    # logs taken in first (optional)
+    export = "tuning_logs"        # where the winners go as logs (optional)
+    tolerance = 0.05              # a change below this share is not reported
+
+    [[job]]
+    name = "resnet50"
+    model = "models/resnet50.onnx"
+    target = "cpu"
+    precision = "fp32"
+    budget = "30m"                # or trials = 200; neither: no tuning, only the check
+
+A lock keeps two nights apart; a night that was killed goes on where it stood when it is started again on the
+same date.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import InputError, TuningError, TvmoptError, collect
+from tvmopt.targets import Machine
+from tvmopt.tuning.ledger import TOLERANCE, Change, Entry, KernelFigures, Ledger, changes
+from tvmopt.tuning.logs import export_logs, import_logs
+from tvmopt.tuning.record import fingerprint
+from tvmopt.tuning.store import Store
+
+Progress = Callable[[str], None]
+
+
+class Regression(TvmoptError):
+    """Something became slower beyond noise, or a job failed."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model for one target."""
+
+    name: str
+    model: Path
+    target: str = "cpu"
+    precision: str = "fp32"
+    budget: str = "0"
+    trials: int = 0
+    threads: int | None = None
+    seed: int = 0
+    shape: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    generic: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A jobs file."""
+
+    path: Path
+    folder: Path
+    jobs: tuple[Job, ...]
+    merge: tuple[str, ...] = ()
+    export: str = ""
+    tolerance: float = TOLERANCE
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "ledger.jsonl")
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "tuning.db"
+
+
+@dataclass(frozen=True)
+class Night:
+    """What one night did: an entry a job, and where the report is."""
+
+    night: str
+    entries: tuple[Entry, ...]
+    report: Path
+    resumed: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> list[Regression]:
+        """Every regression and failure, as errors."""
+        found = []
+        for e in self.entries:
+            if e.status == "failed":
+                found.append(Regression(f"{e.job} failed: {e.note}", where=str(self.report)))
+            slow = [c for c in e.changes if c.slower]
+            found += [
+                Regression(f"{e.job}: {c}", where=str(self.report)) for c in slow if e.status == "slower"
+            ]
+        return found
+
+
+def read_plan(path: Path) -> Plan:
+    """Parse and check a jobs file.
+
+    Raises:
+        InputError: every problem of the file at once.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the jobs file: {error}", where=str(path)) from error
+    problems, jobs = list[TvmoptError](), []
+    for number, table in enumerate(data.get("job", []), 1):
+        where = f"{path}, job {table.get('name', number)!r}"
+        try:
+            jobs.append(_job(table, path.parent, where))
+        except TvmoptError as error:
+            problems.append(error)
+    names = [job.name for job in jobs]
+    if not data.get("job"):
+        problems.append(
+            InputError("there is no [[job]]", where=str(path), fix="docs/how-to/nightly.md has an example")
+        )
+    problems += [
+        InputError(f"two jobs are named {n!r}", where=str(path))
+        for n in sorted(set(names))
+        if names.count(n) > 1
+    ]
+    head = data.get("nightly", {})
+    unknown = sorted(set(head) - {"folder", "merge", "export", "tolerance"})
+    problems += [InputError(f"unknown key {key!r} in [nightly]", where=str(path)) for key in unknown]
+    if problems:
+        raise collect(problems)
+    export = str(path.parent / head["export"]) if "export" in head else ""
+    return Plan(path, path.parent / head.get("folder", "nightly"), tuple(jobs), tuple(head.get("merge", ())),
+                export, float(head.get("tolerance", TOLERANCE)))  # fmt: skip
+
+
+def _job(table: dict[str, Any], base: Path, where: str) -> Job:
+    from tvmopt.tuning.driver import parse_duration
+
+    unknown = sorted(set(table) - set(Job.__dataclass_fields__))
+    missing = sorted({"name", "model"} - set(table))
+    if unknown or missing:
+        what = [f"unknown key {k!r}" for k in unknown] + [f"no {k!r}" for k in missing]
+        raise InputError("; ".join(what), where=where, fix=f"keys: {', '.join(Job.__dataclass_fields__)}")
+    model = base / table["model"]
+    if not model.exists():
+        raise InputError("the model does not exist", where=f"{where}: {model}")
+    parse_duration(table.get("budget", "0"))
+    Machine.load(table.get("target", "cpu"))
+    shape = {str(k): tuple(int(d) for d in v) for k, v in table.get("shape", {}).items()}
+    return Job(**{**table, "model": model, "shape": shape})
+
+
+def nightly(plan: Plan, *, night: str = "", progress: Progress | None = None) -> Night:
+    """Run tonight's jobs, write ledger and reports.
+
+    Args:
+        night: the date; default: today's. Jobs that have a line of this date are not run again.
+
+    Raises:
+        TuningError: another nightly run holds the lock.
+    """
+    from tvmopt.tuning.nightly_report import write_report
+
+    tell = progress or (lambda stage: None)
+    night = night or datetime.now().astimezone().date().isoformat()
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with locked(plan.folder / "lock"):
+        with Store(plan.store) as store:
+            files = [f for pattern in plan.merge for f in sorted(plan.path.parent.glob(pattern))]
+            import_logs(store, files)
+        entries, resumed = [], []
+        for job in plan.jobs:
+            entry = plan.ledger.done(night, job.name)
+            if entry is not None:
+                resumed.append(job.name)
+            else:
+                entry = run_job(plan, job, night, partial(_told, tell, job.name))
+                plan.ledger.append(entry)
+            entries.append(entry)
+        if plan.export:
+            with Store(plan.store) as store:
+                export_logs(store, Path(plan.export))
+        report = write_report(plan, night, entries)
+    return Night(night, tuple(entries), report, tuple(resumed))
+
+
+def _told(tell: Progress, name: str, stage: str) -> None:
+    tell(f"{name}: {stage}")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file; the kernel drops it with the process, however that ends."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TuningError(
+                "another nightly run is at work", where=str(path), fix="wait for it to end"
+            ) from error
+        yield
+
+
+def run_job(plan: Plan, job: Job, night: str, tell: Progress) -> Entry:
+    """Tune, compile and verify, time, compare with the last good night. A job that fails is an entry, not an
+    end."""
+    machine = Machine.load(job.target)
+    machine = machine.with_cores(job.threads) if job.threads else machine
+    entry = Entry(night, job.name, "ok", fingerprint(machine), versions=versions())
+    try:
+        trials = _tune(plan, job, machine, night, tell)
+        tell("compiling and verifying")
+        entry = replace(entry, trials=trials, **_verified(plan, job, machine))
+        tell("timing")
+        entry = replace(entry, **timed(job, machine, plan.store, entry.kernels))
+        before = plan.ledger.reference(job.name, night, entry.target)
+        if before is None:
+            return entry
+        found = changes(before, entry, plan.tolerance)
+        if any(c.slower for c in found):  # once more: what was noise does not come twice
+            tell("timing again")
+            again = replace(entry, **timed(job, machine, plan.store, entry.kernels))
+            found = _confirmed(found, changes(before, again, plan.tolerance))
+        status = "slower" if any(c.slower for c in found) else "ok"
+        return replace(entry, changes=tuple(found), status=status)
+    except TvmoptError as error:
+        return replace(entry, status="failed", note=str(error).splitlines()[0])
+
+
+def _confirmed(first: list[Change], second: list[Change]) -> list[Change]:
+    names = {c.what for c in second if c.slower}
+    return [c for c in first if not c.slower or c.what in names]
+
+
+def _tune(plan: Plan, job: Job, machine: Machine, night: str, tell: Progress) -> int:
+    from tvmopt.tuning.driver import parse_duration, tune
+
+    if not job.trials and not parse_duration(job.budget):
+        return 0
+    found = tune(
+        job.model, target=machine, trials=job.trials, budget=job.budget, shape=job.shape,
+        seed=_seed(job.seed, night), store=plan.store, generic=job.generic,
+        session=f"{night} {job.name}", progress=tell,
+    )  # fmt: skip
+    return found.trials
+
+
+def _seed(seed: int, night: str) -> int:
+    """Another every night."""
+    return int(hashlib.sha256(f"{seed} {night}".encode()).hexdigest()[:8], 16)
+
+
+def _verified(plan: Plan, job: Job, machine: Machine) -> dict[str, Any]:
+    from tvmopt.api import compile
+
+    compiled = compile(
+        job.model, target=machine, precision=job.precision, shape=job.shape, store=plan.store, verify=True
+    )
+    report = compiled.report
+    kernels = {}
+    for k in report.kernels:
+        knobs = " ".join(f"{name}={value}" for name, value in k.knobs.items())
+        nodes = tuple("+".join(site) for site in k.nodes)
+        kernels[k.name] = KernelFigures((), k.family, k.source, knobs, nodes)
+    error = float(report.accuracy.get("max_relative_error", 0.0))
+    return {"kernels": kernels, "tuned": sum(k.source == "tuned" for k in report.kernels), "accuracy": error}
+
+
+def timed(
+    job: Job, machine: Machine, store: Path, kernels: dict[str, KernelFigures], rounds: int = 25
+) -> dict[str, Any]:
+    """Samples of the model, of each kernel inside it, and of the probe, taken in turn."""
+    from tvmopt.tuning.compare import Instance
+    from tvmopt.tuning.driver import imported_module
+    from tvmopt.tuning.logs import RecordLookup
+
+    module = imported_module(job.model, machine, job.shape)
+    instance = Instance(module, machine, RecordLookup.default(machine, store))
+    for _ in range(3):
+        instance.run()
+    seconds, probe, profiles = [], [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        instance.run()
+        seconds.append(time.perf_counter() - start)
+        profiles.append(instance.profile())
+        probe.append(probed())
+    figures = {
+        name: replace(k, seconds=tuple(p[name] for p in profiles))
+        for name, k in kernels.items()
+        if all(name in p for p in profiles)
+    }
+    return {"seconds": tuple(seconds), "probe": tuple(probe), "kernels": figures}
+
+
+_BLOCK = bytes(1 << 20)
+
+
+def probed() -> float:
+    """Seconds of a fixed piece of work that no change of ours can touch."""
+    start = time.perf_counter()
+    hashlib.sha256(_BLOCK).digest()
+    return time.perf_counter() - start
+
+
+def versions() -> dict[str, str]:
+    """Of what can change a figure."""
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("tvmopt", "apache-tvm", "apache-tvm-ffi")}

@@ -1,0 +1,162 @@
+"""Nights: a regression is found and named, noise is not, a killed night goes on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from tvmopt.errors import InputError, TuningError
+from tvmopt.tuning import nightly as nights
+from tvmopt.tuning.ledger import MODEL, Entry, KernelFigures, Ledger, changes
+from tvmopt.tuning.nightly import Regression, locked, nightly, read_plan
+from tvmopt.tuning.record import Candidate, Record, Verdict
+from tvmopt.tuning.store import Store
+
+DRAW = random.Random(0)
+
+
+def samples(middle: float, spread: float = 0.02, n: int = 25) -> tuple[float, ...]:
+    return tuple(middle * (1 + abs(DRAW.gauss(0, spread))) for _ in range(n))
+
+
+def entry(
+    night: str, conv: float = 1e-3, gemm: float = 2e-3, machine: float = 1.0, **fields: object
+) -> Entry:
+    kernels = {
+        "conv": KernelFigures(samples(machine * conv), "conv2d", "analytic", "mr=14"),
+        "gemm": KernelFigures(samples(machine * gemm), "gemm", "tuned", "mr=12"),
+    }
+    made = Entry(night, "job", "ok", "here", samples(machine * (conv + gemm)), samples(machine * 5e-4),
+                 kernels,                 {"apache-tvm": "0.27"})  # fmt: skip
+    return replace(made, **fields) if fields else made
+
+
+def test_equal_nights_do_not_differ() -> None:
+    for _ in range(20):
+        assert changes(entry("1"), entry("2")) == []
+
+
+def test_a_slower_kernel_is_named_with_what_changed() -> None:
+    after = entry("2", gemm=2.6e-3)
+    after.kernels["gemm"] = replace(after.kernels["gemm"], knobs="mr=4")
+    found = changes(entry("1"), after)
+    assert [c.what for c in found] == [MODEL, "gemm"] and all(c.slower for c in found)
+    assert "record tuned (mr=12) -> tuned (mr=4)" in str(found[1])
+    versions = changes(entry("1"), entry("2", gemm=2.6e-3, versions={"apache-tvm": "0.28"}))
+    assert "apache-tvm 0.27 -> 0.28" in str(versions[1])
+
+
+def test_faster_is_told_and_is_no_failure() -> None:
+    (model, conv) = changes(entry("1"), entry("2", conv=0.5e-3))
+    assert not model.slower and conv.what == "conv" and "faster" in str(conv)
+
+
+def test_a_slower_machine_is_not_a_slower_kernel() -> None:
+    assert changes(entry("1"), entry("2", machine=1.3)) == []
+    assert [c.what for c in changes(entry("1"), entry("2", machine=1.3, gemm=3e-3))][-1] == "gemm"
+
+
+def test_the_ledger_survives_a_torn_line(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    first, second = entry("1"), entry("2", changes=tuple(changes(entry("1"), entry("2", gemm=3e-3))))
+    ledger.append(first)
+    ledger.path.write_text(ledger.path.read_text() + '{"night": "2", "jo')
+    ledger.append(second)
+    assert ledger.entries() == [first, second]
+    assert ledger.done("2", "job") == second and ledger.done("3", "job") is None
+    assert ledger.reference("job", "2", "here") == first
+    assert ledger.reference("job", "2", "elsewhere") is None
+
+
+def test_one_night_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock"), pytest.raises(TuningError, match="another"), locked(tmp_path / "lock"):
+        pass
+    with locked(tmp_path / "lock"):
+        pass
+
+
+def test_every_problem_of_a_jobs_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text(
+        '[nightly]\nfoldr = "x"\n[[job]]\nname = "a"\nmodel = "no.onnx"\n[[job]]\nname = "b"\nspeed = 9\n'
+    )
+    with pytest.raises(InputError) as caught:
+        read_plan(path)
+    assert all(word in str(caught.value) for word in ("foldr", "no.onnx", "speed", "no 'model'"))
+    path.write_text("")
+    with pytest.raises(InputError, match=r"no \[\[job\]\]"):
+        read_plan(path)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """A jobs file for a model of one matrix product that takes about a millisecond."""
+    rng = np.random.default_rng(0)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [196, 512])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [196, 512])],
+        [numpy_helper.from_array(rng.standard_normal((512, 512), dtype=np.float32) / 22, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    path = tmp_path / "jobs.toml"
+    path.write_text(
+        '[nightly]\nexport = "logs"\n[[job]]\nname = "m"\nmodel = "m.onnx"\nthreads = 1\ngeneric = false\n'
+    )
+    return path
+
+
+def test_a_planted_slowdown_fails_and_is_named(jobs: Path) -> None:
+    from tvmopt.cli.nightly import app
+
+    plan = read_plan(jobs)
+    first = nightly(plan, night="2026-01-01")
+    assert not first.problems and first.entries[0].kernels and "2026-01-01" in first.report.read_text()
+    (name,) = (n for n, k in first.entries[0].kernels.items() if k.family == "gemm")
+    assert nightly(plan, night="2026-01-01").resumed == ("m",)
+    plant(plan.store, jobs.parent / "m.onnx")
+    result = CliRunner().invoke(app, [str(jobs), "--night", "2026-01-02"])
+    assert isinstance(result.exception, Regression) and result.exception.exit_code == 4
+    assert name in str(result.exception) and "record analytic" in str(result.exception)
+    report = plan.folder / "report-2026-01-02.html"
+    assert name in report.read_text() and "<svg" in report.read_text()
+    assert (jobs.parent / "logs").exists()
+
+
+def plant(store: Path, model: Path) -> None:
+    """A record that claims to be fast, and is not: one row at a time."""
+    from tvmopt.targets import Machine
+
+    from tvmopt.tuning.driver import imported_module, tasks_of
+
+    machine = Machine.load("cpu").with_cores(1)
+    (task,) = (t for t in tasks_of(imported_module(model, machine, {}), machine) if t.key.family == "gemm")
+    knobs = {**task.space.analytic, "mr": min(task.space.choices["mr"])}
+    with Store(store) as opened:
+        opened.merge(
+            [Record(task.key, Candidate(knobs), "ok", (1e-6,), verdict=Verdict(0.5, 0.4, 0.6, 0.0, 30, True))]
+        )
+
+
+def test_tuning_is_part_of_the_night(jobs: Path) -> None:
+    jobs.write_text(jobs.read_text() + "trials = 4\n")
+    done = nightly(read_plan(jobs), night="2026-02-01")
+    assert done.entries[0].trials == 4 and done.entries[0].status == "ok"
+
+
+def test_a_job_that_fails_does_not_stop_the_night(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise TuningError("no luck")
+
+    monkeypatch.setattr(nights, "_verified", broken)
+    done = nightly(read_plan(jobs), night="2026-03-01")
+    assert done.entries[0].status == "failed" and "no luck" in str(done.problems[0])
