@@ -54,7 +54,8 @@ def rand(*dims: int, seed: int = 0, scale: float = 1.0) -> np.ndarray[Any, Any]:
 def run(mod: tvm.IRModule, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
     """The outputs of `main`, by TVM's stock legalisation."""
     mod = relax.transform.LegalizeOps()(relax.transform.DecomposeOpsForInference()(mod))
-    vm = relax.VirtualMachine(tvm.compile(mod, tvm.target.Target({"kind": "llvm", "opt-level": 0})), tvm.cpu())
+    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    vm = relax.VirtualMachine(tvm.compile(mod, target), tvm.cpu())
     result = vm["main"](*[tvm.runtime.tensor(i) for i in inputs])
     flat = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
     return [t.numpy() for t in flat]
