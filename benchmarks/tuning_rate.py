@@ -107,7 +107,8 @@ def main() -> int:
     from tvmopt.targets import Machine
 
     machine = Machine.load("cpu")
-    found = {"kernel": f"matmul {'x'.join(map(str, SIZE))} + relu", "machine": machine.name, "cores": machine.cores,
+    kernel = f"matmul {'x'.join(map(str, SIZE))} + relu"
+    found = {"kernel": kernel, "machine": machine.name, "cores": machine.cores,
              "load_before": os.getloadavg()[0], "tvmopt": ours(machine, args.seconds),
              "metaschedule": stock(machine, args.seconds)}  # fmt: skip
     for name in ("tvmopt", "metaschedule"):

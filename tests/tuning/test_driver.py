@@ -138,8 +138,8 @@ def test_shipped_records_are_used_and_told(
         task.key, Candidate(knobs), "ok", (1e-5,), verdict=won, shape=task.shape, date="2026-01-01T00:00:00Z"
     )
     key = task.key
-    others = Record(Key(key.workload, key.target + " more", key.tvm, key.family, key.version), Candidate(knobs), "ok",
-                    (1e-5,), verdict=won)  # fmt: skip
+    elsewhere = Key(key.workload, key.target + " more", key.tvm, key.family, key.version)
+    others = Record(elsewhere, Candidate(knobs), "ok", (1e-5,), verdict=won)
     for record in (mine, others):
         logs.write_log(tmp_path / log_name(record.key.target), record.key.target, [record])
     monkeypatch.setattr(logs.resources, "files", lambda _: tmp_path)

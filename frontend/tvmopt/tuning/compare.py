@@ -38,7 +38,7 @@ def model_verdict(module: Any, machine: Machine, tuner: Tuner) -> Verdict | None
         if all(s.winner is None for s in tuner.states):
             return None
     tuned = Instance(module, machine, _lookup(machine, tuner))
-    found = verdict(interleaved([plain.run, tuned.run]))
+    found = verdict(interleaved([plain.run, tuned.run]), margin=0.0)
     if found.low > 1.0:
         for state in tuner.states:
             if state.winner is not None:
