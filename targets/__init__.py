@@ -82,8 +82,7 @@ class Machine:
         if problems:
             raise TargetError("; ".join(problems), where=f"target {self.name!r}", fix="mend the TOML file")
 
-    # -- what schedules ask
-    # ------------------------------------------------------------------------------------
+    # -- what schedules ask ------------------------------------------------------------------------------
 
     def lanes(self, dtype: str = "float32") -> int:
         """Elements of `dtype` in one vector register.
@@ -127,8 +126,7 @@ class Machine:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    # -- loading
-    # -----------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------------
 
     @classmethod
     def load(cls, spec: str | Path | Machine) -> Machine:

@@ -96,7 +96,7 @@ def compile(
         threads: threads to compile for; default: the target's cores.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution).
         strip_weights: write the artifact without its weights (`refit` puts weights in).
-        records: use what tuning recorded for exactly this target: the user's store, then what ships with tvmopt.
+        records: use what tuning recorded for exactly this target: the user's store, then what ships here.
         store: the tuning store to use in place of the user's.
         progress: called with the name of each stage.
 
@@ -123,10 +123,10 @@ def compile(
     if verify:
         with as_file(model) as path:
             artifact, report = _verified(artifact, report, path, tolerance, progress, bool(values))
-    path: Path | None = None
+    written: Path | None = None
     if output is not None:
-        path = (artifact.stripped() if strip_weights else artifact).save(output)
-    return Compiled(artifact, report, path)
+        written = (artifact.stripped() if strip_weights else artifact).save(output)
+    return Compiled(artifact, report, written)
 
 
 def compile_isolated(

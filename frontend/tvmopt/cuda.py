@@ -275,8 +275,7 @@ def lower(module: Any, machine: Machine, log: DecisionLog) -> Any:
         T.DeadCodeElimination(),
     ]
     with machine.tvm_target():
-        module = tvm.transform.Sequential([*graph, T.LegalizeOps()])(module)
-        module = P.FoldConstant(log)(module)
+        module = tvm.transform.Sequential([*graph, T.LegalizeOps(), P.FoldConstant(log)])(module)
         provenance = Provenance.before_fusion(module)
         module = tvm.transform.Sequential(pipeline.fusion_passes()[:2])(module)
         provenance = provenance.after_fusion(module)

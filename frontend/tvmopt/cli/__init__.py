@@ -141,6 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as stop:
+        if stop.code == 130:  # typer's word for Ctrl-C
+            print("interrupted; nothing was written", file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 

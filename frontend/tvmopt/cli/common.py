@@ -11,14 +11,16 @@ from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tvmopt.errors import InputError, collect
 
 if TYPE_CHECKING:
     import numpy as np
 
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -113,7 +115,7 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], *, left: int = 
             column, justify="left" if index < left else "right", no_wrap=index == 0, overflow="fold"
         )
     for row in rows:
-        grid.add_row(*(str(cell) for cell in row))
+        grid.add_row(*(cell if isinstance(cell, Text) else escape(str(cell)) for cell in row))
     out.print(grid)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.text import Text
 
 from tvmopt.cli.common import out, print_json, table
 
@@ -13,9 +15,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 @app.command()
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """Check versions, compiler, CPU, GPU and threads; say how to mend what is missing. Exits with 5 if
-    something must be mended.
-    """
+    """Check versions, compiler, CPU, GPU, threads; say how to mend. Exits with 5 if something is broken."""
     from tvmopt.doctor import examine
 
     checks = examine()
@@ -28,9 +28,10 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.
             "warning": "[yellow]!![/]",
             "broken": "[red]XX[/]",
         }
-        table(("", "check", "found"), [(marks[c.state], c.name, c.found) for c in checks], left=3)
+        rows = [(Text.from_markup(marks[c.state]), c.name, c.found) for c in checks]
+        table(("", "check", "found"), rows, left=3)
         for check in checks:
             if check.fix:
-                out.print(f"{marks[check.state]} {check.name}: {check.fix}")
+                out.print(f"{marks[check.state]} {check.name}: {escape(check.fix)}")
     if any(check.state == "broken" for check in checks):
         raise typer.Exit(5)

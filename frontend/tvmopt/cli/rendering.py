@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.markup import escape
+
 from tvmopt.cli.common import human, out, table
 from tvmopt.report import Kernel, Report
 
@@ -25,13 +27,14 @@ def coverage(report: Report) -> None:
         for (family, source), kernels in sorted(groups.items(), key=lambda item: -_flops(item[1]))
     ]
     out.print(
-        f"[bold]{report.model}[/] for {report.target}, {report.precision}: {human(report.flops, 'FLOP')}, "
+        f"[bold]{escape(report.model)}[/] for {report.target}, {report.precision}: "
+        f"{human(report.flops, 'FLOP')}, "
         f"{human(report.parameters)} parameters, {human(report.activation_bytes, 'B')} of activations"
     )
     table(("family", "knobs", "kernels", "calls", "FLOPs"), rows, left=2)
     out.print(accuracy(report.accuracy))
     for warning in report.warnings:
-        out.print(f"[yellow]note:[/] {warning}")
+        out.print(f"[yellow]note:[/] {escape(warning)}")
 
 
 def accuracy(found: dict[str, Any]) -> str:

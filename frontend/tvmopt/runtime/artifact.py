@@ -199,7 +199,7 @@ def _memory(file: Any, offset: int, size: int, *, mapped: bool) -> Array:
     start = -memory.ctypes.data % HUGE
     memory = memory[start : start + size]
     file.seek(offset)
-    view = memoryview(memory)
+    view: Any = memory.data
     for begin in range(0, size, _CHUNK):
         file.readinto(view[begin : begin + _CHUNK])
     return memory

@@ -91,8 +91,7 @@ def _without(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
-# -- threads
-# -------------------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------------
 
 
 def default_threads(wanted: int) -> int:
@@ -152,8 +151,7 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = old
 
 
-# -- a compiled library
-# ----------------------------------------------------------------------------------------------
+# -- a compiled library ----------------------------------------------------------------------------------
 
 
 def load_library(data: bytes | memoryview, where: str) -> Any:

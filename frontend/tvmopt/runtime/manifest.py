@@ -55,7 +55,7 @@ class Manifest:
         features: ISA features the code may use; loading refuses a machine that lacks one.
         threads: TVM threads it was compiled for.
         precision: "fp32", ...
-        records: the tuning records used, as lines of a tuning log without their samples; `refit` schedules by them.
+        records: the tuning records used, as lines of a log without samples; `refit` schedules by them.
         options: further options of the compile that `refit` must repeat (shapes, ...).
         stripped: the weights were left out; `tvmopt refit` puts them in.
         accuracy: what verification found; empty if it was not asked for.

@@ -98,8 +98,7 @@ class Model:
         self._checks = tuple((i.shape, i.numpy_dtype, i.dtype) for i in self._inputs)
         self._local = threading.local()
 
-    # -- what it is
-    # ------------------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------------
 
     @property
     def manifest(self) -> Manifest:
@@ -125,8 +124,7 @@ class Model:
         where = f"{self.manifest.target}, {self._threads} threads"
         return f"<tvmopt.Model {self.manifest.model}: {ins} -> {outs} on {where}>"
 
-    # -- calling
-    # ---------------------------------------------------------------------------------------------------
+    # -- calling -----------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run on positional or named inputs; returns the output array, or a tuple when the model has several.
@@ -186,8 +184,7 @@ class Model:
         local = self._of_this_thread()
         return [*self._tensors(local, self._in_order((), feeds)), *self._weights]
 
-    # -- inside
-    # ----------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------
 
     def _invoke(self, values: Sequence[Any]) -> list[Array]:
         local = self._of_this_thread()
@@ -241,8 +238,7 @@ class Model:
                 shared.append(index)
         return tuple(shared)
 
-    # -- wrong input
-    # -------------------------------------------------------------------------------------------------
+    # -- wrong input -------------------------------------------------------------------------------------
 
     def _problem_names(self, feeds: Mapping[str, Any]) -> list[InputError]:
         expected = "; ".join(map(str, self._inputs))
