@@ -20,6 +20,14 @@ def __getattr__(name: str) -> Any:
         from tvmopt import api
 
         return getattr(api, name)
+    if name == "profile":
+        from tvmopt.analysis.profile import profile
+
+        return profile
+    if name == "bench":  # a package that can be called
+        import tvmopt.bench
+
+        return tvmopt.bench
     raise AttributeError(f"module 'tvmopt' has no attribute {name!r}")
 
 

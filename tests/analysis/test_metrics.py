@@ -103,6 +103,38 @@ def test_dtype_sizes():
     assert metrics(model).ops[0].bytes == 120
 
 
+def test_of_a_table_that_is_looked_up_in_only_the_rows_are_read():
+    table = numpy_helper.from_array(np.zeros((1000, 8), np.float32), "table")
+    value = [
+        helper.make_tensor_value_info("i", TensorProto.INT64, [3]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 8]),
+    ]
+    lookup = helper.make_node("Gather", ["table", "i"], ["y"])
+    found = metrics(helper.make_model(helper.make_graph([lookup], "g", value[:1], value[1:], [table])))
+    assert (found.weight_bytes, found.read_bytes) == (32000, 96)
+    assert found.floor_bytes == 96 + 24 + 96
+    other = helper.make_node("MatMul", ["table", "z"], ["p"])
+    value.insert(0, helper.make_tensor_value_info("z", TensorProto.FLOAT, [8, 2]))
+    graph = helper.make_graph([lookup, other], "g", value[:2], value[2:], [table])
+    assert metrics(helper.make_model(graph)).read_bytes == 32000
+
+
+def test_a_folded_copy_of_a_shared_weight_is_no_parameter():
+    w = numpy_helper.from_array(np.zeros((16, 8), np.float32), "w")
+    value = [
+        helper.make_tensor_value_info("i", TensorProto.INT64, [3]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 16]),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["w", "i"], ["h"]),
+        helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["h", "t"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "tied", value[:1], value[1:], [w])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert inspect(model).parameters == 128
+
+
 def test_a_node_of_unknown_shape_is_listed_and_counts_nothing():
     model = _chain()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"

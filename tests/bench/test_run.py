@@ -187,3 +187,12 @@ def test_alone_and_rotation():
     assert np.isnan(alone(Stand([bad] * 99, [], "a"), Plan()))
     assert Series(launches=[[1.0], [1.2]], alone=[float("nan"), 1.0]).rotation == pytest.approx(1.2)
     assert Series(launches=[[1.1] * 3, [2.4] * 3], alone=[1.0, 2.0]).rotation == pytest.approx(1.15)
+
+
+def test_the_package_is_the_function():
+    import tvmopt
+
+    assert tvmopt.bench.__name__ == "tvmopt.bench"
+    with pytest.raises(InputError, match="no engine"):
+        tvmopt.bench(["m.onnx"], Settings(engines=("nothing",), floor=False))
+    assert tvmopt.profile.__name__ == "profile"

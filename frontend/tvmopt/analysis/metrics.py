@@ -66,8 +66,10 @@ class ModelMetrics:
         name: the file's name or the graph's.
         inputs, outputs: tensors of the graph, weights left out.
         ops: every node, in graph order.
-        parameters: elements of all floating-point and quantised weights, shared ones once.
+        parameters: elements of all floating-point and quantised weights, shared ones once, as in the file: a
+            transposed copy that constant folding makes of a shared weight is no parameter.
         weight_bytes: their bytes.
+        read_bytes: bytes of the weights that one inference reads: of a table that is looked up in, the rows.
         peak_activation_bytes: the most bytes of activations alive at once, run in graph order with no reuse
             in place; inputs and outputs included, weights not.
         peak_op: the node where that happens.
@@ -81,6 +83,7 @@ class ModelMetrics:
     ops: tuple[OpMetrics, ...]
     parameters: int
     weight_bytes: int
+    read_bytes: int
     peak_activation_bytes: int
     peak_op: str
     timeline: tuple[int, ...]
@@ -103,8 +106,8 @@ class ModelMetrics:
 
     @property
     def floor_bytes(self) -> int:
-        """Bytes that must move at the least: weights, inputs and outputs, each once."""
-        return self.weight_bytes + sum(t.nbytes for t in (*self.inputs, *self.outputs))
+        """Bytes that must move at the least: the weights that are read, inputs and outputs, each once."""
+        return self.read_bytes + sum(t.nbytes for t in (*self.inputs, *self.outputs))
 
     @property
     def intensity(self) -> float:
@@ -141,11 +144,12 @@ def inspect(
     from tvmopt.importer import load, prepare
 
     name = Path(source).name if isinstance(source, (str, Path)) else ""
-    return metrics(prepare(load(source), shapes or {}), name)
+    loaded = load(source)
+    return metrics(prepare(loaded, shapes or {}), name, loaded)
 
 
-def metrics(model: onnx.ModelProto, name: str = "") -> ModelMetrics:
-    """Measure a prepared (static) model.
+def metrics(model: onnx.ModelProto, name: str = "", original: onnx.ModelProto | None = None) -> ModelMetrics:
+    """Measure a prepared (static) model; its parameters are counted in the `original` file, if given.
 
     Nodes whose shapes shape inference does not find are listed in `unknown` and count nothing.
     """
@@ -165,6 +169,7 @@ def metrics(model: onnx.ModelProto, name: str = "") -> ModelMetrics:
     outputs = tuple(tensors[o.name] for o in graph.output if o.name in tensors)
     used = {n for node in nodes for n in node.input if n in weights and n in tensors}
     real = [tensors[n] for n in used if not _is_index(tensors[n].dtype)]
+    stored = _stored(original) if original is not None else real
     timeline = _timeline(nodes, tensors, weights, inputs, [o.name for o in outputs])
     peak = max(range(len(timeline)), key=timeline.__getitem__, default=-1)
     return ModelMetrics(
@@ -172,13 +177,40 @@ def metrics(model: onnx.ModelProto, name: str = "") -> ModelMetrics:
         inputs=inputs,
         outputs=outputs,
         ops=tuple(ops),
-        parameters=sum(prod(t.shape) for t in real),
-        weight_bytes=sum(t.nbytes for t in real),
+        parameters=sum(prod(t.shape) for t in stored),
+        weight_bytes=sum(t.nbytes for t in stored),
+        read_bytes=_read_bytes(nodes, tensors, {t.name for t in real}),
         peak_activation_bytes=timeline[peak] if timeline else 0,
         peak_op=(nodes[peak].name or nodes[peak].output[0]) if timeline else "",
         timeline=tuple(timeline),
         unknown=tuple(unknown),
     )
+
+
+def _stored(model: onnx.ModelProto) -> list[TensorInfo]:
+    """The weights of a file that anything reads, `Constant` nodes with more than one element among them."""
+    read = {n for node in model.graph.node for n in node.input}
+    found = [_info(t.name, t.dims, t.data_type) for t in model.graph.initializer if t.name in read]
+    for node in model.graph.node:
+        for value in node.attribute if node.op_type == "Constant" else ():
+            if value.name == "value" and prod(value.t.dims) > 1:
+                found.append(_info(node.output[0], value.t.dims, value.t.data_type))
+    return [t for t in found if not _is_index(t.dtype)]
+
+
+def _read_bytes(nodes: Sequence[onnx.NodeProto], tensors: Mapping[str, TensorInfo], weights: set[str]) -> int:
+    """Bytes of weights that one inference reads."""
+    whole: set[str] = set()
+    rows: dict[str, int] = {}
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            if name in weights and node.op_type in ("Gather", "GatherND", "GatherElements") and index == 0:
+                out = tensors.get(node.output[0])
+                rows[name] = rows.get(name, 0) + (out.nbytes if out else tensors[name].nbytes)
+            elif name in weights:
+                whole.add(name)
+    looked_up = sum(min(b, tensors[n].nbytes) for n, b in rows.items() if n not in whole)
+    return looked_up + sum(tensors[n].nbytes for n in whole)
 
 
 def infer_tensors(model: onnx.ModelProto) -> dict[str, TensorInfo]:
