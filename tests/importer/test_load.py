@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_check import model, run_ort, value
 
 from tvmopt.errors import ModelError
-from tvmopt.importer import load
+from tvmopt.importer import import_model, load
 from tvmopt.importer.tensors import all_tensors, tensor_problem
 
 node = helper.make_node
@@ -205,3 +205,27 @@ def test_the_callers_model_is_left_alone(tmp_path):
     sorted_model = load(made)
     assert [n.op_type for n in sorted_model.graph.node] == ["Neg", "Relu"]
     assert made.SerializeToString() == before
+
+
+@pytest.mark.slow
+def test_models_above_two_gigabytes(tmp_path):
+    """Protobuf's limit is 2 GB: 2.3 GB of external weights are read, prepared and imported."""
+    rows = 36
+    path = tmp_path / "m.onnx"
+    made = model(
+        [node("Gather", ["w", "i"], ["g"]), node("ReduceSum", ["g"], ["y"], keepdims=0)],
+        [value("i", (2,), TensorProto.INT64)],
+        [value("y", ())],
+    )
+    weight = made.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[rows, 1 << 24])
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.append(onnx.StringStringEntryProto(key="location", value="w.bin"))
+    onnx.save(made, path)
+    with open(tmp_path / "w.bin", "wb") as file:  # sparse: zeros that take no room on disk, and one 1 a row
+        file.truncate(rows << 26)
+        for row in range(rows):
+            file.seek(row << 26)
+            file.write(np.float32(row).tobytes())
+    imported = import_model(path)
+    assert imported.outputs[0].shape == () and imported.inputs[0].shape == (2,)
+    assert len(imported.model.graph.initializer[0].raw_data) == rows << 26

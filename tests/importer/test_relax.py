@@ -10,7 +10,9 @@ from tvm import relax
 from tvm.relax.analysis import well_formed
 
 from tvmopt.errors import UnsupportedOp
-from tvmopt.importer.relax import Names, attributes, has_converter, to_relax
+from tvmopt.importer.protos import attributes
+from tvmopt.importer.provenance import Names
+from tvmopt.importer.relax import has_converter, to_relax
 
 node = helper.make_node
 

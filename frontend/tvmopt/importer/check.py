@@ -11,8 +11,6 @@ from tvmopt.errors import ModelError, UnsupportedOp, collect
 from tvmopt.importer.converters import CONVERTERS
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import (
-    byte_size,
-    count,
     describe_type,
     dtype_name,
     node_name,
@@ -32,9 +30,6 @@ REASONS = {
     ("", "Scan"): ("the length of its scan axis is not known", "bind the shapes it depends on with --shape"),
 }
 """Why an operator that the preparation usually removes may still be there, and what helps."""
-
-TRIAL_BYTES = 1 << 30
-"""Models with more weights than this are converted without a trial."""
 
 STRINGS = "it works on strings, which TVM lacks"
 
@@ -72,11 +67,9 @@ def checked_import(model: onnx.ModelProto) -> Imported:
 def _converted(model: onnx.ModelProto) -> Imported:
     """The conversion, tried out in a child process first: TVM's C++ trusts what it is given.
 
-    The trial costs a tenth of a second for a ResNet-50. Models of many weights go without: it copies them.
+    The trial reads no large weights: it costs a tenth of a second for a ResNet-50.
     """
-    weights = sum(byte_size(t.data_type, count(t.dims)) for t in model.graph.initializer)
-    if weights <= TRIAL_BYTES:
-        isolated(lambda: to_relax(model) and None, "conversion", model.graph.name)
+    isolated(lambda: to_relax(model, trial=True) and None, "conversion", model.graph.name)
     return to_relax(model)
 
 

@@ -16,7 +16,7 @@ import psutil
 from google.protobuf.message import DecodeError
 
 from tvmopt.errors import ModelError, collect
-from tvmopt.importer.protos import human
+from tvmopt.importer.protos import copy_model, human
 from tvmopt.importer.structure import sort_graphs, verify_names, verify_structure
 from tvmopt.importer.tensors import all_tensors, load_external, verify_tensors
 
@@ -54,9 +54,7 @@ def _own(model: onnx.ModelProto, source: object) -> onnx.ModelProto:
     """A model that may be changed: a copy when the caller handed in a proto."""
     if model is not source:
         return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
+    return copy_model(model)
 
 
 def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, str, Path | None]:

@@ -16,7 +16,7 @@ from tvmopt.errors import ModelError, collect
 from tvmopt.importer.fold import Folder
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.opset import convert_opset
-from tvmopt.importer.protos import byte_size, count, node_reads, static_shape, to_tensor
+from tvmopt.importer.protos import byte_size, copy_tensor, count, node_reads, static_shape, to_tensor
 from tvmopt.importer.shapes import bind_shapes, bind_values
 
 OLDEST_IR = 8
@@ -193,7 +193,8 @@ def _distinct_names(graph: onnx.GraphProto) -> None:
 
 def _assemble(folded: _Folded, weights: Weights) -> onnx.ModelProto:
     model = onnx.ModelProto.FromString(folded.skeleton)
-    model.graph.initializer.extend(weights[name] for name in folded.kept)
+    for name in folded.kept:
+        copy_tensor(model.graph.initializer.add(), weights[name])
     for name, (array, shape) in folded.constants.items():
         model.graph.initializer.append(to_tensor(np.broadcast_to(array, shape), name))
     return model

@@ -134,6 +134,30 @@ def to_tensor(array: npt.NDArray[Any], name: str = "") -> TensorProto:
     return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
 
 
+def copy_tensor(target: TensorProto, source: TensorProto) -> None:
+    """Copy a tensor field by field: CopyFrom goes through bytes, of which protobuf allows 2 GB."""
+    plain = source.data_location != TensorProto.EXTERNAL and not source.HasField("segment")
+    if plain and source.HasField("raw_data"):
+        target.name, target.data_type, target.raw_data = source.name, source.data_type, source.raw_data
+        target.dims.extend(source.dims)
+    else:
+        target.CopyFrom(source)
+
+
+def copy_model(source: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model of any size."""
+    copy = onnx.ModelProto(ir_version=source.ir_version, producer_name=source.producer_name)
+    copy.producer_version = source.producer_version
+    copy.opset_import.extend(source.opset_import)
+    copy.functions.extend(source.functions)
+    copy.graph.name = source.graph.name
+    for part in ("input", "output", "node", "value_info", "sparse_initializer"):
+        getattr(copy.graph, part).extend(getattr(source.graph, part))
+    for tensor in source.graph.initializer:
+        copy_tensor(copy.graph.initializer.add(), tensor)
+    return copy
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs among a node's attributes: branches and loop bodies."""
     for attr in node.attribute:

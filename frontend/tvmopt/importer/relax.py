@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ import onnx
 import tvm
 from onnx import helper, numpy_helper
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
@@ -31,12 +28,14 @@ from tvmopt.importer.converters import CONVERTERS, Context, Inputs
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
 from tvmopt.importer.protos import (
     attributes,
+    count,
     dtype_name,
     node_name,
     normal_domain,
     opset_versions,
     tensor_spec,
 )
+from tvmopt.importer.provenance import Names, named
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -51,6 +50,9 @@ STOCK_DOMAINS = {
 """What TVM's table holds, by the domain each entry implements (TVM itself ignores domains)."""
 
 ADD_A_CONVERTER = "register a converter: docs/how-to/add_onnx_op.md"
+
+UNREAD_ELEMENTS = 1 << 16
+"""Float weights from this size on are not read in a trial: no converter looks at their values."""
 
 KEEPS_TUPLE = {"SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence"} | {
     "Optional",
@@ -67,59 +69,14 @@ def has_converter(domain: str, op_type: str) -> bool:
     return own or op_type in STOCK_DOMAINS.get(domain, ())
 
 
-class Names:
-    """Distinct C identifiers for ONNX names, and the way back."""
-
-    def __init__(self) -> None:
-        self.original: dict[str, str] = {}
-
-    def fresh(self, name: str, prefix: str = "v") -> str:
-        """An identifier that nobody has yet: ``conv1/relu:0`` becomes ``conv1_relu_0``."""
-        base = re.sub(r"[^A-Za-z0-9_]", "_", name) or prefix
-        if base[0].isdigit():
-            base = f"{prefix}_{base}"
-        candidate, n = base, 1
-        while candidate in self.original:
-            n += 1
-            candidate = f"{base}_{n}"
-        self.original[candidate] = name
-        return candidate
-
-
-@mutator
-class _Rename(PyExprMutator):  # type: ignore[misc]
-    """Give each binding the name decided for it; TVM's builder has appended numbers to make names unique."""
-
-    def __init__(self, names: dict[Any, str]) -> None:
-        super().__init__()
-        self.names = names
-
-    def visit_var_def_(self, var: Any) -> Any:
-        return relax.Var(self.names[var], var.ty) if var in self.names else var
-
-    def visit_dataflow_var_def_(self, var: Any) -> Any:
-        return relax.DataflowVar(self.names[var], var.ty) if var in self.names else var
-
-
-def _bindings(expr: Any) -> Iterator[Any]:
-    """All bindings of a function body in order, those of If branches before the If itself."""
-    if not isinstance(expr, relax.SeqExpr):
-        return
-    for block in expr.blocks:
-        for binding in block.bindings:
-            if isinstance(binding.value, relax.If):
-                yield from _bindings(binding.value.true_branch)
-                yield from _bindings(binding.value.false_branch)
-            yield binding
-
-
 class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer with domains, names and constants as the module docstring says."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, trial: bool = False) -> None:
         super().__init__({}, "float32")
         self._nodes: dict[str, Any] = {}
         self.opsets = opset_versions(model)
+        self.trial = trial
         self.names = Names()
         self.types: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._roots: dict[Any, str] = {}
@@ -151,7 +108,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
         if failure:
             raise failure
         module = self.bb.get()
-        main = self._named(module["main"]).with_attrs({"num_input": len(params)})
+        main = named(module["main"], self._roots).with_attrs({"num_input": len(params)})
         module.update_func(module.get_global_var("main"), main)
         return (relax.transform.ConvertToDataflow()(module) if branches else module), node_names.original
 
@@ -162,20 +119,11 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
             raise collect(self.errors)
         return relax.Tuple([self._nodes[output.name] for output in graph.output])
 
-    def _named(self, func: Any) -> Any:
-        """The function with every binding named after its node."""
-        names, pending = {}, []
-        for binding in _bindings(func.body):
-            pending.append(binding.var)
-            if binding.var in self._roots:
-                for var in pending:
-                    names[var] = self._roots[binding.var]
-                pending = []
-        return _Rename(names).visit_expr(func)
-
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
-            self._nodes[tensor.name] = _constant(numpy_helper.to_array(tensor))
+            self._nodes[tensor.name] = _unread(tensor) if self.trial else None
+            if self._nodes[tensor.name] is None:
+                self._nodes[tensor.name] = _constant(numpy_helper.to_array(tensor))
             self.types.setdefault(tensor.name, (dtype_name(tensor.data_type), tuple(tensor.dims)))
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:
@@ -351,9 +299,16 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
 
 
 def _constant(array: Any) -> Any:
-    """A constant of the array's own dtype (left to itself, relax.const narrows int64 to int32)."""
+    """A constant of the array's own dtype (relax.const would narrow int64 to int32)."""
     array = pack(array)
-    return relax.const(np.ascontiguousarray(array).reshape(array.shape), array.dtype.name)
+    return relax.const(tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape)))
+
+
+def _unread(tensor: onnx.TensorProto) -> Any:
+    """A large float weight with its memory left untouched, None for any other tensor: enough for a trial."""
+    if tensor.data_type not in (tensor.FLOAT, tensor.FLOAT16) or count(tensor.dims) < UNREAD_ELEMENTS:
+        return None
+    return relax.const(tvm.runtime.empty(tuple(tensor.dims), dtype_name(tensor.data_type)))
 
 
 def _stock_attribute(value: Any) -> Any:
@@ -367,14 +322,18 @@ def _stock_attribute(value: Any) -> Any:
     return value
 
 
-def to_relax(model: onnx.ModelProto) -> Imported:
+def to_relax(model: onnx.ModelProto, trial: bool = False) -> Imported:
     """The Relax module of a prepared model (static, functions inlined).
+
+    Args:
+        model: what :func:`tvmopt.importer.prepare` gives.
+        trial: leave the values of large weights out: the module has the right form, for a try at low cost.
 
     Raises:
         UnsupportedOp: nodes that no converter takes; all of them that can be found in one go.
         ModelError: the model is not what :func:`tvmopt.importer.prepare` gives.
     """
-    importer = Importer(model)
+    importer = Importer(model, trial)
     try:
         module, nodes = importer.convert_graph(model.graph)
     except TvmoptError:

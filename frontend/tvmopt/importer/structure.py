@@ -18,6 +18,7 @@ from tvmopt.errors import ModelError
 from tvmopt.importer.protos import (
     BITS,
     STRING,
+    copy_model,
     node_name,
     node_reads,
     normal_domain,
@@ -282,8 +283,7 @@ def sort_graphs(model: onnx.ModelProto, source: object = None) -> onnx.ModelProt
     if all(topological_order(nodes)[0] == list(range(len(nodes))) for _, nodes, _ in scopes(model)):
         return model
     if model is source:
-        model = onnx.ModelProto()
-        model.CopyFrom(source)
+        model = copy_model(model)
     for _, nodes, scope in list(scopes(model)):
         order, _ = topological_order(nodes)
         if order != list(range(len(nodes))):
