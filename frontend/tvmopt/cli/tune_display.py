@@ -81,6 +81,7 @@ def summary(tuner: Tuner, start: float) -> str:
     total = f"/{tuner.budget.trials}" if tuner.budget.trials else ""
     text = f"{tuner.trials}{total} trials, {new / elapsed:.1f}/s, {duration(tuner.seconds)}"
     text += f"; model about {1e3 * base:.2f} -> {1e3 * best:.2f} ms"
+    text += f" (onnxruntime {1e3 * tuner.peer:.2f} ms)" if tuner.peer else ""
     left = remaining(tuner, new / elapsed)
     return text + (f"; {duration(left)} left" if left else "")
 

@@ -4,16 +4,20 @@ faster."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvmopt.analysis.samples import sample_inputs
 from tvmopt.errors import InputError, TuningError
+from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
 from tvmopt.tuning.compare import model_verdict
 from tvmopt.tuning.record import Verdict
 from tvmopt.tuning.search import Budget, Generic, Observer, State, Tuner
+from tvmopt.tuning.statistics import median
 from tvmopt.tuning.store import Store
 from tvmopt.tuning.tasks import Task
 
@@ -54,7 +58,8 @@ class TuningResult:
         estimate: seconds of one inference from the kernels' times: untuned, tuned.
         model: the tuned model against the untuned one, both run in turn; None: not asked for, or nothing to
             compare.
-        onnxruntime: seconds of one inference, median; 0: not measured.
+        onnxruntime: seconds of one inference before tuning began, median; 0: not measured.
+        curve: (trials, seconds spent, estimated seconds of one inference) as this run went on.
     """
 
     session: str
@@ -68,6 +73,7 @@ class TuningResult:
     model: Verdict | None = None
     onnxruntime: float = 0.0
     interrupted: bool = False
+    curve: tuple[tuple[int, float, float], ...] = ()
 
 
 def tune(
@@ -109,23 +115,24 @@ def tune(
     """
     machine = Machine.load(target)
     machine = machine.with_cores(threads) if threads else machine
-    if runner is None:
+    own = runner is None
+    if own:
         refuse_foreign(machine)
     tell = progress or (lambda stage: None)
     module = imported_module(model, machine, shape or {}, tell)
+    peer = onnxruntime_seconds(model, shape or {}, machine.cores) if own else 0.0
     tell("optimizing the graph")
     tasks = choose(tasks_of(module, machine), only)
     limits = Budget(trials, parse_duration(budget))
     if not limits.trials and not limits.seconds:
         limits = Budget(64 * len(tasks))
-    own = runner is None
     runner = runner if runner is not None else _local(machine, tasks)
     second = _generic(machine, seed, runner) if generic else None
     try:
         with Store(store) as opened:
             tuner = Tuner(
                 tasks, runner, opened, limits, session=session, model=Path(model).name, seed=seed,
-                generic=second, observer=observer,
+                generic=second, observer=observer, peer=peer,
             )  # fmt: skip
             interrupted = False
             try:
@@ -133,7 +140,7 @@ def tune(
             except KeyboardInterrupt:
                 interrupted = True
             outcome = None
-            if compare and not interrupted:
+            if compare and own and not interrupted:  # elsewhere measured, elsewhere to be compared
                 tell("comparing the tuned model with the untuned one")
                 outcome = model_verdict(module, machine, tuner)
             return result(tuner, outcome, interrupted)
@@ -155,6 +162,37 @@ def imported_module(
     if tell:
         tell("importing")
     return import_model(model, dict(shape), {}).module
+
+
+def onnxruntime_seconds(
+    model: str | Path, shape: Mapping[str, Sequence[int]], threads: int, runs: int = 15
+) -> float:
+    """Median of one inference in onnxruntime, for orientation: not in turn with anything; 0 if it cannot run
+    it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        infos = [TensorInfo(i.name, _static(i, shape), i.type.removeprefix("tensor(").rstrip(")"))
+                 for i in session.get_inputs()]  # fmt: skip
+        names = {"float": "float32", "double": "float64"}
+        feeds = sample_inputs([replace(i, dtype=names.get(i.dtype, i.dtype)) for i in infos])
+        times = []
+        for _ in range(runs):
+            start = time.perf_counter()
+            session.run(None, feeds)
+            times.append(time.perf_counter() - start)
+    except Exception:  # it is a figure to look at, and no reason not to tune
+        return 0.0
+    return median(times)
+
+
+def _static(info: Any, shape: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    return tuple(shape.get(info.name) or (d if isinstance(d, int) else 1 for d in info.shape))
 
 
 def tasks_of(module: Any, machine: Machine) -> list[Task]:
@@ -220,7 +258,7 @@ def result(tuner: Tuner, model: Verdict | None = None, interrupted: bool = False
     target = tuner.states[0].task.key.target if tuner.states else ""
     return TuningResult(
         tuner.session, tuner.store.path, target, tuner.trials, tuner.resumed, tuner.seconds, (base, best),
-        tasks, model, interrupted=interrupted,
+        tasks, model, tuner.peer, interrupted, tuple(tuner.curve),
     )  # fmt: skip
 
 

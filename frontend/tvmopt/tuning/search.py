@@ -146,6 +146,7 @@ class Tuner:
         session: resumed if the store knows it; default: the same tasks are the same session.
         batch: candidates between two decisions.
         seed: of every random choice.
+        peer: onnxruntime's seconds for the model, for the display; 0: unknown.
     """
 
     def __init__(
@@ -162,7 +163,10 @@ class Tuner:
         generic: Generic | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.time,
+        peer: float = 0.0,
     ) -> None:
+        self.peer = peer
+        self.curve: list[tuple[int, float, float]] = []
         self.runner, self.store, self.budget, self.batch = runner, store, budget, batch
         self.session = session or session_id(tasks)
         self.generic, self.observer, self.clock = generic, observer, clock
@@ -241,6 +245,7 @@ class Tuner:
                 break
         self._finals(state)
         self._spend()
+        self.curve.append((self.trials, round(self.seconds, 2), self.latency[1]))
 
     def _propose(self, state: State, count: int) -> list[Candidate]:
         """From the family's knobs, and a share from the generic space."""
