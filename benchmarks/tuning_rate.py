@@ -114,7 +114,8 @@ def main() -> int:
     for name in ("tvmopt", "metaschedule"):
         row = found[name]
         print(
-            f"{name:14}{row['trials']:5.0f} trials in {row['seconds']:5.0f} s: {row['per_second']:5.2f} a second"
+            f"{name:14}{row['trials']:5.0f} trials in {row['seconds']:5.0f} s: "
+            f"{row['per_second']:5.2f} a second"
         )
     if args.output:
         args.output.write_text(json.dumps(found, indent=1) + "\n")
