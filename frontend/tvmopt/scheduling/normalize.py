@@ -16,6 +16,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
+from tvmopt.scheduling.chain import merge_chains
 from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents
 
 _KERNELS = ("gemm", "batch_gemm", "conv2d")
@@ -23,7 +24,7 @@ _KERNELS = ("gemm", "batch_gemm", "conv2d")
 
 def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with 32-bit indices and its matrix product, if it has one, in normal form."""
-    func = narrow(func)
+    func = merge_chains(narrow(func))
     kernel = next((name for name in _KERNELS if annotated(func, name) is not None), None)
     out = annotated(func, "unpack")
     if kernel is None or out is None:
