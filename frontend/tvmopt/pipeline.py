@@ -18,6 +18,7 @@ from tvm import relax, tirx
 
 from tvmopt import passes as P
 from tvmopt.legalize import legalize
+from tvmopt.legalize.name_values import name_module
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
 from tvmopt.report import DecisionLog, Kernel
@@ -149,7 +150,8 @@ def build(lowered: Lowered, machine: Machine) -> Any:
     """Plan memory and generate code: a `relax.VMExecutable`."""
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
         with _timed(lowered.seconds, "plan memory"):
-            module = tvm.transform.Sequential(memory_passes())(lowered.module)
+            module = name_module(lowered.module) if machine.kind == "llvm" else lowered.module
+            module = tvm.transform.Sequential(memory_passes())(module)
         with _timed(lowered.seconds, "generate code"):
             return relax.build(module, target=machine.tvm_target(), relax_pipeline=None)
 

@@ -231,6 +231,12 @@ def _is_float32(x: Expr) -> bool:
     return str(x.ty.dtype).split("x")[0] == "float32"
 
 
+def expansion(call: Expr) -> Callable[[Expr], Expr] | None:
+    """The builder for a call of one of these functions on float32, else None."""
+    builder = _RULES.get(getattr(call.op, "name", ""))
+    return builder if builder is not None and _is_float32(call.args[0]) else None
+
+
 @lru_cache(maxsize=1)
 def install() -> tuple[str, ...]:
     """Register the lowerings with TVM for LLVM targets, once a process; returns their names.

@@ -23,6 +23,7 @@ from tvm.s_tir import Schedule
 
 from tvmopt.analysis.comparator import compare
 from tvmopt.legalize import math
+from tvmopt.legalize.name_values import name_module
 from tvmopt.pipeline import BUILD_CONFIG
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.discover import families
@@ -251,7 +252,7 @@ def _sweep(machine: Machine) -> Callable[[], None]:
 def compiled_module(func: tirx.PrimFunc, machine: Machine) -> Any:
     """The function compiled as the product compiles it."""
     math.install()
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    module = name_module(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
         return tvm.compile(module, target=machine.tvm_target())
 
