@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from tvmopt.legalize import legalize
+from tvmopt.legalize.name_values import name_module
 from tvmopt.pipeline import BUILD_CONFIG, fusion_passes
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
@@ -41,6 +42,7 @@ def run(
     with target.tvm_target():
         module = tvm.transform.Sequential(fusion_passes())(legalize(bb.get(), target, exact))
         module, how = apply_families(module, target, DecisionLog())
+    module = name_module(module)
     with tvm.transform.PassContext(config=BUILD_CONFIG):
         vm = relax.VirtualMachine(tvm.compile(module, target=target.tvm_target()), tvm.cpu())
     result = vm["main"](*(tvm.runtime.tensor(x) for x in inputs))
