@@ -246,3 +246,26 @@ def test_expensive_operators_are_folded_only_when_small():
     small = {"a": np.ones((1, 1, 8, 8), "float32"), "b": np.ones((1, 1, 3, 3), "float32")}
     big = {"a": np.ones((1, 1, 512, 512), "float32"), "b": np.ones((1, 1, 3, 3), "float32")}
     assert foldable(conv, small, 36) and not foldable(conv, big, 510 * 510)
+
+
+def test_nodes_that_give_nothing_are_constants():
+    nodes = [node("Slice", ["x", "from", "to"], ["s"]), node("Concat", ["s", "x"], ["y"], axis=0)]
+    weights = {"from": np.array([2]), "to": np.array([-9])}
+    prepared = same(model(nodes, [value("x", (3, 2))], [value("y", (3, 2))], weights))
+    assert ops(prepared) == ["Concat"]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (node("Conv", ["x", "w"], ["y"], kernel_shape=[5, 1]), "kernel_shape is [5, 1]"),
+        (node("Conv", ["x", "w"], ["y"], group=2), "channels"),
+        (node("MaxPool", ["x"], ["y"], kernel_shape=[30, 30]), "float32[1,3,-"),
+        (node("Cast", ["x"], ["y"], to=TensorProto.INT32), "declared float32"),
+    ],
+)
+def test_what_shape_functions_let_pass(made, words):
+    weights = {"w": np.ones((4, 3, 3, 3), "float32")}
+    with pytest.raises(ModelError) as caught:
+        prepare(model([made], [value("x", (1, 3, 8, 8))], [value("y", None)], weights))
+    assert words in str(caught.value)

@@ -29,6 +29,7 @@ from tvmopt.importer import control, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.inline import expand_function, rename_free, schema_function
 from tvmopt.importer.protos import (
+    attributes,
     byte_size,
     count,
     describe_type,
@@ -199,8 +200,9 @@ class Folder:
         """Infer types; fold the node, or expand it by its definition, or keep it."""
         key = (normal_domain(node.domain), node.op_type)
         types, contradiction = self._infer(node)
-        if self._fold(node, types):
+        if self._empty(node, types) or self._fold(node, types):
             return []
+        contradiction = contradiction or self._disagreement(node, types)
         if contradiction:
             self.problems.append(contradiction)
         if not self.has_converter(*key):
@@ -263,7 +265,24 @@ class Folder:
             )
             return types, None
         except Exception as error:
-            return {}, self._contradiction(node, error)
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            return {}, self._contradiction(node, lines[-1])
+
+    def _disagreement(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> ModelError | None:
+        """What ONNX's shape functions let pass: negative sizes, a convolution unlike its weights."""
+        for name, kind in types.items():
+            if any(d.dim_value < 0 for d in kind.tensor_type.shape.dim):
+                return self._contradiction(node, f"output '{name}' would be {describe_type(kind)}")
+        if normal_domain(node.domain) == "" and node.op_type in ("Conv", "ConvTranspose"):
+            given, weight = attributes(node), self.shape(node.input[1])
+            data = self.shape(node.input[0])
+            if weight and given.get("kernel_shape", weight[2:]) != weight[2:]:
+                return self._contradiction(node, f"kernel_shape is {list(given['kernel_shape'])}")
+            groups = given.get("group", 1)
+            channels = weight[1] * groups if weight and node.op_type == "Conv" else weight and weight[0]
+            if weight and data and channels != data[1]:
+                return self._contradiction(node, f"the channels do not match with group {groups}")
+        return None
 
     def _data(self, node: onnx.NodeProto) -> dict[str, TensorProto]:
         """Values of the small constant inputs."""
@@ -286,14 +305,26 @@ class Folder:
             types[node.output[0]] = self.types[node.input[0]]
         return types
 
-    def _contradiction(self, node: onnx.NodeProto, error: Exception) -> ModelError:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+    def _contradiction(self, node: onnx.NodeProto, reason: str) -> ModelError:
         inputs = ", ".join(f"'{i}' {describe_type(self.types[i])}" for i in node.input if i in self.types)
         return ModelError(
-            f"{operator(node)} does not fit its inputs: {lines[-1].rstrip('.')}.",
+            f"{operator(node)} does not fit its inputs: {reason.rstrip('.')}.",
             where=f"node '{node_name(node)}', inputs {inputs or 'none'}",
             fix="if you gave --shape, check it; else the model contradicts itself",
         )
+
+    def _empty(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:
+        """Replace a node whose outputs have no elements by constants: kernels dislike nothing to do."""
+        names = [o for o in node.output if o]
+        kinds = [types.get(o) for o in names]
+        shapes = [static_shape(k) for k in kinds]
+        if not names or any(s is None or count(s) or k is None for s, k in zip(shapes, kinds, strict=True)):
+            return False
+        for name, kind, shape in zip(names, kinds, shapes, strict=True):
+            assert kind is not None and shape is not None
+            dtype = helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
+            self.set_constant(name, np.zeros(shape, dtype))
+        return True
 
     def _fold(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:
         """Replace a node of constant inputs by its value; says whether it did."""

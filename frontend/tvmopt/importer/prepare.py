@@ -16,7 +16,15 @@ from tvmopt.errors import ModelError, collect
 from tvmopt.importer.fold import Folder
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.opset import convert_opset
-from tvmopt.importer.protos import byte_size, copy_tensor, count, node_reads, static_shape, to_tensor
+from tvmopt.importer.protos import (
+    byte_size,
+    copy_tensor,
+    count,
+    describe_type,
+    node_reads,
+    static_shape,
+    to_tensor,
+)
 from tvmopt.importer.shapes import bind_shapes, bind_values
 
 OLDEST_IR = 8
@@ -126,8 +134,9 @@ def _fold(skeleton: onnx.ModelProto, weights: Weights, has_converter: Callable[[
     converted, weights = convert_opset(skeleton, weights)
     folder = Folder(converted, weights, has_converter)
     folder.run()
-    if folder.problems:
-        raise collect(folder.problems[:100])
+    problems = folder.problems + _wrong_outputs(folder)
+    if problems:
+        raise collect(problems[:100])
     nodes = _live(folder)
     used = set().union(*(node_reads(n) for n in nodes)) | folder.results
     model = _skeleton(folder, converted, nodes)
@@ -138,6 +147,20 @@ def _fold(skeleton: onnx.ModelProto, weights: Weights, has_converter: Callable[[
     kept = tuple(k for k in given if k in used)
     packed = {k: (_distinct(a), a.shape) for k, a in (made | constants).items()}
     return _Folded(model.SerializeToString(), packed, kept)
+
+
+def _wrong_outputs(folder: Folder) -> list[ModelError]:
+    """Outputs declared of another element type than the graph computes: no runtime knows which is meant."""
+    problems = []
+    for value in folder.model.graph.output:
+        kind, declared = folder.types.get(value.name), value.type
+        if kind is None or not kind.tensor_type.elem_type or not declared.tensor_type.elem_type:
+            continue
+        if kind.tensor_type.elem_type != declared.tensor_type.elem_type:
+            text = f"Output '{value.name}' is {describe_type(kind)}, but declared {describe_type(declared)}."
+            fix = "correct the declared type, or cast the output"
+            problems.append(ModelError(text, where=f"output '{value.name}'", fix=fix))
+    return problems
 
 
 def _distinct(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -12,13 +12,20 @@ from typing import Any
 
 import onnx
 
-from tvmopt.importer.protos import KINDS, normal_domain
+from tvmopt.importer.protos import KINDS, normal_domain, words
 
 POSITIVE = frozenset(
     {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
     | {"num_heads", "q_num_heads", "kv_num_heads", "hidden_size", "size"}
 )
 """Attributes that are sizes: zero makes no sense, and some of ONNX's shape functions divide by them."""
+
+SWITCHES = words(
+    """allowzero align_corners ceil_mode center_point_box count_include_pad detect_negative detect_positive
+    exclusive is_causal keepdims largest noop_with_empty_axes reverse select_last_index sorted training_mode
+    transA transB"""
+)
+"""Attributes that are 0 or 1; other numbers mean different things to different runtimes."""
 
 CHOICES = {
     "auto_pad": "NOTSET SAME_UPPER SAME_LOWER VALID",
@@ -111,6 +118,8 @@ def _attribute_problems(attr: onnx.AttributeProto) -> Iterator[str]:
     values = {"ints": attr.ints, "i": [attr.i]}.get(wanted, [])
     if attr.name in POSITIVE and any(v < 1 for v in values):
         yield f"Attribute '{attr.name}' is {list(values)}; it must be positive."
+    if attr.name in SWITCHES and wanted == "i" and attr.i not in (0, 1):
+        yield f"Attribute '{attr.name}' is {attr.i}; it is a switch, 0 or 1."
 
 
 def _schema_problems(node: onnx.NodeProto, schema: Any) -> Iterator[str]:
