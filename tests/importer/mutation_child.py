@@ -329,8 +329,8 @@ def mutated(seed: int) -> tuple[str, bytes]:
 
 def verdict(data: bytes, compiles: bool) -> str:
     """``imported``, ``refused: ...`` or ``foreign: ...`` with the traceback of an error that is not ours."""
-    from tvmopt.errors import TvmoptError
     import tvmopt
+    from tvmopt.errors import TvmoptError
     from tvmopt.importer import import_model
 
     try:
