@@ -26,9 +26,11 @@ from onnx.backend.base import Backend, BackendRep
 from tvm import relax
 
 from tvmopt.errors import InputError
-from tvmopt.importer import Imported, import_model
+from tvmopt.importer import Imported, load, prepare
 from tvmopt.importer.converters.static_inputs import compile_time_inputs
 from tvmopt.importer.lowbits import pack, unpack
+from tvmopt.importer.relax import to_relax
+from tvmopt.targets import Machine
 
 PIPELINES = ("tvmopt", "stock")
 """How a module is compiled: our pipeline, or TVM's own after our import (to tell an importer's fault from a
@@ -143,9 +145,14 @@ def _array(value: Any, dtype: str) -> Any:
 def _compile(
     model: onnx.ModelProto, shapes: Mapping[str, Any], values: Mapping[str, Any], pipeline: str
 ) -> tuple[Imported, Any]:
-    imported = import_model(model, shapes=shapes, values=values)
-    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-    executable = tvm.compile(imported.module, target=target)
+    imported = to_relax(prepare(load(model), shapes, values), dynamic=True)
+    if pipeline == "stock":
+        executable = tvm.compile(imported.module, target=tvm.target.Target({"kind": "llvm", "opt-level": 0}))
+    else:
+        from tvmopt.pipeline import build, lower
+
+        machine = Machine.load("cpu")
+        executable = build(lower(imported.module, machine), machine)
     return imported, relax.VirtualMachine(executable, tvm.cpu())
 
 
@@ -158,7 +165,7 @@ class TvmoptBackend(Backend):  # type: ignore[misc]
         model: onnx.ModelProto,
         device: str = "CPU",
         values: Mapping[str, Any] | None = None,
-        pipeline: str = "stock",
+        pipeline: str = "tvmopt",
         **kwargs: Any,
     ) -> TvmoptRep:
         """A model ready to run; see the module's docstring for when it is compiled.

@@ -152,6 +152,8 @@ def _leaf_blocks(stmt: Any, loops: tuple[Any, ...]) -> Iterator[tuple[Any, tuple
 
 def _block(realize: Any, loops: tuple[Any, ...]) -> BlockFacts:
     block = realize.block
+    if not len(block.writes):  # an opaque block (sorting, NMS) hides what it touches: nothing may move past it
+        raise _Foreign
     kinds = "".join({0: "S", 2: "R"}.get(int(v.iter_type), "O") for v in block.iter_vars)
     extents = tuple(_static(v.dom.extent) for v in block.iter_vars)
     values = list(realize.iter_values)

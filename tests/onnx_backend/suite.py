@@ -69,7 +69,7 @@ def _data_sets(case):  # type: ignore[no-untyped-def]
     return model, sets
 
 
-def run_case(case, pipeline: str = "stock") -> None:  # type: ignore[no-untyped-def]
+def run_case(case, pipeline: str = "tvmopt") -> None:  # type: ignore[no-untyped-def]
     """Run one case through our backend, with the suite's own comparison; raises where it fails."""
     import numpy as np
     from onnx.backend.test.runner import Runner, _normalize_tensor
@@ -175,7 +175,7 @@ def _drive(
         child.wait()
 
 
-def run_suite(names, *, workers=1, timeout=60.0, pipeline="stock", kinds=("node",)):  # type: ignore[no-untyped-def]
+def run_suite(names, *, workers=1, timeout=60.0, pipeline="tvmopt", kinds=("node",)):  # type: ignore[no-untyped-def]
     """Run the named cases; one :class:`Outcome` each, sorted by name."""
     todo: queue.Queue[str] = queue.Queue()
     for name in names:
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--match", default="")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=60.0)
-    parser.add_argument("--pipeline", default="stock")
+    parser.add_argument("--pipeline", default="tvmopt")
     parser.add_argument("--kinds", default="node")
     parser.add_argument("--json")
     parser.add_argument("--child", action="store_true")

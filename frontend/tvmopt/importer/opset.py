@@ -15,6 +15,9 @@ OLDEST, TARGET = 13, 17
 KEEP_BYTES = 4096
 """Initialisers up to this size travel with the graph: a converter may need to see them (axes, scales)."""
 
+MISCONVERTED = frozenset({"Hardmax"})
+"""Operators whose meaning changed and that ONNX's converter only relabels (flattening at `axis` until 12)."""
+
 Weights = dict[str, TensorProto]
 
 
@@ -31,7 +34,10 @@ def convert_opset(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelP
     """
     version = opset_versions(model).get("", TARGET)
     scans = any(n.op_type == "Scan" for n in model.graph.node) and version < 9
-    if version >= OLDEST or model.functions or scans:  # Scan 8 has a batch axis, which the converter forgets
+    relabelled = any(n.op_type in MISCONVERTED for n in model.graph.node)
+    if (
+        version >= OLDEST or model.functions or scans or relabelled
+    ):  # Scan 8 has a batch axis, which the converter forgets
         return model, weights
     slim = onnx.ModelProto()
     slim.CopyFrom(model)

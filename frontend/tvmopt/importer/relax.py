@@ -58,6 +58,7 @@ KEEPS_TUPLE = {"SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceI
     "Optional",
     "OptionalGetElement",
     "SequenceMap",
+    "Identity",
 }
 """Operators whose one output is a sequence, which Relax has as a tuple."""
 
@@ -252,6 +253,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
         """Bind `expr` to a variable of that name; constants stay constants, shapes become them."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._emit(field, name) for field in expr.fields])
+        if not isinstance(expr, tvm.ir.Expr):
+            return expr  # TVM's mark of an empty optional, which only Optional... operators look at
         expr = self.bb.normalize(expr)
         if isinstance(expr, relax.ShapeExpr):
             dims = list(expr.values)
@@ -322,12 +325,13 @@ def _stock_attribute(value: Any) -> Any:
     return value
 
 
-def to_relax(model: onnx.ModelProto, trial: bool = False) -> Imported:
+def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False) -> Imported:
     """The Relax module of a prepared model (static, functions inlined).
 
     Args:
         model: what :func:`tvmopt.importer.prepare` gives.
         trial: leave the values of large weights out: the module has the right form, for a try at low cost.
+        dynamic: let outputs be sequences (nested tuples), and tensors whose size only a run tells.
 
     Raises:
         UnsupportedOp: nodes that no converter takes; all of them that can be found in one go.
@@ -346,25 +350,29 @@ def to_relax(model: onnx.ModelProto, trial: bool = False) -> Imported:
     return Imported(
         module=module,
         inputs=tuple(tensor_spec(v) for v in model.graph.input if v.name not in initial),
-        outputs=_output_specs(model.graph, module),
+        outputs=_output_specs(model.graph, module, dynamic),
         model=model,
         nodes=nodes,
     )
 
 
-def _output_specs(graph: onnx.GraphProto, module: Any) -> tuple[TensorSpec, ...]:
-    """Names from ONNX, shapes and dtypes from what was built."""
+def _output_specs(graph: onnx.GraphProto, module: Any, dynamic: bool) -> tuple[TensorSpec, ...]:
+    """Names from ONNX, shapes and dtypes from what was built; -1 for a size that only a run tells."""
     fields = module["main"].ret_ty.fields
     specs = []
     for value, field in zip(graph.output, fields, strict=True):
-        if not isinstance(field, relax.TensorType) or field.shape is None:
+        static = isinstance(field, relax.TensorType) and field.shape is not None
+        if not static and not dynamic:
             raise ModelError(
                 f"Output '{value.name}' has no static shape: its size is known only at run time.",
                 where=f"output '{value.name}'",
                 fix="cut the model before the node with a data-dependent size",
             )
-        dims = tuple(int(d) if isinstance(d, tvm.tirx.IntImm) else -1 for d in field.shape)
-        declared = dtype_name(value.type.tensor_type.elem_type)
-        dtype = str(field.dtype)
+        if not isinstance(field, relax.TensorType):
+            specs.append(TensorSpec(value.name, (len(field.fields),), "sequence"))
+            continue
+        sizes = field.shape if field.shape is not None else [-1] * field.ndim
+        dims = tuple(int(d) if isinstance(d, int | tvm.tirx.IntImm) else -1 for d in sizes)
+        declared, dtype = dtype_name(value.type.tensor_type.elem_type or 1), str(field.dtype)
         specs.append(TensorSpec(value.name, dims, declared if storage_dtype(declared) != declared else dtype))
     return tuple(specs)

@@ -6,9 +6,78 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
+from tvmopt.importer.converters.common import Build, const, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+MAX_TRIPS = 1024
+"""Beyond this an unrolled loop compiles for too long to be of use."""
+
+
+def _condition(ctx: Context, value: Any) -> bool:
+    known = ctx.array(value, "condition")
+    return True if known is None else bool(np.ravel(known)[0])
+
+
+def loop(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Loop: the body once a trip, while the condition - which must fold to a constant - holds."""
+    assert ctx.subgraph is not None
+    b = Build(bb, ctx.name)
+    body = attrs["body"]
+    count = ctx.array(inputs[0], "trip count")
+    limit = int(np.ravel(count)[0]) if count is not None else None
+    running, carried = _condition(ctx, inputs[1]), list(inputs[2:])
+    collected: list[list[Any]] = [[] for _ in range(len(body.output) - 1 - len(carried))]
+    trip = 0
+    while running and (limit is None or trip < limit):
+        if trip >= MAX_TRIPS:
+            raise ctx.unsupported(f"it runs more than {MAX_TRIPS} times, and loops are unrolled")
+        results = ctx.subgraph(body, [const(trip, "int64"), const(True, "bool"), *carried])
+        carried = list(results[1 : 1 + len(carried)])
+        for values, value in zip(collected, results[1 + len(carried) :], strict=True):
+            values.append(b.reshape(value, (1, *shape_of(value))))
+        trip += 1
+        if limit is None or trip < limit:
+            running = _condition(ctx, results[0])
+    if trip == 0 and collected:
+        raise ctx.unsupported("it never runs, and the shape of what it collects is unknown")
+    return (*carried, *(b.concat(values, 0) for values in collected))
+
+
+def scan8(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Scan of opset 8: a batch dimension in front of everything, each entry scanned by itself.
+
+    Later forms are written out before (:mod:`tvmopt.importer.control`).
+    """
+    if ctx.opset >= 9 or inputs[0] is not None:
+        raise ctx.unsupported("the length of its scan axis is not known", "bind the shapes it depends on")
+    assert ctx.subgraph is not None
+    b = Build(bb, ctx.name)
+    body, count = attrs["body"], attrs["num_scan_inputs"]
+    backward = attrs.get("directions", (0,) * count)
+    values = list(inputs)[1:]
+    batch, length = shape_of(values[-1])[:2]
+    runs = []
+    for i in range(batch):
+        item = [b.reshape(b.slice(v, 0, i, i + 1), shape_of(v)[1:]) for v in values]
+        states, sequences = item[:-count], item[-count:]
+        collected: list[list[Any]] = [[] for _ in range(len(body.output) - len(states))]
+        for t in range(length):
+            parts = []
+            for x, back in zip(sequences, backward, strict=True):
+                at = length - 1 - t if back else t
+                parts.append(b.reshape(b.slice(x, 0, at, at + 1), shape_of(x)[1:]))
+            results = ctx.subgraph(body, [*states, *parts])
+            states = results[: len(states)]
+            for column, value in zip(collected, results[len(states) :], strict=True):
+                column.append(b.reshape(value, (1, *shape_of(value))))
+        runs.append([*states, *(b.concat(column, 0) for column in collected)])
+    stacked = [
+        [b.reshape(part, (1, *shape_of(part))) for part in column] for column in zip(*runs, strict=True)
+    ]
+    return tuple(b.concat(column, 0) for column in stacked)
 
 
 def sequence_map(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -22,6 +91,24 @@ def sequence_map(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
     return tuple(relax.Tuple(list(column)) for column in zip(*results, strict=True))
 
 
+def sequence_insert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """SequenceInsert: before a position, at the end by default."""
+    elements = list(inputs[0].fields)
+    position = ctx.array(inputs[2], "position")
+    at = len(elements) if position is None else int(np.ravel(position)[0])
+    elements.insert(at, inputs[1])
+    return relax.Tuple(elements)
+
+
+def sequence_length(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """SequenceLength: a constant."""
+    return const(len(inputs[0].fields), "int64")
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "Loop"): loop,
+    ("", "Scan"): scan8,
     ("", "SequenceMap"): sequence_map,
+    ("", "SequenceInsert"): sequence_insert,
+    ("", "SequenceLength"): sequence_length,
 }

@@ -121,7 +121,7 @@ def modulo(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     rest = b.emit(relax.op.mod(wx, wy))
     if not attrs.get("fmod", 0):
         nonzero = b.emit(relax.op.not_equal(rest, like(0, rest)))
-        differ = b.emit(relax.op.not_equal(b.less(rest, 0), b.less(wy, 0)))
+        differ = b.emit(relax.op.logical_xor(b.less(rest, 0), b.less(wy, 0)))
         rest = b.where(b.both(nonzero, differ), b.add(rest, wy), rest)
     return b.cast(rest, dtype_of(x))
 

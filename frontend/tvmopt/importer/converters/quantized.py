@@ -23,7 +23,7 @@ _RANGES = {
     TensorProto.INT16: (-32768, 32767),
     **SMALL_INTEGERS,
 }
-_NAMES = {
+ELEMENT_TYPES = {
     "uint8": TensorProto.UINT8,
     "int8": TensorProto.INT8,
     "uint16": TensorProto.UINT16,
@@ -65,7 +65,7 @@ def quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     if (
         not block
         and not precision
-        and elem in _NAMES.values()
+        and elem in ELEMENT_TYPES.values()
         and len(shape_of(scale)) <= 1
         and dtype_of(x) == "float32"
     ):
@@ -85,7 +85,7 @@ def dequantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     """DequantizeLinear: ``(x - zero_point) * scale``, in float32, then the scale's type or `output_dtype`."""
     b = Build(bb, ctx.name)
     x, scale, zero = inputs[0], inputs[1], inputs[2]
-    elem = ctx.input_elem_types[0] or _NAMES.get(dtype_of(x), TensorProto.INT32)
+    elem = ctx.input_elem_types[0] or ELEMENT_TYPES.get(dtype_of(x), TensorProto.INT32)
     axis, block = attrs.get("axis", 1), attrs.get("block_size", 0)
     plain = elem in (TensorProto.INT8, TensorProto.UINT8) and len(shape_of(scale)) <= 1
     if plain and not block and dtype_of(scale) == "float32" and not attrs.get("output_dtype"):
@@ -136,7 +136,7 @@ def _requantize(b: Build, total: Any, factor: Any, zero: Any, dtype: str) -> Any
         value = b.add(
             value, b.cast(b.reshape(zero, ()) if int(np.prod(shape_of(zero))) == 1 else zero, "float32")
         )
-    return saturate(b, value, _NAMES[dtype])
+    return saturate(b, value, ELEMENT_TYPES[dtype])
 
 
 def _scalar(b: Build, x: Any) -> Any:

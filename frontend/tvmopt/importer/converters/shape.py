@@ -188,8 +188,53 @@ def max_unpool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     return b.reshape(out, target)
 
 
+def reshape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Reshape: 0 copies a dimension (unless `allowzero`), -1 is what is left."""
+    x = inputs[0]
+    given = np.asarray(attrs["shape"] if ctx.opset < 5 else ctx.array(inputs[1], "shape"))
+    own = shape_of(x)
+    keep = not attrs.get("allowzero", 0)
+    wanted = [own[i] if d == 0 and keep else int(d) for i, d in enumerate(np.ravel(given))]
+    if -1 in wanted:
+        rest = int(np.prod([d for d in wanted if d != -1]))
+        wanted[wanted.index(-1)] = int(np.prod(own)) // rest if rest else 0
+    if int(np.prod(wanted)) != int(np.prod(own)):
+        raise ctx.unsupported(f"{list(own)} does not have as many elements as {wanted}", "repair the model")
+    if 0 in wanted:  # to Relax, as to ONNX, a 0 means: copy
+        return relax.op.zeros(wanted, dtype_of(x))
+    return Build(bb, ctx.name).reshape(x, wanted)
+
+
+def unsqueeze(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Unsqueeze: ones at these places of the result's shape."""
+    given = np.asarray(attrs["axes"] if ctx.opset < 13 else ctx.array(inputs[1], "axes"))
+    rank = len(shape_of(inputs[0])) + int(np.size(given))
+    axes = sorted(int(a) % rank for a in np.ravel(given))
+    return relax.op.expand_dims(inputs[0], axes) if axes else inputs[0]
+
+
+def hardmax(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Hardmax: 1 at the first maximum along `axis` (before opset 13: of all axes from `axis` on together)."""
+    b = Build(bb, ctx.name)
+    shape, dtype = shape_of(inputs[0]), dtype_of(inputs[0])
+    axis = attrs.get("axis", 1 if ctx.opset < 13 else -1) % len(shape)
+    x = inputs[0]
+    if ctx.opset < 13:
+        x = b.reshape(x, (int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))))
+        axis = 1
+    best = b.emit(relax.op.argmax(x, axis, True))
+    size = shape_of(x)[axis]
+    ramp = const(
+        np.arange(size).reshape([size if i == axis else 1 for i in range(len(shape_of(x)))]), "int64"
+    )
+    return b.reshape(b.cast(b.equal(ramp, best), dtype), shape)
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Pad"): pad,
+    ("", "Reshape"): reshape,
+    ("", "Unsqueeze"): unsqueeze,
+    ("", "Hardmax"): hardmax,
     ("", "CenterCropPad"): center_crop_pad,
     ("", "ReverseSequence"): reverse_sequence,
     ("", "OneHot"): one_hot,

@@ -44,6 +44,7 @@ COMPILE_TIME: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "Loop"): (0, 1),  # trip count, first condition
     ("", "MaxUnpool"): (2,),  # output_shape
     ("", "MelWeightMatrix"): (0, 1, 2, 3, 4),
+    ("", "NonMaxSuppression"): (2, 3, 4),  # how many, IoU threshold, score threshold
     ("", "OneHot"): (1,),  # depth
     ("", "Pad"): (1, 3),  # pads, axes
     ("", "Range"): (0, 1, 2),

@@ -1,0 +1,192 @@
+"""com.microsoft Attention, MultiHeadAttention and GroupQueryAttention, written out like ai.onnx Attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmopt.importer.converters.attention import merge_heads, repeat_heads, rotate, split_heads
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+
+def _attend(b: Build, q: Any, k: Any, v: Any, bias: Any, scale: float | None, softcap: float = 0.0) -> Any:
+    """Attention of [B, H, S, D] tensors with an additive bias; [B, S, H*D]."""
+    scores = b.mul(b.matmul(q, b.transpose(k, (0, 1, 3, 2))), scale or 1 / math.sqrt(shape_of(q)[3]))
+    if softcap:
+        scores = b.mul(b.unary(relax.op.tanh, b.div(scores, softcap)), softcap)
+    if bias is not None:
+        scores = b.add(scores, bias)
+    weights = b.unary(lambda x: relax.op.nn.softmax(x, -1), scores)
+    return merge_heads(b, b.matmul(weights, v))
+
+
+def _mask_bias(b: Build, ctx: Context, mask: Any, total: int, fill: float, dtype: str) -> Any:
+    """The bias of a mask: lengths [B], or 0/1 flags [B, T], [B, S, T] or [B, 1, S, T]."""
+    shape = shape_of(mask)
+    if len(shape) == 1:
+        if shape[0] == 0:
+            return None
+        keys = const(np.arange(total)[None, :], dtype_of(mask))
+        mask, shape = b.less(keys, b.reshape(mask, (shape[0], 1))), (shape[0], total)
+    else:
+        mask = b.greater(mask, 0)
+    wide = {2: (shape[0], 1, 1, shape[-1]), 3: (shape[0], 1, *shape[1:])}.get(len(shape), shape)
+    return b.where(b.reshape(mask, wide), const(0.0, dtype), const(fill, dtype))
+
+
+def _causal(b: Build, queries: int, total: int, dtype: str, window: int = -1) -> Any:
+    """0 where the last `queries` of `total` positions may look, else -inf; None if they may everywhere."""
+    distance = np.arange(queries)[:, None] + (total - queries) - np.arange(total)[None, :]
+    allowed = (distance >= 0) & ((distance < window) | (window < 0))
+    return None if allowed.all() else const(np.where(allowed, 0.0, -np.inf), dtype)
+
+
+def _sum(b: Build, *biases: Any) -> Any:
+    total = None
+    for bias in biases:
+        if bias is not None:
+            total = bias if total is None else b.add(total, bias)
+    return total
+
+
+def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Attention: packed projection of the input, then attention; outputs [B, S, hidden] and the cache."""
+    b = Build(bb, ctx.name)
+    x, weight, bias, mask, past, extra = (inputs[i] for i in range(6))
+    if attrs.get("do_rotary", 0) or inputs[6] is not None:
+        raise ctx.unsupported("do_rotary or a shared past buffer", "export without them")
+    heads, dtype = attrs["num_heads"], dtype_of(x)
+    packed = b.matmul(x, weight)
+    if bias is not None:
+        packed = b.add(packed, bias)
+    width = shape_of(packed)[2]
+    sizes = list(attrs.get("qkv_hidden_sizes", ())) or [width // 3] * 3
+    edges = np.cumsum([0, *sizes])
+    q, k, v = (split_heads(b, b.slice(packed, 2, int(edges[i]), int(edges[i + 1])), heads) for i in range(3))
+    if past is not None:
+        old = [b.reshape(b.slice(past, 0, i, i + 1), shape_of(past)[1:]) for i in range(2)]
+        k, v = b.concat([old[0], k], 2), b.concat([old[1], v], 2)
+    total = shape_of(k)[2]
+    fill = attrs.get("mask_filter_value", -10000.0)
+    biases = [extra]
+    if mask is not None:
+        biases.append(_mask_bias(b, ctx, mask, total, fill, dtype))
+    if attrs.get("unidirectional", 0):
+        biases.append(_causal(b, shape_of(q)[2], total, dtype))
+    out = _attend(b, q, k, v, _sum(b, *biases), attrs.get("scale"))
+    if not ctx.wants(1):
+        return out
+    stack = [b.reshape(c, (1, *shape_of(c))) for c in (k, v)]
+    return out, b.concat(stack, 0)
+
+
+def multi_head_attention(
+    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
+) -> Result:
+    """MultiHeadAttention: separate, or packed, query, key and value; outputs [B, S, hidden] and the cache."""
+    b = Build(bb, ctx.name)
+    query, key, value, bias, mask, extra, past_key, past_value = (inputs[i] for i in range(8))
+    heads, dtype = attrs["num_heads"], dtype_of(query)
+
+    def biased(x: Any, begin: int, end: int) -> Any:
+        return x if bias is None else b.add(x, b.slice(bias, 0, begin, end))
+
+    if key is None:  # [B, S, H, 3, D]
+        batch, length, _, _, depth = shape_of(query)
+        parts = [b.reshape(b.slice(query, 3, i, i + 1), (batch, length, heads * depth)) for i in range(3)]
+    elif value is None:  # [B, T, H, 2, D]
+        batch, length, _, _, depth = shape_of(key)
+        pair = [b.reshape(b.slice(key, 3, i, i + 1), (batch, length, heads * depth)) for i in range(2)]
+        parts = [query, *pair]
+    else:
+        parts = [query, key, value]
+    hidden = shape_of(parts[0])[2]
+    q = split_heads(b, biased(parts[0], 0, hidden), heads)
+    if len(shape_of(parts[1])) == 4:  # projected and split already
+        k, v = parts[1], parts[2]
+    else:
+        width = shape_of(parts[2])[2]
+        k = split_heads(b, biased(parts[1], hidden, 2 * hidden), heads)
+        v = split_heads(b, biased(parts[2], 2 * hidden, 2 * hidden + width), heads)
+    if past_key is not None:
+        k, v = b.concat([past_key, k], 2), b.concat([past_value, v], 2)
+    total = shape_of(k)[2]
+    biases = [extra]
+    if mask is not None:
+        biases.append(_mask_bias(b, ctx, mask, total, attrs.get("mask_filter_value", -10000.0), dtype))
+    if attrs.get("unidirectional", 0):
+        biases.append(_causal(b, shape_of(q)[2], total, dtype))
+    return (_attend(b, q, k, v, _sum(b, *biases), attrs.get("scale")), k, v)[: max(1, ctx.num_outputs)]
+
+
+def group_query_attention(
+    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
+) -> Result:
+    """GroupQueryAttention: causal, grouped, with rotary embedding and a cache that grows (not a shared
+    buffer).
+
+    `seqlens_k` + 1 is the number of valid keys of each batch entry, so the first new token stands at
+    ``seqlens_k + 1 - S``.
+    """
+    b = Build(bb, ctx.name)
+    query, key, value, past_key, past_value, lengths, total_length, cos, sin = (inputs[i] for i in range(9))
+    heads, kv_heads, dtype = attrs["num_heads"], attrs["kv_num_heads"], dtype_of(query)
+    if attrs.get("smooth_softmax", 0) or any(x is not None for x in inputs[11:]):
+        raise ctx.unsupported("smooth_softmax or attention sinks")
+    if key is None:
+        depth = shape_of(query)[2] // (heads + 2 * kv_heads)
+        edges = [0, heads * depth, (heads + kv_heads) * depth, (heads + 2 * kv_heads) * depth]
+        query, key, value = (b.slice(query, 2, edges[i], edges[i + 1]) for i in range(3))
+    batch, length, _ = shape_of(query)
+    q, k, v = split_heads(b, query, heads), split_heads(b, key, kv_heads), split_heads(b, value, kv_heads)
+    valid = b.add(b.reshape(b.cast(lengths, "int64"), (batch, 1)), 1)
+    past = shape_of(past_key)[2] if past_key is not None else 0
+    start = const(np.zeros((batch, 1)), "int64") if past == 0 else b.sub(valid, length)
+    if attrs.get("do_rotary", 0):
+        at = inputs[9]
+        at = b.add(start, const(np.arange(length)[None, :], "int64")) if at is None else b.cast(at, "int64")
+        at = b.broadcast(at, (batch, length))
+        angles = [b.reshape(b.take(a, at, 0), (batch, length, 1, shape_of(a)[1])) for a in (cos, sin)]
+        turned = []
+        for x in (q, k):
+            flat = b.transpose(x, (0, 2, 1, 3))
+            out = rotate(
+                b, flat, angles[0], angles[1], 2 * shape_of(cos)[1], bool(attrs.get("rotary_interleaved", 0))
+            )
+            turned.append(b.transpose(out, (0, 2, 1, 3)))
+        q, k = turned
+    if past:
+        known = ctx.array(total_length)
+        if known is not None and int(np.ravel(known)[0]) != past + length:
+            raise ctx.unsupported(
+                f"a cache of {past} positions for {int(np.ravel(known)[0])} in all (a shared buffer)",
+                "bind the cache to as many positions as are filled",
+            )
+        k, v = b.concat([past_key, k], 2), b.concat([past_value, v], 2)
+    total = shape_of(k)[2]
+    bias = _causal(b, length, total, dtype, attrs.get("local_window_size", -1))
+    keys = const(np.arange(total).reshape(1, 1, 1, total), "int64")
+    padded = b.less(keys, b.reshape(valid, (batch, 1, 1, 1)))
+    bias = _sum(b, bias, b.where(padded, const(0.0, dtype), const(-np.inf, dtype)), inputs[10])
+    groups = heads // kv_heads
+    out = _attend(
+        b,
+        q,
+        repeat_heads(b, k, groups),
+        repeat_heads(b, v, groups),
+        bias,
+        attrs.get("scale"),
+        attrs.get("softcap", 0.0),
+    )
+    return (out, k, v)[: max(1, ctx.num_outputs)]
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("com.microsoft", "Attention"): attention,
+    ("com.microsoft", "MultiHeadAttention"): multi_head_attention,
+    ("com.microsoft", "GroupQueryAttention"): group_query_attention,
+}

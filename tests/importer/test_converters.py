@@ -1,0 +1,356 @@
+"""Converters against onnxruntime: what real models use beyond ONNX's own suite, with fresh random inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_check import random_inputs, run_ort, run_relax, value
+
+from tvmopt.importer.prepare import prepare
+from tvmopt.importer.relax import to_relax
+
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def compare(
+    op: str,
+    inputs: list[Any],
+    outputs: int = 1,
+    weights: tuple[int, ...] = (),
+    domain: str = "",
+    opset: int = 17,
+    tolerance: float = 2e-5,
+    out_types: tuple[int, ...] = (),
+    **attrs: Any,
+) -> None:
+    """One node on these inputs (None: left out; `weights`: positions of those that are initialisers)."""
+    names = [f"i{i}" if x is not None else "" for i, x in enumerate(inputs)]
+    results = [f"o{i}" for i in range(outputs)]
+    node = helper.make_node(op, names, results, name="n", domain=domain, **attrs)
+    arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True) if n}
+    initial = [numpy_helper.from_array(arrays.pop(f"i{i}"), f"i{i}") for i in weights]
+    graph_inputs = [value(n, x.shape, helper.np_dtype_to_tensor_dtype(x.dtype)) for n, x in arrays.items()]
+    types = out_types or (TensorProto.FLOAT,) * outputs
+    graph_outputs = [value(r, None, t) for r, t in zip(results, types, strict=True)]
+    graph = helper.make_graph([node], "g", graph_inputs, graph_outputs, initial)
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    expected = run_ort(made, arrays)
+    got = run_relax(to_relax(prepare(made)), arrays)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1d": ((2, 4, 17), (6, 4, 3), {"pads": [1, 2], "strides": [2]}),
+    "1d_same": ((1, 4, 15), (6, 2, 4), {"auto_pad": "SAME_LOWER", "group": 2, "strides": [2]}),
+    "2d_same_upper": ((1, 3, 9, 8), (5, 3, 3, 4), {"auto_pad": "SAME_UPPER", "strides": [2, 3]}),
+    "2d_dilated": ((1, 4, 16, 15), (8, 1, 3, 3), {"group": 4, "dilations": [2, 3], "pads": [2, 0, 1, 3]}),
+    "3d": ((1, 2, 7, 8, 9), (3, 2, 3, 2, 1), {"pads": [1, 0, 0, 1, 1, 0], "strides": [1, 2, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_conv(name: str) -> None:
+    x, w, attrs = CONVOLUTIONS[name]
+    compare("Conv", [normal(*x), normal(*w), normal(w[0])], weights=(1, 2), **attrs)
+
+
+TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1d": ((1, 4, 9), (4, 3, 4), {"strides": [2], "pads": [1, 1], "output_padding": [1]}),
+    "2d_group": ((1, 4, 7, 8), (4, 3, 3, 3), {"group": 2, "strides": [2, 2], "output_padding": [1, 0]}),
+    "2d_same": ((1, 3, 5, 6), (3, 4, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    "2d_shape": ((1, 3, 5, 6), (3, 4, 3, 3), {"output_shape": [10, 12], "strides": [2, 2]}),
+    "2d_dilated": ((1, 3, 5, 6), (3, 4, 2, 3), {"dilations": [2, 2], "pads": [1, 0, 0, 1]}),
+    "3d": ((1, 2, 3, 4, 5), (2, 3, 2, 2, 3), {"strides": [2, 1, 2], "pads": [0, 1, 1, 0, 0, 1]}),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_conv_transpose(name: str) -> None:
+    x, w, attrs = TRANSPOSED[name]
+    compare(
+        "ConvTranspose",
+        [normal(*x), normal(*w), normal(w[1] * attrs.get("group", 1))],
+        weights=(1, 2),
+        **attrs,
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("ceil", [0, 1])
+def test_average_pool(count: int, ceil: int) -> None:
+    attrs = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]}
+    compare("AveragePool", [normal(1, 3, 8, 9)], count_include_pad=count, ceil_mode=ceil, opset=19, **attrs)
+
+
+def test_max_pool_with_indices() -> None:
+    attrs = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1}
+    compare("MaxPool", [normal(2, 3, 8, 9)], 2, out_types=(TensorProto.FLOAT, TensorProto.INT64), **attrs)
+    compare(
+        "MaxPool", [normal(2, 3, 17)], 2, kernel_shape=[2], out_types=(TensorProto.FLOAT, TensorProto.INT64)
+    )
+
+
+RECURRENT = [("LSTM", 4, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1}), ("RNN", 1, {})]
+
+
+@pytest.mark.parametrize(("op", "gates", "extra"), RECURRENT)
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_recurrent(op: str, gates: int, extra: dict[str, Any], direction: str) -> None:
+    """Sequence lengths at run time, initial states, bias; peepholes and clip for LSTM."""
+    steps, batch, size, hidden, d = 5, 3, 7, 8, 1 + (direction == "bidirectional")
+    state = normal(d, batch, hidden)
+    inputs = [
+        normal(steps, batch, size),
+        normal(d, gates * hidden, size) * 0.3,
+        normal(d, gates * hidden, hidden) * 0.3,
+        normal(d, 2 * gates * hidden) * 0.3,
+        np.array([5, 2, 3], np.int32),
+        state,
+    ]
+    outputs = 2
+    if op == "LSTM":
+        inputs += [normal(d, batch, hidden), normal(d, 3 * hidden) * 0.3]
+        outputs = 3
+    compare(op, inputs, outputs, (1, 2, 3), hidden_size=hidden, direction=direction, **extra)
+
+
+def test_lstm_without_options() -> None:
+    compare("LSTM", [normal(1, 1, 7), normal(1, 32, 7), normal(1, 32, 8)], 3, (1, 2), hidden_size=8)
+
+
+@pytest.mark.parametrize("c", [(), (9,), (8, 1), (8, 9), (1, 9)])
+def test_gemm(c: tuple[int, ...]) -> None:
+    compare("Gemm", [normal(7, 8), normal(9, 7), normal(*c)], transA=1, transB=1, alpha=0.5, beta=2.0)
+
+
+RESIZES = [
+    ("nearest", "asymmetric", {"nearest_mode": "floor"}),
+    ("nearest", "half_pixel", {"nearest_mode": "round_prefer_ceil"}),
+    ("nearest", "align_corners", {}),
+    ("linear", "half_pixel", {}),
+    ("linear", "align_corners", {}),
+    ("linear", "asymmetric", {}),
+    ("linear", "pytorch_half_pixel", {}),
+    ("cubic", "half_pixel", {}),
+    ("cubic", "align_corners", {"cubic_coeff_a": -0.5}),
+    ("linear", "half_pixel", {"antialias": 1}),
+]
+
+
+@pytest.mark.parametrize(("mode", "transform", "extra"), RESIZES)
+@pytest.mark.parametrize("size", [(1, 2, 14, 15), (1, 2, 4, 9), (1, 2, 21, 5)])
+def test_resize(mode: str, transform: str, extra: dict[str, Any], size: tuple[int, ...]) -> None:
+    inputs = [normal(1, 2, 7, 9), None, None, np.array(size, np.int64)]
+    compare(
+        "Resize", inputs, weights=(3,), opset=18, mode=mode, coordinate_transformation_mode=transform, **extra
+    )
+
+
+@pytest.mark.parametrize("scales", [(1, 1, 2, 2), (1, 1, 0.6, 1.7)])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_by_scales(mode: str, scales: tuple[float, ...]) -> None:
+    inputs = [normal(1, 2, 7, 9), None, np.array(scales, np.float32)]
+    compare("Resize", inputs, weights=(2,), mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+def test_pad(mode: str) -> None:
+    pads = np.array([0, 1, 2, 0, 2, 1], np.int64)
+    compare("Pad", [normal(2, 4, 5), pads], weights=(1,), mode=mode, opset=19)
+    cut = np.array([0, -1, 2, 0, 0, -2], np.int64)
+    if mode == "constant":
+        compare("Pad", [normal(2, 4, 5), cut, np.float32(3)], weights=(1, 2), mode=mode, opset=19)
+
+
+def test_slice_with_negative_steps() -> None:
+    begin, end, axes, steps = ([-1, 3], [-9, 0], [1, -1], [-2, -1])
+    arrays = [np.array(v, np.int64) for v in (begin, end, axes, steps)]
+    compare("Slice", [normal(2, 7, 5), *arrays], weights=(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_softmax_of_both_meanings(op: str, opset: int) -> None:
+    compare(op, [normal(2, 3, 7)], opset=opset, axis=1)
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceSum", "ReduceMean", "ReduceL2", "ReduceLogSumExp"])
+def test_reductions(op: str) -> None:
+    compare(op, [normal(3, 4, 5), np.array([-1, 0], np.int64)], weights=(1,), opset=18, keepdims=0)
+    compare(op, [normal(3, 4, 5)], opset=18, noop_with_empty_axes=1)
+    compare(op, [normal(3, 4, 5)], opset=18)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_det(n: int) -> None:
+    compare("Det", [normal(2, n, n)], tolerance=1e-4)
+
+
+def test_group_normalization_and_norms() -> None:
+    compare("LpNormalization", [normal(3, 7)], p=1, axis=0)
+    compare("LayerNormalization", [normal(2, 7, 9), normal(9), normal(9)], axis=-1)
+    compare("LayerNormalization", [normal(2, 7, 9), normal(7, 9)], axis=1)
+
+
+def test_integer_products() -> None:
+    a = RNG.integers(0, 255, (7, 9)).astype(np.uint8)
+    w = RNG.integers(-128, 127, (9, 8)).astype(np.int8)
+    zero = RNG.integers(-20, 20, 8).astype(np.int8)
+    compare("MatMulInteger", [a, w, np.uint8(3), zero], weights=(1, 3), out_types=(TensorProto.INT32,))
+    x = RNG.integers(0, 255, (1, 3, 8, 7)).astype(np.uint8)
+    k = RNG.integers(0, 255, (4, 3, 3, 3)).astype(np.uint8)
+    arrays = [x, k, np.uint8(7), np.uint8(9)]
+    compare("ConvInteger", arrays, weights=(1,), pads=[1, 1, 0, 1], out_types=(TensorProto.INT32,))
+
+
+def test_dynamic_quantize_linear() -> None:
+    types = (TensorProto.UINT8, TensorProto.FLOAT, TensorProto.UINT8)
+    compare("DynamicQuantizeLinear", [normal(7, 9)], 3, out_types=types)
+
+
+def test_quantized_conv_by_channel() -> None:
+    x = RNG.integers(0, 255, (1, 3, 8, 7)).astype(np.uint8)
+    k = RNG.integers(-128, 127, (4, 3, 3, 3)).astype(np.int8)
+    scale = (RNG.random(4) * 0.02 + 0.01).astype(np.float32)
+    inputs = [
+        x,
+        np.float32(0.02),
+        np.uint8(120),
+        k,
+        scale,
+        np.zeros(4, np.int8),
+        np.float32(0.1),
+        np.uint8(99),
+    ]
+    inputs.append(RNG.integers(-500, 500, 4).astype(np.int32))
+    compare("QLinearConv", inputs, weights=(1, 2, 3, 4, 5, 6, 7, 8), out_types=(TensorProto.UINT8,))
+
+
+MS = "com.microsoft"
+
+
+def test_gelus() -> None:
+    compare("Gelu", [normal(3, 9)], domain=MS)
+    compare("BiasGelu", [normal(3, 9), normal(9)], domain=MS)
+    compare("FastGelu", [normal(3, 9), normal(9)], domain=MS)
+    compare("QuickGelu", [normal(3, 9)], domain=MS, alpha=1.702)
+
+
+def test_skip_layer_normalization() -> None:
+    x = [normal(2, 7, 16), normal(2, 7, 16), normal(16), normal(16), normal(16)]
+    compare("SkipLayerNormalization", x, domain=MS, epsilon=1e-5)
+    x = [normal(2, 7, 16), normal(2, 7, 16), normal(16), normal(16)]
+    compare("SkipSimplifiedLayerNormalization", x, domain=MS, epsilon=1e-5)
+
+
+def test_simplified_layer_normalization() -> None:
+    compare("SimplifiedLayerNormalization", [normal(2, 7, 16), normal(16)], epsilon=1e-5, axis=-1)
+
+
+def test_embed_layer_normalization() -> None:
+    ids, segments = (RNG.integers(0, n, (2, 7)).astype(np.int32) for n in (30, 2))
+    mask = (RNG.random((2, 7)) > 0.3).astype(np.int32)
+    tables = [normal(30, 16), normal(9, 16), normal(2, 16), normal(16), normal(16)]
+    types = (TensorProto.FLOAT, TensorProto.INT32)
+    compare(
+        "EmbedLayerNormalization",
+        [ids, segments, *tables, mask],
+        2,
+        (2, 3, 4, 5, 6),
+        MS,
+        out_types=types,
+        epsilon=1e-5,
+    )
+
+
+def test_fused_matmul() -> None:
+    compare("FusedMatMul", [normal(2, 9, 7), normal(2, 8, 9)], domain=MS, transA=1, transB=1, alpha=0.25)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_matmul_nbits(zeros: bool) -> None:
+    n, k, block = 8, 48, 16
+    packed = RNG.integers(0, 255, (n, k // block, block // 2)).astype(np.uint8)
+    inputs = [normal(5, k), packed, normal(n * k // block)]
+    if zeros:
+        inputs.append(RNG.integers(0, 255, n * 2).astype(np.uint8))
+    attrs = {"K": k, "N": n, "bits": 4, "block_size": block}
+    compare("MatMulNBits", inputs, 1, tuple(range(1, len(inputs))), MS, tolerance=1e-3, **attrs)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_rotary_embedding(interleaved: int) -> None:
+    angles = RNG.random((32, 4)) * 6
+    caches = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+    positions = RNG.integers(0, 32, (2, 7)).astype(np.int64)
+    compare("RotaryEmbedding", [normal(2, 7, 24), positions, *caches], domain=MS, interleaved=interleaved)
+    start = np.array([3], np.int64)
+    compare("RotaryEmbedding", [normal(2, 3, 7, 8), start, *caches], domain=MS, interleaved=interleaved)
+
+
+@pytest.mark.parametrize("unidirectional", [0, 1])
+@pytest.mark.parametrize("mask", ["none", "flags", "lengths"])
+def test_ms_attention(unidirectional: int, mask: str) -> None:
+    given: Any = {"none": None, "flags": np.array([[1] * 7, [1] * 4 + [0] * 3], np.int32)}.get(
+        mask, np.array([7, 4], np.int32)
+    )
+    inputs = [normal(2, 7, 16), normal(16, 48) * 0.3, normal(48)] + ([given] if given is not None else [])
+    compare("Attention", inputs, 1, (1, 2), MS, num_heads=4, unidirectional=unidirectional)
+
+
+def test_ms_attention_with_past() -> None:
+    inputs = [normal(2, 3, 16), normal(16, 48) * 0.3, normal(48), None, normal(2, 2, 4, 5, 4)]
+    compare("Attention", inputs, 2, (1, 2), MS, num_heads=4, unidirectional=1)
+
+
+def test_multi_head_attention() -> None:
+    q, k, v = normal(2, 5, 16), normal(2, 7, 16), normal(2, 7, 24)
+    compare("MultiHeadAttention", [q, k, v, normal(56)], 1, (3,), MS, num_heads=4)
+    extra = normal(1, 4, 5, 7)
+    compare("MultiHeadAttention", [q, k, v, None, None, extra], 1, (), MS, num_heads=4, scale=0.3)
+
+
+def test_group_query_attention() -> None:
+    angles = RNG.random((32, 8)) * 6
+    caches = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+    lengths, total = np.array([6, 6], np.int32), np.array(7, np.int32)
+    q, k, v = normal(2, 7, 64), normal(2, 7, 32), normal(2, 7, 32)
+    inputs = [q, k, v, None, None, lengths, total, *caches]
+    attrs = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}
+    compare("GroupQueryAttention", inputs, 3, (6, 7, 8), MS, **attrs)
+
+
+def test_quantised_elementwise() -> None:
+    a, c = (RNG.integers(0, 255, (3, 9)).astype(np.uint8) for _ in range(2))
+    scales = [np.float32(0.02), np.uint8(120)]
+    inputs = [a, *scales, c, np.float32(0.03), np.uint8(100), np.float32(0.05), np.uint8(128)]
+    for op in ("QLinearAdd", "QLinearMul"):
+        compare(op, inputs, 1, (1, 2, 4, 5, 6, 7), MS, out_types=(TensorProto.UINT8,))
+
+
+def test_low_precision_weights_are_folded() -> None:
+    """An int4 weight behind DequantizeLinear, by blocks (as quantised language models have it)."""
+    import ml_dtypes
+
+    w = RNG.integers(-8, 7, (32, 8)).astype(ml_dtypes.int4)
+    scale = normal(2, 8)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=16),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    initial = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(scale, "s")]
+    graph = helper.make_graph(nodes, "g", [value("x", (3, 32))], [value("y", (3, 8))], initial)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    inputs = random_inputs(made)
+    expected = inputs["x"] @ (w.astype(np.float32) * np.repeat(scale, 16, 0))
+    np.testing.assert_allclose(run_relax(to_relax(prepare(made)), inputs)[0], expected, rtol=1e-4, atol=1e-4)
