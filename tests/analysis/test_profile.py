@@ -10,10 +10,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.analysis import profile as module
+from tvmopt.analysis import recorder
 from tvmopt.analysis.advice import advise, amdahl
 from tvmopt.analysis.peaks import Peaks
 from tvmopt.analysis.profile import chrome_trace, profile
 from tvmopt.analysis.profile_html import html
+from tvmopt.analysis.recorder import Recorder, Recording
 from tvmopt.analysis.roofline import locate
 
 PEAKS = Peaks(
@@ -115,29 +117,55 @@ def _kernel(name, nodes, flops, nbytes):
     )
 
 
-def test_the_instruments_cost_is_measured_and_taken_off():
-    """Two kernels of 100 and 300 us twice, callbacks of 4 us each around every call."""
+def _recording(names, times, plain, total, **fields):
+    return Recording(names, [plain] * 5, [total] * 5, [np.array(times)] * 5, **fields)
+
+
+def test_times_are_reported_as_measured_and_the_instruments_cost_is_told():
     kernels = [_kernel("a", [["n0"], ["n2"]], 8e6, 1e3), _kernel("b", [["n1"]], 1.0, 2.9e6)]
-    clock, trace = 0, []
-    for name, duration in (("a", 100_000), ("b", 300_000), ("a", 100_000)):
-        clock += 2_000
-        trace.append((name, clock, clock + duration + 4_000))
-        clock += duration + 6_000
-    latency, total = 500e-6, 524e-6
-    found = module._summarise(_model(kernels), PEAKS, [latency] * 5, [total] * 5, [trace] * 5, 0)
-    assert found.overhead_s == pytest.approx(8e-6)
-    assert found.accounted_s == pytest.approx(latency)
+    recording = _recording(["a", "b", "a"], [100e-6, 300e-6, 100e-6], 490e-6, 520e-6)
+    found = module._summarise(_model(kernels), PEAKS, recording, 0)
+    assert found.overhead_s == pytest.approx(10e-6)
+    assert found.accounted_s == pytest.approx(500e-6)  # not made to fit the latency
+    assert found.unexplained_s == pytest.approx(-10e-6)
     assert [(k.name, k.calls) for k in found.kernels] == [("b", 1), ("a", 2)]
     assert [c.nodes for c in found.calls] == [("n0",), ("n1",), ("n2",)]
     a, b = sorted(found.kernels, key=lambda k: k.name)
     assert (a.position.bound, b.position.bound) == ("compute", "latency")
-    assert a.share == pytest.approx(0.4)
+    assert a.share == pytest.approx(200 / 490)
     assert a.gflops == pytest.approx(80)
     assert found.planned_bytes == 7
 
 
+def test_on_a_busy_machine_the_quickest_counts_and_is_marked():
+    recording = Recording(
+        ["a"], [3e-3, 1e-3], [4e-3, 2e-3], [np.array([9e-4]), np.array([5e-3])], disturbed=True
+    )
+    found = module._summarise(_model([]), PEAKS, recording, 0)
+    assert (found.latency_s, found.accounted_s, found.disturbed) == (1e-3, 9e-4, True)
+
+
+def test_both_instruments_see_the_same_calls(artifact):
+    import tvmopt
+
+    model = tvmopt.load(artifact, threads=1)
+    x = {"x": np.zeros((128, 256), np.float32)}
+    native, python = (Recorder(model, x, native=n).measure(3, 0.2) for n in (True, False))
+    assert python.instrument == "python"
+    assert native.names == python.names
+    assert all(len(t) == len(native.names) and (t >= 0).all() for t in [*native.times, *python.times])
+    if native.instrument == "native":  # there is a C compiler
+        assert all(t.sum() <= total for t, total in zip(native.times, native.total, strict=True))
+
+
+def test_without_a_compiler_the_python_instrument_is_used(artifact, monkeypatch):
+    monkeypatch.setattr(recorder, "_build", lambda: None)
+    monkeypatch.setattr(recorder, "_built", [])
+    assert profile(artifact, threads=1, runs=2, seconds=0.1, peaks=PEAKS).instrument == "python"
+
+
 def test_an_unknown_symbol_is_a_builtin_of_no_work():
-    found = module._summarise(_model([]), PEAKS, [1e-3], [1e-3], [[("vm.builtin.copy", 0, 1_000_000)]], 0)
+    found = module._summarise(_model([]), PEAKS, _recording(["vm.builtin.copy"], [1e-3], 1e-3, 1e-3), 0)
     assert (found.kernels[0].family, found.kernels[0].flops) == ("builtin", 0.0)
 
 

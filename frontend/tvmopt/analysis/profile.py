@@ -1,31 +1,28 @@
 """Where the time of a run goes, kernel by kernel, and what can be done about it - for `tvmopt profile`.
 
 TVM 0.27 has no profiler. Its virtual machine calls an *instrument* before and after every kernel; two clock
-readings there give a kernel's time inside a real run, with the caches as they are. A callback costs some
-microseconds, half of which falls between the readings; the cost is measured (instrumented against plain
-latency), taken off, and stated.
+readings there give a kernel's time inside a real run, with the caches as they are (:mod:`.recorder`).
+Nothing is
+subtracted: that the times add up to the latency without the instrument is a check, and its outcome is shown.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from tvmopt.analysis.advice import Advice, advise
-from tvmopt.analysis.contention import Usage
 from tvmopt.analysis.peaks import Peaks, measure_peaks
+from tvmopt.analysis.recorder import Recorder, Recording
 from tvmopt.analysis.roofline import Position, locate
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.errors import InputError
 from tvmopt.report import Kernel
 from tvmopt.runtime.model import Model, load
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class KernelTime:
         family, source, knobs: who scheduled it, from :class:`~tvmopt.report.Kernel`.
         nodes: ONNX nodes of all call sites.
         calls: in one run.
-        seconds: of all calls of one run, the instrument's cost taken off.
+        seconds: of all calls of one run.
         share: of the latency, 0 to 1.
         flops, bytes: of all calls.
         position: on the roofline, per call.
@@ -80,8 +77,10 @@ class Profile:
     Attributes:
         latency_s: mean of plain runs, no instrument.
         kernels: by time, most first.
-        calls: one run in order, each with its mean time, the instrument's cost taken off.
-        overhead_s: what the instrument adds to one call of a kernel.
+        calls: one run in order, each with its mean time.
+        instrument: ``"native"``, or ``"python"`` where there is no C compiler or on a GPU.
+        overhead_s: what the instrument adds to one call of a kernel: instrumented less plain latency, over
+            the calls.
         runs: instrumented runs during which the process never waited for a processor.
         disturbed: there were too few of these; every time is the quickest of all runs instead.
         unexplained_s: latency less the kernels' times: the virtual machine itself, and error.
@@ -95,6 +94,7 @@ class Profile:
     latency_s: float
     kernels: tuple[KernelTime, ...]
     calls: tuple[Call, ...]
+    instrument: str
     overhead_s: float
     runs: int
     disturbed: bool
@@ -151,122 +151,25 @@ def profile(
     recorder = Recorder(model, feeds)
     recorder.plain()
     resident = max(0, _resident() - before)
-    plain, total, traces = recorder.measure(runs, seconds)
-    return _summarise(model, peaks, plain, total, traces, resident, recorder.disturbed)
+    return _summarise(model, peaks, recorder.measure(runs, seconds), resident)
 
 
-Trace = list[tuple[str, int, int]]  # symbol, start, end in nanoseconds
-LEAST = 5  # runs that a mean rests on
+def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> Profile:
+    """The profile of a recording.
 
-
-def undisturbed(call: Callable[[], T]) -> tuple[T, bool]:
-    """A call's result, and whether this process got its processors throughout (98 % of the time)."""
-    before, start = Usage.of(), time.perf_counter()
-    result = call()
-    wall, after = time.perf_counter() - start, Usage.of()
-    return result, (after.wait or 0.0) - (before.wait or 0.0) <= 0.02 * wall
-
-
-class Recorder:
-    """Plain and instrumented runs of one model, in turn, so that both see the same machine."""
-
-    def __init__(self, model: Model, feeds: Mapping[str, Any]) -> None:
-        self.arguments = model.arguments(feeds)
-        self.session = model.session()
-        self.events: Trace = []
-        self._open: list[int] = []
-        self.disturbed = False
-        self.wait = _cuda_wait() if model.manifest.kind == "cuda" else None
-
-    def plain(self) -> float:
-        """Seconds of one run without the instrument."""
-        start = time.perf_counter_ns()
-        self.session.main(*self.arguments)
-        if self.wait:
-            self.wait()
-        return (time.perf_counter_ns() - start) / 1e9
-
-    def instrumented(self) -> tuple[float, Trace]:
-        """Seconds of one run with it, and (symbol, start, end) of every call in nanoseconds."""
-        self.events, self._open = [], []
-        self.session.set_instrument(self._instrument)
-        try:
-            total = self.plain()
-        finally:
-            self.session.set_instrument(None)
-        return total, self.events
-
-    def measure(self, runs: int, seconds: float) -> tuple[list[float], list[float], list[Trace]]:
-        """Plain seconds, instrumented seconds, and each instrumented run's events; in turn."""
-        stop = time.perf_counter() + seconds
-        plain: list[float] = []
-        total: list[float] = []
-        traces: list[Trace] = []
-        for _ in range(2):
-            self.plain()
-            self.instrumented()
-        while min(len(plain), len(total)) < runs and (not total or time.perf_counter() < stop):
-            took, quiet = undisturbed(self.plain)
-            if quiet:
-                plain.append(took)
-            (took, events), quiet = undisturbed(self.instrumented)
-            if quiet or not total:
-                total.append(took)
-                traces.append(events)
-        if len(plain) < LEAST or len(total) < LEAST:  # never quiet: the quickest of more runs
-            self.disturbed = True
-            for _ in range(4 * LEAST):
-                plain.append(self.plain())
-                took, events = self.instrumented()
-                total.append(took)
-                traces.append(events)
-        return plain, total, traces
-
-    def _instrument(self, function: Any, symbol: str, before: bool, result: Any, *arguments: Any) -> int:
-        if before:
-            if self.wait:
-                self.wait()
-            self._open.append(time.perf_counter_ns())
-        else:
-            if self.wait:
-                self.wait()
-            end = time.perf_counter_ns()
-            self.events.append((symbol, self._open.pop(), end))
-        return 0
-
-
-def _cuda_wait() -> Any:
-    from tvmopt.runtime.model import _synchronise
-
-    return _synchronise
-
-
-def _summarise(
-    model: Model,
-    peaks: Peaks,
-    plain: list[float],
-    total: list[float],
-    traces: list[Trace],
-    resident: int,
-    disturbed: bool = False,
-) -> Profile:
-    names = [symbol for symbol, _, _ in traces[0]]
-    if not names:
+    Means, because means add up and medians do not; of a machine that was never quiet the quickest of
+    everything, because others can only slow a call down - such times need not add up.
+    """
+    if not found.names:
         raise InputError(
             "the model calls no kernel: there is nothing to profile.", where=model.manifest.model
         )
-    pick = np.min if disturbed else np.mean  # means add up, medians do not; others can only slow a call down
-    latency = float(pick(plain))
-    overhead = max(0.0, (float(pick(total)) - latency) / len(names))
-    times = pick([[end - start for _, start, end in trace] for trace in traces], axis=0) / 1e9
-    overhead = min(overhead, 2 * float(times.min()))  # half of it lies within even the shortest call
-    times = np.maximum(
-        times - overhead / 2, 0.0
-    )  # of two callbacks a call, half of each lies between the clocks
+    pick = np.min if found.disturbed else np.mean
+    latency = float(pick(found.plain))
     known, planned = _kernels(model)
-    calls = _calls(names, times, known)
+    calls = _calls(found.names, pick(found.times, axis=0), known)
     rows = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(found.names):
         mine = [c for c in calls if c.kernel == name]
         rows.append(_row(name, mine, known.get(name), latency, peaks, model.manifest.precision))
     return Profile(
@@ -276,9 +179,10 @@ def _summarise(
         latency_s=latency,
         kernels=tuple(sorted(rows, key=lambda k: -k.seconds)),
         calls=tuple(calls),
-        overhead_s=overhead,
-        runs=len(traces),
-        disturbed=disturbed,
+        instrument=found.instrument,
+        overhead_s=(float(pick(found.total)) - latency) / len(found.names),
+        runs=len(found.times),
+        disturbed=found.disturbed,
         planned_bytes=planned,
         resident_bytes=resident,
         peaks=peaks,

@@ -77,9 +77,10 @@ def _summary(found: Profile) -> str:
     return (
         f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
         f"{found.flops / 1e9:.2f} GFLOP, {rate:.0f} GFLOP/s; the kernels account for "
-        f"{found.accounted_s / found.latency_s:.1%}. The instrument costs {found.overhead_s * 1e6:.1f} us a "
-        f"call, taken off; {found.runs} runs{quiet}. Activations planned: "
-        f"{found.planned_bytes / 1e6:.2f} MB; the process grew by {found.resident_bytes / 1e6:.0f} MB."
+        f"{found.accounted_s / found.latency_s:.1%}. The {found.instrument} instrument costs "
+        f"{found.overhead_s * 1e6:.1f} us a call, nothing taken off; {found.runs} runs{quiet}. "
+        f"Activations planned: {found.planned_bytes / 1e6:.2f} MB; "
+        f"the process grew by {found.resident_bytes / 1e6:.0f} MB."
     )
 
 

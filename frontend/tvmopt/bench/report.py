@@ -102,7 +102,7 @@ def notes(case: Case) -> list[str]:
         elif row.message:
             found.append(f"{row.label} {row.status}: {row.message}")
         if ratio and ratio.verdict == "unstable":
-            found.append(f"{row.label} is unstable: {ratio.reason}.{hint(case, row)}")
+            found.append(f"{row.label} is unstable: {ratio.reason}.")
         if row.latency and not row.quiet:
             found.append(
                 f"~ {row.label}: every round was disturbed; its times only show the order of magnitude."
@@ -115,17 +115,6 @@ def notes(case: Case) -> list[str]:
             times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in row.transfers_ms.items())
             found.append(f"{row.label}: {times}.")
     return found
-
-
-def hint(case: Case, row: EngineResult) -> str:
-    """What the fastest tenth of the calls suggests: others can only slow calls down."""
-    first = case.engines[0]
-    if not (first.latency and row.latency):
-        return ""
-    mine, its = first.latency.p10_ms, row.latency.p10_ms
-    return (
-        f" No verdict; the fastest tenth of the calls suggests {mine:.3f} / {its:.3f} ms = {mine / its:.2f}."
-    )
 
 
 def machine_words(result: BenchResult) -> str:

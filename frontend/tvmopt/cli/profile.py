@@ -89,7 +89,7 @@ def _show(found: Any, top: int) -> None:
         f"[bold]{found.model}[/] for {found.target}, {found.threads} threads: "
         f"{found.latency_s * 1e3:.3f} ms, {human(found.flops / found.latency_s, 'FLOP/s')}; "
         f"kernels account for {found.accounted_s / found.latency_s:.1%}, "
-        f"{found.overhead_s * 1e6:.1f} us a call for the instrument taken off"
+        f"the {found.instrument} instrument adds {found.overhead_s * 1e6:.1f} us a call"
     )
     head, *lines = align([HEADER, *rows], {0, 1, 2, len(HEADER) - 1})
     out.print(f"[dim]{head}[/]")
@@ -111,7 +111,12 @@ def _show(found: Any, top: int) -> None:
         f"{human(found.resident_bytes, 'B')} (weights and code included)[/]"
     )
     if found.disturbed:
-        out.print("[yellow]note:[/] the machine was never quiet: each time is the quickest of all runs")
+        out.print(
+            "[yellow]note:[/] the machine was never quiet: each time is the quickest of all runs, "
+            "and they need not add up"
+        )
+    elif found.instrument == "python":
+        out.print("[yellow]note:[/] no C compiler: the Python instrument makes short kernels look slower")
 
 
 def _row(kernel: Any) -> tuple[str, ...]:
