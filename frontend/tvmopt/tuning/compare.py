@@ -14,12 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.targets import Machine
+from tvmopt.tuning.disturbance import RunDelay, disturbed, timed
 from tvmopt.tuning.record import Verdict
 from tvmopt.tuning.statistics import median, verdict
 
 if TYPE_CHECKING:
     from tvmopt.tuning.search import Tuner
 
+LEAST = 8
+"""Undisturbed pairs without which nothing is judged."""
 KEEP = 0.995
 """A record stays if its kernels take at most this share of the analytic time inside the model."""
 
@@ -54,12 +57,14 @@ def withdraw_useless(plain: Instance, tuned: Instance, tuner: Tuner) -> int:
     for state in tuner.states:
         if state.winner is None:
             continue
+        names = state.task.names
         pairs = [
-            (sum(a.get(n, 0.0) for n in state.task.names), sum(b.get(n, 0.0) for n in state.task.names))
+            (sum(a[n] for n in names), sum(b[n] for n in names))
             for a, b in zip(base, other, strict=True)
+            if all(n in a and n in b for n in names)
         ]
-        if min(min(p) for p in pairs) <= 0:
-            continue  # not called: nothing to judge by
+        if len(pairs) < LEAST:
+            continue  # disturbed too often to be judged here
         found = verdict(pairs)
         if found.ratio > KEEP:
             _withdraw(tuner, state, found)
@@ -101,15 +106,22 @@ class Instance:
         self._main(*self._inputs)
 
     def profile(self) -> dict[str, float]:
-        """Seconds of each kernel in one inference, all its calls together."""
+        """Seconds of each kernel in one inference, all its calls together; kernels that were disturbed are
+        left
+        out."""
         seconds: dict[str, float] = {}
-        clock, started = time.perf_counter, [0.0]
+        bad: set[str] = set()
+        clock, delay = time.perf_counter, RunDelay()
+        begun = [0.0, 0.0]
 
         def instrument(_func: Any, symbol: str, before: bool, _ret: Any, *_args: Any) -> int:
             if before:
-                started[0] = clock()
+                begun[:] = delay(), clock()
             else:
-                seconds[symbol] = seconds.get(symbol, 0.0) + clock() - started[0]
+                took = clock() - begun[1]
+                seconds[symbol] = seconds.get(symbol, 0.0) + took
+                if disturbed(took, delay() - begun[0]):
+                    bad.add(symbol)
             return 0
 
         self._vm.set_instrument(instrument)
@@ -117,7 +129,7 @@ class Instance:
             self.run()
         finally:
             self._vm.set_instrument(None)
-        return seconds
+        return {name: value for name, value in seconds.items() if name not in bad}
 
 
 def profiles(
@@ -137,27 +149,27 @@ def profiles(
 
 
 def interleaved(
-    calls: Sequence[Callable[[], Any]], rounds: int = 100, seconds: float = 20.0, least: int = 20
+    calls: Sequence[Callable[[], Any]], rounds: int = 100, seconds: float = 20.0
 ) -> list[tuple[float, float]]:
-    """Times of two functions in turn, the order swapped every round; until `rounds`, or `seconds` and
-    `least`.
+    """Times of two functions in turn, the order swapped every round; until `rounds` undisturbed pairs, or
+    `seconds`.
 
-    A time is the median of three calls: between rounds the other's data is in the caches.
+    A time is the median of three calls: after the other's turn, the first finds the other's data in the
+    caches. Where
+    undisturbed pairs are too few, all are returned: the machine is what it is.
     """
     for call in calls:
         call(), call()
-    pairs: list[tuple[float, float]] = []
+    delay = RunDelay()
+    pairs, clean = list[tuple[float, float]](), list[tuple[float, float]]()
     end = time.perf_counter() + seconds
-    while len(pairs) < rounds and (len(pairs) < least or time.perf_counter() < end):
-        took = [0.0, 0.0]
+    while len(clean) < rounds and (len(pairs) < 2 * LEAST or time.perf_counter() < end):
+        took, good = [0.0, 0.0], True
         for i in (0, 1) if len(pairs) % 2 else (1, 0):
             calls[i]()
-            took[i] = median([_timed(calls[i]) for _ in range(3)])
+            samples = [timed(calls[i], delay) for _ in range(3)]
+            took[i] = median([s for s, _ in samples])
+            good = good and sum(fine for _, fine in samples) >= 2
         pairs.append((took[0], took[1]))
-    return pairs
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+        clean += [pairs[-1]] if good else []
+    return clean if len(clean) >= 2 * LEAST else pairs

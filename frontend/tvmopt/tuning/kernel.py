@@ -29,6 +29,7 @@ from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
+from tvmopt.tuning.disturbance import RunDelay, disturbed
 from tvmopt.tuning.effort import Effort, Kernel
 from tvmopt.tuning.record import Candidate
 from tvmopt.tuning.statistics import quantile, settled
@@ -167,7 +168,7 @@ class Bench:
         """Two built candidates in turn, the order of each pair drawn: noise meets both alike."""
         return taken_in_turn(self._timed(first, flush), self._timed(second, flush), rounds)
 
-    def _timed(self, ident: str, flush: str) -> Callable[[], float]:
+    def _timed(self, ident: str, flush: str) -> Sample:
         """A function that takes one sample: one call, or as many as fill 20 us."""
         self._load()
         function, arguments = self.built[ident], (*self._inputs, *self._empty_outputs())
@@ -184,48 +185,63 @@ class Bench:
         function(*arguments)
         calls = max(1, min(100, int(20e-6 / max(1e-7, (clock() - start) / 2))))
 
-        def sample() -> float:
+        delay = RunDelay()
+
+        def sample() -> tuple[float, bool]:
             if evict is not None:
                 evict()
-            begin = clock()
+            waited, begin = delay(), clock()
             for _ in range(calls):
                 function(*arguments)
-            return (clock() - begin) / calls
+            took = clock() - begin
+            return took / calls, not disturbed(took, delay() - waited)
 
         return sample
 
 
-def sampled(
-    call: Callable[[], float], other: Callable[[], float], effort: Effort
-) -> tuple[list[float], float]:
-    """(samples of `call`, lower quartile of `other`'s in between)."""
+Sample = Callable[[], "tuple[float, bool]"]
+"""Takes one sample: seconds, and whether it is clean (see disturbance.py)."""
+
+
+def sampled(call: Sample, other: Sample, effort: Effort) -> tuple[list[float], float]:
+    """(samples of `call`, lower quartile of `other`'s in between). Disturbed ones count only if there are
+    too few
+    clean ones: a screening is not a final."""
     call(), other()
-    samples, baseline = list[float](), list[float]()
+    pairs, clean = list[tuple[float, float]](), list[tuple[float, float]]()
     end = time.perf_counter() + effort.seconds
-    while len(samples) < effort.most:
-        samples.append(call())
-        baseline.append(other())
-        if len(samples) < effort.least:
-            continue
-        hopeless = quantile(samples, 0.25) > effort.give_up * quantile(baseline, 0.25)
-        if time.perf_counter() > end or hopeless or settled(samples, effort.confidence):
-            break
-    return samples, quantile(baseline, 0.25)
+    while len(pairs) < effort.most:
+        (first, good), (second, fine) = call(), other()
+        pairs.append((first, second))
+        if good and fine:
+            clean.append((first, second))
+        late = time.perf_counter() > end
+        if late or len(clean) >= effort.least:
+            times = [a for a, _ in (clean if len(clean) >= effort.least else pairs)]
+            base = [b for _, b in (clean if len(clean) >= effort.least else pairs)]
+            hopeless = quantile(times, 0.25) > effort.give_up * quantile(base, 0.25)
+            if late or hopeless or settled(times, effort.confidence):
+                break
+    kept = clean if len(clean) >= effort.least else pairs
+    return [a for a, _ in kept], quantile([b for _, b in kept], 0.25)
 
 
 def taken_in_turn(
-    first: Callable[[], float], second: Callable[[], float], rounds: int
+    first: Sample, second: Sample, rounds: int, seconds: float = 8.0
 ) -> list[tuple[float, float]]:
-    """`rounds` pairs, the order of each drawn."""
+    """Up to `rounds` pairs, both samples clean, the order of each drawn; fewer where the machine is too
+    busy."""
     first(), second()
     draw = random.Random(SEED)
-    pairs = []
-    for _ in range(rounds):
+    pairs: list[tuple[float, float]] = []
+    end = time.perf_counter() + seconds
+    while len(pairs) < rounds and time.perf_counter() < end:
         if draw.random() < 0.5:
-            a, b = first(), second()
+            (a, good), (b, fine) = first(), second()
         else:
-            b, a = second(), first()
-        pairs.append((a, b))
+            (b, fine), (a, good) = second(), first()
+        if good and fine:
+            pairs.append((a, b))
     return pairs
 
 

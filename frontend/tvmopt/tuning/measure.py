@@ -64,7 +64,10 @@ class Runner(Protocol):
         first."""
 
     def duel(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
-        """Both in turn, many times, after both outputs were compared again; None if either cannot run."""
+        """Both in turn, many times, after both outputs were compared again; None if either cannot run.
+
+        Only undisturbed pairs: few or none on a busy machine.
+        """
 
     def close(self) -> None:
         """Stop everything."""

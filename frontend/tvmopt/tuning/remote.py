@@ -8,7 +8,7 @@ boards, and one that disappears takes the running measurement with it, nothing e
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 from tvm import rpc, tirx
 
 from tvmopt.tuning.effort import Effort
-from tvmopt.tuning.kernel import Bench, compiled_module, sampled, taken_in_turn
+from tvmopt.tuning.kernel import Bench, Sample, compiled_module, sampled, taken_in_turn
 from tvmopt.tuning.record import Candidate
 
 
@@ -77,7 +77,7 @@ class RemoteBench(Bench):
             self._load()
             return taken_in_turn(self._timed(first, flush), self._timed(second, flush), rounds)
 
-    def _timed(self, ident: str, flush: str) -> Callable[[], float]:
+    def _timed(self, ident: str, flush: str) -> Sample:
         module, arguments = self._module(self.built[ident]), (*self._inputs, *self._empty_outputs())
         cpu = self.kernel.machine.kind == "llvm"
         evict = "cache_flush_cpu_non_first_arg" if cpu and flush != "no" else ""
@@ -85,7 +85,7 @@ class RemoteBench(Bench):
             "main", self.device, number=1 if evict else 3, repeat=1, f_preproc=evict,
             cache_flush_bytes=0 if cpu or flush == "no" else 2 * self.kernel.machine.l2,
         )  # fmt: skip
-        return lambda: float(timer(*arguments).mean)
+        return lambda: (float(timer(*arguments).mean), True)  # the board's own scheduler is out of sight
 
     @property
     def device(self) -> Any:

@@ -39,6 +39,11 @@ FINALISTS = 3
 promises."""
 
 
+PAIRS = 15
+"""Undisturbed pairs without which a final decides nothing."""
+Pairs = list[tuple[float, float]]
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a session may use; 0: no limit."""
@@ -291,12 +296,14 @@ class Tuner:
             if not open_:
                 return
             record = min(open_, key=lambda r: (r.score, r.candidate.id))
-            outcome = self._final(state, record)
+            pairs = self.runner.duel(state.task, state.task.analytic, record.candidate)
+            if pairs is not None and len(pairs) < PAIRS:
+                return  # the machine is too busy to tell: at the next batch again
+            outcome = self._final(state, record, pairs)
             if outcome is not None and outcome.won:
                 return
 
-    def _final(self, state: State, record: Record) -> Verdict | None:
-        pairs = self.runner.duel(state.task, state.task.analytic, record.candidate)
+    def _final(self, state: State, record: Record, pairs: Pairs | None) -> Verdict | None:
         found = verdict(pairs) if pairs else None
         if found is None:
             state.refused.add(record.candidate.id)
