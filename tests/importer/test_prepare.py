@@ -249,10 +249,15 @@ def test_expensive_operators_are_folded_only_when_small():
 
 
 def test_nodes_that_give_nothing_are_constants():
-    nodes = [node("Slice", ["x", "from", "to"], ["s"]), node("Concat", ["s", "x"], ["y"], axis=0)]
+    nodes = [node("Slice", ["x", "from", "to"], ["s"]), node("Concat", ["s", "x", "x"], ["y"], axis=0)]
     weights = {"from": np.array([2]), "to": np.array([-9])}
-    prepared = same(model(nodes, [value("x", (3, 2))], [value("y", (3, 2))], weights))
-    assert ops(prepared) == ["Concat"]
+    prepared = same(model(nodes, [value("x", (3, 2))], [value("y", (6, 2))], weights))
+    assert ops(prepared) == ["Concat"] and list(prepared.graph.node[0].input) == ["x", "x"]
+    nodes[1].input.pop()
+    prepared = same(
+        model([*nodes, node("Neg", ["y"], ["z"])], [value("x", (3, 2))], [value("z", (3, 2))], weights)
+    )
+    assert ops(prepared) == ["Neg"]
 
 
 @pytest.mark.parametrize(

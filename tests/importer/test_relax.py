@@ -206,3 +206,13 @@ def test_nothing_is_printed(capfd, recwarn):
     with pytest.raises(UnsupportedOp):
         to_relax(made)
     assert capfd.readouterr().out == "" and not recwarn.list
+
+
+def test_an_empty_output_is_made_at_run_time():
+    made = model(
+        [node("Identity", ["e"], ["y"]), node("Relu", ["x"], ["z"])],
+        [value("x", (3,))],
+        [value("y", (0, 2)), value("z", (3,))],
+        {"e": np.zeros((0, 2), "float32")},
+    )
+    assert "R.zeros" in check(made).module.script()

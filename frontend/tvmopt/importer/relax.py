@@ -118,7 +118,15 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
         self._convert_nodes(graph, names)
         if self.errors:
             raise collect(self.errors)
-        return relax.Tuple([self._nodes[output.name] for output in graph.output])
+        return relax.Tuple([self._result(output.name) for output in graph.output])
+
+    def _result(self, name: str) -> Any:
+        """An output of the graph; an empty one is made at run time (TVM cannot load empty constants)."""
+        value = self._nodes[name]
+        if isinstance(value, tvm.ir.GenericConst) and value.value.numpy().size == 0:
+            shape = [int(d) for d in value.ty.shape]
+            return self.bb.emit(relax.op.zeros(shape, str(value.ty.dtype)), name)
+        return value
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:

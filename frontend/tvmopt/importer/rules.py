@@ -72,11 +72,30 @@ def _size(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     return []
 
 
+def _concat(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Concat of something and nothing (a cache of length 0) is the something."""
+    axis = attributes(node).get("axis", 1)
+    shapes = [folder.shape(i) for i in node.input]
+    if any(s is None or not -len(s) <= axis < len(s) for s in shapes):
+        return None
+    kept = [i for i, s in zip(node.input, shapes, strict=True) if s and s[axis]]
+    if not kept or len(kept) == len(node.input):
+        return None
+    if len(kept) == 1:
+        return folder.bind(node.output[0], kept[0])
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.input.extend(kept)
+    return folder.infer_and_emit(copy)
+
+
 HANDLERS: dict[tuple[str, str], Rule] = {
     ("", "Constant"): _constant,
     ("", "Identity"): _identity,
     ("", "Dropout"): _dropout,
     ("", "Shape"): _shape,
     ("", "Size"): _size,
+    ("", "Concat"): _concat,
 }
 """Operators that the walk knows more about than their schema says."""
