@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
-from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.schedules.cpu._loops import worth_threads
 from tvmopt.targets import Machine
+
+from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
+from tvmopt.scheduling.family import Knobs, Space
 
 
 @dataclass(frozen=True)

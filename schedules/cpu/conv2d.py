@@ -66,7 +66,19 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     o = prod(extents(out)[3:])
     row_bytes = 4 * (extents(pad)[2] * extents(pad)[3]) if pad is not None else 4 * ow * c
     return Shape(
-        n, oh, ow, panels, nr, o, groups, (ky, kx, c), pad is not None, row_bytes, machine.lanes(), machine.cores, machine.l2
+        n,
+        oh,
+        ow,
+        panels,
+        nr,
+        o,
+        groups,
+        (ky, kx, c),
+        pad is not None,
+        row_bytes,
+        machine.lanes(),
+        machine.cores,
+        machine.l2,
     )
 
 
@@ -77,7 +89,14 @@ def knobs(shape: Shape, machine: Machine) -> Space:
     nv = max(1, shape.nr // machine.lanes())
     return Space(
         {
-            "mr": (mr, *(r for r in (4, 6, 7, 8, 10, 12, 13, 14) if r != mr and r <= shape.ow and fits(r, nv, machine))),
+            "mr": (
+                mr,
+                *(
+                    r
+                    for r in (4, 6, 7, 8, 10, 12, 13, 14)
+                    if r != mr and r <= shape.ow and fits(r, nv, machine)
+                ),
+            ),
             "row_chunk": (row_chunk, *(d for d in _divisors(shape.oh) if d != row_chunk)),
             "panel_chunk": (panel_chunk, *(d for d in _divisors(shape.panels) if d != panel_chunk)),
         }
@@ -117,7 +136,11 @@ def choose_task(shape: Shape) -> tuple[int, int]:
             compute = waves * rows * panels / (total / shape.cores)  # 1.0: perfectly even
             buffer = (rows + kh - 1) * shape.in_bytes_per_row if shape.padded else 0
             # one vector of input serves kh*kw*nr/lanes*panels FMAs a row; a move costs about one of them
-            copy = (rows + kh - 1) / rows / (kh * kw * max(1, shape.nr // shape.lanes) * panels) if shape.padded else 0
+            copy = (
+                (rows + kh - 1) / rows / (kh * kw * max(1, shape.nr // shape.lanes) * panels)
+                if shape.padded
+                else 0
+            )
             spill = 0.05 if buffer > shape.l2 // 2 else 0.0
             key = (round(compute * (1 + copy) + spill, 4), tasks)
             if best is None or key < best[0]:

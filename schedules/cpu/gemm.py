@@ -93,7 +93,14 @@ def chunk_rows(shape: Shape, mr: int, machine: Machine) -> int:
     tiles, tail = divmod(shape.m, mr)
     if shape.panels % machine.cores == 0 or shape.panels >= 8 * machine.cores or tail:
         return 1
-    return next((c for c in range(machine.cores, 0, -1) if tiles % c == 0 and (shape.panels * c) % machine.cores == 0), 1)
+    return next(
+        (
+            c
+            for c in range(machine.cores, 0, -1)
+            if tiles % c == 0 and (shape.panels * c) % machine.cores == 0
+        ),
+        1,
+    )
 
 
 def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvmopt.schedules.cpu.conv2d import choose_pixels
+from tvmopt.schedules.cpu.gemm import vectorize_columns
+from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
-from tvmopt.schedules.cpu.conv2d import choose_pixels
-from tvmopt.schedules.cpu.gemm import vectorize_columns
-from tvmopt.targets import Machine
 
 NAME, VERSION = "winograd", 1
 
@@ -110,7 +110,9 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     n, h, w, o = sch.get_loops(out)
     h_task, h_tile, h_in = sch.split(h, [None, knobs["tile_rows"], 4])
     w_tile, w_in = sch.split(w, [None, 4])
-    p_task, panel, vec, o_in = sch.split(o, [None, knobs["panel_chunk"], -(-shape.nr // shape.lanes), shape.lanes])
+    p_task, panel, vec, o_in = sch.split(
+        o, [None, knobs["panel_chunk"], -(-shape.nr // shape.lanes), shape.lanes]
+    )
     sch.reorder(n, h_task, p_task, panel, h_tile, w_tile, vec, h_in, w_in, o_in)
     task = sch.fuse(n, h_task, p_task)
     sch.compute_at(whole, vec, preserve_unit_loops=True)
@@ -165,5 +167,3 @@ def _transform_in(sch: tvm.s_tir.Schedule, v: Any, half: Any, lanes: int) -> Non
         sch.unroll(loop)
     sch.vectorize(c_in)
     sch.vectorize(loops[-1])
-
-

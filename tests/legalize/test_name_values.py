@@ -5,9 +5,8 @@ import time
 import numpy as np
 import pytest
 from scipy import special
-from tvm import relax
-
 from tests.schedules.harness import machines, run
+from tvm import relax
 
 
 def mish(bb, x):

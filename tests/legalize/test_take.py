@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from tvm import relax
-
 from tests.schedules.harness import run
+from tvm import relax
 
 
 def test_an_index_out_of_range_is_clipped():
@@ -31,6 +30,6 @@ def test_power_of_negative_numbers():
     x = np.array([-2.0, -1.5, 0.0, 3.0], "float32")
     (y,), _ = run(lambda bb, x: relax.op.power(x, relax.const(0.75, "float32")), [x])
     with np.errstate(invalid="ignore"):
-        np.testing.assert_allclose(y, x**np.float32(0.75), rtol=1e-6)
+        np.testing.assert_allclose(y, x ** np.float32(0.75), rtol=1e-6)
     (y,), _ = run(lambda bb, x: relax.op.power(x, relax.const(3.0, "float32")), [x])
     np.testing.assert_allclose(y, x**3)

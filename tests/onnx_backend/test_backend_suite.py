@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from tests.onnx_backend.suite import Outcome, load_cases, run_suite
 
 LIST = Path(__file__).with_name("expected_failures.txt")

@@ -9,7 +9,6 @@ family computes per task into a copy that stays in L2. Depthwise convolution has
 
 from __future__ import annotations
 
-
 import numpy as np
 from tvm import relax, te, tirx
 
@@ -40,9 +39,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if (kh, kw) == (1, 1) and groups == 1 and not any((top, left, bottom, right)) and strides == [1, 1]:
         nr = choose_tile(batch * height * width, out_c, machine).nr
         panels = relax.const(pack_panels(value.reshape(out_c, in_g).T, nr), "float32")
-        return call_fusable(
-            bb, lambda a, b: gemm_te(a, b, xs[:3], in_g, out_c, nr), [x, panels], "conv1x1"
-        )
+        return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:3], in_g, out_c, nr), [x, panels], "conv1x1")
     _, out_h, out_w, _ = (int(v) for v in call.ty.shape.values)
     out_g = out_c // groups
     nr = choose_tile(batch * out_h * out_w, out_g, machine, rows=out_w).nr
@@ -92,8 +89,6 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
         )
 
     return call_fusable(bb, compute, [x, panels], "conv2d")
-
-
 
 
 def group_panel(out_g: int, lanes: int) -> int:

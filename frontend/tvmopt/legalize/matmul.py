@@ -43,7 +43,13 @@ def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     xs, ws = static_shape(x), static_shape(w)
     if xs is None or ws is None:
         return None
-    if str(x.ty.dtype) != "float32" or str(w.ty.dtype) != "float32" or len(xs) < 1 or len(ws) < 2 or 0 in xs + ws:
+    if (
+        str(x.ty.dtype) != "float32"
+        or str(w.ty.dtype) != "float32"
+        or len(xs) < 1
+        or len(ws) < 2
+        or 0 in xs + ws
+    ):
         return None
     value = constant(bb, w)
     if value is not None and prod(ws[:-2]) == 1:
@@ -57,7 +63,9 @@ def _packed(
     bb: relax.BlockBuilder, x: relax.Expr, value: np.ndarray, xs: tuple[int, ...], wdim: int, machine: Machine
 ) -> relax.Expr | None:
     rows, (k_len, n_len) = xs[:-1], value.shape
-    if not rows or wdim > len(xs):  # a vector, or a result with more dimensions than x: rare, TVM's own form does
+    if not rows or wdim > len(
+        xs
+    ):  # a vector, or a result with more dimensions than x: rare, TVM's own form does
         return None
     nr = choose_tile(prod(rows), n_len, machine).nr
     panels = relax.const(pack_panels(value, nr), "float32")
@@ -80,12 +88,20 @@ def gemm_te(
         attrs={"tvmopt.kernel": "gemm"},
     )
     return te.compute(
-        (*rows, n_len), lambda *i: acc(*i[:-1], i[-1] // nr, i[-1] % nr), name="unpack", attrs={"tvmopt.kernel": "unpack"}
+        (*rows, n_len),
+        lambda *i: acc(*i[:-1], i[-1] // nr, i[-1] % nr),
+        name="unpack",
+        attrs={"tvmopt.kernel": "unpack"},
     )
 
 
 def _batched(
-    bb: relax.BlockBuilder, x: relax.Expr, w: relax.Expr, xs: tuple[int, ...], ws: tuple[int, ...], machine: Machine
+    bb: relax.BlockBuilder,
+    x: relax.Expr,
+    w: relax.Expr,
+    xs: tuple[int, ...],
+    ws: tuple[int, ...],
+    machine: Machine,
 ) -> relax.Expr:
     """C[*batch, m, n] of two activations. Where N is no multiple of half a vector, B is packed at run time into
     panels padded with zeros (a block of its own, computed per task): vectors then never straddle a row."""
@@ -111,7 +127,9 @@ def _batched(
         packed = te.compute(
             (*batch, -(-n_len // nr), k_len, nr),
             lambda *i: te.if_then_else(
-                i[-3] * nr + i[-1] < n_len, b(*pick(i[:-3], ws), i[-2], i[-3] * nr + i[-1]), tirx.const(0.0, "float32")
+                i[-3] * nr + i[-1] < n_len,
+                b(*pick(i[:-3], ws), i[-2], i[-3] * nr + i[-1]),
+                tirx.const(0.0, "float32"),
             ),
             name="pack",
             attrs={"tvmopt.kernel": "pack"},

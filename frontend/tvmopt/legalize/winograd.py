@@ -13,6 +13,7 @@ form's: 1.5e-6 rms, 1.5e-5 at most, for outputs of variance 1 (see tests); `exac
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.polynomial import polynomial
@@ -72,7 +73,7 @@ def pays(out_h: int, out_w: int, in_c: int, out_c: int, batch: int, machine: Mac
     rate = 16 if weights < machine.l3 // 2 else machine.bandwidth / machine.ghz / 1e9
     stream = weights / rate if weights > machine.l2 // 2 else 0.0
     transforms = 8 * 36 * (in_c + out_c) / lanes * tiles / ports
-    return max(gemm, stream) + transforms < 0.85 * direct
+    return bool(max(gemm, stream) + transforms < 0.85 * direct)
 
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
@@ -103,7 +104,9 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
         pad = te.compute(
             (batch, rows * OUT + 2, cols * OUT + 2, in_c),
             lambda n, y, x_, c: te.if_then_else(
-                te.all(y >= top, y < height + top, x_ >= left, x_ < width + left), data(n, y - top, x_ - left, c), zero
+                te.all(y >= top, y < height + top, x_ >= left, x_ < width + left),
+                data(n, y - top, x_ - left, c),
+                zero,
             ),
             name="pad",
             attrs={"tvmopt.kernel": "pad"},
@@ -119,7 +122,10 @@ def winograd_te(pad: te.Tensor, weight: te.Tensor, out: tuple[int, int, int, int
     batch, out_h, out_w, out_c = out
     rows, cols = -(-out_h // OUT), -(-out_w // OUT)
     in_c, nr = int(pad.shape[3]), int(weight.shape[4])
-    tag = lambda name: {"name": name, "attrs": {"tvmopt.kernel": name}}  # noqa: E731
+
+    def tag(name: str) -> dict[str, Any]:
+        return {"name": name, "attrs": {"tvmopt.kernel": name}}
+
     half = te.compute(
         (TILE, TILE, batch, rows, cols, in_c),
         lambda i, j, n, y, x, c: combine(bt, i, lambda k: pad(n, y * OUT + k, x * OUT + j, c)),

@@ -67,14 +67,17 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         if any(int(d) != 1 for d in a.dilation):  # Decline 2
             self.log.declined(STAGE, self.node, "2: dilated")
             return call
-        if xs is None or not all(v in ("NCHW", "NCW", "IOHW", "IOW") for v in (a.data_layout, a.kernel_layout)):  # Decline 3
+        if xs is None or not all(
+            v in ("NCHW", "NCW", "IOHW", "IOW") for v in (a.data_layout, a.kernel_layout)
+        ):  # Decline 3
             self.log.declined(STAGE, self.node, "3: the shape is unknown or the layout is not NCHW")
             return call
         self.log.applied(STAGE, self.node)
         flat = len(xs) == 3  # one spatial dimension: as two, the first of extent 1
         weight = w.value.numpy()
-        ints = lambda values: [int(v) for v in values]  # noqa: E731
-        strides, pads, extra = ints(a.strides), ints(a.padding), ints(a.output_padding)
+        strides, pads, extra = (
+            [int(v) for v in values] for values in (a.strides, a.padding, a.output_padding)
+        )
         if flat:
             x = self.builder_.emit(relax.op.expand_dims(x, 2))
             weight = weight[:, :, None, :]
@@ -83,12 +86,20 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         return relax.op.squeeze(out, [2]) if flat else out
 
     def _lower(
-        self, x: relax.Expr, weight: np.ndarray, strides: list[int], pads: list[int], extra: list[int], groups: int
+        self,
+        x: relax.Expr,
+        weight: np.ndarray,
+        strides: list[int],
+        pads: list[int],
+        extra: list[int],
+        groups: int,
     ) -> relax.Expr:
         emit = self.builder_.emit
         batch, _, *size = static_shape(x) or ()
         kernel, taps, in_g = phase_kernel(weight, strides, groups)
-        full = [(n - 1) * s + k + e for n, s, k, e in zip(size, strides, weight.shape[2:], extra, strict=True)]
+        full = [
+            (n - 1) * s + k + e for n, s, k, e in zip(size, strides, weight.shape[2:], extra, strict=True)
+        ]
         steps = [-(-f // s) for f, s in zip(full, strides, strict=True)]
         before = [t - 1 for t in taps]
         after = [q - n for q, n in zip(steps, size, strict=True)]

@@ -49,7 +49,9 @@ class Provenance:
                 known[var] = var
                 continue
             if isinstance(value.op, tvm.ir.GlobalVar):
-                inner = dict(zip((p.name for p in module[value.op].params), (_name(a, known) for a in value.args)))
+                inner = dict(
+                    zip((p.name for p in module[value.op].params), (_name(a, known) for a in value.args))
+                )
                 nodes = []
                 for inner_var, inner_value in _bindings(module[value.op]):
                     if isinstance(inner_value, relax.Call):
@@ -80,7 +82,12 @@ def _take(left: dict[Key, list[str]], key: Key, default: str) -> str:
 def _bindings(func: relax.Function) -> list[tuple[str, Any]]:
     if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
         return []
-    return [(b.var.name, b.value) for block in func.body.blocks for b in block.bindings if isinstance(b, relax.VarBinding)]
+    return [
+        (b.var.name, b.value)
+        for block in func.body.blocks
+        for b in block.bindings
+        if isinstance(b, relax.VarBinding)
+    ]
 
 
 def _key(call: relax.Call, known: dict[str, str]) -> Key:
@@ -95,5 +102,9 @@ def _key(call: relax.Call, known: dict[str, str]) -> Key:
 
 def _name(expr: Any, known: dict[str, str]) -> str:
     if isinstance(expr, relax.Var):
-        return known.get(expr.name, expr.name)
-    return "" if not isinstance(expr, relax.Tuple) else "(" + ",".join(_name(f, known) for f in expr.fields) + ")"
+        return known.get(str(expr.name), str(expr.name))
+    return (
+        ""
+        if not isinstance(expr, relax.Tuple)
+        else "(" + ",".join(_name(f, known) for f in expr.fields) + ")"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import tvm
 from tvm import tirx
@@ -18,6 +18,7 @@ from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
 
 STAGE = "tvmopt.ApplyFamilies"
+Source = Literal["tuned", "analytic", "generic"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Scheduled:
     """How one PrimFunc was scheduled (see `tvmopt.report.Kernel`)."""
 
     family: str
-    source: str
+    source: Source
     knobs: dict[str, int] = field(default_factory=dict)
     note: str = ""
 
@@ -67,6 +68,7 @@ def schedule_one(
             continue
         recorded = lookup(func, family, shape) if lookup else None
         space = family.knobs(shape, machine)
+        source: Source
         for source, knobs in (("tuned", recorded), ("analytic", space.analytic)):
             if knobs is None:
                 continue

@@ -106,5 +106,3 @@ def _fixed(fn: Any, arity: int) -> Any:
     """`fn(*args)` with a fixed number of named arguments: TVM's IndexMap counts them in the signature."""
     names = ", ".join(f"i{k}" for k in range(arity))
     return eval(f"lambda {names}: fn({names})", {"fn": fn})
-
-

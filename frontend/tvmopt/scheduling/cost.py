@@ -49,9 +49,9 @@ def _operations(node: Any) -> int:
     """Floating-point operations in one execution of a statement or expression."""
     kind = type(node).__name__
     count = 0
-    if kind in _FLOAT_OPS and _is_float(node):
-        count = 1
-    elif kind == "Call" and _is_float(node) and getattr(node.op, "name", "") != "tirx.if_then_else":
+    if (kind in _FLOAT_OPS and _is_float(node)) or (
+        kind == "Call" and _is_float(node) and getattr(node.op, "name", "") != "tirx.if_then_else"
+    ):
         count = 1
     for child in _children(node, kind):
         count += _operations(child)

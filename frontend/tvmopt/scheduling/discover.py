@@ -33,7 +33,7 @@ def families(kind: str) -> tuple[Family, ...]:
                         where=f"{module.__name__} and {getattr(found[module.NAME], '__name__', '?')}",
                         fix="rename one: records are kept under a family's name",
                     )
-                found[module.NAME] = module  # type: ignore[assignment]
+                found[module.NAME] = module
     return tuple(sorted(found.values(), key=lambda f: (f.NAME == "generic", f.NAME)))
 
 

@@ -51,8 +51,10 @@ class Space:
         return size
 
     def __contains__(self, knobs: object) -> bool:
-        return isinstance(knobs, Mapping) and dict(knobs).keys() == self.choices.keys() and all(
-            knobs[name] in values for name, values in self.choices.items()
+        return (
+            isinstance(knobs, Mapping)
+            and dict(knobs).keys() == self.choices.keys()
+            and all(knobs[name] in values for name, values in self.choices.items())
         )
 
 

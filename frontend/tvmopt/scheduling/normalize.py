@@ -11,13 +11,14 @@ It is done before families see the function, so that a tuning record's workload 
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
-from tvmopt.scheduling.chain import merge_chains
 from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents
+from tvmopt.scheduling.chain import merge_chains
 
 _KERNELS = ("gemm", "batch_gemm", "conv2d")
 
@@ -25,11 +26,13 @@ _KERNELS = ("gemm", "batch_gemm", "conv2d")
 def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with 32-bit indices and its matrix product, if it has one, in normal form."""
     func = merge_chains(narrow(func))
-    kernel = next((name for name in _KERNELS if annotated(func, name) is not None), None)
+    blocks = {name: annotated(func, name) for name in _KERNELS}
+    kernel = next((name for name, block in blocks.items() if block is not None), None)
     out = annotated(func, "unpack")
     if kernel is None or out is None:
         return func
-    groups = int(annotated(func, kernel).annotations.get("tvmopt.groups", 1))
+    block: Any = blocks[kernel]
+    groups = int(block.annotations.get("tvmopt.groups", 1))
     if kernel == "conv2d" and groups == 1:
         return func
     sch = Schedule(func)

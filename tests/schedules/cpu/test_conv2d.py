@@ -14,9 +14,15 @@ def definition(x, w, strides, pads, dilation, groups):
     x = np.pad(x.astype("float64"), ((0, 0), (top, bottom), (left, right), (0, 0)))
     out, kh, kw, per = w.shape
     span = ((kh - 1) * dilation[0] + 1, (kw - 1) * dilation[1] + 1)
-    win = sliding_window_view(x, span, axis=(1, 2))[:, :: strides[0], :: strides[1], :, :: dilation[0], :: dilation[1]]
+    win = sliding_window_view(x, span, axis=(1, 2))[
+        :, :: strides[0], :: strides[1], :, :: dilation[0], :: dilation[1]
+    ]
     parts = [
-        np.einsum("nyxchw,ohwc->nyxo", win[:, :, :, g * per : (g + 1) * per], w[g * out // groups : (g + 1) * out // groups])
+        np.einsum(
+            "nyxchw,ohwc->nyxo",
+            win[:, :, :, g * per : (g + 1) * per],
+            w[g * out // groups : (g + 1) * out // groups],
+        )
         for g in range(groups)
     ]
     return np.concatenate(parts, -1)
@@ -57,6 +63,10 @@ def test_convolution_with_bias_and_relu(machine, case):
         return relax.op.nn.relu(bb.emit(relax.op.add(y, relax.const(b))))
 
     (y,), how = run(build, [x], machine, exact=True)
-    close(y, np.maximum(definition(x, w, strides, pads, dilation, groups) + b, 0), kernel[0] * kernel[1] * c // groups)
+    close(
+        y,
+        np.maximum(definition(x, w, strides, pads, dilation, groups) + b, 0),
+        kernel[0] * kernel[1] * c // groups,
+    )
     assert {s.family for s in how.values()} == {"gemm" if case == "1x1" else "conv2d"}
     assert not any(s.note for s in how.values())

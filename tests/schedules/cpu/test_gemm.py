@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from tvm import relax
+from tvmopt.targets import Machine
 
 from tests.schedules.harness import close, machines, run
 from tvmopt.scheduling.tile import choose_tile, fits
-from tvmopt.targets import Machine
 
 
 def linear(weight, bias):

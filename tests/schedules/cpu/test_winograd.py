@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from tvm import relax
+from tvmopt.targets import Machine
 
 import tvmopt.legalize.winograd as winograd
 from tests.schedules.cpu.test_conv2d import definition
 from tests.schedules.harness import machines, run
-from tvmopt.targets import Machine
 
 
 def conv(x, w, b, pads):
