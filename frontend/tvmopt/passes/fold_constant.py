@@ -180,6 +180,7 @@ class FoldConstant(Rewrite):
     Applies when   every operand is a constant and the result's shape is static.
     Declines when  1. the result would exceed 2 GiB
                    2. neither NumPy nor (up to 65536 elements) TVM evaluates the operator
+                   3. the result has no elements: an executable with a constant of no bytes cannot be loaded
     Gain           the whole expression, at every inference. Evaluated in the operands' own element type, as
                    at run time; erf and sigmoid by SciPy.
     Order          first, and again after any pass that leaves constant expressions.
@@ -202,6 +203,9 @@ class FoldConstant(Rewrite):
         if dims is None:
             return None
         size = math.prod(dims)
+        if size == 0:
+            self.declined(var, f"3: {name} of constants has no elements")
+            return None
         if size * np.dtype("float64").itemsize > MOST_BYTES * 2:
             self.declined(var, f"1: {name} would make a constant of {size} elements")
             return None
