@@ -100,7 +100,7 @@ def default_threads(wanted: int) -> int:
     """
     text = os.environ.get("TVM_NUM_THREADS", "")
     if not text:
-        return max(1, min(wanted, usable_cores()))
+        return int(max(1, min(wanted, usable_cores())))
     if not text.isdigit() or int(text) < 1:
         raise InputError(
             f"TVM_NUM_THREADS is {text!r}, not a positive number.", fix="unset it, or set it to 1, 2, ..."
