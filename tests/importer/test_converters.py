@@ -236,6 +236,11 @@ def test_quantized_conv_by_channel() -> None:
     compare("QLinearConv", inputs, weights=(1, 2, 3, 4, 5, 6, 7, 8), out_types=(TensorProto.UINT8,))
 
 
+@pytest.mark.parametrize("slope", [(1,), (3, 1, 1), (1, 3, 1, 1), (9,), (8, 9)])
+def test_prelu(slope: tuple[int, ...]) -> None:
+    compare("PRelu", [normal(2, 3, 8, 9), normal(*slope)], weights=(1,))
+
+
 MS = "com.microsoft"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.onnx_backend.suite import Outcome, load_cases, run_suite
+from tests.onnx_backend.suite import KINDS, Outcome, load_cases, run_suite
 
 LIST = Path(__file__).with_name("expected_failures.txt")
 SUBSET, SEED = 200, 20261121
@@ -31,20 +31,20 @@ def judge(outcomes: list[Outcome]) -> list[str]:
 def test_list_is_sorted_and_names_cases() -> None:
     names = list(expected_failures())
     assert names == sorted(set(names))
-    assert not set(names) - set(load_cases(("node",)))
+    assert not set(names) - set(load_cases(KINDS))
 
 
 def test_seeded_subset() -> None:
-    names = sorted(load_cases(("node",)))
-    outcomes = run_suite(random.Random(SEED).sample(names, SUBSET), workers=2, timeout=180)
+    names = sorted(load_cases(KINDS))
+    outcomes = run_suite(random.Random(SEED).sample(names, SUBSET), workers=2, timeout=180, kinds=KINDS)
     assert len(outcomes) == SUBSET
     assert not judge(outcomes)
 
 
 @pytest.mark.slow
 def test_whole_suite() -> None:
-    cases = load_cases(("node",))
-    outcomes = run_suite(sorted(cases), workers=2, timeout=180)
+    cases = load_cases(KINDS)
+    outcomes = run_suite(sorted(cases), workers=2, timeout=180, kinds=KINDS)
     assert not judge(outcomes)
     assert len(outcomes) == len(cases)
     assert sum(o.ok for o in outcomes) >= len(cases) - len(expected_failures())

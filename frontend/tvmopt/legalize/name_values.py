@@ -48,7 +48,7 @@ def name_values(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return _in_place(node, names) if isinstance(node.body, tirx.BufferStore) else mutator.default_mutate(node)
 
     body = structural_mutate(func.body, ((tirx.For, loop), (SBlock, block)))
-    if not names:
+    if body.same_as(func.body):
         return func
     root = body.block
     outer = SBlock(
@@ -67,14 +67,22 @@ def _local(names: list[Any], dtype: str, extent: Any) -> Any:
 def _in_place(block: Any, names: list[Any]) -> Any:
     """A block outside a vectorized loop: its values one after the other, in buffers of one element."""
     steps: list[Any] = []
+    own: list[Any] = []
 
     def local(bound: Any) -> Any:
-        buffer = _local(names, str(bound.ty.dtype), 1)
+        buffer = tirx.decl_buffer((1,), str(bound.ty.dtype), f"value{len(names) + len(own)}", scope="local")
+        own.append(buffer)
         steps.append(tirx.BufferStore(buffer, bound, [0]))
         return tirx.BufferLoad(buffer, [0])
 
     value = _flat(block.body.value, local, outermost=True)
-    return _with_body(block, tirx.SeqStmt([*steps, _store_again(block.body, value)])) if steps else block
+    if not steps:
+        return block
+    body = tirx.SeqStmt([*steps, _store_again(block.body, value)])
+    return SBlock(  # the buffers are the block's own: an enclosing block need not know of them
+        block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
+        [*block.alloc_buffers, *own], block.match_buffers, block.annotations,
+    )  # fmt: skip
 
 
 def _split_loop(loop: Any, realize: Any, names: list[Any]) -> Any:

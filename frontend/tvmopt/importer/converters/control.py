@@ -12,6 +12,19 @@ from tvm import relax
 from tvmopt.importer.converters.common import Build, const, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
+
+def elements(sequence: Any) -> list[Any]:
+    """The elements of a sequence: the fields of a tuple, or of a variable bound to one."""
+    if isinstance(sequence, relax.Tuple):
+        return list(sequence.fields)
+    return [relax.TupleGetItem(sequence, i) for i in range(len(sequence.ty.fields))]
+
+
+def is_sequence(expr: Any) -> bool:
+    """Whether a value is a sequence."""
+    return isinstance(expr, relax.Tuple) or isinstance(expr.ty, relax.TupleType)
+
+
 MAX_TRIPS = 1024
 """Beyond this an unrolled loop compiles for too long to be of use."""
 
@@ -83,26 +96,25 @@ def scan8(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
 def sequence_map(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SequenceMap: the body once an element; inputs that are no sequences are passed to every call."""
     assert ctx.subgraph is not None
-    length = len(inputs[0].fields)
+    length = len(elements(inputs[0]))
     results = []
     for i in range(length):
-        items = [x.fields[i] if isinstance(x, relax.Tuple) else x for x in inputs]
+        items = [bb.normalize(elements(x)[i]) if is_sequence(x) else x for x in inputs]
         results.append(ctx.subgraph(attrs["body"], items))
     return tuple(relax.Tuple(list(column)) for column in zip(*results, strict=True))
 
 
 def sequence_insert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SequenceInsert: before a position, at the end by default."""
-    elements = list(inputs[0].fields)
+    parts = elements(inputs[0])
     position = ctx.array(inputs[2], "position")
-    at = len(elements) if position is None else int(np.ravel(position)[0])
-    elements.insert(at, inputs[1])
-    return relax.Tuple(elements)
+    parts.insert(len(parts) if position is None else int(np.ravel(position)[0]), inputs[1])
+    return relax.Tuple(parts)
 
 
 def sequence_length(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SequenceLength: a constant."""
-    return const(len(inputs[0].fields), "int64")
+    return const(len(elements(inputs[0])), "int64")
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {

@@ -169,6 +169,22 @@ def elu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     return b.unary(fn, inputs[0])
 
 
+def prelu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """PRelu; one slope a channel stays `nn.prelu`. A vector as long as there are channels means them, if it
+    can.
+    """
+    b = Build(bb, ctx.name)
+    x, slope = inputs[0], inputs[1]
+    shape, own = shape_of(x), shape_of(slope)
+    channels = shape[1] if len(shape) > 1 else 1
+    by_channel = len(own) == len(shape) - 1 and own == (channels, *[1] * (len(shape) - 2))
+    by_channel |= own == (1, channels, *[1] * (len(shape) - 2))
+    by_channel |= own == (channels,) and (ctx.opset < 7 or channels != shape[-1]) and len(shape) > 1
+    if by_channel:
+        return relax.op.nn.prelu(x, b.reshape(slope, (channels,)), 1)
+    return b.where(b.less(x, 0), b.mul(x, slope), x)
+
+
 def celu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Celu: ``max(0, x) + min(0, alpha (exp(x / alpha) - 1))``."""
     b, alpha = Build(bb, ctx.name), attrs.get("alpha", 1.0)
@@ -217,6 +233,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Mish"): mish,
     ("", "Elu"): elu,
     ("", "Celu"): celu,
+    ("", "PRelu"): prelu,
     ("", "Swish"): swish,
     ("com.microsoft", "QuickGelu"): swish,
     ("", "SwiGLU"): swiglu,
