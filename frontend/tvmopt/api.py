@@ -78,6 +78,7 @@ def compile(
     exact: bool = False,
     strip_weights: bool = False,
     records: bool = True,
+    cuda_graph: bool = True,
     store: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Compiled:
@@ -97,6 +98,7 @@ def compile(
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution).
         strip_weights: write the artifact without its weights (`refit` puts weights in).
         records: use what tuning recorded for exactly this target: the user's store, then what ships here.
+        cuda_graph: on a GPU, capture runs of kernels once as CUDA graphs and replay them.
         store: the tuning store to use in place of the user's.
         progress: called with the name of each stage.
 
@@ -117,8 +119,9 @@ def compile(
             "the folder of the output does not exist.", where=str(output), fix="create it, or give another"
         )
     request = Request(
-        model, machine, precision, shape or {}, values or {}, exact, records=records, store=store
-    )
+        model, machine, precision, shape or {}, values or {}, exact,
+        records=records, cuda_graph=cuda_graph, store=store,
+    )  # fmt: skip
     artifact, report = compile_model(request, progress)
     if verify:
         with as_file(model) as path:

@@ -46,6 +46,7 @@ class Request:
     exact: bool = False
     name: str = ""
     records: bool = True
+    cuda_graph: bool = True
     store: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:

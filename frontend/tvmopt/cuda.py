@@ -5,8 +5,8 @@ says nothing. Here a child process gets a stand-in for the driver library (a stu
 whose functions all fail) on its loader path, so that nvcc is really called and a kernel that it refuses is an
 error now.
 
-Schedules are TVM's own (dlight) for now, and the report says so. Fast math is off: TVM turns it on by
-default.
+The stages are those of `pipeline.py`; kernels that no family in `schedules/cuda` takes get TVM's dlight, and the
+report says so. Fast math is off: TVM turns it on by default.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt import children
 from tvmopt.errors import MissingDependency, ScheduleError, TvmoptError
-from tvmopt.report import DecisionLog, Kernel, Report
+from tvmopt.report import DecisionLog, Report
 from tvmopt.targets import Machine
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ _STUB = "".join(
     f'int {name}(int e,const char**p){{*p="no driver: this is the stub of tvmopt";return 0;}}\n'
     for name in ("cuGetErrorName", "cuGetErrorString")
 )
-
-NOTE = "GPU schedules are TVM's own (dlight), not tvmopt's: expect much less than the hardware can do"
 
 
 @dataclass(frozen=True)
@@ -175,6 +173,8 @@ def compile_cuda(request: Request, progress: Progress | None) -> tuple[Artifact,
             "model": str(model),
             "machine": request.machine.as_dict(),
             "precision": request.precision,
+            "exact": request.exact,
+            "cuda_graph": request.cuda_graph,
             "shapes": {name: list(shape) for name, shape in request.shapes.items()},
             "name": request.name,
             "output": str(Path(folder) / "out.tvmopt"),
@@ -190,6 +190,8 @@ def in_child(
     model: str,
     machine: dict[str, Any],
     precision: str,
+    exact: bool,
+    cuda_graph: bool,
     shapes: dict[str, Any],
     name: str,
     output: str,
@@ -208,14 +210,12 @@ def in_child(
     from tvmopt.runtime.artifact import Artifact
 
     gpu = Machine(**{**machine, "features": tuple(machine["features"])})
-    request = Request(model, gpu, precision, shapes, name=name)
+    request = Request(model, gpu, precision, shapes, exact=exact, name=name, cuda_graph=cuda_graph)
     stages = Progressed(progress)
     with stages.stage("importing"):
         imported = import_model(model, shapes)
 
     import tvm
-    from tvm import relax
-
     from tvmopt import pipeline
     from tvmopt.passes.lift_constants import lift_constants
 
@@ -226,14 +226,12 @@ def in_child(
             fix="it needs libcudart.so.13: install NVIDIA's CUDA 13 toolkit",
         )
     with stages.stage("optimizing"):
-        lowered = lower(imported.module, gpu, DecisionLog())
+        lowered = pipeline.lower(imported.module, gpu, DecisionLog(), exact=exact)
         lowered.module, weights = lift_constants(lowered.module)
         structure = structure_hash(lowered.module, gpu.tvm_target())
     with stages.stage("generating code"):
         binaries = _record_binaries()
-        with gpu.tvm_target(), tvm.transform.PassContext(opt_level=3):
-            planned = tvm.transform.Sequential(pipeline.memory_passes())(lowered.module)
-            executable = relax.build(planned, target=gpu.tvm_target(), relax_pipeline=None)
+        executable = pipeline.build(lowered, gpu, cuda_graph)
         if lowered.kernels and not binaries:
             raise ScheduleError(
                 "TVM made no machine code for the GPU.", where=model, fix="please report it with the model"
@@ -241,95 +239,25 @@ def in_child(
     with stages.stage("linking"):
         library = export(executable)
     report = make_report(
-        request, imported, lowered, weights, stages.seconds, activation_bytes(lowered, gpu), (NOTE,)
+        request,
+        imported,
+        lowered,
+        weights,
+        stages.seconds,
+        activation_bytes(lowered, gpu),
+        _warnings(lowered),
     )
     Artifact.build(make_manifest(request, imported, structure, report), library, weights).save(output)
     return report.as_dict()
 
 
-def lower(module: Any, machine: Machine, log: DecisionLog) -> Any:
-    """Graph passes that suit any machine, TVM's legalization, fusion, and dlight's schedules."""
-    import tvm
-    from tvm import relax
-
-    from tvmopt import passes as P
-    from tvmopt import pipeline
-    from tvmopt.passes.provenance import Provenance
-
-    T = relax.transform
-    graph = [
-        P.FoldConstant(log),
-        P.CancelCasts(log),
-        P.EliminateIdentities(log),
-        P.FoldConstant(log),
-        T.EliminateCommonSubexpr(),
-        P.FuseLayerNorm(log),
-        P.FuseActivations(log),
-        P.FuseSoftmax(log),
-        P.FoldBatchNorm(log),
-        P.FoldScaleShift(log),  # after FoldBatchNorm, which leaves a multiply and an add where it cannot fold
-        P.CancelReshapes(log),
-        T.DecomposeOpsForInference(),  # the BatchNorms that had nothing to fold into
-        P.FoldConstant(log),
-        T.CanonicalizeBindings(),
-        T.DeadCodeElimination(),
-    ]
-    with machine.tvm_target():
-        module = tvm.transform.Sequential([*graph, T.LegalizeOps(), P.FoldConstant(log)])(module)
-        provenance = Provenance.before_fusion(module)
-        module = tvm.transform.Sequential(pipeline.fusion_passes()[:2])(module)
-        provenance = provenance.after_fusion(module)
-        module = tvm.transform.Sequential(pipeline.fusion_passes()[2:])(module)
-        unscheduled = module
-        module, rules = _schedule(module, machine)
-    return pipeline.Lowered(module, tuple(_kernels(unscheduled, rules, provenance)), log, {})
-
-
-def _schedule(module: Any, machine: Machine) -> tuple[Any, dict[str, str]]:
-    """dlight's first fitting rule for each kernel, by name.
-
-    Raises:
-        ScheduleError: a kernel that no rule schedules: it would not run on a GPU.
-    """
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import dlight
-
-    digits = replace(machine, mcpu=machine.mcpu.rstrip("af"))  # dlight finds no tensor cores on "sm_90a"
-    target = digits.tvm_target()
-    gpu = dlight.gpu
-    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
-    scheduled, names = {}, {}
-    for variable, function in module.functions_items():
-        if not isinstance(function, tirx.PrimFunc):
-            scheduled[variable] = function
-            continue
-        for rule in rules:
-            with target, suppress(Exception):  # a rule that trips over a function does not fit it
-                found = rule.apply(function, target, False)
-                if found is not None:
-                    found = found[0] if isinstance(found, list) else found
-                    scheduled[variable] = found.mod["main"].with_attr("tirx.is_scheduled", True)
-                    names[variable.name_hint] = type(rule).__name__
-                    break
-        else:
-            raise ScheduleError(
-                "no GPU schedule fits a kernel.",
-                where=variable.name_hint,
-                fix="please report it with the model",
-            )
-    return tvm.IRModule(scheduled, attrs=module.attrs, global_infos=module.global_infos), names
-
-
-def _kernels(module: Any, rules: dict[str, str], provenance: Any) -> Iterator[Kernel]:
-    from tvmopt.scheduling.cost import kernel_cost
-
-    for name, sites in provenance.calls(module).items():
-        if name in rules:
-            cost = kernel_cost(module[name])
-            yield Kernel(
-                name, f"dlight.{rules[name]}", "generic", {}, len(sites), tuple(sites), cost.flops, cost.bytes
-            )
+def _warnings(lowered: Any) -> tuple[str, ...]:
+    """What a user must know: kernels that no family of ours scheduled, by rule and number."""
+    rules = Counter(k.family for k in lowered.kernels if k.family.startswith("dlight."))
+    if not rules:
+        return ()
+    told = ", ".join(f"{number} by {rule}" for rule, number in sorted(rules.items()))
+    return (f"no family of tvmopt scheduled {rules.total()} of {len(lowered.kernels)} kernels: {told}",)
 
 
 def _record_binaries() -> list[int]:

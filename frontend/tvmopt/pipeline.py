@@ -105,6 +105,7 @@ def memory_passes() -> list[Any]:
         T.RemovePurityChecking(),
         T.CallTIRRewrite(),
         T.StaticPlanBlockMemory(),
+        T.RewriteCUDAGraph(),  # on the planned storage; only under the config that `build` sets for GPUs
         T.LowerAllocTensor(),
         T.KillAfterLastUse(),
         T.LowerRuntimeBuiltin(),
@@ -146,9 +147,16 @@ def lower(
     return Lowered(module, tuple(_kernels(unscheduled, how, provenance)), log, seconds, unscheduled)
 
 
-def build(lowered: Lowered, machine: Machine) -> Any:
-    """Plan memory and generate code: a `relax.VMExecutable`."""
-    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
+def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
+    """Plan memory and generate code: a `relax.VMExecutable`.
+
+    Args:
+        cuda_graph: runs of kernels with static shapes are captured once as CUDA graphs and replayed.
+    """
+    config = BUILD_CONFIG
+    if machine.kind == "cuda":
+        config = {"relax.backend.use_cuda_graph": cuda_graph}
+    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
         with _timed(lowered.seconds, "plan memory"):
             module = name_module(lowered.module) if machine.kind == "llvm" else lowered.module
             module = tvm.transform.Sequential(memory_passes())(module)

@@ -52,8 +52,8 @@ def test_real_machine_code(compiled: tvmopt.Compiled) -> None:
 
 @needs_toolkit
 def test_the_report_says_whose_schedules(compiled: tvmopt.Compiled) -> None:
-    assert all(kernel.family.startswith("dlight.") for kernel in compiled.report.kernels)
-    assert any("dlight" in warning for warning in compiled.report.warnings)
+    fallback = [kernel for kernel in compiled.report.kernels if kernel.family.startswith("dlight.")]
+    assert bool(fallback) == any("dlight" in warning for warning in compiled.report.warnings)
 
 
 @needs_toolkit

@@ -57,6 +57,9 @@ def command(
     records: Annotated[
         bool, typer.Option("--records/--no-records", help="Use tuning records of exactly this target.")
     ] = True,
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph/--no-cuda-graph", help="On a GPU: kernels captured as CUDA graphs.")
+    ] = True,
     store: Annotated[
         Path | None, typer.Option(help="Tuning store.", show_default="~/.local/share/tvmopt/tuning.db")
     ] = None,
@@ -78,6 +81,7 @@ def command(
             exact=exact,
             strip_weights=strip_weights,
             records=records,
+            cuda_graph=cuda_graph,
             store=store,
             progress=show,
         )

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmopt.legalize import attention, conv, depthwise, extremes, math, matmul, norm, pool, take, winograd
+from tvmopt.legalize import attention, conv, cuda, depthwise, extremes, math, matmul, norm, pool, take, winograd
 from tvmopt.targets import Machine
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | None"]
@@ -29,12 +29,13 @@ def legalize(module: tvm.IRModule, machine: Machine, exact: bool = False) -> tvm
         exact: only forms that add and multiply as the operator's definition does: no Winograd.
     """
     math.install()
-    return relax.transform.LegalizeOps(_table(machine, exact))(module)
+    groups = cuda.GROUPS if machine.kind == "cuda" else _GROUPS
+    return relax.transform.LegalizeOps(_table(groups, machine, exact))(module)
 
 
-def _table(machine: Machine, exact: bool) -> dict[str, Any]:
+def _table(groups: tuple[Any, ...], machine: Machine, exact: bool) -> dict[str, Any]:
     by_op: dict[str, list[Legalizer]] = {}
-    for group in _GROUPS:
+    for group in groups:
         if exact and group in _APPROXIMATE:
             continue
         for op, fn in group.LEGALIZERS.items():

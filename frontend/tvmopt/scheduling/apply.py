@@ -1,4 +1,5 @@
-"""Schedule every kernel of a module: a tuning record, else the family's analytic point, else the generic family."""
+"""Schedule every kernel of a module: a tuning record, else the family's analytic point, else the generic family,
+on a GPU TVM's dlight."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmopt.report import DecisionLog
+from tvmopt.scheduling import dlight
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Family
 from tvmopt.scheduling.normalize import normalize
@@ -58,6 +60,7 @@ def schedule_one(
 ) -> tuple[tirx.PrimFunc, Scheduled]:
     """Schedule one function; `name` is for the log."""
     notes = []
+    original = func
     try:
         func = normalize(func)
     except Exception as error:  # as below: then no GEMM family recognises it
@@ -89,6 +92,10 @@ def schedule_one(
             log.applied(STAGE, name, f"{family.NAME}, {source}")
             done = sch.mod["main"].with_attr("tirx.is_scheduled", True)
             return done, Scheduled(family.NAME, source, dict(knobs), "; ".join(notes))
+    if machine.kind == "cuda":
+        done, rule = dlight.schedule(name, original, machine)
+        log.declined(STAGE, name, f"no family recognised it: dlight.{rule}")
+        return done, Scheduled(f"dlight.{rule}", "generic", {}, "; ".join(notes))
     log.declined(STAGE, name, "no family recognised it: unscheduled loops")
     return func, Scheduled("none", "generic", {}, "; ".join(notes) or "unscheduled")
 

@@ -1,0 +1,13 @@
+"""From Relax operators to loops for GPUs: products in the form that tensor cores want; what none takes is TVM's own.
+
+A legalizer is `fn(bb, call, machine) -> Expr | None`, as in `tvmopt.legalize`. The groups stand in one tuple.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvmopt.legalize import extremes, take
+
+# an operator that two groups know: the first that does not return None
+GROUPS: tuple[Any, ...] = (take, extremes)
