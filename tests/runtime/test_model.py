@@ -139,14 +139,19 @@ assert model(np.zeros((1, 3, 9, 9), 'float32')).shape == (1, 10)
     ("variable", "asked", "threads"), [("", None, None), ("1", None, 1), ("2", None, 2), ("1", 2, 2)]
 )
 def test_threads(artifact_file: Path, variable: str, asked: int | None, threads: int | None) -> None:
-    """TVM alone would take half the processors."""
+    """TVM alone would take half the processors, and on two run a parallel loop as one task."""
     from tvmopt.targets.detect import usable_cores
 
     code = f"""
-import os, tvmopt, numpy as np, tvm_ffi
+import ctypes, tvmopt, numpy as np, tvm_ffi
 model = tvmopt.load({str(artifact_file)!r}, threads={asked})
 model(np.zeros((1, 3, 9, 9), 'float32'))
-print(model.threads, tvm_ffi.get_global_func('runtime.NumThreads')())
+tasks = set()
+task = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
+    lambda number, env, data: tasks.add(number) or 0
+)
+ctypes.CDLL(None).TVMBackendParallelLaunch(task, None, 0)
+print(model.threads, tvm_ffi.get_global_func('runtime.NumThreads')(), len(tasks))
 """
     import os
 
@@ -157,7 +162,7 @@ print(model.threads, tvm_ffi.get_global_func('runtime.NumThreads')())
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
     )
     wanted = threads or usable_cores()
-    assert done.stdout.split() == [str(wanted), str(wanted)]
+    assert done.stdout.split() == [str(wanted)] * 3
 
 
 def test_bad_thread_counts(artifact_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import sys
@@ -111,9 +112,10 @@ def default_threads(wanted: int) -> int:
 def use_threads(threads: int) -> None:
     """Configure the TVM thread pool of the calling Python thread (each Python thread has its own pool).
 
-    TVM sizes a pool when it is first used, from TVM_NUM_THREADS or else *half* the processors, and can only
-    shrink
-    it afterwards: so the variable is set while the pool is made, and put back.
+    TVM sizes a pool when it is first used, from TVM_NUM_THREADS or else *half* the processors, and can only shrink
+    it afterwards: so the variable is set while the pool is made. It reads the variable again at every parallel loop
+    (`MaxConcurrency`) and runs the loop on one thread if that says 1, as it does on two processors without the
+    variable: so the C library keeps it. Python's `os.environ`, and with it what child processes get, is put back.
     """
     if getattr(_POOL, "threads", None) == threads:
         return
@@ -125,6 +127,7 @@ def use_threads(threads: int) -> None:
             _environment("TVM_BIND_THREADS", "0" if size > usable_cores() else None),
         ):
             module.get_global_func("runtime.config_threadpool")(1, threads)
+        ctypes.CDLL(None).setenv(b"TVM_NUM_THREADS", str(size).encode(), 1)
     got = int(module.get_global_func("runtime.NumThreads")())
     if got != threads:
         warnings.warn(
