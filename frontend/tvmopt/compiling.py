@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.analysis.samples import integer_bounds
-from tvmopt.errors import ArtifactError, InputError
+from tvmopt.errors import ArtifactError
 from tvmopt.linking import export, find_cc, structure_hash, versions, without_timings
+from tvmopt.precision import check as check_precision
 from tvmopt.report import DecisionLog, Report
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import use_threads
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 Source = "str | Path | bytes | onnx.ModelProto"
 Progress = Callable[[str], None]
-PRECISIONS = ("fp32",)
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,7 @@ class Request:
     store: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise InputError(
-                f"precision {self.precision!r} is not available.",
-                where="precision",
-                fix=f"one of {', '.join(PRECISIONS)}",
-            )
+        check_precision(self.precision, self.machine)
 
 
 @dataclass
@@ -179,7 +174,7 @@ def _lower(
     from tvmopt.passes.lift_constants import lift_constants
 
     with stages.stage("optimizing"):
-        lowered = pipeline.lower(imported.module, request.machine, log, lookup, exact=request.exact)
+        lowered = pipeline.lower(imported.module, request.machine, log, lookup, exact=request.exact, precision=request.precision)
         lowered.module, weights = lift_constants(lowered.module)
     return imported, lowered, weights
 

@@ -226,7 +226,7 @@ def in_child(
             fix="it needs libcudart.so.13: install NVIDIA's CUDA 13 toolkit",
         )
     with stages.stage("optimizing"):
-        lowered = pipeline.lower(imported.module, gpu, DecisionLog(), exact=exact)
+        lowered = pipeline.lower(imported.module, gpu, DecisionLog(), exact=exact, precision=precision)
         lowered.module, weights = lift_constants(lowered.module)
         structure = structure_hash(lowered.module, gpu.tvm_target())
     with stages.stage("generating code"):

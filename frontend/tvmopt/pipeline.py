@@ -51,7 +51,7 @@ class Lowered:
     unscheduled: tvm.IRModule | None = None
 
 
-def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
+def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32") -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
         P.FoldConstant(log),  # first: later passes look for constant weights
@@ -82,9 +82,15 @@ def graph_passes(machine: Machine, log: DecisionLog) -> list[Any]:
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
+        *precision_passes(log, precision),  # after everything that looks for float32 patterns
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),
     ]
+
+
+def precision_passes(log: DecisionLog, precision: str) -> list[Any]:
+    """What `--precision` adds; nothing for fp32."""
+    return [] if precision == "fp32" else [P.ConvertPrecision(log, precision)]
 
 
 def fusion_passes() -> list[Any]:
@@ -121,18 +127,20 @@ def lower(
     log: DecisionLog | None = None,
     lookup: Lookup | None = None,
     exact: bool = False,
+    precision: str = "fp32",
 ) -> Lowered:
     """Everything between the importer and the code generator.
 
     Args:
         lookup: finds tuned knobs; None: analytic points only.
         exact: no algorithm that rounds differently from the operator's definition (Winograd).
+        precision: see `tvmopt.precision`.
     """
     log = log or DecisionLog()
     seconds: dict[str, float] = {}
     with machine.tvm_target():
         with _timed(seconds, "graph passes"):
-            module = tvm.transform.Sequential(graph_passes(machine, log))(module)
+            module = tvm.transform.Sequential(graph_passes(machine, log, precision))(module)
         with _timed(seconds, "legalize"):
             module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels
             module = legalize(module, machine, exact)

@@ -53,6 +53,10 @@ class Verdict:
             "max_error": max((o.max_error for o in outputs), default=0.0),
             "max_relative_error": max((c.max_error for c in self.comparisons), default=0.0),
             "tolerance": max((o.tolerance for o in outputs), default=0.0),
+            "outputs": {
+                name: max(o.max_error / (o.scale or 1.0) for o in outputs if o.name == name)
+                for name in dict.fromkeys(o.name for o in outputs)
+            },
             "degenerate": all(c.degenerate for c in self.comparisons),
         }
 

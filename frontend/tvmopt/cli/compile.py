@@ -27,7 +27,7 @@ def command(
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="The file to write.", show_default="MODEL.tvmopt")
     ] = None,
-    precision: Annotated[str, typer.Option(help="fp32.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
     shape: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable."),

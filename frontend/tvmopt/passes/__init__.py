@@ -6,6 +6,7 @@ from tvmopt.passes.cancel_reshapes import CancelReshapes
 from tvmopt.passes.combine_parallel_matmul import CombineParallelMatmul
 from tvmopt.passes.convert_conv1d import ConvertConv1d
 from tvmopt.passes.convert_layout import ConvertLayout
+from tvmopt.passes.convert_precision import ConvertPrecision
 from tvmopt.passes.eliminate_identities import EliminateIdentities
 from tvmopt.passes.fold_batch_norm import FoldBatchNorm
 from tvmopt.passes.fold_constant import FoldConstant
@@ -30,6 +31,7 @@ __all__ = [
     "CombineParallelMatmul",
     "ConvertConv1d",
     "ConvertLayout",
+    "ConvertPrecision",
     "EliminateIdentities",
     "FoldBatchNorm",
     "FoldConstant",

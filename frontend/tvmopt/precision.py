@@ -1,0 +1,38 @@
+"""Which arithmetic a machine has to offer - for `compile`, which refuses what it could not honour."""
+
+from __future__ import annotations
+
+from tvmopt.errors import InputError
+from tvmopt.targets import Machine
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+"""fp32: as the model says. bf16, fp16: 16-bit operands for products, convolutions and attention, sums in fp32."""
+
+
+def check(precision: str, machine: Machine) -> None:
+    """Refuse a precision that the machine has no kernels for.
+
+    Raises:
+        InputError: an unknown precision, or one that would be a silent fallback on this machine.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(
+            f"precision {precision!r} is not available.",
+            where="precision",
+            fix=f"one of {', '.join(PRECISIONS)}",
+        )
+    if precision == "fp32" or machine.kind != "llvm":
+        return
+    if precision == "fp16":
+        raise InputError(
+            "fp16 is not available on CPUs: they have no product of fp16 numbers that adds up in fp32, so it would be "
+            "less accurate than bf16 or slower than fp32.",
+            where=machine.name,
+            fix="--precision bf16 (needs avx512_bf16), or fp32",
+        )
+    if not machine.has("avx512bf16"):
+        raise InputError(
+            "bf16 needs a processor with avx512_bf16; emulated it would be slower than fp32.",
+            where=f"{machine.name} has {', '.join(machine.features) or 'no features listed'}",
+            fix="--precision fp32, or a target such as znver5 or sapphirerapids",
+        )

@@ -1,0 +1,144 @@
+"""Which operators get 16-bit operands, where the casts end up, and what is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.passes.helpers import build, check_rewrite, ops, rand
+from tvm import relax
+from tvmopt.passes import ConvertPrecision
+from tvmopt.passes.graph import dtype, op_name
+from tvmopt.report import DecisionLog
+
+R = relax.op
+BF16 = {"tol": 3e-2}
+W = relax.const(rand(16, 16, scale=0.25))
+
+
+def convert(precision: str = "bf16", unsupported: Any = None) -> Any:
+    return lambda log: ConvertPrecision(log, precision, unsupported)
+
+
+def types(mod: Any, name: str) -> list[list[str]]:
+    """The operand types of every call of `name`."""
+    calls = [b.value for block in mod["main"].body.blocks for b in block.bindings]
+    return [[dtype(a) for a in c.args] for c in calls if op_name(c) == name]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_product_takes_16_bits_and_answers_in_float32(precision: str) -> None:
+    mod = build({"x": (7, 16)}, lambda b, x: R.matmul(x, W))
+    after = check_rewrite(convert(precision), mod, {"matmul": 1, "astype": 1}, **BF16)
+    half = "bfloat16" if precision == "bf16" else "float16"
+    assert types(after, "matmul") == [[half, half]]
+    assert [str(f.dtype) for f in after["main"].ret_ty.fields] == ["float32"]
+
+
+def test_a_value_read_twice_exists_in_16_bits_only() -> None:
+    def body(b: Any, x: Any) -> Any:
+        y = b.emit(R.nn.relu(R.matmul(x, W)))
+        return R.add(b.emit(R.matmul(y, W)), y)  # the residual reads what the product reads
+
+    after = check_rewrite(
+        convert(), build({"x": (8, 16)}, body), {"matmul": 2, "nn.relu": 1, "add": 1, "astype": 3}, **BF16
+    )
+    assert types(after, "astype") == [["float32"], ["float32"], ["bfloat16"]]
+
+
+def test_casts_move_above_what_only_moves_elements() -> None:
+    def body(b: Any, x: Any) -> Any:
+        y = b.emit(R.nn.relu(R.matmul(x, W)))
+        z = b.emit(R.nn.relu(R.matmul(y, W)))
+        both = b.emit(R.permute_dims(R.concat([y, z], 0), [1, 0]))
+        return R.matmul(both, relax.const(rand(18, 4)))
+
+    after = check_rewrite(
+        convert(),
+        build({"x": (9, 16)}, body),
+        {"matmul": 3, "nn.relu": 2, "concat": 1, "permute_dims": 1, "astype": 3},
+        **BF16,
+    )
+    assert types(after, "permute_dims") == [["bfloat16"]]
+
+
+def test_parts_of_a_split_stay_in_16_bits() -> None:
+    def body(b: Any, x: Any) -> Any:
+        parts = b.emit(R.split(b.emit(R.nn.relu(R.matmul(x, W))), 2, axis=1))
+        return R.matmul(b.emit(parts[0]), b.emit(R.permute_dims(b.emit(parts[1]), [1, 0])))
+
+    after = check_rewrite(
+        convert(),
+        build({"x": (5, 16)}, body),
+        {"matmul": 2, "nn.relu": 1, "split": 1, "permute_dims": 1, "astype": 2},
+        **BF16,
+    )
+    assert types(after, "split") == [["bfloat16"]]
+
+
+def test_attention_answers_in_16_bits_and_its_mask_stays() -> None:
+    def body(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
+        return R.matmul(R.reshape(R.nn.attention(q, k, v, m), (6, 16)), W)
+
+    mod = build({"q": (1, 6, 2, 8), "k": (1, 6, 2, 8), "v": (1, 6, 2, 8), "m": (1, 1, 6, 6)}, body)
+    after = check_rewrite(
+        convert(), mod, {"nn.attention_bias": 1, "reshape": 1, "matmul": 1, "astype": 3}, numbers=False
+    )
+    assert types(after, "nn.attention_bias") == [["bfloat16"] * 3 + ["float32"]]
+
+
+def test_a_convolution_and_the_model_outputs_stay_float32() -> None:
+    weight = relax.const(rand(8, 3, 3, 4, scale=0.2))
+    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+
+    def body(b: Any, x: Any) -> Any:
+        y = b.emit(R.nn.relu(R.nn.conv2d(x, weight, padding=1, **layouts)))
+        return y, R.nn.conv2d(y, relax.const(rand(4, 1, 1, 8)), **layouts)
+
+    after = check_rewrite(
+        convert(), build({"x": (1, 5, 5, 4)}, body), {"nn.conv2d": 2, "nn.relu": 1, "astype": 2}, **BF16
+    )
+    out = after["main"].ret_ty
+    assert {str(field.dtype) for field in out.fields} == {"float32"}
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+def refused(mod: Any, precision: str = "bf16", unsupported: Any = None) -> list[str]:
+    log = DecisionLog()
+    after = convert(precision, unsupported)(log)(mod)
+    assert ops(after) == ops(mod)
+    return [d.reason for d in log if d.verdict == "declined"]
+
+
+def test_float64_is_left_alone() -> None:
+    mod = build({"x": ((4, 8), "float64"), "y": ((8, 4), "float64")}, lambda b, x, y: R.matmul(x, y))
+    assert refused(mod) == ["1: operands are float64"]
+
+
+def test_depthwise_convolutions_are_left_alone() -> None:
+    mod = build(
+        {"x": (1, 4, 4, 8)},
+        lambda b, x: R.nn.conv2d(
+            x,
+            relax.const(rand(8, 3, 3, 1)),
+            groups=8,
+            data_layout="NHWC",
+            kernel_layout="OHWI",
+            out_layout="NHWC",
+        ),
+    )
+    assert refused(mod) == ["3: a reduction of one term"]
+
+
+def test_weights_beyond_float16_are_left_alone() -> None:
+    mod = build({"x": (4, 16)}, lambda b, x: R.matmul(x, relax.const(np.full((16, 4), 7e4, "float32"))))
+    assert refused(mod, "fp16") == ["4: a weight does not fit into float16"]
+    assert not [d for d in refused(build({"x": (4, 16)}, lambda b, x: R.nn.relu(x)), "fp16")]
+
+
+def test_a_missing_kernel_is_told() -> None:
+    mod = build({"x": (4, 16)}, lambda b, x: R.matmul(x, W))
+    assert refused(mod, unsupported=lambda name, call: f"no kernel for {name}") == ["5: no kernel for matmul"]
