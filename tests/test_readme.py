@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from tests.runtime.small import small_model
 from tvmopt.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -25,7 +27,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_commands_parse(page: Path) -> None:
-    for line in "".join(blocks(page, "sh")).splitlines():
+    for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words and words[0] == "tvmopt":
             assert words[1] in COMMANDS, line
@@ -46,3 +48,11 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for code in blocks(page, "python"):
             exec(compile(code, str(page), "exec"), {})
     assert os.path.exists("model.tvmopt")
+
+
+def test_the_table_of_results_is_the_measured_one() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/readme_table.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| resnet50 |" in (ROOT / "README.md").read_text()

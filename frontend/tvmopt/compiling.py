@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmopt.analysis.samples import integer_bounds
 from tvmopt.errors import ArtifactError
+from tvmopt.extensions import extensions
 from tvmopt.linking import export, find_cc, structure_hash, versions, without_timings
 from tvmopt.precision import check as check_precision
 from tvmopt.report import DecisionLog, Report
@@ -202,6 +203,7 @@ def make_manifest(
         options={
             "shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())},
             "exact": request.exact,
+            **({"extensions": names} if (names := sorted(map(str, extensions()))) else {}),
             "bounds": integer_bounds(imported.model),  # for `tvmopt run --fill random`
         },
         report=without_timings(report.as_dict()),
@@ -228,7 +230,7 @@ def make_report(
         parameters=parameter_count(imported.model),
         weight_bytes=sum(info.nbytes for info, _ in weights),
         activation_bytes=activations,
-        warnings=warnings,
+        warnings=(*warnings, *(f"the extension {e} took part" for e in extensions())),
     )
 
 

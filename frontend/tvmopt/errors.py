@@ -4,7 +4,7 @@ Every message has three parts::
 
     UnsupportedOp: Resize with mode='cubic' has no converter.
       where: resnet50.onnx, node 'up_3/Resize' (opset 13), input 'x' f32[1,64,28,28]
-      fix:   export with mode='linear', or register a converter: docs/how-to/add_onnx_op.md
+      fix:   export with mode='linear', or register a converter: docs/how-to/add-operator.md
 
 The command line prints exactly this and exits with :attr:`TvmoptError.exit_code`. A bug of ours is *not*
 a ``TvmoptError`` and keeps its traceback.

@@ -17,6 +17,7 @@ import tvm.relax.backend
 from tvm import relax, tirx
 
 from tvmopt import passes as P
+from tvmopt.extensions import extended
 from tvmopt.legalize import legalize
 from tvmopt.legalize.name_values import name_module
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
@@ -140,7 +141,7 @@ def lower(
     seconds: dict[str, float] = {}
     with machine.tvm_target():
         with _timed(seconds, "graph passes"):
-            module = tvm.transform.Sequential(graph_passes(machine, log, precision))(module)
+            module = tvm.transform.Sequential(extended(graph_passes(machine, log, precision), log))(module)
         with _timed(seconds, "legalize"):
             module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels
             module = legalize(module, machine, exact)

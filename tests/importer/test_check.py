@@ -34,7 +34,7 @@ def test_everything_at_once():
     assert "com.acme::Frobnicate cannot be imported: no converter is registered for the domain" in text
     assert "node 'one' (opset 2), inputs 'x' float32[1,3,8]" in text
     assert "Rellu cannot be imported: opset 17 has no operator of that name; did you mean Relu?" in text
-    assert "docs/how-to/add_onnx_op.md" in text and "'behind'" not in text
+    assert "docs/how-to/add-operator.md" in text and "'behind'" not in text
 
 
 def test_what_converters_refuse_is_listed_with_what_has_none():

@@ -24,7 +24,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
-from tvmopt.importer.converters import CONVERTERS, Context, Inputs
+from tvmopt.importer.converters import Context, Inputs, find
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
 from tvmopt.importer.protos import (
     attributes,
@@ -49,7 +49,7 @@ STOCK_DOMAINS = {
 }
 """What TVM's table holds, by the domain each entry implements (TVM itself ignores domains)."""
 
-ADD_A_CONVERTER = "register a converter: docs/how-to/add_onnx_op.md"
+ADD_A_CONVERTER = "register a converter: docs/how-to/add-operator.md"
 
 UNREAD_ELEMENTS = 1 << 16
 """Float weights from this size on are not read in a trial: no converter looks at their values."""
@@ -66,7 +66,7 @@ KEEPS_TUPLE = {"SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceI
 def has_converter(domain: str, op_type: str) -> bool:
     """Whether this operator is converted, by us, by TVM or by the importer itself (If)."""
     domain = normal_domain(domain)
-    own = (domain, op_type) in CONVERTERS or (domain, op_type) in {("", "If"), ("", "Constant")}
+    own = find(domain, op_type) is not None or (domain, op_type) in {("", "If"), ("", "Constant")}
     return own or op_type in STOCK_DOMAINS.get(domain, ())
 
 
@@ -206,8 +206,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
         if any(i and v is None for i, v in zip(node.input, inputs, strict=True)):
             raise context.unsupported("it reads an optional output that TVM does not compute")
         try:
-            if (domain, node.op_type) in CONVERTERS:
-                result = CONVERTERS[domain, node.op_type](self.bb, inputs, attributes(node), context)
+            if convert := find(domain, node.op_type):
+                result = convert(self.bb, inputs, attributes(node), context)
             elif node.op_type in STOCK_DOMAINS.get(domain, ()):
                 result = self._convert_stock(node, name, inputs, self._parse_attr(node.attribute))
             else:

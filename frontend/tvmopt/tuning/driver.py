@@ -246,7 +246,7 @@ def refuse_foreign(machine: Machine) -> None:
     if missing:
         raise TuningError(
             f"this machine cannot measure for {machine.name}: it lacks {', '.join(missing)}",
-            fix="measure there: --rpc-tracker HOST:PORT --rpc-key KEY (docs/tuning.md)",
+            fix="measure there: --rpc-tracker HOST:PORT --rpc-key KEY (docs/how-to/device-farm.md)",
         )
 
 

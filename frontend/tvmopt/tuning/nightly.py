@@ -127,7 +127,7 @@ def read_plan(path: Path) -> Plan:
     names = [job.name for job in jobs]
     if not data.get("job"):
         problems.append(
-            InputError("there is no [[job]]", where=str(path), fix="docs/nightly.md has an example")
+            InputError("there is no [[job]]", where=str(path), fix="docs/how-to/nightly.md has an example")
         )
     problems += [
         InputError(f"two jobs are named {n!r}", where=str(path))

@@ -22,6 +22,7 @@ Beware: ``relax.const(array)`` without a dtype narrows int64 to int32 and float6
 
 from __future__ import annotations
 
+from tvmopt.extensions import converters
 from tvmopt.importer.converters import (
     attention,
     casts,
@@ -67,4 +68,12 @@ CONVERTERS: dict[tuple[str, str], Converter] = {}
 for _group in GROUPS:
     CONVERTERS.update(_group.CONVERTERS)
 
-__all__ = ["CONVERTERS", "Context", "Converter", "Inputs", "Result"]
+
+
+def find(domain: str, op_type: str) -> Converter | None:
+    """The converter of an operator: an extension's (:mod:`tvmopt.extensions`), else ours."""
+    found: Converter | None = converters().get((domain, op_type)) or CONVERTERS.get((domain, op_type))
+    return found
+
+
+__all__ = ["CONVERTERS", "Context", "Converter", "Inputs", "Result", "find"]
