@@ -34,7 +34,7 @@ from .ptx import translate
 HERE = Path(__file__).parent
 MODES = ((0, False), (1, True), (2, True))
 """(thread order, late copies): in order; reversed; shuffled. See `run_block` in shim.h."""
-_FLAGS = "-std=c++20 -O1 -w -fno-strict-aliasing -ffp-contract=off -mf16c -shared -fPIC".split()
+_FLAGS = ["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off"]
 _serial = itertools.count()
 
 
@@ -133,7 +133,7 @@ def load(source: str) -> Library:
     if not library.exists():
         program, part = cache / f"{key}.cpp", cache / f"{key}.{os.getpid()}.part"
         program.write_text(text)
-        command = ["g++", *_FLAGS, f"-I{HERE}", str(program), "-o", str(part)]
+        command = ["g++", *_FLAGS, "-mf16c", "-shared", "-fPIC", f"-I{HERE}", str(program), "-o", str(part)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line][:8]
