@@ -46,6 +46,8 @@ class Machine:
         l2_rate: bytes a cycle that a stream from L2 sustains.
         ghz: sustained clock under vector load.
         bandwidth: bytes a second from memory, all cores.
+        sm_threads, sm_blocks, sm_shared: what one streaming multiprocessor holds: threads, blocks, and
+        bytes of shared memory (``cuda``).
         features: ISA features: ``avx2 fma avx512f avx512bf16 avx512vnni amx-bf16 amx-int8 ...``.
         tvm: further attributes of TVM's target, passed on as they are.
         sources: where each number comes from.
@@ -68,6 +70,9 @@ class Machine:
     l2_rate: int = 32
     ghz: float = 2.0
     bandwidth: float = 10e9
+    sm_threads: int = 2048
+    sm_blocks: int = 32
+    sm_shared: int = 0
     features: tuple[str, ...] = ()
     tvm: dict[str, Any] = field(default_factory=dict, hash=False)
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
@@ -161,7 +166,10 @@ class Machine:
         if re.fullmatch(
             r"sm_\d{2,3}[af]?", text
         ):  # an architecture without a file: the nearest GPU's figures
-            nearest = cls.load("nvidia-h100" if int(re.sub(r"\D", "", text)) >= 90 else "nvidia-a100")
+            number = int(re.sub(r"\D", "", text))
+            nearest = cls.load(
+                "nvidia-b200" if number in (100, 103) else "nvidia-h100" if number >= 90 else "nvidia-a100"
+            )
             return replace(nearest, name=text, mcpu=text)
         known = [*names(), "cpu", *_ALIASES]
         near = difflib.get_close_matches(text, known, n=3, cutoff=0.4)
@@ -197,7 +205,8 @@ class Machine:
 
 
 _ALIASES = {"cuda": "nvidia-h100", "nvidia/nvidia-h100": "nvidia-h100", "nvidia/nvidia-h200": "nvidia-h200",
-            "nvidia/nvidia-a100": "nvidia-a100", "sm_80": "nvidia-a100", "sm_90": "nvidia-h100"}  # fmt: skip
+            "nvidia/nvidia-a100": "nvidia-a100", "nvidia/nvidia-b200": "nvidia-b200",
+            "sm_80": "nvidia-a100", "sm_90": "nvidia-h100", "sm_100": "nvidia-b200"}  # fmt: skip
 
 _KINDS = {
     "str": "a string",

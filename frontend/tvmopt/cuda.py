@@ -19,12 +19,13 @@ import subprocess
 import tempfile
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt import children
 from tvmopt.errors import MissingDependency, ScheduleError, TvmoptError
+from tvmopt.ptxas import recording
 from tvmopt.report import DecisionLog, Report
 from tvmopt.targets import Machine
 
@@ -230,12 +231,17 @@ def in_child(
         lowered.module, weights = lift_constants(lowered.module)
         structure = structure_hash(lowered.module, gpu.tvm_target())
     with stages.stage("generating code"):
-        binaries = _record_binaries()
-        executable = pipeline.build(lowered, gpu, cuda_graph)
-        if lowered.kernels and not binaries:
+        nvcc = "nvcc" if os.environ["TVM_CUDA_COMPILE_MODE"] == "nvcc" else ""
+        with recording(gpu, nvcc) as recorder:
+            executable = pipeline.build(lowered, gpu, cuda_graph)
+        if lowered.kernels and not recorder.binaries:
             raise ScheduleError(
                 "TVM made no machine code for the GPU.", where=model, fix="please report it with the model"
             )
+        recorder.check()
+        lowered.kernels = tuple(
+            replace(k, launches=tuple(launch.as_dict() for launch in recorder.of(k.name))) for k in lowered.kernels
+        )
     with stages.stage("linking"):
         library = export(executable)
     report = make_report(
@@ -245,7 +251,7 @@ def in_child(
         weights,
         stages.seconds,
         activation_bytes(lowered, gpu),
-        _warnings(lowered),
+        (*_warnings(lowered), *recorder.warnings()),
     )
     Artifact.build(make_manifest(request, imported, structure, report), library, weights).save(output)
     return report.as_dict()
@@ -258,26 +264,3 @@ def _warnings(lowered: Any) -> tuple[str, ...]:
         return ()
     told = ", ".join(f"{number} by {rule}" for rule, number in sorted(rules.items()))
     return (f"no family of tvmopt scheduled {rules.total()} of {len(lowered.kernels)} kernels: {told}",)
-
-
-def _record_binaries() -> list[int]:
-    """Let TVM's callback compile CUDA source, and keep the sizes of what nvcc or NVRTC gave."""
-    import tvm_ffi
-    from tvm.support import nvcc
-
-    sizes: list[int] = []
-
-    def compile_source(code: str) -> bytes:
-        try:
-            binary = bytes(nvcc.tvm_callback_cuda_compile(code))
-        except RuntimeError as error:
-            told = str(error).partition("Compilation error:")[2].strip() or str(error)
-            raise ScheduleError(
-                "the CUDA compiler refused a kernel:\n    " + "\n    ".join(told.splitlines()[:5]),
-                fix="please report it with the model",
-            ) from error
-        sizes.append(len(binary))
-        return binary
-
-    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)
-    return sizes

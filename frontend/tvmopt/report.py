@@ -63,6 +63,8 @@ class Kernel:
         nodes: the ONNX nodes it computes, one tuple a call site.
         flops: floating point operations of one call (a multiply-add counts as two).
         bytes: bytes of its distinct inputs and outputs, each touched once: the traffic floor of one call.
+        launches: on a GPU, the kernels it launches (`tvmopt.ptxas.Launch` as dictionaries): grid, threads, registers,
+            shared memory, spills, occupancy.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Kernel:
     flops: float
     bytes: float
     note: str = ""
+    launches: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

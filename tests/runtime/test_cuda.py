@@ -57,6 +57,15 @@ def test_the_report_says_whose_schedules(compiled: tvmopt.Compiled) -> None:
 
 
 @needs_toolkit
+def test_the_report_says_what_each_kernel_takes(compiled: tvmopt.Compiled) -> None:
+    for kernel in compiled.report.kernels:
+        assert kernel.launches, kernel.name
+        for launch in kernel.launches:
+            assert launch["grid"] > 0 and 0 < launch["threads"] <= 1024
+            assert launch["registers"] > 0 and launch["spilled"] == 0 and 0 < launch["occupancy"] <= 1
+
+
+@needs_toolkit
 @pytest.mark.skipif(cuda_available(), reason="there is a GPU")
 def test_without_a_gpu(compiled: tvmopt.Compiled) -> None:
     assert compiled.report.accuracy == {"verified": False, "reason": "there is no GPU here"}

@@ -43,5 +43,6 @@ def command(
         return
     rendering.coverage(report)
     rendering.kernels(report)
+    rendering.launches(report)
     rendering.decisions(report, "applied")
     rendering.decisions(report, "declined")

@@ -60,6 +60,21 @@ def kernels(report: Report) -> None:
     table(("kernel", "family", "knobs from", "knobs", "calls", "FLOP", "ONNX nodes"), rows, left=4)
 
 
+def launches(report: Report) -> None:
+    """What each GPU kernel takes of a multiprocessor; nothing for a CPU."""
+    rows = []
+    for launch in (one for kernel in report.kernels for one in kernel.launches):
+        registers, spilled = ("?" if launch[key] < 0 else launch[key] for key in ("registers", "spilled"))
+        occupancy = f"{100 * launch['occupancy']:.0f} % ({launch['limit']})"
+        grid = launch["grid"] or "?"
+        rows.append(
+            (launch["name"], grid, launch["threads"], registers, human(launch["shared"], "B"), spilled, occupancy)
+        )
+    if rows:
+        names = ("GPU kernel", "blocks", "threads", "registers", "shared", "spilled", "occupancy")
+        table(names, rows, left=1)
+
+
 def decisions(report: Report, verdict: str) -> None:
     """What the passes did, or left alone, grouped by pass and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
