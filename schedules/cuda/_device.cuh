@@ -1,0 +1,173 @@
+// What a warp does in one instruction, and the short loops around it - for the kernels of this folder.
+//
+// The first part is PTX, one function an instruction; the second part is plain C++.
+#ifndef TVMOPT_DEVICE_CUH
+#define TVMOPT_DEVICE_CUH
+#define TVMOPT_FN static __device__ __forceinline__
+
+namespace tvmopt {
+
+TVMOPT_FN unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+// BYTES (4, 8, 16) from global to shared memory, zeros where `inside` is false; arrives after cp_async_wait.
+template <int BYTES>
+TVMOPT_FN void cp_async(void* to, const void* from, bool inside) {
+  int size = inside ? BYTES : 0;
+  if (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(size) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(size) : "memory");
+  }
+}
+TVMOPT_FN void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most PENDING groups of this thread are under way.
+template <int PENDING>
+TVMOPT_FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+
+// Four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 hold the addresses of the rows of matrix i.
+TVMOPT_FN void ldmatrix_x4(unsigned* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+TVMOPT_FN void ldmatrix_x4_trans(unsigned* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+
+// d += a * b, m16n8k16, fp32 accumulators; a: 4 registers, b: 2, d: 4.
+TVMOPT_FN void mma_f16(float* d, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+TVMOPT_FN void mma_bf16(float* d, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// The same, m16n8k8, operands fp32 of which the tensor core reads the upper 19 bits.
+TVMOPT_FN void mma_tf32(float* d, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// ---- plain C++ from here -------------------------------------------------------------------------------------------
+
+// What the kernels name their operands' types by.
+struct f16 {};
+struct bf16 {};
+struct tf32 {};    // fp32 operands rounded to tf32
+struct tf32x3 {};  // fp32 operands in two tf32 parts, three products: fp32's accuracy up to the last two bits
+
+TVMOPT_FN int lane() { return threadIdx.x & 31; }
+TVMOPT_FN void include() {}
+
+// Shared tiles: rows of ROW bytes in 16-byte chunks. Eight rows of one chunk column, what ldmatrix reads at once, fall
+// into eight different groups of four banks: chunk' = chunk ^ (row & 7), two rows a 128-byte line where ROW is 64.
+template <int ROW>
+TVMOPT_FN unsigned char* at(void* tile, int row, int byte) {
+  int mix = ROW == 64 ? (row >> 1) & 3 : row & 7;
+  return static_cast<unsigned char*>(tile) + row * ROW + (byte ^ (mix << 4));
+}
+
+// One element, where rows are not aligned for cp.async: a plain copy, ordered by the block's barrier.
+TVMOPT_FN void copy2(void* to, const void* from, bool inside) {
+  *static_cast<unsigned short*>(to) = inside ? *static_cast<const unsigned short*>(from) : (unsigned short)0;
+}
+
+template <int N>
+TVMOPT_FN void zero(float* p) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) p[i] = 0.f;
+}
+
+// A fragments of MI 16-row tiles at byte `kb` of rows row0..; 32 bytes of K: k16 of 16-bit, k8 of 32-bit elements.
+template <int ROW, int MI>
+TVMOPT_FN void load_a(unsigned* a, void* tile, int row0, int kb) {
+#pragma unroll
+  for (int i = 0; i < MI; ++i) ldmatrix_x4(a + 4 * i, at<ROW>(tile, row0 + 16 * i + (lane() & 15), kb + (lane() >> 4) * 16));
+}
+// B fragments of NI 8-column tiles from a tile stored [N][K].
+template <int ROW, int NI>
+TVMOPT_FN void load_b_nk(unsigned* b, void* tile, int col0, int kb) {
+#pragma unroll
+  for (int j = 0; j < NI; j += 2)
+    ldmatrix_x4(b + 2 * j, at<ROW>(tile, col0 + 8 * j + (lane() & 7) + (lane() >> 4) * 8, kb + ((lane() >> 3) & 1) * 16));
+}
+// The same from a tile stored [K][N], 16-bit elements.
+template <int ROW, int NI>
+TVMOPT_FN void load_b_kn(unsigned* b, void* tile, int col0, int k0) {
+#pragma unroll
+  for (int j = 0; j < NI; j += 2)
+    ldmatrix_x4_trans(b + 2 * j, at<ROW>(tile, k0 + (lane() & 15), (col0 + 8 * j + (lane() >> 4) * 8) * 2));
+}
+
+TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, f16) { mma_f16(d, a, b); }
+TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, bf16) { mma_bf16(d, a, b); }
+
+TVMOPT_FN unsigned upper(unsigned x) { return (x + 0x1000u) & 0xffffe000u; }  // round to 10 bits of mantissa
+TVMOPT_FN unsigned rest(unsigned x, unsigned big) { return __float_as_uint(__uint_as_float(x) - __uint_as_float(big)); }
+
+TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, tf32) {
+  unsigned x[4], y[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = upper(a[i]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) y[i] = upper(b[i]);
+  mma_tf32(d, x, y);
+}
+TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, tf32x3) {
+  unsigned x[4], y[2], u[4], v[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) { x[i] = upper(a[i]); u[i] = upper(rest(a[i], x[i])); }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) { y[i] = upper(b[i]); v[i] = upper(rest(b[i], y[i])); }
+  mma_tf32(d, u, y);
+  mma_tf32(d, x, v);
+  mma_tf32(d, x, y);
+}
+
+// The warp's tile: acc[MI][NI][4] += A fragments * B fragments.
+template <typename T, int MI, int NI>
+TVMOPT_FN void mma_tile(float* acc, const unsigned* a, const unsigned* b) {
+#pragma unroll
+  for (int i = 0; i < MI; ++i)
+#pragma unroll
+    for (int j = 0; j < NI; ++j) mma(acc + (i * NI + j) * 4, a + 4 * i, b + 2 * j, T());
+}
+
+// Accumulators to a row-major fp32 tile of STRIDE floats a row.
+template <int MI, int NI, int STRIDE>
+TVMOPT_FN void stage(void* tile, const float* acc, int row0, int col0) {
+  float* to = static_cast<float*>(tile);
+  int row = row0 + (lane() >> 2), col = col0 + (lane() & 3) * 2;
+#pragma unroll
+  for (int i = 0; i < MI; ++i)
+#pragma unroll
+    for (int j = 0; j < NI; ++j) {
+      const float* c = acc + (i * NI + j) * 4;
+      float2* low = reinterpret_cast<float2*>(to + (row + 16 * i) * STRIDE + col + 8 * j);
+      float2* high = reinterpret_cast<float2*>(to + (row + 16 * i + 8) * STRIDE + col + 8 * j);
+      *low = make_float2(c[0], c[1]);
+      *high = make_float2(c[2], c[3]);
+    }
+}
+// N neighbours of such a tile.
+template <int N, int STRIDE>
+TVMOPT_FN void unstage(float* to, const void* tile, int row, int col) {
+  const float* from = static_cast<const float*>(tile) + row * STRIDE + col;
+  if (N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      float4 v = *reinterpret_cast<const float4*>(from + i);
+      to[i] = v.x; to[i + 1] = v.y; to[i + 2] = v.z; to[i + 3] = v.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+
+}  // namespace tvmopt
+#endif  // TVMOPT_DEVICE_CUH
