@@ -61,7 +61,8 @@ struct tf32 {};    // fp32 operands rounded to tf32
 struct tf32x3 {};  // fp32 operands in two tf32 parts, three products: fp32's accuracy up to the last two bits
 
 TVMOPT_FN int lane() { return threadIdx.x & 31; }
-TVMOPT_FN void include() {}
+template <class... T>
+TVMOPT_FN void include(T...) {}
 
 // Shared tiles: rows of ROW bytes in 16-byte chunks. Eight rows of one chunk column, what ldmatrix reads at once, fall
 // into eight different groups of four banks: chunk' = chunk ^ (row & 7), two rows a 128-byte line where ROW is 64.

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from math import gcd, prod
 from typing import Any
 
-import tvm
-from tvm import arith, tirx
+from tvm import tirx
 from tvm.ir import Range
 from tvm.ir.expr import TensorLoad
-from tvm_ffi import structural_map, structural_walk
+from tvm.sym import Analyzer
+from tvm_ffi import structural_equal, structural_map, structural_walk
 from tvmopt.schedules.cuda import _tir as T
 
 Expr = Any
@@ -73,7 +73,7 @@ class Epilogue:
             if width == 1 or not self._moves_by_one(node.source, node.indices):
                 return node
             for known, buffer in cached:
-                if tvm.ir.structural_equal(known, node):
+                if structural_equal(known, node):
                     return tirx.BufferLoad(buffer, [lane])
             buffer = self._local(str(node.source.dtype), width)
             before.extend(_copy(buffer, None, node.source, [_replace(i, first) for i in node.indices], width))
@@ -110,7 +110,7 @@ class Epilogue:
             return False
         column = self.block.iter_vars[-1].var
         base, lane = tirx.Var("run", T.INDEX), tirx.Var("lane", T.INDEX)
-        analyzer = arith.Analyzer()
+        analyzer = Analyzer()
         for iv in self.block.iter_vars:
             extent = int(iv.dom.extent)
             if iv.var.same_as(column):

@@ -37,9 +37,10 @@ def call(name: str, *args: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("void", f"tvmopt::{name}", *map(int_, args)))
 
 
-def include() -> Any:
-    """The statement that brings `_device.cuh` into the kernel's source."""
-    return tirx.Evaluate(cuda_func_call("tvmopt::include", source_code=source()))
+def include(buffers: Sequence[Any]) -> Any:
+    """The statement that brings `_device.cuh` into the kernel's source. It names the kernel's buffers, because TVM
+    shrinks a buffer to the elements it sees used, and does not see through pointers."""
+    return tirx.Evaluate(cuda_func_call("tvmopt::include", *(b.data for b in buffers), source_code=source()))
 
 
 def barrier() -> Any:
@@ -49,6 +50,8 @@ def barrier() -> Any:
 
 def pointer(buffer: Any, offset: Expr = 0) -> Expr:
     """The address of element `offset` of a buffer, counted in row-major order."""
+    if isinstance(offset, int) and offset == 0:
+        return buffer.data
     place = [int_(0)] * (len(buffer.shape) - 1) + [int_(offset)]
     return tirx.address_of(tirx.BufferLoad(buffer, place))
 
@@ -115,7 +118,7 @@ class Kernel:
 
     def body(self, statements: Sequence[Any]) -> Any:
         """The launch as a statement."""
-        inner = SBlock([], [], [], "tile", seq([include(), *statements]), None, [], [], {})
+        inner = SBlock([], [], [], "tile", seq([include(self.buffers), *statements]), None, [], [], {})
         body: Any = SBlockRealize([], tirx.const(True, "bool"), inner)
         body = _bind(self.tx, self.threads, "threadIdx.x", body)
         for var, extent, axis in reversed(list(zip(self.block, self.grid, "xyz", strict=False))):

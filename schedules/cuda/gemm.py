@@ -114,8 +114,8 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     assert block is not None
     a, b = operands(block)
     tile = tile_of(knobs, shape.dtype, shared_limit())
-    rows = (T_up(shape.m, tile.bm), T_up(shape.n, tile.bn))
-    deep = T_up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
+    rows = (up(shape.m, tile.bm), up(shape.n, tile.bn))
+    deep = up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
     size = tile.itemsize
     operand_a = Rows(
         a, shape.m, shape.k, shape.k, gcd(shape.k, 16 // size), (rows[0], deep),
@@ -131,6 +131,6 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     Program(product, tile, operand_a, operand_b, Epilogue(out, block.body.buffer, shape.n)).install(sch)
 
 
-def T_up(value: int, multiple: int) -> int:
+def up(value: int, multiple: int) -> int:
     """`value` rounded up."""
     return -(-value // multiple) * multiple

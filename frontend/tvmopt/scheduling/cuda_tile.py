@@ -178,6 +178,8 @@ def plan(
     best: tuple[float, Tile, int] | None = None
     for tile in tiles(machine, dtype):
         steps = ceil(k / tile.bk)
+        if tile.stages > max(2, steps + 1):
+            continue  # a longer ring than there are steps
         asked = (splits,) if splits else [s for s in (1, 2, 3, 4, 6, 8, 12, 16) if steps // s >= 4 or s == 1]
         for parts in asked:
             cost = cycles(tile, m, n, k, batch, parts, machine, dtype)
