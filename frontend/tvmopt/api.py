@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.errors import InputError
-from tvmopt.report import Decision, Kernel, Report
+from tvmopt.report import Decision, Flow, Kernel, Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.container import atomic_write
@@ -316,14 +316,66 @@ def refit(
     return Compiled(fitted, report, fitted.save(output) if output is not None else None)
 
 
-def inspect(source: str | Path, *, shape: Mapping[str, Sequence[int]] | None = None) -> Any:
+def inspect(
+    source: str | Path,
+    *,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    html: str | Path | None = None,
+    timed: bool = False,
+    target: str | Path | Machine = "cpu",
+    progress: Progress | None = None,
+) -> Any:
     """What a file is: of an ONNX file :func:`tvmopt.analysis.metrics.inspect`'s summary, of an artifact its
-    :class:`~tvmopt.runtime.manifest.Manifest`."""
+    :class:`~tvmopt.runtime.manifest.Manifest`.
+
+    Args:
+        html: write the compiled graph there, as one page with nothing to load: what fused into what, and
+            what did not. An ONNX file is compiled for it.
+        timed: with `html`: run the artifact here and show each kernel's share of the time; else of the FLOPs.
+        target: with `html`, for an ONNX file: as for :func:`compile`.
+
+    Raises:
+        InputError: `timed` without `html`; an artifact of an older tvmopt, which does not know its graph.
+    """
+    if timed and not html:
+        raise InputError(
+            "timing shows on the page only.", fix="tvmopt inspect MODEL --html graph.html --timed"
+        )
+    if html:
+        page = _graph_page(source, shape, timed, target, progress)
+        with atomic_write(Path(html)) as file:
+            file.write(page.encode())
     if is_artifact(source):
         return artifacts.read_manifest(source)
     from tvmopt.analysis import metrics  # type: ignore[attr-defined, unused-ignore]
 
     return metrics.inspect(source, shape)
+
+
+def _graph_page(
+    source: str | Path,
+    shape: Mapping[str, Sequence[int]] | None,
+    timed: bool,
+    target: str | Path | Machine,
+    progress: Progress | None,
+) -> str:
+    import tempfile
+
+    from tvmopt.analysis import graph_html
+
+    with tempfile.TemporaryDirectory(prefix="tvmopt-graph-") as folder:
+        file = Path(source)
+        if not is_artifact(source):
+            file = Path(folder) / "model.tvmopt"
+            compile_isolated(source, target=target, shape=shape, verify=False, output=file, progress=progress)
+        found = None
+        if timed:
+            from tvmopt.analysis.profile import profile
+
+            if progress:
+                progress("timing kernels")
+            found = profile(file)
+        return graph_html.html(report_of(artifacts.read_manifest(file)), found)
 
 
 def explain(
@@ -376,4 +428,6 @@ def report_from(data: Mapping[str, Any]) -> Report:
     """A report from its plain JSON data."""
     kernels = tuple(Kernel(**{**k, "nodes": tuple(map(tuple, k["nodes"]))}) for k in data["kernels"])
     decisions = tuple(Decision(**d) for d in data["decisions"])
-    return Report(**{**data, "kernels": kernels, "decisions": decisions, "warnings": tuple(data["warnings"])})
+    flow = Flow.from_dict(data.get("flow", {}))
+    warnings = tuple(data["warnings"])
+    return Report(**{**data, "kernels": kernels, "decisions": decisions, "warnings": warnings, "flow": flow})

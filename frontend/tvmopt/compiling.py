@@ -20,7 +20,7 @@ from tvmopt.errors import ArtifactError
 from tvmopt.extensions import extensions
 from tvmopt.linking import export, find_cc, structure_hash, versions, without_timings
 from tvmopt.precision import check as check_precision
-from tvmopt.report import DecisionLog, Report
+from tvmopt.report import DecisionLog, Flow, Report
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import use_threads
 from tvmopt.runtime.manifest import FORMAT, Manifest
@@ -86,6 +86,7 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
     lookup = record_lookup(request)
     imported, lowered, weights = _lower(request, stages, lookup)
     from tvmopt import pipeline
+    from tvmopt.flow import plan
 
     with stages.stage("generating code"):
         structure = structure_hash(lowered.module, request.machine.tvm_target())
@@ -105,7 +106,7 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         lowered,
         weights,
         stages.seconds,
-        activation_bytes(lowered, request.machine),
+        plan(lowered, request.machine, imported),
         tuple(lookup.warnings) if lookup else (),
     )
     manifest = make_manifest(request, imported, structure, report, lookup.used_lines() if lookup else ())
@@ -216,7 +217,7 @@ def make_report(
     lowered: Any,
     weights: Sequence[tuple[TensorInfo, Any]],
     seconds: dict[str, float],
-    activations: int,
+    flow: Flow,
     warnings: tuple[str, ...] = (),
 ) -> Report:
     return Report(
@@ -229,8 +230,9 @@ def make_report(
         flops=float(sum(k.flops * k.calls for k in lowered.kernels)),
         parameters=parameter_count(imported.model),
         weight_bytes=sum(info.nbytes for info, _ in weights),
-        activation_bytes=activations,
+        activation_bytes=sum(flow.storages),
         warnings=(*warnings, *(f"the extension {e} took part" for e in extensions())),
+        flow=flow,
     )
 
 
@@ -240,28 +242,6 @@ def parameter_count(model: Any) -> int:
 
     floats = {1, 10, 11, 16}  # FLOAT, FLOAT16, DOUBLE, BFLOAT16 (TensorProto.DataType)
     return int(sum(np.prod(i.dims, dtype=np.int64) for i in model.graph.initializer if i.data_type in floats))
-
-
-def activation_bytes(lowered: Any, machine: Machine) -> int:
-    """Bytes of the storage that the memory plan allocates for intermediate tensors."""
-    import tvm
-    from tvm import relax
-
-    from tvmopt.pipeline import memory_passes
-
-    names = [p.info.name for p in memory_passes()]
-    plan = memory_passes()[: names.index("StaticPlanBlockMemory") + 1]
-    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3):
-        planned = tvm.transform.Sequential(plan)(lowered.module)
-    total = 0
-
-    def visit(node: Any) -> None:
-        nonlocal total
-        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.memory.alloc_storage":
-            total += int(node.args[0].values[0])
-
-    relax.analysis.post_order_visit(planned["main"], visit)
-    return total
 
 
 def source_hash(source: Any) -> str:

@@ -202,10 +202,10 @@ def in_child(
     from tvmopt.compiling import (
         Progressed,
         Request,
-        activation_bytes,
         make_manifest,
         make_report,
     )
+    from tvmopt.flow import plan
     from tvmopt.importer import import_model
     from tvmopt.linking import export, structure_hash
     from tvmopt.runtime.artifact import Artifact
@@ -250,7 +250,7 @@ def in_child(
         lowered,
         weights,
         stages.seconds,
-        activation_bytes(lowered, gpu),
+        plan(lowered, gpu, imported),
         (*_warnings(lowered), *recorder.warnings()),
     )
     Artifact.build(make_manifest(request, imported, structure, report), library, weights).save(output)

@@ -6,7 +6,7 @@ A pass never prints. It is handed a :class:`DecisionLog` and records where it ap
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -80,6 +80,86 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class OnnxNode:
+    """A node of the model: its ONNX `name`, operator, tensors, the shape of its first output, its FLOPs by
+    the operator's definition (a multiply-add is two; None where shapes are not known).
+    """
+
+    name: str
+    op_type: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    flops: float | None = None
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the compiled program.
+
+    Attributes:
+        name: the ONNX tensor it is, where it is one.
+        kind: ``"input"``, ``"weight"``, ``"activation"``, or ``"output"``: allocated anew by each run.
+        storage: which planned block of memory an activation lies in; -1 for the other kinds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    kind: Literal["input", "weight", "activation", "output"]
+    storage: int = -1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a kernel (or of the runtime): the ONNX `nodes` it computes, indices of the values it reads
+    and writes.
+    """
+
+    kernel: str
+    nodes: tuple[str, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One run of the compiled program: what is called, in order, on which tensors.
+
+    Attributes:
+        nodes: the model's nodes, by the names that steps, kernels and decisions use for them.
+        values: every tensor; a view is the tensor it views.
+        steps: the calls, in order.
+        outputs: indices of the values that are returned.
+        storages: bytes of each block of memory planned for activations.
+    """
+
+    nodes: dict[str, OnnxNode] = field(default_factory=dict)
+    values: tuple[Value, ...] = ()
+    steps: tuple[Step, ...] = ()
+    outputs: tuple[int, ...] = ()
+    storages: tuple[int, ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Flow:
+        """From what `asdict` made, or from nothing (artifacts of before)."""
+        if not data:
+            return cls()
+        return cls(
+            {key: OnnxNode(**_tuples(node)) for key, node in data["nodes"].items()},
+            tuple(Value(**_tuples(value)) for value in data["values"]),
+            tuple(Step(**_tuples(step)) for step in data["steps"]),
+            tuple(data["outputs"]),
+            tuple(data["storages"]),
+        )
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+
+
+@dataclass(frozen=True)
 class Report:
     """What one compile did: `tvmopt compile` prints it, `--json` dumps it, the artifact keeps it."""
 
@@ -95,6 +175,7 @@ class Report:
     activation_bytes: int
     accuracy: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    flow: Flow = field(default_factory=Flow)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import human, out, parse_shapes, print_json, table
+from tvmopt.cli.common import human, out, parse_shapes, print_json, progress, table
 from tvmopt.cli.rendering import accuracy
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -21,14 +21,29 @@ def command(
     top: Annotated[
         int, typer.Option(min=0, help="Show the nodes with the most FLOPs; 0: all of them, in graph order.")
     ] = 10,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.html", help="Write the graph of kernels as one page: what fused into what."
+        ),
+    ] = None,
+    timed: Annotated[
+        bool, typer.Option("--timed", help="With --html: time the kernels here, in place of FLOPs.")
+    ] = False,
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="With --html, for an ONNX file: the machine.")
+    ] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """FLOPs, parameters, bytes moved and peak memory of a model, in total, by operator and by node; or what a
-    compiled file says of itself.
+    compiled file says of itself. With --html, the compiled graph as a page to look at and search.
     """
     from tvmopt.api import inspect, is_artifact
 
-    found = inspect(source, shape=parse_shapes(shape or []))
+    with progress(as_json) as show:
+        found = inspect(
+            source, shape=parse_shapes(shape or []), html=html, timed=timed, target=target, progress=show
+        )
     if as_json:
         print_json(found if is_artifact(source) else found.as_dict())
     elif is_artifact(source):
