@@ -30,6 +30,7 @@ def opened(browser, file, scheme="light", width=1300, height=850):
         viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
     )
     page = context.new_page()
+    page.set_default_timeout(180_000)  # a busy machine must not fail a test
     said, asked = [], []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
