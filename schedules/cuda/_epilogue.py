@@ -48,9 +48,7 @@ class Epilogue:
     def __init__(self, block: Any, acc: Any, columns: int) -> None:
         """`block`: maps every element of `acc` to the output; its last axis has `columns` elements."""
         self.block, self.acc = block, acc
-        touched = [block.body.buffer, *(read.source for read in loads(block.body.value))]
-        widest = max(itemsize(b) for b in touched if not b.same_as(acc))
-        self.width = gcd(columns, min(8, 16 // min(widest, 4)))
+        self.width = gcd(columns, min(8, 16 // itemsize(block.body.buffer)))
         self.buffers: list[Any] = []
 
     def run(self, axes: Sequence[Expr], accumulators: Any) -> list[Any]:
@@ -76,7 +74,7 @@ class Epilogue:
                 if structural_equal(known, node):
                     return tirx.BufferLoad(buffer, [lane])
             buffer = self._local(str(node.source.dtype), width)
-            before.extend(_copy(buffer, None, node.source, [_replace(i, first) for i in node.indices], width))
+            before.extend(copy(buffer, None, node.source, [_replace(i, first) for i in node.indices], width))
             cached.append((node, buffer))
             return tirx.BufferLoad(buffer, [lane])
 
@@ -93,7 +91,7 @@ class Epilogue:
         if width > 1 and self._moves_by_one(out, index):
             buffer = self._local(str(out.dtype), width)
             steps.append(tirx.BufferStore(buffer, result, [lane]))
-            after = _copy(buffer, out, None, [_replace(i, first) for i in index], width)
+            after = copy(buffer, out, None, [_replace(i, first) for i in index], width)
         else:
             steps.append(tirx.BufferStore(out, result, [_replace(i, here) for i in index]))
         body = tirx.For(lane, T.int_(0), T.int_(width), tirx.ForKind.UNROLLED, T.seq(steps))
@@ -134,7 +132,7 @@ def _aligned_rows(buffer: Any, width: int) -> bool:
     return all(isinstance(d, tirx.IntImm) for d in shape) and prod(int(d) for d in shape) % width == 0
 
 
-def _copy(buffer: Any, to: Any | None, source: Any | None, index: Sequence[Any], width: int) -> list[Any]:
+def copy(buffer: Any, to: Any | None, source: Any | None, index: Sequence[Any], width: int) -> list[Any]:
     """16 bytes at a time between a local buffer and global memory."""
     outer: Any = to if to is not None else source
     step = min(width, 16 // itemsize(outer))

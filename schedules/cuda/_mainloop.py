@@ -12,7 +12,9 @@ One barrier a step is enough: a stage is overwritten only after the barrier behi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 from tvm import tirx
@@ -248,24 +250,18 @@ class Program:
     def _axes(self, m: Expr, n: Expr) -> list[Expr]:
         """The epilogue block's axes: the batch or part, the row taken apart, the column."""
         extents = [int(iv.dom.extent) for iv in self.epilogue.block.iter_vars]
-        batched = self.p.batch * self.p.parts > 1 or len(extents) > 1 and _product(extents[:-1]) != self.p.m
-        lead: list[Expr] = []
-        inner = extents[:-1]
-        if batched:
-            lead, inner = [self.kernel.block[1]], extents[1:-1]
-        rows: list[Expr] = []
-        rest = m
-        for position, extent in reversed(list(enumerate(inner))):
-            rows.insert(0, rest if position == 0 else tirx.floormod(rest, T.int_(extent)))
-            rest = tirx.floordiv(rest, T.int_(extent))
-        return [*lead, *rows, n]
+        batched = self.p.batch * self.p.parts > 1 or len(extents) > 1 and prod(extents[:-1]) != self.p.m
+        rest = rows_of(extents[1:-1] if batched else extents[:-1], m)
+        return [*([self.kernel.block[1]] if batched else []), *rest, n]
 
 
-def _product(values: list[int]) -> int:
-    result = 1
-    for value in values:
-        result *= value
-    return result
+def rows_of(extents: Sequence[int], m: Expr) -> list[Expr]:
+    """Row m of a matrix whose rows have several dimensions: their indices."""
+    rows: list[Expr] = []
+    for position, extent in reversed(list(enumerate(extents))):
+        rows.insert(0, m if position == 0 else tirx.floormod(m, T.int_(extent)))
+        m = tirx.floordiv(m, T.int_(extent))
+    return rows
 
 
 def _handle(name: str, *args: Any) -> Expr:

@@ -79,8 +79,13 @@ def operands(block: Any) -> list[Any]:
 
 def knobs(shape: Shape, machine: Machine) -> Space:
     """`bm`, `bn`, `bk`: the block's tile; `stages` of the pipeline, as many as fit where fewer do."""
-    best, _ = plan(shape.m, shape.n, shape.part, shape.batch * shape.parts, shape.dtype, machine, 1)
-    others = tiles(machine, shape.dtype)
+    return tile_space(shape.m, shape.n, shape.part, shape.batch * shape.parts, shape.dtype, machine)
+
+
+def tile_space(m: int, n: int, k: int, batch: int, dtype: str, machine: Machine) -> Space:
+    """The tiles of a product, the cheapest by the model first."""
+    best, _ = plan(m, n, k, batch, dtype, machine, 1)
+    others = tiles(machine, dtype)
 
     def choices(name: str) -> tuple[int, ...]:
         first = getattr(best, name)
