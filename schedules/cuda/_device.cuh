@@ -170,5 +170,120 @@ TVMOPT_FN void unstage(float* to, const void* tile, int row, int col) {
   }
 }
 
+// ---- attention: a warp holds 16 queries; scores s[NI][4] and outputs o[NO][4] lie as mma's accumulators -------------
+
+TVMOPT_FN unsigned pack(float low, float high, f16) {
+  __half2 v = __floats2half2_rn(low, high);
+  return *reinterpret_cast<unsigned*>(&v);
+}
+TVMOPT_FN unsigned pack(float low, float high, bf16) {  // round to nearest even; no NaN comes here but from NaN
+  unsigned a = __float_as_uint(low), b = __float_as_uint(high);
+  a = (a + 0x7fffu + ((a >> 16) & 1)) >> 16;
+  b = (b + 0x7fffu + ((b >> 16) & 1)) & 0xffff0000u;
+  return a | b;
+}
+
+// s = Q K^T: query fragments of KC chunks of 16, keys in a tile [8*NI][..] of ROW bytes a row.
+template <typename T, int ROW, int KC, int NI>
+TVMOPT_FN void scores(float* s, const unsigned* q, void* keys) {
+#pragma unroll
+  for (int i = 0; i < NI * 4; ++i) s[i] = 0.f;
+#pragma unroll
+  for (int c = 0; c < KC; ++c) {
+    unsigned b[NI * 2];
+    load_b_nk<ROW, NI>(b, keys, 0, 32 * c);
+#pragma unroll
+    for (int j = 0; j < NI; ++j) mma(s + 4 * j, q + 4 * c, b + 2 * j, T());
+  }
+}
+template <int ROW, int KC>
+TVMOPT_FN void load_queries(unsigned* q, void* tile, int row0) {
+#pragma unroll
+  for (int c = 0; c < KC; ++c) load_a<ROW, 1>(q + 4 * c, tile, row0, 32 * c);
+}
+
+// s *= scale; -inf beyond the last key, which for causal attention (LIMIT) is the query's own place plus `offset`.
+template <int NI, bool LIMIT>
+TVMOPT_FN void scale_and_mask(float* s, float scale, int key0, int keys, int query0, int offset) {
+#pragma unroll
+  for (int j = 0; j < NI; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      int key = key0 + 8 * j + (lane() & 3) * 2 + (e & 1), query = query0 + (lane() >> 2) + (e >> 1) * 8;
+      bool seen = key < keys && (!LIMIT || key <= query + offset);
+      s[4 * j + e] = seen ? s[4 * j + e] * scale : -INFINITY;
+    }
+}
+// s += bias[query * pitch + key] * factor, within `queries` and `keys`.
+template <int NI, typename B>
+TVMOPT_FN void add_bias(float* s, const B* bias, int pitch, float factor, int key0, int keys, int query0, int queries) {
+#pragma unroll
+  for (int j = 0; j < NI; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      int key = key0 + 8 * j + (lane() & 3) * 2 + (e & 1), query = query0 + (lane() >> 2) + (e >> 1) * 8;
+      if (key < keys && query < queries) s[4 * j + e] += float(bias[query * pitch + key]) * factor;
+    }
+}
+
+// The online softmax: s becomes 2^(s - top), what is in o and total is brought to the new top of each row.
+template <int NI, int NO>
+TVMOPT_FN void softmax_step(float* s, float* o, float* top, float* total) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float peak = top[h];
+#pragma unroll
+    for (int j = 0; j < NI; ++j) peak = fmaxf(peak, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+    peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+    float base = peak == -INFINITY ? 0.f : peak;
+    float fade = exp2f(top[h] - base), sum = 0.f;
+    top[h] = peak;
+#pragma unroll
+    for (int j = 0; j < NI; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float p = exp2f(s[4 * j + 2 * h + e] - base);
+        s[4 * j + 2 * h + e] = p;
+        sum += p;
+      }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    total[h] = total[h] * fade + sum;
+#pragma unroll
+    for (int j = 0; j < NO; ++j) {
+      o[4 * j + 2 * h] *= fade;
+      o[4 * j + 2 * h + 1] *= fade;
+    }
+  }
+}
+// o += P V: accumulators of two neighbouring key tiles are an A fragment; values in a tile [8*NI][..].
+template <typename T, int ROW, int NI, int NO>
+TVMOPT_FN void weigh(float* o, const float* s, void* values) {
+#pragma unroll
+  for (int c = 0; c < NI / 2; ++c) {
+    const float* p = s + 8 * c;
+    unsigned a[4] = {pack(p[0], p[1], T()), pack(p[2], p[3], T()), pack(p[4], p[5], T()), pack(p[6], p[7], T())};
+#pragma unroll
+    for (int j = 0; j < NO; j += 2) {
+      unsigned b[4];
+      load_b_kn<ROW, 2>(b, values, 8 * j, 16 * c);
+      mma(o + 4 * j, a, b, T());
+      mma(o + 4 * j + 4, a, b + 2, T());
+    }
+  }
+}
+template <int NO>
+TVMOPT_FN void divide(float* o, const float* total) {
+#pragma unroll
+  for (int j = 0; j < NO; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[4 * j + e] /= total[e >> 1];
+}
+TVMOPT_FN void start_softmax(float* top, float* total) {
+  top[0] = top[1] = -INFINITY;
+  total[0] = total[1] = 0.f;
+}
+
 }  // namespace tvmopt
 #endif  // TVMOPT_DEVICE_CUH

@@ -172,8 +172,8 @@ class Program:
         def one(index: Expr) -> Any:
             row, k = index // chunks, index % chunks * operand.chunk
             address, inside = operand.at(row0 + row, k0 + k, batch)
-            to = _handle(f"at<{t.row_bytes}>", T.pointer(self.smem, base), row, k * t.itemsize)
-            return _copy(size, to, address, inside)
+            to = handle(f"at<{t.row_bytes}>", T.pointer(self.smem, base), row, k * t.itemsize)
+            return chunk_copy(size, to, address, inside)
 
         return self._each(rows * chunks, one)
 
@@ -186,8 +186,8 @@ class Program:
         def one(index: Expr) -> Any:
             k, column = index // chunks, index % chunks * b.chunk
             address, inside = b.at(self.n0 + column, k0 + k, batch)
-            to = _handle(f"at<{t.bn * t.itemsize}>", T.pointer(self.smem, base), k, column * t.itemsize)
-            return _copy(size, to, address, inside)
+            to = handle(f"at<{t.bn * t.itemsize}>", T.pointer(self.smem, base), k, column * t.itemsize)
+            return chunk_copy(size, to, address, inside)
 
         return self._each(t.bk * chunks, one)
 
@@ -264,11 +264,13 @@ def rows_of(extents: Sequence[int], m: Expr) -> list[Expr]:
     return rows
 
 
-def _handle(name: str, *args: Any) -> Expr:
+def handle(name: str, *args: Any) -> Expr:
+    """A call of `_device.cuh` that returns an address."""
     return tirx.call_extern("handle", f"tvmopt::{name}", *map(T.int_, args))
 
 
-def _copy(size: int, to: Expr, address: Expr, inside: Expr | None) -> Any:
+def chunk_copy(size: int, to: Expr, address: Expr, inside: Expr | None) -> Any:
+    """`size` bytes to shared memory, zeros where not `inside`."""
     ok = tirx.const(1, T.INDEX) if inside is None else tirx.Cast(T.INDEX, inside)
     if size == 2:
         return T.call("copy2", to, address, ok)

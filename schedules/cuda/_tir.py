@@ -100,7 +100,13 @@ def below(value: Expr, limit: int, multiple: int, extent: int) -> Expr | None:
 
 
 def ceildiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
     return -(-a // b)
+
+
+def up(value: int, multiple: int) -> int:
+    """`value` rounded up."""
+    return -(-value // multiple) * multiple
 
 
 class Kernel:

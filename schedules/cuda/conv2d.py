@@ -18,7 +18,7 @@ from typing import Any
 from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue
 from tvmopt.schedules.cuda._mainloop import Product, Program, Rows
-from tvmopt.schedules.cuda.gemm import operands, shared_limit, tile_of, tile_space, up
+from tvmopt.schedules.cuda.gemm import operands, shared_limit, tile_of, tile_space
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, consumer, extents
@@ -102,13 +102,13 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     assert block is not None
     image, weight = operands(block)
     tile = tile_of(knobs, shape.dtype, shared_limit())
-    deep = up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
+    deep = T.up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
     most = 16 // tile.itemsize
     a = Window(
-        image, shape.window, shape.m, shape.k, gcd(shape.window[2], most), (up(shape.m, tile.bm), deep)
+        image, shape.window, shape.m, shape.k, gcd(shape.window[2], most), (T.up(shape.m, tile.bm), deep)
     )
     b = Rows(
-        weight, shape.n, shape.pitch, shape.pitch, gcd(shape.pitch, most), (up(shape.n, tile.bn), deep)
+        weight, shape.n, shape.pitch, shape.pitch, gcd(shape.pitch, most), (T.up(shape.n, tile.bn), deep)
     )
     product = Product(shape.m, shape.n, shape.k, 1, shape.dtype, shape.part, shape.parts)
     Program(product, tile, a, b, Epilogue(out, block.body.buffer, shape.n)).install(sch)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue, loads
 from tvmopt.schedules.cuda._mainloop import Product, Program, Rows
 from tvmopt.targets import Machine
@@ -119,8 +120,8 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     assert block is not None
     a, b = operands(block)
     tile = tile_of(knobs, shape.dtype, shared_limit())
-    rows = (up(shape.m, tile.bm), up(shape.n, tile.bn))
-    deep = up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
+    rows = (T.up(shape.m, tile.bm), T.up(shape.n, tile.bn))
+    deep = T.up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
     size = tile.itemsize
     operand_a = Rows(
         a, shape.m, shape.k, shape.k, gcd(shape.k, 16 // size), (rows[0], deep),
@@ -134,8 +135,3 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     )  # fmt: skip
     product = Product(shape.m, shape.n, shape.k, shape.batch, shape.dtype, shape.part, shape.parts)
     Program(product, tile, operand_a, operand_b, Epilogue(out, block.body.buffer, shape.n)).install(sch)
-
-
-def up(value: int, multiple: int) -> int:
-    """`value` rounded up."""
-    return -(-value // multiple) * multiple

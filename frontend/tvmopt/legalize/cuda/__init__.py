@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmopt.legalize import extremes, take
-from tvmopt.legalize.cuda import conv, matmul
+from tvmopt.legalize.cuda import attention, conv, matmul
 
 # an operator that two groups know: the first that does not return None
-GROUPS: tuple[Any, ...] = (matmul, conv, take, extremes)
+GROUPS: tuple[Any, ...] = (matmul, conv, attention, take, extremes)
