@@ -55,10 +55,10 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
 
 def knobs(shape: Shape, machine: Machine) -> Space:
     """`mr`: rows of the tile; `m_chunks`: pieces of M, for more tasks than panels; `unroll_k`."""
-    analytic = choose_rows(shape.m, shape.nr, machine)
+    analytic = choose_rows(shape.m, shape.nr, machine, shape.panels)
     nv = max(1, shape.nr // machine.lanes())
     others = [r for r in (4, 6, 8, 10, 12, 13, 14, 16, 20, 24) if r <= shape.m and fits(r, nv, machine)]
-    chunks = chunk_rows(shape, analytic, machine)
+    chunks = row_pieces(shape.m, analytic, shape.panels, machine.cores)
     return Space(
         {
             "mr": (analytic, *(r for r in others if r != analytic)),
@@ -68,12 +68,16 @@ def knobs(shape: Shape, machine: Machine) -> Space:
     )
 
 
-def choose_rows(m: int, nr: int, machine: Machine) -> int:
-    """The tile's height for panels of width `nr`: the fewest modelled cycles, tail included.
+def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) -> int:
+    """The tile's height for panels of width `nr`: the fewest modelled cycles of the slowest core, tail included.
+
+    With `panels` fewer than keep all cores busy, heights count for which the rows can be cut in pieces too.
 
     >>> z = Machine.load("znver5")
     >>> choose_rows(196, 32, z), choose_rows(197, 32, z), choose_rows(128, 32, z), choose_rows(1, 128, z)
-    (14, 11, 8, 1)
+    (14, 8, 8, 1)
+    >>> choose_rows(12544, 16, z), choose_rows(12544, 16, z, panels=1)  # 30 leaves a tail: one task on one core
+    (30, 28)
     """
     from tvmopt.scheduling.tile import step_cycles
 
@@ -82,25 +86,25 @@ def choose_rows(m: int, nr: int, machine: Machine) -> int:
     def cost(mr: int) -> tuple[float, int, int]:
         full, tail = divmod(m, mr)
         cycles = full * step_cycles(mr, nv, machine) + (step_cycles(tail, nv, machine) if tail else 0.0)
+        if panels is not None:
+            tasks = panels * row_pieces(m, mr, panels, machine.cores)
+            cycles *= -(-tasks // machine.cores) * machine.cores / tasks
         return round(cycles, 3), min(tail, 1), abs(mr - (14 if m % 14 == 0 else 8))
 
     return min((mr for mr in range(1, min(m, 32) + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
 
 
-def chunk_rows(shape: Shape, mr: int, machine: Machine) -> int:
+def row_pieces(m: int, mr: int, panels: int, cores: int) -> int:
     """Pieces of M so that tasks (panels x pieces) divide evenly over the cores; 1 where panels alone do, or where
-    the rows have a tail (its partition needs the whole row loop in one task)."""
-    tiles, tail = divmod(shape.m, mr)
-    if shape.panels % machine.cores == 0 or shape.panels >= 8 * machine.cores or tail:
+    the rows have a tail (its partition needs the whole row loop in one task).
+
+    >>> row_pieces(12544, 14, 1, 2), row_pieces(12544, 30, 1, 2), row_pieces(196, 14, 8, 2)
+    (2, 1, 1)
+    """
+    tiles, tail = divmod(m, mr)
+    if panels % cores == 0 or panels >= 8 * cores or tail:
         return 1
-    return next(
-        (
-            c
-            for c in range(machine.cores, 0, -1)
-            if tiles % c == 0 and (shape.panels * c) % machine.cores == 0
-        ),
-        1,
-    )
+    return next((c for c in range(cores, 0, -1) if tiles % c == 0 and (panels * c) % cores == 0), 1)
 
 
 def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
