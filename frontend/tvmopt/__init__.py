@@ -24,6 +24,14 @@ def __getattr__(name: str) -> Any:
         from tvmopt.analysis.profile import profile
 
         return profile
+    if name == "compare":
+        from tvmopt.debug.compare import compare
+
+        return compare
+    if name == "surgeon":
+        from tvmopt.debug import surgeon
+
+        return surgeon
     if name == "bench":  # a package that can be called
         import tvmopt.bench
 

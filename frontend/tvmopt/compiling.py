@@ -49,6 +49,8 @@ class Request:
     records: bool = True
     cuda_graph: bool = True
     store: str | os.PathLike[str] | None = None
+    without: tuple[str, ...] = ()
+    generic: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_precision(self.precision, self.machine)
@@ -176,7 +178,10 @@ def _lower(
     from tvmopt.passes.lift_constants import lift_constants
 
     with stages.stage("optimizing"):
-        lowered = pipeline.lower(imported.module, request.machine, log, lookup, exact=request.exact, precision=request.precision)
+        lowered = pipeline.lower(
+            imported.module, request.machine, log, lookup, exact=request.exact, precision=request.precision,
+            without=request.without, generic=request.generic,
+        )  # fmt: skip
         lowered.module, weights = lift_constants(lowered.module)
     return imported, lowered, weights
 

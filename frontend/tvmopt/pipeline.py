@@ -7,7 +7,7 @@ to bottom.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,6 +129,8 @@ def lower(
     lookup: Lookup | None = None,
     exact: bool = False,
     precision: str = "fp32",
+    without: Collection[str] = (),
+    generic: Collection[str] = (),
 ) -> Lowered:
     """Everything between the importer and the code generator.
 
@@ -136,12 +138,15 @@ def lower(
         lookup: finds tuned knobs; None: analytic points only.
         exact: no algorithm that rounds differently from the operator's definition (Winograd).
         precision: see `tvmopt.precision`.
+        without: names of graph passes to leave out, and `generic`: kernels that only the generic family may
+            schedule (``"*"``: all) - how `tvmopt compare` finds the one to blame.
     """
     log = log or DecisionLog()
     seconds: dict[str, float] = {}
     with machine.tvm_target():
         with _timed(seconds, "graph passes"):
-            module = tvm.transform.Sequential(extended(graph_passes(machine, log, precision), log))(module)
+            chosen = [p for p in extended(graph_passes(machine, log, precision), log) if p.info.name not in without]
+            module = tvm.transform.Sequential(chosen)(module)
         with _timed(seconds, "legalize"):
             module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels
             module = legalize(module, machine, exact)
@@ -152,7 +157,7 @@ def lower(
             module = tvm.transform.Sequential(fusion_passes()[2:])(module)
         with _timed(seconds, "schedule"):
             unscheduled = module
-            module, how = apply_families(module, machine, log, lookup)
+            module, how = apply_families(module, machine, log, lookup, generic)
     return Lowered(module, tuple(_kernels(unscheduled, how, provenance)), log, seconds, unscheduled)
 
 

@@ -3,7 +3,7 @@ on a GPU TVM's dlight."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,9 +38,14 @@ Lookup = Callable[[tirx.PrimFunc, Family, Any], "dict[str, int] | Replay | None"
 
 
 def apply_families(
-    module: tvm.IRModule, machine: Machine, log: DecisionLog, lookup: Lookup | None = None
+    module: tvm.IRModule,
+    machine: Machine,
+    log: DecisionLog,
+    lookup: Lookup | None = None,
+    generic: Collection[str] = (),
 ) -> tuple[tvm.IRModule, dict[str, Scheduled]]:
-    """A new module with every PrimFunc scheduled, and how each was.
+    """A new module with every PrimFunc scheduled, and how each was; those named in `generic` (``"*"``: all) only by
+    the generic family.
 
     A family that fails on a function it recognised is a bug of that family: it is logged, and the generic family
     takes over, so that a model still compiles.
@@ -50,15 +55,22 @@ def apply_families(
     with machine.tvm_target():
         for gvar, func in module.functions_items():
             if isinstance(func, tirx.PrimFunc) and not func.attrs.get("tirx.is_scheduled", False):
-                func, how[gvar.name_hint] = schedule_one(gvar.name_hint, func, machine, log, lookup)
+                func, how[gvar.name_hint] = schedule_one(
+                    gvar.name_hint, func, machine, log, lookup, bool({"*", gvar.name_hint} & {*generic})
+                )
             functions[gvar] = func
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos), how
 
 
 def schedule_one(
-    name: str, func: tirx.PrimFunc, machine: Machine, log: DecisionLog, lookup: Lookup | None = None
+    name: str,
+    func: tirx.PrimFunc,
+    machine: Machine,
+    log: DecisionLog,
+    lookup: Lookup | None = None,
+    generic: bool = False,
 ) -> tuple[tirx.PrimFunc, Scheduled]:
-    """Schedule one function; `name` is for the log."""
+    """Schedule one function; `name` is for the log; `generic`: with the generic family only."""
     notes = []
     original = func
     try:
@@ -66,7 +78,7 @@ def schedule_one(
     except Exception as error:  # as below: then no GEMM family recognises it
         notes.append(f"not normalized: {_first_line(error)}")
     for family in families(machine.kind):
-        shape = family.recognise(func, machine)
+        shape = family.recognise(func, machine) if family.NAME == "generic" or not generic else None
         if shape is None:
             continue
         recorded = lookup(func, family, shape) if lookup else None

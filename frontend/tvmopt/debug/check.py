@@ -1,0 +1,179 @@
+"""Does a piece of a model still fail? The checks that `surgeon reduce` and `compare` repeat many times.
+
+A check runs in a forked child (a wrong kernel may kill it) and is plain data: the kind of failure, which a
+reduction must keep - otherwise it would end at another bug - and its message.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from tvmopt.analysis.comparator import Array, Comparison, compare
+from tvmopt.analysis.samples import longest_reduction
+from tvmopt.errors import InputError, ModelError, TvmoptError
+from tvmopt.importer.isolate import isolated
+
+SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check.
+
+    Attributes:
+        kind: ``""`` passed; ``"compile"`` with the error's class, ``"crash"``, ``"numbers"``, ``"command"``.
+        text: the message, one line or more.
+        error: the largest error over the tolerance's scale, where numbers were compared.
+    """
+
+    kind: str = ""
+    text: str = ""
+    error: float = 0.0
+
+    @property
+    def fails(self) -> bool:
+        return bool(self.kind)
+
+
+Check = Callable[[Path, onnx.ModelProto, Mapping[str, Array]], Finding]
+"""A check of a model file, the same model parsed, and values for its inputs."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Compile a model, run it and compare with the reference.
+
+    Attributes:
+        target, precision: as `tvmopt.compile` takes them.
+        rtol, atol: instead of the derived tolerance; added.
+        options: further fields of :class:`tvmopt.compiling.Request`: `exact`, `records`, `without`,
+        `generic`.
+        compare: whether to run and compare; else compiling is the check.
+        seconds: a check that takes longer counts as a crash.
+    """
+
+    target: Any = "cpu"
+    precision: str = "fp32"
+    rtol: float | None = None
+    atol: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    compare: bool = True
+    seconds: float = SECONDS
+
+    def __call__(self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Finding:
+        try:
+            return isolated(lambda: self._check(path, model, feeds), "check", str(path), self.seconds)
+        except ModelError as error:  # the child died: `isolated` says how
+            return Finding("crash", error.what)
+
+    def _check(self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Finding:
+        """In the child."""
+        from tvmopt.compiling import Request, compile_model
+        from tvmopt.runtime.model import Model
+        from tvmopt.targets import Machine
+
+        try:
+            request = Request(path, Machine.load(self.target), self.precision, **dict(self.options))
+            artifact, _ = compile_model(request)
+        except TvmoptError as error:
+            return Finding(f"compile: {type(error).__name__}", str(error))
+        except Exception as error:  # TVM raises classes of its own; each is a failure to compile
+            return Finding(f"compile: {type(error).__name__}", str(error)[-2000:])
+        if not self.compare:
+            return Finding()
+        found = self.against(path, model, feeds, Model(artifact).run(dict(feeds)))
+        return Finding() if found.ok else Finding("numbers", str(found), found.max_error)
+
+    def against(
+        self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array], outputs: Mapping[str, Array]
+    ) -> Comparison:
+        """Outputs compared with the reference's."""
+        from tvmopt.analysis.verify import run_reference
+
+        _, (expected,) = run_reference(path, [dict(feeds)])
+        reduction, depth = longest_reduction(model)
+        return compare(
+            expected, outputs, reduction=reduction, depth=depth, rtol=self.rtol, atol=self.atol,
+            precision=None if self.precision == "fp32" else self.precision,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """A user's command: it fails where its exit code is not 0, or its output matches `fail_regex`.
+
+    Attributes:
+        text: with ``{model}`` for the file and, if wanted, ``{inputs}`` for an .npz of the inputs' values.
+    """
+
+    text: str
+    fail_regex: str = ""
+    seconds: float = SECONDS
+
+    def __post_init__(self) -> None:
+        if "{model}" not in self.text:
+            raise InputError(
+                "the command does not say where the model goes.",
+                where=f"--check {self.text!r}",
+                fix="--check 'mytool {model}'",
+            )
+        try:
+            re.compile(self.fail_regex)
+            words = shlex.split(self.text)
+        except (re.error, ValueError) as error:
+            raise InputError(f"cannot be parsed: {error}", where=f"--check {self.text!r}") from None
+
+        if shutil.which(words[0]) is None:
+            raise InputError(
+                "the command cannot be run: there is no such program.",
+                where=f"--check {self.text!r}",
+                fix="give a program on PATH",
+            )
+
+    @property
+    def wants_inputs(self) -> bool:
+        return "{inputs}" in self.text
+
+    def __call__(self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Finding:
+        import numpy as np
+
+        inputs = path.with_suffix(".npz")
+        if self.wants_inputs:
+            np.savez(inputs, **feeds)  # type: ignore[arg-type]  # names become keyword arguments
+        words = [
+            w.replace("{model}", str(path)).replace("{inputs}", str(inputs)) for w in shlex.split(self.text)
+        ]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
+                timeout=self.seconds, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Finding("command: timeout", f"the command takes longer than {self.seconds:.0f} s")
+        except OSError as error:
+            raise InputError(
+                f"the command cannot be run: {error.strerror}",
+                where=f"--check {self.text!r}",
+                fix="give a program on PATH",
+            ) from None
+        output = done.stdout + done.stderr
+        tail = "\n".join(output.strip().splitlines()[-5:])
+        if self.fail_regex:
+            return Finding("command", tail) if re.search(self.fail_regex, output) else Finding()
+        if done.returncode == 127:
+            raise InputError("the command was not found.", where=f"--check {self.text!r}")
+        died = f"signal {-done.returncode}" if done.returncode < 0 else ""
+        return (
+            Finding(f"command: {died}".rstrip(": "), tail or f"exit code {done.returncode}")
+            if done.returncode
+            else Finding()
+        )

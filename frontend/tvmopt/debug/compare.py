@@ -1,0 +1,143 @@
+"""`tvmopt compare`: engines, precisions, artifacts and models on the same inputs - and where a difference
+begins.
+
+outputs     every row against the reference, by the one comparator
+layers      where an output differs, or on request: inner tensors, in graph order
+blame       the first layer that leaves its tolerance is cut out, and the piece compiled in other ways
+repro       the smallest piece that is wrong, as a file
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmopt.debug.records import CompareResult, result_from
+from tvmopt.errors import InputError
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a comparison was asked; plain data.
+
+    Attributes:
+        model: the ONNX file; `other` a second one, or an artifact, or empty.
+        engines: engine specs as `tvmopt bench` takes them; `precisions` to try with each.
+        rtol: instead of the derived tolerance, for all outputs (key ``""``) or by name; `atol` is added.
+        layers: look at inner tensors also where the outputs agree.
+        bisect: on a difference, find who is to blame and write the reproducing model to `repro`.
+        inputs: an .npz with arrays for the model's inputs; the others are random with `seed`.
+    """
+
+    model: str
+    other: str = ""
+    engines: tuple[str, ...] = ("tvmopt",)
+    precisions: tuple[str, ...] = ("fp32",)
+    target: str = "cpu"
+    threads: int = 1
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    inputs: str = ""
+    seed: int = 0
+    rtol: dict[str, float] = field(default_factory=dict)
+    atol: dict[str, float] = field(default_factory=dict)
+    layers: bool = False
+    bisect: bool = True
+    repro: str = ""
+
+    def limits(self, name: str) -> dict[str, Any]:
+        """The comparator's `rtol` and `atol` of one output."""
+        return {
+            "rtol": self.rtol.get(name, self.rtol.get("")),
+            "atol": self.atol.get(name, self.atol.get("", 0.0)),
+        }
+
+
+def compare(
+    model: str | Path,
+    other: str | Path | None = None,
+    *,
+    engines: Sequence[str] = (),
+    precision: Sequence[str] = ("fp32",),
+    target: str = "cpu",
+    threads: int | None = None,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    rtol: float | Mapping[str, float] | None = None,
+    atol: float | Mapping[str, float] | None = None,
+    layers: bool = False,
+    bisect: bool = True,
+    repro: str | Path | None = None,
+    progress: Progress | None = None,
+) -> CompareResult:
+    """Compare engines, precisions, an artifact or a second model with the reference, on the same inputs.
+
+    The reference is onnxruntime in the model's own types with basic optimisations, else ONNX's own evaluator.
+
+    Args:
+        model: the ONNX file.
+        other: a second ONNX file with the same inputs, or an artifact compiled from `model`.
+        engines: as for `tvmopt bench`; default: tvmopt, or none when `other` is given.
+        precision: each is tried with each engine that can be asked.
+        target, threads: of tvmopt.
+        shape: shapes of open inputs.
+        inputs: arrays by name; those missing are random with `seed`.
+        rtol, atol: relative to an output's largest value, and absolute; one number, or by output name.
+        layers: compare inner tensors also where the outputs agree.
+        bisect: on a difference, find the pass, kernel, constant or precision, and write a reproducing model.
+        repro: where to; default: ``<model>.repro.onnx`` in the working directory.
+
+    Raises:
+        InputError, ModelError: wrong arguments or a model that cannot be read.
+    """
+    from tvmopt import children
+    from tvmopt.bench.runners import parse
+
+    chosen = tuple(engines) or (() if other else ("tvmopt",))
+    for spec in chosen:
+        parse(spec)
+    for path in (model, *([other] if other else [])):
+        if not Path(path).is_file():
+            raise InputError("there is no such file.", where=str(path), fix="check the path")
+    from tvmopt.api import is_artifact
+
+    if is_artifact(model):
+        raise InputError(
+            "an artifact is compared with the ONNX file it was compiled from.",
+            where=str(model),
+            fix=f"tvmopt compare MODEL.onnx {model}",
+        )
+    target_file = Path(repro) if repro else Path(f"{Path(model).stem}.repro.onnx")
+    if not target_file.absolute().parent.is_dir():
+        raise InputError(
+            "the folder of the reproducing model does not exist.",
+            where=f"--repro {target_file}",
+            fix="create it, or give another",
+        )
+    settings = Settings(
+        str(model), str(other or ""), chosen, tuple(precision), str(target), threads or os.cpu_count() or 1,
+        {k: list(map(int, v)) for k, v in (shape or {}).items()}, "", seed,
+        _numbers(rtol), _numbers(atol), layers, bisect, str(target_file),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tvmopt-compare-") as folder:
+        file = ""
+        if inputs:
+            file = str(Path(folder) / "given.npz")
+            np.savez(file, **{k: np.asarray(v) for k, v in inputs.items()})  # type: ignore[arg-type]
+        request = {"settings": {**settings.__dict__, "inputs": file}, "folder": folder}
+        answer = children.call("tvmopt.debug.session:in_child", request, progress=progress)
+    return result_from(answer)
+
+
+def _numbers(value: float | Mapping[str, float] | None) -> dict[str, float]:
+    if value is None:
+        return {}
+    return dict(value) if isinstance(value, Mapping) else {"": float(value)}

@@ -1,0 +1,224 @@
+"""The weights of an artifact against those its model compiles to - bit by bit, for `tvmopt compare M.onnx
+A.tvmopt`.
+
+Lowering the model again gives the same weights in the same order (that is how `refit` works), so a wrong
+constant is found exactly, whatever it does to the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmopt.analysis.comparator import Array
+from tvmopt.debug.check import Numbers
+from tvmopt.debug.files import save
+from tvmopt.debug.records import Blame, CompareResult, Constant, Repro, Row, Trace
+from tvmopt.errors import ArtifactError, TvmoptError
+from tvmopt.importer.isolate import isolated
+from tvmopt.importer.protos import node_name, operator
+from tvmopt.runtime.container import atomic_write
+
+if TYPE_CHECKING:
+    import onnx
+
+    from tvmopt.debug.session import Session
+
+
+def difference(name: str, nodes: Sequence[str], expected: Any, found: Any, text: str = "") -> Constant | None:
+    """How one constant differs from another; None: it does not."""
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        words = f"{found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
+        return Constant(name, tuple(nodes), found.size, found.size, float("inf"), (), 0.0, 0.0, words)
+    raw = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (expected, found)]
+    if np.array_equal(raw[0], raw[1]):
+        return None
+    if expected.dtype.kind not in "fiub":
+        return Constant(name, tuple(nodes), 1, expected.size, float("inf"), (), 0.0, 0.0, text)
+    a, b = expected.astype(np.float64), found.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    error = np.where(np.isnan(error), np.inf, error)
+    worst = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape)) if error.ndim else ()
+    different = int((a != b).sum())
+    return Constant(
+        name,
+        tuple(nodes),
+        different,
+        expected.size,
+        float(error[worst]),
+        worst,
+        float(a[worst]),
+        float(b[worst]),
+        text,
+    )
+
+
+def explain(session: Session, result: CompareResult, row: Row, trace: Trace | None) -> CompareResult | None:
+    """The result with the artifact's wrong weights and a piece that reproduces them; None: they are right."""
+    try:
+        session.progress("lowering the model again, to compare the weights")
+        fresh, wrong = isolated(
+            lambda: _differences(session.settings.other, session.settings.model), "lowering"
+        )
+    except TvmoptError as error:
+        text = f"the artifact's weights could not be compared: {error.what}"
+        return replace(result, structure=(*result.structure, text))
+    if not wrong:
+        return None
+    readers = _readers(session, row.label)
+    found = [replace(one, nodes=readers.get(int(one.name[1:]), ())) for one in wrong]
+    order = {node_name(n): i for i, n in enumerate(session.layers.nodes)}
+    found.sort(key=lambda one: min((order.get(n, len(order)) for n in one.nodes), default=len(order)))
+    first = found[0]
+    inside = {order[n] for n in first.nodes if n in order}
+    named = " + ".join(
+        f"{node_name(session.layers.nodes[i])} ({operator(session.layers.nodes[i])})" for i in sorted(inside)
+    )
+    text = (
+        f"constant {first.name} of the artifact, read by {named or 'an unknown node'}, is not the model's: "
+        f"{first.different} of {first.of} elements differ, by at most {first.largest:.3g}"
+    )
+    rows = tuple(
+        replace(r, status="wrong", message=r.message or text)
+        if r.label == row.label and r.status == "ok"
+        else r
+        for r in result.rows
+    )
+    repro = (
+        reproduce(session, inside, {int(one.name[1:]): fresh[int(one.name[1:])] for one in wrong})
+        if inside
+        else None
+    )
+    return replace(
+        result, rows=rows, constants=tuple(found), repro=repro,
+        blame=Blame("constant", named or first.name, text),
+    )  # fmt: skip
+
+
+def _differences(artifact_path: str, model: str) -> tuple[dict[int, Array], list[Constant]]:
+    """In a fork: the fresh values of the weights that differ, and how they do.
+
+    Raises:
+        ArtifactError: the model compiles to another program today.
+    """
+    from tvmopt.compiling import Progressed, Request, _lower
+    from tvmopt.linking import structure_hash
+    from tvmopt.runtime.artifact import read
+    from tvmopt.targets import Machine
+    from tvmopt.tuning.logs import RecordLookup
+
+    artifact = read(artifact_path)
+    manifest = artifact.manifest
+    machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
+    if manifest.kind == "llvm":
+        machine = machine.with_cores(manifest.threads)
+    options = manifest.options
+    request = Request(
+        Path(model), machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False)
+    )
+    lookup = RecordLookup.of_lines(machine, manifest.records)
+    _, lowered, weights = _lower(request, Progressed(), lookup)
+    if structure_hash(lowered.module, machine.tvm_target()) != manifest.structure:
+        raise ArtifactError("the model compiles to another program than the artifact's.", where=artifact_path)
+    fresh: dict[int, Array] = {}
+    wrong = []
+    for index, ((info, expected), found) in enumerate(zip(weights, artifact.weights, strict=True)):
+        one = difference(f"w{index}", (), np.asarray(expected), np.asarray(found), str(info))
+        if one is not None:
+            wrong.append(one)
+            fresh[index] = np.array(expected)
+    return fresh, wrong
+
+
+def _readers(session: Session, label: str) -> dict[int, tuple[str, ...]]:
+    """The ONNX nodes of the kernels that read each weight."""
+    from tvmopt.debug.watch import _sanitised
+
+    index = _sanitised(session.layers)
+    found: dict[int, tuple[str, ...]] = {}
+    for seen in session.seen.get(label, []):
+        names = tuple(node_name(session.layers.nodes[index[n]]) for n in seen.nodes if n in index)
+        for weight in seen.weights:
+            found[weight] = (*found.get(weight, ()), *names)
+    return found
+
+
+def reproduce(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro | None:
+    """The nodes as a model, and beside it its artifact with the wrong weights put in.
+
+    The piece is compiled; each of its weights that equals a right one of the whole is replaced by the wrong
+    one.
+    """
+    best: Repro | None = None
+    for count in range(len(inside), 0, -1):  # an activation behind a layer may hide what is wrong with it
+        found = _piece(session, set(sorted(inside)[:count]), fresh)
+        if found.confirmed:
+            return found
+        best = best or found
+    return _piece(session, inside, fresh) if len(inside) > 1 else best
+
+
+def _piece(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro:
+    """The files for these nodes."""
+    layers = session.layers
+    layers.compute(layers.needs(inside), session.progress)
+    piece = layers.with_data(layers.piece(inside))
+    path = save(piece, session.settings.repro)
+    feeds = layers.inputs(piece)
+    inputs = path.with_suffix(".npz")
+    with atomic_write(inputs) as stream:
+        np.savez(stream, **feeds)  # type: ignore[arg-type]
+    other = path.with_suffix(".tvmopt")
+    try:
+        replaced, confirmed = isolated(
+            lambda: _transplant(session, path, piece, feeds, fresh, other), "reproduction"
+        )
+    except (TvmoptError, RuntimeError):
+        replaced, confirmed = 0, False
+    nodes = tuple(f"{node_name(n)} ({operator(n)})" for n in piece.graph.node)
+    if not replaced:
+        return Repro(str(path), str(inputs), nodes)
+    command = f"tvmopt compare {path} {other} -i {inputs}"
+    return Repro(str(path), str(inputs), nodes, str(other), command, confirmed)
+
+
+def _transplant(
+    session: Session,
+    path: Path,
+    piece: onnx.ModelProto,
+    feeds: dict[str, Array],
+    fresh: dict[int, Array],
+    other: Path,
+) -> tuple[int, bool]:
+    """In a fork: how many weights were replaced, and whether the result is wrong."""
+    from tvmopt.compiling import Request, compile_model
+    from tvmopt.runtime.artifact import read
+    from tvmopt.runtime.model import Model
+    from tvmopt.targets import Machine
+
+    whole = read(session.settings.other)
+    manifest = whole.manifest
+    machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
+    if manifest.kind == "llvm":
+        machine = machine.with_cores(manifest.threads)
+    artifact, _ = compile_model(
+        Request(path, machine, manifest.precision, exact=manifest.options.get("exact", False))
+    )
+    weights, replaced = list(artifact.weights), 0
+    for index, right in fresh.items():
+        for i, mine in enumerate(weights):
+            if mine.shape == right.shape and mine.dtype == right.dtype and np.array_equal(mine, right):
+                weights[i], replaced = np.array(whole.weights[index]), replaced + 1
+    if not replaced:
+        return 0, False
+    pairs = [(w.info, a) for w, a in zip(artifact.manifest.weights, weights, strict=True)]
+    wrong = artifact.with_weights(pairs, artifact.manifest)
+    wrong.save(other)
+    limits = session.settings.limits("")
+    check = Numbers(precision=manifest.precision, rtol=limits["rtol"], atol=limits["atol"])
+    return replaced, not check.against(path, piece, feeds, Model(wrong).run(feeds)).ok
