@@ -199,6 +199,7 @@ def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[st
 
     from tvmopt import pipeline
     from tvmopt.compiling import Request, compile_model
+    from tvmopt.extensions import extended
     from tvmopt.importer import import_model
     from tvmopt.report import DecisionLog
     from tvmopt.targets import Machine
@@ -209,7 +210,7 @@ def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[st
     changed: list[str] = []
     with machine.tvm_target():
         log = DecisionLog()
-        for one in pipeline.extended(pipeline.graph_passes(machine, log, check.precision), log):
+        for one in extended(pipeline.graph_passes(machine, log, check.precision), log):
             after = tvm.transform.Sequential([one])(module)
             if not tvm_ffi.structural_equal(module, after):
                 changed.append(str(one.info.name))
