@@ -1,4 +1,9 @@
-"""FLOPs and bytes of one kernel, from its PrimFunc before scheduling - for reports and the roofline."""
+"""FLOPs and bytes of one kernel, from its PrimFunc before scheduling - for reports and the roofline.
+
+What is counted is what the kernel executes: of a Winograd convolution the transforms and the products of
+transformed tiles, not the multiply-adds of the convolution that they replace. The FLOPs that the model's
+definition asks for are counted from ONNX (:mod:`tvmopt.analysis.opcost`); reports show both.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,15 @@ from tvm import tirx
 
 from tvmopt.scheduling.blocks import blocks_of, extents
 
+Fixed = dict[str, tuple[int | None, int]]
+"""Of a block's iteration variables: the value that a condition has fixed, and how many values are left."""
+
 
 @dataclass(frozen=True)
 class Cost:
-    """flops: arithmetic operations of one call (a multiply-add is two); bytes: its parameters, each touched once."""
+    """flops: arithmetic operations that one call executes (a multiply-add is two); bytes: its parameters, each
+    touched once - of a table that is looked up in, as much as is looked up.
+    """
 
     flops: float
     bytes: float
@@ -22,18 +32,26 @@ class Cost:
 def kernel_cost(func: tirx.PrimFunc) -> Cost:
     """Operations counted in every block's body times its iterations; bytes from the parameters' sizes.
 
-    Transcendental calls count one. Index arithmetic (integers), comparisons and selects count nothing.
+    Transcendental calls count one. Index arithmetic (integers), comparisons and selects count nothing. A select
+    on an iteration variable executes one side an iteration, any other select both.
     """
-    flops = 0.0
+    flops, looked_up = 0.0, dict[str, float]()
     for block in blocks_of(func):
-        iterations = prod(extents(block) or [0])
-        flops += iterations * _operations(block.body)
+        dims = extents(block)
+        iterations = prod(dims or [0])
+        variables = {
+            iv.var.name: (None, d) for iv, d in zip(block.iter_vars, dims, strict=bool(dims))
+        }
+        flops += iterations * _operations(block.body, variables)
+        for name, amount in _look_ups(block.body).items():
+            looked_up[name] = looked_up.get(name, 0.0) + iterations * amount
     total = 0.0
     for param in func.params:
         shape = getattr(getattr(param, "ty", None), "shape", None) or getattr(param, "shape", None)
         dtype = str(getattr(getattr(param, "ty", None), "dtype", None) or getattr(param, "dtype", "float32"))
         if shape is not None and all(isinstance(d, tirx.IntImm | int) for d in shape):
-            total += prod(int(d) for d in shape) * _itemsize(dtype)
+            size = prod(int(d) for d in shape) * _itemsize(dtype)
+            total += min(size, looked_up.get(str(param.name), size))
     return Cost(flops, total)
 
 
@@ -42,39 +60,88 @@ def _itemsize(dtype: str) -> float:
     return max(1, int(digits or 8) // 8)
 
 
-_FLOAT_OPS = ("Add", "Sub", "Mul", "Div", "Max", "Min")
+_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min")
+_COMPARE = ("EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or")
 
 
-def _operations(node: Any) -> int:
+def _operations(node: Any, variables: Fixed) -> float:
     """Floating-point operations in one execution of a statement or expression."""
     kind = type(node).__name__
-    count = 0
-    if (kind in _FLOAT_OPS and _is_float(node)) or (
-        kind == "Call" and _is_float(node) and getattr(node.op, "name", "") != "tirx.if_then_else"
-    ):
-        count = 1
-    for child in _children(node, kind):
-        count += _operations(child)
-    return count
+    if kind == "For":
+        extent = int(node.extent) if isinstance(node.extent, tirx.IntImm) else 1
+        return extent * _operations(node.body, variables)
+    if kind in ("Select", "IfThenElse"):
+        return _either(node, kind, variables)
+    count = 0.0
+    if kind in _BINARY or (kind == "Call" and getattr(node.op, "name", "") != "tirx.if_then_else"):
+        count = _lanes(node)
+    return count + sum(_operations(child, variables) for child in _children(node, kind))
 
 
-def _is_float(node: Any) -> bool:
-    return "float" in str(getattr(node, "dtype", None) or node.ty)
+def _either(node: Any, kind: str, variables: Fixed) -> float:
+    """A select or a branch: weighted by how many iterations take each side, where the condition tells."""
+    yes = node.true_value if kind == "Select" else node.then_case
+    no = node.false_value if kind == "Select" else node.else_case
+    test = node.condition
+    sides = _operations(test, variables)
+    name = str(getattr(getattr(test, "a", None), "name", ""))
+    if type(test).__name__ == "EQ" and name in variables and isinstance(test.b, tirx.IntImm):
+        fixed, left = variables[name]
+        if fixed is not None:
+            taken = yes if fixed == int(test.b) else no
+            return sides + (_operations(taken, variables) if taken is not None else 0.0)
+        hit = _operations(yes, variables | {name: (int(test.b), 1)})
+        rest = variables | {name: (None, max(1, left - 1))}
+        miss = _operations(no, rest) if no is not None else 0.0
+        return sides + (hit + (left - 1) * miss) / left
+    first = _operations(yes, variables)
+    second = _operations(no, variables) if no is not None else 0.0
+    return sides + (first + second if kind == "Select" else max(first, second))
+
+
+def _lanes(node: Any) -> float:
+    """Elements of a floating-point value, one for a scalar; 0 for other types."""
+    dtype = str(getattr(node, "dtype", None) or node.ty)
+    if "float" not in dtype:
+        return 0.0
+    _, cross, lanes = dtype.rpartition("x")
+    return float(lanes) if cross and lanes.isdigit() else 1.0
 
 
 def _children(node: Any, kind: str) -> list[Any]:
-    if kind == "BufferStore":
+    if kind in ("BufferStore", "Evaluate", "Cast", "Broadcast", "Bind"):
         return [node.value]
     if kind == "SeqStmt":
         return list(node.seq)
-    if kind in (*_FLOAT_OPS, "EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or"):
+    if kind in (*_BINARY, *_COMPARE):
         return [node.a, node.b]
-    if kind == "Select":
-        return [node.true_value, node.false_value]
     if kind == "Call":
         return list(node.args)
-    if kind in ("Cast", "Evaluate", "Let"):
-        return [node.body if kind == "Let" else node.value]
-    if kind in ("For", "AttrStmt"):
-        return [node.body]
-    return []
+    if kind == "Let":
+        return [node.value, node.body]
+    return [node.body] if kind in ("AttrStmt", "While") else []
+
+
+def _look_ups(body: Any) -> dict[str, float]:
+    """Bytes that one execution reads of buffers whose index is itself read from memory (a gather), by name."""
+    found: dict[str, float] = {}
+
+    def visit(node: Any, times: float) -> None:
+        kind = type(node).__name__
+        if kind == "For":
+            times *= int(node.extent) if isinstance(node.extent, tirx.IntImm) else 1
+        if kind == "TensorLoad" and any(_reads(index) for index in node.indices):
+            name, dtype = str(node.source.name), str(getattr(node, "dtype", None) or node.ty)
+            found[name] = found.get(name, 0.0) + times * _itemsize(dtype) * max(1.0, _lanes(node))
+        sides = [node.true_value, node.false_value] if kind == "Select" else []
+        for child in sides or ([node.body] if kind == "For" else _children(node, kind)):
+            visit(child, times)
+
+    visit(body, 1.0)
+    return found
+
+
+def _reads(index: Any) -> bool:
+    """Whether an index is computed from memory."""
+    kind = type(index).__name__
+    return kind == "TensorLoad" or any(_reads(child) for child in _children(index, kind))

