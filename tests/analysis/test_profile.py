@@ -93,7 +93,8 @@ def test_json_html_and_trace(found):
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in itertools.pairwise(events))
     assert any("first" in e["name"] for e in events)
     page = html(found)
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3
+    assert "Alive then" in page and "seconds" not in data["memory"]
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
@@ -202,3 +203,32 @@ def test_advice_and_its_gain():
     assert "fuse" in memory.text
     tiny = advise(locate(1e-6, 1, 1, PEAKS), 1e-3, 2e-3, "elementwise", "analytic", 1000, PEAKS)
     assert "small" in tiny.text
+
+
+def test_executed_and_algorithmic_work_are_told_apart(found):
+    by_name = {k.name: k for k in found.kernels}
+    first = next(k for k in by_name.values() if "first" in k.nodes)
+    assert first.onnx_flops == pytest.approx(2 * 128 * 256 * 256 + 128 * 256)  # MatMul and Relu
+    assert found.onnx_flops == pytest.approx(sum(n.flops for n in found.flow.nodes.values()))
+    assert first.position.compute_share == pytest.approx(first.gflops / 100)  # the executed ones
+
+
+def test_memory_planned_and_measured(found):
+    assert found.memory.peak_bytes <= found.memory.planned
+    assert {t.name for t in found.peak_tensors} <= {v.name for v in found.flow.values}
+    assert found.measured_bytes is None or found.measured_bytes >= 0
+    assert json.dumps(found.as_dict()["memory"]["peak_tensors"])
+
+
+def test_a_model_that_may_have_run_is_not_measured(artifact):
+    import tvmopt
+
+    again = profile(tvmopt.load(artifact, threads=1), threads=1, runs=2, seconds=0.05, peaks=PEAKS)
+    assert again.measured_bytes is None
+
+
+def test_growth_of_a_run_is_seen():
+    with module._peak() as grown:
+        block = np.ones(40 << 20, np.uint8)
+        del block
+    assert not grown or 38 << 20 <= grown[0] <= 60 << 20

@@ -33,13 +33,9 @@ const last = (name) => name.length > 30 ? name.slice(0, 12) + "…" + name.slice
 const nodeWords = (n) => `${n.op || "compiler"} ${n.name}`;
 const many = (n, word) => `${n} ${word}${n === 1 ? "" : word.endsWith("x") ? "es" : "s"}`;
 const title = (b) => b.kind === "kernel" && b.nodes.some((i) => G.nodes[i].op) ? b.nodes.map((i) => G.nodes[i].op || "·").join(" + ") : b.kernel;
-const onnxFlops = (b) => b.nodes.concat(b.near).reduce((a, i) => a + (G.nodes[i].home === b.id ? G.nodes[i].flops || 0 : 0), 0);
 
 G.boxes.forEach((b, i) => { b.id = i; b.h = b.height; b.near = b.near || []; b.to = []; b.from = []; });
 for (const a of G.arrows) { G.boxes[a.a].to.push(a); G.boxes[a.b].from.push(a); }
-G.nodes.forEach((n) => {  // a node's work counts where most of it is executed
-  n.home = n.boxes.length ? n.boxes.reduce((a, b) => (G.boxes[b].flops || 0) > (G.boxes[a].flops || 0) ? b : a) : n.near;
-});
 const MAKER = {}, MAX = Math.max(...G.boxes.map((b) => b.share), 1e-9);
 G.nodes.forEach((n, i) => n.out.forEach((t) => { MAKER[t] = i; }));
 G.boxes.forEach((b) => {
@@ -208,7 +204,7 @@ function reasons(ids, verdict) {
 function details(b) {
   const rows = [], add = (k, v) => v !== "" && v !== null && rows.push(`<dt>${k}</dt><dd>${v}</dd>`);
   if (b.kind === "kernel") {
-    const m = G.memory, algorithmic = onnxFlops(b);
+    const m = G.memory;
     add("kernel", `<code>${esc(b.kernel)}</code>`);
     add("schedule", `<span class="chip" style="background:${colour(b.family)}">${esc(b.family)}</span> ${esc(b.source)}`);
     add("knobs", esc(Object.entries(b.knobs).map(([k, v]) => `${k}=${v}`).join(" ")));
@@ -217,7 +213,7 @@ function details(b) {
     else add("share", `${percent(b.share)} of the FLOPs`);
     add("bound by", b.bound);
     add("executed", si(b.flops, "FLOP") + (b.seconds ? `, ${si(b.flops / b.seconds, "FLOP/s")}` : ""));
-    if (algorithmic) add("by ONNX", si(algorithmic, "FLOP"));
+    if (b.onnx) add("by ONNX", si(b.onnx, "FLOP"));
     add("touches", `${si(b.bytes, "B")}${b.flops ? `, ${(b.flops / b.bytes).toPrecision(3)} FLOP/B` : ""}`);
     add("step", `${b.step + 1} of ${m.alive.length}`);
     add("alive then", `${si(m.alive[b.step], "B")}${b.step === m.peak ? " (the peak)" : ""}`);

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tvmopt.analysis.attribution import attribute
 from tvmopt.analysis.layout import layout
 from tvmopt.analysis.memory import memory
-from tvmopt.analysis.opcost import VIEWS
 from tvmopt.analysis.profile import Profile
-from tvmopt.report import Flow, Kernel, Report
+from tvmopt.report import Flow, Kernel, OnnxNode, Report
 
 WIDTH, HEAD, ROW, FOOT = 236.0, 26.0, 17.0, 24.0
 ROWS = 7  # ONNX nodes shown in a box; the rest are counted
@@ -42,7 +42,7 @@ def view(report: Report, profile: Profile | None = None) -> dict[str, Any]:
     placed = layout(sizes, edges)
     for box, (x, y) in zip(order, placed.centres, strict=True):
         graph.boxes[box] |= {"x": round(x - WIDTH / 2, 1), "y": round(y - graph.boxes[box]["height"] / 2, 1)}
-    nodes, index = _nodes(flow, graph.boxes)
+    nodes, index = _nodes(report, graph.boxes)
     kept = memory(flow)
     return {
         "model": report.model, "target": report.target, "precision": report.precision,
@@ -169,56 +169,28 @@ def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return sorted(range(count), key=lambda i: (0 if i not in into else 2 if i not in out else 1, i))
 
 
-def _nodes(flow: Flow, boxes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """ONNX nodes with their boxes; those of no kernel go with a neighbour. Boxes get indices of nodes."""
-    index = {key: i for i, key in enumerate(flow.nodes)}
-    nodes: list[dict[str, Any]] = [
-        {"name": n.name, "op": n.op_type, "in": n.inputs, "out": n.outputs, "shape": n.shape,
-         "flops": n.flops, "boxes": [], "near": -1}
-        for n in flow.nodes.values()
-    ]  # fmt: skip
-    for i, box in enumerate(boxes):
-        for key in box["nodes"]:
-            if key not in index:  # made by a pass, no node's own
-                index[key] = len(nodes)
-                nodes.append({"name": key, "op": "", "in": (), "out": (), "shape": (), "flops": None,
-                              "boxes": [], "near": -1})  # fmt: skip
-            nodes[index[key]]["boxes"].append(i)
+def _nodes(report: Report, boxes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """ONNX nodes with their boxes; `near`: the box next to a node of no kernel. Boxes get indices of nodes."""
+    flow, found = report.flow, attribute(report.flow, report.kernels)
+    made = [key for step in flow.steps for key in step.nodes if key not in flow.nodes]  # by a pass: no node's
+    index = {key: i for i, key in enumerate((*flow.nodes, *dict.fromkeys(made)))}
+    nodes: list[dict[str, Any]] = []
+    for key in index:
+        n = flow.nodes.get(key) or OnnxNode(key, "")
+        home, named = found.home.get(key, -1), found.named.get(key, ())
+        nodes.append(
+            {"name": n.name, "op": n.op_type, "in": n.inputs, "out": n.outputs, "shape": n.shape,
+             "flops": n.flops, "boxes": named, "home": home, "near": -1 if named else home}
+        )  # fmt: skip
+    for box in boxes:
         box["nodes"] = [index[key] for key in box["nodes"]]
         box["near"] = []
-    for i, home in _homes(nodes).items():
-        nodes[i]["near"] = home
-        boxes[home]["near"].append(i)
+    for i, node in enumerate(nodes):
+        if node["near"] >= 0:
+            boxes[node["near"]]["near"].append(i)
+    for box, flops in zip(boxes, found.flops(flow), strict=False):
+        box["onnx"] = flops
     return nodes, index
-
-
-def _homes(nodes: list[dict[str, Any]]) -> dict[int, int]:
-    """For each node that no kernel names: the kernel of the nearest node after it, as a pass names what it
-    makes after the last node that it replaces; a view goes with what it views.
-    """
-    maker = {t: i for i, n in enumerate(nodes) for t in n["out"]}
-    readers: dict[str, list[int]] = defaultdict(list)
-    for i, n in enumerate(nodes):
-        for t in n["in"]:
-            readers[t].append(i)
-    homes = {}
-    for start, node in enumerate(nodes):
-        if node["boxes"] or not node["op"]:
-            continue
-        for back in (True, False) if node["op"] in VIEWS else (False, True):
-            seen, front = {start}, [start]
-            while front and start not in homes:
-                following = []
-                for i in front:
-                    near = [maker[t] for t in nodes[i]["in"] if t in maker] if back else [
-                        r for t in nodes[i]["out"] for r in readers[t]]  # fmt: skip
-                    following += [n for n in near if n not in seen]
-                    seen.update(near)
-                placed = [i for i in following if nodes[i]["boxes"]]
-                if placed:
-                    homes[start] = nodes[placed[0]]["boxes"][-1 if back else 0]
-                front = following
-    return homes
 
 
 def _decisions(report: Report, index: Mapping[str, int]) -> list[dict[str, Any]]:

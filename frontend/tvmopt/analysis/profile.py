@@ -8,20 +8,23 @@ subtracted: that the times add up to the latency without the instrument is a che
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvmopt.analysis.advice import Advice, advise
+from tvmopt.analysis.attribution import attribute
+from tvmopt.analysis.memory import Memory, memory
 from tvmopt.analysis.peaks import Peaks, measure_peaks
 from tvmopt.analysis.recorder import Recorder, Recording
 from tvmopt.analysis.roofline import Position, locate
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.errors import InputError
-from tvmopt.report import Kernel
+from tvmopt.report import Flow, Kernel, Value
 from tvmopt.runtime.model import Model, load
 
 
@@ -46,8 +49,9 @@ class KernelTime:
         calls: in one run.
         seconds: of all calls of one run.
         share: of the latency, 0 to 1.
-        flops, bytes: of all calls.
-        position: on the roofline, per call.
+        flops, bytes: of all calls, as executed: what the hardware's roofs limit.
+        onnx_flops: of all calls, by the definitions of the operators they compute. Winograd executes fewer.
+        position: on the roofline, per call, by what is executed.
         advice: what to do, and what the model would gain.
     """
 
@@ -60,14 +64,20 @@ class KernelTime:
     seconds: float
     share: float
     flops: float
+    onnx_flops: float
     bytes: float
     position: Position
     advice: Advice
 
     @property
     def gflops(self) -> float:
-        """Reached operations a second, in 1e9."""
+        """Executed operations a second, in 1e9."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def onnx_gflops(self) -> float:
+        """Operations of the model's definition a second, in 1e9; an algorithm that saves some passes the roof."""
+        return self.onnx_flops / self.seconds / 1e9 if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,11 @@ class Profile:
         unexplained_s: latency less the kernels' times: the virtual machine itself, and error.
         planned_bytes, resident_bytes: activations as planned by the compiler; growth of the process's memory
             over loading and the first run (weights, code and activations).
+        measured_bytes: what the process grew by during its first run, at the most: activations, outputs and
+            the kernels' own workspaces. None where it cannot be told: a model that may have run before, a
+            GPU, or no Linux.
+        memory: bytes of activations alive in each step; None of an artifact that does not know its graph.
+        flow: the graph of steps, for plots.
     """
 
     model: str
@@ -101,6 +116,9 @@ class Profile:
     planned_bytes: int
     resident_bytes: int
     peaks: Peaks
+    measured_bytes: int | None = None
+    memory: Memory | None = None
+    flow: Flow = field(default_factory=Flow, repr=False)
 
     @property
     def accounted_s(self) -> float:
@@ -114,12 +132,28 @@ class Profile:
 
     @property
     def flops(self) -> float:
-        """Operations of one run, as compiled."""
+        """Operations of one run, as executed."""
         return sum(k.flops for k in self.kernels)
+
+    @property
+    def onnx_flops(self) -> float:
+        """Operations of one run by the definitions of the model's operators."""
+        return sum(k.onnx_flops for k in self.kernels)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        return asdict(self) | {"accounted_s": self.accounted_s, "unexplained_s": self.unexplained_s}
+        data = asdict(replace(self, flow=Flow()))
+        del data["flow"]
+        if self.memory:
+            data["memory"]["peak_tensors"] = [
+                {"name": t.name, "shape": t.shape, "bytes": t.bytes} for t in self.peak_tensors
+            ]
+        return data | {"accounted_s": self.accounted_s, "unexplained_s": self.unexplained_s}
+
+    @property
+    def peak_tensors(self) -> tuple[Value, ...]:
+        """The activations alive when most is, largest first."""
+        return tuple(self.flow.values[i] for i in self.memory.peak_tensors) if self.memory else ()
 
 
 def profile(
@@ -138,7 +172,7 @@ def profile(
         artifact: the file, or a loaded model.
         inputs: by name; missing ones are random (seeded).
         runs: undisturbed instrumented runs wanted, and as many plain ones in turn with them.
-        seconds: stop earlier after this long.
+        seconds: stop earlier after this long; on a machine that is never quiet, after four times as long.
         peaks: the machine's roofs; measured when absent.
 
     Raises:
@@ -149,9 +183,12 @@ def profile(
     peaks = peaks or measure_peaks(model.threads)
     feeds = sample_inputs(model.inputs, seed=seed) | dict(inputs or {})
     recorder = Recorder(model, feeds)
-    recorder.plain()
+    fresh = model is not artifact and model.manifest.kind != "cuda"
+    with _peak() as measured:
+        recorder.plain()
     resident = max(0, _resident() - before)
-    return _summarise(model, peaks, recorder.measure(runs, seconds), resident)
+    found = _summarise(model, peaks, recorder.measure(runs, seconds), resident)
+    return replace(found, measured_bytes=measured[0] if fresh and measured else None)
 
 
 def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> Profile:
@@ -167,11 +204,14 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
     pick = np.min if found.disturbed else np.mean
     latency = float(pick(found.plain))
     known, planned = _kernels(model)
+    flow = Flow.from_dict(model.manifest.report.get("flow", {}))
+    onnx = _onnx_flops(flow, known)
     calls = _calls(found.names, pick(found.times, axis=0), known)
     rows = []
     for name in dict.fromkeys(found.names):
         mine = [c for c in calls if c.kernel == name]
-        rows.append(_row(name, mine, known.get(name), latency, peaks, model.manifest.precision))
+        row = _row(name, mine, known.get(name), latency, peaks, model.manifest.precision)
+        rows.append(replace(row, onnx_flops=onnx.get(name, 0.0)))
     return Profile(
         model=model.manifest.model,
         target=str(model.manifest.target),
@@ -186,7 +226,17 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
         planned_bytes=planned,
         resident_bytes=resident,
         peaks=peaks,
+        memory=memory(flow) if flow.steps else None,
+        flow=flow,
     )
+
+
+def _onnx_flops(flow: Flow, known: Mapping[str, Kernel]) -> dict[str, float]:
+    """By kernel, of all its calls."""
+    total: dict[str, float] = {}
+    for step, flops in zip(flow.steps, attribute(flow, tuple(known.values())).flops(flow), strict=True):
+        total[step.kernel] = total.get(step.kernel, 0.0) + flops
+    return total
 
 
 def _kernels(model: Model) -> tuple[dict[str, Kernel], int]:
@@ -229,6 +279,7 @@ def _row(
         seconds=seconds,
         share=seconds / latency if latency else 0.0,
         flops=flops * len(calls),
+        onnx_flops=0.0,
         bytes=nbytes * len(calls),
         position=position,
         advice=advise(position, seconds, latency, family, source, len(calls), peaks, precision),
@@ -240,6 +291,28 @@ def _resident() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+@contextmanager
+def _peak() -> Iterator[list[int]]:
+    """Afterwards the list holds the most that resident memory rose above where it stood; empty where Linux
+    does not tell.
+    """
+    import ctypes
+
+    found: list[int] = []
+    try:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim:  # what loading freed would be used again, and the growth not be seen
+            trim(0)
+        before = _resident()
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    except OSError:
+        yield found
+        return
+    yield found
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    found.append(max(0, int(lines["VmHWM"].split()[0]) * 1024 - before))
 
 
 def chrome_trace(found: Profile) -> dict[str, Any]:
@@ -267,7 +340,8 @@ def chrome_trace(found: Profile) -> dict[str, Any]:
                     "knobs from": kernel.source,
                     "bound": kernel.position.bound,
                     "of roof": f"{kernel.position.roof_share:.0%}",
-                    "FLOP": flops,
+                    "FLOP executed": flops,
+                    "FLOP by ONNX": kernel.onnx_flops / kernel.calls,
                     "bytes": nbytes,
                 },
             }

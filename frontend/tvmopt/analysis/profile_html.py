@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from tvmopt.analysis.memory import memory_svg
 from tvmopt.analysis.profile import Profile
 from tvmopt.analysis.roofline import roofline_axes
 from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
@@ -17,7 +18,9 @@ def roofline_svg(found: Profile) -> str:
     plot = roofline_axes(found.peaks, [(k.position.intensity, k.flops / k.seconds) for k in shown])
     for kernel in shown:
         label = (
-            f"{kernel.name} ({kernel.family}): {kernel.share:.1%} of the time, {kernel.gflops:.1f} GFLOP/s, "
+            f"{kernel.name} ({kernel.family}): {kernel.share:.1%} of the time, "
+            f"{kernel.gflops:.1f} GFLOP/s executed, "
+            f"{kernel.onnx_gflops:.1f} by ONNX, "
             f"{kernel.position.roof_share:.0%} of its roof, {kernel.position.bound} bound; "
             f"{', '.join(kernel.nodes[:6])}"
         )
@@ -47,12 +50,13 @@ def html(found: Profile) -> str:
     legend = ", ".join(
         f'<b style="color:{colour}">{bound} bound</b>' for bound, colour in BOUND_COLOURS.items()
     )
-    header = ("kernel", "ONNX nodes", "family", "knobs", "calls", "time us", "share", "GFLOP/s", "FLOP/B",
-              "of roof", "bound", "advice", "gain")  # fmt: skip
+    header = ("kernel", "ONNX nodes", "family", "knobs", "calls", "time us", "share", "GFLOP/s",
+              "ONNX GFLOP/s", "FLOP/B", "of roof", "bound", "advice", "gain")  # fmt: skip
     rows = [
         (
             escape(k.name), _nodes(k.nodes), escape(k.family), escape(k.source), str(k.calls),
-            f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", f"{k.gflops:.1f}", f"{k.position.intensity:.1f}",
+            f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", f"{k.gflops:.1f}", f"{k.onnx_gflops:.1f}",
+            f"{k.position.intensity:.1f}",
             f"{k.position.roof_share:.0%}", k.position.bound, escape(k.advice.text),
             f"{k.advice.gain:.2f}x" if k.advice.gain >= 1.005 else "",
         )
@@ -65,7 +69,8 @@ def html(found: Profile) -> str:
         f"<h2>Roofline</h2><p>{legend}; a dot's area is its share of the time. Roofs measured on "
         f"{escape(peaks.machine)} with {peaks.threads} threads ({peaks.source}).</p>{roofline_svg(found)}",
         f"<h2>One run</h2>{timeline_svg(found)}",
-        f"<h2>Kernels</h2>{html_table(header, rows, left={0, 1, 2, 3, 11})}",
+        f"<h2>Memory</h2>{_memory(found)}",
+        f"<h2>Kernels</h2>{html_table(header, rows, left={0, 1, 2, 3, 12})}",
     ]
     return page(f"Profile of {found.model}", "\n".join(body))
 
@@ -73,14 +78,42 @@ def html(found: Profile) -> str:
 def _summary(found: Profile) -> str:
     """The paragraph on top."""
     quiet = ", the quickest: the machine was never quiet" if found.disturbed else ", undisturbed"
-    rate = found.flops / found.latency_s / 1e9
+    rate = found.onnx_flops / found.latency_s / 1e9
     return (
         f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
-        f"{found.flops / 1e9:.2f} GFLOP, {rate:.0f} GFLOP/s; the kernels account for "
+        f"{found.onnx_flops / 1e9:.2f} GFLOP by the model's definition ({rate:.0f} GFLOP/s), "
+        f"{found.flops / 1e9:.2f} GFLOP executed; the kernels account for "
         f"{found.accounted_s / found.latency_s:.1%}. The {found.instrument} instrument costs "
-        f"{found.overhead_s * 1e6:.1f} us a call, nothing taken off; {found.runs} runs{quiet}. "
-        f"Activations planned: {found.planned_bytes / 1e6:.2f} MB; "
-        f"the process grew by {found.resident_bytes / 1e6:.0f} MB."
+        f"{found.overhead_s * 1e6:.1f} us a call, nothing taken off; {found.runs} runs{quiet}."
+    )
+
+
+def _memory(found: Profile) -> str:
+    """The plot of activations, and what is alive at the peak."""
+    measured = (
+        f"the first run made the process grow by {found.measured_bytes / 1e6:.2f} MB at the most "
+        "(activations, outputs, kernels' own workspaces); "
+        if found.measured_bytes is not None
+        else ""
+    )
+    words = (
+        f"Planned: {found.planned_bytes / 1e6:.2f} MB of blocks; {measured}weights, code and all together "
+        f"{found.resident_bytes / 1e6:.0f} MB."
+    )
+    if found.memory is None or found.memory.peak < 0:
+        return f"<p>{words}</p>"
+    peak = found.memory
+    step = found.flow.steps[peak.peak]
+    rows = [
+        (escape(t.name), "x".join(map(str, t.shape)), t.dtype, f"{t.bytes / 1e6:.3f}")
+        for t in found.peak_tensors
+    ]
+    where = ", ".join(found.flow.nodes[n].name if n in found.flow.nodes else n for n in step.nodes)
+    return (
+        f"<p>{words} Bars: bytes alive in each step, no order of these kernels needs less; line: blocks "
+        f"in use and outputs. Weights and inputs are not counted.</p>{memory_svg(found.flow, peak)}"
+        f"<p>The peak, {peak.peak_bytes / 1e6:.3f} MB, is in step {peak.peak}, {escape(step.kernel)} "
+        f"({escape(where)}). Alive then:</p>{html_table(('tensor', 'shape', 'dtype', 'MB'), rows)}"
     )
 
 

@@ -31,6 +31,7 @@ from tvmopt.runtime.model import Model
 T = TypeVar("T")
 
 LEAST = 20  # undisturbed runs of a mean: with 5 to 10 sums were up to 6 % off, with 14 and more 2.6 %
+PATIENCE = 3  # times as long again to wait for quiet runs on a busy machine
 _LOCK = threading.Lock()  # the native instrument keeps its readings in static memory
 
 
@@ -78,7 +79,9 @@ class Recorder:
         return (time.perf_counter_ns() - start) / 1e9
 
     def measure(self, runs: int, seconds: float) -> Recording:
-        """Runs of both kinds until there are `runs` undisturbed ones of each, or the time is up."""
+        """Runs of both kinds until there are `runs` undisturbed ones of each, or the time is up (four times as
+        long where the machine is so busy that there are not even LEAST).
+        """
         with _LOCK:
             return self._measure(runs, seconds)
 
@@ -99,7 +102,9 @@ class Recorder:
             kept.append((quiet, took))
             (took, times), quiet = undisturbed(record)
             every.append((quiet, took, times))
-            if time.perf_counter() > stop and len(every) >= LEAST:
+            late = time.perf_counter() - stop
+            few = min(sum(q for q, _ in kept), sum(q for q, _, _ in every)) < LEAST
+            if late > (PATIENCE * seconds if few else 0) and len(every) >= LEAST:
                 break
         found.disturbed = min(sum(q for q, _ in kept), sum(q for q, _, _ in every)) < LEAST
         found.plain = [t for q, t in kept if q or found.disturbed]

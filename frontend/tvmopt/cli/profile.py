@@ -77,7 +77,7 @@ def command(
         Path(trace).write_text(json.dumps(chrome_trace(found)))
 
 
-HEADER = ("kernel", "family", "knobs", "calls", "us", "share", "GFLOP/s", "FLOP/B", "of roof", "bound")
+HEADER = ("kernel", "family", "knobs", "calls", "us", "share", "GFLOP/s", "by ONNX", "FLOP/B", "of roof", "bound")
 
 
 def _show(found: Any, top: int) -> None:
@@ -87,7 +87,8 @@ def _show(found: Any, top: int) -> None:
     rows = [_row(k) for k in shown]
     out.print(
         f"[bold]{found.model}[/] for {found.target}, {found.threads} threads: "
-        f"{found.latency_s * 1e3:.3f} ms, {human(found.flops / found.latency_s, 'FLOP/s')}; "
+        f"{found.latency_s * 1e3:.3f} ms, {human(found.onnx_flops, 'FLOP')} by the model's definition "
+        f"({human(found.onnx_flops / found.latency_s, 'FLOP/s')}), {human(found.flops, 'FLOP')} executed; "
         f"kernels account for {found.accounted_s / found.latency_s:.1%}, "
         f"the {found.instrument} instrument adds {found.overhead_s * 1e6:.1f} us a call"
     )
@@ -106,9 +107,20 @@ def _show(found: Any, top: int) -> None:
                     "[", "\\["
                 )
             )
+    if found.memory and found.memory.peak >= 0:
+        alive = ", ".join(f"{t.name} {human(t.bytes, 'B')}" for t in found.peak_tensors[:5])
+        measured = (
+            f", measured {human(found.measured_bytes, 'B')} with the kernels' workspaces"
+            if found.measured_bytes is not None
+            else ""
+        )
+        step = found.flow.steps[found.memory.peak].kernel
+        out.print(
+            f"activations: {human(found.memory.peak_bytes, 'B')} alive at the peak (in {step}: {alive}), "
+            f"{human(found.memory.planned, 'B')} planned{measured}".replace("[", "\\[")
+        )
     out.print(
-        f"[dim]activations planned {human(found.planned_bytes, 'B')}; the process grew by "
-        f"{human(found.resident_bytes, 'B')} (weights and code included)[/]"
+        f"[dim]the process grew by {human(found.resident_bytes, 'B')} over loading and the first run[/]"
     )
     if found.disturbed:
         out.print(
@@ -123,5 +135,5 @@ def _row(kernel: Any) -> tuple[str, ...]:
     k = kernel
     return (
         k.name[:36], k.family, k.source, str(k.calls), f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}",
-        f"{k.gflops:.1f}", f"{k.position.intensity:.1f}", f"{k.position.roof_share:.0%}", k.position.bound,
+        f"{k.gflops:.1f}", f"{k.onnx_gflops:.1f}", f"{k.position.intensity:.1f}", f"{k.position.roof_share:.0%}", k.position.bound,
     )  # fmt: skip

@@ -39,9 +39,7 @@ def kernel_cost(func: tirx.PrimFunc) -> Cost:
     for block in blocks_of(func):
         dims = extents(block)
         iterations = prod(dims or [0])
-        variables = {
-            iv.var.name: (None, d) for iv, d in zip(block.iter_vars, dims, strict=bool(dims))
-        }
+        variables: Fixed = {iv.var.name: (None, d) for iv, d in zip(block.iter_vars, dims, strict=bool(dims))}
         flops += iterations * _operations(block.body, variables)
         for name, amount in _look_ups(block.body).items():
             looked_up[name] = looked_up.get(name, 0.0) + iterations * amount
