@@ -155,6 +155,8 @@ def lower(
             module = tvm.transform.Sequential(fusion_passes()[:2])(module)
             provenance = provenance.after_fusion(module)
             module = tvm.transform.Sequential(fusion_passes()[2:])(module)
+            if machine.kind == "cuda":  # before schedules: a reshape that is bound to threads is no view any more
+                module = tvm.transform.Sequential([T.RewriteDataflowReshape(), T.DeadCodeElimination()])(module)
         with _timed(seconds, "schedule"):
             unscheduled = module
             module, how = apply_families(module, machine, log, lookup, generic)
