@@ -170,6 +170,48 @@ TVMOPT_FN void unstage(float* to, const void* tile, int row, int col) {
   }
 }
 
+// ---- few rows: dot products along K, a warp for R columns ----------------------------------------------------------
+
+// acc[m * R + r] = sum_k x[m * length + k] * w[r * pitch + k], in all lanes; w is zero from `length` to `pitch`, rows
+// from `rows` on are not read. Sixteen bytes of w a lane; of x too, where ALIGNED (length is then a multiple of them).
+template <int M, int R, bool ALIGNED, typename T>
+TVMOPT_FN void dot_rows(float* acc, const T* w, const T* x, int rows, int pitch, int length) {
+  constexpr int C = 16 / sizeof(T);
+#pragma unroll
+  for (int i = 0; i < M * R; ++i) acc[i] = 0.f;
+#pragma unroll 2
+  for (int k = lane() * C; k < pitch; k += 32 * C) {
+    uint4 raw[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) raw[r] = *reinterpret_cast<const uint4*>(w + (r < rows ? r : 0) * pitch + k);
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      alignas(16) T v[C];
+      if (ALIGNED) {
+        *reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(x + m * length + k);
+      } else {
+#pragma unroll
+        for (int c = 0; c < C; ++c) v[c] = k + c < length ? x[m * length + k + c] : T(0.f);
+      }
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int c = 0; c < C; ++c) acc[m * R + r] += float(reinterpret_cast<const T*>(raw + r)[c]) * float(v[c]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < M * R; ++i)
+#pragma unroll
+    for (int far = 16; far; far >>= 1) acc[i] += __shfl_xor_sync(0xffffffffu, acc[i], far);
+}
+template <int N>
+TVMOPT_FN void pick(float* to, const float* from, int index) {
+  to[0] = from[0];
+#pragma unroll
+  for (int i = 1; i < N; ++i)
+    if (index == i) to[0] = from[i];
+}
+
 // ---- attention: a warp holds 16 queries; scores s[NI][4] and outputs o[NO][4] lie as mma's accumulators -------------
 
 TVMOPT_FN unsigned pack(float low, float high, f16) {

@@ -45,10 +45,11 @@ class Epilogue:
         width: columns of a run.
     """
 
-    def __init__(self, block: Any, acc: Any, columns: int) -> None:
-        """`block`: maps every element of `acc` to the output; its last axis has `columns` elements."""
+    def __init__(self, block: Any, acc: Any, columns: int, most: int = 8) -> None:
+        """`block`: maps every element of `acc` to the output; its last axis has `columns` elements; runs are
+        at most `most` wide."""
         self.block, self.acc = block, acc
-        self.width = gcd(columns, min(8, 16 // itemsize(block.body.buffer)))
+        self.width = gcd(columns, min(most, 16 // itemsize(block.body.buffer)))
         self.buffers: list[Any] = []
 
     def run(self, axes: Sequence[Expr], accumulators: Any) -> list[Any]:

@@ -26,6 +26,8 @@ from tvmopt.scheduling.cuda_tile import Tile, plan, tiles
 from tvmopt.scheduling.family import Knobs, Space
 
 NAME, VERSION = "gemm", 1
+FEW_ROWS = 8
+"""Products of up to so many rows with constant weights stream the weights once, without tensor cores."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
         whole = int(notes["tvmopt.k"])
         if len(lead) > 1:
             return None
+        if kernel == "gemm" and m <= FEW_ROWS:
+            return None  # gemv.py's
         return Shape(
             m, n, whole, 1 if parts > 1 or not lead else lead[0], parts, k, str(operands(block)[0].dtype),
             bool(int(notes["tvmopt.across"])), bool(int(notes["tvmopt.shared_a"])),
