@@ -151,10 +151,11 @@ def render_result(result: Any) -> None:
                     row.message.splitlines()[0][:300] if row.message else "",
                 )
             )
+        agrees = "agrees" if row.status == "wrong" else ""
         for one in row.outputs:
             figures = [f"{v:.2g}" for v in (one.max_error, one.scale, one.tolerance, one.needed)]
             rows.append(
-                (row.label, row.status, *figures, one.name + (f": {one.problem}" if one.problem else ""))
+                (row.label, row.status, *figures, f"{one.name}: {one.problem or agrees}".rstrip(": "))
             )
     table(("row", "verdict", "max error", "largest", "tolerance", "would pass", "output"), rows, left=2)
     for trace in result.traces:

@@ -60,7 +60,9 @@ def _outputs(result: CompareResult) -> str:
             figures = [
                 f"{v:.3g}" for v in (one.max_error, one.p99_error, one.scale, one.tolerance, one.needed)
             ]
-            rows.append((escape(row.label), row.status, *figures, escape(f"{one.name} {one.problem}")))
+            rows.append(
+                (escape(row.label), row.status, *figures, escape(f"{one.name} {one.problem or agrees}"))
+            )
     head = ("row", "verdict", "max error", "p99", "largest value", "tolerance", "would pass", "output")
     return html_table(head, rows, {0, 1, 7})
 
