@@ -12,6 +12,7 @@ model = tvmopt.load("resnet50.tvmopt")     # needs TVM's runtime library only
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -237,6 +238,7 @@ def run(
     warmup: int = 10,
     duration: float = 0.0,
     threads: int | None = None,
+    nvtx: bool = False,
 ) -> RunResult:
     """Run a compiled model once, and time it if asked.
 
@@ -246,10 +248,14 @@ def run(
         fill: "random" (seeded; integers are 0 or 1), "zeros" or "ones".
         output: write the outputs there, as .npz.
         print_time: measure the latency of `iterations` calls, and more until `duration` seconds passed.
+        nvtx: open an NVTX range with its ONNX nodes around each kernel, for Nsight Systems.
 
     Raises:
         ArtifactError, InputError: see :func:`load` and :class:`Model`.
+        MissingDependency: `nvtx` without the package nvtx.
     """
+    from contextlib import nullcontext
+
     from tvmopt.analysis.samples import sample_inputs
 
     if fill not in ("random", "zeros", "ones"):
@@ -263,10 +269,18 @@ def run(
     missing = [info for info in loaded.inputs if info.name not in given]
     bounds = loaded.manifest.options.get("bounds", {})
     feeds = {**sample_inputs(missing, seed=seed, fill=fill, bounds=bounds), **given}
-    outputs = loaded.run(feeds)
-    timing = (
-        loaded.time(feeds, iterations=iterations, warmup=warmup, duration=duration) if print_time else None
-    )
+    marked: AbstractContextManager[None] = nullcontext()
+    if nvtx:
+        from tvmopt.runtime.nvtx import ranges
+
+        marked = ranges(loaded)
+    with marked:
+        outputs = loaded.run(feeds)
+        timing = (
+            loaded.time(feeds, iterations=iterations, warmup=warmup, duration=duration)
+            if print_time
+            else None
+        )
     if output is not None:
         import numpy as np
 

@@ -34,7 +34,7 @@ class Attribution:
 
 def attribute(flow: Flow, kernels: Sequence[Kernel]) -> Attribution:
     """Every node's place: of the steps that name it the one that executes most; else the nearest step after
-    it (what it was folded into has a later node's name), or before it for a view and where there is none after.
+    it (what it was folded into has a later node's name), or before it for a view and if there is none after.
     """
     work = {k.name: k.flops for k in kernels}
     named: dict[str, list[int]] = defaultdict(list)

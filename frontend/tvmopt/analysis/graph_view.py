@@ -170,7 +170,7 @@ def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _nodes(report: Report, boxes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """ONNX nodes with their boxes; `near`: the box next to a node of no kernel. Boxes get indices of nodes."""
+    """ONNX nodes with their boxes; `near`: the box next to a node of no kernel. Boxes get indices."""
     flow, found = report.flow, attribute(report.flow, report.kernels)
     made = [key for step in flow.steps for key in step.nodes if key not in flow.nodes]  # by a pass: no node's
     index = {key: i for i, key in enumerate((*flow.nodes, *dict.fromkeys(made)))}

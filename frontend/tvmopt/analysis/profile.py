@@ -76,7 +76,7 @@ class KernelTime:
 
     @property
     def onnx_gflops(self) -> float:
-        """Operations of the model's definition a second, in 1e9; an algorithm that saves some passes the roof."""
+        """Operations of the model's definition a second, in 1e9; Winograd may pass the roof with it."""
         return self.onnx_flops / self.seconds / 1e9 if self.seconds else 0.0
 
 
@@ -88,7 +88,7 @@ class Profile:
         latency_s: mean of plain runs, no instrument.
         kernels: by time, most first.
         calls: one run in order, each with its mean time.
-        instrument: ``"native"``, or ``"python"`` where there is no C compiler or on a GPU.
+        instrument: ``"native"``; ``"python"`` where there is no C compiler; ``"cuda events"`` on a GPU.
         overhead_s: what the instrument adds to one call of a kernel: instrumented less plain latency, over
             the calls.
         runs: instrumented runs during which the process never waited for a processor.

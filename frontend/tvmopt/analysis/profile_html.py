@@ -79,10 +79,12 @@ def _summary(found: Profile) -> str:
     """The paragraph on top."""
     quiet = ", the quickest: the machine was never quiet" if found.disturbed else ", undisturbed"
     rate = found.onnx_flops / found.latency_s / 1e9
+    definition = (
+        f"{found.onnx_flops / 1e9:.2f} GFLOP by the model's definition ({rate:.0f} GFLOP/s), " if rate else ""
+    )
     return (
         f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
-        f"{found.onnx_flops / 1e9:.2f} GFLOP by the model's definition ({rate:.0f} GFLOP/s), "
-        f"{found.flops / 1e9:.2f} GFLOP executed; the kernels account for "
+        f"{definition}{found.flops / 1e9:.2f} GFLOP executed; the kernels account for "
         f"{found.accounted_s / found.latency_s:.1%}. The {found.instrument} instrument costs "
         f"{found.overhead_s * 1e6:.1f} us a call, nothing taken off; {found.runs} runs{quiet}."
     )

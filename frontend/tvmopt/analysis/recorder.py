@@ -4,8 +4,9 @@ The hook calls a function before and after each kernel. A native one (``instrume
 compiler that linking needs anyway) costs some 0.2 to 0.7 us a call and its times add up to the plain
 latency uncorrected: 98.4 to 100.5 % on ShuffleNet and SqueezeNet, one and two threads. In Python the hook
 costs 2 to 3 us a call and pushes the kernels' data out of the caches: the same sums were 102 to 111 %. It
-is used only where there is no compiler, and on a GPU, where the device must be waited for; the profile says
-which one it was.
+is used only where there is no compiler; the profile says which one it was. On a GPU CUDA's events give the
+times (:mod:`tvmopt.runtime.cuda_events`), and NVTX ranges the names that Nsight Systems shows, if the package
+nvtx is there; without CUDA's runtime library every kernel is waited for.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tvmopt.analysis.contention import Usage
-from tvmopt.errors import TvmoptError
+from tvmopt.errors import MissingDependency, TvmoptError
 from tvmopt.linking import find_cc
+from tvmopt.runtime.cuda_events import EventTimer, load_cudart
 from tvmopt.runtime.library import ffi
 from tvmopt.runtime.model import Model
+from tvmopt.runtime.nvtx import Labels, instrument, load_nvtx
 
 T = TypeVar("T")
 
@@ -44,7 +47,7 @@ class Recording:
         plain: of runs without the instrument; `total` of runs with it.
         times: for each instrumented run, the time of every call.
         disturbed: too few runs had the processor to themselves; all runs were kept.
-        instrument: ``"native"`` or ``"python"``.
+        instrument: ``"native"``, ``"python"`` or ``"cuda events"``.
     """
 
     names: list[str]
@@ -67,6 +70,9 @@ class Recorder:
         self.session = model.session()
         self.wait = _cuda_wait() if model.manifest.kind == "cuda" else None
         self.native = _native() if native and self.wait is None else None
+        cudart = load_cudart() if self.wait else None
+        self.timer = EventTimer(cudart) if cudart else None
+        self.ranges = _ranges(model.manifest.report) if self.timer else None
         self.events: list[tuple[str, int, int]] = []
         self._open: list[int] = []
 
@@ -90,9 +96,10 @@ class Recorder:
             self.plain()
         self._python()
         found = Recording(
-            [symbol for symbol, _, _ in self.events], instrument="native" if self.native else "python"
+            [symbol for symbol, _, _ in self.events],
+            instrument="native" if self.native else "cuda events" if self.timer else "python",
         )
-        record = self._native_run if self.native else self._python
+        record = self._native_run if self.native else self._events if self.timer else self._python
         record()
         kept: list[tuple[bool, float]] = []
         every: list[tuple[bool, float, Any]] = []
@@ -126,6 +133,30 @@ class Recorder:
         buffer = np.empty(2 * count, np.int64)
         library["tvmopt_take"](buffer.ctypes.data)
         return total, (buffer[count:] - buffer[:count]) / 1e9
+
+    def _events(self) -> tuple[float, Any]:
+        """The same on a GPU, with CUDA events: one wait, at the end."""
+        timer, ranges = self.timer, self.ranges
+        assert timer is not None
+        timer.reset()
+
+        def around(function: Any, symbol: str, before: bool, result: Any, *arguments: Any) -> int:
+            if before:
+                if ranges:
+                    ranges(function, symbol, True, result)
+                timer.begin()
+            else:
+                timer.end()
+                if ranges:
+                    ranges(function, symbol, False, result)
+            return 0
+
+        self.session.set_instrument(around)
+        try:
+            total = self.plain()
+        finally:
+            self.session.set_instrument(None)
+        return total, np.array(timer.seconds())
 
     def _python(self) -> tuple[float, Any]:
         """The same with an instrument in Python; it leaves symbols and readings in `events`."""
@@ -177,6 +208,14 @@ def _build() -> Any:
             return ffi().load_module(str(library))
         except (TvmoptError, OSError, subprocess.SubprocessError, RuntimeError):
             return None
+
+
+def _ranges(report: Mapping[str, Any]) -> Callable[..., int] | None:
+    """NVTX ranges around kernels, where the package is."""
+    try:
+        return instrument(Labels(report), load_nvtx())
+    except MissingDependency:
+        return None
 
 
 def _cuda_wait() -> Any:

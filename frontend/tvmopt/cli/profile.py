@@ -85,10 +85,12 @@ def _show(found: Any, top: int) -> None:
 
     shown = found.kernels[:top] if top else found.kernels
     rows = [_row(k) for k in shown]
+    rate = human(found.onnx_flops / found.latency_s, "FLOP/s")
+    work = human(found.onnx_flops, "FLOP")
+    definition = f"{work} by the model's definition ({rate}), " if found.onnx_flops else ""
     out.print(
         f"[bold]{found.model}[/] for {found.target}, {found.threads} threads: "
-        f"{found.latency_s * 1e3:.3f} ms, {human(found.onnx_flops, 'FLOP')} by the model's definition "
-        f"({human(found.onnx_flops / found.latency_s, 'FLOP/s')}), {human(found.flops, 'FLOP')} executed; "
+        f"{found.latency_s * 1e3:.3f} ms, {definition}{human(found.flops, 'FLOP')} executed; "
         f"kernels account for {found.accounted_s / found.latency_s:.1%}, "
         f"the {found.instrument} instrument adds {found.overhead_s * 1e6:.1f} us a call"
     )

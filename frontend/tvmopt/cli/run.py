@@ -35,6 +35,9 @@ def command(
     warmup: Annotated[int, typer.Option(min=0, help="Calls before timing.")] = 10,
     duration: Annotated[float, typer.Option(min=0, help="Time for at least this many seconds.")] = 0.0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", help="NVTX ranges with ONNX names, for Nsight Systems.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print outputs' summary and times as JSON.")
     ] = False,
@@ -53,6 +56,7 @@ def command(
         iterations=iterations,
         warmup=warmup,
         duration=duration,
+        nvtx=nvtx,
     )
     summary = [{"name": name, **_summary(array)} for name, array in result.outputs.items()]
     if as_json:
