@@ -56,6 +56,7 @@ def _outputs(result: CompareResult) -> str:
     for row in result.rows:
         if not row.outputs:
             rows.append((escape(row.label), row.status, "", "", "", "", "", escape(row.message)))
+        agrees = "agrees" if row.status == "wrong" else ""
         for one in row.outputs:
             figures = [
                 f"{v:.3g}" for v in (one.max_error, one.p99_error, one.scale, one.tolerance, one.needed)
