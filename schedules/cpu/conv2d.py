@@ -21,6 +21,7 @@ from math import prod
 
 import tvm
 from tvm import tirx
+from tvmopt.schedules.cpu._facts import itemsize
 from tvmopt.schedules.cpu.gemm import vectorize_columns
 from tvmopt.targets import Machine
 
@@ -64,7 +65,9 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     n, oh, ow, panels, nr, ky, kx, c = extents(block)
     groups = int(block.annotations["tvmopt.groups"])
     o = prod(extents(out)[3:])
-    row_bytes = 4 * (extents(pad)[2] * extents(pad)[3]) if pad is not None else 4 * ow * c
+    row_bytes = (
+        itemsize(pad.writes[0].source) * extents(pad)[2] * extents(pad)[3] if pad is not None else 4 * ow * c
+    )
     return Shape(
         n,
         oh,

@@ -13,7 +13,8 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.legalize.common import call_fusable, constant, static_shape
-from tvmopt.legalize.matmul import gemm_te, pack_panels
+from tvmopt.legalize.matmul import gemm_te, pack_panels, product, weight_panels
+from tvmopt.legalize.pairs import bits, pack_pairs
 from tvmopt.scheduling.tile import choose_tile
 from tvmopt.targets import Machine
 
@@ -27,7 +28,8 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
     if xs is None or ws is None or value is None or 0 in xs + ws:
         return None
-    if {str(x.ty.dtype), str(value.dtype)} != {"float32"}:
+    kind = str(value.dtype)
+    if str(x.ty.dtype) != kind or kind not in ("float32", "bfloat16") or str(call.ty.dtype) != "float32":
         return None
     groups = int(attrs.groups)
     if groups > 1 and ws[3] == 1:
@@ -38,7 +40,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     out_c, kh, kw, in_g = ws
     if (kh, kw) == (1, 1) and groups == 1 and not any((top, left, bottom, right)) and strides == [1, 1]:
         nr = choose_tile(batch * height * width, out_c, machine).nr
-        panels = relax.const(pack_panels(value.reshape(out_c, in_g).T, nr), "float32")
+        panels = weight_panels(value.reshape(out_c, in_g).T, nr)
         return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:3], in_g, out_c, nr), [x, panels], "conv1x1")
     _, out_h, out_w, _ = (int(v) for v in call.ty.shape.values)
     out_g = out_c // groups
@@ -46,37 +48,44 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if groups > 1 and out_g < machine.lanes():
         nr = group_panel(out_g, machine.lanes())
     # [G, Og, KH, KW, Cg] -> [G, KH*KW*Cg, Og] -> panels [G, P, KH*KW*Cg, nr] -> [G*P, KH, KW, Cg, nr]
-    matrix = np.moveaxis(value.reshape(groups, out_g, kh * kw * in_g), 1, 2)
-    packed = pack_panels(matrix, nr)
+    matrix = np.moveaxis(value.reshape(groups, out_g, kh * kw, in_g), 1, 3)  # [G, KH*KW, Cg, Og]
+    if kind == "bfloat16":
+        matrix = pack_pairs(np.ascontiguousarray(matrix))
+    steps = matrix.shape[2]  # channels, or pairs of them
+    packed = pack_panels(matrix.reshape(groups, kh * kw * steps, out_g), nr)
     panels_g = packed.shape[1]
-    panels = relax.const(packed.reshape(groups * panels_g, kh, kw, in_g, nr), "float32")
+    panels = relax.const(packed.reshape(groups * panels_g, kh, kw, steps, nr), str(packed.dtype))
+    odd = kind == "bfloat16" and groups == 1 and in_g % 2  # a channel of zeros makes pairs of all
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         source = data
-        if any((top, left, bottom, right)):
+        if any((top, left, bottom, right)) or odd:
             source = te.compute(
-                (batch, height + top + bottom, width + left + right, xs[3]),
+                (batch, height + top + bottom, width + left + right, xs[3] + odd),
                 lambda n, y, x_, c: te.if_then_else(
-                    te.all(y >= top, y < height + top, x_ >= left, x_ < width + left),
-                    data(n, y - top, x_ - left, c),
-                    tirx.const(0.0, "float32"),
+                    te.all(
+                        y >= top, y < height + top, x_ >= left, x_ < width + left, *([c < xs[3]] if odd else [])
+                    ),
+                    data(n, y - top, x_ - left, c) if kind == "float32" else bits(data(n, y - top, x_ - left, c)),
+                    tirx.const(0.0, kind) if kind == "float32" else tirx.const(0, "uint16"),
                 ),
                 name="pad",
                 attrs={"tvmopt.kernel": "pad"},
             )
         ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
-        c = te.reduce_axis((0, in_g), name="c")
+        c = te.reduce_axis((0, steps), name="c")
 
-        def channel(p: tirx.Expr) -> tirx.Expr:
-            return c if groups == 1 else (p // panels_g) * in_g + c
+        def term(n: tirx.Expr, y: tirx.Expr, x_: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+            def channel(*place: tirx.Expr) -> tirx.Expr:
+                *pixel, at = place
+                return source(*pixel, at if groups == 1 else (p // panels_g) * in_g + at)
+
+            pixel = (y * strides[0] + ky * dilation[0], x_ * strides[1] + kx * dilation[1])
+            return product(channel, (n, *pixel, c), weight(p, ky, kx, c, j), in_g + odd)
 
         acc = te.compute(
             (batch, out_h, out_w, groups * panels_g, nr),
-            lambda n, y, x_, p, j: te.sum(
-                source(n, y * strides[0] + ky * dilation[0], x_ * strides[1] + kx * dilation[1], channel(p))
-                * weight(p, ky, kx, c, j),
-                axis=[ky, kx, c],
-            ),
+            lambda n, y, x_, p, j: te.sum(term(n, y, x_, p, j), axis=[ky, kx, c]),
             name="conv2d",
             attrs={"tvmopt.kernel": "conv2d", "tvmopt.groups": groups},
         )

@@ -12,6 +12,7 @@ are fused into it by TVM's FuseOps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.legalize.common import call_fusable, constant, static_shape
+from tvmopt.legalize.pairs import bits, dot2, is_bf16, pack_pairs, pair
 from tvmopt.scheduling.tile import choose_tile, common_vector
 from tvmopt.targets import Machine
 
@@ -44,8 +46,8 @@ def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if xs is None or ws is None:
         return None
     if (
-        str(x.ty.dtype) != "float32"
-        or str(w.ty.dtype) != "float32"
+        (str(x.ty.dtype), str(w.ty.dtype)) not in (("float32", "float32"), ("bfloat16", "bfloat16"))
+        or str(call.ty.dtype) != "float32"
         or len(xs) < 1
         or len(ws) < 2
         or 0 in xs + ws
@@ -68,7 +70,7 @@ def _packed(
     ):  # a vector, or a result with more dimensions than x: rare, TVM's own form does
         return None
     nr = choose_tile(prod(rows), n_len, machine).nr
-    panels = relax.const(pack_panels(value, nr), "float32")
+    panels = weight_panels(value, nr)
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         return gemm_te(data, weight, rows, k_len, n_len, nr)
@@ -76,14 +78,38 @@ def _packed(
     return call_fusable(bb, compute, [x, panels], "matmul")
 
 
+def weight_panels(value: np.ndarray, nr: int) -> relax.Expr:
+    """W[..., K, N] as packed panels: float32, or uint32 pairs of bfloat16."""
+    if value.dtype == np.float32:
+        return relax.const(pack_panels(value, nr), "float32")
+    return relax.const(pack_panels(pack_pairs(value), nr), "uint32")
+
+
+def product(data: Callable[..., Any], index: tuple[Any, ...], weight: Any, length: int) -> Any:
+    """One term of the sum over k = index[-1]: data * weight, or two terms where the weight is a pair of bfloat16.
+
+    Args:
+        index: the place in `data`; its last element counts numbers, or pairs of them.
+        length: numbers along the last axis; behind an odd one stands a zero.
+    """
+    if str(weight.ty.dtype) == "float32":
+        return data(*index) * weight
+    *rows, k = index
+    low, high = bits(data(*rows, 2 * k)), bits(data(*rows, 2 * k + 1))
+    if length % 2:
+        high = te.if_then_else(2 * k + 1 < length, high, tirx.const(0, "uint16"))
+    return dot2(pair(low, high), weight)
+
+
 def gemm_te(
     data: te.Tensor, weight: te.Tensor, rows: tuple[int, ...], k_len: int, n_len: int, nr: int
 ) -> te.Tensor:
     """The two blocks of the module's docstring; `data` is [*rows, K], `weight` [P, K, nr]; result [*rows, N]."""
-    k = te.reduce_axis((0, k_len), name="k")
+    steps = int(weight.shape[1])
+    k = te.reduce_axis((0, steps), name="k")
     acc = te.compute(
         (*rows, -(-n_len // nr), nr),
-        lambda *i: te.sum(data(*i[:-2], k) * weight[i[-2], k, i[-1]], axis=[k]),
+        lambda *i: te.sum(product(data, (*i[:-2], k), weight(i[-2], k, i[-1]), k_len), axis=[k]),
         name="gemm",
         attrs={"tvmopt.kernel": "gemm"},
     )
@@ -108,14 +134,16 @@ def _batched(
     batch = tuple(np.broadcast_shapes(xs[:-2], ws[:-2]))
     m_len, k_len, n_len = xs[-2], xs[-1], ws[-1]
     lanes = machine.lanes()
-    nr = 2 * lanes if n_len > lanes and 2 * common_vector(n_len, lanes) < lanes else 0
+    half = is_bf16(x)
+    nr = 2 * lanes if half or (n_len > lanes and 2 * common_vector(n_len, lanes) < lanes) else 0
+    steps = -(-k_len // 2) if half else k_len
 
     def pick(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
         tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
         return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-        k = te.reduce_axis((0, k_len), name="k")
+        k = te.reduce_axis((0, steps), name="k")
         tag = {"name": "batch_gemm", "attrs": {"tvmopt.kernel": "batch_gemm"}}
         if not nr:
             acc = te.compute(
@@ -124,19 +152,27 @@ def _batched(
                 **tag,
             )
             return te.compute(acc.shape, lambda *i: acc(*i), name="unpack", attrs={"tvmopt.kernel": "unpack"})
+
+        def entry(*i: Any) -> Any:
+            lead, column = pick(i[:-3], ws), i[-3] * nr + i[-1]
+            if not half:
+                return te.if_then_else(column < n_len, b(*lead, i[-2], column), tirx.const(0.0, "float32"))
+            low, high = bits(b(*lead, 2 * i[-2], column)), bits(b(*lead, 2 * i[-2] + 1, column))
+            if k_len % 2:
+                high = te.if_then_else(2 * i[-2] + 1 < k_len, high, tirx.const(0, "uint16"))
+            return te.if_then_else(column < n_len, pair(low, high), tirx.const(0, "uint32"))
+
         packed = te.compute(
-            (*batch, -(-n_len // nr), k_len, nr),
-            lambda *i: te.if_then_else(
-                i[-3] * nr + i[-1] < n_len,
-                b(*pick(i[:-3], ws), i[-2], i[-3] * nr + i[-1]),
-                tirx.const(0.0, "float32"),
-            ),
+            (*batch, -(-n_len // nr), steps, nr),
+            entry,
             name="pack",
             attrs={"tvmopt.kernel": "pack"},
         )
         acc = te.compute(
             (*batch, m_len, -(-n_len // nr), nr),
-            lambda *i: te.sum(a(*pick(i[:-3], xs), i[-3], k) * packed(*i[:-3], i[-2], k, i[-1]), axis=[k]),
+            lambda *i: te.sum(
+                product(a, (*pick(i[:-3], xs), i[-3], k), packed(*i[:-3], i[-2], k, i[-1]), k_len), axis=[k]
+            ),
             **tag,
         )
         return te.compute(

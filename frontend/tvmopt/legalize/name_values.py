@@ -22,14 +22,15 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm_ffi import structural_map, structural_mutate
 
 from tvmopt.legalize import math
+from tvmopt.legalize.pairs import lower_module
 
 
 def name_module(module: tvm.IRModule) -> tvm.IRModule:
-    """Every PrimFunc of the module, its values named."""
+    """Every PrimFunc of the module, its values named; then products of bfloat16 (pairs.py)."""
     functions = {
         gvar: name_values(func) if isinstance(func, tirx.PrimFunc) else func for gvar, func in module.functions_items()
     }
-    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+    return lower_module(tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos))
 
 
 def name_values(func: tirx.PrimFunc) -> tirx.PrimFunc:

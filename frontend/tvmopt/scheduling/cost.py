@@ -70,6 +70,8 @@ def _operations(node: Any, variables: Fixed) -> float:
         return extent * _operations(node.body, variables)
     if kind in ("Select", "IfThenElse"):
         return _either(node, kind, variables)
+    if kind == "Call" and getattr(node.op, "name", "") == "tvmopt.dot2":
+        return 3.0 * _lanes(node)  # two products and their sum
     count = 0.0
     if kind in _BINARY or (kind == "Call" and getattr(node.op, "name", "") != "tirx.if_then_else"):
         count = _lanes(node)
