@@ -11,7 +11,8 @@ For a strip of Q = nq*V queries of one head, all in vectors over the *queries*::
                                                     it lies
 
 With the queries in the lanes softmax needs no horizontal step and both products read K and V in their own
-layout, [B, S, N, H]. A causal strip stops at its last visible key (half the work). The strip of scores,
+layout, [B, S, N, H]. With bfloat16 operands (`--precision bf16`) the
+kernel widens what it loads and rounds what it stores; its arithmetic stays float32. A causal strip stops at its last visible key (half the work). The strip of scores,
 Sk*Q*4 bytes, is in L2 up to 4096 keys. Float32, static shapes; anything else is TVM's.
 """
 
@@ -35,21 +36,21 @@ from tvmopt.targets import Machine
 Expr = Any
 
 
-def attention_func(p: Plan) -> Any:
-    """The PrimFunc(q, k, v, [bias], out)."""
-    return _Kernel(p).func()
+def attention_func(p: Plan, dtype: str = "float32") -> Any:
+    """The PrimFunc(q, k, v, [bias], out); `dtype` of q, k, v and out."""
+    return _Kernel(p, dtype).func()
 
 
 class _Kernel:
     """Writes the kernel of a plan."""
 
-    def __init__(self, p: Plan) -> None:
-        self.p = p
-        self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth)
-        self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth)
-        self.v = self._buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v)
+    def __init__(self, p: Plan, dtype: str = "float32") -> None:
+        self.p, self.dtype = p, dtype
+        self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
+        self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth, dtype=dtype)
+        self.v = self._buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v, dtype=dtype)
         self.bias = self._buffer("bias", *p.bias) if p.bias else None
-        self.out = self._buffer("out", p.batch, p.queries, p.heads, p.depth_v)
+        self.out = self._buffer("out", p.batch, p.queries, p.heads, p.depth_v, dtype=dtype)
         self.locals: list[Any] = []
         self.qt = self._local("qt", p.depth * p.strip)
         self.st = self._local("st", p.keys * p.strip)
@@ -61,13 +62,19 @@ class _Kernel:
         self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
 
     @staticmethod
-    def _buffer(name: str, *shape: int) -> Any:
-        return tirx.decl_buffer([tirx.const(d, INDEX) for d in shape], "float32", name, layout=None)
+    def _buffer(name: str, *shape: int, dtype: str = "float32") -> Any:
+        return tirx.decl_buffer([tirx.const(d, INDEX) for d in shape], dtype, name, layout=None)
 
     def _local(self, name: str, size: int) -> Any:
         buffer = tirx.decl_buffer([tirx.const(size, INDEX)], "float32", name, layout=None)
         self.locals.append(buffer)
         return buffer
+
+    def _narrow(self, value: Expr) -> Expr:
+        if self.dtype == "float32":
+            return value
+        lanes = self.p.v_lanes
+        return value.astype(self.dtype if lanes == 1 else f"{self.dtype}x{lanes}")
 
     def func(self) -> Any:
         p = self.p
@@ -109,7 +116,7 @@ class _Kernel:
             row = tirx.min(first + i, _int(p.queries - 1)) if p.queries % p.strip else first + i
             return store(
                 self.qt,
-                load(self.q, self.b, row, self.h, d) * tirx.const(p.scale, "float32"),
+                _wide(load(self.q, self.b, row, self.h, d)) * tirx.const(p.scale, "float32"),
                 d * p.strip + i,
             )
 
@@ -149,7 +156,7 @@ class _Kernel:
             kv_head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
             out = []
             for j in range(rows):
-                scalar = tirx.Broadcast(load(self.k, self.b, key + j, kv_head, d), lanes)
+                scalar = tirx.Broadcast(_wide(load(self.k, self.b, key + j, kv_head, d)), lanes)
                 for u in range(p.nq):
                     query = load(self.qt, vector(d * p.strip + u * lanes, lanes))
                     out.append(store(self.acc, load(self.acc, at(j, u)) + scalar * query, at(j, u)))
@@ -231,7 +238,7 @@ class _Kernel:
             for i in range(mo):
                 weight = _splat_value(load(self.st, j * p.strip + query + i), lanes)
                 for n in range(no):
-                    value = load(self.v, self.b, j, kv_head, vector(depth + n * lanes, lanes))
+                    value = _wide(load(self.v, self.b, j, kv_head, vector(depth + n * lanes, lanes)))
                     out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
             return seq(out)
 
@@ -241,11 +248,17 @@ class _Kernel:
             scale = _splat_value(load(self.total, query + i), lanes)
             row = first + query + i
             puts = seq([
-                store(self.out, load(self.acc, at(i, n)) * scale, self.b, row, self.h, place[n])
+                store(self.out, self._narrow(load(self.acc, at(i, n)) * scale), self.b, row, self.h, place[n])
                 for n in range(no)
             ])  # fmt: skip
             finish.append(tirx.IfThenElse(row < p.queries, puts, None) if p.queries % p.strip else puts)
         return seq([*start, _loop(visible, step, "j"), *finish])
+
+
+def _wide(value: Expr) -> Expr:
+    """A loaded number, or vector of them, in float32."""
+    lanes = int(value.ty.dtype.lanes)
+    return value.astype("float32" if lanes == 1 else f"float32x{lanes}")
 
 
 def _splat_value(value: Expr, lanes: int) -> Expr:
@@ -282,8 +295,10 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         or getattr(attrs, "window_size", None) is not None
     ):
         return None
-    if any(str(a.ty.dtype) != "float32" for a in call.args):
+    kinds = {str(a.ty.dtype) for a in call.args[:3]}
+    if kinds not in ({"float32"}, {"bfloat16"}) or any(str(a.ty.dtype) != "float32" for a in call.args[3:]):
         return None
+    (kind,) = kinds
     (batch, queries, heads, depth), (_, keys, kv_heads, _), v_shape = (tuple(s or ()) for s in shapes[:3])
     if heads % kv_heads or v_shape[2] != kv_heads:
         return None
@@ -298,8 +313,8 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     if len(args) == 4:
         bias, args[3], transposed = _bias(bb, args[3], p)
     p = Plan(**{**p.__dict__, "bias": bias, "bias_transposed": transposed})
-    out = relax.TensorType([batch, queries, heads, v_shape[3]], "float32")
-    return relax.call_tir(bb.add_func(attention_func(p), "attention"), args, out)
+    out = relax.TensorType([batch, queries, heads, v_shape[3]], kind)
+    return relax.call_tir(bb.add_func(attention_func(p, kind), "attention"), args, out)
 
 
 def _bias(bb: relax.BlockBuilder, bias: Any, p: Plan) -> tuple[tuple[int, ...], Any, bool]:

@@ -114,8 +114,9 @@ def lower_pairs(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def cast(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
         source, target = str(node.value.ty.dtype), str(node.ty.dtype)
-        if (source, target) == ("float32", "bfloat16"):
-            return tirx.reinterpret("bfloat16", call_intrin("uint16", ROUND, node.value))
+        if source.startswith("float32") and target.startswith("bfloat16"):
+            shape = target.removeprefix("bfloat16")  # "", or "x16" where a kernel writes its vectors out
+            return tirx.reinterpret(target, call_intrin(f"uint16{shape}", ROUND, node.value))
         return node
 
     def call(node: Any, mutator: Any) -> Any:
@@ -137,7 +138,7 @@ def _concerns(func: tirx.PrimFunc) -> bool:
     found: list[Any] = []
 
     def look(node: Any) -> None:
-        if _op(node) in _ARITY or (isinstance(node, tirx.Cast) and str(node.ty.dtype) == "bfloat16"):
+        if _op(node) in _ARITY or (isinstance(node, tirx.Cast) and str(node.ty.dtype).startswith("bfloat16")):
             found.append(node)
 
     structural_walk(func.body, ((tvm.ir.Call, look), (tirx.Cast, look)))
