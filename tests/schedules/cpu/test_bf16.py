@@ -1,0 +1,208 @@
+"""bf16 products on CPUs: numbers at the edges of vectors and pairs, the instructions, and a whole compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+import tvmopt
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+from tvmopt import pipeline
+from tvmopt.errors import InputError
+from tvmopt.legalize.pairs import llvm_functions
+from tvmopt.runtime.model import Model
+from tvmopt.targets import Machine
+
+HOST = Machine.load("cpu")
+runs_bf16 = pytest.mark.skipif(not HOST.has("avx512bf16"), reason="no avx512_bf16 here")
+NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+Array = np.ndarray[Any, Any]
+
+
+def rand(*dims: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(dims).astype("float32")
+
+
+def rounded(x: Array) -> Array:
+    """What the kernels see: bf16 inputs, in float64."""
+    return x.astype(ml_dtypes.bfloat16).astype("float64")
+
+
+def lowered(body: Callable[..., Any], inputs: list[Array], machine: Machine) -> Any:
+    bb = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, "float32")) for i, x in enumerate(inputs)]
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(body(bb, *params))
+        bb.emit_func_output(out)
+    return pipeline.lower(bb.get(), machine, precision="bf16")
+
+
+def run(body: Callable[..., Any], inputs: list[Array], family: str, cores: int = 1) -> Array:
+    machine = HOST.with_cores(cores)
+    low = lowered(body, inputs, machine)
+    assert family in {k.family for k in low.kernels}
+    vm = relax.VirtualMachine(pipeline.build(low, machine), tvm.cpu())
+    return vm["main"](*(tvm.runtime.tensor(x) for x in inputs)).numpy()  # type: ignore[no-any-return]
+
+
+def close(actual: Array, expected: Array, tolerance: float = 1e-6) -> None:
+    """Products of bf16 numbers are exact in fp32; only the sum rounds."""
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@runs_bf16
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [(1, 2, 1), (7, 9, 17), (8, 8, 8), (9, 15, 16), (33, 31, 15), (15, 32, 33), (1, 768, 100), (197, 64, 40)],
+)
+def test_gemm(m: int, k: int, n: int) -> None:
+    x, w = rand(m, k), rand(k, n, seed=1)
+    out = run(lambda bb, a: relax.op.matmul(a, relax.const(w)), [x], "gemm", 2)
+    close(out, rounded(x) @ rounded(w))
+
+
+@runs_bf16
+def test_batched_gemm_packs_its_second_operand() -> None:
+    for a, b in (
+        ((3, 7, 9), (3, 9, 17)),
+        ((2, 16, 32), (2, 32, 33)),
+        ((1, 4, 5), (6, 5, 8)),
+        ((8, 31), (31, 15)),
+    ):
+        x, y = rand(*a), rand(*b, seed=1)
+        close(run(lambda bb, p, q: relax.op.matmul(p, q), [x, y], "batch_gemm"), rounded(x) @ rounded(y))
+
+
+@runs_bf16
+@pytest.mark.parametrize(
+    ("shape", "weight", "stride", "pad", "groups", "family"),
+    [
+        ((1, 17, 17, 3), (33, 7, 7, 3), 2, 3, 1, "conv2d"),  # three channels: padded to four
+        ((2, 8, 9, 15), (31, 1, 1, 15), 2, 0, 1, "conv2d"),
+        ((1, 7, 7, 16), (8, 3, 3, 16), 1, 1, 1, "conv2d"),
+        ((1, 5, 5, 7), (17, 1, 1, 7), 1, 0, 1, "gemm"),
+        ((1, 7, 7, 24), (16, 3, 3, 3), 1, 1, 8, "conv2d"),  # odd channels a group
+        ((1, 9, 9, 16), (16, 3, 3, 2), 1, 1, 8, "conv2d"),
+    ],
+)
+def test_convolution(shape: Any, weight: Any, stride: int, pad: int, groups: int, family: str) -> None:
+    torch = pytest.importorskip("torch")
+    x, w = rand(*shape), rand(*weight, seed=1)
+
+    def body(bb: Any, a: Any) -> Any:
+        out = relax.op.nn.conv2d(a, relax.const(w), strides=stride, padding=pad, groups=groups, **NHWC)
+        return relax.op.nn.relu(bb.emit(out))
+
+    tensors = [torch.from_numpy(rounded(t)).permute(0, 3, 1, 2) for t in (x, w)]
+    expected = torch.nn.functional.conv2d(*tensors, None, stride, pad, 1, groups).relu().permute(0, 2, 3, 1)
+    close(run(body, [x], family), expected.numpy())
+
+
+@runs_bf16
+def test_attention_between_products_stays_in_bf16() -> None:
+    q, k, v = (rand(1, 17, 2, 24, seed=s) for s in range(3))
+
+    def body(bb: Any, *qkv: Any) -> Any:
+        return relax.op.nn.attention(*qkv)
+
+    out = run(body, [q, k, v], "attention")
+    a, b, c = (np.moveaxis(rounded(t)[0], 1, 0) for t in (q, k, v))
+    score = a @ b.transpose(0, 2, 1) / np.sqrt(24)
+    p = np.exp(score - score.max(-1, keepdims=True))
+    expected = np.moveaxis((p / p.sum(-1, keepdims=True)) @ c, 0, 1)[None]
+    close(out, expected, 2.0**-8)  # the result is rounded once
+
+
+def test_sapphire_rapids_gets_the_instructions() -> None:
+    """Cross-compiled anywhere: products by vdpbf16ps, the epilogue's rounding by vcvtneps2bf16."""
+    machine = Machine.load("sapphirerapids")
+    w = relax.const(rand(64, 64))
+
+    def body(bb: Any, a: Any) -> Any:
+        return relax.op.matmul(bb.emit(relax.op.nn.relu(bb.emit(relax.op.matmul(a, w)))), w)
+
+    low = lowered(body, [rand(28, 64)], machine)
+    executable = pipeline.build(low, machine)
+    modules = [m for m in executable.mod.imports if m.kind == "llvm"]
+    text = "".join(m.inspect_source("asm") for m in modules)
+    assert text.count("vdpbf16ps") >= 28 and "vcvtneps2bf16" in text and "tvmopt_dot2" not in text
+
+
+def test_every_number_of_lanes_has_its_function() -> None:
+    text = llvm_functions()
+    assert all(f"@tvmopt_dot2_{n}(" in text and f"@tvmopt_round_{n}(" in text for n in range(1, 17))
+
+
+# -- whole compiles ---------------------------------------------------------------------------------------------
+
+
+def small_cnn(head: Array) -> onnx.ModelProto:
+    """Convolutions 3 -> 16 -> 32, global average, `head` [32, classes]."""
+    weights = {
+        "w1": rand(16, 3, 3, 3, seed=2) * 0.3, "w2": rand(32, 16, 3, 3, seed=3) * 0.15, "head": head,
+    }  # fmt: skip
+    node = helper.make_node
+    graph = helper.make_graph(
+        [
+            node("Conv", ["x", "w1"], ["a"], pads=[1] * 4), node("Relu", ["a"], ["b"]),
+            node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
+            node("Conv", ["c", "w2"], ["d"], pads=[1] * 4), node("Relu", ["d"], ["e"]),
+            node("GlobalAveragePool", ["e"], ["f"]), node("Flatten", ["f"], ["g"]),
+            node("MatMul", ["g", "head"], ["y"]),
+        ],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [256, 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [256, head.shape[1]])],
+        [numpy_helper.from_array(value.astype("float32"), name) for name, value in weights.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@runs_bf16
+def test_top1_agrees_on_256_images() -> None:
+    """A classifier that has learnt something: the head is fitted to ten noisy patterns. Random heads have no
+    margin between classes, so that their agreement would say nothing."""
+    rng = np.random.default_rng(5)
+    label = rng.integers(0, 10, 256)
+    images = rng.standard_normal((10, 3, 16, 16))[label] + 0.5 * rng.standard_normal((256, 3, 16, 16))
+    images = images.astype("float32")
+
+    def reference(model: onnx.ModelProto) -> Array:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        return session.run(None, {"x": images})[0]  # type: ignore[no-any-return]
+
+    features = reference(small_cnn(np.eye(32)))
+    head = np.linalg.lstsq(features, np.eye(10)[label], rcond=None)[0]
+    model = small_cnn(head)
+    compiled = tvmopt.compile(model, precision="bf16", threads=1)
+    accuracy = compiled.report.accuracy
+    assert compiled.manifest.precision == "bf16" and accuracy["verified"]
+    assert 1e-5 < accuracy["outputs"]["y"] < accuracy["tolerance"] < 0.2
+    expected = reference(model)
+    found = Model(compiled.artifact).run({"x": images})["y"]
+    assert (expected.argmax(1) == label).mean() > 0.9  # it classifies
+    assert (found.argmax(1) == expected.argmax(1)).mean() >= 0.99
+    notes = [d.reason for d in compiled.report.decisions if d.stage == "tvmopt.ConvertPrecision"]
+    assert any("3 operators in bfloat16" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("precision", "target", "words"),
+    [
+        ("fp16", "znver5", "not available on CPUs"),
+        ("bf16", "x86-64-v3", "avx512_bf16"),
+        ("int3", "znver5", "int3"),
+    ],
+)
+def test_what_a_machine_cannot_do_is_refused(precision: str, target: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tvmopt.compile(small_cnn(np.eye(32)), precision=precision, target=target)
