@@ -104,9 +104,10 @@ def _shares(
     bound = {k.name: k.position.bound for k in profile.kernels}
     left = {name: iter(seconds) for name, seconds in times.items()}
     found: list[tuple[float, float | None, str]] = []
+    whole = profile.accounted_s if profile.disturbed else profile.latency_s
     for step in flow.steps:
         seconds = next(left.get(step.kernel, iter(())), 0.0)
-        found.append((seconds / profile.latency_s, seconds, bound.get(step.kernel, "")))
+        found.append((seconds / whole, seconds, bound.get(step.kernel, "")))
     return found
 
 

@@ -48,7 +48,7 @@ class KernelTime:
         nodes: ONNX nodes of all call sites.
         calls: in one run.
         seconds: of all calls of one run.
-        share: of the latency, 0 to 1.
+        share: of the latency, 0 to 1; of all kernels' time where no run was quiet.
         flops, bytes: of all calls, as executed: what the hardware's roofs limit.
         onnx_flops: of all calls, by the definitions of the operators they compute. Winograd executes fewer.
         position: on the roofline, per call, by what is executed.
@@ -208,9 +208,10 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
     onnx = _onnx_flops(flow, known)
     calls = _calls(found.names, pick(found.times, axis=0), known)
     rows = []
+    whole = sum(c.seconds for c in calls) if found.disturbed else latency
     for name in dict.fromkeys(found.names):
         mine = [c for c in calls if c.kernel == name]
-        row = _row(name, mine, known.get(name), latency, peaks, model.manifest.precision)
+        row = _row(name, mine, known.get(name), whole, peaks, model.manifest.precision)
         rows.append(replace(row, onnx_flops=onnx.get(name, 0.0)))
     return Profile(
         model=model.manifest.model,

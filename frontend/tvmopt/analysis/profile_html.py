@@ -9,6 +9,10 @@ from tvmopt.analysis.profile import Profile
 from tvmopt.analysis.roofline import roofline_axes
 from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
 
+KERNELS = (
+    "<p><small>GFLOP/s: executed, what the roofs limit; by ONNX: the work of the operators' definitions, of which "
+    "Winograd executes less. Gain: of the whole model, if the advice works out (Amdahl).</small></p>"
+)
 BOUND_COLOURS = {"compute": COLOURS[2], "memory": COLOURS[0], "latency": COLOURS[1]}
 
 
@@ -50,15 +54,15 @@ def html(found: Profile) -> str:
     legend = ", ".join(
         f'<b style="color:{colour}">{bound} bound</b>' for bound, colour in BOUND_COLOURS.items()
     )
-    header = ("kernel", "ONNX nodes", "family", "knobs", "calls", "time us", "share", "GFLOP/s",
-              "ONNX GFLOP/s", "FLOP/B", "of roof", "bound", "advice", "gain")  # fmt: skip
+    header = ("kernel, its ONNX nodes", "schedule", "calls", "time us", "share", "GFLOP/s", "by ONNX",
+              "FLOP/B", "of roof", "bound", "gain", "advice")  # fmt: skip
     rows = [
         (
-            escape(k.name), _nodes(k.nodes), escape(k.family), escape(k.source), str(k.calls),
+            f"<code>{escape(k.name)}</code><small>{_nodes(k.nodes)}</small>",
+            f"{escape(k.family)}<small>{escape(k.source)}</small>", str(k.calls),
             f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", f"{k.gflops:.1f}", f"{k.onnx_gflops:.1f}",
-            f"{k.position.intensity:.1f}",
-            f"{k.position.roof_share:.0%}", k.position.bound, escape(k.advice.text),
-            f"{k.advice.gain:.2f}x" if k.advice.gain >= 1.005 else "",
+            f"{k.position.intensity:.1f}", f"{k.position.roof_share:.0%}", k.position.bound,
+            f"{k.advice.gain:.2f}x" if k.advice.gain >= 1.005 else "", escape(k.advice.text),
         )
         for k in found.kernels
     ]  # fmt: skip
@@ -70,7 +74,7 @@ def html(found: Profile) -> str:
         f"{escape(peaks.machine)} with {peaks.threads} threads ({peaks.source}).</p>{roofline_svg(found)}",
         f"<h2>One run</h2>{timeline_svg(found)}",
         f"<h2>Memory</h2>{_memory(found)}",
-        f"<h2>Kernels</h2>{html_table(header, rows, left={0, 1, 2, 3, 12})}",
+        f"<h2>Kernels</h2>{KERNELS}{html_table(header, rows, left={0, 1, 11}, wide=11)}",
     ]
     return page(f"Profile of {found.model}", "\n".join(body))
 
@@ -79,13 +83,17 @@ def _summary(found: Profile) -> str:
     """The paragraph on top."""
     quiet = ", the quickest: the machine was never quiet" if found.disturbed else ", undisturbed"
     rate = found.onnx_flops / found.latency_s / 1e9
+    added = (
+        "the kernels' times need not add up to the latency"
+        if found.disturbed
+        else f"the kernels account for {found.accounted_s / found.latency_s:.1%}"
+    )
     definition = (
         f"{found.onnx_flops / 1e9:.2f} GFLOP by the model's definition ({rate:.0f} GFLOP/s), " if rate else ""
     )
     return (
         f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
-        f"{definition}{found.flops / 1e9:.2f} GFLOP executed; the kernels account for "
-        f"{found.accounted_s / found.latency_s:.1%}. The {found.instrument} instrument costs "
+        f"{definition}{found.flops / 1e9:.2f} GFLOP executed; {added}. The {found.instrument} instrument costs "
         f"{found.overhead_s * 1e6:.1f} us a call, nothing taken off; {found.runs} runs{quiet}."
     )
 

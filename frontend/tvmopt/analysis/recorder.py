@@ -85,8 +85,8 @@ class Recorder:
         return (time.perf_counter_ns() - start) / 1e9
 
     def measure(self, runs: int, seconds: float) -> Recording:
-        """Runs of both kinds until there are `runs` undisturbed ones of each, or the time is up (four times as
-        long where the machine is so busy that there are not even LEAST).
+        """Runs of both kinds until there are `runs` undisturbed ones of each, or the time is up (four times
+        as long where the machine is so busy that there are not even LEAST).
         """
         with _LOCK:
             return self._measure(runs, seconds)

@@ -16,7 +16,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2em auto; padding: 0 1em; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1400px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92em; }
 th, td { padding: 0.25em 0.7em; text-align: right; border-bottom: 1px solid #8884; }
@@ -25,9 +25,17 @@ td.l, th.l { text-align: left; white-space: normal; }
 tr.bad td { color: #c33; } .faster { color: #087f5b; font-weight: 600; } .slower { color: #c92a2a;
 font-weight: 600; } .unstable, .note { color: #b7791f; } .scroll { overflow-x: auto; } small, .dim {
 opacity: 0.7; } svg { max-width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+td.l { overflow-wrap: anywhere; min-width: 6em; } td.l:first-child { min-width: 13em; }
+td.wide { min-width: 17em; } td small { display: block; }
+@media (prefers-color-scheme: dark) { tr.bad td, .slower { color: #ff8a80; } .faster { color: #5fd3a5; }
+  .unstable, .note { color: #e3b765; } }
+details summary { cursor: pointer; } code { font-size: 0.95em; }
+"""
+
+PLOT_STYLE = """
 svg text { fill: currentColor; } svg .grid { stroke: currentColor; stroke-opacity: 0.13; }
-svg .axis { stroke: currentColor; stroke-opacity: 0.6; fill: none; } svg .halo { paint-order: stroke; }
-details summary { cursor: pointer; }
+svg .axis { stroke: currentColor; stroke-opacity: 0.6; fill: none; }
+svg .halo { paint-order: stroke; stroke: Canvas; stroke-width: 4px; stroke-linejoin: round; }
 """
 
 
@@ -38,7 +46,7 @@ class Plot:
         x, y: (low, high) in data units; with `log`, positive.
         xlabel, ylabel, title: words; the title becomes the SVG's accessible name.
         xlog, ylog: logarithmic axes.
-        yticks: (position, label) pairs in place of computed ones, for categories.
+        xticks, yticks: (position, label) pairs in place of computed ones, for categories.
         left: pixels left of the axis; 0: as many as the labels need.
     """
 
@@ -55,13 +63,15 @@ class Plot:
         size: tuple[int, int] = (720, 360),
         left: int = 0,
         yticks: Sequence[tuple[float, str]] | None = None,
+        xticks: Sequence[tuple[float, str]] | None = None,
     ) -> None:
         self.x, self.y, self.xlog, self.ylog = _wide(x, xlog), _wide(y, ylog), xlog, ylog
         self.width, self.height = size
         longest = max((len(label) for _, label in yticks or ()), default=0)
         self.left = left or max(70, 16 + 7 * longest)  # some 7 pixels a letter of 12 px
         self.right, self.top, self.bottom = 20, 16, 46
-        self.title, self.xlabel, self.ylabel, self.yticks = title, xlabel, ylabel, yticks
+        self.title, self.xlabel, self.ylabel = title, xlabel, ylabel
+        self.xticks, self.yticks = xticks, yticks
         self.parts: list[str] = []
 
     def at(self, x: float, y: float) -> tuple[float, float]:
@@ -113,10 +123,10 @@ class Plot:
     def text(
         self, x: float, y: float, words: str, anchor: str = "start", dx: float = 6, dy: float = -6
     ) -> None:
-        """Words beside a point."""
+        """Words beside a point, readable over lines."""
         a, b = self.at(x, y)
         self.parts.append(
-            f'<text x="{a + dx:.1f}" y="{b + dy:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+            f'<text class="halo" x="{a + dx:.1f}" y="{b + dy:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
         )
 
     def render(self) -> str:
@@ -127,7 +137,7 @@ class Plot:
             f'width="{self.width}" height="{self.height}" role="img" '
             f'aria-label="{escape(self.title, quote=True)}" xmlns="http://www.w3.org/2000/svg">'
         ]
-        for value, label in ticks(*self.x, self.xlog):
+        for value, label in self.xticks if self.xticks is not None else ticks(*self.x, self.xlog):
             a, _ = self.at(value, self.y[0])
             parts.append(f'<line class="grid" x1="{a:.1f}" x2="{a:.1f}" y1="{y0}" y2="{y1}"/>')
             parts.append(f'<text x="{a:.1f}" y="{y0 + 16}" text-anchor="middle">{label}</text>')
@@ -198,21 +208,33 @@ def _share(value: float, low: float, high: float, log: bool) -> float:
     return min(max(share, -0.02), 1.02)
 
 
+def standalone(svg: str) -> str:
+    """A plot as a file of its own, with the styles that a page would give it; light or dark as the viewer is."""
+    style = (
+        ":root { color-scheme: light dark; font: 12px system-ui, sans-serif; background: Canvas; "
+        f"color: CanvasText; }}{PLOT_STYLE}"
+    )
+    head, mark, rest = svg.partition(">")
+    return f"{head}{mark}<style>{style}</style>{rest}\n"
+
+
 def page(title: str, body: str) -> str:
     """A whole HTML file with nothing to load."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}{PLOT_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """A table; cells are HTML already, the columns in `left` flush left and allowed to wrap."""
+def html_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,), wide: int = -1
+) -> str:
+    """A table; cells are HTML already, the columns in `left` flush left and allowed to wrap, `wide` has prose."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        flush = ' class="l"'
-        return "".join(f"<{tag}{flush if i in left else ''}>{cell}</{tag}>" for i, cell in enumerate(row))
+        flush = {i: ' class="l wide"' if i == wide else ' class="l"' for i in left}
+        return "".join(f"<{tag}{flush.get(i, '')}>{cell}</{tag}>" for i, cell in enumerate(row))
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     head = f"<thead><tr>{cells('th', header)}</tr></thead>"

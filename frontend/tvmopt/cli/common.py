@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from tvmopt.analysis.text import align
 from tvmopt.errors import InputError, collect
 
 if TYPE_CHECKING:
@@ -108,7 +109,16 @@ def _plain(value: Any) -> Any:
 
 
 def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], *, left: int = 1, title: str = "") -> None:
-    """Print a plain table: the first `left` columns flush left, the others right."""
+    """Print a plain table: the first `left` columns flush left, the others right.
+
+    In a file or a pipe nothing is folded: a row is a line, however long.
+    """
+    columns, rows = list(columns), list(rows)
+    if not out.is_terminal:
+        cells = [[c.plain if isinstance(c, Text) else str(c) for c in row] for row in rows]
+        for line in [title] * bool(title) + align([columns, *cells], set(range(left))):
+            print(line.rstrip(), file=out.file)
+        return
     grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
         grid.add_column(

@@ -68,16 +68,26 @@ def command(
         _show(found, top)
     if html or svg:
         from tvmopt.analysis import profile_html
+        from tvmopt.analysis.svg import standalone
 
         if html:
             Path(html).write_text(profile_html.html(found))
         if svg:
-            Path(svg).write_text(profile_html.roofline_svg(found))
+            Path(svg).write_text(standalone(profile_html.roofline_svg(found)))
     if trace:
         Path(trace).write_text(json.dumps(chrome_trace(found)))
 
 
-HEADER = ("kernel", "family", "knobs", "calls", "us", "share", "GFLOP/s", "by ONNX", "FLOP/B", "of roof", "bound")
+HEADER = (
+    "kernel", "family", "knobs", "calls", "us", "share", "GFLOP/s", "by ONNX", "FLOP/B", "of roof", "bound",
+)  # fmt: skip
+
+
+def added_up(found: Any) -> str:
+    """Whether the kernels' times add up to the latency."""
+    if found.disturbed:
+        return "no run was quiet, so kernels' times need not add up to it"
+    return f"kernels account for {found.accounted_s / found.latency_s:.1%}"
 
 
 def _show(found: Any, top: int) -> None:
@@ -91,7 +101,7 @@ def _show(found: Any, top: int) -> None:
     out.print(
         f"[bold]{found.model}[/] for {found.target}, {found.threads} threads: "
         f"{found.latency_s * 1e3:.3f} ms, {definition}{human(found.flops, 'FLOP')} executed; "
-        f"kernels account for {found.accounted_s / found.latency_s:.1%}, "
+        f"{added_up(found)}, "
         f"the {found.instrument} instrument adds {found.overhead_s * 1e6:.1f} us a call"
     )
     head, *lines = align([HEADER, *rows], {0, 1, 2, len(HEADER) - 1})
@@ -137,5 +147,6 @@ def _row(kernel: Any) -> tuple[str, ...]:
     k = kernel
     return (
         k.name[:36], k.family, k.source, str(k.calls), f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}",
-        f"{k.gflops:.1f}", f"{k.onnx_gflops:.1f}", f"{k.position.intensity:.1f}", f"{k.position.roof_share:.0%}", k.position.bound,
+        f"{k.gflops:.1f}", f"{k.onnx_gflops:.1f}", f"{k.position.intensity:.1f}", f"{k.position.roof_share:.0%}",
+        k.position.bound,
     )  # fmt: skip

@@ -8,20 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
 from tvmopt.tuning.ledger import Entry
 
 if TYPE_CHECKING:
     from tvmopt.tuning.nightly import Plan
 
 NIGHTS = 60
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; } th, td { text-align: right; padding: .2rem .8rem .2rem
-0; }
-th:first-child, td:first-child { text-align: left; } .slower, .failed { color: #b00020; } .faster { color:
-#1b7f3b; }
-svg { display: block; } .note { color: #666; }
-"""
 
 
 def write_report(plan: Plan, night: str, entries: Sequence[Entry]) -> Path:
@@ -66,52 +59,37 @@ def markdown(night: str, entries: Sequence[Entry], history: dict[str, list[Entry
 
 def html(night: str, entries: Sequence[Entry], history: dict[str, list[Entry]]) -> str:
     """The report as one HTML file without scripts or links."""
-    cells = "".join(
-        f"<tr class={escape(row[1])}>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>"
-        for row in rows(entries, history)
-    )
-    parts = [
-        f"<!doctype html><meta charset=utf-8><title>Night of {escape(night)}</title><style>{_STYLE}</style>",
-        f"<h1>Night of {escape(night)}</h1>",
-        f"<table><tr>{''.join(f'<th>{h}</th>' for h in HEAD)}</tr>{cells}</table>",
-    ]
+    cells = [[_coloured(cell, row[1]) for cell in row] for row in rows(entries, history)]
+    parts = [f"<h1>Night of {escape(night)}</h1>", html_table(HEAD, cells, {0, 1})]
     for e in entries:
         parts.append(f"<h2>{escape(e.job)}</h2>{plot(history[e.job])}")
-        parts += [f"<p class=failed>{escape(e.note)}</p>"] if e.note else []
-        parts += [f"<p class={'slower' if c.slower else 'faster'}>{escape(str(c))}</p>" for c in e.changes]
-        parts.append(f"<p class=note>{escape(e.target)}</p>")
-    return "\n".join(parts)
+        parts += [f'<p class="slower">{escape(e.note)}</p>'] if e.note else []
+        parts += [f'<p class="{"slower" if c.slower else "faster"}">{escape(str(c))}</p>' for c in e.changes]
+        parts.append(f'<p class="dim">{escape(e.target)}</p>')
+    return page(f"Night of {night}", "\n".join(parts))
 
 
-def plot(history: Sequence[Entry], width: int = 640, height: int = 120) -> str:
+def _coloured(cell: str, status: str) -> str:
+    if cell != status or status == "ok":
+        return escape(cell)
+    return f'<span class="slower">{escape(cell)}</span>'
+
+
+def plot(history: Sequence[Entry]) -> str:
     """Latency over nights as SVG: medians joined, the interquartile range as bars, regressions marked."""
     points = [e for e in history if e.seconds]
     if not points:
-        return "<p class=note>no figures yet</p>"
-    top = max(sorted(e.seconds)[3 * len(e.seconds) // 4] for e in points) * 1.1
-    step = (width - 60) / max(1, len(points) - 1)
-
-    def at(index: int, seconds: float) -> tuple[float, float]:
-        return 50 + index * step, height - 18 - (height - 30) * seconds / top
-
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(i, e.latency) for i, e in enumerate(points)))
-    marks = []
+        return '<p class="dim">no figures yet</p>'
+    top = 1e3 * max(sorted(e.seconds)[3 * len(e.seconds) // 4] for e in points) * 1.1
+    axes = Plot(
+        (-0.5, len(points) - 0.5), (0, top), size=(760, 190), ylabel="ms", title="latency by night",
+        xlabel=f"{points[0].night} to {points[-1].night}: {len(points)} nights with figures", xticks=[],
+    )  # fmt: skip
+    axes.line([(i, 1e3 * e.latency) for i, e in enumerate(points)], COLOURS[0], 1.5)
     for i, e in enumerate(points):
         ordered = sorted(e.seconds)
-        x, low = at(i, ordered[len(ordered) // 4])
-        _, high = at(i, ordered[3 * len(ordered) // 4])
-        colour = "#b00020" if e.status != "ok" else "#2b6cb0"
-        title = f"{e.night}: {1e3 * e.latency:.3f} ms, {e.status}"
-        marks.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}"/>'
-            f'<circle cx="{x:.1f}" cy="{at(i, e.latency)[1]:.1f}" r="3" fill="{colour}">'
-            f"<title>{escape(title)}</title></circle>"
-        )
-    base, last = height - 4, escape(points[-1].night)
-    return (
-        f'<svg width="{width}" height="{height}" font-size="11" role="img" aria-label="latency by night">'
-        f'<text x="0" y="14">{1e3 * top:.2f} ms</text><text x="0" y="{height - 18}">0</text>'
-        f'<polyline points="{line}" fill="none" stroke="#2b6cb0"/>{"".join(marks)}'
-        f'<text x="50" y="{base}">{escape(points[0].night)}</text>'
-        f'<text x="{width}" y="{base}" text-anchor="end">{last}</text></svg>'
-    )
+        low, high = (1e3 * ordered[k * len(ordered) // 4] for k in (1, 3))
+        colour = COLOURS[1] if e.status != "ok" else COLOURS[0]
+        axes.line([(i, low), (i, high)], colour, 2)
+        axes.dot(i, 1e3 * e.latency, colour, f"{e.night}: {1e3 * e.latency:.3f} ms, {e.status}", 4)
+    return axes.render()
