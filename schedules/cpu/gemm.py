@@ -23,7 +23,7 @@ from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.tile import common_vector, fits
+from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
 
 NAME, VERSION = "gemm", 1
 
@@ -75,12 +75,10 @@ def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) ->
 
     >>> z = Machine.load("znver5")
     >>> choose_rows(196, 32, z), choose_rows(197, 32, z), choose_rows(128, 32, z), choose_rows(1, 128, z)
-    (14, 8, 8, 1)
+    (7, 8, 8, 1)
     >>> choose_rows(12544, 16, z), choose_rows(12544, 16, z, panels=1)  # 30 leaves a tail: one task on one core
     (30, 28)
     """
-    from tvmopt.scheduling.tile import step_cycles
-
     nv = max(1, nr // machine.lanes())
 
     def cost(mr: int) -> tuple[float, int, int]:
@@ -89,7 +87,7 @@ def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) ->
         if panels is not None:
             tasks = panels * row_pieces(m, mr, panels, machine.cores)
             cycles *= -(-tasks // machine.cores) * machine.cores / tasks
-        return round(cycles, 3), min(tail, 1), abs(mr - (14 if m % 14 == 0 else 8))
+        return round(cycles, 3), min(tail, 1), abs(mr - LIKED_ROWS)
 
     return min((mr for mr in range(1, min(m, 32) + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
 
