@@ -212,3 +212,10 @@ def test_layouts_are_recognised(axes: tuple[int, ...]) -> None:
     found = np.ascontiguousarray(expected.transpose(axes))
     assert np.array_equal(laid_out(expected, found), expected)
     assert np.array_equal(laid_out(expected, found.reshape(-1, 7)), expected)
+
+
+def test_precision_is_blamed_and_the_command_repeats_it(folder: Path) -> None:
+    found = compare(folder / "good.onnx", precision=["bf16"], rtol=1e-5, repro=folder / "bf16.onnx")
+    assert found.blame is not None and (found.blame.kind, found.blame.name) == ("precision", "bf16")
+    assert found.repro is not None and found.repro.command.endswith("--precision bf16 --rtol 1e-05")
+    assert len(found.repro.nodes) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,7 +107,7 @@ def command(
         with atomic_write(Path(html)) as file:
             file.write(render(result).encode())
     if as_json:
-        print_json(result.as_dict())
+        print_json(finite(result.as_dict()))
     else:
         render_result(result)
     if not result.ok:
@@ -131,6 +132,15 @@ def tolerances(texts: list[str], flag: str) -> dict[str, float]:
                 f"{text!r} is not a tolerance.", where=flag, fix=f"{flag} 1e-3, or {flag} NAME:1e-3"
             )
     return found
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN and no Inf: null in their place."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def render_result(result: Any) -> None:

@@ -55,6 +55,11 @@ def explain(
         return replace(result, blame=Blame("unknown", "", "the failure did not happen again"))
     inside = _suspects(session, trace, search) or _bisected(search)
     if not inside:
+        if _preparation_differs(session):
+            text = (
+                "the importer's preparation (shapes bound, constants folded) changes what the model computes"
+            )
+            return replace(result, blame=Blame("converter", "preparation", text))
         text = "no piece of the model reproduces the difference with the reference's values"
         culprit = trace.culprit if trace else None
         at = f"; the first layer that leaves its tolerance is {culprit.node}" if culprit else ""
@@ -72,8 +77,21 @@ def explain(
         f" --engines {words}" if words != "tvmopt" else ""
     )
     command += f" --precision {precision}" if precision not in ("", "fp32") else ""
+    command += session.settings.flags
     repro = Repro(reduced.path, reduced.inputs, reduced.names, "", command, reduced.confirmed)
     return replace(result, blame=blame, repro=repro)
+
+
+def _preparation_differs(session: Session) -> bool:
+    """Whether the prepared model computes something else than the file, both by the reference."""
+    from tvmopt.analysis.verify import run_reference
+
+    expected = session.reference()
+    try:
+        _, (found,) = isolated(lambda: run_reference(session.layers.path, [session.feeds]), "reference run")
+    except TvmoptError:
+        return False
+    return not session.compared(expected, found, "").ok
 
 
 def _numbers(session: Session, spec: str, precision: str, row: Row) -> Numbers:
@@ -151,7 +169,10 @@ def blame_tvmopt(
         return result(
             "algorithm", "Winograd", f"{where} is right with --exact: its transformed algorithm is to blame"
         )
-    kernels, passes = isolated(lambda: _anatomy(check, path), "anatomy", str(path))
+    try:
+        kernels, passes = isolated(lambda: _anatomy(check, path), "anatomy", str(path))
+    except (TvmoptError, RuntimeError):  # it does not compile: every pass is a suspect
+        kernels, passes = [], _every_pass(check)
     if right("all kernels scheduled by the generic family", generic=("*",)):
         for name, family in kernels:
             if family != "generic" and right(f"kernel {name} by the generic family", generic=(name,)):
@@ -190,6 +211,18 @@ def _first_wrong(passes: Sequence[str], guilty: Sequence[str], right: Callable[.
     )
     first = [] if found is None else [passes[found]]
     return first + [g for g in guilty if g not in first]
+
+
+def _every_pass(check: Numbers) -> list[str]:
+    """The names of all graph passes, in order."""
+    from tvmopt import pipeline
+    from tvmopt.extensions import extended
+    from tvmopt.report import DecisionLog
+    from tvmopt.targets import Machine
+
+    log = DecisionLog()
+    found = extended(pipeline.graph_passes(Machine.load(check.target), log, check.precision), log)
+    return list(dict.fromkeys(str(one.info.name) for one in found))
 
 
 def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[str]]:

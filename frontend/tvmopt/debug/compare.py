@@ -52,6 +52,12 @@ class Settings:
     bisect: bool = True
     repro: str = ""
 
+    @property
+    def flags(self) -> str:
+        """The tolerances of all outputs as the user typed them, for a command that repeats the comparison."""
+        words = [("--rtol", self.rtol.get("")), ("--atol", self.atol.get(""))]
+        return "".join(f" {flag} {value:g}" for flag, value in words if value is not None)
+
     def limits(self, name: str) -> dict[str, Any]:
         """The comparator's `rtol` and `atol` of one output."""
         return {

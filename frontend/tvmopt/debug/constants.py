@@ -183,7 +183,7 @@ def _piece(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro
     nodes = tuple(f"{node_name(n)} ({operator(n)})" for n in piece.graph.node)
     if not replaced:
         return Repro(str(path), str(inputs), nodes)
-    command = f"tvmopt compare {path} {other} -i {inputs}"
+    command = f"tvmopt compare {path} {other} -i {inputs}{session.settings.flags}"
     return Repro(str(path), str(inputs), nodes, str(other), command, confirmed)
 
 

@@ -246,5 +246,5 @@ def _repro(session: Session, theirs: Layers, i: int, j: int) -> Repro | None:
     return Repro(
         str(path), str(inputs), (f"{node_name(theirs.nodes[j])} ({operator(theirs.nodes[j])})",),
         str(expected),
-        f"tvmopt compare {expected} {path} -i {inputs}", bool(isolated(differ, "reproduction")),
+        f"tvmopt compare {expected} {path} -i {inputs}{session.settings.flags}", bool(isolated(differ, "reproduction")),
     )  # fmt: skip

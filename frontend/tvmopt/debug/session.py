@@ -72,6 +72,7 @@ class Session:
         self.outputs = [o.name for o in self.model.graph.output]
         self.artifacts: dict[str, str] = {}
         self.seen: dict[str, list[watch.Seen]] = {}
+        self.precision = "fp32"  # of the artifact, once it is known
         self._wrong: set[str] = set()  # rows whose difference can be led back
 
     def run(self) -> CompareResult:
@@ -147,7 +148,8 @@ class Session:
             if not spec or spec.partition(":")[0] == "tvmopt":
                 outputs, facts = self.tvmopt(spec, precision, label)
             else:
-                job = job_of(spec, str(self.layers.path), precision, self.settings.threads, {})
+                source = self.layers.path if self.settings.shapes else Path(self.settings.model).resolve()
+                job = job_of(spec, str(source), precision, self.settings.threads, {})
                 outputs, facts = run_engine(job, self.feeds, self.folder)
         except MissingDependency as error:
             return Row(label, "missing", f"{error.what} - {error.fix}")
@@ -155,6 +157,8 @@ class Session:
             if isinstance(error, ModelError) or "crash" in error.what:
                 self._wrong.add(label)
             return Row(label, "failed", " - ".join(filter(None, (error.what, error.where, error.fix))))
+        if not spec:
+            precision = self.precision = facts["precision"]
         compared = self.compared(expected, {n: a for n, a in outputs.items() if n in expected}, precision)
         status = "ok" if compared.ok else "wrong"
         if status == "wrong":
@@ -223,7 +227,7 @@ class Session:
 
     def trace(self, spec: str, precision: str, label: str) -> list[Trace]:
         """Inner tensors of one row: kernels where they can be observed, marked outputs elsewhere."""
-        options = {**self.settings.limits(""), "precision": coarse(precision)}
+        options = {**self.settings.limits(""), "precision": coarse(precision if spec else self.precision)}
         if label in self.seen:
             seen = self.seen[label]
             self.layers.compute(self.every_tensor(), self.progress)

@@ -20,6 +20,7 @@ from tvmopt.analysis.comparator import Array, OutputComparison, compare
 from tvmopt.debug.layers import Layers
 from tvmopt.debug.records import Layer, Trace
 from tvmopt.importer.protos import node_name, node_reads, operator
+from tvmopt.runtime.tensors import TensorInfo, from_ffi
 
 HOW = "every kernel of the compiled model, observed in one run"
 SAMPLE = 1 << 12
@@ -71,8 +72,11 @@ def observe(model: Any, feeds: Mapping[str, Array], folder: Path) -> list[Seen]:
 def _array(tensor: Any) -> Array | None:
     """A copy of a tensor in host memory; None where NumPy lacks its type."""
     try:
-        found = np.from_dlpack(tensor)
-        return np.array(found)
+        dtype = str(tensor.dtype)
+        if dtype in ("bfloat16", "float16") or dtype.startswith("float8"):  # .npy files know none of these
+            info = TensorInfo("", tuple(map(int, tensor.shape)), dtype)
+            return np.array(from_ffi(tensor, info)).astype(np.float32)
+        return np.array(np.from_dlpack(tensor))
     except (BufferError, RuntimeError, TypeError, ValueError):
         return None
 
