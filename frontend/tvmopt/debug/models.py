@@ -243,8 +243,9 @@ def _repro(session: Session, theirs: Layers, i: int, j: int) -> Repro | None:
         reduction, depth = longest_reduction(good)
         return not compare(a, b, reduction=reduction, depth=depth, **session.settings.limits("")).ok
 
+    command = f"tvmopt compare {expected} {path} -i {inputs}{session.settings.flags}"
     return Repro(
         str(path), str(inputs), (f"{node_name(theirs.nodes[j])} ({operator(theirs.nodes[j])})",),
         str(expected),
-        f"tvmopt compare {expected} {path} -i {inputs}{session.settings.flags}", bool(isolated(differ, "reproduction")),
+        command, bool(isolated(differ, "reproduction")),
     )  # fmt: skip
