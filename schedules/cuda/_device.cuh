@@ -3,6 +3,7 @@
 // The first part is PTX, one function an instruction; the second part is plain C++.
 #ifndef TVMOPT_DEVICE_CUH
 #define TVMOPT_DEVICE_CUH
+#include <cuda_fp16.h>
 #define TVMOPT_FN static __device__ __forceinline__
 
 namespace tvmopt {

@@ -59,9 +59,7 @@ class Rows:
     across: bool = False
 
     def at(self, row: Expr, k: Expr, batch: Expr) -> tuple[Expr, Expr | None]:
-        inside = T.both(
-            T.below(row, self.rows, 1, self.padded[0]), T.below(k, self.k, 1, self.padded[1])
-        )
+        inside = T.both(T.below(row, self.rows, 1, self.padded[0]), T.below(k, self.k, 1, self.padded[1]))
         place = k * self.pitch + row if self.across else row * self.pitch + k
         offset = place + batch * self.step if self.step else place
         return T.pointer(self.buffer, offset), inside
@@ -87,7 +85,9 @@ class Product:
 class Program:
     """The tile program of a product."""
 
-    def __init__(self, product: Product, tile: Tile, a: Operand, b: Any, epilogue: Epilogue, kind: str = "") -> None:
+    def __init__(
+        self, product: Product, tile: Tile, a: Operand, b: Any, epilogue: Epilogue, kind: str = ""
+    ) -> None:
         self.p, self.t, self.a, self.b, self.epilogue = product, tile, a, b, epilogue
         self.kind = kind or KINDS[product.dtype]
         self.tiles_m, self.tiles_n = T.ceildiv(product.m, tile.bm), T.ceildiv(product.n, tile.bn)
@@ -134,7 +134,10 @@ class Program:
         first = [
             s
             for i in range(ahead)
-            for s in (self._copies(T.int_(i), T.int_(i)) if i < self.steps else None, T.call("cp_async_commit"))
+            for s in (
+                self._copies(T.int_(i), T.int_(i)) if i < self.steps else None,
+                T.call("cp_async_commit"),
+            )
         ]
 
         def step(i: Expr) -> Any:
@@ -221,15 +224,15 @@ class Program:
     def _end(self) -> list[Any]:
         t, p, width = self.t, self.p, self.epilogue.width
         tile = T.pointer(self.smem)
-        stage = T.call(f"stage<{self.mi}, {self.ni}, {t.stride}>", tile, T.pointer(self.acc), self.row0, self.col0)
+        stage = T.call(
+            f"stage<{self.mi}, {self.ni}, {t.stride}>", tile, T.pointer(self.acc), self.row0, self.col0
+        )
         runs = t.bn // width
 
         def one(index: Expr) -> Any:
             row, column = index // runs, index % runs * width
             m, n = self.m0 + row, self.n0 + column
-            inside = T.both(
-                T.below(m, p.m, 1, self.tiles_m * t.bm), T.below(n, p.n, 1, self.tiles_n * t.bn)
-            )
+            inside = T.both(T.below(m, p.m, 1, self.tiles_m * t.bm), T.below(n, p.n, 1, self.tiles_n * t.bn))
             read = T.call(f"unstage<{width}, {t.stride}>", T.pointer(self.run), tile, row, column)
             return T.when(inside, T.seq([read, *self.epilogue.run(self._axes(m, n), self.run)]))
 

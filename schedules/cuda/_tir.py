@@ -142,6 +142,14 @@ def install(sch: Any, kernel: Kernel, statements: Sequence[Any]) -> None:
     root = sch.get_sblock("root")
     old = sch.get(root)
     new = SBlock(
-        old.iter_vars, old.reads, old.writes, old.name_hint, kernel.body(statements), None, kernel.buffers, [], {}
+        old.iter_vars,
+        old.reads,
+        old.writes,
+        old.name_hint,
+        kernel.body(statements),
+        None,
+        kernel.buffers,
+        [],
+        {},
     )
     sch.state.replace(sch.get_sref(root), new, {old: new})

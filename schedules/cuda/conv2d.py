@@ -112,5 +112,3 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     )
     product = Product(shape.m, shape.n, shape.k, 1, shape.dtype, shape.part, shape.parts)
     Program(product, tile, a, b, Epilogue(out, block.body.buffer, shape.n)).install(sch)
-
-

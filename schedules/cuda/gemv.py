@@ -1,9 +1,9 @@
 """Products of up to eight rows with constant weights: bound by reading the weights once.
 
-    warp     R columns (rows of W[N, K]), all rows of X; lanes take 16 bytes of K each, 512 bytes of a row a turn
-    sums     M*R in fp32 registers, five shuffles each at the end; lane m*R + r applies the epilogue to its sum
-    X        M*K*2 bytes, read by every warp: from L1 and L2
-    floor    N*K*itemsize / bandwidth; R = 1 until there are 16 warps an SM, for loads in flight
+warp     R columns (rows of W[N, K]), all rows of X; lanes take 16 bytes of K each, 512 bytes of a row a turn
+sums     M*R in fp32 registers, five shuffles each at the end; lane m*R + r applies the epilogue to its sum
+X        M*K*2 bytes, read by every warp: from L1 and L2
+floor    N*K*itemsize / bandwidth; R = 1 until there are 16 warps an SM, for loads in flight
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     lane = kernel.tx % 32
     row, column = lane // columns, first + lane % columns
     axes = [*rows_of(extents(out)[:-1], row), column]
-    store = T.seq([T.call(f"pick<{m * columns}>", T.pointer(run), T.pointer(acc), lane), *epilogue.run(axes, run)])
+    store = T.seq(
+        [T.call(f"pick<{m * columns}>", T.pointer(run), T.pointer(acc), lane), *epilogue.run(axes, run)]
+    )
     whole = shape.n % (columns * WARPS) == 0
     inside = T.both(lane < m * columns, None if whole else column < shape.n)
     kernel.buffers.extend(epilogue.buffers)

@@ -63,9 +63,7 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
 
     def add(p: Any) -> Any:
         lane = tirx.Var("v", T.INDEX)
-        plus = tirx.BufferStore(
-            sums, tirx.BufferLoad(sums, [lane]) + tirx.BufferLoad(part, [lane]), [lane]
-        )
+        plus = tirx.BufferStore(sums, tirx.BufferLoad(sums, [lane]) + tirx.BufferLoad(part, [lane]), [lane])
         add_all = tirx.For(lane, T.int_(0), T.int_(width), tirx.ForKind.UNROLLED, plus)
         return T.seq([*copy(part, None, parts, [p, m, n], width), add_all])
 

@@ -25,7 +25,10 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     """`R.nn.attention` and `R.nn.attention_bias` on fp16 or bf16: q, k, v as [B, S, N, H]."""
     attrs = call.attrs
     shapes = [static_shape(a) for a in call.args]
-    if any(s is None or len(s) != 4 or 0 in s for s in shapes) or getattr(attrs, "window_size", None) is not None:
+    if (
+        any(s is None or len(s) != 4 or 0 in s for s in shapes)
+        or getattr(attrs, "window_size", None) is not None
+    ):
         return None
     q, k, v = (tuple(s or ()) for s in shapes[:3])
     dtype = str(call.args[0].ty.dtype)
@@ -45,7 +48,9 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         grid = (q[0], q[2], q[1], keys)
         scores = te.compute(
             grid,
-            lambda b, n, i, c: te.sum(_f32(args[0](b, i, n, d)) * _f32(args[1](b, c, n // group, d)), axis=[d]),
+            lambda b, n, i, c: te.sum(
+                _f32(args[0](b, i, n, d)) * _f32(args[1](b, c, n // group, d)), axis=[d]
+            ),
             name="scores",
         )
 
@@ -60,7 +65,9 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
 
         masked = te.compute(grid, mask, name="masked")
         top = te.compute(grid[:3], lambda b, n, i: te.max(masked(b, n, i, j1), axis=[j1]), name="top")
-        weights = te.compute(grid, lambda b, n, i, c: te.exp(masked(b, n, i, c) - top(b, n, i)), name="weights")
+        weights = te.compute(
+            grid, lambda b, n, i, c: te.exp(masked(b, n, i, c) - top(b, n, i)), name="weights"
+        )
         total = te.compute(grid[:3], lambda b, n, i: te.sum(weights(b, n, i, j2), axis=[j2]), name="total")
         summed = te.compute(
             (q[0], q[1], q[2], v[3]),

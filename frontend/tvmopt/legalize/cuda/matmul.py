@@ -71,7 +71,9 @@ def rows_times_constant(
     return call_fusable(bb, compute, [x, w], "matmul")
 
 
-def notes(kernel: str, k: int, *, pitch: int, parts: int = 1, across: int = 0, shared_a: int = 0, shared_b: int = 1) -> dict[str, Any]:
+def notes(
+    kernel: str, k: int, *, pitch: int, parts: int = 1, across: int = 0, shared_a: int = 0, shared_b: int = 1
+) -> dict[str, Any]:
     """The annotations that the family reads."""
     return {
         "tvmopt.kernel": kernel, "tvmopt.mma": 1, "tvmopt.k": k, "tvmopt.pitch": pitch, "tvmopt.parts": parts,
@@ -137,7 +139,9 @@ def _split(
             (parts, m, n),
             lambda p, i, j: te.sum(
                 te.if_then_else(
-                    p * part + kk < k, _f32(a(i, p * part + kk)) * _f32(b(j, p * part + kk)), tirx.const(0.0, "float32")
+                    p * part + kk < k,
+                    _f32(a(i, p * part + kk)) * _f32(b(j, p * part + kk)),
+                    tirx.const(0.0, "float32"),
                 ),
                 axis=[kk],
             ),
@@ -186,7 +190,12 @@ def _batched(
             lambda *i: te.sum(_f32(a(*pick(i[:-2], xs), i[-2], kk)) * _f32(right(i)), axis=[kk]),
             name="batch_gemm",
             attrs=notes(
-                "batch_gemm", k, pitch=n if across else k, across=int(across), shared_a=shared[0], shared_b=shared[1]
+                "batch_gemm",
+                k,
+                pitch=n if across else k,
+                across=int(across),
+                shared_a=shared[0],
+                shared_b=shared[1],
             ),
         )
         return unpack(acc, out)

@@ -1,0 +1,86 @@
+"""Relax operators through the CUDA stages, then into the emulator (numbers) or nvcc (registers)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import relax
+from tvmopt.targets import Machine
+
+from tests.cuda.emulator import MODES, emulated
+from tvmopt.legalize import legalize
+from tvmopt.pipeline import fusion_passes
+from tvmopt.report import DecisionLog
+from tvmopt.scheduling.apply import Scheduled, apply_families
+
+Build = Callable[..., relax.Expr]
+TOLERANCE = {"float16": 8e-3, "bfloat16": 6e-2, "float32": 1e-5}
+"""Largest difference from float64 for results of about 1 to 5: some eps of the type; fp32 runs as three tf32 products."""
+
+
+def array(shape: tuple[int, ...], dtype: str, scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    """Seeded normal numbers."""
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(kind)
+
+
+def scheduled(
+    build: Build,
+    inputs: Sequence[np.ndarray],
+    machine: str = "nvidia-h100",
+    knobs: Mapping[str, int] | None = None,
+) -> tuple[Any, dict[str, Scheduled], Machine]:
+    """The scheduled module of `build(bb, *vars)`; `knobs` replace a family's own where they have the same names."""
+    target = Machine.load(machine)
+    bb = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, str(x.dtype))) for i, x in enumerate(inputs)]
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(build(bb, *params))
+        bb.emit_func_output(out)
+
+    def lookup(func: Any, family: Any, shape: Any) -> dict[str, int] | None:
+        if knobs is None or family.knobs(shape, target).analytic.keys() != knobs.keys():
+            return None
+        return dict(knobs)
+
+    with target.tvm_target():
+        module = tvm.transform.Sequential(fusion_passes())(legalize(bb.get(), target))
+        module, how = apply_families(module, target, DecisionLog(), lookup)
+    return module, how, target
+
+
+def run(
+    build: Build,
+    inputs: Sequence[np.ndarray],
+    machine: str = "nvidia-h100",
+    knobs: Mapping[str, int] | None = None,
+) -> tuple[np.ndarray, dict[str, Scheduled]]:
+    """The output, the same in every order of the threads, and how each kernel was scheduled."""
+    module, how, target = scheduled(build, inputs, machine, knobs)
+    with target.tvm_target(), emulated() as emulation:
+        executable = relax.build(module, target=target.tvm_target())
+    results = []
+    for mode in MODES:
+        emulation.mode = mode
+        vm = relax.VirtualMachine(executable, tvm.cpu())
+        results.append(vm["main"](*(tvm.runtime.tensor(x) for x in inputs)).numpy())
+    assert all(r.tobytes() == results[0].tobytes() for r in results), "a race"
+    return results[0], how
+
+
+def families(how: Mapping[str, Scheduled]) -> list[str]:
+    """The families used, sorted; none of ours may have failed on the way."""
+    assert not [h.note for h in how.values() if "failed" in h.note]
+    return sorted(h.family for h in how.values())
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    """Within TOLERANCE of a float64 reference."""
+    assert actual.shape == expected.shape
+    error = float(np.abs(actual.astype("float64") - expected).max())
+    assert error <= TOLERANCE[str(actual.dtype)], f"error {error:.3g}"

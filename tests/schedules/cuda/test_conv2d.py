@@ -1,0 +1,63 @@
+"""Implicit-GEMM convolution on (emulated) tensor cores against PyTorch-free float64 sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from .harness import array, close, families, run
+
+
+def reference(x: np.ndarray, w: np.ndarray, stride: int, pad: int, dilation: int) -> np.ndarray:
+    """NHWC with OHWI, in float64."""
+    x, w = x.astype("float64"), w.astype("float64")
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    _, kh, kw, _ = w.shape
+    out_h = (x.shape[1] - dilation * (kh - 1) - 1) // stride + 1
+    out_w = (x.shape[2] - dilation * (kw - 1) - 1) // stride + 1
+    out = np.zeros((x.shape[0], out_h, out_w, w.shape[0]))
+    for ky in range(kh):
+        for kx in range(kw):
+            rows = slice(ky * dilation, ky * dilation + (out_h - 1) * stride + 1, stride)
+            cols = slice(kx * dilation, kx * dilation + (out_w - 1) * stride + 1, stride)
+            out += x[:, rows, cols] @ w[:, ky, kx].T
+    return out
+
+
+@pytest.mark.parametrize(
+    ("n", "h", "w", "c", "o", "kh", "kw", "stride", "pad", "dilation", "dtype", "expected"),
+    [
+        (1, 9, 9, 8, 16, 3, 3, 1, 1, 1, "float16", ["conv2d"]),
+        (2, 8, 7, 16, 24, 3, 3, 2, 1, 1, "float16", ["conv2d"]),
+        (1, 17, 15, 3, 32, 7, 7, 2, 3, 1, "float16", ["conv2d", "pad"]),
+        (1, 9, 9, 12, 9, 3, 3, 1, 2, 2, "bfloat16", ["conv2d"]),
+        (2, 7, 7, 64, 33, 1, 1, 2, 0, 1, "float16", ["conv2d"]),
+        (1, 7, 7, 512, 64, 3, 3, 1, 1, 1, "float16", ["conv2d", "split_sum"]),
+        (1, 7, 7, 7, 16, 3, 5, 1, 1, 1, "float32", ["conv2d", "pad"]),
+        (1, 5, 5, 64, 8, 1, 1, 1, 0, 1, "float16", ["gemm"]),
+    ],
+)
+def test_convolution(
+    n: int, h: int, w: int, c: int, o: int, kh: int, kw: int, stride: int, pad: int, dilation: int,
+    dtype: str, expected: list[str],
+) -> None:  # fmt: skip
+    x, k = array((n, h, w, c), dtype), array((o, kh, kw, c), dtype, (kh * kw * c) ** -0.5, 1)
+    bias = array((o,), "float32", 1, 2)
+    wanted = reference(x, k, stride, pad, dilation)
+    y = array(wanted.shape, dtype, 1, 3)
+
+    def build(bb: relax.BlockBuilder, x0: relax.Expr, y0: relax.Expr) -> relax.Expr:
+        z = relax.op.nn.conv2d(
+            x0, relax.const(k, dtype), strides=(stride, stride), padding=(pad,) * 4, dilation=(dilation,) * 2,
+            data_layout="NHWC", kernel_layout="OHWI", out_layout="NHWC", out_dtype="float32",
+        )  # fmt: skip
+        z = bb.emit(relax.op.add(bb.emit(z), relax.const(bias)))
+        z = bb.emit(relax.op.add(z, bb.emit(relax.op.astype(y0, "float32"))))
+        return relax.op.astype(bb.emit(relax.op.nn.relu(z)), dtype)
+
+    out, how = run(build, [x, y])
+    close(out, np.maximum(wanted + bias.astype("float64") + y.astype("float64"), 0))
+    ours = [f for f in families(how) if f in ("conv2d", "gemm", "split_sum")]
+    assert ours == [f for f in expected if f != "pad"]
+    assert len(how) == len(expected)
