@@ -6,7 +6,7 @@ transform  V = B^T d B for the task's tiles, 36 * tiles * C * 4 bytes, kept in L
 gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U streams from L2 or L3
 output     Y = A^T M A per tile and panel, epilogue fused, from 36 * tiles * nr * 4 bytes of M
 floor      36*C*O*2 FLOPs a tile at peak, or U's 36*C*O*4 bytes at L3's bandwidth
-Measured   see docs/performance.md
+Measured   see docs/explanation/how-a-model-flows.md
 """
 
 from __future__ import annotations
