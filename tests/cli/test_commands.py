@@ -241,3 +241,23 @@ def test_options_are_the_functions_parameters(name: str) -> None:
     for parameter in set(command.parameters) & set(function.parameters):
         here, there = command.parameters[parameter].default, function.parameters[parameter].default
         assert here == there, parameter
+
+
+def test_the_graph_as_a_page(folder: Path, tmp_path: Path) -> None:
+    done = tvmopt("inspect", "small.tvmopt", "--html", tmp_path / "graph.html", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (tmp_path / "graph.html").read_text()
+    assert "Content-Security-Policy" in page and "http" not in page.replace("http-equiv", "")
+    done = tvmopt("inspect", "small.tvmopt", "--timed", cwd=folder)
+    assert done.returncode == 2 and "--html" in done.stderr
+    done = tvmopt("inspect", "small.tvmopt", "--html", tmp_path / "no" / "graph.html", cwd=folder)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_tables_in_a_pipe_are_never_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    from tvmopt.cli.common import table
+
+    table(("name", "n"), [("x" * 300, 7), ("y", "[bold]")], title="t")
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line) for line in lines] == [1, 303 + 5, 303 + 5, 303 + 5]
+    assert lines[2].endswith("7") and lines[3].endswith("[bold]")

@@ -10,8 +10,8 @@ from tvmopt.analysis.roofline import roofline_axes
 from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
 
 KERNELS = (
-    "<p><small>GFLOP/s: executed, what the roofs limit; by ONNX: the work of the operators' definitions, of which "
-    "Winograd executes less. Gain: of the whole model, if the advice works out (Amdahl).</small></p>"
+    "<p><small>GFLOP/s: executed, what the roofs limit; by ONNX: the work of the operators' definitions, of "
+    "which Winograd executes less. Gain: of the whole model, if the advice works out (Amdahl).</small></p>"
 )
 BOUND_COLOURS = {"compute": COLOURS[2], "memory": COLOURS[0], "latency": COLOURS[1]}
 
@@ -93,8 +93,9 @@ def _summary(found: Profile) -> str:
     )
     return (
         f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
-        f"{definition}{found.flops / 1e9:.2f} GFLOP executed; {added}. The {found.instrument} instrument costs "
-        f"{found.overhead_s * 1e6:.1f} us a call, nothing taken off; {found.runs} runs{quiet}."
+        f"{definition}{found.flops / 1e9:.2f} GFLOP executed; {added}. "
+        f"The {found.instrument} instrument costs {found.overhead_s * 1e6:.1f} us a call, "
+        f"nothing taken off; {found.runs} runs{quiet}."
     )
 
 

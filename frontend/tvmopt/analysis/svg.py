@@ -35,6 +35,7 @@ details summary { cursor: pointer; } code { font-size: 0.95em; }
 PLOT_STYLE = """
 svg text { fill: currentColor; } svg .grid { stroke: currentColor; stroke-opacity: 0.13; }
 svg .axis { stroke: currentColor; stroke-opacity: 0.6; fill: none; }
+@media (prefers-color-scheme: dark) { svg circle, svg rect, svg polyline { filter: brightness(1.4); } }
 svg .halo { paint-order: stroke; stroke: Canvas; stroke-width: 4px; stroke-linejoin: round; }
 """
 
@@ -126,7 +127,8 @@ class Plot:
         """Words beside a point, readable over lines."""
         a, b = self.at(x, y)
         self.parts.append(
-            f'<text class="halo" x="{a + dx:.1f}" y="{b + dy:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+            f'<text class="halo" x="{a + dx:.1f}" y="{b + dy:.1f}" '
+            f'text-anchor="{anchor}">{escape(words)}</text>'
         )
 
     def render(self) -> str:
@@ -209,7 +211,7 @@ def _share(value: float, low: float, high: float, log: bool) -> float:
 
 
 def standalone(svg: str) -> str:
-    """A plot as a file of its own, with the styles that a page would give it; light or dark as the viewer is."""
+    """A plot as a file of its own, with the styles that a page gives it; light or dark as the viewer is."""
     style = (
         ":root { color-scheme: light dark; font: 12px system-ui, sans-serif; background: Canvas; "
         f"color: CanvasText; }}{PLOT_STYLE}"
@@ -230,7 +232,7 @@ def page(title: str, body: str) -> str:
 def html_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,), wide: int = -1
 ) -> str:
-    """A table; cells are HTML already, the columns in `left` flush left and allowed to wrap, `wide` has prose."""
+    """A table; cells are HTML already, the columns in `left` flush left and free to wrap, `wide` has prose."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
         flush = {i: ' class="l wide"' if i == wide else ' class="l"' for i in left}

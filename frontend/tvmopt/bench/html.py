@@ -131,4 +131,11 @@ def model_roofline(result: BenchResult) -> str:
     plot = roofline_axes(peaks, [(x, y) for x, y, _, _ in points])
     for x, y, i, name in points:
         plot.dot(x, y, COLOURS[i % len(COLOURS)], f"{name}: {y / 1e9:.1f} GFLOP/s at {x:.1f} FLOP/B", 5)
-    return plot.render() + "<p><small>Each dot is a model in an engine; hover for its name.</small></p>"
+    engines = dict.fromkeys((i, name.partition(",")[0]) for _, _, i, name in points)
+    legend = ", ".join(
+        f'<b style="color:{COLOURS[i % len(COLOURS)]}">{escape(label)}</b>' for i, label in engines
+    )
+    return (
+        f"<p>{legend}; each dot is a model in an engine, hover for its name. FLOPs are the model's own.</p>"
+        + plot.render()
+    )

@@ -147,6 +147,6 @@ def _row(kernel: Any) -> tuple[str, ...]:
     k = kernel
     return (
         k.name[:36], k.family, k.source, str(k.calls), f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}",
-        f"{k.gflops:.1f}", f"{k.onnx_gflops:.1f}", f"{k.position.intensity:.1f}", f"{k.position.roof_share:.0%}",
-        k.position.bound,
+        f"{k.gflops:.1f}", f"{k.onnx_gflops:.1f}", f"{k.position.intensity:.1f}",
+        f"{k.position.roof_share:.0%}", k.position.bound,
     )  # fmt: skip
