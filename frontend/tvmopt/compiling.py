@@ -20,6 +20,7 @@ from tvmopt.errors import ArtifactError
 from tvmopt.extensions import extensions
 from tvmopt.linking import export, find_cc, structure_hash, versions, without_timings
 from tvmopt.precision import check as check_precision
+from tvmopt.precision import notes as precision_notes
 from tvmopt.report import DecisionLog, Flow, Report
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import use_threads
@@ -236,7 +237,11 @@ def make_report(
         parameters=parameter_count(imported.model),
         weight_bytes=sum(info.nbytes for info, _ in weights),
         activation_bytes=sum(flow.storages),
-        warnings=(*warnings, *(f"the extension {e} took part" for e in extensions())),
+        warnings=(
+            *warnings,
+            *precision_notes(request.precision, lowered.log),
+            *(f"the extension {e} took part" for e in extensions()),
+        ),
         flow=flow,
     )
 

@@ -20,6 +20,7 @@ from tvmopt import passes as P
 from tvmopt.extensions import extended
 from tvmopt.legalize import legalize
 from tvmopt.legalize.name_values import name_module
+from tvmopt.legalize.winograd import instead_of_bf16
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
 from tvmopt.report import DecisionLog, Kernel
@@ -52,7 +53,9 @@ class Lowered:
     unscheduled: tvm.IRModule | None = None
 
 
-def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32") -> list[Any]:
+def graph_passes(
+    machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False
+) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
         P.FoldConstant(log),  # first: later passes look for constant weights
@@ -83,15 +86,22 @@ def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32") ->
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
-        *precision_passes(log, precision),  # after everything that looks for float32 patterns
+        *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),
     ]
 
 
-def precision_passes(log: DecisionLog, precision: str) -> list[Any]:
+def precision_passes(machine: Machine, log: DecisionLog, precision: str, exact: bool) -> list[Any]:
     """What `--precision` adds; nothing for fp32."""
-    return [] if precision == "fp32" else [P.ConvertPrecision(log, precision)]
+    if precision == "fp32":
+        return []
+
+    def unsupported(name: str, call: Any) -> str | None:
+        winograd = name == "nn.conv2d" and machine.kind == "llvm" and not exact
+        return "Winograd in fp32 is faster" if winograd and instead_of_bf16(call, machine) else None
+
+    return [P.ConvertPrecision(log, precision, unsupported)]
 
 
 def fusion_passes() -> list[Any]:
@@ -145,7 +155,7 @@ def lower(
     seconds: dict[str, float] = {}
     with machine.tvm_target():
         with _timed(seconds, "graph passes"):
-            chosen = [p for p in extended(graph_passes(machine, log, precision), log) if p.info.name not in without]
+            chosen = [p for p in extended(graph_passes(machine, log, precision, exact), log) if p.info.name not in without]
             module = tvm.transform.Sequential(chosen)(module)
         with _timed(seconds, "legalize"):
             module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tvmopt.errors import InputError
+from tvmopt.report import Decision
 from tvmopt.targets import Machine
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-"""fp32: as the model says. bf16, fp16: 16-bit operands for products, convolutions and attention, sums in fp32."""
+"""fp32: as the model says. bf16, fp16: 16-bit operands of products, convolutions, attention; sums in fp32."""
 
 
 def check(precision: str, machine: Machine) -> None:
@@ -25,8 +28,8 @@ def check(precision: str, machine: Machine) -> None:
         return
     if precision == "fp16":
         raise InputError(
-            "fp16 is not available on CPUs: they have no product of fp16 numbers that adds up in fp32, so it would be "
-            "less accurate than bf16 or slower than fp32.",
+            "fp16 is not available on CPUs: they have no product of fp16 numbers that adds up in fp32, so it "
+            "would be less accurate than bf16 or slower than fp32.",
             where=machine.name,
             fix="--precision bf16 (needs avx512_bf16), or fp32",
         )
@@ -36,3 +39,20 @@ def check(precision: str, machine: Machine) -> None:
             where=f"{machine.name} has {', '.join(machine.features) or 'no features listed'}",
             fix="--precision fp32, or a target such as znver5 or sapphirerapids",
         )
+
+
+def notes(precision: str, decisions: Iterable[Decision]) -> tuple[str, ...]:
+    """What was asked for and not done, in one line for the report; nothing where all was done.
+
+    >>> notes("bf16", [Decision("tvmopt.ConvertPrecision", "declined", "dw", "3: a reduction of one term")])
+    ('asked for bf16; in it: 0 operators, in fp32: 1 (a reduction of one term)',)
+    """
+    if precision == "fp32":
+        return ()
+    mine = [d for d in decisions if d.stage == "tvmopt.ConvertPrecision" and d.node != "main"]
+    left = [d.reason.partition(": ")[2] for d in mine if d.verdict == "declined"]
+    done = len(mine) - len(left)
+    if done and not left:
+        return ()
+    why = f" ({'; '.join(sorted(set(left)))})" if left else ""
+    return (f"asked for {precision}; in it: {done} operators, in fp32: {len(left)}{why}",)

@@ -103,7 +103,7 @@ def test_a_convolution_and_the_model_outputs_stay_float32() -> None:
     assert {str(field.dtype) for field in out.fields} == {"float32"}
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------
 
 
 def refused(mod: Any, precision: str = "bf16", unsupported: Any = None) -> list[str]:

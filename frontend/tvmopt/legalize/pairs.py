@@ -42,7 +42,7 @@ Expr = Any
 PAIR, DOT2, DOT2_ADD, ROUND = "tvmopt.pair", "tvmopt.dot2", "tvmopt.dot2_add", "tvmopt.round_bf16"
 _ARITY = {PAIR: 2, DOT2: 2, DOT2_ADD: 3, ROUND: 1}
 _PURE = 1  # TVM's CallEffectKind
-WIDTHS = tuple(range(1, 17))
+WIDTHS = (*range(1, 17), 24, 32, 48, 64)
 """Lanes that the LLVM functions exist for."""
 
 
@@ -199,16 +199,20 @@ def llvm_functions(widths: Sequence[int] = WIDTHS) -> str:
                 f"  %r = call {floats} @{name}({floats} %a, {pairs} %p, {pairs} %q)\n  ret {floats} %r\n}}\n"
             )
             continue
-        splat = (lambda v: str(v)) if n == 1 else (lambda v, n=n: "<" + ", ".join([f"i32 {v}"] * n) + ">")
         body = ""
         for side in "xw":
-            body += f"  %{side}l = shl {words} %{side}, {splat(16)}\n  %{side}h = and {words} %{side}, {splat(-65536)}\n"
+            body += f"  %{side}l = shl {words} %{side}, {_splat(n, 16)}\n"
+            body += f"  %{side}h = and {words} %{side}, {_splat(n, -65536)}\n"
             for half in "lh":
                 body += f"  %{side}{half}f = bitcast {words} %{side}{half} to {floats}\n"
         body += f"  %m = fmul {floats} %xhf, %whf\n  %s = fadd {floats} %a, %m\n"
         body += f"  %n = fmul {floats} %xlf, %wlf\n  %r = fadd {floats} %s, %n\n  ret {floats} %r\n}}\n"
         text.append(head + body)
     return "".join(text)
+
+
+def _splat(lanes: int, value: int) -> str:
+    return str(value) if lanes == 1 else "<" + ", ".join([f"i32 {value}"] * lanes) + ">"
 
 
 def _type(lanes: int, element: str) -> str:

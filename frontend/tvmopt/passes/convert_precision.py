@@ -1,4 +1,4 @@
-"""Compute matrix products, convolutions and attention on 16-bit numbers - for `--precision bf16` and `fp16`."""
+"""Matrix products, convolutions and attention on 16-bit numbers - for `--precision bf16` and `fp16`."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class ConvertPrecision:
     on rows or over windows - softmax, norms, reductions, exp, averages - stays in float32; so do the model's
     inputs and outputs. A value that some heavy operator reads exists in memory only in 16 bits: every other
     reader widens it, and these casts fuse into their readers. Casts move up through operators that only move
-    elements (a transpose, a concatenation, maximum pooling), so that these move half the bytes. A value that no heavy
-    operator reads (the residual stream before a LayerNorm, logits) stays in float32.
+    elements (a transpose, a concatenation, maximum pooling), so that these move half the bytes. A value that
+    no heavy operator reads (the residual stream before a LayerNorm, logits) stays in float32.
 
     Applies when   the operator is one of HEAVY or ATTENTION on float32 tensors of static shapes.
     Declines when  1. an operand is not float32 (float64 is asked for by the model)
@@ -163,7 +163,7 @@ class _Conversion:
         if isinstance(value, relax.TupleGetItem):
             source = value.tuple_value
             return [source] if self.graph.op(source) == "split" else []
-        if op_name(value) not in MOVES:
+        if value is None or op_name(value) not in MOVES:
             return []
         first = value.args[0]
         tensors = list(first.fields) if isinstance(first, relax.Tuple) else [first]

@@ -142,7 +142,7 @@ def test_every_number_of_lanes_has_its_function() -> None:
     assert all(f"@tvmopt_dot2_{n}(" in text and f"@tvmopt_round_{n}(" in text for n in range(1, 17))
 
 
-# -- whole compiles ---------------------------------------------------------------------------------------------
+# -- whole compiles --------------------------------------------------------------------------------
 
 
 def small_cnn(head: Array) -> onnx.ModelProto:
