@@ -5,8 +5,8 @@ says nothing. Here a child process gets a stand-in for the driver library (a stu
 whose functions all fail) on its loader path, so that nvcc is really called and a kernel that it refuses is an
 error now.
 
-The stages are those of `pipeline.py`; kernels that no family in `schedules/cuda` takes get TVM's dlight, and the
-report says so. Fast math is off: TVM turns it on by default.
+The stages are those of `pipeline.py`; kernels that no family in `schedules/cuda` takes get TVM's dlight, and
+the report says so. Fast math is off: TVM turns it on by default.
 """
 
 from __future__ import annotations

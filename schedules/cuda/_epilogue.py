@@ -1,6 +1,7 @@
 """The end of a tensor-core kernel: the fused elementwise chain on a tile of accumulators, 16 bytes a store.
 
-The accumulators lie in shared memory as fp32, row by row; each thread takes runs of neighbours in a row. For a run of
+The accumulators lie in shared memory as fp32, row by row; each thread takes runs of neighbours in a row. For
+a run of
 8 columns with `out[m, n] = relu(half(acc[m, n]) + bias[n] + x[m, n])`::
 
     acc8 = tile[row, col : col+8]                two 16-byte loads
@@ -8,8 +9,8 @@ The accumulators lie in shared memory as fp32, row by row; each thread takes run
     for v in unrolled(8): out8[v] = ...          scalars, in registers
     out[m, n : n+8] = out8                       one
 
-A run never crosses the end of a row: its width divides N. What moves with the column by anything other than 1 is read
-element by element.
+A run never crosses the end of a row: its width divides N. What moves with the column by anything other than 1
+is read element by element.
 """
 
 from __future__ import annotations

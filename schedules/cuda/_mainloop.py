@@ -1,10 +1,12 @@
 """A matrix product on tensor cores as a tile program: what GEMM, batched GEMM and convolution share.
 
-    grid    x: tiles of C, in groups of 8 rows of tiles so that neighbours share operands in L2;  y: batch or parts of K
-    stage   each thread copies its chunks of A and B (16 bytes; 8, 4 or 2 where rows are not aligned) by cp.async,
-            zeros beyond the edges, into a ring of `stages` swizzled tiles
-    step    wait for the oldest stage, one barrier, start the copies of the step `stages - 1` ahead, then for each 32
-            bytes of K: ldmatrix fragments, mma.m16n8k16 (fp16, bf16) or m16n8k8 (tf32), fp32 accumulators
+    grid    x: tiles of C, in groups of 8 rows of tiles so that neighbours share operands in L2;  y: batch or
+            parts of K
+    stage   each thread copies its chunks of A and B (16 bytes; 8, 4 or 2 where rows are not aligned) by
+            cp.async, zeros beyond the edges, into a ring of `stages` swizzled tiles
+    step    wait for the oldest stage, one barrier, start the copies of the step `stages - 1` ahead, then for
+            each 32 bytes of K: ldmatrix fragments, mma.m16n8k16 (fp16, bf16) or m16n8k8 (tf32), fp32
+            accumulators
     end     accumulators to shared memory (the operands are done with), then _epilogue.py
 
 One barrier a step is enough: a stage is overwritten only after the barrier behind the step that read it.
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Protocol
 
 from tvm import tirx
@@ -36,7 +37,8 @@ class Operand(Protocol):
     """Elements of one copy: a power of two that divides what lies together in memory."""
 
     def at(self, row: Expr, k: Expr, batch: Expr) -> tuple[Expr, Expr | None]:
-        """Address of the chunk at (row, k), k a multiple of `chunk`, and whether it is inside (None: always)."""
+        """Address of the chunk at (row, k), k a multiple of `chunk`, and whether it is inside (None:
+        always)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Rows:
 
     Attributes:
         buffer: may have any shape; it is read in row-major order.
-        pitch: elements between rows; rows, k: its extents; step: elements between matrices of the batch (0: one).
+        pitch: elements between rows; rows, k: its extents; step: elements between matrices of the batch (0:
+        one).
         padded: row and k indices run up to these.
     """
 
@@ -253,7 +256,7 @@ class Program:
     def _axes(self, m: Expr, n: Expr) -> list[Expr]:
         """The epilogue block's axes: the batch or part, the row taken apart, the column."""
         extents = [int(iv.dom.extent) for iv in self.epilogue.block.iter_vars]
-        batched = self.p.batch * self.p.parts > 1 or len(extents) > 1 and prod(extents[:-1]) != self.p.m
+        batched = self.p.batch * self.p.parts > 1
         rest = rows_of(extents[1:-1] if batched else extents[:-1], m)
         return [*([self.kernel.block[1]] if batched else []), *rest, n]
 

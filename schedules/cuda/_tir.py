@@ -1,9 +1,9 @@
 """Writing a GPU kernel as TIR - for the tensor-core families.
 
-TVM's schedule primitives end where these kernels begin: fragments in registers, `ldmatrix` addresses and cp.async
-groups have no primitive, and the tensor intrinsics that TVM ships take 20 s to import. A family therefore writes the
-tile program itself, with index arithmetic in TIR (which TVM simplifies) and one function of `_device.cuh` for what a
-warp does, and puts it in the place of the root block (:func:`install`).
+TVM's schedule primitives end where these kernels begin: fragments in registers, `ldmatrix` addresses and
+cp.async groups have no primitive, and the tensor intrinsics that TVM ships take 20 s to import. A family
+therefore writes the tile program itself, with index arithmetic in TIR (which TVM simplifies) and one function
+of `_device.cuh` for what a warp does, and puts it in the place of the root block (:func:`install`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def call(name: str, *args: Any) -> Any:
 
 
 def include(buffers: Sequence[Any]) -> Any:
-    """The statement that brings `_device.cuh` into the kernel's source. It names the kernel's buffers, because TVM
-    shrinks a buffer to the elements it sees used, and does not see through pointers."""
+    """The statement that brings `_device.cuh` into the kernel's source. It names the kernel's buffers,
+    because TVM shrinks a buffer to the elements it sees used, and does not see through pointers."""
     return tirx.Evaluate(cuda_func_call("tvmopt::include", *(b.data for b in buffers), source_code=source()))
 
 
@@ -95,7 +95,8 @@ def both(*conditions: Expr | None) -> Expr | None:
 
 
 def below(value: Expr, limit: int, multiple: int, extent: int) -> Expr | None:
-    """`value < limit` or None, where value comes in runs of `multiple` up to `extent`: whether the test can fail."""
+    """`value < limit` or None, where value comes in runs of `multiple` up to `extent`: whether the test can
+    fail."""
     return None if extent <= limit and multiple >= 1 else value < int_(limit)
 
 

@@ -1,12 +1,15 @@
 """Flash attention on tensor cores: the scores never leave the registers.
 
-    block    bm queries of one head, 16 a warp; keys and values pass in tiles of bn, copied a tile ahead (cp.async)
-    step     s = Q K^T (mma), scale, mask, bias; the row's running top and total (online softmax, in base 2, quads of
-             lanes share a row: two shuffles); s, rounded to 16 bits, *is* the A fragment of o += P V
+    block    bm queries of one head, 16 a warp; keys and values pass in tiles of bn, copied a tile ahead
+             (cp.async)
+    step     s = Q K^T (mma), scale, mask, bias; the row's running top and total (online softmax, in base 2,
+             quads of lanes share a row: two shuffles); s, rounded to 16 bits, *is* the A fragment of o += P V
     causal   a block stops at the last key its last query sees: half the work
-    shared   (bm + 4*bn) * row bytes: Q, two tiles of K and V each; row: 64 bytes, or the head's in multiples of 128
+    shared   (bm + 4*bn) * row bytes: Q, two tiles of K and V each; row: 64 bytes, or the head's in multiples
+             of 128
     regs     s: bn/2, o: depth/2, q: depth/4 (reread from shared memory above a depth of 128), softmax 4
-                                                                bn 64, depth 64: 32 + 32 + 16; depth 128: 32 + 64 + 32
+                                                                bn 64, depth 64: 32 + 32 + 16; depth 128: 32 +
+                                                                64 + 32
     heads    of any depth up to 256, zeros up to a multiple of 16; fewer key heads than query heads (GQA)
     floor    4*B*N*Sq*Sk*H FLOPs at the tensor cores' rate
 Measured     not yet on a GPU: numbers are checked in the emulator, registers and spills by ptxas (tests/cuda)
@@ -73,7 +76,8 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     q, k, v = ([int(d) for d in b.shape] for b in func.params[:3])
     bias = tuple(int(d) for d in func.params[3].shape) if int(notes["tvmopt.bias"]) else ()
     return Shape(
-        q[0], q[2], k[2], q[1], k[1], q[3], v[3], str(func.params[0].dtype), float(notes["tvmopt.scale"].value),
+        q[0], q[2], k[2], q[1], k[1], q[3], v[3], str(func.params[0].dtype),
+        float(notes["tvmopt.scale"].value),
         bool(int(notes["tvmopt.causal"])), int(notes["tvmopt.offset"]), bias, machine.cores,
     )  # fmt: skip
 
@@ -175,7 +179,8 @@ class _Program:
     def _copy(
         self, buffer: Any, row0: Expr, rows: int, limit: int, heads: int, head: Expr, depth: int, base: Expr
     ) -> Any:
-        """`rows` positions of one head to shared memory, zeros beyond `limit` and up to a multiple of 16 in depth."""
+        """`rows` positions of one head to shared memory, zeros beyond `limit` and up to a multiple of 16 in
+        depth."""
         chunk, row = gcd(depth, 8), self.s.row
         chunks = T.up(depth, 16) // chunk
         count = rows * chunks

@@ -1,14 +1,15 @@
-"""Tiles of a matrix product on tensor cores: candidates, what they cost, the best one, and how often to split K.
+"""Tiles of a matrix product on tensor cores: candidates, what they cost, the best one, how often to split K.
 
-A block of warps computes bm x bn of C in steps of bk; a step's operands come from L2 by cp.async, `stages` steps
-ahead. Per block, in cycles of one SM (the terms overlap, so the longest counts):
+A block of warps computes bm x bn of C in steps of bk; a step's operands come from L2 by cp.async, `stages`
+steps ahead. Per block, in cycles of one SM (the terms overlap, so the longest counts):
 
     tensor   bm*bn*bk / rate                    rate: multiply-adds a cycle and SM of `mma`
     L2       (bm + bn)*bk*bytes / l2_rate       l2_rate: bytes a cycle and SM, all SMs reading
-    latency  L2_LATENCY / (stages - 1)          a block waits for its own copies; blocks on an SM hide each other's
+    latency  L2_LATENCY / (stages - 1)          a block waits for its own copies; blocks on an SM overlap
 
     blocks  = ceil(m/bm) * ceil(n/bn) * batch * splits;   waves = ceil(blocks / SMs)
-    time    = the longer of waves * steps * max(tensor, L2) and rounds * steps * latency, a tenth of the shorter, edges
+    time    = the longer of waves * steps * max(tensor, L2) and rounds * steps * latency, a tenth of the
+            shorter, edges
 
 For the legalizers, which split K, and for the families of `schedules/cuda`.
 """
@@ -28,8 +29,8 @@ SPLIT = 3000  # cycles of the second kernel that adds the parts up, beside its t
 L2_SHARE = 0.7  # of the L2 rate that a kernel sees
 
 _TENSOR = {"sm_70": 512, "sm_75": 512, "sm_80": 1024, "sm_86": 512, "sm_87": 1024, "sm_89": 512}
-"""fp16 multiply-adds a cycle and SM: NVIDIA's architecture whitepapers. Newer ones: 1024, the half of their peak
-that `mma.sync` can use (wgmma and tcgen05 reach the rest)."""
+"""fp16 multiply-adds a cycle and SM: NVIDIA's architecture whitepapers. Newer ones: 1024, the half of their
+peak that `mma.sync` can use (wgmma and tcgen05 reach the rest)."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Tile:
 
     @property
     def stride(self) -> int:
-        """Floats between rows of the epilogue's tile: eight beyond a multiple of 32, so that neighbours in a column
-        lie in different banks."""
+        """Floats between rows of the epilogue's tile: eight beyond a multiple of 32, so that neighbours in a
+        column lie in different banks."""
         return self.bn + 8
 
     @property
@@ -105,7 +106,8 @@ class Tile:
     def resident(self, machine: Machine) -> int:
         """Blocks on an SM at once.
 
-        >>> h = Machine.load("nvidia-h100"); Tile(128, 128, 32, 4).resident(h), Tile(64, 64, 64, 3).resident(h)
+        >>> h = Machine.load("nvidia-h100")
+        >>> Tile(128, 128, 32, 4).resident(h), Tile(64, 64, 64, 3).resident(h)
         (2, 4)
         """
         by_shared = machine.l1d // (self.shared + 1024)
@@ -116,15 +118,16 @@ class Tile:
 def tensor_rate(machine: Machine, dtype: str) -> float:
     """Multiply-adds a cycle and SM. Fp32 operands run as three tf32 products at half the rate.
 
-    >>> tensor_rate(Machine.load("nvidia-a100"), "float16"), tensor_rate(Machine.load("nvidia-a100"), "float32")
+    >>> a = Machine.load("nvidia-a100")
+    >>> tensor_rate(a, "float16"), tensor_rate(a, "float32")
     (1024, 170.66666666666666)
     """
     rate = _TENSOR.get(machine.mcpu, 1024)
     return rate / 6 if dtype == "float32" else rate
 
 
-SIZES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (64, 32), (32, 64), (32, 32),
-         (16, 128), (16, 64), (128, 32))  # fmt: skip
+SIZES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (64, 32), (32, 64),
+         (32, 32), (16, 128), (16, 64), (128, 32))  # fmt: skip
 
 
 def tiles(machine: Machine, dtype: str) -> list[Tile]:

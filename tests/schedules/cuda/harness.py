@@ -19,7 +19,8 @@ from tvmopt.scheduling.apply import Scheduled, apply_families
 
 Build = Callable[..., relax.Expr]
 TOLERANCE = {"float16": 8e-3, "bfloat16": 6e-2, "float32": 1e-5}
-"""Largest difference from float64 for results of about 1 to 5: some eps of the type; fp32 runs as three tf32 products."""
+"""Largest difference from float64 for results of about 1 to 5: some eps of the type; fp32 runs as three tf32
+products."""
 
 
 def array(shape: tuple[int, ...], dtype: str, scale: float = 1.0, seed: int = 0) -> np.ndarray:
@@ -34,7 +35,8 @@ def scheduled(
     machine: str = "nvidia-h100",
     knobs: Mapping[str, int] | None = None,
 ) -> tuple[Any, dict[str, Scheduled], Machine]:
-    """The scheduled module of `build(bb, *vars)`; `knobs` replace a family's own where they have the same names."""
+    """The scheduled module of `build(bb, *vars)`; `knobs` replace a family's own where they have the same
+    names."""
     target = Machine.load(machine)
     bb = relax.BlockBuilder()
     params = [relax.Var(f"x{i}", relax.TensorType(x.shape, str(x.dtype))) for i, x in enumerate(inputs)]

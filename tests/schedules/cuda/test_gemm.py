@@ -38,8 +38,8 @@ def test_edges(m: int, n: int, k: int, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("bm", "bn", "bk", "stages"),
-    [(128, 256, 32, 3), (256, 128, 64, 2), (128, 128, 32, 4), (64, 128, 64, 3), (128, 64, 32, 2), (32, 128, 64, 4),
-     (16, 64, 32, 6), (16, 128, 64, 3), (64, 32, 64, 5)],
+    [(128, 256, 32, 3), (256, 128, 64, 2), (128, 128, 32, 4), (64, 128, 64, 3), (128, 64, 32, 2),
+     (32, 128, 64, 4),      (16, 64, 32, 6), (16, 128, 64, 3), (64, 32, 64, 5)],
 )  # fmt: skip
 def test_every_tile(bm: int, bn: int, bk: int, stages: int) -> None:
     knobs = {"bm": bm, "bn": bn, "bk": bk, "stages": stages}
@@ -82,7 +82,8 @@ def test_two_activations(left: int, right: int, m: int, n: int, k: int, dtype: s
 
 
 def test_an_epilogue_that_moves_columns_apart() -> None:
-    """Heads split off behind the product: 16 bytes a store where a run stays in a head, single elements else."""
+    """Heads split off behind the product: 16 bytes a store where a run stays in a head, single elements
+    else."""
     for head in (16, 6):
         x, w = array((20, 32), "float16"), array((32, 48), "float16", 0.2, 1)
 

@@ -1,11 +1,11 @@
 """Matrix products as TE for tensor cores - for the CUDA gemm and gemv families.
 
-    gemm[..., m, n] = sum_k float(X[..., m, k]) * float(W[n, k])      constant weights: [N, K], K padded to 8 elements
+    gemm[..., m, n] = sum_k float(X[..., m, k]) * float(W[n, k])      constant weights: [N, K]
     gemm[b, m, n]   = sum_k float(A[b, m, k]) * float(B[b, k, n])     two activations, as they lie
-    out[..., m, n]  = cast(gemm[..., m, n])                           the epilogue's entry: FuseOps appends to it
+    out[..., m, n]  = cast(gemm[..., m, n])                           the epilogue's entry
 
-Where M*N is too small for all SMs, K is cut in parts (:func:`tvmopt.scheduling.cuda_tile.plan`): the product is then a
-batch of partial sums in fp32, and a second kernel adds them, with the epilogue.
+Where M*N is too small for all SMs, K is cut in parts (:func:`tvmopt.scheduling.cuda_tile.plan`): the product
+is then a batch of partial sums in fp32, and a second kernel adds them, with the epilogue.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def unpack(acc: te.Tensor, out: str) -> te.Tensor:
 
 def add_parts(bb: relax.BlockBuilder, parts: relax.Expr, shape: tuple[int, ...], out: str) -> relax.Expr:
     """Sum of partial sums [parts, m, n] as [*shape], the entry of the epilogue."""
-    count, m, n = (int(d) for d in parts.ty.shape.values)
+    count, *_ = (int(d) for d in parts.ty.shape.values)
 
     def compute(data: te.Tensor) -> te.Tensor:
         p = te.reduce_axis((0, count), name="p")
