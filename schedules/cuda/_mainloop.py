@@ -74,6 +74,7 @@ class Product:
 
     Attributes:
         part: length of one part of K; several parts make the batch index the part's number.
+        groups: the batch's results lie side by side, as columns.
     """
 
     m: int
@@ -83,6 +84,7 @@ class Product:
     dtype: str
     part: int
     parts: int = 1
+    groups: bool = False
 
 
 class Program:
@@ -256,6 +258,8 @@ class Program:
     def _axes(self, m: Expr, n: Expr) -> list[Expr]:
         """The epilogue block's axes: the batch or part, the row taken apart, the column."""
         extents = [int(iv.dom.extent) for iv in self.epilogue.block.iter_vars]
+        if self.p.groups:
+            return [*rows_of(extents[:-1], m), self.kernel.block[1] * self.p.n + n]
         batched = self.p.batch * self.p.parts > 1
         rest = rows_of(extents[1:-1] if batched else extents[:-1], m)
         return [*([self.kernel.block[1]] if batched else []), *rest, n]

@@ -8,6 +8,7 @@ copies     a chunk of 16 bytes is 8 channels of one tap (8 bytes where channels 
            address and whether it is inside the image are computed a step, from m's and k's parts, by constant
            divisions; where bk divides the channels, the tap is the same for the whole step
 borders    cp.async writes zeros for what lies outside; no padded copy of the image exists
+groups     a group is an entry of the batch: it reads its channels and writes its columns
 the rest   gemm.py's: tile, stages, swizzle, split K, epilogue
 """
 
@@ -36,7 +37,7 @@ class Window:
 
     Attributes:
         sizes: height, width, channels, out_h, out_w, kh, kw, stride y and x, dilation y and x, top, left.
-        rows, k: its extents; padded: what its indices run up to.
+        rows, k: its extents; padded: what its indices run up to; groups: the batch is a group of channels.
     """
 
     buffer: Any
@@ -45,11 +46,15 @@ class Window:
     k: int
     chunk: int
     padded: tuple[int, int]
+    groups: int = 1
 
     def at(self, row: Expr, k: Expr, batch: Expr) -> tuple[Expr, Expr | None]:
         height, width, channels, out_h, out_w, kh, kw, sy, sx, dy, dx, top, left = self.sizes
         image, oy, ox = row // (out_h * out_w), row // out_w % out_h, row % out_w
-        ky, kx, c = k // (channels * kw), k // channels % kw, k % channels
+        each = channels // self.groups
+        ky, kx, c = k // (each * kw), k // each % kw, k % each
+        if self.groups > 1:
+            c = batch * each + c
         y, x = oy * sy + ky * dy - top, ox * sx + kx * dx - left
         inside = T.both(
             T.below(row, self.rows, 1, self.padded[0]),
@@ -64,7 +69,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Shape:
-    """The product, and the window its A is read through (see Window.sizes)."""
+    """The product (of one group), and the window its A is read through (see Window.sizes)."""
 
     m: int
     n: int
@@ -74,6 +79,7 @@ class Shape:
     dtype: str
     pitch: int
     window: tuple[int, ...]
+    groups: int
 
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
@@ -84,17 +90,17 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     marks = block.annotations
     window = tuple(int(v) for v in marks["tvmopt.window"])
     parts, k = int(marks["tvmopt.parts"]), int(marks["tvmopt.k"])
-    dims = extents(block)
+    dims, groups = extents(block), int(marks["tvmopt.pieces"])
     if parts > 1:
         _, m, n, part = dims
     else:
-        m, n, part = dims[0] * dims[1] * dims[2], dims[3], k
-    return Shape(m, n, k, parts, part, str(operands(block)[0].dtype), int(marks["tvmopt.pitch"]), window)
+        m, n, part = dims[0] * dims[1] * dims[2], dims[3] // groups, k
+    return Shape(m, n, k, parts, part, str(operands(block)[0].dtype), int(marks["tvmopt.pitch"]), window, groups)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
     """As for a GEMM."""
-    return tile_space(shape.m, shape.n, shape.part, shape.parts, shape.dtype, machine)
+    return tile_space(shape.m, shape.n, shape.part, shape.parts * shape.groups, shape.dtype, machine)
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
@@ -107,10 +113,14 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     deep = T.up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
     most = 16 // tile.itemsize
     a = Window(
-        image, shape.window, shape.m, shape.k, gcd(shape.window[2], most), (T.up(shape.m, tile.bm), deep)
-    )
+        image, shape.window, shape.m, shape.k, gcd(shape.window[2] // shape.groups, most),
+        (T.up(shape.m, tile.bm), deep), shape.groups,
+    )  # fmt: skip
     b = Rows(
-        weight, shape.n, shape.pitch, shape.pitch, gcd(shape.pitch, most), (T.up(shape.n, tile.bn), deep)
+        weight, shape.n, shape.pitch, shape.pitch, gcd(shape.pitch, most), (T.up(shape.n, tile.bn), deep),
+        shape.n * shape.pitch if shape.groups > 1 else 0,
     )
-    product = Product(shape.m, shape.n, shape.k, 1, shape.dtype, shape.part, shape.parts)
+    product = Product(
+        shape.m, shape.n, shape.k, shape.groups, shape.dtype, shape.part, shape.parts, groups=shape.groups > 1
+    )
     Program(product, tile, a, b, Epilogue(out, block.body.buffer, shape.n)).install(sch)

@@ -61,3 +61,31 @@ def test_convolution(
     ours = [f for f in families(how) if f in ("conv2d", "gemm", "split_sum")]
     assert ours == [f for f in expected if f != "pad"]
     assert len(how) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("groups", "c", "o", "kernel", "dtype"),
+    [(4, 32, 48, 1, "float16"), (3, 27, 15, 3, "float16"), (2, 12, 6, 3, "float32"), (4, 136, 24, 1, "bfloat16")],
+)
+def test_groups(groups: int, c: int, o: int, kernel: int, dtype: str) -> None:
+    pad = kernel // 2
+    x = array((2, 7, 9, c), dtype)
+    k = array((o, kernel, kernel, c // groups), dtype, (kernel * kernel * c // groups) ** -0.5, 1)
+    wanted = np.concatenate(
+        [
+            reference(part, weight, 1, pad, 1)
+            for part, weight in zip(np.split(x, groups, 3), np.split(k, groups, 0), strict=True)
+        ],
+        axis=3,
+    )
+
+    def build(bb: relax.BlockBuilder, x0: relax.Expr) -> relax.Expr:
+        z = relax.op.nn.conv2d(
+            x0, relax.const(k, dtype), padding=(pad,) * 4, groups=groups, data_layout="NHWC",
+            kernel_layout="OHWI", out_layout="NHWC", out_dtype="float32",
+        )  # fmt: skip
+        return relax.op.astype(bb.emit(relax.op.nn.relu(bb.emit(z))), dtype)
+
+    out, how = run(build, [x])
+    close(out, np.maximum(wanted, 0))
+    assert families(how) == ["conv2d"]

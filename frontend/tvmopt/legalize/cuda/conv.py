@@ -22,28 +22,31 @@ from tvmopt.targets import Machine
 
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
-    """`R.nn.conv2d` in NHWC/OHWI, one group, constant weights; anything else is not for tensor cores."""
+    """`R.nn.conv2d` in NHWC/OHWI with constant weights; depthwise is not for tensor cores."""
     attrs = call.attrs
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
         return None
     x, w = call.args
     xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
-    if xs is None or ws is None or value is None or 0 in xs + ws or int(attrs.groups) != 1:
+    if xs is None or ws is None or value is None or 0 in xs + ws:
         return None
+    groups = int(attrs.groups)
+    if groups > 1 and ws[3] == 1:
+        return None  # depthwise: no product of matrices
     dtype, out = str(x.ty.dtype), str(call.ty.dtype)
     if dtype not in FLOATS or dtype != str(w.ty.dtype) or out not in FLOATS:
         return None
     strides, dilation = [int(v) for v in attrs.strides], [int(v) for v in attrs.dilation]
     top, left, bottom, right = (int(v) for v in attrs.padding)
-    if ws[1:3] == (1, 1) and not any((top, left, bottom, right)) and strides == [1, 1]:
+    if groups == 1 and ws[1:3] == (1, 1) and not any((top, left, bottom, right)) and strides == [1, 1]:
         return rows_times_constant(bb, x, value.reshape(ws[0], ws[3]), xs[:3], out, machine)
-    channels = padded_channels(xs[3])
+    channels = padded_channels(xs[3]) if groups == 1 else xs[3]
     if channels != xs[3]:
         x = bb.emit(relax.op.nn.pad(x, [0, 0, 0, 0, 0, 0, 0, channels - xs[3]]))
         value = np.pad(value, ((0, 0), (0, 0), (0, 0), (0, channels - xs[3])))
     _, out_h, out_w, _ = (int(v) for v in call.ty.shape.values)
     window = (*xs[1:3], channels, out_h, out_w, *ws[1:3], *strides, *dilation, top, left)
-    return _implicit_gemm(bb, x, value, xs[0], window, out, machine)
+    return _implicit_gemm(bb, x, value, xs[0], window, groups, out, machine)
 
 
 def padded_channels(channels: int) -> int:
@@ -64,12 +67,14 @@ def _implicit_gemm(
     value: np.ndarray,
     batch: int,
     window: tuple[int, ...],
+    groups: int,
     out: str,
     machine: Machine,
 ) -> relax.Expr:
     height, width, channels, out_h, out_w, kh, kw, sy, sx, dy, dx, top, left = window
     filters = value.shape[0]
-    k, m, dtype = kh * kw * channels, batch * out_h * out_w, str(x.ty.dtype)
+    each = channels // groups
+    k, m, dtype = kh * kw * each, batch * out_h * out_w, str(x.ty.dtype)
     pitch = -(-k // 8) * 8
     packed = np.zeros((filters, pitch), value.dtype)
     packed[:, :k] = value.reshape(filters, k)
@@ -81,12 +86,13 @@ def _implicit_gemm(
     ) -> Any:
         (n, oy, ox), (ky, kx, c) = place, tap
         y, x_ = oy * sy - top + ky * dy, ox * sx - left + kx * dx
+        first = 0 if groups == 1 else o // (filters // groups) * each
         inside = te.all(y >= 0, y < height, x_ >= 0, x_ < width)
-        return te.if_then_else(inside, _f32(a(n, y, x_, c)) * _f32(b(o, (ky * kw + kx) * channels + c)), zero)
+        return te.if_then_else(inside, _f32(a(n, y, x_, first + c)) * _f32(b(o, (ky * kw + kx) * each + c)), zero)
 
-    marks = {**notes("conv2d", k, pitch=pitch), "tvmopt.window": list(window)}
+    marks = {**notes("conv2d", k, pitch=pitch), "tvmopt.window": list(window), "tvmopt.pieces": groups}
     _, parts = plan(m, filters, k, 1, dtype, machine)
-    if parts > 1:
+    if parts > 1 and groups == 1:
         part = split_length(k, parts)
         parts = -(-k // part)
         marks["tvmopt.parts"] = parts
@@ -107,7 +113,7 @@ def _implicit_gemm(
         return add_parts(bb, sums, (batch, out_h, out_w, filters), out)
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-        taps = tuple(te.reduce_axis((0, e), name=s) for e, s in ((kh, "ky"), (kw, "kx"), (channels, "c")))
+        taps = tuple(te.reduce_axis((0, e), name=s) for e, s in ((kh, "ky"), (kw, "kx"), (each, "c")))
         acc = te.compute(
             (batch, out_h, out_w, filters),
             lambda n, y, x_, o: te.sum(term(a, b, (n, y, x_), o, taps), axis=list(taps)),
@@ -120,4 +126,3 @@ def _implicit_gemm(
 
 
 LEGALIZERS = {"relax.nn.conv2d": conv2d}
-"""Convolutions of several groups, and transposed ones, are other families'."""
