@@ -144,6 +144,7 @@ def test_on_a_busy_machine_the_quickest_counts_and_is_marked():
     )
     found = module._summarise(_model([]), PEAKS, recording, 0)
     assert (found.latency_s, found.accounted_s, found.disturbed) == (1e-3, 9e-4, True)
+    assert found.covered == pytest.approx((9e-4 / 4e-3 + 5e-3 / 2e-3) / 2)  # within each run
 
 
 def test_both_instruments_see_the_same_calls(artifact):

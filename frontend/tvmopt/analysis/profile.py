@@ -100,6 +100,8 @@ class Profile:
             the kernels' own workspaces. None where it cannot be told: a model that may have run before, a
             GPU, or no Linux.
         memory: bytes of activations alive in each step; None of an artifact that does not know its graph.
+        covered: share of an instrumented run that its kernels take, the median of all runs: a check that holds
+            on a busy machine too, because both sides of it were disturbed alike.
         flow: the graph of steps, for plots.
     """
 
@@ -118,6 +120,7 @@ class Profile:
     peaks: Peaks
     measured_bytes: int | None = None
     memory: Memory | None = None
+    covered: float = 0.0
     flow: Flow = field(default_factory=Flow, repr=False)
 
     @property
@@ -228,6 +231,7 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
         resident_bytes=resident,
         peaks=peaks,
         memory=memory(flow) if flow.steps else None,
+        covered=float(np.median([t.sum() / all_ for t, all_ in zip(found.times, found.total, strict=True)])),
         flow=flow,
     )
 

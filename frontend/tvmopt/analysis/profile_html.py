@@ -84,7 +84,7 @@ def _summary(found: Profile) -> str:
     quiet = ", the quickest: the machine was never quiet" if found.disturbed else ", undisturbed"
     rate = found.onnx_flops / found.latency_s / 1e9
     added = (
-        "the kernels' times need not add up to the latency"
+        f"no run was quiet, the kernels are {found.covered:.1%} of a run with the instrument"
         if found.disturbed
         else f"the kernels account for {found.accounted_s / found.latency_s:.1%}"
     )

@@ -86,7 +86,7 @@ HEADER = (
 def added_up(found: Any) -> str:
     """Whether the kernels' times add up to the latency."""
     if found.disturbed:
-        return "no run was quiet, so kernels' times need not add up to it"
+        return f"no run was quiet, kernels are {found.covered:.1%} of a run with the instrument"
     return f"kernels account for {found.accounted_s / found.latency_s:.1%}"
 
 
