@@ -100,7 +100,7 @@ class Profile:
             the kernels' own workspaces. None where it cannot be told: a model that may have run before, a
             GPU, or no Linux.
         memory: bytes of activations alive in each step; None of an artifact that does not know its graph.
-        covered: share of an instrumented run that its kernels take, the median of all runs: a check that holds
+        covered: share of an instrumented run that its kernels take, median of all runs: a check that holds
             on a busy machine too, because both sides of it were disturbed alike.
         flow: the graph of steps, for plots.
     """
