@@ -1,0 +1,107 @@
+"""Threads, vectors and blocks shared by the GPU families that use no tensor cores.
+
+    vector     16 bytes a thread and access, the widest a thread moves at once; no wider than divides the contiguous
+               run of every access, and narrower where the work would not fill the GPU
+    threads    256 a block (8 warps: 8 blocks fill a multiprocessor's 2048 threads); fewer where blocks would be
+               fewer than multiprocessors
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvmopt.schedules.cpu._facts import BlockFacts, block_of, contiguous_suffix, facts, itemsize, step
+from tvmopt.targets import Machine
+
+LINE = 16
+"""Bytes that one thread loads or stores at most with one instruction."""
+
+
+def here(sch: Any, block: Any) -> BlockFacts | None:
+    """The facts of one block as it stands in a schedule now."""
+    from tvm_ffi import get_global_func
+
+    realize = get_global_func("s_tir.schedule.GetSBlockRealize")(sch, block)
+    return block_of(realize, tuple(sch.get(loop) for loop in sch.get_loops(block)))
+
+
+def vector_width(block: BlockFacts) -> int:
+    """Elements of the widest access that no contiguous run of the block cuts: a power of two, at most 16 bytes."""
+    accesses = [*block.loads, *([block.store] if block.store else [])]
+    if not accesses or not block.extents:
+        return 1
+    first = contiguous_suffix(block)
+    if first >= len(block.extents):
+        return 1
+    run = math.prod(block.extents[first:])
+    width = LINE // max(itemsize(a.buffer) for a in accesses)
+    return math.gcd(run, max(1, width))
+
+
+def fill(elements: int, width: int, machine: Machine) -> tuple[int, int]:
+    """(vector, threads): the widest vector, then the largest block, with a block for every multiprocessor.
+
+    >>> h100 = Machine.load("nvidia-h100")
+    >>> fill(1 << 24, 8, h100), fill(100_000, 8, h100), fill(20_000, 8, h100), fill(100, 4, h100)
+    ((8, 256), (4, 128), (2, 64), (1, 32))
+    """
+    while width > 1 and elements // (width * 128) < machine.cores:
+        width //= 2
+        if elements // (width * 64) >= machine.cores:
+            break
+    threads = 256
+    while threads > 32 and elements // (width * threads) < machine.cores:
+        threads //= 2
+    return width, threads
+
+
+def inline_all(sch: Any) -> list[Any]:
+    """Inline every spatial block that is no output into its readers; returns the blocks that remain."""
+    import tvm
+
+    root = sch.get_sblock("root")
+    outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(root)}
+    known = {b.name: b for b in facts(sch.mod["main"]) or ()}
+    for block in sch.get_child_blocks(root):
+        name = sch.get(block).name_hint
+        mine = known.get(name)
+        if name in outputs or mine is None or not mine.spatial or mine.kernel or mine.store is None:
+            continue
+        try:
+            sch.compute_inline(block)
+        except tvm.s_tir.ScheduleError:
+            continue  # it stays a stage of its own: slower, not wrong
+    return list(sch.get_child_blocks(root))
+
+
+def one_pass(sch: Any, block: Any, vector: int, threads: int) -> None:
+    """`blockIdx x threadIdx x vector` over all iterations of a spatial block."""
+    flat = fused(sch, sch.get_loops(block)) if sch.get_loops(block) else sch.add_unit_loop(block)
+    outer, lanes = sch.split(flat, [None, vector])
+    grid, thread = sch.split(outer, [None, threads])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    if vector > 1:
+        sch.vectorize(lanes)
+
+
+def fused(sch: Any, loops: list[Any]) -> Any:
+    """One loop over all of `loops`."""
+    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def along(block: BlockFacts, access: Any, axis: int) -> int | None:
+    """By how many elements an access moves when one axis advances (see `step`)."""
+    order = [j for j in range(len(block.extents)) if j != axis] + [axis]
+    variables, extents = [block.variables[j] for j in order], [block.extents[j] for j in order]
+    return step(access, variables, extents, len(extents) - 1)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n.
+
+    >>> power_of_two(1), power_of_two(33), power_of_two(64)
+    (1, 64, 64)
+    """
+    return 1 << max(0, n - 1).bit_length()

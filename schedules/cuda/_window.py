@@ -1,0 +1,125 @@
+"""A sliding window over NHWC on a GPU - what depthwise convolution and pooling share.
+
+    threads    one a vector of channels and output pixel; a warp's lanes are neighbouring channels, then neighbouring
+               pixels: loads of a tap are contiguous, and the taps that neighbouring pixels share come from L1
+    registers  `vector` accumulators a thread; taps unrolled
+    padding    no buffer: a tap outside is a predicate, the same for a whole vector
+    floor      bytes of inputs and outputs once / bandwidth
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tvmopt.schedules.cpu._facts import BlockFacts, facts, itemsize
+from tvmopt.schedules.cuda._threads import LINE, along, fill, fused, inline_all
+from tvmopt.targets import Machine
+
+from tvmopt.scheduling.family import Knobs, Space
+
+TAPS = 225
+"""The largest window that is unrolled: 15 x 15."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """elements: outputs; taps: of the window; width: of the widest vector; vector, threads: the analytic point."""
+
+    elements: int
+    taps: int
+    width: int
+    vector: int
+    threads: int
+
+
+def recognise(func: Any, machine: Machine, tensors: int) -> Shape | None:
+    """One reduction over a small window whose last spatial axis is contiguous, reading `tensors` tensors."""
+    blocks = facts(func)
+    if blocks is None or any(b.kernel or b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
+        return None
+    windows = [b for b in blocks if "R" in b.kinds]
+    if len(windows) != 1:
+        return None
+    main = windows[0]
+    inputs = [a for a in main.loads if main.store is not None and not a.buffer.same_as(main.store.buffer)]
+    spatial = [k for k, kind in enumerate(main.kinds) if kind == "S"]
+    taps = math.prod(e for e, kind in zip(main.extents, main.kinds, strict=True) if kind == "R")
+    if len(inputs) != tensors or not spatial or not 1 < taps <= TAPS or main.kinds != "S" * len(spatial) + "R" * (
+        len(main.kinds) - len(spatial)
+    ):
+        return None
+    outputs = math.prod(main.extents[k] for k in spatial)
+    if blocks[-1] is not main and blocks[-1].elements != outputs:
+        return None
+    channel = spatial[-1]
+    if any(along(main, a, channel) not in (0, 1) for a in [*inputs[:1], main.store]):
+        return None
+    if not _is_window(main, inputs[0], taps) or (tensors == 1 and outputs < 64 * machine.cores):
+        return None
+    width = LINE // max(itemsize(a.buffer) for a in (*inputs, main.store) if a is not None)
+    width = math.gcd(main.extents[channel], width)
+    return Shape(outputs, taps, width, *fill(outputs, width, machine))
+
+
+def _is_window(main: BlockFacts, source: Any, taps: int) -> bool:
+    """Whether the source is walked in a window: each of its elements is read at most once a tap (no channel sum)."""
+    size = math.prod(int(d) for d in source.buffer.shape)
+    outputs = main.elements // taps
+    reduced = [k for k, kind in enumerate(main.kinds) if kind == "R" and main.extents[k] > 1]
+    return len(reduced) <= 3 and outputs <= 4 * size and all(along(main, source, k) != 1 for k in reduced)
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """`vector`: channels a thread; `threads` a block."""
+    vectors = [v for v in (1, 2, 4, 8) if v <= shape.width and v != shape.vector]
+    return Space(
+        {
+            "vector": (shape.vector, *vectors),
+            "threads": (shape.threads, *(t for t in (64, 128, 256, 512) if t != shape.threads)),
+        }
+    )
+
+
+def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+    """Window and epilogue in one thread's registers."""
+    blocks = inline_all(sch)
+    main = next(b for b in blocks if any(int(v.iter_type) == 2 for v in sch.get(b).iter_vars))
+    serial_reduction(sch, main, blocks[-1], knobs["vector"], knobs["threads"], unroll=True)
+
+
+def serial_reduction(sch: Any, main: Any, last: Any, vector: int, threads: int, unroll: bool) -> None:
+    """A thread `vector` outputs, each reduced in registers; `last` is `main` or the epilogue behind it."""
+    if sch.get(last).name_hint == sch.get(main).name_hint:
+        main, last = _written_back(sch, main)
+    else:
+        sch.set_scope(main, 0, "local")
+    *loops, channels = sch.get_loops(last)
+    outer, lanes = sch.split(channels, [None, vector])  # before fusing: bindings stay affine
+    grid, thread = sch.split(fused(sch, [*loops, outer]), [None, threads])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    sch.compute_at(main, thread, preserve_unit_loops=True)
+    if vector > 1:
+        sch.vectorize(lanes)
+    kinds = [int(v.iter_type) for v in sch.get(main).iter_vars]
+    loops = sch.get_loops(main)[2:]
+    spatial, reduced = loops[: kinds.count(0)], loops[kinds.count(0) :]
+    sch.reorder(*reduced, *spatial)
+    wide = vector > 1 and int(sch.get(spatial[-1]).extent) == vector
+    if wide:  # before decomposing: TVM refuses it on an update block
+        sch.vectorize(spatial[-1])
+    if unroll:
+        for loop in reduced:
+            sch.unroll(loop)
+    start = sch.decompose_reduction(main, reduced[0])
+    if wide and str(sch.get(sch.get_loops(start)[-1]).kind) == "0":
+        sch.vectorize(sch.get_loops(start)[-1])
+
+
+def _written_back(sch: Any, main: Any) -> tuple[Any, Any]:
+    """The reduction into registers, and a block that writes it out."""
+    name = sch.get(main).name_hint
+    out = sch.cache_write(main, 0, "local")
+    return sch.get_sblock(name), out

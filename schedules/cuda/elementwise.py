@@ -1,0 +1,61 @@
+"""Elementwise, broadcast and other one-pass chains on a GPU: inlined into one kernel that reads and writes once.
+
+    floor      (bytes of distinct inputs + outputs) / bandwidth
+    threads    one thread a vector of 16 bytes of the widest type, exact grid; a warp then moves 512 contiguous bytes
+    small      with fewer vectors than fill the multiprocessors the vector is narrowed: latency counts, not bytes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvmopt.schedules.cpu._facts import facts
+from tvmopt.schedules.cpu.elementwise import last_axis_contiguous
+from tvmopt.schedules.cuda._threads import fill, inline_all, one_pass, vector_width
+from tvmopt.targets import Machine
+
+from tvmopt.scheduling.family import Knobs, Space
+
+NAME, VERSION = "elementwise", 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """elements: iterations of the last block; width: of the widest vector; vector, threads: the analytic point."""
+
+    elements: int
+    width: int
+    vector: int
+    threads: int
+
+
+def recognise(func: Any, machine: Machine) -> Shape | None:
+    """All blocks spatial and unclaimed, without borders or seams, contiguous or constant along the last axis."""
+    blocks = facts(func)
+    if blocks is None:
+        return None
+    for block in blocks:
+        if not block.spatial or block.kernel or block.store is None or not block.trivial:
+            return None
+        if block.guarded or not last_axis_contiguous(block):
+            return None
+    return shape_of(blocks, machine)
+
+
+def shape_of(blocks: Any, machine: Machine) -> Shape:
+    """The vector that suits every block: they are inlined into the last."""
+    width = min(vector_width(block) for block in blocks)
+    return Shape(blocks[-1].elements, width, *fill(blocks[-1].elements, width, machine))
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """`vector`: elements a thread; `threads` a block."""
+    vectors = [v for v in (1, 2, 4, 8, 16) if v <= shape.width and v != shape.vector]
+    threads = [t for t in (64, 128, 256, 512, 1024) if t != shape.threads]
+    return Space({"vector": (shape.vector, *vectors), "threads": (shape.threads, *threads)})
+
+
+def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+    for block in inline_all(sch):
+        one_pass(sch, block, knobs["vector"], knobs["threads"])
