@@ -14,6 +14,8 @@ from typing import Any
 from tvmopt.schedules.cpu._facts import BlockFacts, block_of, contiguous_suffix, facts, itemsize, step
 from tvmopt.targets import Machine
 
+WORD = 4
+"""Lanes beyond which a block computes element by element: TVM has no CUDA type for 8 floats."""
 LINE = 16
 """Bytes that one thread loads or stores at most with one instruction."""
 
@@ -77,13 +79,36 @@ def inline_all(sch: Any) -> list[Any]:
 
 def one_pass(sch: Any, block: Any, vector: int, threads: int) -> None:
     """`blockIdx x threadIdx x vector` over all iterations of a spatial block."""
-    flat = fused(sch, sch.get_loops(block)) if sch.get_loops(block) else sch.add_unit_loop(block)
-    outer, lanes = sch.split(flat, [None, vector])
-    grid, thread = sch.split(outer, [None, threads])
+    loops = sch.get_loops(block) or [sch.add_unit_loop(block)]
+    *outer, last = loops
+    if int(sch.get(last).extent) % vector == 0:  # before fusing: regions stay a vector wide
+        rest, lanes = sch.split(last, [None, vector])
+        grid, thread = sch.split(fused(sch, [*outer, rest]), [None, threads])
+    else:
+        rest, lanes = sch.split(fused(sch, loops), [None, vector])
+        grid, thread = sch.split(rest, [None, threads])
+        vector = min(vector, WORD)
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
-    if vector > 1:
+    if vector > WORD:
+        staged(sch, block, thread, lanes, vector)
+    elif vector > 1:
         sch.vectorize(lanes)
+
+
+def staged(sch: Any, block: Any, thread: Any, lanes: Any, vector: int) -> None:
+    """Whole vectors between memory and registers, the computation between them element by element."""
+    block_reads = [str(region.source.scope()) for region in sch.get(block).reads]
+    copies = [sch.cache_read(block, k, "local") for k, scope in enumerate(block_reads) if scope == "global"]
+    out = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(out, thread, preserve_unit_loops=True)
+    for copy in copies:
+        sch.compute_at(copy, thread, preserve_unit_loops=True)
+    for copy in (*copies, out):
+        innermost = sch.get_loops(copy)[-1]
+        if int(sch.get(innermost).extent) == vector:
+            sch.vectorize(innermost)
+    sch.unroll(lanes)
 
 
 def fused(sch: Any, loops: list[Any]) -> Any:

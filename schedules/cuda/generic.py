@@ -5,7 +5,7 @@
                       contiguous along a spatial axis: a thread an output where outputs fill the GPU, else warps share an
                       output (`reduce`)
     several outputs   (argmax with its value): a thread an output
-    left to dlight    dynamic shapes, opaque blocks, bindings that are not one loop an axis
+    left to dlight    products of two tensors that no family took, dynamic shapes, opaque blocks, bindings that are not one loop an axis
 
 Discovery puts this family last.
 """
@@ -21,6 +21,7 @@ from tvmopt.schedules.cpu.reduce import vector_axis
 from tvmopt.schedules.cuda._threads import fill, fused, here, inline_all, one_pass, vector_width
 from tvmopt.schedules.cuda._window import serial_reduction
 from tvmopt.schedules.cuda.reduce import cross_reduction, parts_of
+from tvmopt.schedules.cuda.rows import is_product
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.family import Knobs, Space
@@ -36,9 +37,9 @@ class Shape:
 
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
-    """Any static function of plain loops and blocks, products of matrices that a legalizer marked excepted."""
+    """Any static function of plain loops and blocks; products of two tensors are left to dlight's Matmul and GEMV."""
     blocks = facts(func)
-    if blocks is None or any(b.kernel or "O" in b.kinds or not b.trivial for b in blocks):
+    if blocks is None or any(b.kernel or "O" in b.kinds or not b.trivial or is_product(b) for b in blocks):
         return None
     return Shape(machine)
 
@@ -65,7 +66,7 @@ def _reduction(sch: Any, block: Any, now: BlockFacts, machine: Machine, knobs: K
     outputs = math.prod(now.extents[k] for k in spatial)
     reduced = now.elements // max(outputs, 1)
     contiguous = vector_axis(now, spatial) is not None
-    if now.store is None or not spatial:
+    if now.store is None or not spatial or reduced == 1:  # TVM aborts on a reduction of one element over threads
         _thread_an_output(sch, block, now, knobs["threads"])
     elif not contiguous and reduced >= 32:
         _lanes(sch, block, now, knobs["lanes"])

@@ -5,8 +5,7 @@
     loads      vectors of 16 bytes: lane l of T takes vectors l, l + T, ...; neighbouring lanes, neighbouring vectors
     reduction  in registers over a lane's elements, then shuffles within a warp and one exchange through shared memory
                between warps; every lane has the result
-    threads    a warp a row up to 8 vectors a lane, several rows a block; longer rows, or fewer rows than
-               multiprocessors, get a block
+    threads    a warp a row up to 8 vectors a lane; longer rows, or fewer rows than multiprocessors, get more
     floor      bytes of inputs and outputs once / bandwidth
 """
 
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cpu._facts import BlockFacts, facts, itemsize, step
-from tvmopt.schedules.cuda._threads import LINE, fused, inline_all, power_of_two
+from tvmopt.schedules.cuda._threads import LINE, WORD, fused, inline_all, power_of_two, staged
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.family import Knobs, Space
@@ -64,24 +63,26 @@ def row_shape(block: BlockFacts) -> tuple[int, int] | None:
     loads = [a for a in block.loads if block.store is None or a.buffer is not block.store.buffer]
     loads = [a for a in loads if block.store is None or not a.buffer.same_as(block.store.buffer)]
     reduced = [a for a in loads if step(a, block.variables, block.extents, spatial) != 0]
+    if length == 1:
+        return None  # TVM aborts on a reduction of one element over threads
     if not reduced or any(step(a, block.variables, block.extents, spatial) != 1 for a in reduced):
         return None
     whole = max(math.prod(int(d) for d in a.buffer.shape) for a in reduced)
-    if whole < rows * length or is_product(block, reduced):
+    if whole < rows * length or is_product(block):
         return None
     return rows, length
 
 
-def is_product(block: BlockFacts, reduced: list[Any]) -> bool:
-    """Whether two different tensors are multiplied along the reduction: that is a matrix product."""
-    buffers = {id(a.buffer): a.buffer for a in reduced}.values()
-    distinct: list[Any] = []
-    for buffer in buffers:
-        if not any(buffer.same_as(other) for other in distinct):
-            distinct.append(buffer)
+def is_product(block: BlockFacts) -> bool:
+    """Whether a reduction adds products of two tensors: that is a matrix product or a convolution."""
     update = getattr(block.body, "value", None)
-    terms = [getattr(update, side, None) for side in ("a", "b")]
-    return len(distinct) > 1 and any(type(_uncast(term)).__name__ == "Mul" for term in terms if term is not None)
+    terms = [_uncast(getattr(update, side, None)) for side in ("a", "b")]
+    for term in terms:
+        if type(term).__name__ == "Mul":
+            factors = [_uncast(term.a), _uncast(term.b)]
+            if all(type(f).__name__ == "TensorLoad" for f in factors):
+                return not factors[0].source.same_as(factors[1].source)
+    return False
 
 
 def _uncast(expr: Any) -> Any:
@@ -108,15 +109,12 @@ def threads_of(shape: Shape, machine: Machine) -> int:
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
-    """`threads` a row, `rows` a block, `vector`: elements of an access."""
+    """`threads` a row, `vector`: elements of an access."""
     threads = threads_of(shape, machine)
-    rows = [r for r in (8, 4, 2, 1) if shape.rows % r == 0 and r * threads <= 1024]
-    best = next((r for r in rows if r * threads <= 128 and shape.rows // r >= machine.cores), 1)
     vectors = [v for v in (1, 2, 4, 8, 16) if v < shape.width]
     return Space(
         {
             "threads": (threads, *(t for t in (32, 64, 128, 256, 512, 1024) if t != threads)),
-            "rows": (best, *(r for r in rows if r != best)),
             "vector": (shape.width, *vectors),
         }
     )
@@ -129,7 +127,7 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
 
 
 def schedule_rows(sch: Any, blocks: list[Any], count: int, knobs: Knobs) -> None:
-    """Rows to blocks and threadIdx.y; a row's elements to threadIdx.x."""
+    """Rows to blocks; a row's elements to threadIdx.x."""
     *before, last = blocks
     loops = sch.get_loops(last)
     if not _is_reduction(sch, last):
@@ -139,23 +137,21 @@ def schedule_rows(sch: Any, blocks: list[Any], count: int, knobs: Knobs) -> None
         columns = sch.get_loops(last)[1:]
     else:
         spatial = sum(int(v.iter_type) == 0 for v in sch.get(last).iter_vars)
-        spatial = len([v for v in sch.get(last).iter_vars][:spatial])
         row = fused(sch, loops[:spatial]) if spatial else sch.add_unit_loop(loops[0])
         columns = []
-    grid, inner = sch.split(row, [None, knobs["rows"]])
-    sch.bind(grid, "blockIdx.x")
-    sch.bind(inner, "threadIdx.y")
+    sch.bind(row, "blockIdx.x")
     for block in reversed(before):
-        sch.set_scope(block, 0, "shared")
-        sch.compute_at(block, inner, preserve_unit_loops=False)
+        sch.set_scope(block, 0, "local")
+        sch.compute_at(block, row, preserve_unit_loops=False)
     copies = _held(sch, blocks, count, knobs)
     for copy in copies:
-        sch.compute_at(copy, inner, preserve_unit_loops=True)
-        _columns(sch, copy, sch.get_loops(copy)[2:], knobs, vectorize=True)
+        sch.compute_at(copy, row, preserve_unit_loops=True)
+        _columns(sch, copy, sch.get_loops(copy)[1:], knobs, vectorize=False)
+        sch.vectorize(sch.get_loops(copy)[-1])
     for block in before:
-        _columns(sch, block, sch.get_loops(block)[2:], knobs, vectorize=False)
+        _columns(sch, block, sch.get_loops(block)[1:], knobs, vectorize=False)
     if _is_reduction(sch, last):
-        _columns(sch, last, sch.get_loops(last)[2:], knobs, vectorize=False)
+        _columns(sch, last, sch.get_loops(last)[1:], knobs, vectorize=False)
     elif columns:
         _columns(sch, last, columns, knobs, vectorize=True)
 
@@ -169,7 +165,9 @@ def _columns(sch: Any, block: Any, loops: list[Any], knobs: Knobs, vectorize: bo
     outer, lanes = sch.split(fused(sch, loops), [None, knobs["vector"]])
     _, thread = sch.split(outer, [None, knobs["threads"]])
     sch.bind(thread, "threadIdx.x")
-    if vectorize:
+    if vectorize and knobs["vector"] > WORD:
+        staged(sch, block, thread, lanes, knobs["vector"])
+    elif vectorize:
         sch.vectorize(lanes)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmopt.legalize import extremes, take
-from tvmopt.legalize.cuda import attention, conv, matmul
+from tvmopt.legalize.cuda import attention, conv, depthwise, matmul, norm
 
 # an operator that two groups know: the first that does not return None
-GROUPS: tuple[Any, ...] = (matmul, conv, attention, take, extremes)
+GROUPS: tuple[Any, ...] = (matmul, depthwise, conv, attention, norm, take, extremes)
