@@ -13,12 +13,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, facts, itemsize
-from tvmopt.schedules.cuda._threads import LINE, along, fill, fused, inline_all
+from tvmopt.schedules.cpu._facts import BlockFacts, facts, itemsize, largest_divisor
+from tvmopt.schedules.cuda._threads import LINE, WORD, along, fill, fused, inline_all
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.family import Knobs, Space
 
+WARP = 32
 TAPS = 225
 """The largest window that is unrolled: 15 x 15."""
 
@@ -59,7 +60,7 @@ def recognise(func: Any, machine: Machine, tensors: int) -> Shape | None:
     if not _is_window(main, inputs[0], taps) or (tensors == 1 and outputs < 64 * machine.cores):
         return None
     width = LINE // max(itemsize(a.buffer) for a in (*inputs, main.store) if a is not None)
-    width = math.gcd(main.extents[channel], width)
+    width = math.gcd(main.extents[channel], min(width, WORD))
     return Shape(outputs, taps, width, *fill(outputs, width, machine))
 
 
@@ -96,16 +97,20 @@ def serial_reduction(sch: Any, main: Any, last: Any, vector: int, threads: int, 
     else:
         sch.set_scope(main, 0, "local")
     *loops, channels = sch.get_loops(last)
+    total = math.prod(int(sch.get(loop).extent) for loop in (*loops, channels))
+    exact = largest_divisor(total // vector, threads)
+    if exact < WARP:  # a guard in every thread: TVM then neither vectorises nor decomposes a reduction
+        vector, exact = 1, threads
     outer, lanes = sch.split(channels, [None, vector])  # before fusing: bindings stay affine
-    grid, thread = sch.split(fused(sch, [*loops, outer]), [None, threads])
+    grid, thread = sch.split(fused(sch, [*loops, outer]), [None, exact])
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     sch.compute_at(main, thread, preserve_unit_loops=True)
     if vector > 1:
         sch.vectorize(lanes)
     kinds = [int(v.iter_type) for v in sch.get(main).iter_vars]
-    loops = sch.get_loops(main)[2:]
-    spatial, reduced = loops[: kinds.count(0)], loops[kinds.count(0) :]
+    inner = sch.get_loops(main)[2:]
+    spatial, reduced = inner[: kinds.count(0)], inner[kinds.count(0) :]
     sch.reorder(*reduced, *spatial)
     wide = vector > 1 and int(sch.get(spatial[-1]).extent) == vector
     if wide:  # before decomposing: TVM refuses it on an update block
@@ -113,9 +118,8 @@ def serial_reduction(sch: Any, main: Any, last: Any, vector: int, threads: int, 
     if unroll:
         for loop in reduced:
             sch.unroll(loop)
-    start = sch.decompose_reduction(main, reduced[0])
-    if wide and str(sch.get(sch.get_loops(start)[-1]).kind) == "0":
-        sch.vectorize(sch.get_loops(start)[-1])
+    if total // vector % exact == 0:
+        sch.decompose_reduction(main, reduced[0])
 
 
 def _written_back(sch: Any, main: Any) -> tuple[Any, Any]:

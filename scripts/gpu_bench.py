@@ -1,0 +1,158 @@
+"""What needs an NVIDIA GPU, in one command: numbers, races, memory, and speed against its peers.
+
+    scripts/gpu-bench --dry-run                 # what this machine has, what is missing, what would run
+    scripts/gpu-bench                           # everything, into benchmarks/results/<gpu>/
+    scripts/gpu-bench --only numbers,races      # some steps
+    scripts/gpu-bench resnet50 bert_base        # some models
+
+Steps, in order; a step whose needs are missing is reported and left out, and a wrong result stops the rest:
+
+    numbers   `pytest -m cuda`: every artifact against onnxruntime on the CPU, within the precision's tolerance
+    races     compute-sanitizer --tool racecheck, then memcheck, over the same tests
+    bench     each model compiled in fp16, then `tvmopt bench` against onnxruntime-cuda and TensorRT, each where it
+              is installed
+
+torch.compile, cuBLAS and cuDNN are not among the engines yet: `tvmopt bench` has no runner for them.
+
+The exit status is 0 where all asked steps ran and passed, 1 where one failed, 3 where one could not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ("resnet50", "bert_base", "vit_base")
+STEPS = ("numbers", "races", "bench")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something a step needs: whether it is here, and what to do if not."""
+
+    name: str
+    here: str
+    fix: str
+    steps: tuple[str, ...]
+    required: bool = True
+
+
+def gpu_name() -> str:
+    """The first GPU as nvidia-smi names it, or an empty string."""
+    if not shutil.which("nvidia-smi"):
+        return ""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else ""
+
+
+def needs() -> list[Need]:
+    """Everything the steps use, looked up on this machine."""
+    return [
+        Need("a GPU and its driver", gpu_name(), "run on a machine with an NVIDIA GPU", STEPS),
+        Need("CUDA compiler", _program("nvcc") or _module("cuda.bindings"), "install NVIDIA's CUDA 13 toolkit", STEPS),
+        Need("tvm", _module("tvm"), "pip install -e .", STEPS),
+        Need("pytest", _module("pytest"), "pip install -e '.[dev]'", ("numbers", "races")),
+        Need("compute-sanitizer", _program("compute-sanitizer"), "part of NVIDIA's CUDA toolkit", ("races",)),
+        Need("onnxruntime-gpu", _provider(), "pip install onnxruntime-gpu", ("bench",), False),
+        Need("tensorrt", _module("tensorrt"), "pip install tensorrt (NVIDIA's index)", ("bench",), False),
+    ]
+
+
+def _program(name: str) -> str:
+    return shutil.which(name) or next((str(p) for p in Path("/usr/local").glob(f"cuda*/bin/{name}")), "")
+
+
+def _module(name: str) -> str:
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return ""
+    return (found.origin or name) if found else ""
+
+
+def _provider() -> str:
+    """onnxruntime's CUDA provider; the package falls back to the CPU without a word where it is missing."""
+    if not _module("onnxruntime"):
+        return ""
+    code = "import onnxruntime as o; print('CUDAExecutionProvider' in o.get_available_providers(), o.__version__)"
+    return _answer(code)
+
+
+def _answer(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    yes, _, version = done.stdout.strip().partition(" ")
+    return version if yes == "True" else ""
+
+
+def commands(step: str, models: Sequence[str], folder: Path, sources: Path) -> list[list[str]]:
+    """What a step runs."""
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests"]
+    if step == "numbers":
+        return [tests]
+    if step == "races":
+        sanitizer = _program("compute-sanitizer") or "compute-sanitizer"
+        return [
+            [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "1", *tests]
+            for tool in ("racecheck", "memcheck")
+        ]
+    present = {n.name for n in needs() if n.here}
+    engines = [e for n, e in (("onnxruntime-gpu", "onnxruntime-cuda"), ("tensorrt", "tensorrt")) if n in present]
+    against = ["--against", ",".join(engines)] if engines else ["--against", "onnxruntime"]
+    tvmopt = [sys.executable, "-c", "from tvmopt.cli import main; main()"]
+    found = []
+    for model in models:
+        onnx, artifact = str(sources / f"{model}.onnx"), str(folder / f"{model}-fp16.tvmopt")
+        found.append([*tvmopt, "compile", onnx, "--target", "cuda", "--precision", "fp16", "--output", artifact])
+        report = ["--markdown", str(folder / f"{model}-fp16.md"), "--html", str(folder / f"{model}-fp16.html")]
+        found.append([*tvmopt, "bench", artifact, "--model", onnx, "--precision", "fp16", *against, *report])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--only", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
+    parser.add_argument("--models-dir", type=Path, default=Path("models"), help="where MODEL.onnx lie")
+    parser.add_argument("--dry-run", action="store_true", help="say what is missing and what would run")
+    options = parser.parse_args()
+    steps = options.only.split(",")
+    if unknown := sorted(set(steps) - set(STEPS)):
+        parser.error(f"no step {unknown[0]!r}; there are {', '.join(STEPS)}")
+    found = needs()
+    name = (found[0].here.split(",")[0] or "nvidia-gpu").lower().replace(" ", "-")
+    folder = ROOT / "benchmarks" / "results" / name
+    for need in found:
+        state = need.here or f"missing{'' if need.required else ' (compared without it)'}: {need.fix}"
+        print(f"{need.name:22} {state}")
+    left_out = False
+    record: dict[str, object] = {"gpu": found[0].here, "needs": [asdict(n) for n in found], "steps": {}}
+    for step in steps:
+        missing = [n.name for n in found if n.required and step in n.steps and not n.here]
+        for command in commands(step, options.models, folder, options.models_dir):
+            print(f"\n{step}: {' '.join(command)}")
+            if missing:
+                print(f"  cannot run: {', '.join(missing)} missing")
+                left_out = True
+            elif not options.dry_run:
+                folder.mkdir(parents=True, exist_ok=True)
+                start = time.monotonic()
+                status = subprocess.run(command, cwd=ROOT, check=False).returncode
+                record["steps"][" ".join(command)] = [status, round(time.monotonic() - start, 1)]  # type: ignore[index]
+                (folder / "run.json").write_text(json.dumps(record, indent=1) + "\n")
+                if status:
+                    return 1
+    return 3 if left_out and not options.dry_run else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
