@@ -59,7 +59,12 @@ def needs() -> list[Need]:
     """Everything the steps use, looked up on this machine."""
     return [
         Need("a GPU and its driver", gpu_name(), "run on a machine with an NVIDIA GPU", STEPS),
-        Need("CUDA compiler", _program("nvcc") or _module("cuda.bindings"), "install NVIDIA's CUDA 13 toolkit", STEPS),
+        Need(
+            "CUDA compiler",
+            _program("nvcc") or _module("cuda.bindings"),
+            "install NVIDIA's CUDA 13 toolkit",
+            STEPS,
+        ),
         Need("tvm", _module("tvm"), "pip install -e .", STEPS),
         Need("pytest", _module("pytest"), "pip install -e '.[dev]'", ("numbers", "races")),
         Need("compute-sanitizer", _program("compute-sanitizer"), "part of NVIDIA's CUDA toolkit", ("races",)),
@@ -106,14 +111,23 @@ def commands(step: str, models: Sequence[str], folder: Path, sources: Path) -> l
             for tool in ("racecheck", "memcheck")
         ]
     present = {n.name for n in needs() if n.here}
-    engines = [e for n, e in (("onnxruntime-gpu", "onnxruntime-cuda"), ("tensorrt", "tensorrt")) if n in present]
+    engines = [
+        e for n, e in (("onnxruntime-gpu", "onnxruntime-cuda"), ("tensorrt", "tensorrt")) if n in present
+    ]
     against = ["--against", ",".join(engines)] if engines else ["--against", "onnxruntime"]
     tvmopt = [sys.executable, "-c", "from tvmopt.cli import main; main()"]
     found = []
     for model in models:
         onnx, artifact = str(sources / f"{model}.onnx"), str(folder / f"{model}-fp16.tvmopt")
-        found.append([*tvmopt, "compile", onnx, "--target", "cuda", "--precision", "fp16", "--output", artifact])
-        report = ["--markdown", str(folder / f"{model}-fp16.md"), "--html", str(folder / f"{model}-fp16.html")]
+        found.append(
+            [*tvmopt, "compile", onnx, "--target", "cuda", "--precision", "fp16", "--output", artifact]
+        )
+        report = [
+            "--markdown",
+            str(folder / f"{model}-fp16.md"),
+            "--html",
+            str(folder / f"{model}-fp16.html"),
+        ]
         found.append([*tvmopt, "bench", artifact, "--model", onnx, "--precision", "fp16", *against, *report])
     return found
 

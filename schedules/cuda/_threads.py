@@ -1,9 +1,9 @@
 """Threads, vectors and blocks shared by the GPU families that use no tensor cores.
 
-    vector     16 bytes a thread and access, the widest a thread moves at once; no wider than divides the contiguous
-               run of every access, and narrower where the work would not fill the GPU
-    threads    256 a block (8 warps: 8 blocks fill a multiprocessor's 2048 threads); fewer where blocks would be
-               fewer than multiprocessors
+vector     16 bytes a thread and access, the widest a thread moves at once; no wider than divides the contiguous
+           run of every access, and narrower where the work would not fill the GPU
+threads    256 a block (8 warps: 8 blocks fill a multiprocessor's 2048 threads); fewer where blocks would be
+           fewer than multiprocessors
 """
 
 from __future__ import annotations
@@ -56,6 +56,16 @@ def fill(elements: int, width: int, machine: Machine) -> tuple[int, int]:
     while threads > 32 and elements // (width * threads) < machine.cores:
         threads //= 2
     return width, threads
+
+
+def vectors(width: int, chosen: int) -> tuple[int, ...]:
+    """The chosen vector, then the others up to `width` for which a schedule has as many loops: see :func:`staged`.
+
+    >>> vectors(8, 2), vectors(8, 8)
+    ((2, 1, 4), (8,))
+    """
+    others = (v for v in (1, 2, 4, 8, 16) if v <= width and v != chosen)
+    return (chosen, *(v for v in others if (v > WORD) == (chosen > WORD)))
 
 
 def inline_all(sch: Any) -> list[Any]:

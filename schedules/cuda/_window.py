@@ -1,10 +1,10 @@
 """A sliding window over NHWC on a GPU - what depthwise convolution and pooling share.
 
-    threads    one a vector of channels and output pixel; a warp's lanes are neighbouring channels, then neighbouring
-               pixels: loads of a tap are contiguous, and the taps that neighbouring pixels share come from L1
-    registers  `vector` accumulators a thread; taps unrolled
-    padding    no buffer: a tap outside is a predicate, the same for a whole vector
-    floor      bytes of inputs and outputs once / bandwidth
+threads    one a vector of channels and output pixel; a warp's lanes are neighbouring channels, then neighbouring
+           pixels: loads of a tap are contiguous, and the taps that neighbouring pixels share come from L1
+registers  `vector` accumulators a thread; taps unrolled
+padding    no buffer: a tap outside is a predicate, the same for a whole vector
+floor      bytes of inputs and outputs once / bandwidth
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ def recognise(func: Any, machine: Machine, tensors: int) -> Shape | None:
     inputs = [a for a in main.loads if main.store is not None and not a.buffer.same_as(main.store.buffer)]
     spatial = [k for k, kind in enumerate(main.kinds) if kind == "S"]
     taps = math.prod(e for e, kind in zip(main.extents, main.kinds, strict=True) if kind == "R")
-    if len(inputs) != tensors or not spatial or not 1 < taps <= TAPS or main.kinds != "S" * len(spatial) + "R" * (
-        len(main.kinds) - len(spatial)
+    if (
+        len(inputs) != tensors
+        or not spatial
+        or not 1 < taps <= TAPS
+        or main.kinds != "S" * len(spatial) + "R" * (len(main.kinds) - len(spatial))
     ):
         return None
     outputs = math.prod(main.extents[k] for k in spatial)
@@ -90,6 +93,21 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     serial_reduction(sch, main, blocks[-1], knobs["vector"], knobs["threads"], unroll=True)
 
 
+def whole_threads(extents: list[int], limit: int) -> int:
+    """The most threads that cut the iterations along whole axes: the last axes, and a divisor of the one before.
+
+    >>> whole_threads([1, 15, 15, 10], 64), whole_threads([1, 28, 28, 10], 256), whole_threads([1, 17, 17, 7], 64)
+    (50, 140, 7)
+    """
+    best, inner = 1, 1
+    for extent in reversed(extents):
+        best = max(best, inner * largest_divisor(extent, max(1, limit // inner)))
+        inner *= extent
+        if inner > limit:
+            break
+    return best
+
+
 def serial_reduction(sch: Any, main: Any, last: Any, vector: int, threads: int, unroll: bool) -> None:
     """A thread `vector` outputs, each reduced in registers; `last` is `main` or the epilogue behind it."""
     if sch.get(last).name_hint == sch.get(main).name_hint:
@@ -97,10 +115,11 @@ def serial_reduction(sch: Any, main: Any, last: Any, vector: int, threads: int, 
     else:
         sch.set_scope(main, 0, "local")
     *loops, channels = sch.get_loops(last)
-    total = math.prod(int(sch.get(loop).extent) for loop in (*loops, channels))
-    exact = largest_divisor(total // vector, threads)
+    extents = [int(sch.get(loop).extent) for loop in (*loops, channels)]
+    extents[-1] //= vector
+    exact = whole_threads(extents, threads)
     if exact < WARP:  # a guard in every thread: TVM then neither vectorises nor decomposes a reduction
-        vector, exact = 1, threads
+        extents[-1], vector, exact = extents[-1] * vector, 1, threads
     outer, lanes = sch.split(channels, [None, vector])  # before fusing: bindings stay affine
     grid, thread = sch.split(fused(sch, [*loops, outer]), [None, exact])
     sch.bind(grid, "blockIdx.x")
@@ -118,7 +137,7 @@ def serial_reduction(sch: Any, main: Any, last: Any, vector: int, threads: int, 
     if unroll:
         for loop in reduced:
             sch.unroll(loop)
-    if total // vector % exact == 0:
+    if whole_threads(extents, exact) == exact:
         sch.decompose_reduction(main, reduced[0])
 
 

@@ -1,8 +1,8 @@
 """Depthwise convolution on a GPU, NHWC: the window of `_window.py` over the input and one weight a channel and tap.
 
-    weights    packed [kh, kw, c] at compile time: a tap's weights are one vector, which all pixels share through L1
-    floor      bytes of input, weights and output once / bandwidth: 2 * kh * kw operations for 2 * itemsize bytes is far
-               below what the multiprocessors need, so tensor cores would not help
+weights    packed [kh, kw, c] at compile time: a tap's weights are one vector, which all pixels share through L1
+floor      bytes of input, weights and output once / bandwidth: 2 * kh * kw operations for 2 * itemsize bytes is far
+           below what the multiprocessors need, so tensor cores would not help
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Elementwise, broadcast and other one-pass chains on a GPU: inlined into one kernel that reads and writes once.
 
-    floor      (bytes of distinct inputs + outputs) / bandwidth
-    threads    one thread a vector of 16 bytes of the widest type, exact grid; a warp then moves 512 contiguous bytes
-    small      with fewer vectors than fill the multiprocessors the vector is narrowed: latency counts, not bytes
+floor      (bytes of distinct inputs + outputs) / bandwidth
+threads    one thread a vector of 16 bytes of the widest type, exact grid; a warp then moves 512 contiguous bytes
+small      with fewer vectors than fill the multiprocessors the vector is narrowed: latency counts, not bytes
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from tvmopt.schedules.cpu._facts import facts
 from tvmopt.schedules.cpu.elementwise import last_axis_contiguous
-from tvmopt.schedules.cuda._threads import fill, inline_all, one_pass, vector_width
+from tvmopt.schedules.cuda._threads import fill, inline_all, one_pass, vector_width, vectors
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.family import Knobs, Space
@@ -51,9 +51,8 @@ def shape_of(blocks: Any, machine: Machine) -> Shape:
 
 def knobs(shape: Shape, machine: Machine) -> Space:
     """`vector`: elements a thread; `threads` a block."""
-    vectors = [v for v in (1, 2, 4, 8, 16) if v <= shape.width and v != shape.vector]
     threads = [t for t in (64, 128, 256, 512, 1024) if t != shape.threads]
-    return Space({"vector": (shape.vector, *vectors), "threads": (shape.threads, *threads)})
+    return Space({"vector": vectors(shape.width, shape.vector), "threads": (shape.threads, *threads)})
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:

@@ -1,12 +1,12 @@
 """Rows on a GPU: softmax, LayerNorm, RMSNorm and reductions of the last axes - a warp or a block a row.
 
-    row        every pass of a row (maximum, sum, result) in one kernel: the first reads it from memory, the others
-               find it in L1 (C * itemsize << 192 KiB)
-    loads      vectors of 16 bytes: lane l of T takes vectors l, l + T, ...; neighbouring lanes, neighbouring vectors
-    reduction  in registers over a lane's elements, then shuffles within a warp and one exchange through shared memory
-               between warps; every lane has the result
-    threads    a warp a row up to 8 vectors a lane; longer rows, or fewer rows than multiprocessors, get more
-    floor      bytes of inputs and outputs once / bandwidth
+row        every pass of a row (maximum, sum, result) in one kernel: the first reads it from memory, the others
+           find it in L1 (C * itemsize << 192 KiB)
+loads      vectors of 16 bytes: lane l of T takes vectors l, l + T, ...; neighbouring lanes, neighbouring vectors
+reduction  in registers over a lane's elements, then shuffles within a warp and one exchange through shared memory
+           between warps; every lane has the result
+threads    a warp a row up to 8 vectors a lane; longer rows, or fewer rows than multiprocessors, get more
+floor      bytes of inputs and outputs once / bandwidth
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cpu._facts import BlockFacts, facts, itemsize, step
-from tvmopt.schedules.cuda._threads import LINE, WORD, fused, inline_all, power_of_two, staged
+from tvmopt.schedules.cuda._threads import LINE, WORD, fused, inline_all, power_of_two, staged, vectors
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.family import Knobs, Space
@@ -111,11 +111,10 @@ def threads_of(shape: Shape, machine: Machine) -> int:
 def knobs(shape: Shape, machine: Machine) -> Space:
     """`threads` a row, `vector`: elements of an access."""
     threads = threads_of(shape, machine)
-    vectors = [v for v in (1, 2, 4, 8, 16) if v < shape.width]
     return Space(
         {
             "threads": (threads, *(t for t in (32, 64, 128, 256, 512, 1024) if t != threads)),
-            "vector": (shape.width, *vectors),
+            "vector": vectors(shape.width, shape.width),
         }
     )
 
@@ -179,7 +178,11 @@ def _held(sch: Any, blocks: list[Any], count: int, knobs: Knobs) -> list[Any]:
             continue
         for k, region in enumerate(sch.get(block).reads):
             shape = [int(d) for d in region.source.shape]
-            if str(region.source.scope()) != "global" or math.prod(shape) % count or math.prod(shape) < 2 * count:
+            if (
+                str(region.source.scope()) != "global"
+                or math.prod(shape) % count
+                or math.prod(shape) < 2 * count
+            ):
                 continue
             copies.append(sch.cache_read(block, k, "local"))
     return copies

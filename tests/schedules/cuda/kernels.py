@@ -77,7 +77,9 @@ def cast(shape: tuple[int, ...], source: str, target: str) -> Case:
     return case([x], topi.cast(x, target), lambda x: x)
 
 
-def transpose(shape: tuple[int, ...], axes: tuple[int, ...], dtype: str = "float32", scale: bool = False) -> Case:
+def transpose(
+    shape: tuple[int, ...], axes: tuple[int, ...], dtype: str = "float32", scale: bool = False
+) -> Case:
     x = _in("x", shape, dtype)
     y = topi.transpose(x, axes)
     y = topi.multiply(y, tirx.const(2, dtype)) if scale else y
@@ -103,18 +105,29 @@ def shuffle(channels: int, groups: int) -> Case:
 def pool(kind: str, n: int, size: int, channels: int, kernel: int, stride: int, pad: int, dtype: str) -> Case:
     x = _in("x", (n, size, size, channels), dtype)
     y = topi.nn.pool2d(
-        x, (kernel, kernel), (stride, stride), (1, 1), (pad,) * 4, kind, layout="NHWC", count_include_pad=False
+        x,
+        (kernel, kernel),
+        (stride, stride),
+        (1, 1),
+        (pad,) * 4,
+        kind,
+        layout="NHWC",
+        count_include_pad=False,
     )
 
     def answer(x: Any) -> Any:
         padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=np.nan)
-        views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (1, 2))[:, ::stride, ::stride]
+        views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (1, 2))[
+            :, ::stride, ::stride
+        ]
         return (np.nanmax if kind == "max" else np.nanmean)(views, (-1, -2))
 
     return case([x], y, answer)
 
 
-def depthwise(n: int, size: int, channels: int, kernel: int, stride: int, dtype: str, multiplier: int = 1) -> Case:
+def depthwise(
+    n: int, size: int, channels: int, kernel: int, stride: int, dtype: str, multiplier: int = 1
+) -> Case:
     pad, outputs = kernel // 2, channels * multiplier
     out = (size + 2 * pad - kernel) // stride + 1
     window = Window((kernel, kernel), (stride, stride), (pad,) * 4, (1, 1), (out, out))
@@ -122,7 +135,9 @@ def depthwise(n: int, size: int, channels: int, kernel: int, stride: int, dtype:
 
     def answer(x: Any, w: Any) -> Any:
         padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-        views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (1, 2))[:, ::stride, ::stride]
+        views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (1, 2))[
+            :, ::stride, ::stride
+        ]
         return np.einsum("nhwcij,ijc->nhwc", np.repeat(views, multiplier, 3), w)
 
     return case([x, w], dw.depthwise_te(x, w, window, dtype), answer)
