@@ -27,6 +27,8 @@ from tvmopt.targets import Machine
 from tvmopt.scheduling.family import Knobs, Space
 
 NAME, VERSION = "generic", 1
+SHORT = 288
+"""Elements of a product that one thread adds up: 32 channels of a 3 x 3 window."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,17 @@ class Shape:
 
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
-    """Any static function of plain loops and blocks; products of two tensors are left to dlight's Matmul and GEMV."""
+    """Any static function of plain loops and blocks; long products are left to dlight's Matmul and GEMV."""
     blocks = facts(func)
-    if blocks is None or any(b.kernel or "O" in b.kinds or not b.trivial or is_product(b) for b in blocks):
+    if blocks is None or any(b.kernel or "O" in b.kinds or not b.trivial or long_product(b) for b in blocks):
         return None
     return Shape(machine)
+
+
+def long_product(block: BlockFacts) -> bool:
+    """A matrix product; not a convolution of small groups, whose dlight schedule TVM refuses to lower."""
+    reduced = math.prod(e for e, kind in zip(block.extents, block.kinds, strict=True) if kind == "R")
+    return reduced > SHORT and is_product(block)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
