@@ -1,4 +1,4 @@
-"""The documentation's site (Sphinx, Markdown by MyST): `scripts/docs` builds it; a broken link fails the build.
+"""The documentation's site (Sphinx, Markdown by MyST): `scripts/docs` builds it, strictly.
 
 Pages are the Markdown files here. `_ext/reference.py` fills in what is generated: commands, passes, families,
 and the notebooks of `notebooks/`. The result opens from the disk, search included, and needs no network.

@@ -32,13 +32,18 @@ def _copy_notebooks(app: Any, _config: Any) -> None:
     folder.mkdir()
     for file in sorted((ROOT / "notebooks").glob("*.ipynb")):
         (folder / file.name).write_text(file.read_text().replace("](../docs/", "](../"))
-    shutil.copy(Path(app.srcdir) / "_ext/notebooks.md", folder / "index.md")
+    names = "\n".join(sorted(file.stem for file in folder.glob("*.ipynb")))
+    contents = f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    (folder / "index.md").write_text((ROOT / "notebooks/README.md").read_text() + contents)
 
 
 def _fill(app: Any, name: str, source: list[str]) -> None:
     makers = {"commands": commands, "passes": passes, "families": families, "machines": machines}
     makers["failures"] = failures
     source[0] = MARKER.sub(lambda marker: makers[marker[1]](), source[0])
+    depth = name.count("/")  # in the repository the notebooks are beside docs/, in the site within it
+    source[0] = source[0].replace(f"]({'../' * (depth + 1)}notebooks/", f"]({'../' * depth}notebooks/")
+    source[0] = source[0].replace("notebooks/README.md)", "notebooks/index.md)")
     if "(the rest)" in source[0]:
         source[0] = source[0].replace("(the rest)", _rest(app, name, source[0]))
 

@@ -5,6 +5,10 @@
 #define TVMOPT_DEVICE_CUH
 #include <cuda_fp16.h>
 #define TVMOPT_FN static __device__ __forceinline__
+#ifdef __CUDACC__  // TVM includes these only where a kernel has 16-bit buffers
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
 
 namespace tvmopt {
 
