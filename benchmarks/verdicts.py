@@ -89,7 +89,8 @@ def main() -> int:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     if "identical" in args.parts:
         for _ in range(args.again or 20):
-            keep("identical", verdict(args.models / "squeezenet.onnx", ("tvmopt", "tvmopt"), args.threads, plan, folder))
+            model = args.models / "squeezenet.onnx"
+            keep("identical", verdict(model, ("tvmopt", "tvmopt"), args.threads, plan, folder))
     for part in ("repeated", "disturbed"):
         for name in ("resnet50", "bert_base") if part in args.parts else ():
             model, usual = args.models / f"{name}.onnx", 40.0

@@ -55,7 +55,8 @@ def test_occupancy_is_a_share(threads: int, name: str) -> None:
 def test_two_kernels_of_one_output() -> None:
     text = "".join(
         f"ptxas info : Compiling entry function '{n}' for 'sm_90'\n"
-        f" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info : Used {r} registers, used 0 barriers\n"
+        f" 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        f"ptxas info : Used {r} registers, used 0 barriers\n"
         for n, r in (("a", 10), ("b", 20))
     )
     assert parse(text) == {"a": Usage(10, 0, 0, 0, 0), "b": Usage(20, 0, 0, 0, 0)}

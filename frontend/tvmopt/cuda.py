@@ -217,6 +217,7 @@ def in_child(
         imported = import_model(model, shapes)
 
     import tvm
+
     from tvmopt import pipeline
     from tvmopt.passes.lift_constants import lift_constants
 

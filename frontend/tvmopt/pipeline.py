@@ -155,7 +155,8 @@ def lower(
     seconds: dict[str, float] = {}
     with machine.tvm_target():
         with _timed(seconds, "graph passes"):
-            chosen = [p for p in extended(graph_passes(machine, log, precision, exact), log) if p.info.name not in without]
+            passes = extended(graph_passes(machine, log, precision, exact), log)
+            chosen = [p for p in passes if p.info.name not in without]
             module = tvm.transform.Sequential(chosen)(module)
         with _timed(seconds, "legalize"):
             module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels

@@ -244,10 +244,9 @@ def recording(machine: Machine, nvcc: str = "") -> Iterator[Recorder]:
     """
     import sys
 
+    import tvm.tirx.build  # noqa: F401
     import tvm_ffi
     from tvm.support import nvcc as stock
-
-    import tvm.tirx.build  # noqa: F401
 
     recorder = Recorder(machine)
     module: Any = sys.modules["tvm.tirx.build"]

@@ -2,10 +2,11 @@
 
     spatial blocks    inlined into their readers; one pass, vectors where runs are contiguous
     reductions        contiguous along the reduced axes: a warp or a block a row (`rows`);
-                      contiguous along a spatial axis: a thread an output where outputs fill the GPU, else warps share an
-                      output (`reduce`)
+                      contiguous along a spatial axis: a thread an output where outputs fill the GPU, else warps share
+                      an output (`reduce`)
     several outputs   (argmax with its value): a thread an output
-    left to dlight    products of two tensors that no family took, dynamic shapes, opaque blocks, bindings that are not one loop an axis
+    left to dlight    products of two tensors that no family took, dynamic shapes, opaque blocks,
+                      bindings that are not one loop an axis
 
 Discovery puts this family last.
 """

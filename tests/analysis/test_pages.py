@@ -3,9 +3,9 @@
 import re
 
 import pytest
-
 from tests.analysis.test_profile import artifact, found  # noqa: F401  (fixtures)
 from tests.browser import chromium, opened
+
 from tvmopt.analysis.profile_html import html, roofline_svg
 from tvmopt.analysis.svg import standalone
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.passes.helpers import build, check_rewrite, ops, rand
 from tvm import relax
+
+from tests.passes.helpers import build, check_rewrite, ops, rand
 from tvmopt.passes import ConvertPrecision
 from tvmopt.passes.graph import dtype, op_name
 from tvmopt.report import DecisionLog

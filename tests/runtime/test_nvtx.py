@@ -115,7 +115,7 @@ def test_a_gpu_is_recorded_with_events_and_waited_for_once_a_run(artifact, monke
     monkeypatch.setattr(recorder, "load_cudart", Cudart)
     found = recorder.Recorder(gpu, _feeds(model))
     waits.clear()
-    total, times = found._events()
+    _, times = found._events()
     assert len(waits) == 1
     assert times == pytest.approx([1e-3] * len(times)) and len(times) > 0
     measured = found.measure(2, 0.01)

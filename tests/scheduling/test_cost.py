@@ -35,7 +35,9 @@ def transform(A: T.Buffer((6, 4), "float32"), C: T.Buffer((6, 4), "float32")):
     for i, j in T.grid(6, 4):
         with T.sblock("t"):
             vi, vj = T.axis.remap("SS", [i, j])
-            C[vi, vj] = T.Select(vi == 5, A[1, vj] + A[2, vj] + A[3, vj], T.Select(vi == 4, A[1, vj] * T.float32(2), A[vi, vj]))
+            C[vi, vj] = T.Select(
+                vi == 5, A[1, vj] + A[2, vj] + A[3, vj], T.Select(vi == 4, A[1, vj] * T.float32(2), A[vi, vj])
+            )
 
 
 @T.prim_func(private=True, s_tir=True)
@@ -65,9 +67,9 @@ def test_counted_by_hand(func, flops, nbytes):
 def test_winograd_executes_less_than_the_convolution_it_computes():
     """F(4x4, 3x3): 36 products for 144, and the transforms (some 15 % at 64 channels)."""
     from tvm import relax
+    from tvmopt.targets import Machine
 
     from tvmopt.legalize import legalize
-    from tvmopt.targets import Machine
 
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 56, 56, 64), "float32"))

@@ -54,7 +54,7 @@ def command(
     save: Annotated[str | None, typer.Option(metavar="DIR", help="Keep the engine files there.")] = None,
     load: Annotated[str | None, typer.Option(metavar="DIR", help="Take the engine files from there.")] = None,
     export_times: Annotated[
-        str | None, typer.Option(metavar="FILE.json", help="Write single-call times.")
+        str | None, typer.Option(metavar="FILE.json", help="Write single-call times, evenly thinned to 4096 an engine.")
     ] = None,
     export_profile: Annotated[
         str | None, typer.Option(metavar="FILE.json", help="Write tvmopt's time per kernel.")

@@ -11,8 +11,8 @@ For a strip of Q = nq*V queries of one head, all in vectors over the *queries*::
                                                     it lies
 
 With the queries in the lanes softmax needs no horizontal step and both products read K and V in their own
-layout, [B, S, N, H]. With bfloat16 operands (`--precision bf16`) the
-kernel widens what it loads and rounds what it stores; its arithmetic stays float32. A causal strip stops at its last visible key (half the work). The strip of scores,
+layout, [B, S, N, H]. With bfloat16 operands (`--precision bf16`) the kernel widens what it loads and rounds what it
+stores; its arithmetic stays float32. A causal strip stops at its last visible key (half the work). The strip of scores,
 Sk*Q*4 bytes, is in L2 up to 4096 keys. Float32, static shapes; anything else is TVM's.
 """
 

@@ -29,12 +29,11 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import tirx
-from tvm.sym import Analyzer
-
 from tvm.ir import _ffi_api as ir_api
 from tvm.ir.expr import TensorLoad
 from tvm.ir.op import register_op_attr
 from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.sym import Analyzer
 from tvm.tirx.op import call_intrin, register_intrin_lowering
 from tvm_ffi import structural_equal, structural_mutate, structural_walk
 

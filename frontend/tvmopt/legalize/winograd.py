@@ -1,12 +1,12 @@
-"""3x3 convolution by Winograd's F(4x4, 3x3): 36 multiplications for 16 outputs instead of 144 - for the winograd family.
+"""3x3 convolution by Winograd's F(4x4, 3x3): 36 multiplications for 16 outputs instead of 144 - for the family.
 
     V[i, j]  = B^T d B           6x6 input tile d, stepping by 4
     M[i, j]  = sum_c V[i, j, c] * U[i, j, c, o]        36 small GEMMs;  U = G g G^T at compile time
     Y        = A^T M A           4x4 outputs
 
-The matrices come from Toom-Cook interpolation at 0, 1, -1, 1/2, -2 and infinity (Lavin & Gray 2016, section 5.1, for the
-algorithm; Barabasz et al. 2018, "Error analysis and improving the accuracy of Winograd convolution", table 3, for the
-points: the usual 0, +-1, +-2 err twice as much). Against float64 its outputs err about 9 times as much as the direct
+The matrices come from Toom-Cook interpolation at 0, 1, -1, 1/2, -2 and infinity (Lavin & Gray 2016, section 5.1, for
+the algorithm; Barabasz et al. 2018, "Error analysis and improving the accuracy of Winograd convolution", table 3, for
+the points: the usual 0, +-1, +-2 err twice as much). Against float64 its outputs err about 9 times as much as the direct
 form's: 1.5e-6 rms, 1.5e-5 at most, for outputs of variance 1 (see tests); `exact=True` turns it off.
 """
 
@@ -83,9 +83,9 @@ def pays(
 
 
 def stream_cycles(weights: int, machine: Machine) -> float:
-    """Cycles to read that many bytes of weights once, all cores together: from memory if they are more than an eighth of
-    L3 (a network's other layers drive them out between two calls), else from L3 at 16 bytes a cycle and core; what fits
-    half of L2 is free.
+    """Cycles to read that many bytes of weights once, all cores together: from memory if they are more than an eighth
+    of L3 (a network's other layers drive them out between two calls), else from L3 at 16 bytes a cycle and core; what
+    fits half of L2 is free.
     """
     if weights > machine.l3 // 8:
         return weights / (machine.bandwidth / machine.ghz / 1e9)

@@ -96,7 +96,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
     ) -> relax.Expr:
         emit = self.builder_.emit
         batch, _, *size = static_shape(x) or ()
-        kernel, taps, in_g = phase_kernel(weight, strides, groups)
+        kernel, taps, _ = phase_kernel(weight, strides, groups)
         full = [
             (n - 1) * s + k + e for n, s, k, e in zip(size, strides, weight.shape[2:], extra, strict=True)
         ]

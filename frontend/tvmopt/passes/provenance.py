@@ -50,7 +50,7 @@ class Provenance:
                 continue
             if isinstance(value.op, tvm.ir.GlobalVar):
                 inner = dict(
-                    zip((p.name for p in module[value.op].params), (_name(a, known) for a in value.args))
+                    zip((p.name for p in module[value.op].params), (_name(a, known) for a in value.args), strict=False)
                 )
                 nodes = []
                 for inner_var, inner_value in _bindings(module[value.op]):

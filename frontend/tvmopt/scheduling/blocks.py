@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from tvm import tirx
@@ -39,7 +40,7 @@ def annotated(func: tirx.PrimFunc, kernel: str) -> Any | None:
 def consumer(func: tirx.PrimFunc, kernel: str) -> Any | None:
     """The block right behind the one annotated `kernel`: its epilogue, once normalized."""
     blocks = blocks_of(func)
-    for block, after in zip(blocks, blocks[1:], strict=False):
+    for block, after in pairwise(blocks):
         if str(block.annotations.get("tvmopt.kernel", "")) == kernel:
             return after
     return None

@@ -11,14 +11,15 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
-import tvmopt
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
+from tvmopt.targets import Machine
+
+import tvmopt
 from tvmopt import pipeline
 from tvmopt.errors import InputError
 from tvmopt.legalize.pairs import llvm_functions
 from tvmopt.runtime.model import Model
-from tvmopt.targets import Machine
 
 HOST = Machine.load("cpu")
 runs_bf16 = pytest.mark.skipif(not HOST.has("avx512bf16"), reason="no avx512_bf16 here")

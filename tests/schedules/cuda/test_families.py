@@ -28,7 +28,7 @@ def h100() -> Machine:
 
 
 def family(name: str) -> Any:
-    return next(f for f in families("cuda") if f.NAME == name)
+    return next(f for f in families("cuda") if name == f.NAME)
 
 
 def recognisers(func: Any, machine: Machine) -> list[str]:

@@ -96,10 +96,10 @@ def norm_te(
 def source(bb: relax.BlockBuilder, x: Any) -> Any:
     """`x`, or what it was before a cast from 16 bits to float32."""
     bound = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
-    if isinstance(bound, relax.Call) and getattr(bound.op, "name", "") == "relax.astype":
-        if str(bound.args[0].ty.dtype) in ("float16", "bfloat16") and str(x.ty.dtype) == "float32":
-            return bound.args[0]
-    return x
+    if not isinstance(bound, relax.Call) or getattr(bound.op, "name", "") != "relax.astype":
+        return x
+    narrow = str(bound.args[0].ty.dtype) in ("float16", "bfloat16") and str(x.ty.dtype) == "float32"
+    return bound.args[0] if narrow else x
 
 
 def _shape(x: Any) -> tuple[int, ...] | None:
