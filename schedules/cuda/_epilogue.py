@@ -39,6 +39,14 @@ def loads(node: Any) -> list[Any]:
     return found
 
 
+def ends_in(func: Any, block: Any, out: Any) -> bool:
+    """Whether `out` is all that follows `block`: it reads its result and parameters, and writes a parameter."""
+    params = list(func.params)
+    touched = [out.body.buffer, *(load.source for load in loads(out.body.value))]
+    rest = [b for b in touched if not b.same_as(block.body.buffer)]
+    return all(any(b.same_as(p) for p in params) for b in rest)
+
+
 class Epilogue:
     """The epilogue block of a function, as a program for one run of columns.
 

@@ -128,6 +128,8 @@ class Kernel:
         inner = SBlock([], [], [], "tile", seq([include(self.buffers), *statements]), None, [], [], {})
         body: Any = SBlockRealize([], tirx.const(True, "bool"), inner)
         body = _bind(self.tx, self.threads, "threadIdx.x", body)
+        # without it ptxas spills a register or two to let more blocks on an SM than shared memory does
+        body = tirx.AttrStmt(self.tx, "tirx.launch_bounds_min_blocks_per_sm", int_(1), body)
         for var, extent, axis in reversed(list(zip(self.block, self.grid, "xyz", strict=False))):
             body = _bind(var, extent, f"blockIdx.{axis}", body)
         return body

@@ -23,7 +23,7 @@ from typing import Any
 
 from tvm import tirx
 from tvmopt.schedules.cuda import _tir as T
-from tvmopt.schedules.cuda._epilogue import Epilogue
+from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in
 from tvmopt.schedules.cuda._mainloop import KINDS, chunk_copy, handle
 from tvmopt.targets import Machine
 
@@ -71,6 +71,8 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     """The block that the CUDA legalizer marked `attention`."""
     block, out = annotated(func, "attention"), consumer(func, "attention")
     if block is None or out is None or "tvmopt.causal" not in block.annotations:
+        return None
+    if not ends_in(func, block, out):
         return None
     notes = block.annotations
     q, k, v = ([int(d) for d in b.shape] for b in func.params[:3])

@@ -19,7 +19,7 @@ from math import gcd
 from typing import Any
 
 from tvmopt.schedules.cuda import _tir as T
-from tvmopt.schedules.cuda._epilogue import Epilogue
+from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in
 from tvmopt.schedules.cuda._mainloop import Product, Program, Rows
 from tvmopt.schedules.cuda.gemm import operands, shared_limit, tile_of, tile_space
 from tvmopt.targets import Machine
@@ -87,15 +87,18 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     block, out = annotated(func, "conv2d"), consumer(func, "conv2d")
     if block is None or out is None or "tvmopt.window" not in block.annotations:
         return None
+    if not ends_in(func, block, out):
+        return None
     marks = block.annotations
     window = tuple(int(v) for v in marks["tvmopt.window"])
     parts, k = int(marks["tvmopt.parts"]), int(marks["tvmopt.k"])
+    dtype = str(operands(block)[0].dtype)
     dims, groups = extents(block), int(marks["tvmopt.pieces"])
     if parts > 1:
         _, m, n, part = dims
     else:
         m, n, part = dims[0] * dims[1] * dims[2], dims[3] // groups, k
-    return Shape(m, n, k, parts, part, str(operands(block)[0].dtype), int(marks["tvmopt.pitch"]), window, groups)
+    return Shape(m, n, k, parts, part, dtype, int(marks["tvmopt.pitch"]), window, groups)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:

@@ -20,7 +20,7 @@ from math import gcd
 from typing import Any
 
 from tvmopt.schedules.cuda import _tir as T
-from tvmopt.schedules.cuda._epilogue import Epilogue, loads
+from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in, loads
 from tvmopt.schedules.cuda._mainloop import Product, Program, Rows
 from tvmopt.targets import Machine
 
@@ -62,6 +62,8 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
         block, out = annotated(func, kernel), consumer(func, kernel)
         if block is None or out is None or "tvmopt.mma" not in block.annotations:
             continue
+        if not ends_in(func, block, out):
+            return None
         notes = block.annotations
         *lead, m, n, k = extents(block)
         parts = int(notes["tvmopt.parts"])

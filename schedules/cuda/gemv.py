@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cuda import _tir as T
-from tvmopt.schedules.cuda._epilogue import Epilogue
+from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in
 from tvmopt.schedules.cuda._mainloop import rows_of
 from tvmopt.schedules.cuda.gemm import FEW_ROWS, operands
 from tvmopt.targets import Machine
@@ -40,6 +40,8 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     """A block marked `gemm` of at most FEW_ROWS rows."""
     block, out = annotated(func, "gemm"), consumer(func, "gemm")
     if block is None or out is None or "tvmopt.mma" not in block.annotations:
+        return None
+    if not ends_in(func, block, out):
         return None
     *lead, m, n, _ = extents(block)
     if lead or m > FEW_ROWS:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import tirx
 from tvmopt.schedules.cuda import _tir as T
-from tvmopt.schedules.cuda._epilogue import Epilogue, copy, loads
+from tvmopt.schedules.cuda._epilogue import Epilogue, copy, ends_in, loads
 from tvmopt.schedules.cuda._mainloop import rows_of
 from tvmopt.targets import Machine
 
@@ -35,6 +35,8 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     """A block that the legalizer marked `split_sum`, and the epilogue behind it."""
     block, out = annotated(func, "split_sum"), consumer(func, "split_sum")
     if block is None or out is None:
+        return None
+    if not ends_in(func, block, out):
         return None
     *rows, n, parts = extents(block)
     m = 1

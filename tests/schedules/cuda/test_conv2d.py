@@ -65,8 +65,9 @@ def test_convolution(
 
 @pytest.mark.parametrize(
     ("groups", "c", "o", "kernel", "dtype"),
-    [(4, 32, 48, 1, "float16"), (3, 27, 15, 3, "float16"), (2, 12, 6, 3, "float32"), (4, 136, 24, 1, "bfloat16")],
-)
+    [(4, 32, 48, 1, "float16"), (3, 27, 15, 3, "float16"), (2, 12, 6, 3, "float32"),
+     (4, 136, 24, 1, "bfloat16")],
+)  # fmt: skip
 def test_groups(groups: int, c: int, o: int, kernel: int, dtype: str) -> None:
     pad = kernel // 2
     x = array((2, 7, 9, c), dtype)

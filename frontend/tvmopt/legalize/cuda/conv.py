@@ -88,7 +88,8 @@ def _implicit_gemm(
         y, x_ = oy * sy - top + ky * dy, ox * sx - left + kx * dx
         first = 0 if groups == 1 else o // (filters // groups) * each
         inside = te.all(y >= 0, y < height, x_ >= 0, x_ < width)
-        return te.if_then_else(inside, _f32(a(n, y, x_, first + c)) * _f32(b(o, (ky * kw + kx) * each + c)), zero)
+        product = _f32(a(n, y, x_, first + c)) * _f32(b(o, (ky * kw + kx) * each + c))
+        return te.if_then_else(inside, product, zero)
 
     marks = {**notes("conv2d", k, pitch=pitch), "tvmopt.window": list(window), "tvmopt.pieces": groups}
     _, parts = plan(m, filters, k, 1, dtype, machine)
