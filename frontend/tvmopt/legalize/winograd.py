@@ -6,8 +6,8 @@
 
 The matrices come from Toom-Cook interpolation at 0, 1, -1, 1/2, -2 and infinity (Lavin & Gray 2016, section 5.1, for
 the algorithm; Barabasz et al. 2018, "Error analysis and improving the accuracy of Winograd convolution", table 3, for
-the points: the usual 0, +-1, +-2 err twice as much). Against float64 its outputs err about 9 times as much as the direct
-form's: 1.5e-6 rms, 1.5e-5 at most, for outputs of variance 1 (see tests); `exact=True` turns it off.
+the points: the usual 0, +-1, +-2 err twice as much). Against float64 its outputs err about 9 times as much as the
+direct form's: 1.5e-6 rms, 1.5e-5 at most, for outputs of variance 1 (see tests); `exact=True` turns it off.
 """
 
 from __future__ import annotations
