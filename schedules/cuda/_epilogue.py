@@ -40,7 +40,7 @@ def loads(node: Any) -> list[Any]:
 
 
 def ends_in(func: Any, block: Any, out: Any) -> bool:
-    """Whether `out` is all that follows `block`: it reads its result and parameters, and writes a parameter."""
+    """Whether `out` is all that follows `block`: it reads its result and parameters, writes a parameter."""
     params = list(func.params)
     touched = [out.body.buffer, *(load.source for load in loads(out.body.value))]
     rest = [b for b in touched if not b.same_as(block.body.buffer)]
