@@ -3,8 +3,8 @@
     python notebooks/build.py                    # all that have changed
     python notebooks/build.py what-a-schedule-is # some, whether they changed or not
 
-A notebook is written as `NAME.py` in Jupytext's percent format, which a diff shows well. `NAME.ipynb` is that
-source, executed: stable cell ids, no execution counts, no times. The tests execute the source and compare cells.
+A notebook is written as `NAME.py` in Jupytext's percent format, which diffs show well. `NAME.ipynb` is that
+source, executed: stable cell ids, no execution counts, no times. The tests execute it and compare the cells.
 """
 
 from __future__ import annotations
