@@ -247,7 +247,7 @@ axis.axvline(blas, color="#999933", linestyle=":", label="NumPy's BLAS, one thre
 axis.set_xlabel("GFLOP/s")
 axis.set_xlim(0, 1.15 * peak_all)
 axis.set_title(f"C = A @ B, {M} x {K} x {N}, fp32")
-axis.legend(loc="lower right", framealpha=1)
+axis.legend(loc="upper right", framealpha=1)
 figure.tight_layout()
 
 # %%
