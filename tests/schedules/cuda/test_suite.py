@@ -1,0 +1,49 @@
+"""What the suite compiles to on a GPU, held against what is kept in benchmarks/results: kernels, registers, spills."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvmopt import cuda
+from tvmopt.errors import MissingDependency
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+KEPT = json.loads((BENCHMARKS / "results/nvidia-h100-compiled/fp16.json").read_text())
+
+
+def _suite() -> Any:
+    spec = importlib.util.spec_from_file_location("gpu_suite", BENCHMARKS / "gpu_suite.py")
+    assert spec and spec.loader
+    module = sys.modules.setdefault("gpu_suite", importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("row", KEPT["models"], ids=lambda r: r["model"])
+def test_kept_results_hold_what_is_promised(row: dict[str, Any]) -> None:
+    assert "error" not in row
+    assert not row["spilled_heavy"] and row["dlight"] == 0 and row["fallback_share"] < 0.01
+    assert row["registers"] <= 255 and row["seconds"] < 60
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "mobilenet_v2"])
+def test_compiles_to_the_kernels_kept(name: str, tmp_path: Path) -> None:
+    """Fewer registers or kernels are progress: run benchmarks/gpu_suite.py and look at the difference."""
+    try:
+        if not cuda.find_toolkit().nvcc:
+            pytest.skip("no nvcc here")
+    except MissingDependency as error:
+        pytest.skip(str(error))
+    suite = _suite()
+    kept = next(row for row in KEPT["models"] if row["model"] == name)
+    found = suite.compiled(suite.models.write(name, tmp_path, batch=1), KEPT["target"], KEPT["precision"])
+    assert {k: found.get(k) for k in ("kernels", "families", "spilled", "dlight")} == {
+        k: kept[k] for k in ("kernels", "families", "spilled", "dlight")
+    }, found.get("error")
+    assert found["registers"] <= kept["registers"] and found["shared"] <= kept["shared"]
