@@ -48,6 +48,7 @@ class Machine:
         bandwidth: bytes a second from memory, all cores.
         sm_threads, sm_blocks, sm_shared: what one streaming multiprocessor holds: threads, blocks, and
         bytes of shared memory (``cuda``).
+        sm_lanes: fp32 FMAs that one streaming multiprocessor starts a cycle (``cuda``).
         features: ISA features: ``avx2 fma avx512f avx512bf16 avx512vnni amx-bf16 amx-int8 ...``.
         tvm: further attributes of TVM's target, passed on as they are.
         sources: where each number comes from.
@@ -73,6 +74,7 @@ class Machine:
     sm_threads: int = 2048
     sm_blocks: int = 32
     sm_shared: int = 0
+    sm_lanes: int = 128
     features: tuple[str, ...] = ()
     tvm: dict[str, Any] = field(default_factory=dict, hash=False)
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
@@ -81,7 +83,7 @@ class Machine:
         problems = []
         if self.kind not in ("llvm", "cuda"):
             problems.append(f"kind is {self.kind!r}, must be 'llvm' or 'cuda'")
-        for key in ("cores", "fma_ports", "fma_latency", "load_ports", "l1d", "line", "vector_registers"):
+        for key in ("cores", "fma_ports", "fma_latency", "load_ports", "l1d", "line", "vector_registers", "sm_lanes"):
             if getattr(self, key) < 1:
                 problems.append(f"{key} is {getattr(self, key)}, must be at least 1")
         if self.kind == "llvm":
@@ -119,7 +121,15 @@ class Machine:
 
     @property
     def peak_flops(self) -> float:
-        """fp32 peak, all cores: cores * GHz * ports * lanes * 2 (an FMA is two operations)."""
+        """fp32 peak, all cores, no tensor cores: cores * GHz * FMAs a cycle and core * 2 (an FMA is two operations).
+
+        The FMAs a cycle are ports * lanes of a CPU's core, ``sm_lanes`` of a streaming multiprocessor.
+
+        >>> Machine("m", "cuda", "sm_90", cores=132, ghz=1.98).peak_flops / 1e12  # H100's datasheet: 67
+        66.9...
+        """
+        if self.kind == "cuda":
+            return self.cores * self.ghz * 1e9 * self.sm_lanes * 2
         return self.cores * self.ghz * 1e9 * self.fma_ports * self.lanes() * 2
 
     def tvm_target(self) -> Any:

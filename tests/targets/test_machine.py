@@ -33,6 +33,11 @@ def test_cuda_names(text: str, arch: str) -> None:
     assert (machine.kind, machine.mcpu) == ("cuda", arch)
 
 
+@pytest.mark.parametrize(("name", "tflops"), [("nvidia-a100", 19.5), ("nvidia-h100", 67), ("nvidia-h200", 67)])
+def test_peaks_are_the_datasheets(name: str, tflops: float) -> None:
+    assert Machine.load(name).peak_flops / 1e12 == pytest.approx(tflops, rel=0.01)
+
+
 def test_unknown_names_get_the_nearest() -> None:
     for text, near in (
         ("znver4", "znver5"),
