@@ -5,14 +5,18 @@
     scripts/gpu-bench --only numbers,races      # some steps
     scripts/gpu-bench resnet50 bert_base        # some models
 
-Steps, in order; a step whose needs are missing is reported and left out, and a wrong result stops the rest:
+Steps, in order; a step whose needs are missing is reported and left out, and a failure of numbers or races stops the
+rest:
 
     numbers   `pytest -m cuda`: every artifact against onnxruntime on the CPU, within the precision's tolerance
     races     compute-sanitizer --tool racecheck, then memcheck, over the same tests
-    bench     each model compiled in fp16, then `tvmopt bench` against onnxruntime-cuda and TensorRT, each where it
-              is installed
+    peers     benchmarks/gpu_peers.py: ResNet-50 (batch 1 and 32), BERT-base, ViT-B and a GEMM of 4096x4096x4096 in fp16
+              against eager torch (cuDNN, cuBLAS), torch.compile (max-autotune, CUDA graphs) and onnxruntime's CUDA
+              provider, data on the device, timed by CUDA events: peers.json and peers.md
+    bench     each model compiled in fp16, then `tvmopt bench` against TensorRT where it is installed
 
-torch.compile, cuBLAS and cuDNN are not among the engines yet: `tvmopt bench` has no runner for them.
+`tvmopt bench` gives tvmopt NumPy arrays: its time includes the transfers, TensorRT's does not. onnxruntime's CUDA
+provider computes in the model's own dtypes, so its fp16 row is among the peers, on a converted file.
 
 The exit status is 0 where all asked steps ran and passed, 1 where one failed, 3 where one could not run.
 """
@@ -32,7 +36,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("resnet50", "bert_base", "vit_base")
-STEPS = ("numbers", "races", "bench")
+STEPS = ("numbers", "races", "peers", "bench")
+BATCHES = {"resnet50": (1, 32)}
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,11 @@ def needs() -> list[Need]:
         Need("tvm", _module("tvm"), "pip install -e .", STEPS),
         Need("pytest", _module("pytest"), "pip install -e '.[dev]'", ("numbers", "races")),
         Need("compute-sanitizer", _program("compute-sanitizer"), "part of NVIDIA's CUDA toolkit", ("races",)),
-        Need("onnxruntime-gpu", _provider(), "pip install onnxruntime-gpu", ("bench",), False),
+        Need("torch with CUDA", _torch(), "pip install torch (a CUDA build)", ("peers",), False),
+        Need("torch (the models)", _module("torch"), "pip install -e '.[models]'", ("peers", "bench")),
+        Need("transformers", _module("transformers"), "pip install -e '.[models]'", ("peers", "bench")),
+        Need("triton", _module("triton"), "pip install triton (for torch.compile)", ("peers",), False),
+        Need("onnxruntime-gpu", _provider(), "pip install onnxruntime-gpu", ("peers",), False),
         Need("tensorrt", _module("tensorrt"), "pip install tensorrt (NVIDIA's index)", ("bench",), False),
     ]
 
@@ -93,6 +102,11 @@ def _provider() -> str:
     return _answer(code)
 
 
+def _torch() -> str:
+    """torch's version where it sees a GPU."""
+    return _answer("import torch; print(torch.cuda.is_available(), torch.__version__)") if _module("torch") else ""
+
+
 def _answer(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     yes, _, version = done.stdout.strip().partition(" ")
@@ -110,24 +124,23 @@ def commands(step: str, models: Sequence[str], folder: Path, sources: Path) -> l
             [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "1", *tests]
             for tool in ("racecheck", "memcheck")
         ]
-    present = {n.name for n in needs() if n.here}
-    engines = [
-        e for n, e in (("onnxruntime-gpu", "onnxruntime-cuda"), ("tensorrt", "tensorrt")) if n in present
-    ]
-    against = ["--against", ",".join(engines)] if engines else ["--against", "onnxruntime"]
-    tvmopt = [sys.executable, "-c", "from tvmopt.cli import main; main()"]
+    cases = [(model, batch) for model in models for batch in BATCHES.get(model, (1,))]
+    if step == "peers":
+        named = ["gemm_4096", *(f"{model}:{batch}" for model, batch in cases)]
+        script = [sys.executable, str(ROOT / "benchmarks" / "gpu_peers.py")]
+        return [[*script, *named, "--models", str(sources), "--out", str(folder), "--gpu", gpu_name() or "none"]]
+    against = ["--against", "tensorrt" if _module("tensorrt") else "onnxruntime"]
+    tvmopt = [sys.executable, "-m", "tvmopt"]
+    write = [sys.executable, str(ROOT / "benchmarks" / "models.py")]
     found = []
-    for model in models:
-        onnx, artifact = str(sources / f"{model}.onnx"), str(folder / f"{model}-fp16.tvmopt")
-        found.append(
-            [*tvmopt, "compile", onnx, "--target", "cuda", "--precision", "fp16", "--output", artifact]
-        )
-        report = [
-            "--markdown",
-            str(folder / f"{model}-fp16.md"),
-            "--html",
-            str(folder / f"{model}-fp16.html"),
-        ]
+    for model, batch in cases:
+        stem = model if batch == 1 else f"{model}_b{batch}"
+        onnx, result = str(sources / f"{stem}.onnx"), folder / f"{stem}-fp16"
+        artifact = f"{result}.tvmopt"
+        report = ["--markdown", f"{result}.md", "--html", f"{result}.html"]
+        found.append([*write, model, "--batch", str(batch), "--folder", str(sources)])
+        found.append([*tvmopt, "compile", onnx, "--target", "cuda", "--precision", "fp16", "--output", artifact])
+        # onnxruntime on the CPU, where there is no TensorRT, computes in fp32: its row is there for the outputs
         found.append([*tvmopt, "bench", artifact, "--model", onnx, "--precision", "fp16", *against, *report])
     return found
 
@@ -136,7 +149,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--only", default=",".join(STEPS), help=f"of {', '.join(STEPS)}")
-    parser.add_argument("--models-dir", type=Path, default=Path("models"), help="where MODEL.onnx lie")
+    sources = ROOT / "benchmarks" / "models"
+    parser.add_argument("--models-dir", type=Path, default=sources, help="where MODEL.onnx lie; written if missing")
     parser.add_argument("--dry-run", action="store_true", help="say what is missing and what would run")
     options = parser.parse_args()
     steps = options.only.split(",")
@@ -148,7 +162,7 @@ def main() -> int:
     for need in found:
         state = need.here or f"missing{'' if need.required else ' (compared without it)'}: {need.fix}"
         print(f"{need.name:22} {state}")
-    left_out = False
+    left_out = failed = False
     record: dict[str, object] = {"gpu": found[0].here, "needs": [asdict(n) for n in found], "steps": {}}
     for step in steps:
         missing = [n.name for n in found if n.required and step in n.steps and not n.here]
@@ -163,8 +177,11 @@ def main() -> int:
                 status = subprocess.run(command, cwd=ROOT, check=False).returncode
                 record["steps"][" ".join(command)] = [status, round(time.monotonic() - start, 1)]  # type: ignore[index]
                 (folder / "run.json").write_text(json.dumps(record, indent=1) + "\n")
-                if status:
+                failed |= status != 0
+                if status and step in ("numbers", "races"):  # the speed of wrong results is of no interest
                     return 1
+    if failed:
+        return 1
     return 3 if left_out and not options.dry_run else 0
 
 

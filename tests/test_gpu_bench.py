@@ -22,7 +22,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_dry_run_names_every_step() -> None:
     done = run("--dry-run", "resnet50")
     assert done.returncode == 0, done.stderr
-    for words in ("numbers:", "racecheck", "memcheck", "--target cuda --precision fp16", "bench"):
+    for words in ("numbers:", "racecheck", "memcheck", "--target cuda --precision fp16", "bench",
+                  "torch with CUDA", "gemm_4096 resnet50:1 resnet50:32", "resnet50_b32.onnx"):  # fmt: skip
         assert words in done.stdout
 
 
@@ -36,4 +37,4 @@ def test_without_a_gpu_it_says_so_and_fails() -> None:
 
 def test_unknown_step() -> None:
     done = run("--only", "race")
-    assert done.returncode == 2 and "there are numbers, races, bench" in done.stderr
+    assert done.returncode == 2 and "there are numbers, races, peers, bench" in done.stderr
