@@ -11,6 +11,8 @@ Engines, each in a process of its own, in fp16 on the GPU (fp32 in a rehearsal),
     compile        `torch.compile(mode="max-autotune")`, which captures CUDA graphs
     onnxruntime    the CUDA provider on a file converted to fp16, inputs and outputs bound on the device
 
+Images go to torch as fp16; tvmopt and onnxruntime take them as fp32 and cast inside.
+
 After a warm-up the engines take turns, the order turned round every round. A call is timed twice: by CUDA events around
 it, and by the clock until the device is idle. A row's figure is the median over rounds of the turns' medians; a ratio
 is the median over rounds of (peer / tvmopt). The L2 cache is not flushed. An engine that fails, or whose output differs

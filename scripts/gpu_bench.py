@@ -13,7 +13,7 @@ rest:
     peers     benchmarks/gpu_peers.py: ResNet-50 (batch 1 and 32), BERT-base, ViT-B and a GEMM of 4096x4096x4096 in fp16
               against eager torch (cuDNN, cuBLAS), torch.compile (max-autotune, CUDA graphs) and onnxruntime's CUDA
               provider, data on the device, timed by CUDA events: peers.json and peers.md
-    bench     each model compiled in fp16, then `tvmopt bench` against TensorRT where it is installed
+    bench     each model compiled in fp16, then `tvmopt bench` against TensorRT
 
 `tvmopt bench` gives tvmopt NumPy arrays: its time includes the transfers, TensorRT's does not. onnxruntime's CUDA
 provider computes in the model's own dtypes, so its fp16 row is among the peers, on a converted file.
@@ -78,7 +78,7 @@ def needs() -> list[Need]:
         Need("transformers", _module("transformers"), "pip install -e '.[models]'", ("peers", "bench")),
         Need("triton", _module("triton"), "pip install triton (for torch.compile)", ("peers",), False),
         Need("onnxruntime-gpu", _provider(), "pip install onnxruntime-gpu", ("peers",), False),
-        Need("tensorrt", _module("tensorrt"), "pip install tensorrt (NVIDIA's index)", ("bench",), False),
+        Need("tensorrt", _module("tensorrt"), "pip install tensorrt (NVIDIA's index)", ("bench",)),
     ]
 
 
@@ -129,7 +129,6 @@ def commands(step: str, models: Sequence[str], folder: Path, sources: Path) -> l
         named = ["gemm_4096", *(f"{model}:{batch}" for model, batch in cases)]
         script = [sys.executable, str(ROOT / "benchmarks" / "gpu_peers.py")]
         return [[*script, *named, "--models", str(sources), "--out", str(folder), "--gpu", gpu_name() or "none"]]
-    against = ["--against", "tensorrt" if _module("tensorrt") else "onnxruntime"]
     tvmopt = [sys.executable, "-m", "tvmopt"]
     write = [sys.executable, str(ROOT / "benchmarks" / "models.py")]
     found = []
@@ -140,8 +139,8 @@ def commands(step: str, models: Sequence[str], folder: Path, sources: Path) -> l
         report = ["--markdown", f"{result}.md", "--html", f"{result}.html"]
         found.append([*write, model, "--batch", str(batch), "--folder", str(sources)])
         found.append([*tvmopt, "compile", onnx, "--target", "cuda", "--precision", "fp16", "--output", artifact])
-        # onnxruntime on the CPU, where there is no TensorRT, computes in fp32: its row is there for the outputs
-        found.append([*tvmopt, "bench", artifact, "--model", onnx, "--precision", "fp16", *against, *report])
+        against = ["--precision", "fp16", "--against", "tensorrt"]
+        found.append([*tvmopt, "bench", artifact, "--model", onnx, *against, *report])
     return found
 
 
