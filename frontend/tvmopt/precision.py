@@ -46,11 +46,14 @@ def notes(precision: str, decisions: Iterable[Decision]) -> tuple[str, ...]:
 
     >>> notes("bf16", [Decision("tvmopt.ConvertPrecision", "declined", "dw", "3: a reduction of one term")])
     ('asked for bf16; in it: 0 operators, in fp32: 1 (a reduction of one term)',)
+    >>> notes("fp16", [Decision("tvmopt.ConvertPrecision", "declined", "fc", "1: operands are float16")])
+    ()
     """
     if precision == "fp32":
         return ()
     mine = [d for d in decisions if d.stage == "tvmopt.ConvertPrecision" and d.node != "main"]
-    left = [d.reason.partition(": ")[2] for d in mine if d.verdict == "declined"]
+    already = f"operands are {dict(fp16='float16', bf16='bfloat16').get(precision)}"  # as the model has it
+    left = [d.reason.partition(": ")[2] for d in mine if d.verdict == "declined" and not d.reason.endswith(already)]
     done = len(mine) - len(left)
     if done and not left:
         return ()
