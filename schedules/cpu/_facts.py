@@ -115,6 +115,15 @@ def facts(func: Any) -> tuple[BlockFacts, ...] | None:
     return tuple(blocks) or None
 
 
+def moving_blocks(func: Any) -> tuple[BlockFacts, ...] | None:
+    """The blocks of a function if all are spatial, write one buffer with plain loops and no legalizer claimed them,
+    else None: what `elementwise` and `layout` have in common, on every kind of machine."""
+    blocks = facts(func)
+    if blocks is None or any(not b.spatial or b.kernel or b.store is None or not b.trivial for b in blocks):
+        return None
+    return blocks
+
+
 def block_of(realize: Any, loops: tuple[Any, ...]) -> BlockFacts | None:
     """The facts of one block under the given loops; None where an extent is not static."""
     try:

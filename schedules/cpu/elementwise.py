@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import Access, BlockFacts, facts
+from tvmopt.schedules.cpu._facts import Access, BlockFacts, moving_blocks
 from tvmopt.schedules.cpu._loops import inline_spatial, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
@@ -62,14 +62,9 @@ def _mentions(expr: Any, var: Any) -> bool:
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
     """All blocks spatial, unclaimed, without borders or seams, contiguous or constant along the last axis."""
-    blocks = facts(func)
-    if blocks is None:
+    blocks = moving_blocks(func)
+    if blocks is None or any(b.guarded or not last_axis_contiguous(b) for b in blocks):
         return None
-    for block in blocks:
-        if not block.spatial or block.kernel or block.store is None or not block.trivial:
-            return None
-        if block.guarded or not last_axis_contiguous(block):
-            return None
     time = sum(b.nanoseconds(machine.lanes(), machine.ghz) for b in blocks)
     return Shape(blocks[-1].elements, time)
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from tvmopt.schedules.cpu import elementwise
-from tvmopt.schedules.cpu._facts import BlockFacts, evaluate, facts, step
+from tvmopt.schedules.cpu._facts import BlockFacts, evaluate, moving_blocks, step
 from tvmopt.schedules.cpu._loops import block_facts, inline_spatial, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
@@ -42,10 +42,8 @@ class Shape:
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
     """All blocks spatial and unclaimed, and some access that `elementwise` would not take."""
-    blocks = facts(func)
+    blocks = moving_blocks(func)
     if blocks is None or elementwise.recognise(func, machine) is not None:
-        return None
-    if any(not b.spatial or b.kernel or b.store is None or not b.trivial for b in blocks):
         return None
     return Shape(blocks[-1].elements, 2 * sum(b.nanoseconds(machine.lanes(), machine.ghz) for b in blocks))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import facts
+from tvmopt.schedules.cpu._facts import moving_blocks
 from tvmopt.schedules.cpu.elementwise import last_axis_contiguous
 from tvmopt.schedules.cuda._threads import fill, inline_all, one_pass, vector_width, vectors
 from tvmopt.targets import Machine
@@ -32,14 +32,9 @@ class Shape:
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
     """All blocks spatial and unclaimed, without borders or seams, contiguous or constant along the last axis."""
-    blocks = facts(func)
-    if blocks is None:
+    blocks = moving_blocks(func)
+    if blocks is None or any(b.guarded or not last_axis_contiguous(b) for b in blocks):
         return None
-    for block in blocks:
-        if not block.spatial or block.kernel or block.store is None or not block.trivial:
-            return None
-        if block.guarded or not last_axis_contiguous(block):
-            return None
     return shape_of(blocks, machine)
 
 

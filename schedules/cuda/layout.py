@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, facts
+from tvmopt.schedules.cpu._facts import BlockFacts, moving_blocks
 from tvmopt.schedules.cpu.layout import transposed
 from tvmopt.schedules.cuda import elementwise
 from tvmopt.schedules.cuda._threads import along, fill, fused, here, inline_all, one_pass, vector_width
@@ -35,10 +35,8 @@ class Shape:
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
     """All blocks spatial and unclaimed, and some access that `elementwise` does not take."""
-    blocks = facts(func)
+    blocks = moving_blocks(func)
     if blocks is None or elementwise.recognise(func, machine) is not None:
-        return None
-    if any(not b.spatial or b.kernel or b.store is None or not b.trivial for b in blocks):
         return None
     return Shape(machine, blocks[-1].elements)
 

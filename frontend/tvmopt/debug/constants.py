@@ -16,12 +16,11 @@ import numpy as np
 
 from tvmopt.analysis.comparator import Array
 from tvmopt.debug.check import Numbers
-from tvmopt.debug.files import save
+from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.records import Blame, CompareResult, Constant, Repro, Row, Trace
 from tvmopt.errors import ArtifactError, TvmoptError
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name, operator
-from tvmopt.runtime.container import atomic_write
 
 if TYPE_CHECKING:
     import onnx
@@ -170,9 +169,7 @@ def _piece(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro
     piece = layers.with_data(layers.piece(inside))
     path = save(piece, session.settings.repro)
     feeds = layers.inputs(piece)
-    inputs = path.with_suffix(".npz")
-    with atomic_write(inputs) as stream:
-        np.savez(stream, **feeds)  # type: ignore[arg-type]
+    inputs = save_inputs(feeds, path)
     other = path.with_suffix(".tvmopt")
     try:
         replaced, confirmed = isolated(

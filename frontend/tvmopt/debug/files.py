@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, numpy_helper
@@ -31,6 +33,14 @@ def has_external(path: str | Path) -> bool:
 def weight_bytes(model: onnx.ModelProto) -> int:
     """Bytes of all initialisers."""
     return sum(byte_size(t.data_type, count(t.dims)) for t in model.graph.initializer)
+
+
+def save_inputs(feeds: Mapping[str, Any], model: Path) -> Path:
+    """Write a model's inputs beside it, as ``<name>.npz``; the file appears when it is complete."""
+    path = model.with_suffix(".npz")
+    with atomic_write(path) as stream:
+        np.savez(stream, **feeds)  # type: ignore[arg-type]  # names become keyword arguments
+    return path
 
 
 def save(model: onnx.ModelProto, path: str | Path, *, external: bool | None = None) -> Path:

@@ -16,13 +16,12 @@ from onnx import numpy_helper
 from tvmopt.analysis.comparator import Array, OutputComparison, compare
 from tvmopt.analysis.samples import longest_reduction
 from tvmopt.debug.constants import difference
-from tvmopt.debug.files import save
+from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.layers import Layers
 from tvmopt.debug.records import Blame, CompareResult, Constant, Layer, Repro, Row, Trace
 from tvmopt.errors import InputError, TvmoptError
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name, operator
-from tvmopt.runtime.container import atomic_write
 
 if TYPE_CHECKING:
     from tvmopt.debug.session import Session
@@ -229,9 +228,7 @@ def _repro(session: Session, theirs: Layers, i: int, j: int) -> Repro | None:
         return None
     path = save(bad, session.settings.repro)
     expected = save(good, path.with_name(f"{path.stem}.expected.onnx"))
-    inputs = path.with_suffix(".npz")
-    with atomic_write(inputs) as stream:
-        np.savez(stream, **feeds)  # type: ignore[arg-type]
+    inputs = save_inputs(feeds, path)
     theirs_feeds = {v.name: a for v, a in zip(bad.graph.input, feeds.values(), strict=True)}
 
     def differ() -> bool:

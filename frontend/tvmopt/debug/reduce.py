@@ -24,12 +24,11 @@ import onnx
 
 from tvmopt.analysis.samples import integer_bounds, sample_inputs
 from tvmopt.debug.check import Check, Command, Finding, Numbers
-from tvmopt.debug.files import save
+from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import inputs_of, needed
 from tvmopt.debug.layers import Layers
 from tvmopt.errors import InputError, TvmoptError
 from tvmopt.importer.protos import node_name, operator, static_shape, tensor_spec
-from tvmopt.runtime.container import atomic_write
 
 Progress = Callable[[str], None]
 MODES = ("bisect", "linear")
@@ -315,12 +314,7 @@ class Search:
         if self.wants:
             self.layers.compute(self.layers.needs(inside))
         path = save(piece, output)
-        inputs = ""
-        if self.wants:
-            file = path.with_suffix(".npz")
-            with atomic_write(file) as stream:
-                np.savez(stream, **self.layers.inputs(piece))  # type: ignore[arg-type]
-            inputs = str(file)
+        inputs = str(save_inputs(self.layers.inputs(piece), path)) if self.wants else ""
         final = self.check(path, piece, self.layers.inputs(piece) if self.wants else {})
         nodes = [self.layers.nodes[i] for i in sorted(inside)]
         return Reduced(

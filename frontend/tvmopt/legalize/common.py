@@ -35,6 +35,19 @@ def constant(bb: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:
     return expr.value.numpy() if hasattr(expr, "value") and hasattr(expr.value, "numpy") else None
 
 
+def nhwc_convolution(
+    bb: relax.BlockBuilder, call: relax.Call
+) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray] | None:
+    """The shapes of data and weight and the weight's value of `R.nn.conv2d` in NHWC/OHWI; None if a layout is another
+    one, a shape is open or empty, or the weight is not constant."""
+    attrs = call.attrs
+    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
+        return None
+    x, w = call.args
+    xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
+    return None if xs is None or ws is None or value is None or 0 in xs + ws else (xs, ws, value)
+
+
 def call_fusable(
     bb: relax.BlockBuilder, compute: Callable[..., te.Tensor], args: Sequence[relax.Expr], name: str
 ) -> relax.Expr:

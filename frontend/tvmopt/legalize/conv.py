@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.legalize.common import call_fusable, constant, static_shape
+from tvmopt.legalize.common import call_fusable, nhwc_convolution
 from tvmopt.legalize.matmul import gemm_te, pack_panels, product, weight_panels
 from tvmopt.legalize.pairs import bits, pack_pairs
 from tvmopt.scheduling.tile import choose_tile
@@ -21,13 +21,10 @@ from tvmopt.targets import Machine
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
     """`R.nn.conv2d` in NHWC/OHWI with constant weights; anything else is TVM's."""
-    attrs = call.attrs
-    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
+    found, attrs, x = nhwc_convolution(bb, call), call.attrs, call.args[0]
+    if found is None:
         return None
-    x, w = call.args
-    xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
-    if xs is None or ws is None or value is None or 0 in xs + ws:
-        return None
+    xs, ws, value = found
     kind = str(value.dtype)
     if str(x.ty.dtype) != kind or kind not in ("float32", "bfloat16") or str(call.ty.dtype) != "float32":
         return None

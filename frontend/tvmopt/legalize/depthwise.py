@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
-from tvmopt.legalize.common import call_fusable, constant, static_shape
+from tvmopt.legalize.common import call_fusable, nhwc_convolution
 from tvmopt.legalize.window import Window, channel_vector, padded_source
 from tvmopt.targets import Machine
 
@@ -22,13 +22,10 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     """`R.nn.conv2d` in NHWC/OHWI with one input channel a group and constant weights; anything else is not
     ours.
     """
-    attrs = call.attrs
-    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
+    found, attrs, x = nhwc_convolution(bb, call), call.attrs, call.args[0]
+    if found is None:
         return None
-    x, w = call.args
-    xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
-    if xs is None or ws is None or value is None or 0 in xs + ws:
-        return None
+    xs, ws, value = found
     groups = int(attrs.groups)
     if groups != xs[3] or ws[3] != 1 or groups == 1 or {str(x.ty.dtype), str(value.dtype)} != {"float32"}:
         return None

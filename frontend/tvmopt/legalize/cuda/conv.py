@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.legalize.common import call_fusable, constant, static_shape
+from tvmopt.legalize.common import call_fusable, nhwc_convolution
 from tvmopt.legalize.cuda.matmul import FLOATS, _f32, add_parts, notes, rows_times_constant, unpack
 from tvmopt.scheduling.cuda_tile import plan, split_length
 from tvmopt.targets import Machine
@@ -23,13 +23,10 @@ from tvmopt.targets import Machine
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
     """`R.nn.conv2d` in NHWC/OHWI with constant weights; depthwise is not for tensor cores."""
-    attrs = call.attrs
-    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
+    found, attrs, (x, w) = nhwc_convolution(bb, call), call.attrs, call.args
+    if found is None:
         return None
-    x, w = call.args
-    xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
-    if xs is None or ws is None or value is None or 0 in xs + ws:
-        return None
+    xs, ws, value = found
     groups = int(attrs.groups)
     if groups > 1 and ws[3] == 1:
         return None  # depthwise: no product of matrices
