@@ -180,9 +180,7 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
     Args:
         cuda_graph: runs of kernels with static shapes are captured once as CUDA graphs and replayed.
     """
-    config = BUILD_CONFIG
-    if machine.kind == "cuda":
-        config = {"relax.backend.use_cuda_graph": cuda_graph}
+    config: dict[str, Any] = {"relax.backend.use_cuda_graph": cuda_graph} if machine.kind == "cuda" else BUILD_CONFIG
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
         with _timed(lowered.seconds, "plan memory"):
             module = name_module(lowered.module) if machine.kind == "llvm" else lowered.module

@@ -39,7 +39,7 @@ def save_inputs(feeds: Mapping[str, Any], model: Path) -> Path:
     """Write a model's inputs beside it, as ``<name>.npz``; the file appears when it is complete."""
     path = model.with_suffix(".npz")
     with atomic_write(path) as stream:
-        np.savez(stream, **feeds)  # type: ignore[arg-type]  # names become keyword arguments
+        np.savez(stream, **feeds)
     return path
 
 

@@ -88,7 +88,7 @@ def stream_cycles(weights: int, machine: Machine) -> float:
     fits half of L2 is free.
     """
     if weights > machine.l3 // 8:
-        return weights / (machine.bandwidth / machine.ghz / 1e9)
+        return float(weights / (machine.bandwidth / machine.ghz / 1e9))
     return weights / 16 / machine.cores if weights > machine.l2 // 2 else 0.0
 
 
