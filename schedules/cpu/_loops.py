@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, block_of, contiguous_suffix, facts, largest_divisor
 from tvmopt.targets import Machine
+
+from tvmopt.scheduling.facts import BlockFacts, block_of, facts, largest_divisor
+from tvmopt.scheduling.strides import contiguous_suffix
 
 LAUNCH_NS = 15_000.0
 """Below this much work a loop stays on one core: waking TVM's pool costs 3 to 5 us."""

@@ -21,11 +21,11 @@ from math import prod
 
 import tvm
 from tvm import tirx
-from tvmopt.schedules.cpu._facts import itemsize
 from tvmopt.schedules.cpu.gemm import vectorize_columns
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
+from tvmopt.scheduling.facts import itemsize
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import Access, BlockFacts, moving_blocks
 from tvmopt.schedules.cpu._loops import inline_spatial, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import last_axis_contiguous
 
 NAME, VERSION = "elementwise", 1
 
@@ -30,34 +31,6 @@ class Shape:
 
     elements: int
     nanoseconds: float
-
-
-def last_axis_contiguous(block: BlockFacts) -> bool:
-    """Every access is contiguous or constant along the block's last axis (no transpose, gather or stride
-    there).
-    """
-    last = next(
-        (v for v, e in zip(reversed(block.variables), reversed(block.extents), strict=True) if e > 1), None
-    )
-    if last is None:
-        return True
-    accesses = [*block.loads, *([block.store] if block.store else [])]
-    return all(_plain(a, last) for a in accesses)
-
-
-def _plain(access: Access, last: Any) -> bool:
-    indices = list(access.indices)
-    while indices and int(access.buffer.shape[len(indices) - 1]) == 1:
-        indices.pop()
-    return all(index.same_as(last) for index in indices[-1:] if _mentions(index, last)) and not any(
-        _mentions(index, last) for index in indices[:-1]
-    )
-
-
-def _mentions(expr: Any, var: Any) -> bool:
-    from tvm.tirx.analysis import undefined_vars
-
-    return any(v.same_as(var) for v in undefined_vars(expr, []))
 
 
 def recognise(func: Any, machine: Machine) -> Shape | None:

@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import facts
 from tvmopt.schedules.cpu._loops import block_facts, inline_spatial, spatial_nest, worth_threads
 from tvmopt.schedules.cpu.reduce import reduction_nest
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import facts
 from tvmopt.scheduling.family import Knobs, Space
 
 NAME, VERSION = "generic", 1

@@ -21,11 +21,12 @@ from itertools import pairwise
 from typing import Any
 
 from tvmopt.schedules.cpu import elementwise
-from tvmopt.schedules.cpu._facts import BlockFacts, evaluate, moving_blocks, step
 from tvmopt.schedules.cpu._loops import block_facts, inline_spatial, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import BlockFacts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import evaluate, transposed
 
 NAME, VERSION = "layout", 1
 SHORT = 8
@@ -77,20 +78,6 @@ def _seam(here: BlockFacts) -> bool:
     return bool(here.extents) and here.variables[-1] in here.guarded and here.extents[-1] > 1
 
 
-def transposed(here: BlockFacts) -> tuple[int, int] | None:
-    """(the axis contiguous in the store, another axis contiguous in a load), or None where they are one."""
-    if here.store is None:
-        return None
-    stored = _contiguous(here, here.store)
-    if stored is None:
-        return None
-    for access in here.loads:
-        loaded = _contiguous(here, access)
-        if loaded is not None and loaded != stored and _along(here, access, stored) not in (0, 1):
-            return stored, loaded
-    return None
-
-
 def interleaved(here: BlockFacts) -> int | None:
     """The number g <= 8 of streams that the last axis takes in turn: steps of g move the load by one element.
 
@@ -121,17 +108,6 @@ def _shuffle(sch: Any, block: Any, ways: int, knobs: Knobs) -> None:
     sch.unroll(turn)
     if outer and knobs["parallel"]:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
-
-
-def _along(here: BlockFacts, access: Any, axis: int) -> int | None:
-    order = [j for j in range(len(here.extents)) if j != axis] + [axis]
-    return step(access, [here.variables[j] for j in order], [here.extents[j] for j in order], len(order) - 1)
-
-
-def _contiguous(here: BlockFacts, access: Any) -> int | None:
-    """The longest axis along which an access moves by one element."""
-    found = [i for i, e in enumerate(here.extents) if e > 1 and _along(here, access, i) == 1]
-    return max(found, key=lambda i: here.extents[i], default=None)
 
 
 def _transpose(sch: Any, block: Any, here: BlockFacts, axes: tuple[int, int], knobs: Knobs) -> None:

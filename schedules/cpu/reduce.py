@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, facts, largest_divisor, step
 from tvmopt.schedules.cpu._loops import block_facts, inline_spatial, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import BlockFacts, facts, largest_divisor
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import vector_axis
 
 NAME, VERSION = "reduce", 1
 
@@ -88,24 +89,6 @@ def reduction_nest(
 def _threads(sch: Any, loops: list[Any], parallel: bool) -> None:
     if parallel and loops:
         sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
-
-
-def vector_axis(here: BlockFacts, spatial: list[int]) -> int | None:
-    """The spatial axis along which the store is contiguous and every load contiguous or constant."""
-    if here.store is None:
-        return None
-    for i in reversed(spatial):
-        if here.extents[i] < 4:
-            continue
-        # along axis i alone: ask for the step with i moved last
-        order = [j for j in range(len(here.extents)) if j != i] + [i]
-        variables = [here.variables[j] for j in order]
-        extents = [here.extents[j] for j in order]
-        if step(here.store, variables, extents, len(extents) - 1) != 1:
-            continue
-        if all(step(a, variables, extents, len(extents) - 1) in (0, 1) for a in here.loads):
-            return i
-    return None
 
 
 def _partial_sums(sch: Any, block: Any, here: BlockFacts, machine: Machine) -> None:

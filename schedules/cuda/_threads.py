@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, block_of, contiguous_suffix, facts, itemsize, step
 from tvmopt.targets import Machine
+
+from tvmopt.scheduling.facts import BlockFacts, block_of, facts, itemsize
+from tvmopt.scheduling.strides import contiguous_suffix, step
 
 WORD = 4
 """Lanes beyond which a block computes element by element: TVM has no CUDA type for 8 floats."""

@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, facts, itemsize, largest_divisor
 from tvmopt.schedules.cuda._threads import LINE, WORD, along, fill, fused, inline_all
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import BlockFacts, facts, itemsize, largest_divisor
 from tvmopt.scheduling.family import Knobs, Space
 
 WARP = 32

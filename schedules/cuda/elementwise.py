@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import moving_blocks
-from tvmopt.schedules.cpu.elementwise import last_axis_contiguous
 from tvmopt.schedules.cuda._threads import fill, inline_all, one_pass, vector_width, vectors
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import last_axis_contiguous
 
 NAME, VERSION = "elementwise", 1
 

@@ -17,15 +17,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, facts
-from tvmopt.schedules.cpu.reduce import vector_axis
 from tvmopt.schedules.cuda._threads import fill, fused, here, inline_all, one_pass, vector_width
 from tvmopt.schedules.cuda._window import serial_reduction
 from tvmopt.schedules.cuda.reduce import cross_reduction, parts_of
 from tvmopt.schedules.cuda.rows import is_product
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import BlockFacts, facts
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import vector_axis
 
 NAME, VERSION = "generic", 1
 SHORT = 288

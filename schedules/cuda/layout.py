@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, moving_blocks
-from tvmopt.schedules.cpu.layout import transposed
 from tvmopt.schedules.cuda import elementwise
 from tvmopt.schedules.cuda._threads import along, fill, fused, here, inline_all, one_pass, vector_width
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import BlockFacts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import transposed
 
 NAME, VERSION = "layout", 1
 TILE = 32

@@ -15,14 +15,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, facts
-from tvmopt.schedules.cpu.reduce import vector_axis
 from tvmopt.schedules.cuda import pool, rows
 from tvmopt.schedules.cuda._threads import fused, inline_all
 from tvmopt.schedules.cuda._threads import here as facts_of
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import BlockFacts, facts
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import vector_axis
 
 NAME, VERSION = "reduce", 1
 WARP = 32

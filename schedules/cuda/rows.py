@@ -15,11 +15,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._facts import BlockFacts, facts, itemsize, step
 from tvmopt.schedules.cuda._threads import LINE, WORD, fused, inline_all, power_of_two, staged, vectors
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.facts import BlockFacts, facts, itemsize
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import step
 
 NAME, VERSION = "rows", 1
 

@@ -1,16 +1,14 @@
-"""What a recogniser asks of a PrimFunc: its blocks, their axes, what they read and write - for the CPU
-families.
+"""What a recogniser asks of a PrimFunc: its blocks, their axes, what they read and write - for the families.
 
-Pure Python over the TVM tree, no schedule made: a fused elementwise chain takes some 100 us. Index
-arithmetic is *sampled*, not proved (:func:`step`): it only steers the choice of a loop order, the schedule
-primitives keep it right.
+Pure Python over the TVM tree, no schedule made: a fused elementwise chain takes some 100 us. How an access moves
+along an axis: :mod:`tvmopt.scheduling.strides`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +37,12 @@ class BlockFacts:
 
     Attributes:
         name: its name in the function.
-        variables, extents, kinds: its axes; a kind is ``"S"`` (spatial), ``"R"`` (reduction) or ``"O"``
-        (other). loads, store: what it touches; `store` is None where the body is more than one store.
+        variables, extents, kinds: its axes; a kind is ``"S"`` (spatial), ``"R"`` (reduction) or ``"O"`` (other).
+        loads, store: what it touches; `store` is None where the body is more than one store.
         calls: how often each intrinsic stands in the body.
         operations: arithmetic operations an iteration.
         annotations: the block's annotations.
-        guarded: variables that a condition (of a select or if_then_else) depends on other than through data:
-        the
+        guarded: variables that a condition (of a select or if_then_else) depends on other than through data: the
             borders of a pad, the seams of a concatenation.
         trivial: each axis is bound to one loop of its own, in order, without a predicate.
     """
@@ -167,9 +164,7 @@ def _block(realize: Any, loops: tuple[Any, ...]) -> BlockFacts:
     extents = tuple(_static(v.dom.extent) for v in block.iter_vars)
     values = list(realize.iter_values)
     unit = isinstance(realize.predicate, tirx.IntImm) and int(realize.predicate.value) == 1
-    own = [
-        value for value, extent in zip(values, extents, strict=True) if extent != 1 or ir.is_prim_var(value)
-    ]
+    own = [value for value, extent in zip(values, extents, strict=True) if extent != 1 or ir.is_prim_var(value)]
     trivial = (
         unit
         and len(own) == len(loops)
@@ -251,107 +246,6 @@ class _Scan:
         before = self.operations
         self.visit(index)
         self.operations = before
-
-
-# -- sampled index arithmetic --------------------------------------------------------------
-
-
-def evaluate(expr: Any, env: dict[Any, int]) -> int | None:
-    """The value of an index expression at one point; None where it depends on data or an unknown variable."""
-    if isinstance(expr, int):
-        return expr
-    if isinstance(expr, tirx.IntImm):
-        return int(expr.value)
-    if ir.is_prim_var(expr):
-        return env.get(expr)
-    if isinstance(expr, tirx.Cast):
-        return evaluate(expr.value, env)
-    if isinstance(expr, tirx.Select):
-        return _choose(evaluate(expr.condition, env), expr.true_value, expr.false_value, env)
-    if isinstance(expr, ir.Call) and getattr(expr.op, "name", "").endswith("if_then_else"):
-        return _choose(evaluate(expr.args[0], env), expr.args[1], expr.args[2], env)
-    operator = _OPERATORS.get(type(expr).__name__)
-    if operator is None:
-        return None
-    a, b = evaluate(expr.a, env), evaluate(expr.b, env)
-    if a is None or b is None or (b == 0 and type(expr).__name__ in ("FloorDiv", "FloorMod", "Div", "Mod")):
-        return None
-    return int(operator(a, b))
-
-
-def _choose(condition: int | None, yes: Any, no: Any, env: dict[Any, int]) -> int | None:
-    return None if condition is None else evaluate(yes if condition else no, env)
-
-
-_OPERATORS: dict[str, Any] = {
-    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b,
-    "FloorDiv": lambda a, b: a // b, "FloorMod": lambda a, b: a % b,
-    "Div": lambda a, b: a // b, "Mod": lambda a, b: a % b,
-    "Min": min, "Max": max, "LT": lambda a, b: a < b, "LE": lambda a, b: a <= b, "GT": lambda a, b: a > b,
-    "GE": lambda a, b: a >= b, "EQ": lambda a, b: a == b, "NE": lambda a, b: a != b,
-    "And": lambda a, b: a and b, "Or": lambda a, b: a or b,
-}  # fmt: skip
-
-
-def step(access: Access, variables: Sequence[Any], extents: Sequence[int], first: int) -> int | None:
-    """By how many elements an access moves when the fused axes `first:` advance by one; None where that
-    varies.
-
-    Sampled at some twenty points spread over the iteration space, and on both sides of every carry of the
-    fused axes.
-    """
-    inner = math.prod(extents[first:])
-    strides = _strides(access.buffer)
-    if strides is None:
-        return None
-    if inner == 1:
-        return 0
-    steps = set()
-    places_to_try = [(k * (inner - 1)) // 20 if inner > 20 else k % (inner - 1) for k in range(20)]
-    for i in range(first + 1, len(extents)):  # the axis before i advances here
-        carry = math.prod(extents[i:])
-        places_to_try += [k * carry - 1 for k in (1, 2, 3) if 0 <= k * carry - 1 < inner - 1]
-    for sample, at in enumerate(places_to_try):
-        outer = {
-            v: (sample * 7919 + 13 * i) % e for i, (v, e) in enumerate(zip(variables, extents, strict=True))
-        }
-        places = []
-        for flat in (at, at + 1):
-            env, rest = dict(outer), flat
-            for v, e in reversed(list(zip(variables[first:], extents[first:], strict=True))):
-                env[v], rest = rest % e, rest // e
-            index = [evaluate(i, env) for i in access.indices]
-            if any(i is None for i in index):
-                return None
-            places.append(sum(i * s for i, s in zip(index, strides, strict=True) if i is not None))
-        steps.add(places[1] - places[0])
-        if len(steps) > 1:
-            return None
-    return steps.pop()
-
-
-def _strides(buffer: Any) -> list[int] | None:
-    shape = [int(d) for d in buffer.shape]
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-
-
-def contiguous_suffix(block: BlockFacts) -> int:
-    """The first of the trailing axes that can be fused into one loop in which every access is contiguous or
-    constant.
-
-    Equals ``len(extents)`` where even the last axis alone is not (a transpose, a gather along it).
-    """
-    accesses = [*block.loads, *([block.store] if block.store else [])]
-    best = len(block.extents)
-    for first in range(len(block.extents) - 1, -1, -1):
-        if block.extents[first] != 1 or best == len(block.extents):
-            if block.variables[first] in block.guarded and block.extents[first] != 1:
-                break  # a condition that changes inside the loop would cut its vectors up
-            steps = [step(a, block.variables, block.extents, first) for a in accesses]
-            if not all(s in (0, 1) for s in steps):
-                break
-        best = first
-    return best
 
 
 def largest_divisor(n: int, limit: int) -> int:
