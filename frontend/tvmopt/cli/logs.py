@@ -1,7 +1,8 @@
-"""`tvmopt logs list|show|merge|prune|verify|export|import`: the tuning records."""
+"""`tvmopt logs list|show|merge|prune|verify|export|import|curve`: the tuning records."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,8 @@ import typer
 from tvmopt.cli.common import out, print_json, table
 
 if TYPE_CHECKING:
-    from tvmopt.tuning.record import Record
+    from tvmopt.tuning.curve import Curve, Point
+    from tvmopt.tuning.record import Key, Record
     from tvmopt.tuning.store import Store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
@@ -175,6 +177,65 @@ def export(
             written = export_logs(opened, folder, target=_fingerprint(target), everything=everything)
     for path, number in written.items():
         out.print(f"{path}: {number} records")
+
+
+@app.command("curve")
+def draw_curve(
+    session: Annotated[
+        str, typer.Argument(help="A session's model, or the first digits of its identifier.", show_default="the last")
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write PATH.json and PATH.svg.", metavar="PATH")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The ONNX file, for sessions that do not remember their kernels.")
+    ] = None,
+    target: Annotated[str, typer.Option("--target", "-t", help="With --model: what it was tuned for.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="With --model: threads it was tuned for.")] = None,
+    store: StoreFile = None,
+    as_json: Json = False,
+) -> None:
+    """The best latency of a model over trials and time, of one tuning session."""
+    from tvmopt.tuning import curve
+
+    calls = _calls(model, target, threads) if model else None
+    with _open(store) as opened:
+        drawn = curve.curve(opened, curve.find_session(opened, session), calls)
+    if output is not None:
+        base = output.with_suffix("") if output.suffix in (".json", ".svg") else output
+        for suffix, text in ((".json", json.dumps(drawn.as_dict(), indent=1) + "\n"), (".svg", curve.svg(drawn))):
+            base.with_name(base.name + suffix).write_text(text)
+    if as_json:
+        print_json(drawn)
+        return
+    rows = [
+        (p.trial, f"{p.seconds:.0f} s", f"{1e3 * p.confirmed:.3f} ms", f"{p.confirmed / drawn.untuned:.3f}")
+        for p in _changes(drawn)
+    ]
+    out.print(f"[bold]{drawn.model}[/] ({drawn.session}), {drawn.target}")
+    table(("trial", "time", "best confirmed", "of untuned"), rows, left=0)
+    out.print(
+        f"{drawn.trials} trials in {drawn.seconds:.0f} s, {drawn.won} of {drawn.kernels} kernels faster: "
+        f"{1e3 * drawn.untuned:.3f} -> {1e3 * drawn.tuned:.3f} ms, the kernels' times added up"
+    )
+
+
+def _calls(model: Path, target: str, threads: int | None) -> dict[Key, float]:
+    from tvmopt.targets import Machine
+    from tvmopt.tuning.driver import imported_module, tasks_of
+
+    machine = Machine.load(target)
+    machine = machine.with_cores(threads) if threads else machine
+    return {t.key: t.weight for t in tasks_of(imported_module(model, machine, {}), machine)}
+
+
+def _changes(drawn: Curve) -> list[Point]:
+    """The points at which the confirmed latency fell, the first and the last."""
+    kept = [drawn.points[0]]
+    for point in drawn.points[1:]:
+        if point.confirmed < kept[-1].confirmed:
+            kept.append(point)
+    return kept if kept[-1] is drawn.points[-1] else [*kept, drawn.points[-1]]
 
 
 @app.command("verify")

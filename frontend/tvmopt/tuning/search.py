@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tvmopt.errors import TuningError
+from tvmopt.tuning.curve import calls_text
 from tvmopt.tuning.measure import Measurement, Runner
 from tvmopt.tuning.propose import KnobSpace, Model
 from tvmopt.tuning.record import Candidate, Key, Record, Verdict, host_name, now
@@ -179,7 +180,7 @@ class Tuner:
         self.models = {t.key.family: Model(seed) for t in tasks}
         self._draw = random.Random(seed)
         target = tasks[0].key.target if tasks else ""
-        self.trials, self.seconds = store.begin(self.session, model, target)
+        self.trials, self.seconds = store.begin(self.session, model, target, calls_text(tasks))
         for state in self.states:
             for record in store.records(state.task.key):
                 state.note(record)

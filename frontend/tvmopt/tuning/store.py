@@ -19,6 +19,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ _COLUMNS = (
     "workload,target,tvm,family,version,"
     "knobs,trace,status,samples,digest,note,shape,host,date,verdict,baseline"
 )
+
+
+@dataclass(frozen=True)
+class Session:
+    """One budget: a model tuned for a target, all its runs together.
+
+    Attributes:
+        seconds: spent so far. started: UTC, ISO 8601.
+        info: what the tuner says of its tasks, as JSON (`curve.calls_text`); stores of earlier versions have none.
+    """
+
+    id: str
+    model: str
+    target: str
+    seconds: float
+    started: str
+    info: str = ""
 
 
 def default_path() -> Path:
@@ -183,8 +201,10 @@ class Store:
                 (_verdict_text(verdict), *_key(key), candidate.id),
             )
 
-    def records(self, key: Key | None = None, *, target: str = "", won: bool = False) -> list[Record]:
-        """Records in the order they were finished: of one key, of one target, or all."""
+    def records(
+        self, key: Key | None = None, *, target: str = "", won: bool = False, session: str = ""
+    ) -> list[Record]:
+        """Records in the order they were finished: of one key, of one target, of one session, or all."""
         where, values = ["1"], list[Any]()
         if key is not None:
             where.append(_KEY)
@@ -192,6 +212,9 @@ class Store:
         if target:
             where.append("target=?")
             values.append(target)
+        if session:
+            where.append("session=?")
+            values.append(session)
         if won:
             where.append("verdict LIKE '%\"won\": true%'")
         rows = self._db.execute(
@@ -253,13 +276,19 @@ class Store:
     # -- sessions ----------------------------------------------------------------------------------
 
     def begin(self, session: str, model: str, target: str, info: str = "") -> tuple[int, float]:
-        """Start or resume a session; (trials, seconds) it has used so far."""
+        """Start or resume a session; (trials, seconds) it has used so far. `info`: see :class:`Session`."""
         with self._transaction():
             self._db.execute(
                 "INSERT OR IGNORE INTO session(id,model,target,started,info) VALUES(?,?,?,?,?)",
                 (session, model, target, now(), info),
             )
+            self._db.execute("UPDATE session SET info=? WHERE id=? AND ?<>''", (info, session, info))
         return self.used(session)
+
+    def sessions(self) -> list[Session]:
+        """Every session, in the order they were begun."""
+        rows = self._db.execute("SELECT id,model,target,seconds,started,info FROM session ORDER BY started, rowid")
+        return [Session(*row[:5], row[5] or "") for row in rows.fetchall()]
 
     def used(self, session: str) -> tuple[int, float]:
         """(trials, seconds) of a session, all tuners that share it together."""
