@@ -69,6 +69,21 @@ def test_tasks_have_the_names_of_the_onnx_nodes(model: Path) -> None:
     assert [t["family"] for t in tasks].count("gemm") == 2
 
 
+def test_a_kernel_of_64_bit_integers_is_a_task_like_others(tmp_path: Path) -> None:
+    """Token numbers below zero count from the end: a `Where` over int64, which TVM will not narrow to 32 bits."""
+    table = numpy_helper.from_array(np.ones((9, 33), np.float32), "t")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["t", "ids"], ["y"], name="embed")],
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, [7])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [7, 33])],
+        [table],
+    )
+    path = tmp_path / "ids.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert "embed" in str([t.nodes for t in tasks_of(imported_module(path, HOST, {}), HOST)])
+
+
 def test_weights_and_outputs_of_a_task(model: Path) -> None:
     tasks = tasks_of(imported_module(model, HOST, {}), HOST)
     gemms = [t for t in tasks if t.key.family == "gemm"]

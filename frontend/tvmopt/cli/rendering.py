@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -55,9 +56,19 @@ def kernels(report: Report) -> None:
     rows = []
     for k in report.kernels:
         knobs = " ".join(f"{name}={value}" for name, value in k.knobs.items())
-        nodes = "; ".join("+".join(site) for site in k.nodes) + (f" ({k.note})" if k.note else "")
+        nodes = sites(k.nodes) + (f" ({k.note})" if k.note else "")
         rows.append((k.name, k.family, k.source, knobs, k.calls, human(k.flops, "FLOP"), nodes))
     table(("kernel", "family", "knobs from", "knobs", "calls", "FLOP", "ONNX nodes"), rows, left=4)
+
+
+def sites(nodes: Sequence[Sequence[str]], most: int = 3) -> str:
+    """The ONNX nodes of a kernel's calls: the first ones, and how many more there are (`--json` has all).
+
+    >>> sites([("a", "b"), ("c",), ("d",), ("e",)])
+    'a+b; c; d; and 1 more'
+    """
+    more = [f"and {len(nodes) - most} more"] if len(nodes) > most else []
+    return "; ".join(["+".join(site) for site in nodes[:most]] + more)
 
 
 def launches(report: Report) -> None:

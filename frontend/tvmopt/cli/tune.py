@@ -88,6 +88,7 @@ def command(
 def _list(
     model: str, target: str, shapes: dict[str, tuple[int, ...]], threads: int | None, only: str, as_json: bool
 ) -> None:
+    from tvmopt.cli.rendering import sites
     from tvmopt.targets import Machine
     from tvmopt.tuning import driver
 
@@ -99,7 +100,7 @@ def _list(
     total = sum(t.weight * t.floor for t in tasks) or 1.0
     rows = [
         (t.name, t.key.family, t.shape, f"{t.weight:.0f}", t.space.size, f"{1e6 * t.floor:.1f} us",
-         f"{100 * t.weight * t.floor / total:.1f} %", "; ".join("+".join(site) for site in t.nodes))
+         f"{100 * t.weight * t.floor / total:.1f} %", sites(t.nodes, len(t.nodes) if as_json else 3))
         for t in tasks
     ]  # fmt: skip
     names = ("kernel", "family", "shape", "calls", "points", "floor", "share", "ONNX nodes")

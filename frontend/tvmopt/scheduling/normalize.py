@@ -17,7 +17,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
-from tvmopt.scheduling.blocks import annotated, collapse_rows, epilogue_of, extents
+from tvmopt.scheduling.blocks import annotated, blocks_of, collapse_rows, epilogue_of, extents
 from tvmopt.scheduling.chain import merge_chains
 
 _KERNELS = ("gemm", "batch_gemm", "conv2d")
@@ -50,7 +50,12 @@ def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def narrow(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """32-bit indices, where every buffer has fewer than 2**31 elements: TVM narrows them itself later, but then its
-    LoopPartition, which finds loops by their variable, no longer knows the loops that families marked."""
+    LoopPartition, which finds loops by their variable, no longer knows the loops that families marked.
+
+    A function that computes in 64-bit integers stays as it is: TVM's pass refuses it."""
+    touched = (region.source for block in blocks_of(func) for region in (*block.reads, *block.writes))
+    if any(str(buffer.dtype) == "int64" for buffer in touched):
+        return func
     for param in func.params:
         shape = getattr(param.ty, "shape", None)
         if shape is None or not all(isinstance(dim, tirx.IntImm) for dim in shape):
