@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.errors import InputError
-from tvmopt.report import Decision, Flow, Kernel, Report
+from tvmopt.files import atomic_write, check_writable, save_arrays, write_text
+from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
-from tvmopt.runtime.artifact import Artifact
-from tvmopt.runtime.container import atomic_write
+from tvmopt.runtime.artifact import Artifact, is_artifact
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model, load
 from tvmopt.runtime.tensors import Array
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
-__all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "load", "refit", "run"]
+__all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "is_artifact", "load", "refit", "run"]
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,14 @@ def compile(
         AccuracyError: the compiled module is wrong.
         MissingDependency: a tool is missing (C compiler; nvcc or NVRTC for CUDA).
     """
-    from tvmopt.compiling import Request, as_file, compile_model
+    from tvmopt.compiling import Request, as_file, compile_model, verified
 
     machine = Machine.load(target)
     if threads is not None:
         if threads < 1:
             raise InputError(f"threads is {threads}, must be at least 1.", fix="threads=1, 2, ...")
         machine = machine.with_cores(threads) if machine.kind == "llvm" else machine
-    if output is not None and not Path(output).resolve().parent.is_dir():
-        raise InputError(
-            "the folder of the output does not exist.", where=str(output), fix="create it, or give another"
-        )
+    check_writable(output)
     request = Request(
         model, machine, precision, shape or {}, values or {}, exact,
         records=records, cuda_graph=cuda_graph, store=store,
@@ -126,7 +123,7 @@ def compile(
     artifact, report = compile_model(request, progress)
     if verify:
         with as_file(model) as path:
-            artifact, report = _verified(artifact, report, path, tolerance, progress, bool(values))
+            artifact, report = verified(artifact, report, path, tolerance, progress, bool(values))
     written: Path | None = None
     if output is not None:
         written = (artifact.stripped() if strip_weights else artifact).save(output)
@@ -151,6 +148,7 @@ def compile_isolated(
 
     if values:
         raise InputError("values cannot be sent to a child process.", fix="use tvmopt.compile")
+    check_writable(output)
     request = {
         "model": str(model),
         "target": str(target),
@@ -167,7 +165,7 @@ def compile_isolated(
             where=str(model),
             fix="this is a bug: please report it with the model",
         ) from crash
-    return CompiledFile(report_from(answer["report"]), Path(answer["path"]) if answer["path"] else None)
+    return CompiledFile(Report.from_dict(answer["report"]), Path(answer["path"]) if answer["path"] else None)
 
 
 @dataclass(frozen=True)
@@ -181,40 +179,6 @@ class CompiledFile:
 def _in_child(*, progress: Progress, **options: Any) -> dict[str, Any]:
     compiled = compile(progress=progress, **options)
     return {"report": compiled.report.as_dict(), "path": str(compiled.path) if compiled.path else None}
-
-
-def _verified(
-    artifact: Artifact,
-    report: Report,
-    model: Path,
-    tolerance: float | None,
-    progress: Progress | None,
-    bound: bool,
-) -> tuple[Artifact, Report]:
-    """The artifact and report with the accuracy found in them."""
-    reason = ""
-    if bound:
-        reason = "inputs were bound at compile time"
-    elif artifact.manifest.kind == "cuda":
-        from tvmopt.runtime.library import cuda_available
-
-        reason = "" if cuda_available() else "there is no GPU here"
-    if reason:
-        accuracy: dict[str, Any] = {"verified": False, "reason": reason}
-    else:
-        from tvmopt.analysis.verify import verify
-
-        if progress:
-            progress("verifying")
-        accuracy = verify(artifact, model, rtol=tolerance, progress=progress).as_accuracy()
-    warnings = report.warnings
-    if not accuracy["verified"]:
-        warnings += (f"not verified: {accuracy['reason']}",)
-    elif accuracy["degenerate"]:
-        warnings += ("the outputs hardly vary (untrained weights?): that they agree proves little",)
-    report = replace(report, accuracy=accuracy, warnings=warnings)
-    kept = {**artifact.manifest.report, "accuracy": accuracy, "warnings": list(warnings)}
-    return replace(artifact, manifest=replace(artifact.manifest, accuracy=accuracy, report=kept)), report
 
 
 @dataclass(frozen=True)
@@ -264,6 +228,7 @@ def run(
         raise InputError(
             "an ONNX file must be compiled first.", where=str(model), fix=f"tvmopt compile {model}"
         )
+    check_writable(output)
     loaded = model if isinstance(model, Model) else load(model, threads=threads)
     given = dict(inputs or {})
     missing = [info for info in loaded.inputs if info.name not in given]
@@ -282,10 +247,8 @@ def run(
             else None
         )
     if output is not None:
-        import numpy as np
-
-        with atomic_write(Path(output)) as file:
-            np.savez(file, **outputs)  # type: ignore[arg-type]  # names become keyword arguments
+        with atomic_write(output) as file:
+            save_arrays(file, outputs)
     return RunResult(outputs, timing, loaded.threads)
 
 
@@ -310,9 +273,10 @@ def refit(
             description have changed.
         AccuracyError: see :func:`compile`.
     """
-    from tvmopt.compiling import Request, as_file
+    from tvmopt.compiling import Request, as_file, verified
     from tvmopt.compiling import refit as refit_weights
 
+    check_writable(output)
     old = artifact if isinstance(artifact, Artifact) else artifacts.read(artifact)
     manifest = old.manifest
     machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
@@ -323,10 +287,10 @@ def refit(
         model, machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False)
     )
     fitted = refit_weights(old, request, progress)
-    report = report_of(fitted.manifest)
+    report = Report.from_dict(fitted.manifest.report)
     if verify:
         with as_file(model) as path:
-            fitted, report = _verified(fitted, report, path, tolerance, progress, False)
+            fitted, report = verified(fitted, report, path, tolerance, progress, False)
     return Compiled(fitted, report, fitted.save(output) if output is not None else None)
 
 
@@ -356,12 +320,11 @@ def inspect(
             "timing shows on the page only.", fix="tvmopt inspect MODEL --html graph.html --timed"
         )
     if html:
-        page = _graph_page(source, shape, timed, target, progress)
-        with atomic_write(Path(html)) as file:
-            file.write(page.encode())
+        check_writable(html)
+        write_text(html, _graph_page(source, shape, timed, target, progress))
     if is_artifact(source):
         return artifacts.read_manifest(source)
-    from tvmopt.analysis import metrics  # type: ignore[attr-defined, unused-ignore]
+    from tvmopt.analysis import metrics
 
     return metrics.inspect(source, shape)
 
@@ -389,7 +352,7 @@ def _graph_page(
             if progress:
                 progress("timing kernels")
             found = profile(file)
-        return graph_html.html(report_of(artifacts.read_manifest(file)), found)
+        return graph_html.html(Report.from_dict(artifacts.read_manifest(file).report), found)
 
 
 def explain(
@@ -408,7 +371,7 @@ def explain(
         node: only decisions and kernels that concern ONNX nodes whose name contains this.
     """
     report = (
-        report_of(artifacts.read_manifest(source))
+        Report.from_dict(artifacts.read_manifest(source).report)
         if is_artifact(source)
         else compile_isolated(
             source, target=target, precision=precision, shape=shape, verify=False, progress=progress
@@ -420,28 +383,3 @@ def explain(
             report, kernels=kernels, decisions=tuple(d for d in report.decisions if node in d.node)
         )
     return report
-
-
-def is_artifact(path: str | Path) -> bool:
-    """Whether a file is one of ours (a zip; ONNX files are not)."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(4) == b"PK\x03\x04"
-    except OSError as error:
-        raise InputError(
-            f"cannot open the file: {error.strerror}", where=str(path), fix="check the path"
-        ) from error
-
-
-def report_of(manifest: Manifest) -> Report:
-    """The report that an artifact keeps (without timings)."""
-    return report_from({"seconds": {}, **manifest.report})
-
-
-def report_from(data: Mapping[str, Any]) -> Report:
-    """A report from its plain JSON data."""
-    kernels = tuple(Kernel(**{**k, "nodes": tuple(map(tuple, k["nodes"]))}) for k in data["kernels"])
-    decisions = tuple(Decision(**d) for d in data["decisions"])
-    flow = Flow.from_dict(data.get("flow", {}))
-    warnings = tuple(data["warnings"])
-    return Report(**{**data, "kernels": kernels, "decisions": decisions, "warnings": warnings, "flow": flow})

@@ -161,7 +161,6 @@ def compile_cuda(request: Request, progress: Progress | None) -> tuple[Artifact,
     Raises:
         MissingDependency: no CUDA compiler, libcudart or C compiler.
     """
-    from tvmopt.api import report_from
     from tvmopt.compiling import as_file
     from tvmopt.errors import InputError
     from tvmopt.runtime.artifact import read
@@ -183,7 +182,7 @@ def compile_cuda(request: Request, progress: Progress | None) -> tuple[Artifact,
         answer = children.call(
             "tvmopt.cuda:in_child", arguments, progress=progress, environment=environment(toolkit)
         )
-        return read(Path(folder) / "out.tvmopt"), report_from(answer)
+        return read(Path(folder) / "out.tvmopt"), Report.from_dict(answer)
 
 
 def in_child(

@@ -181,6 +181,15 @@ class Report:
         """The report as plain JSON data."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """From what :meth:`as_dict` made; an artifact keeps it without its timings."""
+        kernels = tuple(Kernel(**{**k, "nodes": tuple(map(tuple, k["nodes"]))}) for k in data["kernels"])
+        decisions = tuple(Decision(**d) for d in data["decisions"])
+        flow = Flow.from_dict(data.get("flow", {}))
+        read = {"kernels": kernels, "decisions": decisions, "warnings": tuple(data["warnings"]), "flow": flow}
+        return cls(**{"seconds": {}, **data, **read})
+
     def share(self, source: str) -> float:
         """Share (0 to 1) of the model's FLOPs that kernels of this source compute."""
         total = sum(k.flops * k.calls for k in self.kernels) or 1.0

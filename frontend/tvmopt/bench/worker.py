@@ -21,6 +21,7 @@ from typing import Any
 from tvmopt.analysis.contention import Usage, disturbed, others
 from tvmopt.bench.records import Job, Turn
 from tvmopt.errors import TvmoptError
+from tvmopt.files import save_arrays
 
 DISCARDED_SHARE = 0.15  # of a turn: first calls, which fetch code and weights back into the caches
 
@@ -69,10 +70,9 @@ class Worker:
 
     def check(self, path: str) -> None:
         """Run once and write the outputs to an ``.npz`` file."""
-        import numpy as np
 
         self.runner.run()
-        np.savez(path, **self.runner.outputs())
+        save_arrays(path, self.runner.outputs())
 
     def turn(self, plan: tuple[float, int]) -> Turn:
         """Call for so many seconds, at least so many times."""

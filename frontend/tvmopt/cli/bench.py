@@ -10,6 +10,7 @@ import typer
 
 from tvmopt.cli.common import out, parse_shapes, print_json, progress
 from tvmopt.errors import InputError
+from tvmopt.files import check_writable, write_text
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -79,6 +80,8 @@ def command(
         raise InputError(
             "--save and --load exclude each other.", fix="--load DIR to reuse, --save DIR to write"
         )
+    _files_wanted(models, save, load, export_profile)
+    check_writable(html, markdown, export_times, export_profile)
     settings = Settings(
         engines=(subject, *_words(against)),
         batches=tuple(_integers(batch, "--batch")),
@@ -105,6 +108,23 @@ def command(
         _profile(result, export_profile)
     if any(row.status == "wrong" for case in result.cases for row in case.engines):
         raise typer.Exit(3)
+
+
+def _files_wanted(models: list[str], save: str | None, load: str | None, profile: str | None) -> None:
+    """Refuse folders of engine files that cannot be, and a profile of files that will be gone by then.
+
+    Raises:
+        InputError: see above.
+    """
+    from tvmopt.runtime.artifact import is_artifact
+
+    for flag, folder in (("--save", save), ("--load", load)):
+        if folder and (Path(folder).exists() or load) and not Path(folder).is_dir():
+            raise InputError("there is no such folder of engine files.", where=f"{flag} {folder}", fix="give a folder")
+    if profile and not (save or load) and not any(is_artifact(m) for m in models):
+        raise InputError(
+            "there would be no engine file left to profile.", where="--export-profile", fix="add --save DIR"
+        )
 
 
 def _show(case: Any, percentiles: list[float]) -> None:
@@ -136,16 +156,16 @@ def _files(
     if html:
         from tvmopt.bench.html import html as render
 
-        Path(html).write_text(render(result))
+        write_text(html, render(result))
     if markdown:
-        Path(markdown).write_text(report.markdown(result, points))
+        write_text(markdown, report.markdown(result, points))
     if times:
         data = [
             {"case": report.heading(case), "engine": row.label, "seconds": list(row.samples)}
             for case in result.cases
             for row in case.engines
         ]
-        Path(times).write_text(json.dumps(data))
+        write_text(times, json.dumps(data))
 
 
 def _profile(result: Any, path: str) -> None:
@@ -161,7 +181,7 @@ def _profile(result: Any, path: str) -> None:
         raise InputError(
             "there is no engine file left to profile.", where="--export-profile", fix="add --save DIR"
         )
-    Path(path).write_text(json.dumps(found, indent=1))
+    write_text(path, json.dumps(found, indent=1))
 
 
 def _words(text: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import isfinite
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -81,7 +80,9 @@ def command(
     constant or precision to blame; a model of a few nodes that reproduces it is written.
     """
     from tvmopt.debug.compare import compare
+    from tvmopt.files import check_writable, write_text
 
+    check_writable(html)
     with progress(quiet or as_json) as show:
         result = compare(
             model,
@@ -102,10 +103,8 @@ def command(
         )
     if html:
         from tvmopt.debug.html import html as render
-        from tvmopt.runtime.container import atomic_write
 
-        with atomic_write(Path(html)) as file:
-            file.write(render(result).encode())
+        write_text(html, render(result))
     if as_json:
         print_json(finite(result.as_dict()))
     else:

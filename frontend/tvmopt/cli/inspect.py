@@ -38,7 +38,8 @@ def command(
     """FLOPs, parameters, bytes moved and peak memory of a model, in total, by operator and by node; or what a
     compiled file says of itself. With --html, the compiled graph as a page to look at and search.
     """
-    from tvmopt.api import inspect, is_artifact
+    from tvmopt.api import inspect
+    from tvmopt.runtime.artifact import is_artifact
 
     with progress(as_json) as show:
         found = inspect(

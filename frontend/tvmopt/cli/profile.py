@@ -44,8 +44,10 @@ def command(
 ) -> None:
     """Time every kernel inside real runs: nodes, FLOPs, bytes, share of the roof, advice with its gain."""
     from tvmopt.analysis.profile import chrome_trace, profile
-    from tvmopt.api import is_artifact
+    from tvmopt.files import check_writable, write_text
+    from tvmopt.runtime.artifact import is_artifact
 
+    check_writable(html, svg, trace)
     with tempfile.TemporaryDirectory() as folder, progress(as_json) as show:
         file = source
         if not is_artifact(source):
@@ -71,11 +73,11 @@ def command(
         from tvmopt.analysis.svg import standalone
 
         if html:
-            Path(html).write_text(profile_html.html(found))
+            write_text(html, profile_html.html(found))
         if svg:
-            Path(svg).write_text(standalone(profile_html.roofline_svg(found)))
+            write_text(svg, standalone(profile_html.roofline_svg(found)))
     if trace:
-        Path(trace).write_text(json.dumps(chrome_trace(found)))
+        write_text(trace, json.dumps(chrome_trace(found)))
 
 
 HEADER = (

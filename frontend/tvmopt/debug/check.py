@@ -20,6 +20,7 @@ import onnx
 from tvmopt.analysis.comparator import Array, Comparison, compare
 from tvmopt.analysis.samples import longest_reduction
 from tvmopt.errors import InputError, ModelError, TvmoptError
+from tvmopt.files import save_arrays
 from tvmopt.importer.isolate import isolated
 
 SECONDS = 600.0
@@ -144,11 +145,9 @@ class Command:
         return "{inputs}" in self.text
 
     def __call__(self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Finding:
-        import numpy as np
-
         inputs = path.with_suffix(".npz")
         if self.wants_inputs:
-            np.savez(inputs, **feeds)  # type: ignore[arg-type]  # names become keyword arguments
+            save_arrays(inputs, feeds)
         words = [
             w.replace("{model}", str(path)).replace("{inputs}", str(inputs)) for w in shlex.split(self.text)
         ]

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tvmopt.debug.records import CompareResult, result_from
 from tvmopt.errors import InputError
+from tvmopt.files import check_writable, save_arrays
 
 Progress = Callable[[str], None]
 
@@ -106,6 +105,7 @@ def compare(
     """
     from tvmopt import children
     from tvmopt.bench.runners import parse
+    from tvmopt.runtime.artifact import is_artifact
 
     chosen = tuple(engines) or (() if other else ("tvmopt",))
     for spec in chosen:
@@ -113,8 +113,6 @@ def compare(
     for path in (model, *([other] if other else [])):
         if not Path(path).is_file():
             raise InputError("there is no such file.", where=str(path), fix="check the path")
-    from tvmopt.api import is_artifact
-
     if is_artifact(model):
         raise InputError(
             "an artifact is compared with the ONNX file it was compiled from.",
@@ -122,12 +120,8 @@ def compare(
             fix=f"tvmopt compare MODEL.onnx {model}",
         )
     target_file = Path(repro) if repro else Path(f"{Path(model).stem}.repro.onnx")
-    if not target_file.absolute().parent.is_dir():
-        raise InputError(
-            "the folder of the reproducing model does not exist.",
-            where=f"--repro {target_file}",
-            fix="create it, or give another",
-        )
+    if bisect:
+        check_writable(target_file)
     settings = Settings(
         str(model), str(other or ""), chosen, tuple(precision), str(target), threads or os.cpu_count() or 1,
         {k: list(map(int, v)) for k, v in (shape or {}).items()}, "", seed,
@@ -137,7 +131,7 @@ def compare(
         file = ""
         if inputs:
             file = str(Path(folder) / "given.npz")
-            np.savez(file, **{k: np.asarray(v) for k, v in inputs.items()})  # type: ignore[arg-type]
+            save_arrays(file, inputs)
         request = {"settings": {**settings.__dict__, "inputs": file}, "folder": folder}
         answer = children.call("tvmopt.debug.session:in_child", request, progress=progress)
     return result_from(answer)

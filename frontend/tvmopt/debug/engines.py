@@ -13,6 +13,7 @@ from tvmopt.analysis.comparator import Array
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.records import Job
 from tvmopt.bench.runners import parse, runner_class
+from tvmopt.files import save_arrays
 
 
 def job_of(spec: str, model: str, precision: str, threads: int, shapes: Mapping[str, tuple[int, ...]]) -> Job:
@@ -29,7 +30,7 @@ def run_engine(job: Job, feeds: Mapping[str, Array], folder: Path) -> tuple[dict
         TvmoptError: it failed or died.
     """
     inputs, outputs = folder / "engine-inputs.npz", folder / "engine-outputs.npz"
-    np.savez(inputs, **feeds)  # type: ignore[arg-type]  # names become keyword arguments
+    save_arrays(inputs, feeds)
     if runner_class(job.engine).builds and not job.prepared:
         job = replace(job, prepared=str(folder / f"{job.engine}.engine"))
         with Engine(job) as engine:

@@ -21,6 +21,7 @@ from tvmopt.debug.graph import (
     resolve_outputs,
 )
 from tvmopt.errors import InputError, collect
+from tvmopt.files import check_writable
 from tvmopt.importer.shapes import bind_shapes
 
 
@@ -49,6 +50,7 @@ def extract(
     """
     loaded, beside = read(model)
     before = len(loaded.graph.node)
+    check_writable(output)
     if shape:
         bind_shapes(loaded.graph, shape)
     types: dict[str, onnx.TypeProto] = dict(infer_types(loaded))

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, numpy_helper
 
 from tvmopt.debug.graph import skeleton
-from tvmopt.errors import InputError, ModelError
+from tvmopt.errors import ModelError
+from tvmopt.files import atomic_write, check_writable, save_arrays
 from tvmopt.importer.protos import STRING, byte_size, copy_tensor, count
-from tvmopt.runtime.container import atomic_write
 
 SINGLE = 1 << 30
 """Weights up to this many bytes stay in the model's own file, unless they lay beside it before."""
@@ -39,7 +38,7 @@ def save_inputs(feeds: Mapping[str, Any], model: Path) -> Path:
     """Write a model's inputs beside it, as ``<name>.npz``; the file appears when it is complete."""
     path = model.with_suffix(".npz")
     with atomic_write(path) as stream:
-        np.savez(stream, **feeds)
+        save_arrays(stream, feeds)
     return path
 
 
@@ -55,12 +54,7 @@ def save(model: onnx.ModelProto, path: str | Path, *, external: bool | None = No
         ModelError: what is left in the model's own file exceeds 2 GB.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError("the output is a folder.", where=str(path), fix="give a file: -o NAME.onnx")
-    if not path.absolute().parent.is_dir():
-        raise InputError(
-            "the folder of the output does not exist.", where=str(path), fix="create it, or give another"
-        )
+    check_writable(path)
     if external is None:
         external = weight_bytes(model) > SINGLE
     if not external:

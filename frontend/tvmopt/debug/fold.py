@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from tvmopt.debug.edit import Edited, read, write
 from tvmopt.debug.graph import infer_types, weights_of
 from tvmopt.errors import InputError
+from tvmopt.files import check_writable
 from tvmopt.importer.evaluate import Array, evaluate, foldable
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import (
@@ -57,6 +58,7 @@ def fold(
     """
     if limit < 0:
         raise InputError(f"the limit is {limit} bytes.", where="--limit", fix="0 or more")
+    check_writable(output)
     loaded, beside = read(model)
     before = len(loaded.graph.node)
     if shape:

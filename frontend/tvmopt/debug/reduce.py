@@ -28,6 +28,7 @@ from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import inputs_of, needed
 from tvmopt.debug.layers import Layers
 from tvmopt.errors import InputError, TvmoptError
+from tvmopt.files import check_writable
 from tvmopt.importer.protos import node_name, operator, static_shape, tensor_spec
 
 Progress = Callable[[str], None]
@@ -104,10 +105,7 @@ def reduce(
         raise InputError(
             "cannot read the inputs: no such file.", where=str(inputs), fix="give an .npz of named arrays"
         )
-    if not Path(output).absolute().parent.is_dir():
-        raise InputError(
-            "the folder of the output does not exist.", where=str(output), fix="create it, or give another"
-        )
+    check_writable(output)
     answer = children.call(
         "tvmopt.debug.reduce:in_child",
         {

@@ -12,6 +12,7 @@ from tvmopt.debug.edit import Edited, read, write
 from tvmopt.debug.fold import GROWTH, _drop_unused, fold_model
 from tvmopt.debug.graph import SMALL, infer_types, needed, skeleton, value_info, weights_of
 from tvmopt.errors import InputError, ModelError
+from tvmopt.files import check_writable
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import (
     attributes,
@@ -48,6 +49,7 @@ def sanitize(
     Raises:
         ModelError: the opset conversion failed.
     """
+    check_writable(output)
     loaded, beside = read(model)
     before = len(loaded.graph.node)
     result, changes = copy_model(loaded), []

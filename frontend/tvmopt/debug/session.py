@@ -21,8 +21,10 @@ from tvmopt.debug.marked import trace_marked
 from tvmopt.debug.records import CompareResult, NonFinite, Row, Trace
 from tvmopt.debug.reduce import feeds_of
 from tvmopt.errors import InputError, MissingDependency, ModelError, TvmoptError
+from tvmopt.files import save_arrays
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name, operator
+from tvmopt.runtime.artifact import is_artifact
 
 Progress = Callable[[str], None]
 
@@ -79,7 +81,7 @@ class Session:
         """All rows, then layers, then blame."""
         self.progress("running the reference")
         expected = self.reference()
-        if self.settings.other and not _is_artifact(self.settings.other):
+        if self.settings.other and not is_artifact(self.settings.other):
             found = models.compare_models(self, expected)
         else:
             found = self.engines(expected)
@@ -217,7 +219,7 @@ class Session:
 
         model = Model(read(path), threads=self.settings.threads)
         feeds = {n: a for n, a in self.feeds.items() if n in {i.name for i in model.inputs}}
-        np.savez(folder / "outputs.npz", **model.run(feeds))  # type: ignore[arg-type]
+        save_arrays(folder / "outputs.npz", model.run(feeds))
         seen = watch.observe(model, feeds, folder)
         manifest = model.manifest
         facts = {"target": manifest.target, "threads": str(model.threads), "precision": manifest.precision}
@@ -289,12 +291,6 @@ def _forked(step: Callable[[], Any], what: str) -> Any:
     except RuntimeError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ModelError(f"The {what} fails: {lines[-1][:500] if lines else error}") from None
-
-
-def _is_artifact(path: str) -> bool:
-    from tvmopt.api import is_artifact
-
-    return is_artifact(path)
 
 
 def _new(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.errors import ArtifactError, InputError
+from tvmopt.files import atomic_write
 from tvmopt.runtime import container
 from tvmopt.runtime.manifest import Manifest, Part, Weight
 from tvmopt.runtime.tensors import ALIGNMENT, HUGE, Array, TensorInfo, aligned_empty
@@ -74,14 +75,10 @@ class Artifact:
             InputError: it cannot be written there.
         """
         path = Path(path)
-        if path.is_dir():
-            raise InputError(
-                "the output is a folder.", where=str(path), fix=f"give a file: -o {path / 'model.tvmopt'}"
-            )
         members: dict[str, Any] = {"manifest.json": [self.manifest.to_json()], "library.so": [self.library]}
         if not self.manifest.stripped:
             members["weights.bin"] = list(_pieces(self.weights))
-        with container.atomic_write(path) as file:
+        with atomic_write(path) as file:
             container.write(file, members)
         return path
 
@@ -101,6 +98,17 @@ class Artifact:
                 where=f"{self.where} (compiled for {self.manifest.target}, this is {host.name})",
                 fix=f"compile the model for this machine: tvmopt compile {self.manifest.model} --target cpu",
             )
+
+
+def is_artifact(path: str | Path) -> bool:
+    """Whether a file is one of ours (a zip; ONNX files are not)."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4) == b"PK\x03\x04"
+    except OSError as error:
+        raise InputError(
+            f"cannot open the file: {error.strerror}", where=str(path), fix="check the path"
+        ) from error
 
 
 def read_manifest(path: str | Path) -> Manifest:

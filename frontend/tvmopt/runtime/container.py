@@ -11,14 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
-from tvmopt.errors import ArtifactError, InputError
+from tvmopt.errors import ArtifactError
 
 MEMBERS = ("manifest.json", "library.so", "weights.bin")
 PAGE = 4096
@@ -29,42 +26,6 @@ _RECOMPILE = "compile the model again: tvmopt compile MODEL"
 Buffer = (
     Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (typing has a name for it from 3.12)
 )
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is complete; on any error or Ctrl-C nothing is left.
-
-    Raises:
-        InputError: the folder does not exist or cannot be written.
-    """
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise InputError(
-            f"cannot write the file: {error.strerror}", where=str(path), fix="give another -o"
-        ) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(name)
-        if isinstance(error, OSError):
-            raise InputError(
-                f"cannot write the file: {error.strerror}", where=str(path), fix="free some space"
-            ) from error
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write(file: IO[bytes], members: Mapping[str, Iterable[Buffer]]) -> None:

@@ -1,0 +1,108 @@
+"""Files that appear whole or not at all, and a look before long work whether they can be written - for every room
+that writes one for a user."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from tvmopt.errors import InputError, collect
+
+
+def check_writable(*paths: str | Path | None) -> None:
+    """Refuse what cannot be written, before the work whose results go there; None and "" are passed over.
+
+    Raises:
+        InputError: each path that is a folder, or whose folder is missing or cannot be written.
+    """
+    problems = [(str(p), problem) for p in paths if p and (problem := _problem(Path(p)))]
+    if problems:
+        raise collect([InputError(what, where=path, fix=fix) for path, (what, fix) in problems])
+
+
+def _problem(path: Path) -> tuple[str, str] | None:
+    """What is wrong with a path to write to, and how to mend it."""
+    if path.is_dir():
+        return "the output is a folder.", f"give a file in it: {path / 'NAME'}"
+    if _special(path):
+        return None
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        return "the folder of the output does not exist.", "create it, or give another"
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=folder)
+    except OSError as error:
+        return f"cannot write the file: {error.strerror}", "give another path, or mend the folder's permissions"
+    os.close(handle)
+    os.unlink(name)
+    return None
+
+
+def _special(path: Path) -> bool:
+    """Whether the path is there and no plain file: /dev/stdout, a named pipe. It is written as it is."""
+    return path.exists() and not path.is_file()
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when it is complete; on any error or Ctrl-C nothing is left.
+
+    A link is followed: what it points to is replaced, not the link.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    path = Path(path)
+    problem = _problem(path)
+    if problem:
+        raise InputError(problem[0], where=str(path), fix=problem[1])
+    if _special(path):
+        with path.open("wb") as stream:
+            yield stream
+        return
+    real = path.resolve()
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=real.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, real)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(name)
+        if isinstance(error, OSError):
+            raise InputError(
+                f"cannot write the file: {error.strerror}", where=str(path), fix="free some space"
+            ) from error
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text as UTF-8, whole or not at all."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def save_arrays(file: str | Path | IO[bytes], arrays: Mapping[str, Any]) -> None:
+    """Arrays by name into an .npz. `np.savez` would do, but takes the names as keyword arguments: an ONNX tensor may
+    be called "file".
+    """
+    import numpy as np
+
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
