@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvmopt.bench import report
 from tvmopt.bench.engine import Engine, EngineError
 from tvmopt.bench.html import html
-from tvmopt.bench.measure import Plan, Series, alone, rotate, warm_up
+from tvmopt.bench.measure import Plan, Series, measure, rotate, warm_up
 from tvmopt.bench.records import Job, Turn
 from tvmopt.bench.run import Settings, bench, labels, with_batch
 from tvmopt.errors import InputError, MissingDependency
@@ -156,37 +156,62 @@ class Stand:
         return 0.0
 
 
+BAD = Turn((9.0,), 0.1, disturbed=True)
+
+
 def test_rotation_turns_round_and_drops_disturbed_rounds_whole():
     log = []
-    bad = Turn((9.0,), 0.1, disturbed=True)
-    engines = [Stand([1.0, bad, 1.1, 1.2], log, "a"), Stand([2.0, 2.1, 2.2, 2.3], log, "b")]
+    engines = [
+        Stand([1.0, 1.0, 1.0, BAD, 1.1, 1.1, 1.3, 1.1], log, "a"),
+        Stand([2.0, 2.0, 2.1, 2.1, 2.2, 2.2, 2.3, 2.3], log, "b"),
+    ]
     series = [Series(), Series()]
-    assert rotate(engines, series, Plan(patience=2), 3) == 4
-    assert log == ["a", "b", "b", "a", "a", "b", "b", "a"]
-    assert series[0].launches == [[1.0, 1.1, 1.2]]
+    assert rotate(engines, series, Plan(rounds=3, launches=1), 99) == 4
+    assert log == list("aabb" "bbaa" "aabb" "bbaa")
+    assert series[0].launches == [[1.0, 1.1, pytest.approx(1.2)]]
     assert series[1].launches == [[2.0, 2.2, 2.3]]
-    assert [s.disturbed for s in series] == [1, 1]
+    assert [(s.disturbed, s.clean) for s in series] == [(1, 3)] * 2
+    assert (series[0].after_others, series[0].after_itself) == ([1.0, 1.1, 1.3], [1.0, 1.1, 1.1])
 
 
-def test_rotation_gives_up_when_nothing_is_quiet():
-    bad = Turn((9.0,), 0.1, disturbed=True)
+def test_a_launch_gives_up_when_nothing_is_quiet():
     series = [Series()]
-    assert rotate([Stand([bad] * 20, [], "a")], series, Plan(patience=2), 4) == 8
-    assert (series[0].launches, len(series[0].noisy)) == ([[]], 8)
+    assert rotate([Stand([BAD] * 20, [], "a")], series, Plan(rounds=4, launches=1), 99) == 8
+    assert (series[0].launches, len(series[0].noisy)) == ([[]], 16)
+
+
+def test_rotation_is_the_time_after_others_over_the_time_after_itself():
+    assert Series().rotation == 1.0
+    assert Series(after_others=[1.2, 2.2, 9.0], after_itself=[1.0, 2.0, 3.0]).rotation == pytest.approx(1.2)
+
+
+def launched(times, plan, decided=lambda _: True):
+    """(rounds played, launches) of `measure` with one made-up engine that gives the same turn for ever."""
+    starts = []
+
+    def start():
+        starts.append(1)
+        engine = Stand([times] * 999, [], "a")
+        engine.close = lambda: None
+        return [engine]
+
+    series, played = measure(start, 1, plan, decided=decided)
+    assert series[0].clean + series[0].disturbed == played
+    return played, len(starts)
+
+
+def test_launches_go_on_until_there_is_an_answer_or_patience_ends():
+    plan = Plan(rounds=6, launches=3, patience=4)
+    assert launched(1.0, plan) == (6, 3)
+    assert launched(1.0, plan, lambda series: series[0].clean >= 10) == (10, 5)
+    assert launched(1.0, plan, lambda series: False) == (24, 12)
+    assert launched(BAD, plan) == (24, 6)  # nothing was quiet: four rounds a launch, then the next
 
 
 def test_warm_up_ends_when_three_turns_agree():
     log = []
     warm_up(Stand([3.0, 2.0, 1.0, 1.0, 1.01] + [1.0] * 100, log, "a"), Plan(warmup=9))
     assert len(log) == 5
-
-
-def test_alone_and_rotation():
-    assert alone(Stand([1.0, Turn((5.0,), 0.1, disturbed=True), 1.1, 1.2], [], "a"), Plan()) == 1.1
-    bad = Turn((5.0,), 0.1, disturbed=True)
-    assert np.isnan(alone(Stand([bad] * 99, [], "a"), Plan()))
-    assert Series(launches=[[1.0], [1.2]], alone=[float("nan"), 1.0]).rotation == pytest.approx(1.2)
-    assert Series(launches=[[1.1] * 3, [2.4] * 3], alone=[1.0, 2.0]).rotation == pytest.approx(1.15)
 
 
 def test_the_package_is_the_function():

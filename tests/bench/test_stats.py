@@ -62,13 +62,13 @@ def test_too_few_quiet_rounds_are_unstable_and_say_why():
     assert np.isnan(found.value)
 
 
-def test_drift_and_disagreement_with_the_time_alone_are_unstable():
+def test_drift_and_engines_that_disturb_each_other_are_unstable():
     rising = [[1.0, 1.0, 1.0, 1.4, 1.4, 1.4]]
     assert "drifted" in compare_rounds(rising, [[2.0] * 6]).reason
     assert compare_rounds(rising, [[2 * t for t in rising[0]]]).verdict == "faster"  # the clock fell for both
     assert drift_of(rising) == pytest.approx(1.4)
-    found = compare_rounds([[1.0] * 6], [[2.0] * 6], alone=(1.0, 1.5))
-    assert (found.verdict, "1.50 of its time alone" in found.reason) == ("unstable", True)
+    found = compare_rounds([[1.0] * 6], [[2.0] * 6], rotation=(1.0, 1.5))
+    assert (found.verdict, "is 1.50 of its time after its own" in found.reason) == ("unstable", True)
 
 
 def test_a_difference_below_the_margin_is_none():

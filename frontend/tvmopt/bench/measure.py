@@ -1,11 +1,13 @@
-"""The rotation: engines take turns, round after round, launch after launch, until there are enough quiet
-rounds.
+"""The rotation: engines take turns, round after round, launch after launch, until there is an answer.
 
-    launch 1:  start A B C - warm up each - each alone for a few turns - A B C | C B A | A B C | ...
+    launch 1:  start A B C - warm up each - AA BB CC | CC BB AA | AA BB CC | ...
     launch 2:  new processes, the same again
+    ...        more launches while the verdict is open, until patience ends
 
-Between turns the bench waits until the engine that has just run is quiet: onnxruntime's threads go on
-spinning after a run, and would take the next engine's cores.
+Every engine has two turns a round, one right after the other: the first follows another engine, the second
+follows itself. Where they differ, the engines disturb each other. Between turns the bench waits until the
+engine that has just run is quiet: onnxruntime's threads go on spinning after a run, and would take the next
+engine's cores.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ class Plan:
 
     Attributes:
         rounds: undisturbed rounds wanted, over all launches.
-        launches: fresh processes of each engine.
-        turn: seconds of a turn.
-        calls: the least calls of a turn.
+        launches: fresh processes of each engine for so many rounds.
+        turn: seconds an engine has in a round, both turns together.
+        calls: the least calls of a round.
         pause: least seconds between turns.
         warmup: seconds after which an engine counts as warm even if its turns still differ.
-        patience: rounds are played until `rounds` were undisturbed, at most this many times as many.
+        patience: while rounds are missing or the verdict is open, new launches are made until this many times
+            `rounds` were played.
     """
 
     rounds: int = 18
@@ -43,9 +46,15 @@ class Plan:
     warmup: float = 3.0
     patience: float = 4.0
 
-    def of_launch(self, launch: int) -> int:
-        """Undisturbed rounds wanted of one launch: an even share."""
-        return self.rounds * (launch + 1) // self.launches - self.rounds * launch // self.launches
+    @property
+    def of_launch(self) -> int:
+        """Undisturbed rounds wanted of one launch."""
+        return -(-self.rounds // self.launches)
+
+    @property
+    def most(self) -> int:
+        """Rounds after which it ends, decided or not."""
+        return max(self.rounds, round(self.rounds * self.patience))
 
 
 @dataclass
@@ -53,26 +62,31 @@ class Series:
     """What one engine has delivered.
 
     Attributes:
-        launches: median seconds of each undisturbed turn, for each launch; index-paired between engines.
-        samples: single-call seconds of the undisturbed turns; `noisy` those of the disturbed ones.
-        alone: median seconds when no other engine took turns, for each launch; NaN where that was disturbed.
-        disturbed: turns thrown away.
+        launches: median seconds of each undisturbed round, for each launch; index-paired between engines.
+        samples: single-call seconds of the undisturbed rounds; `noisy` those of the disturbed ones.
+        after_others: median seconds of the first turn of each undisturbed round; `after_itself` of the second.
+        disturbed: rounds thrown away.
     """
 
     launches: list[list[float]] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
     noisy: list[float] = field(default_factory=list)
-    alone: list[float] = field(default_factory=list)
+    after_others: list[float] = field(default_factory=list)
+    after_itself: list[float] = field(default_factory=list)
     disturbed: int = 0
 
     @property
-    def rotation(self) -> float:
-        """Time in rotation over time alone: 1 when the engines leave each other in peace.
+    def clean(self) -> int:
+        """Undisturbed rounds so far."""
+        return len(self.after_itself)
 
-        The median over launches of each launch's own ratio.
-        """
-        pairs = [np.median(r) / a for r, a in zip(self.launches, self.alone, strict=False) if r and a == a]
-        return float(np.median(pairs)) if pairs else 1.0
+    @property
+    def rotation(self) -> float:
+        """Time after another engine's turn over time after its own: 1 when the engines leave each other in
+        peace. The median of the rounds' own ratios: both turns of a round saw the same machine."""
+        if not self.clean:
+            return 1.0
+        return float(np.median(np.asarray(self.after_others) / np.asarray(self.after_itself)))
 
 
 def warm_up(engine: Engine, plan: Plan) -> None:
@@ -88,24 +102,8 @@ def warm_up(engine: Engine, plan: Plan) -> None:
             return
 
 
-def alone(engine: Engine, plan: Plan, turns: int = 3) -> float:
-    """Median seconds of an engine that takes turn after turn, settling in between as it will in rotation.
-
-    NaN when no turn was undisturbed: then there is nothing to compare the rotation with.
-    """
-    quiet: list[float] = []
-    for _ in range(round(turns * plan.patience)):
-        engine.settle(plan.pause)
-        turn = engine.turn(plan.turn, plan.calls)
-        if not turn.disturbed:
-            quiet.append(float(np.median(turn.seconds)))
-        if len(quiet) == turns:
-            break
-    return float(np.median(quiet)) if quiet else float("nan")
-
-
-def rotate(engines: Sequence[Engine], series: Sequence[Series], plan: Plan, wanted: int) -> int:
-    """Play rounds of one launch until `wanted` were undisturbed; the rounds played.
+def rotate(engines: Sequence[Engine], series: Sequence[Series], plan: Plan, most: int) -> int:
+    """Play the rounds of one launch until enough were undisturbed, `most` at the most; the rounds played.
 
     The order turns round every time, so that no engine always follows the same one. A round counts only
     whole: one disturbed turn throws away all turns of its round, and the pairs stay pairs.
@@ -113,49 +111,68 @@ def rotate(engines: Sequence[Engine], series: Sequence[Series], plan: Plan, want
     for one in series:
         one.launches.append([])
     played = kept = 0
-    while kept < wanted and played < wanted * plan.patience:
-        turns: dict[int, Turn] = {}
+    while kept < plan.of_launch and played < min(most, 2 * plan.of_launch):
+        turns: dict[int, tuple[Turn, Turn]] = {}
         order = range(len(engines)) if played % 2 == 0 else range(len(engines) - 1, -1, -1)
         for index in order:
-            turns[index] = engines[index].turn(plan.turn, plan.calls)
-            engines[index].settle(plan.pause)
+            first, second = (_turn(engines[index], plan) for _ in range(2))
+            turns[index] = first, second
         played += 1
-        if any(turn.disturbed for turn in turns.values()):
-            for index, turn in turns.items():
-                series[index].disturbed += 1
-                series[index].noisy.extend(turn.seconds)
-            continue
-        kept += 1
-        for index, turn in turns.items():
-            series[index].launches[-1].append(float(np.median(turn.seconds)))
-            series[index].samples.extend(turn.seconds)
+        disturbed = any(turn.disturbed for pair in turns.values() for turn in pair)
+        kept += not disturbed
+        for index, (first, second) in turns.items():
+            one, both = series[index], first.seconds + second.seconds
+            if disturbed:
+                one.disturbed += 1
+                one.noisy.extend(both)
+                continue
+            one.launches[-1].append(float(np.median(both)))
+            one.samples.extend(both)
+            one.after_others.append(float(np.median(first.seconds)))
+            one.after_itself.append(float(np.median(second.seconds)))
     return played
 
 
+def _turn(engine: Engine, plan: Plan) -> Turn:
+    """One of the two turns of a round, and the quiet after it."""
+    turn = engine.turn(plan.turn / 2, -(-plan.calls // 2))
+    engine.settle(plan.pause)
+    return turn
+
+
 def measure(
-    start: Callable[[], list[Engine]], count: int, plan: Plan, progress: Progress | None = None
+    start: Callable[[], list[Engine]],
+    count: int,
+    plan: Plan,
+    progress: Progress | None = None,
+    decided: Callable[[Sequence[Series]], bool] = lambda _: True,
 ) -> tuple[list[Series], int]:
     """All launches of one case.
 
     Args:
         start: starts, loads and binds every engine anew.
         count: how many engines it starts.
+        decided: whether what was measured so far gives an answer.
 
     Returns:
         One series an engine, and the rounds played.
     """
     series = [Series() for _ in range(count)]
-    played = 0
-    for launch in range(plan.launches):
+    played = launches = 0
+    while played < plan.most:
+        enough = launches >= plan.launches and series[0].clean >= plan.rounds
+        if enough and decided(series):
+            break
+        launches += 1
         if progress:
-            progress(f"launch {launch + 1} of {plan.launches}")
+            words = f"of {plan.launches}" if launches <= plan.launches else "- no answer yet, going on"
+            progress(f"launch {launches} {words}")
         engines = start()
         try:
-            for engine, one in zip(engines, series, strict=True):
+            for engine in engines:
                 warm_up(engine, plan)
-                one.alone.append(alone(engine, plan))
                 engine.settle(plan.pause)
-            played += rotate(engines, series, plan, plan.of_launch(launch))
+            played += rotate(engines, series, plan, plan.most - played)
         finally:
             for engine in engines:
                 engine.close()

@@ -65,9 +65,10 @@ class EngineResult:
         accuracy: largest error relative to the reference's scale.
         latency: of undisturbed turns, or of disturbed ones where there are no others (`quiet` is False); None
             unless ok.
-        rounds: for each launch, the median of each undisturbed turn in seconds.
+        rounds: for each launch, the median of each undisturbed round in seconds.
         samples: single-call times in seconds, thinned to at most 4096.
-        alone_ms: median with no other engine taking turns; `rotation` is its time in rotation over that.
+        alone_ms: median of turns right after a turn of its own; `rotation` is its time after another engine's turn
+            over that.
         peak_mib: the process's peak memory while loading and running, `base_mib` before the engine was
             imported.
         build_s, load_s: seconds to compile and to load.

@@ -109,7 +109,7 @@ def notes(case: Case) -> list[str]:
             )
         if row.latency and not 0.9 < row.rotation < 1.1:
             found.append(
-                f"{row.label} took {row.rotation:.2f} of its time alone while taking turns with the others."
+                f"{row.label} took {row.rotation:.2f} of its usual time right after another engine's turn."
             )
         if row.transfers_ms:
             times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in row.transfers_ms.items())

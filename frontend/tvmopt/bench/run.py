@@ -20,7 +20,7 @@ from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
 from tvmopt.bench.records import BenchResult, Case, EngineResult, Job
 from tvmopt.bench.runners import make, parse, runner_class
-from tvmopt.bench.stats import Ratio, Rules, compare_rounds, latency
+from tvmopt.bench.stats import Ratio, Rules, compare_rounds, is_open, latency
 from tvmopt.errors import InputError, MissingDependency, TvmoptError
 
 Progress = Callable[[str], None]
@@ -193,7 +193,11 @@ def run_case(
         def start() -> list[Engine]:
             return _start([rows[i].job for i in ready], inputs)
 
-        series, played = measure(start, len(ready), plan, progress) if ready else ([], 0)
+        def decided(series: Sequence[Series]) -> bool:
+            found = _ratios(rows, dict(zip(ready, series, strict=True)), rules)
+            return not any(is_open(ratio, rules) for ratio in found.values())
+
+        series, played = measure(start, len(ready), plan, progress, decided) if ready else ([], 0)
         batch = next((a.shape[0] for a in subject.feeds.values() if a.ndim), 1)
         for index, one in zip(ready, series, strict=True):
             rows[index] = _with_times(rows[index], one, batch, settings.streams)
@@ -346,7 +350,7 @@ def _with_times(row: EngineResult, series: Series, batch: int, streams: int) -> 
         quiet=bool(series.samples),
         rounds=tuple(map(tuple, series.launches)),
         samples=tuple(samples[::thin]),
-        alone_ms=float(np.median([a for a in series.alone if a == a] or [0.0])) * 1e3,
+        alone_ms=float(np.median(series.after_itself or [0.0])) * 1e3,
         rotation=series.rotation,
         disturbed=series.disturbed,
     )
@@ -359,7 +363,7 @@ def _ratios(rows: Sequence[EngineResult], series: Mapping[int, Series], rules: R
     first = series[0]
     return {
         rows[i].label: compare_rounds(
-            first.launches, one.launches, rules, disturbed=one.disturbed, alone=(first.rotation, one.rotation)
+            first.launches, one.launches, rules, disturbed=one.disturbed, rotation=(first.rotation, one.rotation)
         )
         for i, one in series.items()
         if i

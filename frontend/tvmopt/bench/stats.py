@@ -27,7 +27,8 @@ class Rules:
         resamples: of the bootstrap.
         widest: an interval wider than this factor on either side, with no verdict, is "unstable".
         drift: a ratio whose first and second half of the rounds differ by more than this is "unstable".
-        rotation: an engine whose time in rotation differs by more from its time alone is "unstable".
+        rotation: an engine whose turns after another engine's differ by more from those after its own is
+            "unstable".
         clean: the least number of undisturbed rounds.
     """
 
@@ -117,7 +118,7 @@ def compare_rounds(
     rules: Rules | None = None,
     *,
     disturbed: int = 0,
-    alone: Sequence[float] = (),
+    rotation: Sequence[float] = (),
     seed: int = 0,
 ) -> Ratio:
     """The verdict on two engines.
@@ -125,7 +126,7 @@ def compare_rounds(
     Args:
         first, second: for each launch, the turn medians in seconds, round by round; pairs belong together.
         disturbed: rounds thrown away because something else used the processor.
-        alone: for each engine, its time in rotation over its time alone.
+        rotation: for each engine, its time after another engine's turn over its time after its own.
     """
     rules = rules or Rules()
     logs = [np.log(np.asarray(a, float) / np.asarray(b, float)) for a, b in zip(first, second, strict=True)]
@@ -134,7 +135,7 @@ def compare_rounds(
         return Ratio(float("nan"), float("nan"), float("nan"), 0, "unstable", _disturbance(0, disturbed))
     middle, low, high = bootstrap(logs, confidence=rules.confidence, resamples=rules.resamples, seed=seed)
     value, low, high = float(np.exp(middle)), float(np.exp(low)), float(np.exp(high))
-    problem = _instability(first, second, n, disturbed, alone, rules)
+    problem = _instability(first, second, n, disturbed, rotation, rules)
     if problem:
         return Ratio(value, low, high, n, "unstable", problem)
     if high < 1 / (1 + rules.margin):
@@ -149,6 +150,18 @@ def compare_rounds(
     )
 
 
+def is_open(ratio: Ratio, rules: Rules) -> bool:
+    """Whether more rounds could still change what is said: nothing may be said yet, or there is a difference and
+    its interval does not tell whether it is above the margin.
+
+    >>> [is_open(Ratio(0.96, 0.93, high, 18, "no difference measured"), Rules()) for high in (0.99, 1.01)]
+    [True, False]
+    """
+    seen = not ratio.low <= 1 <= ratio.high
+    small = ratio.low >= 1 / (1 + rules.margin) and ratio.high <= 1 + rules.margin
+    return ratio.verdict == "unstable" or (ratio.verdict == "no difference measured" and seen and not small)
+
+
 def _disturbance(clean: int, disturbed: int) -> str:
     return f"something else used the processor in {disturbed} of {clean + disturbed} rounds"
 
@@ -158,15 +171,15 @@ def _instability(
     second: Sequence[Sequence[float]],
     n: int,
     disturbed: int,
-    alone: Sequence[float],
+    rotation: Sequence[float],
     rules: Rules,
 ) -> str:
     """Why nothing may be said, or nothing."""
     if n < rules.clean:
         return _disturbance(n, disturbed) if disturbed else f"only {n} rounds, {rules.clean} are needed"
-    for ratio in alone:
+    for ratio in rotation:
         if not 1 / (1 + rules.rotation) <= ratio <= 1 + rules.rotation:
-            return f"an engine's time in rotation is {ratio:.2f} of its time alone"
+            return f"an engine's time right after another engine's turn is {ratio:.2f} of its time after its own"
     drift = drift_of(first) / drift_of(second)  # what both share, a clock that changes, cancels
     if abs(np.log(drift)) > np.log1p(rules.drift):
         return f"the ratio drifted: in the second half of the rounds it is {drift:.2f} of the first"
