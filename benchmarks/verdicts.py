@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--parts", default="identical,repeated,disturbed")
     parser.add_argument("--again", type=int, default=0, help="times of each comparison, instead of 20 and 5")
-    parser.add_argument("--rounds", type=int, default=18)
+    parser.add_argument("--rounds", type=int, default=36)
     parser.add_argument("--patience", type=float, default=4.0)
     args = parser.parse_args()
     found: dict[str, Any] = {"machine": describe_machine(), "answers": []}

@@ -208,10 +208,10 @@ def test_launches_go_on_until_there_is_an_answer_or_patience_ends():
     assert launched(BAD, plan) == (24, 6)  # nothing was quiet: four rounds a launch, then the next
 
 
-def test_warm_up_ends_when_three_turns_agree():
+def test_warm_up_ends_when_three_turns_bring_nothing_new():
     log = []
-    warm_up(Stand([3.0, 2.0, 1.0, 1.0, 1.01] + [1.0] * 100, log, "a"), Plan(warmup=9))
-    assert len(log) == 5
+    warm_up(Stand([3.0, 2.0, 1.0, 1.5, 1.01] + [1.0] * 100, log, "a"), Plan(warmup=9))
+    assert len(log) == 6
 
 
 def test_the_package_is_the_function():

@@ -38,10 +38,10 @@ class Plan:
             `rounds` were played.
     """
 
-    rounds: int = 18
-    launches: int = 3
-    turn: float = 0.2
-    calls: int = 3
+    rounds: int = 36
+    launches: int = 6
+    turn: float = 0.1
+    calls: int = 2
     pause: float = 0.02
     warmup: float = 3.0
     patience: float = 4.0
@@ -90,15 +90,17 @@ class Series:
 
 
 def warm_up(engine: Engine, plan: Plan) -> None:
-    """Turns until three in a row agree within 5 %, or the time is up."""
+    """Turns until three in a row bring nothing below the best before them, or the time is up.
+
+    Falling times tell that an engine is not warm; a slow turn among quick ones tells of the machine.
+    """
     medians: list[float] = []
     spent = 0.0
     while spent < plan.warmup:
         turn = engine.turn(plan.turn / 2, 1)
         spent += max(turn.wall, 1e-3)
         medians.append(float(np.median(turn.seconds)))
-        last = medians[-3:]
-        if len(last) == 3 and max(last) < 1.05 * min(last):
+        if len(medians) > 3 and min(medians[-3:]) > 0.98 * min(medians[:-3]):
             return
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -326,13 +327,17 @@ def _outputs(job: Job, inputs: Path, path: Path) -> dict[str, Any]:
 
 
 def _start(jobs: Sequence[Job], inputs: str) -> list[Engine]:
-    """All engines loaded and bound; none is left running if one fails."""
+    """All engines loaded and bound, side by side; none is left running if one fails."""
     engines: list[Engine] = []
+
+    def load(engine: Engine) -> None:
+        engine.ask("load", engine.job)
+        engine.ask("bind", inputs)
+
     try:
-        for job in jobs:
-            engines.append(Engine(job))
-            engines[-1].ask("load", job)
-            engines[-1].ask("bind", inputs)
+        engines.extend(map(Engine, jobs))
+        with ThreadPoolExecutor(len(engines)) as pool:
+            list(pool.map(load, engines))
     except BaseException:
         for engine in engines:
             engine.close()

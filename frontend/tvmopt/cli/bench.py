@@ -40,12 +40,12 @@ def command(
     ] = "",
     streams: Annotated[int, typer.Option(min=1, help="Concurrent callers.")] = 1,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8.")] = "fp32",
-    rounds: Annotated[int, typer.Option(min=1, help="Undisturbed rounds wanted.")] = 18,
-    launches: Annotated[int, typer.Option(min=1, help="Fresh processes of each engine.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Undisturbed rounds wanted.")] = 36,
+    launches: Annotated[int, typer.Option(min=1, help="Fresh processes of each engine.")] = 6,
     patience: Annotated[
         float, typer.Option(min=1, help="Go on while there is no answer, up to so many times the rounds.")
     ] = 4.0,
-    iterations: Annotated[int, typer.Option(min=1, help="Timed calls of each engine, at the least.")] = 54,
+    iterations: Annotated[int, typer.Option(min=1, help="Timed calls of each engine, at the least.")] = 72,
     duration: Annotated[float, typer.Option(min=0.01, help="Seconds of timed calls of each engine.")] = 3.6,
     warmup: Annotated[float, typer.Option(min=0, help="Seconds after which an engine counts as warm.")] = 3.0,
     pause: Annotated[float, typer.Option(min=0, help="Least seconds between turns.")] = 0.02,
