@@ -142,7 +142,7 @@ def tune(
             outcome = None
             if compare and own and not interrupted:  # elsewhere measured, elsewhere to be compared
                 tell("comparing the tuned model with the untuned one")
-                outcome = model_verdict(module, machine, tuner)
+                outcome = model_verdict(module, machine, tuner, tell)
             return result(tuner, outcome, interrupted)
     finally:
         if second is not None:

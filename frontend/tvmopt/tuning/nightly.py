@@ -281,8 +281,8 @@ def timed(
     job: Job, machine: Machine, store: Path, kernels: dict[str, KernelFigures], rounds: int = 25
 ) -> dict[str, Any]:
     """Samples of the model, of each kernel inside it, and of the probe, taken in turn."""
-    from tvmopt.tuning.compare import Instance
     from tvmopt.tuning.driver import imported_module
+    from tvmopt.tuning.instance import Instance
     from tvmopt.tuning.logs import RecordLookup
 
     module = imported_module(job.model, machine, job.shape)
