@@ -283,8 +283,8 @@ class Engine:
         """The answer to one line; a death is an answer too."""
         line = ""
         with suppress(OSError):
-            self.process.stdin.write(json.dumps(question) + "\n")  # type: ignore[union-attr]
-            line = self.process.stdout.readline()  # type: ignore[union-attr]
+            self.process.stdin.write(json.dumps(question) + "\n")
+            line = self.process.stdout.readline()
         if not line:
             return {"error": f"the process ended with exit code {self.process.wait()}"}
         return dict(json.loads(line))
@@ -299,7 +299,7 @@ class Engine:
         return True
 
     def close(self) -> None:
-        self.process.stdin.close()  # type: ignore[union-attr]
+        self.process.stdin.close()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:

@@ -332,7 +332,7 @@ def _wrap(model: Any, pick: Callable[[Any], Any], names: tuple[str, ...]) -> Any
     """A module of positional tensors in, one tensor out, as the exporters like it."""
     from torch import nn
 
-    class OneOutput(nn.Module):  # type: ignore[misc]
+    class OneOutput(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model

@@ -33,6 +33,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("resnet50", "bert_base", "vit_base")
@@ -162,7 +163,7 @@ def main() -> int:
         state = need.here or f"missing{'' if need.required else ' (compared without it)'}: {need.fix}"
         print(f"{need.name:22} {state}")
     left_out = failed = False
-    record: dict[str, object] = {"gpu": found[0].here, "needs": [asdict(n) for n in found], "steps": {}}
+    record: dict[str, Any] = {"gpu": found[0].here, "needs": [asdict(n) for n in found], "steps": {}}
     for step in steps:
         missing = [n.name for n in found if n.required and step in n.steps and not n.here]
         for command in commands(step, options.models, folder, options.models_dir):
@@ -174,7 +175,7 @@ def main() -> int:
                 folder.mkdir(parents=True, exist_ok=True)
                 start = time.monotonic()
                 status = subprocess.run(command, cwd=ROOT, check=False).returncode
-                record["steps"][" ".join(command)] = [status, round(time.monotonic() - start, 1)]  # type: ignore[index]
+                record["steps"][" ".join(command)] = [status, round(time.monotonic() - start, 1)]
                 (folder / "run.json").write_text(json.dumps(record, indent=1) + "\n")
                 failed |= status != 0
                 if status and step in ("numbers", "races"):  # the speed of wrong results is of no interest

@@ -93,7 +93,7 @@ def plain_inputs(
     return changed, arrays
 
 
-class TvmoptRep(BackendRep):  # type: ignore[misc]
+class TvmoptRep(BackendRep):  # type: ignore[misc]  # ONNX has no types
     """One model, compiled on its first run, and again for other shapes or compile-time values."""
 
     def __init__(self, model: onnx.ModelProto, values: Mapping[str, Any], pipeline: str) -> None:
@@ -156,7 +156,7 @@ def _compile(
     return imported, relax.VirtualMachine(executable, tvm.cpu())
 
 
-class TvmoptBackend(Backend):  # type: ignore[misc]
+class TvmoptBackend(Backend):  # type: ignore[misc]  # ONNX has no types
     """``onnx.backend.base.Backend`` on tvmopt, for the device "CPU"."""
 
     @classmethod

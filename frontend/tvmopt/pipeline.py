@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -49,8 +49,8 @@ class Lowered:
     module: tvm.IRModule
     kernels: tuple[Kernel, ...]
     log: DecisionLog
-    seconds: dict[str, float] = field(default_factory=dict)
-    unscheduled: tvm.IRModule | None = None
+    seconds: dict[str, float]
+    unscheduled: tvm.IRModule
 
 
 def graph_passes(

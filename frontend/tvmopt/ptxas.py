@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -242,14 +243,11 @@ def recording(machine: Machine, nvcc: str = "") -> Iterator[Recorder]:
     Raises:
         ScheduleError: the CUDA compiler refused a kernel.
     """
-    import sys
-
-    import tvm.tirx.build  # noqa: F401
     import tvm_ffi
     from tvm.support import nvcc as stock
 
     recorder = Recorder(machine)
-    module: Any = sys.modules["tvm.tirx.build"]
+    module: Any = import_module("tvm.tirx.build")  # the name in the package is a function
     original = module.codegen_build
 
     def compile_cuda(code: str) -> bytes:

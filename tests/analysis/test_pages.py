@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from tests.analysis.test_profile import artifact, found  # noqa: F401  (fixtures)
 from tests.browser import chromium, opened
 
 from tvmopt.analysis.profile_html import html, roofline_svg
@@ -30,7 +29,7 @@ def browser():
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_profile(browser, found, tmp_path, scheme):  # noqa: F811
+def test_the_profile(browser, found, tmp_path, scheme):
     file = tmp_path / "profile.html"
     file.write_text(html(found))
     with opened(browser, file, scheme) as page:
@@ -39,7 +38,7 @@ def test_the_profile(browser, found, tmp_path, scheme):  # noqa: F811
         assert page.locator("svg").count() == 3
 
 
-def test_the_roofline_alone_has_its_styles(browser, found, tmp_path):  # noqa: F811
+def test_the_roofline_alone_has_its_styles(browser, found, tmp_path):
     file = tmp_path / "roofline.svg"
     file.write_text(standalone(roofline_svg(found)))
     with opened(browser, file, "dark") as page:

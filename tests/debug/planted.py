@@ -22,7 +22,7 @@ from tvmopt import pipeline
 
 
 @mutator
-class _Spoil(PyExprMutator):  # type: ignore[misc]
+class _Spoil(PyExprMutator):
     """One element of the first 4-d constant with 6 filters becomes wrong."""
 
     def visit_generic_const_(self, op: Any) -> Any:

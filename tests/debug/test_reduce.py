@@ -110,7 +110,7 @@ def test_numbers_with_values_of_the_whole_model(net: Path, tmp_path: Path) -> No
 )
 def test_refusals(net: Path, tmp_path: Path, arguments: dict[str, str], what: str) -> None:
     with pytest.raises(InputError, match=what):
-        reduce(net, output=tmp_path / "small.onnx", **arguments)  # type: ignore[arg-type]
+        reduce(net, output=tmp_path / "small.onnx", **arguments)
     assert not (tmp_path / "small.onnx").exists()
 
 

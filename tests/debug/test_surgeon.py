@@ -80,7 +80,7 @@ def test_extract_refuses(
     net: Path, tmp_path: Path, arguments: dict[str, list[str]], what: str, fix: str
 ) -> None:
     with pytest.raises(InputError) as error:
-        extract(net, **arguments, output=tmp_path / "no.onnx")  # type: ignore[arg-type]
+        extract(net, **arguments, output=tmp_path / "no.onnx")
     assert what in error.value.what and fix in error.value.fix
     assert not (tmp_path / "no.onnx").exists()
 

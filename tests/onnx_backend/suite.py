@@ -42,7 +42,7 @@ def load_cases(kinds: tuple[str, ...] = ("node",)) -> dict[str, object]:
         return {case.name: case for kind in kinds for case in load_model_tests(kind=kind)}
 
 
-def _data_sets(case):  # type: ignore[no-untyped-def]
+def _data_sets(case):
     import glob
 
     import onnx
@@ -54,7 +54,7 @@ def _data_sets(case):  # type: ignore[no-untyped-def]
     sets = []
     for folder in sorted(glob.glob(os.path.join(case.model_dir, "test_data_set_*"))):
 
-        def read(prefix, values, folder=folder):  # type: ignore[no-untyped-def]
+        def read(prefix, values, folder=folder):
             out = []
             for i, info in enumerate(values[: len(glob.glob(os.path.join(folder, f"{prefix}_*.pb")))]):
                 with open(os.path.join(folder, f"{prefix}_{i}.pb"), "rb") as f:
@@ -69,7 +69,7 @@ def _data_sets(case):  # type: ignore[no-untyped-def]
     return model, sets
 
 
-def run_case(case, pipeline: str = "tvmopt") -> None:  # type: ignore[no-untyped-def]
+def run_case(case, pipeline: str = "tvmopt") -> None:
     """Run one case through our backend, with the suite's own comparison; raises where it fails."""
     import numpy as np
     from onnx.backend.test.runner import Runner, _normalize_tensor
@@ -175,7 +175,7 @@ def _drive(
         child.wait()
 
 
-def run_suite(names, *, workers=1, timeout=60.0, pipeline="tvmopt", kinds=("node",)):  # type: ignore[no-untyped-def]
+def run_suite(names, *, workers=1, timeout=60.0, pipeline="tvmopt", kinds=("node",)):
     """Run the named cases; one :class:`Outcome` each, sorted by name."""
     todo: queue.Queue[str] = queue.Queue()
     for name in names:

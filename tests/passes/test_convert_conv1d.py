@@ -17,8 +17,7 @@ op, nn, c = relax.op, relax.op.nn, relax.const
 def test_conv1d(width, groups, attrs):
     w = c(rand(8, 4 // groups, 3))
     mod = build({"x": (2, 4, width)}, lambda bb, x: nn.conv1d(x, w, groups=groups, **attrs))
-    both = lambda log: lambda m: FoldConstant(log)(ConvertConv1d(log)(m))  # noqa: E731
-    check_rewrite(both, mod, {"reshape": 2, "nn.conv2d": 1})
+    check_rewrite(lambda log: lambda m: FoldConstant(log)(ConvertConv1d(log)(m)), mod, {"reshape": 2, "nn.conv2d": 1})
 
 
 @pytest.mark.parametrize("pool, name", [(nn.max_pool1d, "nn.max_pool2d"), (nn.avg_pool1d, "nn.avg_pool2d")])

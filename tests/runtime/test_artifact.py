@@ -243,7 +243,7 @@ def test_an_interrupted_write_leaves_nothing(
     path.write_text("the old one")
     real = container.write
 
-    def interrupted(file, members):  # type: ignore[no-untyped-def]
+    def interrupted(file, members):
         real(file, {"manifest.json": members["manifest.json"]})
         raise KeyboardInterrupt
 

@@ -68,7 +68,7 @@ class FakeRunner:
             status = self.status(task, candidate)
             samples = tuple(self.sample(task, candidate) for _ in range(8)) if status == "ok" else ()
             base = sorted(self.sample(task, task.analytic) for _ in range(8))[2]
-            yield Measurement(candidate, status, samples, baseline=base)  # type: ignore[arg-type]
+            yield Measurement(candidate, status, samples, baseline=base)
 
     def duel(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
         self.duels += 1

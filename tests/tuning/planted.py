@@ -65,8 +65,8 @@ def build(self: kernel.Bench, candidate: Candidate) -> None:
         self.built[candidate.id] = lambda *_: time.sleep(1000)
 
 
-kernel.Bench.scheduled = scheduled  # type: ignore[method-assign]
-kernel.Bench.build = build  # type: ignore[method-assign]
+kernel.Bench.scheduled = scheduled
+kernel.Bench.build = build
 
 
 def task(machine: Machine) -> Task:

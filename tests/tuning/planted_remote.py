@@ -15,5 +15,5 @@ def scheduled(self: kernel.Bench, candidate: Candidate) -> Any:
     return planted.function(3.0) if wrong else self.func
 
 
-kernel.Bench.scheduled = scheduled  # type: ignore[method-assign]
-kernel.Bench.build = planted._build  # type: ignore[method-assign]
+kernel.Bench.scheduled = scheduled
+kernel.Bench.build = planted._build

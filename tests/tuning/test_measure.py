@@ -37,13 +37,13 @@ def runner() -> Iterator[LocalRunner]:
 
 
 @pytest.fixture(scope="module")
-def task():  # type: ignore[no-untyped-def]
+def task():
     from tests.tuning import planted
 
     return planted.task(MACHINE)
 
 
-def test_a_bad_candidate_costs_itself_only(runner: LocalRunner, task) -> None:  # type: ignore[no-untyped-def]
+def test_a_bad_candidate_costs_itself_only(runner: LocalRunner, task) -> None:
     runner.prepare(task)
     points = {name: Candidate({"mode": mode}) for name, mode in MODES.items()}
     found = {m.candidate.id: m for m in runner.measure(task, list(points.values()), 1.0)}
@@ -55,7 +55,7 @@ def test_a_bad_candidate_costs_itself_only(runner: LocalRunner, task) -> None:  
     assert again.status == "ok", "the workers were replaced"
 
 
-def test_duels_tell_slow_from_equal(runner: LocalRunner, task) -> None:  # type: ignore[no-untyped-def]
+def test_duels_tell_slow_from_equal(runner: LocalRunner, task) -> None:
     runner.prepare(task)
     right, slow, wrong = (Candidate({"mode": MODES[n]}) for n in ("right", "slow", "wrong"))
     pairs = runner.duel(task, slow, right)
@@ -66,7 +66,7 @@ def test_duels_tell_slow_from_equal(runner: LocalRunner, task) -> None:  # type:
     assert runner.duel(task, right, Candidate({"mode": MODES["dies building"]})) is None
 
 
-def test_the_tuner_survives_all_of_it(runner: LocalRunner, task, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_tuner_survives_all_of_it(runner: LocalRunner, task, tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         tuner = Tuner([task], runner, store, Budget(0))
         tuner.run()
@@ -76,14 +76,14 @@ def test_the_tuner_survives_all_of_it(runner: LocalRunner, task, tmp_path: Path)
         assert store.workload(task.key.workload)
 
 
-def test_a_reference_that_does_not_run_is_an_error(runner: LocalRunner, task) -> None:  # type: ignore[no-untyped-def]
+def test_a_reference_that_does_not_run_is_an_error(runner: LocalRunner, task) -> None:
     kernel = replace(task.kernel, id="0" * 16, module="{}")
     broken = replace(task, key=replace(task.key, workload="0" * 16), kernel=kernel)
     with pytest.raises(TuningError, match="cannot be run"):
         runner.prepare(broken)
 
 
-def test_workers_end_with_their_runner(task) -> None:  # type: ignore[no-untyped-def]
+def test_workers_end_with_their_runner(task) -> None:
     with LocalRunner(MACHINE, 1, preload="tests.tuning.planted") as made:
         worker = made.fork()
         folder = made._folder

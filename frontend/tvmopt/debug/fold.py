@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def fold_model(model: onnx.ModelProto, limit: int = GROWTH) -> tuple[onnx.ModelP
     skipped: list[str] = []
     while True:
         types = infer_types(result)
-        values, skipped = isolated(lambda: _round(result, types, limit), "folding", model.graph.name)  # noqa: B023
+        values, skipped = isolated(partial(_round, result, types, limit), "folding", model.graph.name)
         if not values:
             break
         total += _replace(result, values)

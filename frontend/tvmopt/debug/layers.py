@@ -7,6 +7,7 @@ pieces cut from the model. The reference is onnxruntime with basic optimisations
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class Layers:
 
     @property
     def nodes(self) -> Sequence[onnx.NodeProto]:
-        return self.model.graph.node  # type: ignore[no-any-return]
+        nodes: Sequence[onnx.NodeProto] = self.model.graph.node
+        return nodes
 
     # -- values ------------------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class Layers:
                 )
             target = self.folder / f"values{len(self._files)}"
             target.mkdir()
-            made, self.reference = isolated(lambda: self._run(chunk, target), "reference run", str(self.path))  # noqa: B023
+            made, self.reference = isolated(partial(self._run, chunk, target), "reference run", str(self.path))
             for name, file in made.items():
                 self._files[name] = Path(file)
                 array = self.value(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,11 @@ def in_child(*, settings: dict[str, Any], folder: str, progress: Progress) -> di
 
 def warm() -> None:
     """Import what the forks need, so that each of them starts at once; nothing is run."""
-    import onnxruntime
-    import tvm.relax
-
-    import tvmopt.pipeline
-    import tvmopt.runtime.model
-    import tvmopt.tuning.logs  # noqa: F401
+    for name in ("onnxruntime", "tvm.relax", "tvmopt.pipeline", "tvmopt.runtime.model", "tvmopt.tuning.logs"):
+        import_module(name)
     from tvmopt.runtime.library import ffi
 
     ffi()
-    del onnxruntime, tvm
 
 
 class Session:
@@ -203,14 +199,14 @@ class Session:
         with np.load(folder / "outputs.npz") as file:
             return {n: file[n] for n in file.files}, facts
 
-    def _compile(self, path: str, target: str, precision: str, flags: dict[str, bool]) -> None:
+    def _compile(self, path: str, target: str, precision: str, flags: dict[str, Any]) -> None:
         from tvmopt.compiling import Request, compile_model
         from tvmopt.targets import Machine
 
         machine = Machine.load(target)
         if machine.kind == "llvm":
             machine = machine.with_cores(self.settings.threads)
-        request = Request(self.settings.model, machine, precision, self.settings.shapes, **flags)  # type: ignore[arg-type]
+        request = Request(self.settings.model, machine, precision, self.settings.shapes, **flags)
         compile_model(request)[0].save(path)
 
     def _observe(self, path: str, folder: Path) -> tuple[dict[str, str], list[watch.Seen]]:

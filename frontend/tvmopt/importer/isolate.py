@@ -75,7 +75,8 @@ def isolated(step: Callable[[], Result], what: str, where: str = "", seconds: fl
     verdict, value = pickle.loads(data)
     if verdict == "error":
         raise value
-    return value  # type: ignore[no-any-return]
+    result: Result = value
+    return result
 
 
 def _child(step: Callable[[], Any], write: int) -> None:

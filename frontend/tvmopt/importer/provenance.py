@@ -30,7 +30,7 @@ class Names:
 
 
 @mutator
-class _Rename(PyExprMutator):  # type: ignore[misc]
+class _Rename(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     """Give each binding the name decided for it; TVM's builder has appended numbers to make names unique."""
 
     def __init__(self, names: dict[Any, str]) -> None:

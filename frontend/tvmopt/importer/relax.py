@@ -70,7 +70,7 @@ def has_converter(domain: str, op_type: str) -> bool:
     return own or op_type in STOCK_DOMAINS.get(domain, ())
 
 
-class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]
+class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no types
     """TVM's importer with domains, names and constants as the module docstring says."""
 
     def __init__(self, model: onnx.ModelProto, trial: bool = False) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -48,8 +48,8 @@ def _graph_tensors(graph: onnx.GraphProto, where: str) -> Iterator[tuple[str, Te
     yield from _node_tensors(graph.node, where)
 
 
-def _node_tensors(nodes: object, where: str) -> Iterator[tuple[str, TensorProto]]:
-    for node in nodes:  # type: ignore[attr-defined]
+def _node_tensors(nodes: Iterable[onnx.NodeProto], where: str) -> Iterator[tuple[str, TensorProto]]:
+    for node in nodes:
         for attr in node.attribute:
             yield from _attribute_tensors(attr, f"attribute '{attr.name}' of node '{node_name(node)}'{where}")
 

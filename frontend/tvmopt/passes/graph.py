@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -366,7 +367,7 @@ class Rewrite:
             graph = Graph(func)
             self._refusals: list[tuple[str, str]] = []
             self.begin(graph)
-            func = graph.rewrite(lambda var, value, g=graph: self.rule(g, var, value))  # type: ignore[misc]
+            func = graph.rewrite(partial(self.rule, graph))
             if not graph.changed:
                 break
         for node, reason in self._refusals:  # those of the last sweep: the others no longer stand

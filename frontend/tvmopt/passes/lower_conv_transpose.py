@@ -46,7 +46,7 @@ class LowerConvTranspose:
 
 
 @relax.expr_functor.mutator
-class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
+class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def __init__(self, module: tvm.IRModule, log: DecisionLog) -> None:
         super().__init__(module)
         self.log, self.node = log, ""

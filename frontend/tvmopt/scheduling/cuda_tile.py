@@ -110,7 +110,7 @@ class Tile:
         >>> Tile(128, 128, 32, 4).resident(h), Tile(64, 64, 64, 3).resident(h)
         (2, 4)
         """
-        by_shared = machine.l1d // (self.shared + 1024)
+        by_shared = int(machine.l1d) // (self.shared + 1024)
         by_registers = int(machine.tvm.get("registers_per_block", 65536)) // (self.threads * self.registers)
         return max(1, min(by_shared, by_registers, 2048 // self.threads))
 
@@ -149,18 +149,18 @@ def cycles(
     steps = ceil(ceil(k / splits) / tile.bk)
     blocks = ceil(m / tile.bm) * ceil(n / tile.bn) * batch * splits
     active = min(blocks, machine.cores)
-    l2 = min(64.0, L2_SHARE * machine.l2_rate * machine.cores / active)
+    l2 = min(64.0, L2_SHARE * float(machine.l2_rate) * machine.cores / active)
     tensor = tile.bm * tile.bn * tile.bk / tensor_rate(machine, dtype)
     # two warps a scheduler hide each other's latencies; a lone small block uses little of the tensor cores
     resident = min(tile.resident(machine), ceil(blocks / machine.cores))
     tensor /= min(1.0, 0.4 + 0.15 * resident * tile.threads / 32)
     step = max(tensor, tile.stage_bytes / l2) + BARRIER / resident
-    waves = ceil(blocks / machine.cores)
+    waves: int = ceil(blocks / machine.cores)
     rounds = ceil(blocks / (machine.cores * tile.resident(machine)))
     busy = waves * steps * step
     waiting = rounds * steps * L2_LATENCY / (tile.stages - 1)
     once = EDGE + (waves - 1) * EDGE / (2 * tile.resident(machine))
-    total = max(busy, waiting) + 0.1 * min(busy, waiting) + once
+    total: float = max(busy, waiting) + 0.1 * min(busy, waiting) + once
     if splits > 1:
         total += SPLIT + 2 * splits * batch * m * n * 4 / (L2_SHARE * machine.l2_rate * machine.cores)
     return total

@@ -45,7 +45,7 @@ def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
     else:
         collapse_rows(sch, main, last, shape[:-1] if kernel == "gemm" else shape[:-2])
     module = s_tir.transform.StmtSimplify()(tvm.IRModule({"main": sch.mod["main"]}))
-    return module["main"].with_attrs({key: func.attrs[key] for key in func.attrs.keys()})  # noqa: SIM118 - no dict
+    return module["main"].with_attrs(func.attrs)
 
 
 def narrow(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -63,4 +63,4 @@ def narrow(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if prod(int(dim) for dim in shape) >= 2**31:
             return func
     module = tirx.transform.ForceNarrowIndexToInt32()(tvm.IRModule({"main": func}))
-    return module["main"].with_attrs({key: func.attrs[key] for key in func.attrs.keys()})  # noqa: SIM118 - no dict
+    return module["main"].with_attrs(func.attrs)

@@ -75,7 +75,8 @@ class Bench:
             return sch.mod["main"]
 
     def _compiled(self, func: tirx.PrimFunc) -> Callable[..., None]:
-        return compiled_module(func, self.kernel.machine)["main"]  # type: ignore[no-any-return]
+        call: Callable[..., None] = compiled_module(func, self.kernel.machine)["main"]
+        return call
 
     # -- outputs -----------------------------------------------------------------------------------
 

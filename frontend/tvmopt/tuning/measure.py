@@ -99,7 +99,8 @@ class Worker:
             if not ready:
                 self.kill()
                 raise WorkerHung
-            return receive(self._sock)  # type: ignore[no-any-return]
+            answer: tuple[str, Any] = receive(self._sock)
+            return answer
         except (OSError, EOFError) as error:
             self.kill()
             raise WorkerDied from error

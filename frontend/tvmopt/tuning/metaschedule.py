@@ -185,7 +185,7 @@ def _tvm_target(target: str) -> Any:
 
 
 @derived_object
-class StoreDatabase(ms.database.PyDatabase):  # type: ignore[misc]
+class StoreDatabase(ms.database.PyDatabase):  # type: ignore[misc]  # TVM has no types
     """A store as `ms.database.Database`, for one machine: what is committed is kept at once, what is asked
     for is
     this machine's alone (TVM's own databases ignore the target of a query)."""

@@ -287,8 +287,10 @@ class Store:
 
     def sessions(self) -> list[Session]:
         """Every session, in the order they were begun."""
-        rows = self._db.execute("SELECT id,model,target,seconds,started,info FROM session ORDER BY started, rowid")
-        return [Session(*row[:5], row[5] or "") for row in rows.fetchall()]
+        rows = self._db.execute(
+            "SELECT id,model,target,seconds,started,coalesce(info,'') FROM session ORDER BY started, rowid"
+        )
+        return [Session(*row) for row in rows.fetchall()]
 
     def used(self, session: str) -> tuple[int, float]:
         """(trials, seconds) of a session, all tuners that share it together."""

@@ -61,7 +61,7 @@ def extract(lowered: Lowered, machine: Machine) -> list[Task]:
     found: dict[Key, Task] = {}
     for kernel in lowered.kernels:
         family = next((f for f in families(machine.kind) if kernel.family == f.NAME), None)
-        func = lowered.unscheduled[kernel.name]  # type: ignore[index]
+        func = lowered.unscheduled[kernel.name]
         if family is None or func.attrs.get("tirx.is_scheduled", False):
             continue
         func = normalize(func)

@@ -21,7 +21,10 @@ import signal
 import socket
 import struct
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvmopt.tuning.kernel import Bench
 
 HELLO, FORK = b"R", b"F"
 _PR_SET_PDEATHSIG = 1
@@ -113,7 +116,7 @@ class Desk:
     """What a worker can be asked for. Arguments and results are plain data."""
 
     def __init__(self) -> None:
-        self._benches: dict[str, Any] = {}
+        self._benches: dict[str, Bench] = {}
         self._searches: dict[str, Any] = {}
 
     def open(self, kernel: Any) -> None:
@@ -134,7 +137,7 @@ class Desk:
         return list(self._benches[task].built) if task in self._benches else []
 
     def reference(self, task: str) -> str:
-        return self._benches[task].make_reference()  # type: ignore[no-any-return]
+        return self._benches[task].make_reference()
 
     def build(self, task: str, candidate: Any) -> None:
         self._benches[task].build(candidate)
@@ -144,13 +147,13 @@ class Desk:
         bench = self._benches[task]
         outcome = bench.checked_and_measured(ident, effort)
         bench.forget(ident)
-        return outcome  # type: ignore[no-any-return]
+        return outcome
 
     def check(self, task: str, ident: str) -> tuple[bool, str, str]:
-        return self._benches[task].check(ident)  # type: ignore[no-any-return]
+        return self._benches[task].check(ident)
 
     def duel(self, task: str, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
-        return self._benches[task].duel(first, second, rounds, flush)  # type: ignore[no-any-return]
+        return self._benches[task].duel(first, second, rounds, flush)
 
     def generic(self, kernel: Any, seed: int, count: int, known: list[tuple[str, float]]) -> list[str]:
         """Candidates of MetaSchedule's own space, as traces."""

@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -227,11 +228,7 @@ class Emulation:
 @contextmanager
 def emulated() -> Iterator[Emulation]:
     """Within: whatever TVM builds for CUDA is built for the emulator; a VM then runs on `tvm.cpu()`."""
-    import sys
-
-    import tvm.tirx.build  # noqa: F401
-
-    module = sys.modules["tvm.tirx.build"]
+    module = import_module("tvm.tirx.build")  # the name in the package is a function
     original = module.codegen_build
     emulation = Emulation()
 

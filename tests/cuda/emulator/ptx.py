@@ -41,7 +41,7 @@ def _closing(text: str, at: int) -> int:
     depth = 1
     while depth:
         if text[at] == '"':
-            at = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, at).end()  # type: ignore[union-attr]
+            at = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, at).end()
             continue
         depth += {"(": 1, ")": -1}.get(text[at], 0)
         at += 1
@@ -53,7 +53,7 @@ def _split(text: str, separator: str) -> list[str]:
     parts, depth, start, at = [], 0, 0, 0
     while at < len(text):
         if text[at] == '"':
-            at = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, at).end()  # type: ignore[union-attr]
+            at = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, at).end()
             continue
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[at], 0)
         if text[at] == separator and depth == 0 and "::" not in (text[at : at + 2], text[at - 1 : at + 1]):

@@ -19,7 +19,7 @@ def product(m: int, n: int, k: int, dtype: str, lead: tuple[int, ...] = (), **op
         z = bb.emit(relax.op.nn.relu(bb.emit(relax.op.add(z, relax.const(bias)))))
         return relax.op.astype(bb.emit(relax.op.add(z, bb.emit(relax.op.astype(y0, "float32")))), dtype)
 
-    out, how = run(build, [x, y], **options)  # type: ignore[arg-type]
+    out, how = run(build, [x, y], **options)
     wide = [a.astype("float64") for a in (x, w, bias, y)]
     close(out, np.maximum(wide[0] @ wide[1] + wide[2], 0) + wide[3])
     return families(how)

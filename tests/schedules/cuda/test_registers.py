@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -29,19 +30,15 @@ def _nvcc() -> str:
 
 def source(build: object, inputs: list[np.ndarray], machine: str, **options: object) -> str:
     """The CUDA C++ of one operator."""
-    import sys
-
-    import tvm.tirx.build  # noqa: F401
-
     from tests.cuda.emulator import _for_cpu
 
-    module, _, target = scheduled(build, inputs, machine, **options)  # type: ignore[arg-type]
+    module, _, target = scheduled(build, inputs, machine, **options)
     found: list[str] = []
-    place = sys.modules["tvm.tirx.build"]  # the name in the package is a function
+    place = import_module("tvm.tirx.build")  # the name in the package is a function
     original = place.codegen_build
 
     def record(mod: object, kind: object) -> object:
-        if kind.kind.name != "cuda":  # type: ignore[attr-defined]
+        if kind.kind.name != "cuda":
             return original(_for_cpu(mod), kind)
         found.append(_source(mod, kind))
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from onnx import helper
@@ -10,6 +10,8 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+_PAD_MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
 
 def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -32,10 +34,10 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     if mode == "constant":
         value = inputs[2] if ctx.opset >= 11 else const(attrs.get("value", 0.0), dtype_of(x))
         return _pad_constant(b, ctx, x, before, after, value)
-    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
+    numpy_mode = _PAD_MODES[mode]
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         if low or high:
-            index = np.pad(np.arange(shape_of(x)[axis]), (low, high), mode=numpy_mode)  # type: ignore[call-overload]
+            index = np.pad(np.arange(shape_of(x)[axis]), (low, high), mode=numpy_mode)
             x = b.take(x, const(index, "int64"), axis)
     return x
 
