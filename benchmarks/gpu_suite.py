@@ -10,7 +10,6 @@ machine's limits (`compile` refuses that), or work is left in fp32 that no line 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,19 +20,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import models
+
 HERE = Path(__file__).parent
 HEAVY = ("gemm", "batch_gemm", "conv2d", "attention")
-
-
-def _models() -> Any:
-    spec = importlib.util.spec_from_file_location("suite_models", HERE / "models.py")
-    assert spec and spec.loader
-    module = sys.modules.setdefault("suite_models", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-models = _models()
 
 
 def compiled(model: Path, target: str, precision: str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import models
+
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
 BLOCK = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
@@ -110,9 +112,6 @@ def _time(row: dict[str, Any]) -> str:
 
 def rewritten(text: str, results: Path = HERE / "results") -> str:
     """The README with its tables made again."""
-    sys.path.insert(0, str(HERE))
-    import models
-
     suite = [entry.name for entry in models.SUITE]
     return BLOCK.sub(lambda found: found[1] + block(results / found[2], suite) + found[4], text)
 

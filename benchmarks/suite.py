@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import math
 import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+import models
 
 from tvmopt.bench.machine import describe_machine, slug, versions
 from tvmopt.bench.measure import Plan
@@ -32,18 +32,6 @@ from tvmopt.bench.run import Settings, bench
 from tvmopt.errors import TvmoptError
 
 HERE = Path(__file__).parent
-
-
-def _models() -> ModuleType:
-    """The script beside this one, as a module."""
-    spec = importlib.util.spec_from_file_location("suite_models", HERE / "models.py")
-    assert spec and spec.loader
-    module = sys.modules.setdefault("suite_models", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-models = _models()
 
 
 def measure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,19 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gpu_engine
+import gpu_peers
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu_peers.py"
-
-
-@pytest.fixture(scope="module")
-def peers() -> Any:
-    spec = importlib.util.spec_from_file_location("gpu_peers", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SCRIPT = Path(gpu_peers.__file__)
 
 
 def test_the_whole_flow_on_a_cpu(tmp_path: Path) -> None:
@@ -55,15 +47,15 @@ class Cudart:
         return self.status
 
 
-def test_events_and_the_clock_time_the_same_calls(peers: Any) -> None:
+def test_events_and_the_clock_time_the_same_calls() -> None:
     calls: list[int] = []
-    turn = peers.Clock(Cudart()).turn(lambda: calls.append(1), 0.0, 5)
+    turn = gpu_engine.Clock(Cudart()).turn(lambda: calls.append(1), 0.0, 5)
     assert len(calls) == 5 and turn["device"] == pytest.approx(2e-3) and turn["wall"] > 0
 
 
-def test_a_failed_kernel_is_an_error(peers: Any) -> None:
+def test_a_failed_kernel_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="a kernel failed"):
-        peers.Clock(Cudart(700)).turn(lambda: None, 0.0, 1)
+        gpu_engine.Clock(Cudart(700)).turn(lambda: None, 0.0, 1)
 
 
 def fake(name: str, seconds: float, **row: Any) -> Any:
@@ -71,21 +63,21 @@ def fake(name: str, seconds: float, **row: Any) -> Any:
     return SimpleNamespace(job={"engine": name}, row={"engine": name, "runs": name, **row}, turns=turns)
 
 
-def record(peers: Any, engines: list[Any], outputs: dict[str, np.ndarray]) -> str:
-    rows = peers.summarise(engines, outputs, 5e-2)
+def record(engines: list[Any], outputs: dict[str, np.ndarray]) -> str:
+    rows = gpu_peers.summarise(engines, outputs, 5e-2)
     case = {"case": "gemm_4096", "batch": 1, "rows": rows}
-    return str(peers.table({"gpu": "G", "device": "cuda", "precision": "fp16", "cases": [case]}))
+    return str(gpu_peers.table({"gpu": "G", "device": "cuda", "precision": "fp16", "cases": [case]}))
 
 
-def test_ratios_and_verdicts(peers: Any) -> None:
+def test_ratios_and_verdicts() -> None:
     one = np.ones(3)
     engines = [fake("tvmopt", 1.0), fake("eager", 0.8), fake("compile", 0.9), fake("onnxruntime", 0, error="Boom")]
-    text = record(peers, engines, {"tvmopt": one, "eager": one, "compile": one * 2})
+    text = record(engines, {"tvmopt": one, "eager": one, "compile": one * 2})
     assert "0.800 of cuBLAS (torch.matmul)'s speed, 0.7 asked: met" in text
     assert "Boom" in text and "differs from tvmopt's by 1.0" in text
     assert "of compile" not in text  # a wrong answer's speed is no verdict
 
 
-def test_nothing_is_compared_without_tvmopt(peers: Any) -> None:
-    text = record(peers, [fake("tvmopt", 0, error="died"), fake("eager", 0.8)], {"eager": np.ones(3)})
+def test_nothing_is_compared_without_tvmopt() -> None:
+    text = record([fake("tvmopt", 0, error="died"), fake("eager", 0.8)], {"eager": np.ones(3)})
     assert "died" in text and "asked" not in text

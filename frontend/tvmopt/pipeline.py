@@ -110,14 +110,14 @@ def fusion_passes() -> list[Any]:
         T.AnnotateTIROpPattern(),  # before FuseOps, which decides by pattern
         T.FuseOps(),
         T.FuseTIR(),
+        T.RewriteDataflowReshape(),  # before schedules: a reshape in threads or vectors is not recognised as a view
         T.DeadCodeElimination(),
     ]
 
 
 def memory_passes() -> list[Any]:
-    """From scheduled kernels to VM code: views for reshapes, storage planned once, freed never in between."""
+    """From scheduled kernels to VM code: storage planned once, freed never in between."""
     return [
-        T.RewriteDataflowReshape(),  # a reshape becomes a view; needs dataflow blocks
         T.ToNonDataflow(),
         T.RemovePurityChecking(),
         T.CallTIRRewrite(),
@@ -166,8 +166,6 @@ def lower(
             module = tvm.transform.Sequential(fusion_passes()[:2])(module)
             provenance = provenance.after_fusion(module)
             module = tvm.transform.Sequential(fusion_passes()[2:])(module)
-            if machine.kind == "cuda":  # before schedules: a reshape that is bound to threads is no view any more
-                module = tvm.transform.Sequential([T.RewriteDataflowReshape(), T.DeadCodeElimination()])(module)
         with _timed(seconds, "schedule"):
             unscheduled = module
             module, how = apply_families(module, machine, log, lookup, generic)

@@ -1,9 +1,8 @@
 """FLOPs, parameters, bytes and peak memory of whole models, against published figures and hand arithmetic."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import models
 import numpy as np
 import onnx
 import pytest
@@ -12,11 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 from tvmopt.analysis.metrics import inspect, metrics
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
-spec = importlib.util.spec_from_file_location(
-    "suite_models", Path(__file__).parents[2] / "benchmarks/models.py"
-)
-suite = sys.modules.setdefault("suite_models", importlib.util.module_from_spec(spec))
-spec.loader.exec_module(suite)
 
 
 def _fill(light: onnx.ModelProto) -> onnx.ModelProto:
@@ -35,7 +29,7 @@ def _fill(light: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    "entry", [e for e in suite.SUITE if e.origin == "light" and e.gmacs], ids=lambda e: e.name
+    "entry", [e for e in models.SUITE if e.origin == "light" and e.gmacs], ids=lambda e: e.name
 )
 def test_published_multiply_adds(entry):
     model = _fill(onnx.load(LIGHT / f"light_{entry.source}.onnx"))

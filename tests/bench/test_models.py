@@ -1,27 +1,14 @@
 """The suite's models: real, seeded, with outputs that can tell right from wrong."""
 
-import importlib.util
 from pathlib import Path
 
+import models
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
 ROOT = Path(__file__).parents[2]
-
-
-def _load():
-    spec = importlib.util.spec_from_file_location("suite_models", ROOT / "benchmarks/models.py")
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["suite_models"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-models = _load()
 
 
 def test_a_classic_network_is_written_whole_and_alike_twice(tmp_path):

@@ -1,16 +1,9 @@
 """The suite's script: resumable, and its table shows losses."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-spec = importlib.util.spec_from_file_location("suite", Path(__file__).parents[2] / "benchmarks/suite.py")
-suite = importlib.util.module_from_spec(spec)
-sys.modules["suite"] = suite
-spec.loader.exec_module(suite)
+import suite
 
 
 def _row(label, ms, status="ok"):

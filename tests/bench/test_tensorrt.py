@@ -5,6 +5,7 @@ import enum
 import json
 import sys
 import types
+from importlib import import_module
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 
 from tvmopt.bench.records import Job
 from tvmopt.bench.runners import make
+from tvmopt.bench.runners.onnxruntime import half_precision
 from tvmopt.errors import InputError, MissingDependency, ModelError
 
 LOG = []
@@ -383,6 +385,7 @@ class Anything:
 @pytest.fixture
 def gpu_onnxruntime(monkeypatch):
     LOG.clear()
+    import_module("onnxruntime.transformers.float16")  # the real one, before the stand-in takes its package's name
     ort = types.ModuleType("onnxruntime")
     ort.get_available_providers = lambda: [
         "TensorrtExecutionProvider",
@@ -435,8 +438,49 @@ def test_the_tensorrt_provider_allows_fp16_only_when_asked(gpu_onnxruntime, monk
         assert facts["precision"] == f"{precision} allowed"
 
 
+def test_fp16_is_a_converted_model(gpu_onnxruntime, tmp_path, monkeypatch):
+    path = _linear(tmp_path)
+    given = []
+    monkeypatch.setattr(Session, "__init__", lambda self, model, options, providers: given.append(model))
+    facts = make(Job("onnxruntime-cuda", str(path), precision="fp16")).load()
+    make(Job("onnxruntime-cuda", str(path), precision="fp32")).load()
+    assert facts["precision"].startswith("fp16, converted by onnxruntime")
+    assert given[1] == str(path)
+    model = onnx.load_from_string(given[0])
+    assert {i.data_type for i in model.graph.initializer} == {onnx.TensorProto.FLOAT16}
+    assert [v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)] == [1, 1]
+
+
+def test_a_converted_model_computes_the_same(tmp_path):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(half_precision(str(_linear(tmp_path))), providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(0).standard_normal((16, 16), dtype=np.float32)
+    (y,) = session.run(None, {"x": x})
+    assert y.dtype == np.float32
+    assert np.abs(y - x).max() < 2e-3
+
+
+def test_a_model_that_cannot_be_converted_says_so(gpu_onnxruntime, tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"no model")
+    with pytest.raises(InputError, match="float16 converter fails"):
+        make(Job("onnxruntime-cuda", str(path), precision="fp16")).load()
+
+
+def _linear(folder):
+    """y = x @ w, 16x16."""
+    value = onnx.helper.make_tensor_value_info
+    w = onnx.numpy_helper.from_array(np.eye(16, dtype=np.float32), "w")
+    x, y = (value(name, onnx.TensorProto.FLOAT, [16, 16]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "linear", [x], [y], [w])
+    path = folder / "linear.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 def test_a_precision_the_provider_cannot_be_asked_for_is_refused(gpu_onnxruntime):
     with pytest.raises(InputError, match="own dtypes"):
-        make(_cuda_job(precision="fp16")).load()
+        make(_cuda_job(precision="bf16")).load()
     with pytest.raises(InputError, match="needs its data on the device"):
         make(_cuda_job(cuda_graph="on", transfers="included"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import gpu_suite
 import pytest
 
 from tvmopt import cuda
@@ -15,14 +14,6 @@ from tvmopt.errors import MissingDependency
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 KEPT = json.loads((BENCHMARKS / "results/nvidia-h100-compiled/fp16.json").read_text())
-
-
-def _suite() -> Any:
-    spec = importlib.util.spec_from_file_location("gpu_suite", BENCHMARKS / "gpu_suite.py")
-    assert spec and spec.loader
-    module = sys.modules.setdefault("gpu_suite", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("row", KEPT["models"], ids=lambda r: r["model"])
@@ -40,7 +31,7 @@ def test_compiles_to_the_kernels_kept(name: str, tmp_path: Path) -> None:
             pytest.skip("no nvcc here")
     except MissingDependency as error:
         pytest.skip(str(error))
-    suite = _suite()
+    suite = gpu_suite
     kept = next(row for row in KEPT["models"] if row["model"] == name)
     found = suite.compiled(suite.models.write(name, tmp_path, batch=1), KEPT["target"], KEPT["precision"])
     assert {k: found.get(k) for k in ("kernels", "families", "spilled", "dlight")} == {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from tvmopt.bench.records import Job
@@ -36,6 +37,7 @@ class OnnxRuntime(Runner):
         level = self.job.options.get("opt_level", "all")
         if level not in LEVELS:
             raise InputError(f"opt_level {level!r}", where=self.job.engine, fix=f"one of {', '.join(LEVELS)}")
+        precision = self.precision()
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = self.job.threads
@@ -44,7 +46,7 @@ class OnnxRuntime(Runner):
         spinning = self.job.options.get("spinning", "on")
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning == "on" else "0")
         self.session: Any = ort.InferenceSession(
-            bound_model(self.job), options, providers=[self.provider_options()]
+            self.model(), options, providers=[self.provider_options()]
         )
         used = self.session.get_providers()
         if used[0] != self.provider:
@@ -60,9 +62,13 @@ class OnnxRuntime(Runner):
             "threads": str(self.job.threads),
             "optimisation": level,
             "spinning": spinning,
-            "precision": self.precision(),
+            "precision": precision,
             "transfers": self.transfer_words(),
         }
+
+    def model(self) -> Any:
+        """What the session is made from: a path, or a model's bytes."""
+        return bound_model(self.job)
 
     def provider_options(self) -> Any:
         """What the session's `providers` list gets."""
@@ -74,7 +80,7 @@ class OnnxRuntime(Runner):
             raise InputError(
                 f"the {self.provider} computes in the model's own dtypes, not in {self.job.precision}",
                 where=self.job.engine,
-                fix="give it a converted model, or leave it out",
+                fix="leave it out, or compare in the model's own dtypes: --precision fp32",
             )
         return "as in the model"
 
@@ -121,6 +127,15 @@ class OnnxRuntimeCuda(OnnxRuntime):
         on = "1" if self.graph else "0"
         tf32 = "1" if self.job.options.get("tf32") == "on" else "0"
         return (self.provider, {"enable_cuda_graph": on, "use_tf32": tf32})
+
+    def model(self) -> Any:
+        return half_precision(bound_model(self.job)) if self.job.precision == "fp16" else super().model()
+
+    def precision(self) -> str:
+        """fp16 is a converted model; TensorFloat-32 an option of the provider."""
+        if self.job.precision != "fp16":
+            return super().precision()
+        return "fp16, converted by onnxruntime.transformers.float16; inputs and outputs as in the model"
 
     def transfer_words(self) -> str:
         graph = "CUDA graph" if self.graph else "no CUDA graph"
@@ -172,6 +187,9 @@ class OnnxRuntimeTensorRT(OnnxRuntimeCuda):
 
     provider = "TensorrtExecutionProvider"
 
+    def model(self) -> Any:
+        return bound_model(self.job)  # TensorRT chooses the dtypes itself
+
     def provider_options(self) -> Any:
         half = self.job.precision == "fp16"
         return (self.provider, {"trt_fp16_enable": half, "trt_cuda_graph_enable": self.graph})
@@ -180,3 +198,24 @@ class OnnxRuntimeTensorRT(OnnxRuntimeCuda):
         if self.job.precision not in ("fp32", "fp16"):
             return super().precision()
         return f"{self.job.precision} allowed"
+
+
+def half_precision(source: str | bytes) -> bytes:
+    """A model in fp16 but for its inputs, its outputs and the operators that have no fp16 kernel: onnxruntime's own
+    converter, as its documentation advises for the CUDA provider.
+
+    Raises:
+        InputError: the converter refuses the model.
+    """
+    import onnx
+
+    convert = import_module("onnxruntime.transformers.float16").convert_float_to_float16
+    try:
+        model = onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source)
+        return bytes(convert(model, keep_io_types=True).SerializeToString())
+    except Exception as error:  # the converter raises whatever onnx does, or an assertion of its own
+        raise InputError(
+            f"onnxruntime's float16 converter fails: {type(error).__name__}: {error}",
+            where="--precision fp16",
+            fix="convert the model yourself and give that file with --precision fp32, or leave the engine out",
+        ) from error
