@@ -8,6 +8,9 @@ order      for panel: for row tile: for k. The panel, K*nr*4 bytes, stays in L2 
            X, read once a panel, comes from L2 or L3 at mr*4 bytes every mr*nv/ports cycles.
 rows       a tail of M % mr rows is its own loop (TVM's LoopPartition on the row-tile loop), so the main loop has
            no branch.
+tasks      panels; where those do not divide evenly over the cores and mr divides M, `m_chunks` pieces of the rows each,
+           the last one shorter by the tiles that are missing (LoopPartition again: a bound, no branch). Neighbouring
+           tasks share rows.
 columns    zeros beyond N in the last panel; the epilogue's vectors are gcd(N, v) wide, so none straddles a row.
 Measured   Zen 5, one core, peak 267 GFLOP/s: 196x256x768 255, 197x256x768 (11 rows) 257, 12544x64x256 257.
 """
@@ -78,6 +81,8 @@ def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) ->
     (7, 8, 8, 1)
     >>> choose_rows(12544, 16, z), choose_rows(12544, 16, z, panels=1)  # 30 leaves a tail: one task on one core
     (30, 28)
+    >>> choose_rows(3025, 16, z, panels=1)  # 121 tiles: 61 and 60
+    25
     """
     nv = max(1, nr // machine.lanes())
 
@@ -85,24 +90,25 @@ def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) ->
         full, tail = divmod(m, mr)
         cycles = full * step_cycles(mr, nv, machine) + (step_cycles(tail, nv, machine) if tail else 0.0)
         if panels is not None:
-            tasks = panels * row_pieces(m, mr, panels, machine.cores)
-            cycles *= -(-tasks // machine.cores) * machine.cores / tasks
+            pieces = row_pieces(m, mr, panels, machine.cores)
+            cycles *= -(-panels * pieces // machine.cores) * machine.cores / panels
+            cycles *= -(-full // pieces) / full if pieces > 1 else 1.0
         return round(cycles, 3), min(tail, 1), abs(mr - LIKED_ROWS)
 
     return min((mr for mr in range(1, min(m, 32) + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
 
 
 def row_pieces(m: int, mr: int, panels: int, cores: int) -> int:
-    """Pieces of M so that tasks (panels x pieces) divide evenly over the cores; 1 where panels alone do, or where
-    the rows have a tail (its partition needs the whole row loop in one task).
+    """Pieces of M with which the slowest core has the fewest tiles; 1 where panels alone divide evenly or are many, or
+    where the rows have a tail (its partition needs the whole row loop in one task).
 
-    >>> row_pieces(12544, 14, 1, 2), row_pieces(12544, 30, 1, 2), row_pieces(196, 14, 8, 2)
-    (2, 1, 1)
+    >>> row_pieces(12544, 14, 1, 2), row_pieces(12544, 30, 1, 2), row_pieces(196, 14, 8, 2), row_pieces(729, 9, 1, 2)
+    (2, 1, 1, 2)
     """
     tiles, tail = divmod(m, mr)
     if panels % cores == 0 or panels >= 8 * cores or tail:
         return 1
-    return next((c for c in range(cores, 0, -1) if tiles % c == 0 and (panels * c) % cores == 0), 1)
+    return min(range(1, cores + 1), key=lambda c: (-(-panels * c // cores) * -(-tiles // c), c))
 
 
 def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
@@ -110,10 +116,10 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     gemm = sch.get_sblock("gemm")
     (out,) = sch.get_consumers(gemm)
     m, n = sch.get_loops(out)
-    tiles = -(-shape.m // knobs["mr"])
-    m_chunk, m_tile, m_in = sch.split(m, [knobs["m_chunks"], -(-tiles // knobs["m_chunks"]), knobs["mr"]])
+    tile, m_in = sch.split(m, [None, knobs["mr"]])
+    m_chunk, m_tile = sch.split(tile, [knobs["m_chunks"], None])
     panel, n_in = sch.split(n, [None, shape.nr])
-    sch.reorder(panel, m_chunk, m_tile, m_in, n_in)
+    sch.reorder(m_chunk, panel, m_tile, m_in, n_in)
     sch.compute_at(gemm, m_tile, preserve_unit_loops=True)
     rows, one, cols, k = sch.get_loops(gemm)[3:]
     k_out, k_in = sch.split(k, [None, knobs["unroll_k"]])
@@ -122,7 +128,7 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     sch.unroll(rows)
     vectorize_columns(sch, cols, common_vector(shape.nr, shape.lanes))
     sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
-    parallel = sch.fuse(panel, m_chunk)
+    parallel = sch.fuse(m_chunk, panel)
     if 2 * shape.m * shape.n * shape.k > 500_000:  # ~2 us of one core: below, waking a thread costs more
         sch.parallel(parallel)
     sch.decompose_reduction(gemm, k_out)
