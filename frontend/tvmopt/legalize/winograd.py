@@ -127,7 +127,8 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     nr = choose_tile(rows * cols, out_c, machine, rows=cols).nr
     _, g, _ = matrices()
     transformed = np.einsum("ia,jb,oabc->ijco", g, g, value.astype("float64")).astype("float32")
-    packed = relax.const(pack_panels(transformed, nr), "float32")  # [6, 6, P, C, nr]
+    panels = np.moveaxis(pack_panels(transformed, nr), 2, 0)  # [P, 6, 6, C, nr]: a panel is read from end to end
+    packed = relax.const(np.ascontiguousarray(panels), "float32")
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         zero = tirx.const(0.0, "float32")
@@ -168,17 +169,17 @@ def winograd_te(pad: te.Tensor, weight: te.Tensor, out: tuple[int, int, int, int
     )
     c = te.reduce_axis((0, in_c), name="c")
     m = te.compute(
-        (TILE, TILE, batch, rows, cols, int(weight.shape[2]), nr),
-        lambda i, j, n, y, x, p, o: te.sum(v(i, j, n, y, x, c) * weight(i, j, p, c, o), axis=[c]),
+        (TILE, TILE, batch, rows, cols, int(weight.shape[0]), nr),
+        lambda i, j, n, y, x, p, o: te.sum(v(i, j, n, y, x, c) * weight(p, i, j, c, o), axis=[c]),
         **tag("winograd"),
     )
     half_out = te.compute(
-        (OUT, TILE, batch, rows, cols, int(weight.shape[2]), nr),
+        (OUT, TILE, batch, rows, cols, int(weight.shape[0]), nr),
         lambda i, j, n, y, x, p, o: combine(at, i, lambda k: m(k, j, n, y, x, p, o)),
         **tag("wino_half_out"),
     )
     whole = te.compute(
-        (OUT, OUT, batch, rows, cols, int(weight.shape[2]), nr),
+        (OUT, OUT, batch, rows, cols, int(weight.shape[0]), nr),
         lambda i, j, n, y, x, p, o: combine(at, j, lambda k: half_out(i, k, n, y, x, p, o)),
         **tag("wino_out"),
     )
