@@ -207,6 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=36)
     parser.add_argument("--launches", type=int, default=6)
+    parser.add_argument("--patience", type=float, default=2.0, help="see `tvmopt bench --help`")
     parser.add_argument("--models", type=Path, default=models.FOLDER, help="folder of the ONNX files")
     parser.add_argument("--results", type=Path, default=HERE / "results" / slug())
     parser.add_argument("--again", action="store_true", help="measure what was measured before")
@@ -218,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     if not args.table:
         print(f"on {describe_machine()['processor']}, into {args.results}", flush=True)
-        plan = Plan(rounds=args.rounds, launches=args.launches)
+        plan = Plan(rounds=args.rounds, launches=args.launches, patience=args.patience)
         for name in args.names or list(models.BY_NAME):
             for threads in map(int, args.threads.split(",")):
                 try:
