@@ -30,7 +30,7 @@ ORDER = ("faster", "no difference measured", "slower", "unstable", "failed")
 
 def cases(folder: Path) -> list[dict[str, Any]]:
     """The cases of a folder at batch 1 and its largest number of threads, quickest ratio first."""
-    found = [c for f in sorted(folder.glob("*.json")) for c in json.loads(f.read_text())["cases"]]
+    found = [c for f in sorted(folder.glob("*-b*-t*.json")) for c in json.loads(f.read_text())["cases"]]
     most = max((c["threads"] for c in found), default=0)
     chosen = [c for c in found if c["threads"] == most and c["batch"] == 1]
     return sorted(chosen, key=lambda c: (_value(c, _peers(chosen)[0]) or math.inf, c["model"]))
@@ -44,7 +44,7 @@ def block(folder: Path, suite: Sequence[str]) -> str:
     """
     chosen = cases(folder)
     peers = _peers(chosen)
-    machine = json.loads(next(folder.glob("*.json")).read_text())["machine"]
+    machine = json.loads(next(folder.glob("*-b*-t*.json")).read_text())["machine"]
     lines = [_words(chosen, peers, machine, suite), ""]
     lines.append(
         "| model | tvmopt ms | " + " | ".join(f"{NAMES[p]} ms | ratio | verdict" for p in peers) + " |"

@@ -122,7 +122,7 @@ def line(case: dict[str, Any]) -> str:
 
 def table(folder: Path, asked: Sequence[str]) -> str:
     """The results of a folder as Markdown: models down, peers across, geometric means below."""
-    cases = [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
+    cases = [json.loads(p.read_text()) for p in sorted(folder.glob("*-b*-t*.json"))]
     if not cases:
         return "Nothing measured yet.\n"
     newest = max(cases, key=lambda c: c["machine"]["versions"].get("tvmopt", ""))

@@ -151,15 +151,18 @@ def compare_rounds(
 
 
 def is_open(ratio: Ratio, rules: Rules) -> bool:
-    """Whether more rounds could still change what is said: nothing may be said yet, or there is a difference and
-    its interval does not tell whether it is above the margin.
+    """Whether more rounds could still change what is said: nothing may be said yet, or there seems to be a
+    difference above the margin and the interval contains none, or one below it.
 
-    >>> [is_open(Ratio(0.96, 0.93, high, 18, "no difference measured"), Rules()) for high in (0.99, 1.01)]
+    >>> [is_open(Ratio(value, 0.93, 1.01, 36, "no difference measured"), Rules()) for value in (0.96, 0.98)]
     [True, False]
     """
-    seen = not ratio.low <= 1 <= ratio.high
-    small = ratio.low >= 1 / (1 + rules.margin) and ratio.high <= 1 + rules.margin
-    return ratio.verdict == "unstable" or (ratio.verdict == "no difference measured" and seen and not small)
+    if ratio.verdict != "no difference measured":
+        return ratio.verdict == "unstable"
+    least, most = 1 / (1 + rules.margin), 1 + rules.margin
+    if least <= ratio.low and ratio.high <= most:
+        return False
+    return not least <= ratio.value <= most or not ratio.low <= 1 <= ratio.high
 
 
 def _disturbance(clean: int, disturbed: int) -> str:
