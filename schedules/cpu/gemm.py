@@ -28,7 +28,7 @@ from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
 
-NAME, VERSION = "gemm", 1
+NAME, VERSION = "gemm", 2
 
 
 @dataclass(frozen=True)
