@@ -13,7 +13,8 @@ from typing import Any
 
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.facts import BlockFacts, block_of, facts, largest_divisor
+from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
 from tvmopt.scheduling.strides import contiguous_suffix
 
 LAUNCH_NS = 15_000.0
@@ -28,14 +29,6 @@ def worth_threads(nanoseconds: float, machine: Machine) -> bool:
     (False, True, False)
     """
     return machine.cores > 1 and nanoseconds > LAUNCH_NS
-
-
-def block_facts(sch: Any, block: Any) -> BlockFacts | None:
-    """The facts of one block as it stands in a schedule now."""
-    from tvm_ffi import get_global_func
-
-    realize = get_global_func("s_tir.schedule.GetSBlockRealize")(sch, block)
-    return block_of(realize, tuple(sch.get(loop) for loop in sch.get_loops(block)))
 
 
 def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096) -> None:
@@ -74,37 +67,10 @@ def _chunk(extent: int, limit: int) -> int:
     return width if width * 8 >= min(extent, limit) else limit
 
 
-def inline_spatial(sch: Any, keep: frozenset[str] = frozenset()) -> list[Any]:
-    """Inline every spatial block into its consumers where that repeats no expensive work; returns what
-    remains.
-
-    A block stays where it is an output, a reduction, a kernel of a family, named in `keep`, or where it
-    computes transcendental functions that its consumers would evaluate more often than it does.
-    """
-    import tvm
-
-    root = sch.get_sblock("root")
-    outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(root)}
-    known = {b.name: b for b in facts(sch.mod["main"]) or ()}
-    for block in sch.get_child_blocks(root):
-        name = sch.get(block).name_hint
-        mine = known.get(name)
-        if (
-            name in outputs
-            or name in keep
-            or mine is None
-            or not mine.spatial
-            or mine.kernel
-            or mine.store is None
-        ):
-            continue
-        if mine.transcendental and _repeats(sch, block, mine, known):
-            continue
-        try:
-            sch.compute_inline(block)
-        except tvm.s_tir.ScheduleError:
-            continue  # it stays a stage of its own: slower, not wrong
-    return list(sch.get_child_blocks(root))
+def inline_cheap(sch: Any) -> list[Any]:
+    """Inline every spatial block into its consumers, except where they would evaluate its transcendental functions
+    more often than it does; returns the blocks that remain."""
+    return inline_spatial(sch, lambda block, mine, known: mine.transcendental > 0 and _repeats(sch, block, mine, known))
 
 
 def _repeats(sch: Any, block: Any, mine: BlockFacts, known: dict[str, BlockFacts]) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import inline_spatial, spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.facts import moving_blocks
@@ -52,5 +52,5 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
-    for block in inline_spatial(sch):
+    for block in inline_cheap(sch):
         spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"])

@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import block_facts, inline_spatial, spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
 from tvmopt.schedules.cpu.reduce import reduction_nest
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.facts import facts
+from tvmopt.scheduling.facts import block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 
 NAME, VERSION = "generic", 1
@@ -52,7 +52,7 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     import tvm
 
     machine = shape.machine
-    for block in inline_spatial(sch):
+    for block in inline_cheap(sch):
         here = block_facts(sch, block)
         if here is None or not here.trivial or "O" in here.kinds or here.store is None:
             continue

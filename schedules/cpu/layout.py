@@ -21,10 +21,10 @@ from itertools import pairwise
 from typing import Any
 
 from tvmopt.schedules.cpu import elementwise
-from tvmopt.schedules.cpu._loops import block_facts, inline_spatial, spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.facts import BlockFacts, moving_blocks
+from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import evaluate, transposed
 
@@ -59,7 +59,7 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
-    for block in inline_spatial(sch):
+    for block in inline_cheap(sch):
         here = block_facts(sch, block)
         axes = transposed(here) if here is not None and here.trivial else None
         ways = interleaved(here) if here is not None and here.trivial else None

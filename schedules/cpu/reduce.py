@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import block_facts, inline_spatial, spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.facts import BlockFacts, facts, largest_divisor
+from tvmopt.scheduling.facts import BlockFacts, block_facts, facts, largest_divisor
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
 
@@ -55,7 +55,7 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
-    for block in inline_spatial(sch):
+    for block in inline_cheap(sch):
         here = block_facts(sch, block)
         if here is None or not here.trivial:
             continue

@@ -13,21 +13,13 @@ from typing import Any
 
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.facts import BlockFacts, block_of, facts, itemsize
-from tvmopt.scheduling.strides import contiguous_suffix, step
+from tvmopt.scheduling.facts import BlockFacts, itemsize
+from tvmopt.scheduling.strides import contiguous_suffix
 
 WORD = 4
 """Lanes beyond which a block computes element by element: TVM has no CUDA type for 8 floats."""
 LINE = 16
 """Bytes that one thread loads or stores at most with one instruction."""
-
-
-def here(sch: Any, block: Any) -> BlockFacts | None:
-    """The facts of one block as it stands in a schedule now."""
-    from tvm_ffi import get_global_func
-
-    realize = get_global_func("s_tir.schedule.GetSBlockRealize")(sch, block)
-    return block_of(realize, tuple(sch.get(loop) for loop in sch.get_loops(block)))
 
 
 def vector_width(block: BlockFacts) -> int:
@@ -70,25 +62,6 @@ def vectors(width: int, chosen: int) -> tuple[int, ...]:
     return (chosen, *(v for v in others if (v > WORD) == (chosen > WORD)))
 
 
-def inline_all(sch: Any) -> list[Any]:
-    """Inline every spatial block that is no output into its readers; returns the blocks that remain."""
-    import tvm
-
-    root = sch.get_sblock("root")
-    outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(root)}
-    known = {b.name: b for b in facts(sch.mod["main"]) or ()}
-    for block in sch.get_child_blocks(root):
-        name = sch.get(block).name_hint
-        mine = known.get(name)
-        if name in outputs or mine is None or not mine.spatial or mine.kernel or mine.store is None:
-            continue
-        try:
-            sch.compute_inline(block)
-        except tvm.s_tir.ScheduleError:
-            continue  # it stays a stage of its own: slower, not wrong
-    return list(sch.get_child_blocks(root))
-
-
 def one_pass(sch: Any, block: Any, vector: int, threads: int) -> None:
     """`blockIdx x threadIdx x vector` over all iterations of a spatial block."""
     loops = sch.get_loops(block) or [sch.add_unit_loop(block)]
@@ -126,13 +99,6 @@ def staged(sch: Any, block: Any, thread: Any, lanes: Any, vector: int) -> None:
 def fused(sch: Any, loops: list[Any]) -> Any:
     """One loop over all of `loops`."""
     return sch.fuse(*loops) if len(loops) > 1 else loops[0]
-
-
-def along(block: BlockFacts, access: Any, axis: int) -> int | None:
-    """By how many elements an access moves when one axis advances (see `step`)."""
-    order = [j for j in range(len(block.extents)) if j != axis] + [axis]
-    variables, extents = [block.variables[j] for j in order], [block.extents[j] for j in order]
-    return step(access, variables, extents, len(extents) - 1)
 
 
 def power_of_two(n: int) -> int:

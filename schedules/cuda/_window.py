@@ -13,11 +13,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cuda._threads import LINE, WORD, along, fill, fused, inline_all
+from tvmopt.schedules.cuda._threads import LINE, WORD, fill, fused
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, facts, itemsize, largest_divisor
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import along
 
 WARP = 32
 TAPS = 225
@@ -88,7 +90,7 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     """Window and epilogue in one thread's registers."""
-    blocks = inline_all(sch)
+    blocks = inline_spatial(sch)
     main = next(b for b in blocks if any(int(v.iter_type) == 2 for v in sch.get(b).iter_vars))
     serial_reduction(sch, main, blocks[-1], knobs["vector"], knobs["threads"], unroll=True)
 

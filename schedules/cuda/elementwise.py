@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cuda._threads import fill, inline_all, one_pass, vector_width, vectors
+from tvmopt.schedules.cuda._threads import fill, one_pass, vector_width, vectors
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import last_axis_contiguous
@@ -51,5 +52,5 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
-    for block in inline_all(sch):
+    for block in inline_spatial(sch):
         one_pass(sch, block, knobs["vector"], knobs["threads"])

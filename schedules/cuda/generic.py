@@ -17,13 +17,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cuda._threads import fill, fused, here, inline_all, one_pass, vector_width
+from tvmopt.schedules.cuda._threads import fill, fused, one_pass, vector_width
 from tvmopt.schedules.cuda._window import serial_reduction
 from tvmopt.schedules.cuda.reduce import cross_reduction, parts_of
 from tvmopt.schedules.cuda.rows import is_product
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.facts import BlockFacts, facts
+from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.scheduling.facts import BlockFacts, block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
 
@@ -60,8 +61,8 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     """Every block a kernel of its own, apart from what is inlined."""
-    for block in inline_all(sch):
-        now = here(sch, block)
+    for block in inline_spatial(sch):
+        now = block_facts(sch, block)
         assert now is not None
         if now.spatial:
             vector = fill(now.elements, vector_width(now) if now.store else 1, shape.machine)[0]

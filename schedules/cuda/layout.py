@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cuda import elementwise
-from tvmopt.schedules.cuda._threads import along, fill, fused, here, inline_all, one_pass, vector_width
+from tvmopt.schedules.cuda._threads import fill, fused, one_pass, vector_width
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.facts import BlockFacts, moving_blocks
+from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.strides import transposed
+from tvmopt.scheduling.strides import along, transposed
 
 NAME, VERSION = "layout", 1
 TILE = 32
@@ -50,8 +51,8 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
-    for block in inline_all(sch):
-        facts_now = here(sch, block)
+    for block in inline_spatial(sch):
+        facts_now = block_facts(sch, block)
         tile = tiled_axes(facts_now) if facts_now is not None and facts_now.trivial else None
         if facts_now is not None and tile is not None and len(sch.get_loops(block)) == len(facts_now.extents):
             transpose(sch, block, facts_now, tile, knobs["rows"])

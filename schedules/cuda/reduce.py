@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cuda import pool, rows
-from tvmopt.schedules.cuda._threads import fused, inline_all
-from tvmopt.schedules.cuda._threads import here as facts_of
+from tvmopt.schedules.cuda._threads import fused
 from tvmopt.targets import Machine
 
-from tvmopt.scheduling.facts import BlockFacts, facts
+from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.scheduling.facts import BlockFacts, block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
 
@@ -75,9 +75,9 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
-    blocks = inline_all(sch)
+    blocks = inline_spatial(sch)
     main = next(b for b in blocks if any(int(v.iter_type) == 2 for v in sch.get(b).iter_vars))
-    cross_reduction(sch, main, blocks[-1], facts_of(sch, main), knobs["parts"])
+    cross_reduction(sch, main, blocks[-1], block_facts(sch, main), knobs["parts"])
 
 
 def cross_reduction(sch: Any, main: Any, last: Any, here: BlockFacts | None, parts: int) -> None:

@@ -15,9 +15,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cuda._threads import LINE, WORD, fused, inline_all, power_of_two, staged, vectors
+from tvmopt.schedules.cuda._threads import LINE, WORD, fused, power_of_two, staged, vectors
 from tvmopt.targets import Machine
 
+from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, facts, itemsize
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import step
@@ -122,7 +123,7 @@ def knobs(shape: Shape, machine: Machine) -> Space:
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     """One nest over the rows; every reduction and the result inside it."""
-    blocks = inline_all(sch)
+    blocks = inline_spatial(sch)
     schedule_rows(sch, blocks, shape.rows, knobs)
 
 

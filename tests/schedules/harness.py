@@ -24,6 +24,17 @@ def machines() -> list[str]:
     return [name for name, file in MACHINES.items() if set(Machine.load(file).features) <= set(host.features)]
 
 
+def module_of(build: Callable[..., relax.Expr], inputs: Sequence[np.ndarray]) -> tvm.IRModule:
+    """A module whose `main` is `build(bb, *vars)` of variables like the inputs."""
+    bb = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, str(x.dtype))) for i, x in enumerate(inputs)]
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(build(bb, *params))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
 def run(
     build: Callable[..., relax.Expr],
     inputs: Sequence[np.ndarray],
@@ -33,14 +44,8 @@ def run(
 ) -> tuple[list[np.ndarray], dict[str, Scheduled]]:
     """Outputs and how each kernel was scheduled; `build(bb, *vars)` emits the expression."""
     target = Machine.load(MACHINES[machine]).with_cores(cores)
-    bb = relax.BlockBuilder()
-    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, str(x.dtype))) for i, x in enumerate(inputs)]
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(build(bb, *params))
-        bb.emit_func_output(out)
     with target.tvm_target():
-        module = tvm.transform.Sequential(fusion_passes())(legalize(bb.get(), target, exact))
+        module = tvm.transform.Sequential(fusion_passes())(legalize(module_of(build, inputs), target, exact))
         module, how = apply_families(module, target, DecisionLog())
     module = name_module(module)
     with tvm.transform.PassContext(config=BUILD_CONFIG):

@@ -35,6 +35,12 @@ def constant(bb: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:
     return expr.value.numpy() if hasattr(expr, "value") and hasattr(expr.value, "numpy") else None
 
 
+def batch_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
+    """Where a matrix of a batch [..., m, n] of this shape lies, at a position of the broadcast batch."""
+    tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
+    return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
+
+
 def nhwc_convolution(
     bb: relax.BlockBuilder, call: relax.Call
 ) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray] | None:

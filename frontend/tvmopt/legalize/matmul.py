@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.legalize.common import call_fusable, constant, static_shape
+from tvmopt.legalize.common import batch_index, call_fusable, constant, static_shape
 from tvmopt.legalize.pairs import bits, dot2, is_bf16, pack_pairs, pair
 from tvmopt.scheduling.tile import choose_tile, common_vector
 from tvmopt.targets import Machine
@@ -138,23 +138,21 @@ def _batched(
     nr = 2 * lanes if half or (n_len > lanes and 2 * common_vector(n_len, lanes) < lanes) else 0
     steps = -(-k_len // 2) if half else k_len
 
-    def pick(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
-        tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
-        return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
-
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         k = te.reduce_axis((0, steps), name="k")
         tag = {"name": "batch_gemm", "attrs": {"tvmopt.kernel": "batch_gemm"}}
         if not nr:
             acc = te.compute(
                 (*batch, m_len, n_len),
-                lambda *i: te.sum(a(*pick(i[:-2], xs), i[-2], k) * b(*pick(i[:-2], ws), k, i[-1]), axis=[k]),
+                lambda *i: te.sum(
+                    a(*batch_index(i[:-2], xs), i[-2], k) * b(*batch_index(i[:-2], ws), k, i[-1]), axis=[k]
+                ),
                 **tag,
             )
             return te.compute(acc.shape, lambda *i: acc(*i), name="unpack", attrs={"tvmopt.kernel": "unpack"})
 
         def entry(*i: Any) -> Any:
-            lead, column = pick(i[:-3], ws), i[-3] * nr + i[-1]
+            lead, column = batch_index(i[:-3], ws), i[-3] * nr + i[-1]
             if not half:
                 return te.if_then_else(column < n_len, b(*lead, i[-2], column), tirx.const(0.0, "float32"))
             low, high = bits(b(*lead, 2 * i[-2], column)), bits(b(*lead, 2 * i[-2] + 1, column))
@@ -171,7 +169,7 @@ def _batched(
         acc = te.compute(
             (*batch, m_len, -(-n_len // nr), nr),
             lambda *i: te.sum(
-                product(a, (*pick(i[:-3], xs), i[-3], k), packed(*i[:-3], i[-2], k, i[-1]), k_len), axis=[k]
+                product(a, (*batch_index(i[:-3], xs), i[-3], k), packed(*i[:-3], i[-2], k, i[-1]), k_len), axis=[k]
             ),
             **tag,
         )

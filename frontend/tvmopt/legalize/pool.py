@@ -29,12 +29,18 @@ def avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> re
     return _pool(bb, call, machine, "avg")
 
 
+def _shape(call: relax.Call) -> tuple[int, ...] | None:
+    """The input's shape if it is one to pool here: NHWC, float32, static and not empty."""
+    shape = static_shape(call.args[0])
+    if shape is None or 0 in shape or str(call.args[0].ty.dtype) != "float32":
+        return None
+    return shape if (call.attrs.layout, call.attrs.out_layout) == ("NHWC", "NHWC") else None
+
+
 def _pool(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, kind: str) -> relax.Expr | None:
     attrs, (x,) = call.attrs, call.args
-    shape = static_shape(x)
-    if shape is None or 0 in shape or str(x.ty.dtype) != "float32":
-        return None
-    if (attrs.layout, attrs.out_layout) != ("NHWC", "NHWC"):
+    shape = _shape(call)
+    if shape is None:
         return None
     kernel = (int(attrs.pool_size[0]), int(attrs.pool_size[1]))
     window = Window.of(attrs, kernel, (shape[1], shape[2]))
@@ -47,10 +53,8 @@ def _pool(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, kind: str)
 def adaptive_avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
     """`R.nn.adaptive_avg_pool2d`, NHWC, to a divisor of the input's rows and columns."""
     attrs, (x,) = call.attrs, call.args
-    shape = static_shape(x)
-    if shape is None or 0 in shape or str(x.ty.dtype) != "float32":
-        return None
-    if (attrs.layout, attrs.out_layout) != ("NHWC", "NHWC"):
+    shape = _shape(call)
+    if shape is None:
         return None
     out = (shape[1], shape[2]) if attrs.output_size is None else tuple(int(v) for v in attrs.output_size)
     out = out * 2 if len(out) == 1 else out

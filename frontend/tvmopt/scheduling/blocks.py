@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from tvm import tirx
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.stmt import SBlockRealize
+
+from tvmopt.scheduling.facts import BlockFacts, facts
 
 
 def blocks_of(func: tirx.PrimFunc) -> list[Any]:
@@ -107,3 +109,27 @@ def _fixed(fn: Any, arity: int) -> Any:
     """`fn(*args)` with a fixed number of named arguments: TVM's IndexMap counts them in the signature."""
     names = ", ".join(f"i{k}" for k in range(arity))
     return eval(f"lambda {names}: fn({names})", {"fn": fn})
+
+
+Stays = Callable[[Any, BlockFacts, dict[str, BlockFacts]], bool]
+"""Whether a block (in the schedule, its facts, the facts of all by name) is not to be inlined."""
+
+
+def inline_spatial(sch: Schedule, stays: Stays = lambda block, mine, known: False) -> list[Any]:
+    """Inline every spatial block into its readers; returns the blocks that remain: outputs, reductions, kernels of a
+    family, and those of which `stays` says so."""
+    root = sch.get_sblock("root")
+    outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(root)}
+    known = {b.name: b for b in facts(sch.mod["main"]) or ()}
+    for block in sch.get_child_blocks(root):
+        name = sch.get(block).name_hint
+        mine = known.get(name)
+        if name in outputs or mine is None or not mine.spatial or mine.kernel or mine.store is None:
+            continue
+        if stays(block, mine, known):
+            continue
+        try:
+            sch.compute_inline(block)
+        except ScheduleError:
+            continue  # it stays a stage of its own: slower, not wrong
+    return list(sch.get_child_blocks(root))

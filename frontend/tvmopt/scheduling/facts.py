@@ -121,10 +121,13 @@ def moving_blocks(func: Any) -> tuple[BlockFacts, ...] | None:
     return blocks
 
 
-def block_of(realize: Any, loops: tuple[Any, ...]) -> BlockFacts | None:
-    """The facts of one block under the given loops; None where an extent is not static."""
+def block_facts(sch: Any, block: Any) -> BlockFacts | None:
+    """The facts of one block as it stands in a schedule now; None where an extent is not static."""
+    from tvm_ffi import get_global_func
+
+    realize = get_global_func("s_tir.schedule.GetSBlockRealize")(sch, block)
     try:
-        return _block(realize, loops)
+        return _block(realize, tuple(sch.get(loop) for loop in sch.get_loops(block)))
     except _Foreign:
         return None
 

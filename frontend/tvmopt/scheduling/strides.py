@@ -116,7 +116,7 @@ def vector_axis(here: BlockFacts, spatial: list[int]) -> int | None:
     for i in reversed(spatial):
         if here.extents[i] < 4:
             continue
-        if _along(here, here.store, i) == 1 and all(_along(here, a, i) in (0, 1) for a in here.loads):
+        if along(here, here.store, i) == 1 and all(along(here, a, i) in (0, 1) for a in here.loads):
             return i
     return None
 
@@ -156,18 +156,18 @@ def transposed(here: BlockFacts) -> tuple[int, int] | None:
         return None
     for access in here.loads:
         loaded = _contiguous(here, access)
-        if loaded is not None and loaded != stored and _along(here, access, stored) not in (0, 1):
+        if loaded is not None and loaded != stored and along(here, access, stored) not in (0, 1):
             return stored, loaded
     return None
 
 
 def _contiguous(here: BlockFacts, access: Access) -> int | None:
     """The longest axis along which an access moves by one element."""
-    found = [i for i, e in enumerate(here.extents) if e > 1 and _along(here, access, i) == 1]
+    found = [i for i, e in enumerate(here.extents) if e > 1 and along(here, access, i) == 1]
     return max(found, key=lambda i: here.extents[i], default=None)
 
 
-def _along(here: BlockFacts, access: Access, axis: int) -> int | None:
+def along(here: BlockFacts, access: Access, axis: int) -> int | None:
     """By how many elements an access moves along one axis alone: the step with that axis moved last."""
     order = [j for j in range(len(here.extents)) if j != axis] + [axis]
     return step(access, [here.variables[j] for j in order], [here.extents[j] for j in order], len(order) - 1)

@@ -17,6 +17,8 @@ from tvmopt.pipeline import fusion_passes
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
 
+from ..harness import module_of
+
 Build = Callable[..., relax.Expr]
 TOLERANCE = {"float16": 8e-3, "bfloat16": 6e-2, "float32": 1e-5}
 """Largest difference from float64 for results of about 1 to 5: some eps of the type; fp32 runs as three tf32
@@ -38,12 +40,6 @@ def scheduled(
     """The scheduled module of `build(bb, *vars)`; `knobs` replace a family's own where they have the same
     names."""
     target = Machine.load(machine)
-    bb = relax.BlockBuilder()
-    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, str(x.dtype))) for i, x in enumerate(inputs)]
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(build(bb, *params))
-        bb.emit_func_output(out)
 
     def lookup(func: Any, family: Any, shape: Any) -> dict[str, int] | None:
         if knobs is None or family.knobs(shape, target).analytic.keys() != knobs.keys():
@@ -51,7 +47,7 @@ def scheduled(
         return dict(knobs)
 
     with target.tvm_target():
-        module = tvm.transform.Sequential(fusion_passes())(legalize(bb.get(), target))
+        module = tvm.transform.Sequential(fusion_passes())(legalize(module_of(build, inputs), target))
         module, how = apply_families(module, target, DecisionLog(), lookup)
     return module, how, target
 

@@ -10,6 +10,7 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.static_inputs import REDUCTIONS
 
 _OPS: dict[str, Callable[..., Any]] = {
     "ReduceMax": relax.op.max,
@@ -99,20 +100,6 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
     return b.cast(out, dtype)
 
 
-_NAMES = [
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-]
-
-
 def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Det of [..., n, n], by elimination with partial pivoting, unrolled over n."""
     b = Build(bb, ctx.name)
@@ -141,6 +128,6 @@ def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
-    **{("", name): _reduce(name) for name in _NAMES},
+    **{("", name): _reduce(name) for name in REDUCTIONS},
     ("", "Det"): det,
 }

@@ -14,21 +14,13 @@ from collections.abc import Iterable
 
 import onnx
 
-_REDUCE = [
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-]
+REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSum", "ReduceSumSquare",
+)  # fmt: skip
 
 COMPILE_TIME: dict[tuple[str, str], tuple[int, ...]] = {
-    **{("", name): (1,) for name in _REDUCE},  # axes
+    **{("", name): (1,) for name in REDUCTIONS},  # axes
     ("", "AffineGrid"): (1,),  # size
     ("", "BlackmanWindow"): (0,),  # length
     ("", "CenterCropPad"): (1,),  # shape

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.legalize.common import call_fusable, constant, static_shape
+from tvmopt.legalize.common import batch_index, call_fusable, constant, static_shape
 from tvmopt.scheduling.cuda_tile import plan, split_length
 from tvmopt.targets import Machine
 
@@ -175,19 +175,15 @@ def _batched(
     count = prod(batch)
     shared = (int(prod(xs[:-2]) == 1 and count > 1), int(prod(ws[:-2]) == 1))
 
-    def pick(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
-        tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
-        return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
-
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         kk = te.reduce_axis((0, k), name="k")
 
         def right(i: tuple[Any, ...]) -> Any:
-            return b(*pick(i[:-2], ws), kk, i[-1]) if across else b(*pick(i[:-2], ws), i[-1], kk)
+            return b(*batch_index(i[:-2], ws), kk, i[-1]) if across else b(*batch_index(i[:-2], ws), i[-1], kk)
 
         acc = te.compute(
             (*batch, m, n),
-            lambda *i: te.sum(_f32(a(*pick(i[:-2], xs), i[-2], kk)) * _f32(right(i)), axis=[kk]),
+            lambda *i: te.sum(_f32(a(*batch_index(i[:-2], xs), i[-2], kk)) * _f32(right(i)), axis=[kk]),
             name="batch_gemm",
             attrs=notes(
                 "batch_gemm",
