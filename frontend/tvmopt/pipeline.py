@@ -65,6 +65,7 @@ def graph_passes(
         P.CancelDuplicates(log),  # before the fusions, which compare operands by identity
         P.FuseLayerNorm(log),
         P.FuseRmsNorm(log),  # after FuseLayerNorm: the centred half of a LayerNorm looks like an RMSNorm
+        P.FuseGroupNorm(log),  # before the passes of layouts and reshapes, which then see one operator
         P.FuseActivations(log),
         P.FuseSoftmax(log),  # before FuseAttention, which looks for softmax
         P.FuseGlobalPool(log),  # before ConvertLayout: axes are NCHW's

@@ -93,6 +93,19 @@ def test_several_axes(shape):
     np.testing.assert_allclose(group, normalise(grouped, -1).reshape(shape) * g + b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "shape, groups", [((2, 7, 9, 12), 3), ((1, 1, 1, 8), 8), ((3, 17, 33), 1), ((1, 16, 15, 320), 32)]
+)
+def test_groups_of_channels_that_stand_last(shape, groups):
+    x, channels = data(*shape, offset=3.0), shape[-1]
+    gamma, beta = data(channels), data(channels, offset=1.0)
+    axes = list(range(1, len(shape) - 1))
+    got, _ = run(lambda bb, v: bb.emit(op.nn.group_norm(v, const(gamma), const(beta), groups, -1, axes)), x)
+    grouped = x.astype("float64").reshape(shape[0], -1, groups, channels // groups)
+    exact = normalise(grouped, (1, 3)).reshape(shape) * gamma + beta
+    np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-5)
+
+
 def test_epilogue_is_computed_per_row():
     x = data(64, 100)
 

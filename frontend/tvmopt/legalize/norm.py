@@ -260,14 +260,45 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups:
     shape, attrs = _float_shape(x), call.attrs
     if shape is None or len(shape) < 3 or not (_float_shape(gamma) and _float_shape(beta)):
         return None
-    if int(attrs.channel_axis) % len(shape) != 1 or _trailing(attrs.axes, len(shape)) != len(shape) - 2:
+    channel = int(attrs.channel_axis) % len(shape)
+    if sorted(int(a) % len(shape) for a in attrs.axes) != [a for a in range(1, len(shape)) if a != channel]:
         return None
-    groups = groups or shape[1]
+    groups = groups or shape[channel]
+    if channel == len(shape) - 1:
+        return _channels_last(bb, call, shape, groups)
+    if channel != 1:
+        return None
     channels, length = shape[1] // groups, prod(shape[1:]) // groups
     program = group_norm_program(float(attrs.epsilon), channels, bool(attrs.scale), bool(attrs.center))
     flat = (shape[0], groups, length)
     out = _emit(bb, [_flat(bb, x, flat), gamma, beta], flat, flat[:2], length, machine, program, "group_norm")
     return _reshaped(bb, out, flat, shape)
+
+
+def _channels_last(bb: relax.BlockBuilder, call: relax.Call, shape: tuple[int, ...], groups: int) -> Any:
+    """A group norm of [N, ..., C]: sums over the pixels by channel, whose vectors no group cuts, then over the
+    channels of a group: two reductions and one pass, each contiguous."""
+    op, attrs = relax.op, call.attrs
+    n, channels, pixels = shape[0], shape[-1], prod(shape[1:-1])
+    each = relax.const(1.0 / (pixels * (channels // groups)), "float32")
+    x = _flat(bb, call.args[0], (n, pixels, channels))
+
+    def by_group(value: Any) -> Any:
+        """The mean over pixels and channels of a group, for each of its channels: [N, 1, C]."""
+        sums = bb.emit(op.reshape(bb.emit(op.sum(value, 1)), (n, groups, channels // groups)))
+        mean = bb.emit(op.multiply(bb.emit(op.sum(sums, 2, keepdims=True)), each))
+        return bb.emit(op.reshape(bb.emit(op.broadcast_to(mean, sums.ty.shape)), (n, 1, channels)))
+
+    mean = by_group(x)
+    centred = bb.emit(op.subtract(x, mean))
+    variance = by_group(bb.emit(op.multiply(centred, centred)))
+    factor = bb.emit(op.rsqrt(bb.emit(op.add(variance, relax.const(float(attrs.epsilon), "float32")))))
+    if attrs.scale:
+        factor = bb.emit(op.multiply(factor, call.args[1]))
+    out = bb.emit(op.multiply(bb.emit(op.subtract(x, mean)), factor))  # computed again: not kept in memory between
+    if attrs.center:
+        out = bb.emit(op.add(out, call.args[2]))
+    return relax.op.reshape(out, shape)
 
 
 def group_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:

@@ -15,6 +15,7 @@ from tvmopt.passes.fold_scale_shift import FoldScaleShift
 from tvmopt.passes.fuse_activations import FuseActivations
 from tvmopt.passes.fuse_attention import FuseAttention
 from tvmopt.passes.fuse_global_pool import FuseGlobalPool
+from tvmopt.passes.fuse_group_norm import FuseGroupNorm
 from tvmopt.passes.fuse_layer_norm import FuseLayerNorm
 from tvmopt.passes.fuse_pad import FusePad
 from tvmopt.passes.fuse_rms_norm import FuseRmsNorm
@@ -40,6 +41,7 @@ __all__ = [
     "FuseActivations",
     "FuseAttention",
     "FuseGlobalPool",
+    "FuseGroupNorm",
     "FuseLayerNorm",
     "FusePad",
     "FuseRmsNorm",
