@@ -31,9 +31,10 @@ def _data(name="squeezenet", threads=1, value=1.3, verdict="slower", code=None):
 
 
 def test_the_table_shows_losses_and_what_is_missing(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps(_data()))
-    (tmp_path / "b.json").write_text(json.dumps(_data("alexnet", 1, 0.5, "faster")))
-    (tmp_path / "c.json").write_text(json.dumps(_data("alexnet", 2, 1.0, "no difference measured")))
+    (tmp_path / "verdicts.json").write_text("{}")  # of another benchmark
+    (tmp_path / "squeezenet-b1-t1.json").write_text(json.dumps(_data()))
+    (tmp_path / "alexnet-b1-t1.json").write_text(json.dumps(_data("alexnet", 1, 0.5, "faster")))
+    (tmp_path / "alexnet-b1-t2.json").write_text(json.dumps(_data("alexnet", 2, 1.0, "no difference measured")))
     text = suite.table(tmp_path, ["alexnet", "squeezenet"])
     assert "| squeezenet | 1 | 1.30 | 1.00 | missing | 1.30 [1.27, 1.33] |  | slower |" in text
     assert text.index("| alexnet") < text.index("| squeezenet")
@@ -56,7 +57,7 @@ def test_the_table_shows_losses_and_what_is_missing(tmp_path):
 def test_a_case_is_measured_again_only_when_something_changed(tmp_path, change, expected):
     data = _data()
     change(data)
-    path = tmp_path / "a.json"
+    path = tmp_path / "a-b1-t2.json"
     path.write_text(json.dumps(data))
     assert suite.current(path, ["tvmopt", "onnxruntime", "openvino"]) is expected
     path.write_text(path.read_text()[:100])  # cut off
