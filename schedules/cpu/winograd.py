@@ -3,9 +3,9 @@
 task       `tile_rows` rows of 4x4 tiles (all columns, all channels), or a chunk of the panels of those
 transform  V = B^T d B for the task's tiles, 36 * tiles * C * 4 bytes, kept in L2; 16 channels a vector, the 6x6 tile
            unrolled
-gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U, [P, 6, 6, C, nr], streams
-           from L2, L3 or memory in one run (by panel last, in runs of C*nr*4 bytes, whole models took 1.02 to 1.05 times
-           as long)
+gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U, [P, 6, 6, C, nr], comes
+           from L2, L3 or memory in one run (with the panels inside, in runs of C*nr*4 bytes, whole models took 1.02 to
+           1.05 times as long)
 output     Y = A^T M A per tile and panel, epilogue fused, from 36 * tiles * nr * 4 bytes of M
 floor      36*C*O*2 FLOPs a tile at peak, or U's 36*C*O*4 bytes at L3's bandwidth
 Measured   see docs/explanation/how-a-model-flows.md

@@ -48,3 +48,9 @@ def test_large_constants_are_compared_by_object():
     check_rewrite(CancelDuplicates, mod)
     mod = build({"x": (9, 9)}, lambda bb, x: (op.matmul(x, one), op.matmul(x, one)))
     check_rewrite(CancelDuplicates, mod, {"matmul": 1})
+
+
+def test_calls_of_one_primfunc_on_one_value():
+    mod = build({"x": (3, 9)}, lambda bb, x: (op.exp(x), op.exp(x), op.negative(x)))
+    mod = relax.transform.LegalizeOps()(mod)
+    check_rewrite(CancelDuplicates, mod, {"call_tir": 2})

@@ -8,7 +8,7 @@ from tvm import relax
 
 from tvmopt.passes.graph import Constant, Expr, Graph, Rewrite, Var, dtype, op_name, rewrite_pass, shape
 
-EFFECTS = ("call_", "random", "builtin", "vm.", "memory.", "multinomial")  # operators not looked at
+EFFECTS = ("call_", "random", "builtin", "vm.", "memory.")  # operators not looked at
 SMALL = 64  # elements up to which two constants are compared by value
 
 
@@ -25,10 +25,11 @@ class CancelDuplicates(Rewrite):
 
     Applies when   the operators are pure and the operands the same variables, or constants that are the same
                    object or up to 64 equal numbers.
-    Declines when  1. it is a call of a function, or of an operator with effects (nothing is recorded).
+    Declines when  1. it is a call of a function other than a PrimFunc by R.call_tir, or of an operator with effects
+                      (nothing is recorded).
     Gain           the whole expression.
     Order          before the fusions, which compare operands by identity; after FuseAttention, which writes a
-                   mask a layer.
+                   mask a layer; after legalization, which turns that mask a layer.
     """
 
     rounds = 1  # in order, so that trees of equal expressions meet in one sweep
@@ -43,9 +44,7 @@ class CancelDuplicates(Rewrite):
             return None
         if isinstance(value, relax.TupleGetItem):
             key: Hashable = ("item", value.tuple_value, int(value.index))
-        elif op_name(value) and not op_name(value).startswith(
-            ("call_", "random", "builtin", "vm.", "memory.")
-        ):
+        elif op_name(value) == "call_tir" or (op_name(value) and not op_name(value).startswith(EFFECTS)):
             key = (op_name(value), str(value.attrs), *(self._key(graph, a) for a in value.args))
         else:
             return None

@@ -62,6 +62,19 @@ def test_every_tile_fits_the_registers(machine):
             assert tile.nr == tile.nv * target.lanes()
 
 
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("cores", [2, 3, 8])
+@pytest.mark.parametrize("rows, n", [(27, 16), (169, 48), (729, 16), (81, 33), (3025, 8)])
+def test_pieces_of_rows_that_differ_by_a_tile(machine, cores, rows, n):
+    """A panel or a few for all cores: odd numbers of tiles, and pieces that are empty."""
+    rng = np.random.default_rng(rows)
+    x, w = rng.standard_normal((rows, 64)).astype("float32"), rng.standard_normal((64, n)).astype("float32")
+    b = rng.standard_normal(n).astype("float32")
+    (y,), how = run(linear(w, b), [x], machine, cores)
+    close(y, np.maximum(x.astype("float64") @ w + b, 0), 64)
+    assert [(s.family, s.note) for s in how.values()] == [("gemm", "")]
+
+
 def test_epilogue_that_broadcasts_to_more_dimensions_stays_right():
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal((4, 8)).astype("float32"), rng.standard_normal((8, 16)).astype("float32")
