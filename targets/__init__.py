@@ -49,6 +49,7 @@ class Machine:
         sm_threads, sm_blocks, sm_shared: what one streaming multiprocessor holds: threads, blocks, and
         bytes of shared memory (``cuda``).
         sm_lanes: fp32 FMAs that one streaming multiprocessor starts a cycle (``cuda``).
+        tile_macs: bf16 multiply-adds a cycle and core by AMX tiles, fp32 sums; 0: no tiles.
         features: ISA features: ``avx2 fma avx512f avx512bf16 avx512vnni amx-bf16 amx-int8 ...``.
         tvm: further attributes of TVM's target, passed on as they are.
         sources: where each number comes from.
@@ -75,6 +76,7 @@ class Machine:
     sm_blocks: int = 32
     sm_shared: int = 0
     sm_lanes: int = 128
+    tile_macs: int = 0
     features: tuple[str, ...] = ()
     tvm: dict[str, Any] = field(default_factory=dict, hash=False)
     sources: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
@@ -93,6 +95,8 @@ class Machine:
                 problems.append(f"caches must grow: l1d={self.l1d}, l2={self.l2}, l3={self.l3}")
             if self.vector_bits == 512 and "avx512f" not in self.features:
                 problems.append("vector_bits is 512 but the features lack avx512f")
+            if self.has("amx-bf16") and (self.tile_macs < 1 or not self.has("amx-tile")):
+                problems.append("amx-bf16 needs amx-tile in the features, and tile_macs")
         if problems:
             raise TargetError("; ".join(problems), where=f"target {self.name!r}", fix="mend the TOML file")
 
@@ -131,6 +135,15 @@ class Machine:
         if self.kind == "cuda":
             return self.cores * self.ghz * 1e9 * self.sm_lanes * 2
         return self.cores * self.ghz * 1e9 * self.fma_ports * self.lanes() * 2
+
+    @property
+    def peak_tiles(self) -> float:
+        """bf16 peak of AMX tiles, all cores: cores * GHz * tile_macs * 2; 0 where there are none.
+
+        >>> Machine.load("sapphirerapids").with_cores(1).peak_tiles / 1e12
+        3.37...
+        """
+        return self.cores * self.ghz * 1e9 * self.tile_macs * 2
 
     def tvm_target(self) -> Any:
         """The `tvm.target.Target`; `num-cores` is always in it, for TVM's own passes."""
@@ -214,7 +227,8 @@ class Machine:
         return cls(**data)
 
 
-_ALIASES = {"cuda": "nvidia-h100", "nvidia/nvidia-h100": "nvidia-h100", "nvidia/nvidia-h200": "nvidia-h200",
+_ALIASES = {"sapphire-rapids": "sapphirerapids", "cuda": "nvidia-h100",
+            "nvidia/nvidia-h100": "nvidia-h100", "nvidia/nvidia-h200": "nvidia-h200",
             "nvidia/nvidia-a100": "nvidia-a100", "nvidia/nvidia-b200": "nvidia-b200",
             "sm_80": "nvidia-a100", "sm_90": "nvidia-h100", "sm_100": "nvidia-b200"}  # fmt: skip
 

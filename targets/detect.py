@@ -20,6 +20,7 @@ _FEATURES = {  # /proc/cpuinfo's word -> LLVM's
 _VECTORS = {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}  # what schedules choose tiles by
 
 _LEVELS = (  # the most capable ISA level that the flags contain, and its description
+    (("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "amx-tile", "amx-bf16"), "sapphirerapids"),
     (("avx512f", "avx512bw", "avx512vl", "avx512dq"), "x86-64-v4"),
     (("avx2", "fma"), "x86-64-v3"),
     ((), "x86-64-v2"),
@@ -29,7 +30,7 @@ _LEVELS = (  # the most capable ISA level that the flags contain, and its descri
 # arch/x86/include/asm/amd/.
 _MODELS = {
     ("GenuineIntel", 6, 143): "sapphirerapids",
-    ("GenuineIntel", 6, 207): "sapphirerapids",
+    ("GenuineIntel", 6, 207): "sapphirerapids",  # Emerald Rapids
     ("AuthenticAMD", 26, None): "znver5",
 }
 
@@ -42,7 +43,7 @@ def detect_host() -> Machine:
     cores, and a hypervisor can hide a feature.
     """
     info = _cpuinfo()
-    features = tuple(sorted(_FEATURES[f] for f in info.get("flags", "").split() if f in _FEATURES))
+    features = _features(info)
     name = _known(info, features)
     machine = Machine.load(name)
     hidden = [f"-{f}" for f in machine.features if f not in features]  # by a hypervisor: LLVM must not use it
@@ -56,6 +57,14 @@ def detect_host() -> Machine:
         l2=_cache_size(2, "Unified") or machine.l2,
         l3=_cache_size(3, "Unified") or machine.l3,
     )
+
+
+def _features(info: dict[str, str]) -> tuple[str, ...]:
+    """LLVM's names of the flags; AMX only where it is all there."""
+    found = {_FEATURES[f] for f in info.get("flags", "").split() if f in _FEATURES}
+    if not {"amx-tile", "amx-bf16"} <= found:
+        found = {f for f in found if not f.startswith("amx-")}
+    return tuple(sorted(found))
 
 
 def usable_cores() -> int:

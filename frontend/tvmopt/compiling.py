@@ -26,6 +26,7 @@ from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import use_threads
 from tvmopt.runtime.manifest import FORMAT, Manifest
 from tvmopt.runtime.tensors import TensorInfo
+from tvmopt.runtime.tiles import FEATURES as TILE_FEATURES
 from tvmopt.targets import Machine
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def make_manifest(
         target=machine.name,
         kind=machine.kind,
         mcpu=machine.mcpu,
-        features=tuple(sorted(machine.features)) if machine.kind == "llvm" else (),
+        features=used_features(machine, report) if machine.kind == "llvm" else (),
         threads=machine.cores if machine.kind == "llvm" else 1,
         precision=request.precision,
         records=records,
@@ -215,6 +216,13 @@ def make_manifest(
         },
         report=without_timings(report.as_dict()),
     )
+
+
+def used_features(machine: Machine, report: Report) -> tuple[str, ...]:
+    """What the code may use: all the machine has, but AMX only where a kernel was written for it (LLVM never uses it
+    by itself), so that other code runs where a hypervisor hides AMX."""
+    amx = TILE_FEATURES if any(k.family.startswith("amx_") for k in report.kernels) else ()
+    return tuple(sorted(f for f in machine.features if not f.startswith("amx-") or f in amx))
 
 
 def make_report(

@@ -33,9 +33,9 @@ class Shape:
     nanoseconds: float
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine, kernel: str = NAME) -> Shape | None:
     """A block that the legalizer marked `attention`."""
-    block = annotated(func, "attention")
+    block = annotated(func, kernel)
     if block is None:
         return None
     batch, heads, chunks = extents(block)
@@ -50,14 +50,14 @@ def knobs(shape: Shape, machine: Machine) -> Space:
     return Space({"parallel": (parallel, 1 - parallel)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, shape: Shape, knobs: Knobs, kernel: str = NAME) -> None:
     """One parallel loop over the tasks; an epilogue stays behind it, in one pass of its own."""
-    main = sch.get_sblock("attention")
+    main = sch.get_sblock(kernel)
     task = sch.fuse(*sch.get_loops(main))
     if knobs["parallel"]:
         sch.parallel(task)
     names = [sch.get(b).name_hint for b in root_blocks(sch)]
-    after = root_blocks(sch)[names.index("attention") + 1 :]
+    after = root_blocks(sch)[names.index(kernel) + 1 :]
     for block in after[:-1]:
         sch.compute_inline(block)
     if after:

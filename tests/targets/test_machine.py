@@ -63,6 +63,7 @@ def test_unknown_names_get_the_nearest() -> None:
         ("kind = 'llvm'\nmcpu = 'x'\ncores = 'many'", "cores is 'many', must be a whole number"),
         ("kind = 'llvm'\nmcpu = 'x'\nfeatures = 'avx2'", "must be a list of strings"),
         ("kind = 'llvm'\nmcpu = 3", "mcpu is 3, must be a string"),
+        ("kind = 'llvm'\nmcpu = 'x'\nfeatures = ['amx-bf16', 'amx-tile']", "needs amx-tile .* and tile_macs"),
         ("kind = ", "not a TOML file"),
     ],
 )
@@ -95,6 +96,9 @@ SAPPHIRE = f"{V4} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8
         ("GenuineIntel", 6, 143, SAPPHIRE, "sapphirerapids", 512, ()),  # LLVM calls some of these rocketlake
         ("GenuineIntel", 6, 143, SAPPHIRE.replace(" amx_tile amx_bf16 amx_int8", ""), "sapphirerapids", 512,
          ("-amx-tile", "-amx-bf16", "-amx-int8")),
+        ("GenuineIntel", 6, 143, SAPPHIRE.replace(" amx_bf16", ""), "sapphirerapids", 512,
+         ("-amx-tile", "-amx-bf16", "-amx-int8")),  # a part of AMX is no AMX
+        ("GenuineIntel", 6, 999, SAPPHIRE, "sapphirerapids", 512, ()),  # a later one with tiles
         ("GenuineIntel", 6, 143, "fma avx2 f16c", "x86-64-v3", 256, ()),  # a hypervisor that hides AVX-512
         ("AuthenticAMD", 26, 2, V4 + " avx512_vnni avx512_bf16 avx_vnni", "znver5", 512, ()),
         ("GenuineIntel", 6, 85, V4, "x86-64-v4", 512, ()),

@@ -71,4 +71,7 @@ def _show(machine: Machine, as_json: bool) -> None:
                 "cores * GHz * ports * lanes * 2",
             )
         )
+        if machine.peak_tiles:
+            tiles = human(machine.peak_tiles, "FLOP/s") + " bf16 by AMX tiles"
+            rows.append(("peak", tiles, "cores * GHz * tile_macs * 2"))
     table(("field", "value", "source"), rows, left=3)

@@ -27,7 +27,7 @@ from tvm.ir import Range
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx.stmt import BufferRegion
 
-from tvmopt.legalize import math
+from tvmopt.legalize import amx_attention, math
 from tvmopt.legalize.attention_plan import Plan, plan
 from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, constant, static_shape
 from tvmopt.legalize.rows import INDEX, load, prim_func, seq, splat, store, vector
@@ -310,11 +310,15 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=v_shape[3], lanes=machine.lanes(),
         registers=machine.vector_registers, cores=machine.cores, scale=scale, offset=offset,
     )  # fmt: skip
-    if len(args) == 4:
+    tiles = amx_attention.takes(machine, kind, p)
+    if len(args) == 4 and tiles:
+        bias, args[3] = amx_attention.mask_operand(bb, args[3], p)
+    elif len(args) == 4:
         bias, args[3], transposed = _bias(bb, args[3], p)
     p = Plan(**{**p.__dict__, "bias": bias, "bias_transposed": transposed})
     out = relax.TensorType([batch, queries, heads, v_shape[3]], kind)
-    return relax.call_tir(bb.add_func(attention_func(p, kind), "attention"), args, out)
+    func = amx_attention.attention_tiles(p, machine.cores) if tiles else attention_func(p, kind)
+    return relax.call_tir(bb.add_func(func, "attention"), args, out)
 
 
 def _bias(bb: relax.BlockBuilder, bias: Any, p: Plan) -> tuple[tuple[int, ...], Any, bool]:

@@ -22,15 +22,17 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm_ffi import structural_map, structural_mutate
 
 from tvmopt.legalize import math
-from tvmopt.legalize.pairs import lower_module
+from tvmopt.legalize.pairs import lower_pairs
+from tvmopt.legalize.tiles import lower_tiles
 
 
 def name_module(module: tvm.IRModule) -> tvm.IRModule:
-    """Every PrimFunc of the module, its values named; then products of bfloat16 (pairs.py)."""
+    """Every PrimFunc of the module, its values named; then products of bfloat16 (tiles.py, pairs.py)."""
     functions = {
-        gvar: name_values(func) if isinstance(func, tirx.PrimFunc) else func for gvar, func in module.functions_items()
+        gvar: lower_pairs(lower_tiles(name_values(func))) if isinstance(func, tirx.PrimFunc) else func
+        for gvar, func in module.functions_items()
     }
-    return lower_module(tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos))
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
 def name_values(func: tirx.PrimFunc) -> tirx.PrimFunc:

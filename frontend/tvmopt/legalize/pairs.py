@@ -89,15 +89,6 @@ def is_bf16(expr: Any) -> bool:
 # -- after scheduling -------------------------------------------------------------------------------------------
 
 
-def lower_module(module: tvm.IRModule) -> tvm.IRModule:
-    """Every PrimFunc of the module through :func:`lower_pairs`."""
-    functions = {
-        gvar: lower_pairs(func) if isinstance(func, tirx.PrimFunc) else func
-        for gvar, func in module.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
-
-
 def lower_pairs(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`acc + dot2` as one operator, pairs as 32-bit loads, casts to bfloat16 as :data:`ROUND`; LLVM's part attached."""
     if not _concerns(func):

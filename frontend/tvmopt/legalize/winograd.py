@@ -22,6 +22,7 @@ from tvm import relax, te, tirx
 
 from tvmopt.legalize.common import call_fusable, constant, static_shape
 from tvmopt.legalize.matmul import pack_panels
+from tvmopt.scheduling.amx import has_tiles
 from tvmopt.scheduling.tile import choose_tile, step_cycles
 from tvmopt.targets import Machine
 
@@ -29,7 +30,7 @@ POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
 OUT, KERNEL = 4, 3
 TILE = OUT + KERNEL - 1
 BF16_RATE = 1.86
-"""Operations by vdpbf16ps for one by fp32 FMA: measured in C on a Zen 5, both in one run."""
+"""Operations by vdpbf16ps for one by fp32 FMA: measured in C on a Zen 5, both in one run. AMX tiles: `tile_macs`."""
 
 
 @cache
@@ -60,7 +61,7 @@ def pays(
 ) -> bool:
     """Whether F(4x4) beats the direct form: the multiplications it saves against the transforms and U's traffic.
 
-    `rate`: how much faster the direct form multiplies than fp32 does (BF16_RATE with `--precision bf16`).
+    `rate`: how much faster the direct form multiplies than fp32 does (BF16_RATE with `--precision bf16`, 16 by tiles).
 
     Direct:  9 * C * O / lanes FMAs a pixel, at full rate.
     F(4x4):  36 * C * O / lanes FMAs a tile of 16 pixels (tiles may hang over the edge) in register tiles as high as the
@@ -103,7 +104,8 @@ def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
         return False
     top, left, bottom, right = (int(v) for v in a.padding)
     size = (xs[1] + top + bottom - 2, xs[2] + left + right - 2)
-    return 0 not in (*xs, *size) and pays(*size, xs[3], ws[0], xs[0], machine, BF16_RATE)
+    rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if has_tiles(machine) else BF16_RATE
+    return 0 not in (*xs, *size) and pays(*size, xs[3], ws[0], xs[0], machine, rate)
 
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:

@@ -35,6 +35,7 @@ from tvmopt.runtime.tensors import (
     is_direct,
     to_ffi,
 )
+from tvmopt.runtime.tiles import use_tiles
 from tvmopt.runtime.timing import Timing, measure
 
 
@@ -76,6 +77,8 @@ class Model:
         if threads is not None and threads < 1:
             raise InputError(f"threads is {threads}, must be at least 1.", fix="threads=1, 2, ...")
         artifact.check_host()
+        if "amx-tile" in manifest.features:
+            use_tiles(artifact.where)
         self._cuda = manifest.kind == "cuda"
         ffi()
         if self._cuda and not cuda_available():

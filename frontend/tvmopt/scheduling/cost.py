@@ -33,14 +33,15 @@ def kernel_cost(func: tirx.PrimFunc) -> Cost:
     """Operations counted in every block's body times its iterations; bytes from the parameters' sizes.
 
     Transcendental calls count one. Index arithmetic (integers), comparisons and selects count nothing. A select
-    on an iteration variable executes one side an iteration, any other select both.
+    on an iteration variable executes one side an iteration, any other select both. Tile instructions are not looked
+    into: their block is annotated `tvmopt.flops`, of one iteration.
     """
     flops, looked_up = 0.0, dict[str, float]()
     for block in blocks_of(func):
         dims = extents(block)
         iterations = prod(dims or [0])
         variables: Fixed = {iv.var.name: (None, d) for iv, d in zip(block.iter_vars, dims, strict=bool(dims))}
-        flops += iterations * _operations(block.body, variables)
+        flops += iterations * (_operations(block.body, variables) + int(block.annotations.get("tvmopt.flops", 0)))
         for name, amount in _look_ups(block.body).items():
             looked_up[name] = looked_up.get(name, 0.0) + iterations * amount
     total = 0.0

@@ -20,7 +20,7 @@ from tvm.s_tir import Schedule
 from tvmopt.scheduling.blocks import annotated, blocks_of, collapse_rows, epilogue_of, extents
 from tvmopt.scheduling.chain import merge_chains
 
-_KERNELS = ("gemm", "batch_gemm", "conv2d")
+_KERNELS = ("gemm", "batch_gemm", "conv2d", "amx_gemm")
 
 
 def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -43,7 +43,7 @@ def normalize(func: tirx.PrimFunc) -> tirx.PrimFunc:
         per = shape[-1] // groups
         sch.transform_block_layout(last, lambda n, y, x, o: [n, y, x, o // per, o % per])
     else:
-        collapse_rows(sch, main, last, shape[:-1] if kernel == "gemm" else shape[:-2])
+        collapse_rows(sch, main, last, shape[:-2] if kernel == "batch_gemm" else shape[:-1])
     module = s_tir.transform.StmtSimplify()(tvm.IRModule({"main": sch.mod["main"]}))
     return module["main"].with_attrs(func.attrs)
 
@@ -52,9 +52,10 @@ def narrow(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """32-bit indices, where every buffer has fewer than 2**31 elements: TVM narrows them itself later, but then its
     LoopPartition, which finds loops by their variable, no longer knows the loops that families marked.
 
-    A function that computes in 64-bit integers stays as it is: TVM's pass refuses it."""
+    A function that computes in 64-bit integers stays as it is: TVM's pass refuses it. So does one with tile
+    instructions, whose strides have 64 bits."""
     touched = (region.source for block in blocks_of(func) for region in (*block.reads, *block.writes))
-    if any(str(buffer.dtype) == "int64" for buffer in touched):
+    if any(str(buffer.dtype) == "int64" for buffer in touched) or annotated(func, "amx_attention") is not None:
         return func
     for param in func.params:
         shape = getattr(param.ty, "shape", None)

@@ -25,6 +25,8 @@ from tvmopt.analysis.comparator import compare
 from tvmopt.legalize import math
 from tvmopt.legalize.name_values import name_module
 from tvmopt.pipeline import BUILD_CONFIG
+from tvmopt.runtime.tiles import request
+from tvmopt.scheduling.amx import has_tiles
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.replay import Replay
@@ -267,8 +269,10 @@ def _sweep(machine: Machine) -> Callable[[], None]:
 
 
 def compiled_module(func: tirx.PrimFunc, machine: Machine) -> Any:
-    """The function compiled as the product compiles it."""
+    """The function compiled as the product compiles it; this process may run it, tiles included, if the host can."""
     math.install()
+    if has_tiles(machine):
+        request()
     module = name_module(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
         return tvm.compile(module, target=machine.tvm_target())

@@ -123,19 +123,23 @@ def test_attention_between_products_stays_in_bf16() -> None:
     close(out, expected, 2.0**-8)  # the result is rounded once
 
 
-def test_sapphire_rapids_gets_the_instructions() -> None:
-    """Cross-compiled anywhere: products by vdpbf16ps, the epilogue's rounding by vcvtneps2bf16."""
+@pytest.mark.parametrize(
+    ("rows", "instruction", "other"), [(4, "vdpbf16ps", "tdpbf16ps"), (28, "tdpbf16ps", "vdpbf16ps")]
+)
+def test_sapphire_rapids_gets_the_instructions(rows: int, instruction: str, other: str) -> None:
+    """Cross-compiled anywhere: few rows by vdpbf16ps, many by AMX; the epilogue's rounding by vcvtneps2bf16."""
     machine = Machine.load("sapphirerapids")
     w = relax.const(rand(64, 64))
 
     def body(bb: Any, a: Any) -> Any:
         return relax.op.matmul(bb.emit(relax.op.nn.relu(bb.emit(relax.op.matmul(a, w)))), w)
 
-    low = lowered(body, [rand(28, 64)], machine)
+    low = lowered(body, [rand(rows, 64)], machine)
     executable = pipeline.build(low, machine)
     modules = [m for m in executable.mod.imports if m.kind == "llvm"]
     text = "".join(m.inspect_source("asm") for m in modules)
-    assert text.count("vdpbf16ps") >= 28 and "vcvtneps2bf16" in text and "tvmopt_dot2" not in text
+    assert text.count(instruction) >= 4 and other not in text
+    assert "vcvtneps2bf16" in text and "tvmopt_dot2" not in text
 
 
 def test_every_number_of_lanes_has_its_function() -> None:

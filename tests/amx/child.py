@@ -1,0 +1,276 @@
+"""Compiles kernels and models for Sapphire Rapids and runs them against float64 or onnxruntime: the child of
+`tests.amx.run`.
+
+Prints one line of JSON a case: the error relative to the largest value, families and knobs, tile instructions executed
+and threads whose tiles are still configured (without AMX).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import relax
+from tvmopt.targets import Machine
+
+import tvmopt
+from tests.amx import KINDS, TARGET
+from tvmopt import pipeline
+from tvmopt.legalize.name_values import name_module
+from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.library import use_threads
+from tvmopt.runtime.model import Model
+from tvmopt.runtime.tiles import request
+
+Array = np.ndarray[Any, Any]
+MACHINE = Machine.load(TARGET)
+NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+PAGE = mmap.PAGESIZE
+
+
+class _Emulator:
+    def __init__(self, path: str) -> None:
+        self.library = ctypes.CDLL(path) if path else None
+        if self.library is None:
+            assert not request()
+        else:
+            self.library.amx_install()
+
+    def counts(self) -> dict[str, int]:
+        if self.library is None:
+            return {}
+        found = (ctypes.c_long * 8)()
+        self.library.amx_counts(found)
+        return dict(zip((*KINDS, "configured"), found, strict=True))
+
+
+def rand(*dims: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(dims).astype("float32")
+
+
+def rounded(x: Array) -> Array:
+    """What the kernels see: bf16 inputs, in float64."""
+    return x.astype(ml_dtypes.bfloat16).astype("float64")
+
+
+def lowered(body: Callable[..., Any], inputs: list[Array], machine: Machine) -> Any:
+    bb = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, "float32")) for i, x in enumerate(inputs)]
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(body(bb, *params))
+        bb.emit_func_output(out)
+    return pipeline.lower(bb.get(), machine, precision="bf16")
+
+
+def outcome(low: Any, inputs: list[Array], expected: Array, machine: Machine) -> dict[str, Any]:
+    """The module on its inputs."""
+    use_threads(machine.cores)
+    executable = pipeline.build(low, machine)
+    result = relax.VirtualMachine(executable, tvm.cpu())["main"](*(tvm.runtime.tensor(x) for x in inputs)).numpy()
+    assert result.shape == expected.shape
+    text = "".join(m.inspect_source("asm") for m in executable.mod.imports if m.kind == "llvm")
+    return {
+        "error": float(np.abs(result - expected).max() / max(np.abs(expected).max(), 1e-9)),
+        "kernels": {k.family: k.knobs for k in low.kernels},
+        "notes": [k.note for k in low.kernels if k.note],
+        "code": {kind: text.count(f"\t{kind}\t") + text.count(f"\t{kind}\n") for kind in KINDS},
+    }
+
+
+def epilogue(bb: Any, x: Any, name: str, like: Array) -> Any:
+    """What a network does behind a product: "" | relu | residual | gelu."""
+    n = like.shape[-1]
+    if not name:
+        return x
+    x = bb.emit(relax.op.add(x, relax.const(rand(n, seed=7))))
+    if name == "relu":
+        return relax.op.nn.relu(x)
+    if name == "gelu":
+        return relax.op.nn.gelu(x)
+    return relax.op.add(x, relax.const(rand(*like.shape, seed=8)))
+
+
+def epilogue_numbers(x: Array, name: str) -> Array:
+    from scipy.special import erf
+
+    if not name:
+        return x
+    x = x + rand(x.shape[-1], seed=7)
+    if name == "relu":
+        return np.maximum(x, 0)
+    return x * 0.5 * (1 + erf(x / np.sqrt(2))) if name == "gelu" else x + rand(*x.shape, seed=8)
+
+
+def gemm(m: int, k: int, n: int, then: str = "", cores: int = 1) -> dict[str, Any]:
+    x, w, machine = rand(m, k), rand(k, n, seed=1), MACHINE.with_cores(cores)
+    expected = epilogue_numbers(rounded(x) @ rounded(w), then)
+
+    def body(bb: Any, a: Any) -> Any:
+        return epilogue(bb, bb.emit(relax.op.matmul(a, relax.const(w))), then, expected)
+
+    return outcome(lowered(body, [x], machine), [x], expected, machine)
+
+
+def conv(
+    shape: list[int], weight: list[int], stride: int = 1, pad: int = 0, dilation: list[int] | None = None,
+    then: str = "", cores: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    x, w, machine = rand(*shape), rand(*weight, seed=1), MACHINE.with_cores(cores)
+    down = dilation or [1, 1]
+    expected = epilogue_numbers(convolution(rounded(x), rounded(w), stride, pad, down), then)
+
+    def body(bb: Any, a: Any) -> Any:
+        out = relax.op.nn.conv2d(a, relax.const(w), strides=stride, padding=pad, dilation=down, **NHWC)
+        return epilogue(bb, bb.emit(out), then, expected)
+
+    return outcome(lowered(body, [x], machine), [x], expected, machine)
+
+
+def convolution(x: Array, w: Array, stride: int, pad: int, dilation: list[int]) -> Array:
+    """NHWC by OHWI, float64, tap by tap."""
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    (dy, dx), (_, kh, kw, _) = dilation, w.shape
+    high, wide = ((x.shape[a + 1] - d * (w.shape[a + 1] - 1) - 1) // stride + 1 for a, d in enumerate(dilation))
+    out = np.zeros((x.shape[0], high, wide, w.shape[0]))
+    for y in range(kh):
+        for z in range(kw):
+            rows = slice(y * dy, y * dy + (high - 1) * stride + 1, stride)
+            columns = slice(z * dx, z * dx + (wide - 1) * stride + 1, stride)
+            out += x[:, rows, columns] @ w[:, y, z].T
+    return out
+
+
+def attention(
+    queries: int, keys: int, depth: int, heads: int = 2, kv_heads: int = 0, causal: str = "",
+    mask: list[int] | None = None, cores: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    """Against softmax(q k' / sqrt(d) + mask) v in float64."""
+    machine, kv = MACHINE.with_cores(cores), kv_heads or heads
+    q, k, v = rand(2, queries, heads, depth), rand(2, keys, kv, depth, seed=1), rand(2, keys, kv, depth, seed=2)
+    bias = rand(*mask, seed=3) if mask else np.zeros((1, 1, 1, 1), "float32")
+
+    def body(bb: Any, *qkv: Any) -> Any:
+        extra = [relax.const(bias)] if mask else []
+        return relax.op.nn.attention(*qkv, *extra, causal_mask=causal or None)
+
+    a, b, c = (np.moveaxis(np.repeat(rounded(t), heads // t.shape[2], 2), 2, 1) for t in (q, k, v))
+    score = a @ np.swapaxes(b, 2, 3) / np.sqrt(depth) + bias
+    if causal:
+        score = np.where(np.tri(queries, keys, keys - queries if causal == "BottomRight" else 0), score, -np.inf)
+    p = np.exp(score - score.max(-1, keepdims=True))
+    expected = np.moveaxis((p / p.sum(-1, keepdims=True)) @ c, 1, 2)
+    return outcome(lowered(body, [q, k, v], machine), [q, k, v], expected, machine)
+
+
+def guarded(m: int, k: int, n: int) -> dict[str, Any]:
+    """A GEMM's kernel alone; its rows and packed weights end where a page without access begins."""
+    x, w = rand(m, k), rand(k, n, seed=1)
+    low = lowered(lambda bb, a: relax.op.matmul(a, relax.const(w)), [x], MACHINE.with_cores(1))
+    (func,) = (f for f in low.module.functions.values() if "amx_gemm" in str(f))
+    (value,) = (c for c in constants(low.module) if c.dtype == np.uint32)
+    target, config = MACHINE.with_cores(1).tvm_target(), pipeline.BUILD_CONFIG
+    with target, tvm.transform.PassContext(opt_level=3, config=config):
+        module = name_module(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+        kernel = tvm.compile(module, target=target)["main"]
+    operands = (x.astype(ml_dtypes.bfloat16), value, np.zeros((m, n), "float32"))
+    data = [before_a_guard(operand) for operand in operands]
+    kernel(*(tensor(d) for d in data))
+    expected = rounded(x) @ rounded(w)
+    return {"error": float(np.abs(data[2] - expected).max() / np.abs(expected).max()), "kernels": {"amx_gemm": {}}}
+
+
+def constants(module: Any) -> list[Array]:
+    from tvm_ffi import structural_walk
+
+    found: list[Array] = []
+    structural_walk(module["main"], (tvm.ir.GenericConst, lambda c: found.append(c.value.numpy())))
+    return found
+
+
+def before_a_guard(array: Array) -> Array:
+    """A copy whose last byte is the last one before memory that must not be touched."""
+    assert array.nbytes % 64 == 0
+    whole = -(-array.nbytes // PAGE) * PAGE
+    room = mmap.mmap(-1, whole + PAGE)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + whole), PAGE, 0) == 0
+    out = np.frombuffer(room, np.uint8, array.nbytes, whole - array.nbytes).view(array.dtype).reshape(array.shape)
+    out[...] = array
+    _KEPT.append(room)
+    return out
+
+
+_KEPT: list[Any] = []
+
+
+def tensor(array: Array) -> Any:
+    """The array itself as TVM's tensor."""
+    if array.dtype != ml_dtypes.bfloat16:
+        return tvm.runtime.from_dlpack(array)
+    from tvmopt.runtime.tensors import to_ffi
+
+    return to_ffi(array, "bfloat16")
+
+
+def model(path: str, threads: int = 1, seed: int = 0) -> dict[str, Any]:
+    """A whole model, compiled as `tvmopt compile` does it, against onnxruntime in fp32."""
+    import onnxruntime
+
+    compiled = tvmopt.compile(path, precision="bf16", target=TARGET, threads=threads, verify=False)
+    Artifact.check_host = lambda self: None  # type: ignore[method-assign]
+    if EMULATOR.library is not None:
+        sys.modules["tvmopt.runtime.model"].use_tiles = lambda where: None  # type: ignore[attr-defined]
+    found = Model(compiled.artifact, threads=threads)
+    rng = np.random.default_rng(seed)
+    feeds = {
+        i.name: rng.standard_normal(i.shape).astype("float32") if i.dtype == "float32"
+        else rng.integers(0, 2, i.shape).astype(i.dtype)
+        for i in found.inputs
+    }  # fmt: skip
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    expected = session.run(None, feeds)
+    errors = [
+        float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9))
+        for a, b in zip(found.run(feeds).values(), expected, strict=True)
+    ]
+    families: dict[str, int] = {}
+    for kernel in compiled.report.kernels:
+        families[kernel.family] = families.get(kernel.family, 0) + kernel.calls
+    return {"error": max(errors), "kernels": families, "features": list(compiled.manifest.features)}
+
+
+def misuse() -> dict[str, Any]:
+    """A kernel whose tiles of A are one pair narrower than those of B are high."""
+    from tvmopt.legalize import tile_code
+
+    words, narrow = (tile_code.configuration(16, 16, pairs, 32) for pairs in (16, 15))
+    words[3] = narrow[3]  # bytes a row of tiles 4 to 7
+    tile_code.configuration = lambda *key: list(words)  # type: ignore[assignment]
+    return gemm(32, 64, 32)
+
+
+EMULATOR = _Emulator(sys.argv[1] if len(sys.argv) > 1 else "")
+
+
+def main() -> None:
+    kinds: dict[str, Any] = {
+        "gemm": gemm, "conv": conv, "attention": attention, "guarded": guarded, "model": model, "misuse": misuse,
+    }  # fmt: skip
+    for case in json.load(sys.stdin):
+        before = EMULATOR.counts()
+        found = kinds[case["kind"]](**{key: value for key, value in case.items() if key != "kind"})
+        after = EMULATOR.counts()
+        ran = {k: after[k] - before[k] for k in after if k != "configured"}
+        print(json.dumps({"case": case, **found, "ran": ran, "configured": after.get("configured", 0)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
