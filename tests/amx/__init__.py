@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KINDS = ("ldtilecfg", "sttilecfg", "tileloadd", "tilestored", "tilezero", "tilerelease", "tdpbf16ps")
 TARGET = "sapphirerapids"
-_UNUSED = {"avx512fp16"}  # of the target's features: no kernel of ours has such instructions
+_HIDDEN = "avx512fp16"
 
 
 class Misuse(AssertionError):
@@ -39,12 +40,23 @@ def real() -> bool:
 
 
 @cache
+def machine() -> Machine:
+    """Sapphire Rapids; where its code is emulated, without avx512_fp16, of which LLVM uses a move (`vmovw`) that other
+    processors lack - as under a hypervisor that hides it."""
+    found = Machine.load(TARGET)
+    if real():
+        return found
+    features = tuple(f for f in found.features if f != _HIDDEN)
+    return replace(found, features=features, tvm={"mattr": [f"-{_HIDDEN}"]})
+
+
+@cache
 def unavailable() -> str:
     """Why Sapphire Rapids' code cannot run here, or an empty string."""
     if real():
         return ""
     host = set(Machine.load("cpu").features)
-    missing = [f for f in Machine.load(TARGET).features if not f.startswith("amx-") and f not in host | _UNUSED]
+    missing = [f for f in machine().features if not f.startswith("amx-") and f not in host]
     if missing:
         return f"no {', '.join(missing)} here"
     return "" if shutil.which("gcc") else "no gcc"
@@ -59,7 +71,7 @@ def emulator() -> Path:
     return path
 
 
-def run(cases: list[dict[str, Any]], timeout: float = 600) -> list[dict[str, Any]]:
+def run(cases: list[dict[str, Any]], timeout: float = 1500) -> list[dict[str, Any]]:
     """Each case in `tests/amx/child.py`; what it found, in order.
 
     Raises:

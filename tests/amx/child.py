@@ -21,7 +21,7 @@ from tvm import relax
 from tvmopt.targets import Machine
 
 import tvmopt
-from tests.amx import KINDS, TARGET
+from tests.amx import KINDS, machine
 from tvmopt import pipeline
 from tvmopt.legalize.name_values import name_module
 from tvmopt.runtime.artifact import Artifact
@@ -30,7 +30,7 @@ from tvmopt.runtime.model import Model
 from tvmopt.runtime.tiles import request
 
 Array = np.ndarray[Any, Any]
-MACHINE = Machine.load(TARGET)
+MACHINE = machine()
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
 PAGE = mmap.PAGESIZE
 
@@ -224,7 +224,7 @@ def model(path: str, threads: int = 1, seed: int = 0) -> dict[str, Any]:
     """A whole model, compiled as `tvmopt compile` does it, against onnxruntime in fp32."""
     import onnxruntime
 
-    compiled = tvmopt.compile(path, precision="bf16", target=TARGET, threads=threads, verify=False)
+    compiled = tvmopt.compile(path, precision="bf16", target=MACHINE, threads=threads, verify=False)
     Artifact.check_host = lambda self: None  # type: ignore[method-assign]
     if EMULATOR.library is not None:
         sys.modules["tvmopt.runtime.model"].use_tiles = lambda where: None  # type: ignore[attr-defined]

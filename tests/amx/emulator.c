@@ -27,7 +27,6 @@ typedef struct {
 
 /* a pointer only: a library loaded late gets little static TLS */
 static __thread Tiles *mine __attribute__((tls_model("initial-exec")));
-static struct sigaction before;
 static long counts[KINDS], configured;
 
 static void fail(const char *what, const uint8_t *at) {
@@ -146,7 +145,7 @@ static int operand(const greg_t *g, const uint8_t *p, int rex_x, int rex_b, uint
   return length;
 }
 
-/* Executes the instruction at `p`; its length, or 0 if it is none of ours. */
+/* Executes the instruction at `p`; its length, or 0 if it is not AMX. */
 static int execute(greg_t *g, const uint8_t *p) {
   if (p[0] != 0xc4 || (p[1] & 31) != 2 || (p[2] & 0x84)) return 0; /* VEX, map 0F38, W = 0, L = 0 */
   int pp = p[2] & 3, rex_x = !(p[1] & 0x40), rex_b = !(p[1] & 0x20), third = ~p[2] >> 3 & 15;
@@ -191,7 +190,7 @@ static void trap(int signal, siginfo_t *info, void *context) {
   if (length)
     g[REG_RIP] += length;
   else
-    sigaction(SIGILL, &before, 0); /* not ours: it traps again, and whoever came before us is asked */
+    fail("an instruction that this processor lacks and that is not AMX's", (const uint8_t *)g[REG_RIP]);
 }
 
 int amx_install(void) {
@@ -199,7 +198,7 @@ int amx_install(void) {
   memset(&action, 0, sizeof action);
   action.sa_sigaction = trap;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
-  return sigaction(SIGILL, &action, &before);
+  return sigaction(SIGILL, &action, 0);
 }
 
 /* Instructions executed so far, by kind, in the order of the enum; then threads whose tiles are still configured. */

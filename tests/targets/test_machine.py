@@ -41,7 +41,7 @@ def test_peaks_are_the_datasheets(name: str, tflops: float) -> None:
 def test_unknown_names_get_the_nearest() -> None:
     for text, near in (
         ("znver4", "znver5"),
-        ("sapphire-rapids", "sapphirerapids"),
+        ("sapphire-lapids", "sapphire-rapids"),
         ("nvidia-h10", "nvidia-h100"),
     ):
         with pytest.raises(TargetError, match=f"did you mean .*'{near}'"):
