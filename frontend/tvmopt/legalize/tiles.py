@@ -130,8 +130,10 @@ class _Writer:
         full = rows(height) if total >= height else None
         tail = total % height
         self._remember(min(height, total), steps, width)
-        if full is None or tail == 0:
-            return full if full is not None else rows(total)
+        if full is None:
+            return rows(total)
+        if tail == 0:  # pieces of rows that do not come out even: the last one has a block less
+            return tirx.IfThenElse(row + height <= total, full, None)
         last = self._guarded(tail, steps, width, rows(tail))
         return tirx.IfThenElse(row + height <= total, full, tirx.IfThenElse(row < total, last, None))
 
