@@ -88,7 +88,8 @@ def compile(
     Args:
         model: a path, the bytes of a model, or a ModelProto.
         target: "cpu" (this machine), "cuda", a name of `tvmopt targets list`, a TOML file, or a Machine.
-        precision: "fp32", or "bf16" or "fp16": 16-bit operands, sums in fp32 (docs/explanation/precision.md).
+        precision: "fp32"; "bf16" or "fp16": 16-bit operands, sums in fp32; on GPUs "tf32": operands of products
+            rounded to 11 bits (docs/explanation/precision.md).
         shape: shapes of inputs whose dimensions the model leaves open: ``{"x": (1, 3, 224, 224)}``.
         values: inputs known at compile time, by name; they become constants.
         verify: run module and onnxruntime on the same seeded inputs and refuse a wrong result.

@@ -97,13 +97,7 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         executable = pipeline.build(lowered, request.machine)
     with stages.stage("linking"):
         library = export(executable)
-    for record, origin in lookup.used if lookup else ():
-        ratio = f"{record.verdict.ratio:.3f} of the analytic time" if record.verdict else "no final"
-        lowered.log.applied(
-            "tvmopt.TuningRecords",
-            f"{record.key.family} {record.shape}",
-            f"{record.candidate} ({ratio}; {origin}, {record.date[:10]}, {record.host})",
-        )
+    notes = lookup.tell(lowered.log) if lookup else ()
     report = make_report(
         request,
         imported,
@@ -111,7 +105,7 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         weights,
         stages.seconds,
         plan(lowered, request.machine, imported),
-        tuple(lookup.warnings) if lookup else (),
+        notes,
     )
     manifest = make_manifest(request, imported, structure, report, lookup.used_lines() if lookup else ())
     return Artifact.build(manifest, library, weights), report

@@ -18,20 +18,22 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt import children
 from tvmopt.errors import MissingDependency, ScheduleError, TvmoptError
-from tvmopt.ptxas import recording
+from tvmopt.ptxas import Recorder, recording, unfit
 from tvmopt.report import DecisionLog, Report
 from tvmopt.targets import Machine
 
 if TYPE_CHECKING:
     from tvmopt.compiling import Progress, Request
     from tvmopt.runtime.artifact import Artifact
+    from tvmopt.tuning.logs import RecordLookup
 
 _STUB = "".join(
     f"int {name}(){{return 100;}}\n"  # CUDA_ERROR_NO_DEVICE
@@ -60,9 +62,7 @@ def find_toolkit() -> Toolkit:
         MissingDependency: neither, or no libcudart.so.13, which TVM's CUDA runtime is linked with.
     """
     folders = _homes()
-    nvcc = shutil.which("nvcc") or next(
-        (str(f / "bin/nvcc") for f in folders if (f / "bin/nvcc").exists()), ""
-    )
+    nvcc = shutil.which("nvcc") or next((str(f / "bin/nvcc") for f in folders if (f / "bin/nvcc").exists()), "")
     if nvcc:
         folders.insert(0, Path(nvcc).resolve().parent.parent)
     libraries = [f / sub for f in folders for sub in ("lib64", "lib", "targets/x86_64-linux/lib")]
@@ -77,8 +77,7 @@ def find_toolkit() -> Toolkit:
         raise MissingDependency(
             f"compiling for CUDA needs {' and '.join(missing)}.",
             where="looked on PATH, in $CUDA_HOME, /usr/local/cuda* and this Python's packages",
-            fix="install NVIDIA's CUDA 13 toolkit, or: "
-            "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime",
+            fix="install NVIDIA's CUDA 13 toolkit, or: pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime",
         )
     return Toolkit(nvcc, cudart)
 
@@ -127,14 +126,10 @@ def stub_folder() -> Path:
                 command = [find_cc(), *flags, str(part)]
                 done = subprocess.run(command, input=_STUB, capture_output=True, text=True, check=False)
                 if done.returncode:
-                    raise TvmoptError(
-                        f"the CUDA stub cannot be built: {done.stderr[:300]}", where=" ".join(command)
-                    )
+                    raise TvmoptError(f"the CUDA stub cannot be built: {done.stderr[:300]}", where=" ".join(command))
                 part.replace(library)
             return folder
-    raise TvmoptError(
-        "no folder for the CUDA stub can be written.", where=str(cache), fix="set XDG_CACHE_HOME"
-    )
+    raise TvmoptError("no folder for the CUDA stub can be written.", where=str(cache), fix="set XDG_CACHE_HOME")
 
 
 def environment(toolkit: Toolkit) -> dict[str, str]:
@@ -177,11 +172,11 @@ def compile_cuda(request: Request, progress: Progress | None) -> tuple[Artifact,
             "cuda_graph": request.cuda_graph,
             "shapes": {name: list(shape) for name, shape in request.shapes.items()},
             "name": request.name,
+            "records": request.records,
+            "store": None if request.store is None else str(request.store),
             "output": str(Path(folder) / "out.tvmopt"),
         }
-        answer = children.call(
-            "tvmopt.cuda:in_child", arguments, progress=progress, environment=environment(toolkit)
-        )
+        answer = children.call("tvmopt.cuda:in_child", arguments, progress=progress, environment=environment(toolkit))
         return read(Path(folder) / "out.tvmopt"), Report.from_dict(answer)
 
 
@@ -194,31 +189,27 @@ def in_child(
     cuda_graph: bool,
     shapes: dict[str, Any],
     name: str,
+    records: bool,
+    store: str | None,
     output: str,
     progress: Progress,
 ) -> dict[str, Any]:
     """The child's part: compile, write the artifact, return the report."""
-    from tvmopt.compiling import (
-        Progressed,
-        Request,
-        make_manifest,
-        make_report,
-    )
+    from tvmopt.compiling import Progressed, Request, make_manifest, make_report, record_lookup
     from tvmopt.flow import plan
     from tvmopt.importer import import_model
-    from tvmopt.linking import export, structure_hash
+    from tvmopt.linking import export
     from tvmopt.runtime.artifact import Artifact
 
     gpu = Machine(**{**machine, "features": tuple(machine["features"])})
-    request = Request(model, gpu, precision, shapes, exact=exact, name=name, cuda_graph=cuda_graph)
+    request = Request(
+        model, gpu, precision, shapes, exact=exact, name=name, cuda_graph=cuda_graph, records=records, store=store
+    )
     stages = Progressed(progress)
     with stages.stage("importing"):
         imported = import_model(model, shapes)
 
     import tvm
-
-    from tvmopt import pipeline
-    from tvmopt.passes.lift_constants import lift_constants
 
     if tvm.get_global_func("device_api.cuda", allow_missing=True) is None:
         raise MissingDependency(
@@ -226,35 +217,120 @@ def in_child(
             where=f"libtvm_runtime_cuda.so, with {os.environ['LD_LIBRARY_PATH']}",
             fix="it needs libcudart.so.13: install NVIDIA's CUDA 13 toolkit",
         )
-    with stages.stage("optimizing"):
-        lowered = pipeline.lower(imported.module, gpu, DecisionLog(), exact=exact, precision=precision)
-        lowered.module, weights = lift_constants(lowered.module)
-        structure = structure_hash(lowered.module, gpu.tvm_target())
-    with stages.stage("generating code"):
-        nvcc = "nvcc" if os.environ["TVM_CUDA_COMPILE_MODE"] == "nvcc" else ""
-        with recording(gpu, nvcc) as recorder:
-            executable = pipeline.build(lowered, gpu, cuda_graph)
-        if lowered.kernels and not recorder.binaries:
-            raise ScheduleError(
-                "TVM made no machine code for the GPU.", where=model, fix="please report it with the model"
-            )
-        recorder.check()
-        lowered.kernels = tuple(
-            replace(k, launches=tuple(launch.as_dict() for launch in recorder.of(k.name))) for k in lowered.kernels
-        )
+    lookup = record_lookup(request)
+    made = _with_records(request, imported, stages, lookup)
+    made.recorder.check()
+    lowered = made.lowered
+    lowered.kernels = tuple(
+        replace(k, launches=tuple(launch.as_dict() for launch in made.recorder.of(k.name))) for k in lowered.kernels
+    )
+    notes = lookup.tell(lowered.log) if lookup else ()
     with stages.stage("linking"):
-        library = export(executable)
+        library = export(made.executable)
     report = make_report(
         request,
         imported,
         lowered,
-        weights,
+        made.weights,
         stages.seconds,
         plan(lowered, gpu, imported),
-        (*_warnings(lowered), *recorder.warnings()),
+        (*notes, *_warnings(lowered), *made.recorder.warnings()),
     )
-    Artifact.build(make_manifest(request, imported, structure, report), library, weights).save(output)
+    manifest = make_manifest(request, imported, made.structure, report, lookup.used_lines() if lookup else ())
+    Artifact.build(manifest, library, made.weights).save(output)
     return report.as_dict()
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A lowered module, its weights and its structure's hash; the executable, and what the CUDA compiler said of it."""
+
+    lowered: Any
+    weights: Any
+    structure: str
+    executable: Any
+    recorder: Recorder
+
+
+def _with_records(request: Request, imported: Any, stages: Any, lookup: RecordLookup | None) -> _Built:
+    """Build; once more without those records whose kernels this GPU cannot launch, that spill, or do not compile."""
+    try:
+        made = _machine_code(request, imported, stages, lookup)
+    except ScheduleError as error:
+        if lookup is None or not lookup.used:
+            raise
+        lookup.ignored |= {r.key: (r, error.what.replace("\n", " ")[:200]) for r, _ in lookup.used}
+    else:
+        if lookup is None or not _refuse_records(made, request.machine, lookup):
+            return made
+    lookup.used.clear()
+    return _machine_code(request, imported, stages, lookup)
+
+
+def _machine_code(request: Request, imported: Any, stages: Any, lookup: RecordLookup | None) -> _Built:
+    from tvmopt import pipeline
+    from tvmopt.linking import structure_hash
+    from tvmopt.passes.lift_constants import lift_constants
+
+    gpu = request.machine
+    with stages.stage("optimizing"):
+        lowered = pipeline.lower(
+            imported.module, gpu, DecisionLog(), lookup, exact=request.exact, precision=request.precision
+        )
+        lowered.module, weights = lift_constants(lowered.module)
+        structure = structure_hash(lowered.module, gpu.tvm_target())
+    with stages.stage("generating code"):
+        with recording(gpu, compiler()) as recorder:
+            executable = pipeline.build(lowered, gpu, request.cuda_graph)
+        if lowered.kernels and not recorder.binaries:
+            raise ScheduleError(
+                "TVM made no machine code for the GPU.",
+                where=str(request.source),
+                fix="please report it with the model",
+            )
+    return _Built(lowered, weights, structure, executable, recorder)
+
+
+@contextmanager
+def compiling_here(machine: Machine) -> Iterator[Recorder]:
+    """Within: this process compiles for a GPU of its own as the child process does. It needs the real driver library.
+
+    Raises:
+        MissingDependency: no CUDA compiler.
+    """
+    toolkit = find_toolkit()
+    wanted = {name: value for name, value in environment(toolkit).items() if name != "LD_LIBRARY_PATH"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        with recording(machine, toolkit.nvcc) as recorder:
+            yield recorder
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def compiler() -> str:
+    """For :func:`tvmopt.ptxas.recording`, in a process with :func:`environment`: nvcc, or "" where NVRTC compiles."""
+    return "nvcc" if os.environ.get("TVM_CUDA_COMPILE_MODE") == "nvcc" else ""
+
+
+def _refuse_records(made: _Built, machine: Machine, lookup: RecordLookup) -> int:
+    """Turn down the records whose kernels cannot be launched or spill; how many."""
+    from tvmopt.scheduling.discover import families
+    from tvmopt.scheduling.normalize import normalize
+
+    count = 0
+    for kernel in made.lowered.kernels:
+        problems = unfit(made.recorder.of(kernel.name), machine) if kernel.source == "tuned" else []
+        if problems:
+            family = next(f for f in families(machine.kind) if kernel.family == f.NAME)
+            lookup.refused(normalize(made.lowered.unscheduled[kernel.name]), family, "; ".join(problems))
+            count += 1
+    return count
 
 
 def _warnings(lowered: Any) -> tuple[str, ...]:

@@ -94,8 +94,8 @@ def graph_passes(
 
 
 def precision_passes(machine: Machine, log: DecisionLog, precision: str, exact: bool) -> list[Any]:
-    """What `--precision` adds; nothing for fp32."""
-    if precision == "fp32":
+    """What `--precision` adds; nothing for fp32 and tf32, whose values are fp32 in memory."""
+    if precision in ("fp32", "tf32"):
         return []
 
     def unsupported(name: str, call: Any) -> str | None:
@@ -161,7 +161,7 @@ def lower(
             module = tvm.transform.Sequential(chosen)(module)
         with _timed(seconds, "legalize"):
             module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels
-            module = legalize(module, machine, exact)
+            module = legalize(module, machine, exact, precision)
             module = P.CancelDuplicates(log)(module)  # what legalizers prepare for each of several readers of a value
             provenance = Provenance.before_fusion(module)
         with _timed(seconds, "fuse"):

@@ -8,8 +8,9 @@ from tvmopt.errors import InputError
 from tvmopt.report import Decision
 from tvmopt.targets import Machine
 
-PRECISIONS = ("fp32", "bf16", "fp16")
-"""fp32: as the model says. bf16, fp16: 16-bit operands of products, convolutions, attention; sums in fp32."""
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+"""fp32: as the model says. tf32: products and convolutions round their fp32 operands to 11 significant bits (GPUs).
+bf16, fp16: 16-bit operands of products, convolutions, attention. Sums in fp32 in all of them."""
 
 
 def check(precision: str, machine: Machine) -> None:
@@ -26,6 +27,12 @@ def check(precision: str, machine: Machine) -> None:
         )
     if precision == "fp32" or machine.kind != "llvm":
         return
+    if precision == "tf32":
+        raise InputError(
+            "tf32 is what tensor cores of GPUs multiply: CPUs have no such product.",
+            where=machine.name,
+            fix="--precision fp32, or bf16 where the processor has avx512_bf16",
+        )
     if precision == "fp16":
         raise InputError(
             "fp16 is not available on CPUs: they have no product of fp16 numbers that adds up in fp32, so it "
@@ -51,6 +58,11 @@ def notes(precision: str, decisions: Iterable[Decision]) -> tuple[str, ...]:
     """
     if precision == "fp32":
         return ()
+    if precision == "tf32":
+        return (
+            "tf32: products and convolutions round their operands to 11 significant bits (by up to 4.9e-4 of "
+            "each); sums, attention and all else are fp32",
+        )
     mine = [d for d in decisions if d.stage == "tvmopt.ConvertPrecision" and d.node != "main"]
     already = f"operands are {dict(fp16='float16', bf16='bfloat16').get(precision)}"  # as the model has it
     left = [d.reason.partition(": ")[2] for d in mine if d.verdict == "declined" and not d.reason.endswith(already)]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -234,6 +234,20 @@ def exceeded(launch: Launch, machine: Machine) -> list[str]:
         (launch.shared, limits.get("max_shared_memory_per_block", 49152), "bytes of shared memory"),
     )
     return [f"{launch.name}: {has} {what}, at most {most}" for has, most, what in asked if has > most]
+
+
+def unfit(launches: Iterable[Launch], machine: Machine, spills: bool = True) -> list[str]:
+    """Why kernels are not worth running: limits they exceed, and registers they spill if `spills`.
+
+    >>> unfit([Launch("k", 1, 128, 255, 0, 64, 0.1, "registers")], Machine.load("nvidia-h100"))
+    ['k: spills 64 bytes a thread']
+    """
+    found = []
+    for launch in launches:
+        found += exceeded(launch, machine)
+        if spills and launch.spilled > 0:
+            found.append(f"{launch.name}: spills {launch.spilled} bytes a thread")
+    return found
 
 
 @contextmanager

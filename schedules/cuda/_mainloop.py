@@ -27,7 +27,7 @@ from tvmopt.scheduling.cuda_tile import Tile
 Expr = Any
 GROUP = 8
 
-KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32x3"}
+KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32x3", "tf32": "tf32"}
 
 
 class Operand(Protocol):

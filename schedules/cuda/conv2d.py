@@ -21,7 +21,7 @@ from typing import Any
 from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in
 from tvmopt.schedules.cuda._mainloop import Product, Program, Rows
-from tvmopt.schedules.cuda.gemm import operands, shared_limit, tile_of, tile_space
+from tvmopt.schedules.cuda.gemm import operands, product_type, shared_limit, tile_of, tile_space
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, consumer, extents
@@ -92,7 +92,7 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     marks = block.annotations
     window = tuple(int(v) for v in marks["tvmopt.window"])
     parts, k = int(marks["tvmopt.parts"]), int(marks["tvmopt.k"])
-    dtype = str(operands(block)[0].dtype)
+    dtype = product_type(block)
     dims, groups = extents(block), int(marks["tvmopt.pieces"])
     if parts > 1:
         _, m, n, part = dims

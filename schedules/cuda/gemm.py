@@ -1,5 +1,5 @@
-"""GEMM and batched GEMM on tensor cores: fp16, bf16, or fp32 as three tf32 products; fp32 accumulators, fused
-epilogue.
+"""GEMM and batched GEMM on tensor cores: fp16, bf16, or fp32 as three tf32 products, or one; fp32 accumulators,
+fused epilogue.
 
 tile       scheduling/cuda_tile.py chooses bm x bn x bk and the stages by a model of tensor cores, L2 and
            waves
@@ -25,7 +25,7 @@ from tvmopt.schedules.cuda._mainloop import Product, Program, Rows
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, consumer, extents
-from tvmopt.scheduling.cuda_tile import Tile, plan, tiles
+from tvmopt.scheduling.cuda_tile import TF32, Tile, bytes_of, plan, tiles
 from tvmopt.scheduling.family import Knobs, Space
 
 NAME, VERSION = "gemm", 1
@@ -73,7 +73,7 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
         if kernel == "gemm" and m <= FEW_ROWS:
             return None  # gemv.py's
         return Shape(
-            m, n, whole, 1 if parts > 1 or not lead else lead[0], parts, k, str(operands(block)[0].dtype),
+            m, n, whole, 1 if parts > 1 or not lead else lead[0], parts, k, product_type(block),
             bool(int(notes["tvmopt.across"])), bool(int(notes["tvmopt.shared_a"])),
             bool(int(notes["tvmopt.shared_b"])), int(notes["tvmopt.pitch"]),
         )  # fmt: skip
@@ -85,6 +85,11 @@ def operands(block: Any) -> list[Any]:
     acc = block.body.buffer
     found = [load.source for load in loads(block.body.value) if not load.source.same_as(acc)]
     return found[:2]
+
+
+def product_type(block: Any) -> str:
+    """The operands' type, or "tf32": fp32 in memory, of which the legalizer allowed one tf32 product."""
+    return "tf32" if int(block.annotations["tvmopt.mma"]) == TF32 else str(operands(block)[0].dtype)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
@@ -106,7 +111,7 @@ def tile_space(m: int, n: int, k: int, batch: int, dtype: str, machine: Machine)
 
 def tile_of(knobs: Knobs, dtype: str, limit: int) -> Tile:
     """The tile of a point, with fewer stages where the asked number does not fit in `limit` bytes."""
-    size = 4 if dtype == "float32" else 2
+    size = bytes_of(dtype)
     stages = knobs["stages"]
     while stages > 2 and Tile(knobs["bm"], knobs["bn"], knobs["bk"], stages, size).shared > limit:
         stages -= 1

@@ -24,7 +24,7 @@ class StandInLookup:
 
 
 class StandInModel:
-    def __init__(self, module: Any, machine: Any, lookup: StandInLookup | None) -> None:
+    def __init__(self, module: Any, machine: Any, lookup: StandInLookup | None, precision: str = "fp32") -> None:
         self.records = lookup.records if lookup else []
 
 

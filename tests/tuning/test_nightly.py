@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from tvmopt.errors import InputError, TuningError
+from tvmopt.scheduling.family import Space
 from tvmopt.tuning import nightly as nights
 from tvmopt.tuning.ledger import MODEL, Entry, KernelFigures, Ledger, changes
 from tvmopt.tuning.nightly import Regression, locked, nightly, read_plan
@@ -130,6 +132,42 @@ def test_a_planted_slowdown_fails_and_is_named(jobs: Path) -> None:
     report = plan.folder / "report-2026-01-02.html"
     assert name in report.read_text() and "<svg" in report.read_text()
     assert (jobs.parent / "logs").exists()
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs/how-to/nightly-files/jobs.toml"
+
+
+def test_the_example_run_twice_by_the_command(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The example of the documentation with one small model and a budget of one trial; then a gemm that computes one
+    row at a time, as a change of the schedule might."""
+    from tvmopt.schedules.cpu import gemm
+
+    from tvmopt.cli.nightly import app
+
+    head, first, *_ = EXAMPLE.read_text().split("[[job]]")
+    path = jobs.with_name("example.toml")
+    small = first.replace("models/resnet50.onnx", "m.onnx").replace('budget = "30m"', "trials = 1\nthreads = 1")
+    assert small.count("m.onnx") == small.count("trials") == 1
+    path.write_text(f"{head}[[job]]{small}")
+    done = CliRunner().invoke(app, [str(path), "--night", "2026-01-01"], catch_exceptions=False)
+    assert done.exit_code == 0 and "ok" in done.output, done.output
+
+    analytic = gemm.knobs
+
+    def slow(shape: object, machine: object) -> Space:
+        choices = analytic(shape, machine).choices
+        return Space({**choices, "mr": tuple(sorted(choices["mr"]))})
+
+    monkeypatch.setattr(gemm, "knobs", slow)
+    failed = CliRunner().invoke(app, [str(path), "--night", "2026-01-02", "--json"])
+    assert isinstance(failed.exception, Regression) and failed.exception.exit_code == 4
+    (entry,) = json.loads(failed.stdout)
+    (name,) = (n for n, k in entry["kernels"].items() if k["family"] == "gemm")
+    assert entry["status"] == "slower" and entry["trials"] == 1
+    assert name in str(failed.exception)
+    assert "mr=" in str(failed.exception), "what changed is named"
 
 
 def plant(store: Path, model: Path) -> None:

@@ -27,7 +27,7 @@ def command(
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="The file to write.", show_default="MODEL.tvmopt")
     ] = None,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, or tf32 (GPUs).")] = "fp32",
     shape: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable."),
@@ -42,14 +42,10 @@ def command(
             show_default="from dtype and reduction length",
         ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")] = None,
     exact: Annotated[
         bool,
-        typer.Option(
-            "--exact", help="Only algorithms that round as the operators' definitions do: no Winograd."
-        ),
+        typer.Option("--exact", help="Only algorithms that round as the operators' definitions do: no Winograd."),
     ] = False,
     strip_weights: Annotated[
         bool, typer.Option("--strip-weights", help="Leave the weights out; `tvmopt refit` puts them in.")
@@ -92,6 +88,4 @@ def command(
     coverage(report)
     seconds = sum(report.seconds.values())
     assert compiled.path is not None  # an output was given
-    out.print(
-        f"[bold]{compiled.path}[/]: {human(compiled.path.stat().st_size, 'B')}, compiled in {seconds:.1f} s"
-    )
+    out.print(f"[bold]{compiled.path}[/]: {human(compiled.path.stat().st_size, 'B')}, compiled in {seconds:.1f} s")

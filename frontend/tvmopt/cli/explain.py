@@ -21,11 +21,9 @@ def command(
             metavar="MODEL|ARTIFACT",
         ),
     ],
-    node: Annotated[
-        str | None, typer.Option(help="Only what concerns ONNX nodes whose name contains this.")
-    ] = None,
+    node: Annotated[str | None, typer.Option(help="Only what concerns ONNX nodes whose name contains this.")] = None,
     target: Annotated[str, typer.Option("--target", "-t", help="For an ONNX file: the machine.")] = "cpu",
-    precision: Annotated[str, typer.Option(help="For an ONNX file: fp32, bf16 or fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="For an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")] = "fp32",
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
     ] = None,

@@ -25,9 +25,7 @@ StoreFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 TargetName = Annotated[
     str,
-    typer.Option(
-        "--target", "-t", help="Only records of this target (cpu: this machine).", show_default="all"
-    ),
+    typer.Option("--target", "-t", help="Only records of this target (cpu: this machine).", show_default="all"),
 ]
 
 
@@ -41,9 +39,7 @@ def logs() -> None:
 def list_records(
     store: StoreFile = None,
     target: TargetName = "",
-    everything: Annotated[
-        bool, typer.Option("--all", help="Every measurement, not only the winners.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every measurement, not only the winners.")] = False,
     as_json: Json = False,
 ) -> None:
     """The winners, one line a kernel; what was measured for each target."""
@@ -56,9 +52,7 @@ def list_records(
         print_json([r.__dict__ for r in chosen])
         return
     for name, number in sorted(Counter(r.key.target for r in records).items()):
-        out.print(
-            f"[bold]{name}[/]: {number} measured, {_statuses([r for r in records if r.key.target == name])}"
-        )
+        out.print(f"[bold]{name}[/]: {number} measured, {_statuses([r for r in records if r.key.target == name])}")
     rows = [
         (r.key.workload[:8], r.key.family, r.shape, str(r.candidate), r.status,
          f"{r.seconds * 1e6:.1f} us" if r.samples else "",
@@ -71,9 +65,7 @@ def list_records(
 
 @app.command("show")
 def show(
-    workload: Annotated[
-        str, typer.Argument(help="The first digits of a workload's hash (`tvmopt logs list`).")
-    ],
+    workload: Annotated[str, typer.Argument(help="The first digits of a workload's hash (`tvmopt logs list`).")],
     store: StoreFile = None,
     as_json: Json = False,
 ) -> None:
@@ -83,9 +75,7 @@ def show(
     with _open(store) as opened:
         records = [r for r in opened.records() if r.key.workload.startswith(workload)]
     if not records:
-        raise TuningError(
-            f"no record of a workload {workload!r}", where=str(opened.path), fix="tvmopt logs list --all"
-        )
+        raise TuningError(f"no record of a workload {workload!r}", where=str(opened.path), fix="tvmopt logs list --all")
     if as_json:
         print_json([r.__dict__ for r in records])
         return
@@ -95,22 +85,15 @@ def show(
         for r in sorted(records, key=lambda r: r.seconds)
     ]  # fmt: skip
     first = records[0]
-    out.print(
-        f"[bold]{first.key.family} {first.key.version}[/] {first.shape}\n"
-        f"{first.key.target}, TVM {first.key.tvm}"
-    )
+    out.print(f"[bold]{first.key.family} {first.key.version}[/] {first.shape}\n{first.key.target}, TVM {first.key.tvm}")
     table(("knobs", "status", "median", "samples", "of analytic", "reference:error", "note"), rows, left=2)
 
 
 @app.command("import")
 def import_records(
-    files: Annotated[
-        list[Path], typer.Argument(help="Logs (.jsonl), or folders of MetaSchedule's JSON database.")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="Logs (.jsonl), or folders of MetaSchedule's JSON database.")],
     store: StoreFile = None,
-    target: Annotated[
-        str, typer.Option("--target", "-t", help="Of a MetaSchedule database: the machine.")
-    ] = "cpu",
+    target: Annotated[str, typer.Option("--target", "-t", help="Of a MetaSchedule database: the machine.")] = "cpu",
 ) -> None:
     """Take records from files into the store; every readable line is taken, the others are listed."""
     from tvmopt.targets import Machine
@@ -128,9 +111,7 @@ def import_records(
 
 
 @app.command("merge")
-def merge(
-    stores: Annotated[list[Path], typer.Argument(help="Other tuning stores.")], store: StoreFile = None
-) -> None:
+def merge(stores: Annotated[list[Path], typer.Argument(help="Other tuning stores.")], store: StoreFile = None) -> None:
     """Take all records of other stores into this one."""
     from tvmopt.tuning.store import Store
 
@@ -160,9 +141,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to write: one file a target.")],
     store: StoreFile = None,
     target: TargetName = "",
-    everything: Annotated[
-        bool, typer.Option("--all", help="Every measurement, not only the winners.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every measurement, not only the winners.")] = False,
     metaschedule: Annotated[bool, typer.Option(help="Write MetaSchedule's JSON databases.")] = False,
 ) -> None:
     """Write sorted JSON-lines, to be reviewed, shared and shipped."""
@@ -191,6 +170,7 @@ def draw_curve(
         Path | None, typer.Option(help="The ONNX file, for sessions that do not remember their kernels.")
     ] = None,
     target: Annotated[str, typer.Option("--target", "-t", help="With --model: what it was tuned for.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="With --model: what it was tuned for.")] = "fp32",
     threads: Annotated[int | None, typer.Option(min=1, help="With --model: threads it was tuned for.")] = None,
     store: StoreFile = None,
     as_json: Json = False,
@@ -198,7 +178,7 @@ def draw_curve(
     """The best latency of a model over trials and time, of one tuning session."""
     from tvmopt.tuning import curve
 
-    calls = _calls(model, target, threads) if model else None
+    calls = _calls(model, target, precision, threads) if model else None
     with _open(store) as opened:
         drawn = curve.curve(opened, curve.find_session(opened, session), calls)
     if output is not None:
@@ -220,13 +200,13 @@ def draw_curve(
     )
 
 
-def _calls(model: Path, target: str, threads: int | None) -> dict[Key, float]:
+def _calls(model: Path, target: str, precision: str, threads: int | None) -> dict[Key, float]:
     from tvmopt.targets import Machine
     from tvmopt.tuning.driver import imported_module, tasks_of
 
     machine = Machine.load(target)
-    machine = machine.with_cores(threads) if threads else machine
-    return {t.key: t.weight for t in tasks_of(imported_module(model, machine, {}), machine)}
+    machine = machine.with_cores(threads) if threads and machine.kind == "llvm" else machine
+    return {t.key: t.weight for t in tasks_of(imported_module(model, machine, {}), machine, precision)}
 
 
 def _changes(drawn: Curve) -> list[Point]:
@@ -256,9 +236,7 @@ def verify(
         table(("workload", "family", "shape", "knobs", "verdict", ""), rows, left=5)
     bad = [c for c in checks if c.verdict not in ("right", "not checked")]
     if bad:
-        raise TuningError(
-            f"{len(bad)} of {len(checks)} records are not right", fix="tune those kernels again"
-        )
+        raise TuningError(f"{len(bad)} of {len(checks)} records are not right", fix="tune those kernels again")
 
 
 def _open(store: Path | None) -> Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,23 @@ def coverage(report: Report) -> None:
         f"{human(report.parameters)} parameters, {human(report.activation_bytes, 'B')} of activations"
     )
     table(("family", "knobs", "kernels", "calls", "FLOPs"), rows, left=2)
+    out.print(records(report))
     out.print(accuracy(report.accuracy))
     for warning in report.warnings:
         out.print(f"[yellow]note:[/] {escape(warning)}")
+
+
+def records(report: Report) -> str:
+    """One line about the tuning records: how many were used and where they lay; `explain` names each."""
+    used = [d.reason for d in report.decisions if d.stage == "tvmopt.TuningRecords" and d.verdict == "applied"]
+    if not used:
+        return "tuning records used: none"
+    origins = Counter(word for reason in used for word in ("store", "shipped", "artifact") if f"; {word}, " in reason)
+    told = ", ".join(f"{number} {_ORIGINS[origin]}" for origin, number in sorted(origins.items()))
+    return f"tuning records used: {len(used)} ({told})"
+
+
+_ORIGINS = {"store": "from the store", "shipped": "shipped with tvmopt", "artifact": "of the artifact"}
 
 
 def accuracy(found: dict[str, Any]) -> str:

@@ -19,34 +19,27 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 def command(
     model: Annotated[str, typer.Argument(help="The ONNX file.", metavar="MODEL")],
     target: Annotated[str, typer.Option("--target", "-t", help="cpu, a name, or a TOML file.")] = "cpu",
+    precision: Annotated[
+        str, typer.Option(help="fp32, bf16, fp16, or tf32 (GPUs): what `compile` will be asked for.")
+    ] = "fp32",
     trials: Annotated[
         int, typer.Option(min=0, help="Candidates to measure, all runs together.", show_default="64 a kernel")
     ] = 0,
-    budget: Annotated[
-        str, typer.Option(help="Time, all runs together: 90m, 2h, 1h30m.", show_default="none")
-    ] = "0",
+    budget: Annotated[str, typer.Option(help="Time, all runs together: 90m, 2h, 1h30m.", show_default="none")] = "0",
     shape: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable."),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads to tune for.", show_default="cores")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to tune for.", show_default="cores")] = None,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     store: Annotated[
         Path | None, typer.Option(help="The tuning store.", show_default="~/.local/share/tvmopt/tuning.db")
     ] = None,
     only: Annotated[str, typer.Option(help="Only kernels whose name or ONNX node contains this.")] = "",
-    generic: Annotated[
-        bool, typer.Option(help="Search MetaSchedule's space beside the families' knobs.")
-    ] = True,
+    generic: Annotated[bool, typer.Option(help="Search MetaSchedule's space beside the families' knobs.")] = True,
     compare: Annotated[bool, typer.Option(help="Run tuned and untuned model in turn at the end.")] = True,
-    list_tasks: Annotated[
-        bool, typer.Option("--list-tasks", help="Show what would be tuned, and stop.")
-    ] = False,
-    rpc_tracker: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Measure on boards of this tracker.")
-    ] = "",
+    list_tasks: Annotated[bool, typer.Option("--list-tasks", help="Show what would be tuned, and stop.")] = False,
+    rpc_tracker: Annotated[str, typer.Option(metavar="HOST:PORT", help="Measure on boards of this tracker.")] = "",
     rpc_key: Annotated[str, typer.Option(help="Which of the tracker's boards.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -59,7 +52,7 @@ def command(
 
     shapes = parse_shapes(shape or [])
     if list_tasks:
-        _list(model, target, shapes, threads, only, as_json)
+        _list(model, target, precision, shapes, threads, only, as_json)
         return
     show = observer()
     runner = None
@@ -69,9 +62,9 @@ def command(
         runner = RpcRunner.connect(target, rpc_tracker, rpc_key, threads)
     try:
         found = driver.tune(
-            model, target=target, trials=trials, budget=budget, shape=shapes, threads=threads, seed=seed,
-            store=store, only=only, generic=generic, compare=compare, runner=runner, observer=show,
-            progress=show.stage,
+            model, target=target, precision=precision, trials=trials, budget=budget, shape=shapes,
+            threads=threads, seed=seed, store=store, only=only, generic=generic, compare=compare,
+            runner=runner, observer=show, progress=show.stage,
         )  # fmt: skip
     finally:
         show.stop()
@@ -86,17 +79,25 @@ def command(
 
 
 def _list(
-    model: str, target: str, shapes: dict[str, tuple[int, ...]], threads: int | None, only: str, as_json: bool
+    model: str,
+    target: str,
+    precision: str,
+    shapes: dict[str, tuple[int, ...]],
+    threads: int | None,
+    only: str,
+    as_json: bool,
 ) -> None:
     from tvmopt.cli.rendering import sites
+    from tvmopt.precision import check
     from tvmopt.targets import Machine
     from tvmopt.tuning import driver
 
     machine = Machine.load(target)
-    machine = machine.with_cores(threads) if threads else machine
+    machine = machine.with_cores(threads) if threads and machine.kind == "llvm" else machine
+    check(precision, machine)
     with progress() as tell:
         module = driver.imported_module(model, machine, shapes, tell)
-        tasks = driver.choose(driver.tasks_of(module, machine), only)
+        tasks = driver.choose(driver.tasks_of(module, machine, precision), only)
     total = sum(t.weight * t.floor for t in tasks) or 1.0
     rows = [
         (t.name, t.key.family, t.shape, f"{t.weight:.0f}", t.space.size, f"{1e6 * t.floor:.1f} us",
@@ -138,13 +139,7 @@ def render(found: TuningResult) -> None:
     )
     if found.model is not None:
         v = found.model
-        words = (
-            "faster"
-            if v.won
-            else "slower: its records are withdrawn"
-            if v.low > 1
-            else "no difference measured"
-        )
+        words = "faster" if v.won else "slower: its records are withdrawn" if v.low > 1 else "no difference measured"
         out.print(
             f"[bold]the tuned model takes {v.ratio:.3f} of the untuned one's time[/] "
             f"[{v.low:.3f}, {v.high:.3f}], {v.n} rounds in turn: {words}"

@@ -7,6 +7,7 @@ only chooses a form of the loops that a family schedules well, and packs constan
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -22,12 +23,18 @@ _GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, take, 
 _APPROXIMATE = (winograd,)  # other roundings than the operator's definition; `exact` leaves them out
 
 
-def legalize(module: tvm.IRModule, machine: Machine, exact: bool = False) -> tvm.IRModule:
+def legalize(
+    module: tvm.IRModule, machine: Machine, exact: bool = False, precision: str = "fp32"
+) -> tvm.IRModule:
     """Every Relax operator of `module` as a call of a PrimFunc.
 
     Args:
         exact: only forms that add and multiply as the operator's definition does: no Winograd.
+        precision: with "tf32" legalizers see a machine with that feature: it may round the operands of fp32
+            products. Other precisions are in the module's types already.
     """
+    if precision == "tf32":
+        machine = replace(machine, features=(*machine.features, "tf32"))
     math.install()
     groups = cuda.GROUPS if machine.kind == "cuda" else _GROUPS
     return relax.transform.LegalizeOps(_table(groups, machine, exact))(module)

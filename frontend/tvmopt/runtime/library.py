@@ -72,6 +72,15 @@ def cuda_available() -> bool:
         return False
 
 
+@cache
+def cuda_architecture() -> str:
+    """The first GPU's architecture, ``"sm_90"``; "" where there is no GPU that can be used."""
+    if not cuda_available():
+        return ""
+    version = ffi().get_global_func("runtime.GetDeviceAttr")(2, 0, 4)  # attribute 4 = kComputeVersion, "9.0"
+    return "sm_" + str(version).replace(".", "")
+
+
 def library_folder() -> Path:
     """The folder of the installed TVM's shared libraries (TVM itself is not imported)."""
     spec = importlib.util.find_spec("tvm")

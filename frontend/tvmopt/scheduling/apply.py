@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import tvm
 from tvm import tirx
@@ -35,6 +35,13 @@ class Scheduled:
 
 Lookup = Callable[[tirx.PrimFunc, Family, Any], "dict[str, int] | Replay | None"]
 """Finds the knobs, or the trace of a generic schedule, that tuning recorded for a normalized function, or None."""
+
+
+@runtime_checkable
+class Records(Protocol):
+    """A lookup that wants to hear of a record that could not be applied."""
+
+    def refused(self, func: tirx.PrimFunc, family: Family, reason: str) -> None: ...
 
 
 def apply_families(
@@ -96,6 +103,8 @@ def schedule_one(
             except Exception as error:  # any failure of a schedule: TVM raises many kinds
                 notes.append(f"{family.NAME} failed: {_first_line(error)}")
                 log.declined(STAGE, name, notes[-1])
+                if source == "tuned" and isinstance(lookup, Records):
+                    lookup.refused(func, family, notes[-1])
                 continue
             if family.NAME == "generic" and source == "analytic":
                 source = "generic"

@@ -28,6 +28,9 @@ EDGE = 2500  # cycles of a block before its first and after its last step: launc
 SPLIT = 3000  # cycles of the second kernel that adds the parts up, beside its traffic
 L2_SHARE = 0.7  # of the L2 rate that a kernel sees
 
+PLAIN, TF32 = 1, 2
+"""What a legalizer writes into a product's annotation "tvmopt.mma": how tensor cores may multiply it."""
+
 _TENSOR = {"sm_70": 512, "sm_75": 512, "sm_80": 1024, "sm_86": 512, "sm_87": 1024, "sm_89": 512}
 """fp16 multiply-adds a cycle and SM: NVIDIA's architecture whitepapers. Newer ones: 1024, the half of their
 peak that `mma.sync` can use (wgmma and tcgen05 reach the rest)."""
@@ -112,18 +115,27 @@ class Tile:
         """
         by_shared = int(machine.l1d) // (self.shared + 1024)
         by_registers = int(machine.tvm.get("registers_per_block", 65536)) // (self.threads * self.registers)
-        return max(1, min(by_shared, by_registers, 2048 // self.threads))
+        return int(max(1, min(by_shared, by_registers, 2048 // self.threads)))
 
 
 def tensor_rate(machine: Machine, dtype: str) -> float:
-    """Multiply-adds a cycle and SM. Fp32 operands run as three tf32 products at half the rate.
+    """Multiply-adds a cycle and SM. tf32 runs at half the rate, fp32 operands as three tf32 products.
 
     >>> a = Machine.load("nvidia-a100")
-    >>> tensor_rate(a, "float16"), tensor_rate(a, "float32")
-    (1024, 170.66666666666666)
+    >>> tensor_rate(a, "float16"), tensor_rate(a, "tf32"), tensor_rate(a, "float32")
+    (1024, 512.0, 170.66666666666666)
     """
     rate = _TENSOR.get(machine.mcpu, 1024)
-    return rate / 6 if dtype == "float32" else rate
+    return rate / {"float32": 6, "tf32": 2}.get(dtype, 1) if bytes_of(dtype) == 4 else rate
+
+
+def bytes_of(dtype: str) -> int:
+    """Bytes of an operand's element in memory; "tf32" is fp32 that the tensor core reads the upper half of.
+
+    >>> bytes_of("float16"), bytes_of("tf32")
+    (2, 4)
+    """
+    return 4 if dtype in ("float32", "tf32") else 2
 
 
 SIZES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (64, 32), (32, 64),
@@ -132,7 +144,7 @@ SIZES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (32
 
 def tiles(machine: Machine, dtype: str) -> list[Tile]:
     """Every tile the machine can launch."""
-    size = 4 if dtype == "float32" else 2
+    size = bytes_of(dtype)
     made = [
         Tile(bm, bn, row // size, stages, size)
         for bm, bn in SIZES
@@ -163,7 +175,7 @@ def cycles(
     total: float = max(busy, waiting) + 0.1 * min(busy, waiting) + once
     if splits > 1:
         total += SPLIT + 2 * splits * batch * m * n * 4 / (L2_SHARE * machine.l2_rate * machine.cores)
-    return total
+    return float(total)
 
 
 @lru_cache(maxsize=4096)

@@ -23,24 +23,31 @@ if TYPE_CHECKING:
 
 
 def model_verdict(
-    module: Any, machine: Machine, tuner: Tuner, tell: Callable[[str], None] | None = None
+    module: Any,
+    machine: Machine,
+    tuner: Tuner,
+    tell: Callable[[str], None] | None = None,
+    precision: str = "fp32",
 ) -> Verdict | None:
     """Tuned against untuned model, after the candidates competed inside it (see inside.py) and the winners were
     confirmed in fresh runs; None: no record is left.
 
-    A model that is slower as a whole loses all its records.
+    A model that is slower as a whole loses all its records. On a GPU that is the only judgement inside the
+    model: its kernels run from one captured graph, and a kernel launched by itself takes as long as its launch.
     """
-    if not any(s.winner or contenders(s) for s in tuner.states):
+    inside = machine.kind == "llvm"
+    if not any(s.winner or (inside and contenders(s)) for s in tuner.states):
         return None
-    plain = Instance(module, machine, None)
-    compete(module, machine, plain, tuner, tell)
-    if all(s.winner is None for s in tuner.states):
-        return None
-    if withdraw_useless(plain, Instance(module, machine, _lookup(machine, tuner)), tuner):
-        tuner.refresh()
+    plain = Instance(module, machine, None, precision)
+    if inside:
+        compete(module, machine, plain, tuner, tell, precision)
         if all(s.winner is None for s in tuner.states):
             return None
-    tuned = Instance(module, machine, _lookup(machine, tuner))
+        if withdraw_useless(plain, Instance(module, machine, _lookup(machine, tuner), precision), tuner):
+            tuner.refresh()
+            if all(s.winner is None for s in tuner.states):
+                return None
+    tuned = Instance(module, machine, _lookup(machine, tuner), precision)
     found = verdict(interleaved([plain.run, tuned.run]), margin=0.0)
     if found.low > 1.0:
         for state in tuner.states:

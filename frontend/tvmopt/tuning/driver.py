@@ -12,8 +12,11 @@ from typing import Any
 
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.errors import InputError, TuningError
+from tvmopt.precision import check as check_precision
+from tvmopt.runtime.library import cuda_architecture
 from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
+from tvmopt.targets.detect import usable_cores
 from tvmopt.tuning.compare import model_verdict
 from tvmopt.tuning.record import Verdict
 from tvmopt.tuning.search import Budget, Generic, Observer, State, Tuner
@@ -80,6 +83,7 @@ def tune(
     model: str | Path,
     *,
     target: str | Path | Machine = "cpu",
+    precision: str = "fp32",
     trials: int = 0,
     budget: str | float = 0.0,
     shape: Mapping[str, Sequence[int]] | None = None,
@@ -98,6 +102,7 @@ def tune(
 
     Args:
         model: the ONNX file.
+        precision: as for `tvmopt.compile`: another precision has other kernels.
         trials: measured candidates, all runs of this model together. budget: seconds, or "90m", "2h", "1d".
             Neither: 64 trials a kernel.
         seed: of every random choice.
@@ -110,19 +115,20 @@ def tune(
         observer: is told of every measurement.
 
     Raises:
-        InputError: a budget that cannot be read, a name that no kernel has.
+        InputError: a budget that cannot be read, a name that no kernel has, a precision the target lacks.
         TuningError: the store cannot be used; the target is another machine's and no runner was given.
     """
     machine = Machine.load(target)
-    machine = machine.with_cores(threads) if threads else machine
+    machine = machine.with_cores(threads) if threads and machine.kind == "llvm" else machine
+    check_precision(precision, machine)
     own = runner is None
     if own:
         refuse_foreign(machine)
     tell = progress or (lambda stage: None)
     module = imported_module(model, machine, shape or {}, tell)
-    peer = onnxruntime_seconds(model, shape or {}, machine.cores) if own else 0.0
+    peer = onnxruntime_seconds(model, shape or {}, cpu_threads(machine)) if own else 0.0
     tell("optimizing the graph")
-    tasks = choose(tasks_of(module, machine), only)
+    tasks = choose(tasks_of(module, machine, precision), only)
     limits = Budget(trials, parse_duration(budget))
     if not limits.trials and not limits.seconds:
         limits = Budget(64 * len(tasks))
@@ -142,7 +148,7 @@ def tune(
             outcome = None
             if compare and own and not interrupted:  # elsewhere measured, elsewhere to be compared
                 tell("comparing the tuned model with the untuned one")
-                outcome = model_verdict(module, machine, tuner, tell)
+                outcome = model_verdict(module, machine, tuner, tell, precision)
             return result(tuner, outcome, interrupted)
     finally:
         if second is not None:
@@ -158,15 +164,18 @@ def imported_module(
     from tvmopt.importer import import_model
     from tvmopt.runtime.library import use_threads
 
-    use_threads(machine.cores)
+    use_threads(cpu_threads(machine))
     if tell:
         tell("importing")
     return import_model(model, dict(shape), {}).module
 
 
-def onnxruntime_seconds(
-    model: str | Path, shape: Mapping[str, Sequence[int]], threads: int, runs: int = 15
-) -> float:
+def cpu_threads(machine: Machine) -> int:
+    """Threads for work on this machine's CPU: the target's cores, if the target is a CPU."""
+    return machine.cores if machine.kind == "llvm" else int(usable_cores())
+
+
+def onnxruntime_seconds(model: str | Path, shape: Mapping[str, Sequence[int]], threads: int, runs: int = 15) -> float:
     """Median of one inference in onnxruntime, for orientation: not in turn with anything; 0 if it cannot run
     it."""
     import onnxruntime
@@ -195,12 +204,12 @@ def _static(info: Any, shape: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
     return tuple(shape.get(info.name) or (d if isinstance(d, int) else 1 for d in info.shape))
 
 
-def tasks_of(module: Any, machine: Machine) -> list[Task]:
+def tasks_of(module: Any, machine: Machine, precision: str = "fp32") -> list[Task]:
     """The tasks of a Relax module: the kernels that `compile` would build, the most expensive first."""
     from tvmopt import pipeline
     from tvmopt.tuning.tasks import extract
 
-    return extract(pipeline.lower(module, machine), machine)
+    return extract(pipeline.lower(module, machine, precision=precision), machine)
 
 
 def choose(tasks: Sequence[Task], only: str) -> list[Task]:
@@ -209,9 +218,7 @@ def choose(tasks: Sequence[Task], only: str) -> list[Task]:
     Raises:
         InputError: there is none.
     """
-    found = [
-        t for t in tasks if not only or only in t.name or any(only in n for site in t.nodes for n in site)
-    ]
+    found = [t for t in tasks if not only or only in t.name or any(only in n for site in t.nodes for n in site)]
     if not found:
         what = f"no kernel is called {only!r}" if only else "the model has no kernel to tune"
         raise InputError(what, fix="`tvmopt tune MODEL --list-tasks` shows them")
@@ -241,13 +248,33 @@ def refuse_foreign(machine: Machine) -> None:
     Raises:
         TuningError: this machine lacks the target's instructions, or has no GPU for it.
     """
-    host = Machine.load("cpu")
-    missing = sorted(set(machine.features) - set(host.features)) if machine.kind == "llvm" else [machine.mcpu]
+    missing = ", ".join(sorted(set(machine.features) - set(Machine.load("cpu").features)))
+    if machine.kind == "cuda":
+        missing = _missing_gpu(machine.mcpu, cuda_architecture())
     if missing:
         raise TuningError(
-            f"this machine cannot measure for {machine.name}: it lacks {', '.join(missing)}",
-            fix="measure there: --rpc-tracker HOST:PORT --rpc-key KEY (docs/how-to/device-farm.md)",
+            f"this machine cannot measure for {machine.name}: it lacks {missing}",
+            fix="measure on one that has it: --rpc-tracker HOST:PORT --rpc-key KEY (docs/how-to/device-farm.md); "
+            "--list-tasks works anywhere",
         )
+
+
+def _missing_gpu(wanted: str, here: str) -> str:
+    """What a GPU lacks to run code for another architecture; "" if it can.
+
+    Code for sm_80 runs on sm_86, not on sm_90; code for sm_90a on sm_90 only.
+
+    >>> [_missing_gpu("sm_80", here) for here in ("sm_80", "sm_86", "sm_90", "")]
+    ['', '', 'sm_80 (its GPU is sm_90)', 'sm_80 (it has no GPU that can be used)']
+    >>> _missing_gpu("sm_90a", "sm_90"), _missing_gpu("sm_120", "sm_100")
+    ('', 'sm_120 (its GPU is sm_100)')
+    """
+    if not here:
+        return f"{wanted} (it has no GPU that can be used)"
+    asked, found = (int(re.sub(r"\D", "", name)) for name in (wanted, here))
+    exact = wanted[-1] in "af"
+    same = asked == found if exact else asked // 10 == found // 10 and asked <= found
+    return "" if same else f"{wanted} (its GPU is {here})"
 
 
 def result(tuner: Tuner, model: Verdict | None = None, interrupted: bool = False) -> TuningResult:

@@ -31,7 +31,12 @@ ROUNDS = 24
 
 
 def compete(
-    module: Any, machine: Machine, plain: Instance, tuner: Tuner, tell: Callable[[str], None] | None = None
+    module: Any,
+    machine: Machine,
+    plain: Instance,
+    tuner: Tuner,
+    tell: Callable[[str], None] | None = None,
+    precision: str = "fp32",
 ) -> int:
     """Give every kernel the candidate that is fastest inside the model; how many models were built.
 
@@ -51,7 +56,7 @@ def compete(
             tell(f"candidates inside the model, {number + 1} of {count}")
         lookup = RecordLookup(machine)
         lookup.take((some[number] for some in field.values() if number < len(some)), "store")
-        rounds = profiles([plain, Instance(module, machine, lookup)], ROUNDS)
+        rounds = profiles([plain, Instance(module, machine, lookup, precision)], ROUNDS)
         for state in tuner.states:
             some = field.get(id(state), [])
             verdict = inside_verdict(state.task.names, *rounds) if number < len(some) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from tvmopt.targets import Machine
@@ -19,26 +20,34 @@ LEAST = 8
 
 
 class Instance:
-    """A module built and ready to run on seeded inputs."""
+    """A module built and ready to run on seeded inputs; on a GPU, a run ends when the GPU is done."""
 
-    def __init__(self, module: Any, machine: Machine, lookup: Any) -> None:
+    def __init__(self, module: Any, machine: Machine, lookup: Any, precision: str = "fp32") -> None:
         import tvm
         from tvm import relax
 
         from tvmopt import pipeline
+        from tvmopt.cuda import compiling_here
         from tvmopt.tuning.kernel import seeded
 
-        lowered = pipeline.lower(module, machine, lookup=lookup)
+        lowered = pipeline.lower(module, machine, lookup=lookup, precision=precision)
         params = list(lowered.module["main"].params)
-        self._vm = relax.VirtualMachine(pipeline.build(lowered, machine), tvm.cpu())
+        gpu = machine.kind == "cuda"
+        with compiling_here(machine) if gpu else nullcontext():
+            built = pipeline.build(lowered, machine)
+        device = tvm.cuda(0) if gpu else tvm.cpu()
+        self._wait: Callable[[], None] | None = device.sync if gpu else None
+        self._vm = relax.VirtualMachine(built, device)
         self._main = self._vm["main"]
-        self._inputs = [tvm.runtime.tensor(a) for a in seeded(params)]
+        self._inputs = [tvm.runtime.tensor(a, device) for a in seeded(params)]
 
     def run(self) -> None:
         self._main(*self._inputs)
+        if self._wait is not None:
+            self._wait()
 
     def profile(self) -> Profile:
-        """One inference, every kernel timed."""
+        """One inference, every kernel timed. On a GPU, kernels in captured graphs are not seen."""
         seconds: Profile = {}
         bad: set[str] = set()
         clock, delay = time.perf_counter, RunDelay()
@@ -48,6 +57,8 @@ class Instance:
             if before:
                 begun[:] = delay(), clock()
             else:
+                if self._wait is not None:
+                    self._wait()
                 took = clock() - begun[1]
                 seconds[symbol] = seconds.get(symbol, 0.0) + took
                 if disturbed(took, delay() - begun[0]):
@@ -62,9 +73,7 @@ class Instance:
         return {name: value for name, value in seconds.items() if name not in bad}
 
 
-def profiles(
-    instances: Sequence[Instance], rounds: int = 40, seconds: float = 20.0
-) -> list[list[Profile]]:
+def profiles(instances: Sequence[Instance], rounds: int = 40, seconds: float = 20.0) -> list[list[Profile]]:
     """Profiles of both, taken in turn."""
     found: list[list[Profile]] = [[] for _ in instances]
     for instance in instances:

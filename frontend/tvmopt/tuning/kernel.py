@@ -33,7 +33,7 @@ from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
 from tvmopt.tuning.disturbance import RunDelay, disturbed
 from tvmopt.tuning.effort import Effort, Kernel
-from tvmopt.tuning.record import Candidate
+from tvmopt.tuning.record import Candidate, host_name
 from tvmopt.tuning.statistics import quantile, settled
 
 SEED = 20260101
@@ -76,9 +76,22 @@ class Bench:
                 family.apply(sch, shape, candidate.knobs)
             return sch.mod["main"]
 
+    def _module_of(self, func: tirx.PrimFunc) -> Any:
+        return compiled_module(func, self.kernel.machine)
+
     def _compiled(self, func: tirx.PrimFunc) -> Callable[..., None]:
-        call: Callable[..., None] = compiled_module(func, self.kernel.machine)["main"]
+        call: Callable[..., None] = self._module_of(func)["main"]
         return call
+
+    @property
+    def precision(self) -> str | None:
+        """Arithmetic that is coarser than the kernel's types show; None: it is not."""
+        return None
+
+    @property
+    def host(self) -> str:
+        """What measures, for the record."""
+        return host_name()
 
     # -- outputs -----------------------------------------------------------------------------------
 
@@ -114,7 +127,7 @@ class Bench:
     def _judged(self, outputs: Sequence[Any]) -> tuple[bool, str, str]:
         found = {str(i): t.numpy() for i, t in enumerate(outputs)}
         reference = dict(zip(found, self._reference, strict=True))
-        result = compare(reference, found, reduction=reduction_length(self.func))
+        result = compare(reference, found, reduction=reduction_length(self.func), precision=self.precision)
         digest = (Path(self.kernel.folder) / "digest").read_text()
         return result.ok, f"{digest}:{result.max_error:.1e}", "" if result.ok else str(result)
 
@@ -132,7 +145,7 @@ class Bench:
 
     @property
     def device(self) -> Any:
-        return tvm.cuda(0) if self.kernel.machine.kind == "cuda" else tvm.cpu()
+        return tvm.cpu()
 
     def _empty_outputs(self) -> list[Any]:
         return [self._tensor(a) for a in self._poisoned()]
@@ -229,9 +242,7 @@ def sampled(call: Sample, other: Sample, effort: Effort) -> tuple[list[float], f
     return [a for a, _ in kept], quantile([b for _, b in kept], 0.25)
 
 
-def taken_in_turn(
-    first: Sample, second: Sample, rounds: int, seconds: float = 8.0
-) -> list[tuple[float, float]]:
+def taken_in_turn(first: Sample, second: Sample, rounds: int, seconds: float = 8.0) -> list[tuple[float, float]]:
     """Up to `rounds` pairs, both samples clean, the order of each drawn; fewer where the machine is too
     busy."""
     first(), second()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -23,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import TuningError, TvmoptError, collect
+from tvmopt.report import DecisionLog
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
 from tvmopt.tuning.record import Candidate, Key, Record, Verdict, fingerprint, key_of, log_name, tvm_version
 from tvmopt.tuning.store import Store, default_path
 
+STAGE = "tvmopt.TuningRecords"
 MAGIC = "tvmopt-tuning-log"
 VERSION = 1
 
@@ -61,14 +64,10 @@ def from_line(line: str, target: str) -> Record:
         ValueError, KeyError, TypeError: it is not one.
     """
     data = json.loads(line)
-    key = Key(
-        str(data["workload"]), target, str(data["tvm"]), str(data["family"]), int(data["family_version"])
-    )
+    key = Key(str(data["workload"]), target, str(data["tvm"]), str(data["family"]), int(data["family_version"]))
     knobs = {str(name): int(value) for name, value in data.get("knobs", {}).items()}
     verdict = Verdict(**data["verdict"]) if data.get("verdict") else None
-    digest, note, shape, host, date = (
-        str(data.get(name, "")) for name in ("digest", "note", "shape", "host", "date")
-    )
+    digest, note, shape, host, date = (str(data.get(name, "")) for name in ("digest", "note", "shape", "host", "date"))
     samples = tuple(float(s) for s in data.get("samples", ()))
     status = data["status"]
     if status not in ("ok", "failed", "crash", "timeout", "wrong"):
@@ -80,9 +79,7 @@ def from_line(line: str, target: str) -> Record:
 def write_log(path: Path, target: str, records: Iterable[Record]) -> int:
     """Write a target's log, sorted, all or nothing; how many records."""
     header = json.dumps({"format": MAGIC, "version": VERSION, "target": target})
-    lines = [
-        to_line(r) for r in sorted(records, key=lambda r: (r.key.family, r.shape, r.key, r.candidate.id))
-    ]
+    lines = [to_line(r) for r in sorted(records, key=lambda r: (r.key.family, r.shape, r.key, r.candidate.id))]
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text("\n".join([header, *lines]) + "\n")
     part.replace(path)
@@ -160,9 +157,7 @@ def export_logs(store: Store, folder: Path, *, target: str = "", everything: boo
     by_target: dict[str, list[Record]] = {}
     for record in store.records(target=target) if everything else pruned(store.records(target=target)):
         by_target.setdefault(record.key.target, []).append(record)
-    return {
-        folder / log_name(t): write_log(folder / log_name(t), t, records) for t, records in by_target.items()
-    }
+    return {folder / log_name(t): write_log(folder / log_name(t), t, records) for t, records in by_target.items()}
 
 
 def pruned(records: Iterable[Record]) -> list[Record]:
@@ -194,13 +189,16 @@ class RecordLookup:
     Attributes:
         machine: only records of its fingerprint are considered.
         used: the records handed out so far, and where each came from.
+        ignored: key of a function -> its record that is not used, and why.
         warnings: logs that could not be read: a compile goes on without them, and says so.
     """
 
     machine: Machine
     used: list[tuple[Record, str]] = field(default_factory=list)
+    ignored: dict[Key, tuple[Record, str]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     _best: dict[Key, tuple[Record, str]] = field(default_factory=dict)
+    _by_work: dict[tuple[str, str], Record] = field(default_factory=dict)
 
     @classmethod
     def default(cls, machine: Machine, store: Path | None = None, *, ship: bool = True) -> RecordLookup:
@@ -227,14 +225,14 @@ class RecordLookup:
 
     def used_lines(self) -> tuple[str, ...]:
         """The records used, as lines of a log without samples and dates: the same records, the same text."""
-        return tuple(
-            sorted({to_line(replace(r, samples=(), baseline=0.0, date="", note="")) for r, _ in self.used})
-        )
+        return tuple(sorted({to_line(replace(r, samples=(), baseline=0.0, date="", note="")) for r, _ in self.used}))
 
     def take(self, records: Iterable[Record], origin: str) -> None:
         """Consider these records, in place of earlier ones with the same key."""
-        for record in pruned(r for r in records if r.key.tvm == tvm_version()):
-            self._best[record.key] = (record, origin)
+        for record in pruned(records):
+            self._by_work[record.key.workload, record.key.family] = record
+            if record.key.tvm == tvm_version():
+                self._best[record.key] = (record, origin)
 
     def _guard(self, take: Any) -> None:
         try:
@@ -244,15 +242,51 @@ class RecordLookup:
 
     def __call__(self, func: Any, family: Any, shape: Any) -> dict[str, int] | Replay | None:
         """The recorded knobs or trace, if there are any and they still are in the family's space."""
-        if not self._best:
+        if not self._by_work:
             return None
-        found = self._best.get(key_of(func, family, self.machine))
+        key = key_of(func, family, self.machine)
+        found = self._best.get(key)
         if found is None:
+            self._note_stale(key)
+        if found is None or key in self.ignored:
             return None
         record, origin = found
         if not record.candidate.trace and record.candidate.knobs not in family.knobs(shape, self.machine):
+            self.ignored[key] = (record, "its knobs are not in the family's space")
             return None
         self.used.append((record, origin))
         if record.candidate.trace:
             return Replay(record.candidate.trace, f"MetaSchedule trace {record.candidate.id}")
         return dict(record.candidate.knobs)
+
+    def _note_stale(self, key: Key) -> None:
+        old = self._by_work.get((key.workload, key.family))
+        if old is None:
+            return
+        if old.key.version != key.version:
+            self.ignored[key] = (old, f"made for version {old.key.version} of the family, this is {key.version}")
+        elif old.key.tvm != key.tvm:
+            self.ignored[key] = (old, f"made with TVM {old.key.tvm}, this is {key.tvm}")
+
+    def refused(self, func: Any, family: Any, reason: str) -> None:
+        """The record handed out for a function does not do: it counts as ignored, now and when asked again."""
+        key = key_of(func, family, self.machine)
+        if key in self._best:
+            self.ignored[key] = (self._best[key][0], reason)
+            self.used = [(r, origin) for r, origin in self.used if r.key != key]
+
+    def tell(self, log: DecisionLog) -> tuple[str, ...]:
+        """Every record used or ignored goes into the log; what a user should know of them is returned."""
+        for record, origin in self.used:
+            ratio = f"{record.verdict.ratio:.3f} of the analytic time" if record.verdict else "no final"
+            log.applied(
+                STAGE,
+                f"{record.key.family} {record.shape}",
+                f"{record.candidate} ({ratio}; {origin}, {record.date[:10]}, {record.host})",
+            )
+        for record, why in self.ignored.values():
+            log.declined(STAGE, f"{record.key.family} {record.shape}", f"{record.candidate}: {why}")
+        reasons = Counter(why for _, why in self.ignored.values())
+        told = "; ".join(f"{number}: {why}" for why, number in sorted(reasons.items()))
+        ignored = (f"tuning records ignored: {told}",) if told else ()
+        return (*self.warnings, *ignored)

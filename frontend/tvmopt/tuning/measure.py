@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tvmopt.errors import TuningError
 from tvmopt.targets import Machine
+from tvmopt.targets.detect import usable_cores
 from tvmopt.tuning.effort import Effort, Kernel
 from tvmopt.tuning.record import Candidate, Status
 from tvmopt.tuning.worker import HELLO, receive, send
@@ -114,8 +115,8 @@ class Worker:
 class Nursery:
     """The warm process that workers are forked from."""
 
-    def __init__(self, threads: int, preload: str = "") -> None:
-        self._threads, self._preload = threads, preload
+    def __init__(self, threads: int, preload: str = "", variables: Mapping[str, str] | None = None) -> None:
+        self._threads, self._preload, self._variables = threads, preload, variables or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
 
@@ -124,6 +125,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         environment = {
             **os.environ,
+            **self._variables,
             "TVM_NUM_THREADS": str(self._threads),
             "OPENBLAS_NUM_THREADS": "1",  # a forked child must not inherit a pool
             "PYTHONUNBUFFERED": "1",
@@ -159,9 +161,7 @@ class Nursery:
                 return Worker(pid, ours)
             except (OSError, struct.error):
                 self.close()
-        raise TuningError(
-            "the measuring processes do not start", fix="`tvmopt doctor` checks the installation"
-        )
+        raise TuningError("the measuring processes do not start", fix="`tvmopt doctor` checks the installation")
 
     def close(self) -> None:
         if self._sock is not None:
@@ -183,6 +183,7 @@ class LocalRunner:
         effort: of one measurement (see `kernel.Effort`).
         build_timeout, run_timeout: seconds; a candidate that takes longer is recorded as a timeout.
         preload: a module that workers import before they start.
+        host: what measures, known once a task was prepared.
     """
 
     machine: Machine
@@ -191,14 +192,20 @@ class LocalRunner:
     build_timeout: float = 60.0
     run_timeout: float = 30.0
     preload: str = ""
+    host: str = field(default="", init=False)
     _folder: Path = field(init=False)
     _nursery: Nursery = field(init=False)
     _team: list[Worker | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.workers = self.workers or min(8, self.machine.cores)
+        cores, variables = self.machine.cores, dict[str, str]()
+        if self.machine.kind == "cuda":  # its cores are not this machine's
+            from tvmopt.cuda import environment, find_toolkit
+
+            cores, variables = usable_cores(), environment(find_toolkit())
+        self.workers = self.workers or min(8, cores)
         self._folder = Path(tempfile.mkdtemp(prefix="tvmopt-tune-"))
-        self._nursery = Nursery(self.machine.cores, self.preload)
+        self._nursery = Nursery(cores, self.preload, variables)
         self._nursery.start()
         self._team = [None] * self.workers
         self._threads = ThreadPoolExecutor(self.workers)
@@ -232,6 +239,15 @@ class LocalRunner:
             state, answer = "failed", type(error).__name__
         if state != "ok":
             raise TuningError(f"the unscheduled kernel cannot be run: {answer}", where=task.name)
+        if not self.host:
+            self.host = self._host(task)
+
+    def _host(self, task: Task) -> str:
+        """What measures: this machine's processor, or what a worker says of its GPU or board."""
+        with suppress(WorkerDied, WorkerHung):
+            state, answer = self._call(0, task, "host", timeout=self.run_timeout)
+            return str(answer) if state == "ok" else ""
+        return ""
 
     def measure(self, task: Task, candidates: Sequence[Candidate], best: float) -> Iterator[Measurement]:
         effort = self._effort(best)
@@ -276,9 +292,7 @@ class LocalRunner:
         status: Status = "failed"
         digest, note, samples, baseline = "", "", list[float](), 0.0
         try:
-            state, answer = self._call(
-                slot, task, "measure", built.candidate.id, effort, timeout=self.run_timeout
-            )
+            state, answer = self._call(slot, task, "measure", built.candidate.id, effort, timeout=self.run_timeout)
             if state == "ok":
                 right, digest, note, samples, baseline = answer
                 status = "ok" if right else "wrong"
@@ -300,9 +314,7 @@ class LocalRunner:
         try:
             state, answer = worker.call("open", self._kernel(task), timeout=self.build_timeout)
             return (
-                (state, answer)
-                if state != "ok"
-                else worker.call(verb, task.key.workload, *arguments, timeout=timeout)
+                (state, answer) if state != "ok" else worker.call(verb, task.key.workload, *arguments, timeout=timeout)
             )
         except (WorkerDied, WorkerHung):
             self._team[slot] = None

@@ -101,9 +101,7 @@ class Night:
             if e.status == "failed":
                 found.append(Regression(f"{e.job} failed: {e.note}", where=str(self.report)))
             slow = [c for c in e.changes if c.slower]
-            found += [
-                Regression(f"{e.job}: {c}", where=str(self.report)) for c in slow if e.status == "slower"
-            ]
+            found += [Regression(f"{e.job}: {c}", where=str(self.report)) for c in slow if e.status == "slower"]
         return found
 
 
@@ -126,13 +124,9 @@ def read_plan(path: Path) -> Plan:
             problems.append(error)
     names = [job.name for job in jobs]
     if not data.get("job"):
-        problems.append(
-            InputError("there is no [[job]]", where=str(path), fix="docs/how-to/nightly.md has an example")
-        )
+        problems.append(InputError("there is no [[job]]", where=str(path), fix="docs/how-to/nightly.md has an example"))
     problems += [
-        InputError(f"two jobs are named {n!r}", where=str(path))
-        for n in sorted(set(names))
-        if names.count(n) > 1
+        InputError(f"two jobs are named {n!r}", where=str(path)) for n in sorted(set(names)) if names.count(n) > 1
     ]
     head = data.get("nightly", {})
     unknown = sorted(set(head) - {"folder", "merge", "export", "tolerance"})
@@ -206,9 +200,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise TuningError(
-                "another nightly run is at work", where=str(path), fix="wait for it to end"
-            ) from error
+            raise TuningError("another nightly run is at work", where=str(path), fix="wait for it to end") from error
         yield
 
 
@@ -249,7 +241,7 @@ def _tune(plan: Plan, job: Job, machine: Machine, night: str, tell: Progress) ->
     if not job.trials and not parse_duration(job.budget):
         return 0
     found = tune(
-        job.model, target=machine, trials=job.trials, budget=job.budget, shape=job.shape,
+        job.model, target=machine, precision=job.precision, trials=job.trials, budget=job.budget, shape=job.shape,
         seed=_seed(job.seed, night), store=plan.store, generic=job.generic,
         session=f"{night} {job.name}", progress=tell,
     )  # fmt: skip
@@ -286,7 +278,7 @@ def timed(
     from tvmopt.tuning.logs import RecordLookup
 
     module = imported_module(job.model, machine, job.shape)
-    instance = Instance(module, machine, RecordLookup.default(machine, store))
+    instance = Instance(module, machine, RecordLookup.default(machine, store), job.precision)
     for _ in range(3):
         instance.run()
     seconds, probe, profiles = [], [], []

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from tvm import rpc, tirx
 
+from tvmopt.targets import Machine
 from tvmopt.tuning.effort import Effort
-from tvmopt.tuning.kernel import Bench, Sample, compiled_module, sampled, taken_in_turn
+from tvmopt.tuning.kernel import Bench, Sample, sampled, taken_in_turn
 from tvmopt.tuning.record import Candidate
 
 
@@ -38,7 +39,7 @@ class RemoteBench(Bench):
     def _compiled(self, func: tirx.PrimFunc) -> Any:
         folder = Path(tempfile.mkdtemp(dir=Path(self.kernel.folder).parent))
         path = folder / f"{folder.name}.tar"  # objects: the board links them
-        compiled_module(func, self.kernel.machine).export_library(str(path))
+        self._module_of(func).export_library(str(path))
         return str(path)
 
     def _run_once(self, func: tirx.PrimFunc, inputs: Sequence[Any]) -> list[Any]:
@@ -67,9 +68,7 @@ class RemoteBench(Bench):
             right, digest, problem = self._checked(ident)
             if not right:
                 return right, digest, problem, [], 0.0
-            samples, baseline = sampled(
-                self._timed(ident, effort.flush), self._timed(base.id, effort.flush), effort
-            )
+            samples, baseline = sampled(self._timed(ident, effort.flush), self._timed(base.id, effort.flush), effort)
             return right, digest, problem, samples, baseline
 
     def duel(self, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
@@ -78,18 +77,17 @@ class RemoteBench(Bench):
             return taken_in_turn(self._timed(first, flush), self._timed(second, flush), rounds)
 
     def _timed(self, ident: str, flush: str) -> Sample:
-        module, arguments = self._module(self.built[ident]), (*self._inputs, *self._empty_outputs())
-        cpu = self.kernel.machine.kind == "llvm"
-        evict = "cache_flush_cpu_non_first_arg" if cpu and flush != "no" else ""
-        timer = module.time_evaluator(
-            "main", self.device, number=1 if evict else 3, repeat=1, f_preproc=evict,
-            cache_flush_bytes=0 if cpu or flush == "no" else 2 * self.kernel.machine.l2,
-        )  # fmt: skip
-        return lambda: (float(timer(*arguments).mean), True)  # the board's own scheduler is out of sight
+        arguments = (*self._inputs, *self._empty_outputs())
+        return timed_there(self._module(self.built[ident]), self.device, self.kernel.machine, flush, arguments)
 
     @property
     def device(self) -> Any:
-        return self._session.cuda(0) if self.kernel.machine.kind == "cuda" else self._session.cpu(0)
+        return self._session.cpu(0)
+
+    @property
+    def host(self) -> str:
+        assert self.kernel.rpc is not None
+        return f"a board {self.kernel.rpc[2]!r}"
 
     def _module(self, path: str) -> Any:
         if path not in self._loaded:
@@ -123,6 +121,18 @@ class RemoteBench(Bench):
             return True
         except Exception:
             return False
+
+
+def timed_there(module: Any, device: Any, machine: Machine, flush: str, arguments: Sequence[Any]) -> Sample:
+    """Samples by TVM's time evaluator, for what this process cannot time: a board, a GPU. Each is one call after a
+    flush of the caches, or three without one. The board's own scheduler is out of sight: no sample is disturbed."""
+    cold, cpu = flush != "no", machine.kind == "llvm"
+    timer = module.time_evaluator(
+        "main", device, number=1 if cold else 3, repeat=1,
+        f_preproc="cache_flush_cpu_non_first_arg" if cpu and cold else "",
+        cache_flush_bytes=2 * machine.l2 if cold and not cpu else 0,
+    )  # fmt: skip
+    return lambda: (float(timer(*arguments).mean), True)
 
 
 @dataclass

@@ -38,9 +38,7 @@ class RpcRunner(LocalRunner):
     rpc: tuple[str, int, str] = ("", 0, "")
 
     @classmethod
-    def connect(
-        cls, target: str | Path | Machine, tracker: str, key: str, threads: int | None = None
-    ) -> RpcRunner:
+    def connect(cls, target: str | Path | Machine, tracker: str, key: str, threads: int | None = None) -> RpcRunner:
         """A runner with a worker for each board.
 
         Raises:
@@ -48,12 +46,10 @@ class RpcRunner(LocalRunner):
             TuningError: no tracker there, or it knows no board of this key (those it knows are listed).
         """
         machine = Machine.load(target)
-        machine = machine.with_cores(threads) if threads else machine
+        machine = machine.with_cores(threads) if threads and machine.kind == "llvm" else machine
         host, colon, port = tracker.rpartition(":")
         if not colon or not port.isdigit():
-            raise InputError(
-                f"{tracker!r} is not HOST:PORT", where="--rpc-tracker", fix="--rpc-tracker HOST:9190"
-            )
+            raise InputError(f"{tracker!r} is not HOST:PORT", where="--rpc-tracker", fix="--rpc-tracker HOST:9190")
         boards = known_boards(host, int(port))
         if not boards.get(key):
             raise TuningError(

@@ -277,7 +277,7 @@ class Tuner:
     def _keep(self, state: State, outcome: Measurement) -> None:
         record = Record(
             state.task.key, outcome.candidate, outcome.status, outcome.samples, outcome.digest, outcome.note,
-            state.task.shape, host_name(), now(), None, outcome.baseline,
+            state.task.shape, getattr(self.runner, "host", "") or host_name(), now(), None, outcome.baseline,
         )  # fmt: skip
         self.store.add(record, self.session, self._lap())
         state.note(record)

@@ -50,10 +50,7 @@ CREATE TABLE IF NOT EXISTS session(
 """
 
 _KEY = "workload=? AND target=? AND tvm=? AND family=? AND version=?"
-_COLUMNS = (
-    "workload,target,tvm,family,version,"
-    "knobs,trace,status,samples,digest,note,shape,host,date,verdict,baseline"
-)
+_COLUMNS = "workload,target,tvm,family,version,knobs,trace,status,samples,digest,note,shape,host,date,verdict,baseline"
 
 
 @dataclass(frozen=True)
@@ -94,9 +91,7 @@ class Store:
     def __init__(self, path: Path | str | None = None, *, must_exist: bool = False) -> None:
         self.path = Path(path) if path is not None else default_path()
         if must_exist and not self.path.exists():
-            raise TuningError(
-                "there is no tuning store", where=str(self.path), fix="`tvmopt tune MODEL` makes one"
-            )
+            raise TuningError("there is no tuning store", where=str(self.path), fix="`tvmopt tune MODEL` makes one")
         self.owner = _owner()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,9 +113,7 @@ class Store:
                 if attempt == 199:
                     raise
                 time.sleep(0.02)
-        self._db.execute(
-            "PRAGMA synchronous=NORMAL"
-        )  # a killed process loses nothing; a power cut the last commits
+        self._db.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing; a power cut the last commits
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
         if found > FORMAT:
             raise sqlite3.DatabaseError(f"its format is {found}, this tvmopt reads up to {FORMAT}")
@@ -175,8 +168,7 @@ class Store:
                     changed += 1
                 elif record.verdict is not None:
                     cursor = self._db.execute(
-                        "UPDATE record SET verdict=? WHERE verdict='' AND status='ok'"
-                        f" AND {_KEY} AND candidate=?",
+                        f"UPDATE record SET verdict=? WHERE verdict='' AND status='ok' AND {_KEY} AND candidate=?",
                         (_verdict_text(record.verdict), *_id(record)),
                     )
                     changed += cursor.rowcount
@@ -217,25 +209,19 @@ class Store:
             values.append(session)
         if won:
             where.append("verdict LIKE '%\"won\": true%'")
-        rows = self._db.execute(
-            f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(where)} ORDER BY id", values
-        )
+        rows = self._db.execute(f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(where)} ORDER BY id", values)
         return [_record(row) for row in rows]
 
     def best(self, key: Key) -> Record | None:
         """The record that won its final by most; None if none did."""
         winners = [r for r in self.records(key, won=True) if r.won]
-        return min(
-            winners, key=lambda r: (r.verdict.ratio if r.verdict else 1.0, r.candidate.id), default=None
-        )
+        return min(winners, key=lambda r: (r.verdict.ratio if r.verdict else 1.0, r.candidate.id), default=None)
 
     def remove(self, keep: Iterable[Record]) -> int:
         """Keep only these records; how many went. Workloads that no record needs go too."""
         kept = {_id(r) for r in keep}
         with self._transaction():
-            rows = self._db.execute(
-                "SELECT id,workload,target,tvm,family,version,candidate FROM record"
-            ).fetchall()
+            rows = self._db.execute("SELECT id,workload,target,tvm,family,version,candidate FROM record").fetchall()
             gone = [(row[0],) for row in rows if tuple(row[1:]) not in kept]
             self._db.executemany("DELETE FROM record WHERE id=?", gone)
             self._db.execute("DELETE FROM workload WHERE hash NOT IN (SELECT workload FROM record)")
@@ -251,9 +237,7 @@ class Store:
             clock: the time in seconds, `time.time()`.
         """
         with self._transaction():
-            for owner, expires in self._db.execute(
-                "SELECT DISTINCT owner, max(expires) FROM claim GROUP BY owner"
-            ):
+            for owner, expires in self._db.execute("SELECT DISTINCT owner, max(expires) FROM claim GROUP BY owner"):
                 if expires < clock or not _alive(owner):
                     self._db.execute("DELETE FROM claim WHERE owner=?", (owner,))
             mine = []
@@ -287,9 +271,8 @@ class Store:
 
     def sessions(self) -> list[Session]:
         """Every session, in the order they were begun."""
-        rows = self._db.execute(
-            "SELECT id,model,target,seconds,started,coalesce(info,'') FROM session ORDER BY started, rowid"
-        )
+        columns = "id,model,target,seconds,started,coalesce(info,'')"
+        rows = self._db.execute(f"SELECT {columns} FROM session ORDER BY started, rowid")
         return [Session(*row) for row in rows.fetchall()]
 
     def used(self, session: str) -> tuple[int, float]:
@@ -309,9 +292,7 @@ class Store:
         """Keep a workload's IR (TVM's JSON), so that records can be verified and exported without the
         model."""
         with self._transaction():
-            self._db.execute(
-                "INSERT OR IGNORE INTO workload VALUES(?,?)", (digest, zlib.compress(module.encode()))
-            )
+            self._db.execute("INSERT OR IGNORE INTO workload VALUES(?,?)", (digest, zlib.compress(module.encode())))
 
     def workloads(self) -> Iterator[tuple[str, str]]:
         """Every (hash, module)."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tvmopt.scheduling.cuda_tile import tensor_rate
 from tvmopt.scheduling.family import Space
 from tvmopt.targets import Machine
 from tvmopt.tuning.effort import Kernel
@@ -69,9 +70,10 @@ def extract(lowered: Lowered, machine: Machine) -> list[Task]:
         space, key = family.knobs(shape, machine), key_of(func, family, machine)
         module = packed(func, constants.get(kernel.name, ()), outputs.get(kernel.name, 1))
         inner = unpacked(module, key, machine, space.analytic)
+        least = floor(kernel.flops, kernel.bytes, machine, getattr(shape, "dtype", ""))
         task = Task(
             kernel.name, key, space, inner, kernel.calls, shape_words(shape), kernel.nodes, kernel.flops,
-            kernel.bytes, floor(kernel.flops, kernel.bytes, machine), _numbers(shape), (kernel.name,),
+            kernel.bytes, least, _numbers(shape), (kernel.name,),
         )  # fmt: skip
         found[key] = _joined(found[key], task) if key in found else task
     return sorted(found.values(), key=lambda t: -t.weight * t.floor)
@@ -81,9 +83,7 @@ def packed(func: Any, constants: tuple[int, ...], outputs: int) -> str:
     """A workload as text, TVM's JSON of a module: what a worker gets, and what the store keeps of it."""
     import tvm
 
-    func = func.with_attrs(
-        {"global_symbol": "main", "tvmopt.constants": list(constants), "tvmopt.outputs": outputs}
-    )
+    func = func.with_attrs({"global_symbol": "main", "tvmopt.constants": list(constants), "tvmopt.outputs": outputs})
     return str(tvm.ir.save_json(tvm.IRModule({"main": func})))
 
 
@@ -93,9 +93,7 @@ def unpacked(module: str, key: Key, machine: Machine, analytic: dict[str, int]) 
 
     attrs = tvm.ir.load_json(module)["main"].attrs
     constants = tuple(int(i) for i in attrs["tvmopt.constants"])
-    return Kernel(
-        key.workload, module, key.family, machine, constants, int(attrs["tvmopt.outputs"]), analytic
-    )
+    return Kernel(key.workload, module, key.family, machine, constants, int(attrs["tvmopt.outputs"]), analytic)
 
 
 def _joined(first: Task, second: Task) -> Task:
@@ -107,10 +105,17 @@ def _joined(first: Task, second: Task) -> Task:
     )
 
 
-def floor(flops: float, nbytes: float, machine: Machine) -> float:
-    """Seconds: arithmetic at peak, or bytes at the rate of L2 on all cores, whichever is longer."""
-    rate = machine.cores * machine.ghz * 1e9 * machine.l2_rate
-    return float(max(flops / machine.peak_flops, nbytes / rate))
+def floor(flops: float, nbytes: float, machine: Machine, dtype: str = "") -> float:
+    """Seconds: arithmetic at peak, or bytes at the rate of L2 on all cores, whichever is longer.
+
+    Args:
+        dtype: of a product's operands on a GPU. Its peak is taken as twice what `mma.sync` reaches: what tensor
+            cores do from Hopper on, and no schedule beats.
+    """
+    rate, peak = machine.cores * machine.ghz * 1e9 * machine.l2_rate, machine.peak_flops
+    if machine.kind == "cuda" and dtype:
+        peak = 2 * 2 * tensor_rate(machine, dtype) * machine.cores * machine.ghz * 1e9
+    return float(max(flops / peak, nbytes / rate))
 
 
 def call_sites(module: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:

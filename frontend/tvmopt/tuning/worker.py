@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvmopt.tuning.kernel import Bench
 
+from tvmopt.errors import TvmoptError
+
 HELLO, FORK = b"R", b"F"
 _PR_SET_PDEATHSIG = 1
 
@@ -121,17 +123,14 @@ class Desk:
 
     def open(self, kernel: Any) -> None:
         """Make a task known; the few most recent ones stay."""
-        from tvmopt.tuning.kernel import Bench
-
         if kernel.id not in self._benches:
             while len(self._benches) > 3:
                 self._benches.pop(next(iter(self._benches)))
-            if kernel.rpc is not None:
-                from tvmopt.tuning.remote import RemoteBench
+            self._benches[kernel.id] = _bench(kernel)
 
-                self._benches[kernel.id] = RemoteBench(kernel)
-            else:
-                self._benches[kernel.id] = Bench(kernel)
+    def host(self, task: str) -> str:
+        """What measures, for the records."""
+        return str(self._benches[task].host)
 
     def known(self, task: str) -> list[str]:
         return list(self._benches[task].built) if task in self._benches else []
@@ -168,7 +167,24 @@ class Desk:
         self._benches.pop(task, None)
 
 
+def _bench(kernel: Any) -> Any:
+    """Where a kernel is measured: here or on a board, on a CPU or a GPU."""
+    if kernel.machine.kind == "cuda":
+        from tvmopt.tuning import gpu
+
+        return gpu.GpuBench(kernel) if kernel.rpc is None else gpu.RemoteGpuBench(kernel)
+    if kernel.rpc is not None:
+        from tvmopt.tuning.remote import RemoteBench
+
+        return RemoteBench(kernel)
+    from tvmopt.tuning.kernel import Bench
+
+    return Bench(kernel)
+
+
 def _words(error: Exception) -> str:
+    if isinstance(error, TvmoptError):
+        return error.what[:400]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     best = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
     return f"{type(error).__name__}: {best}"[:400]

@@ -16,7 +16,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.legalize.common import call_fusable, nhwc_convolution
-from tvmopt.legalize.cuda.matmul import FLOATS, _f32, add_parts, notes, rows_times_constant, unpack
+from tvmopt.legalize.cuda.matmul import FLOATS, _f32, add_parts, notes, product_type, rows_times_constant, unpack
 from tvmopt.scheduling.cuda_tile import plan, split_length
 from tvmopt.targets import Machine
 
@@ -88,8 +88,9 @@ def _implicit_gemm(
         product = _f32(a(n, y, x_, first + c)) * _f32(b(o, (ky * kw + kx) * each + c))
         return te.if_then_else(inside, product, zero)
 
-    marks = {**notes("conv2d", k, pitch=pitch), "tvmopt.window": list(window), "tvmopt.pieces": groups}
-    _, parts = plan(m, filters, k, 1, dtype, machine)
+    kind = product_type(dtype, machine)
+    marks = {**notes("conv2d", k, kind, pitch=pitch), "tvmopt.window": list(window), "tvmopt.pieces": groups}
+    _, parts = plan(m, filters, k, 1, kind, machine)
     if parts > 1 and groups == 1:
         part = split_length(k, parts)
         parts = -(-k // part)

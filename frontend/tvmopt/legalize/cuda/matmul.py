@@ -17,10 +17,15 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.legalize.common import batch_index, call_fusable, constant, static_shape
-from tvmopt.scheduling.cuda_tile import plan, split_length
+from tvmopt.scheduling.cuda_tile import PLAIN, TF32, plan, split_length
 from tvmopt.targets import Machine
 
 FLOATS = ("float16", "bfloat16", "float32")
+
+
+def product_type(dtype: str, machine: Machine) -> str:
+    """What tensor cores multiply: the operands' type, or "tf32" for fp32 where the precision allows it."""
+    return "tf32" if dtype == "float32" and machine.has("tf32") else dtype
 
 
 def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
@@ -54,9 +59,10 @@ def rows_times_constant(
     packed[:, :k] = weight
     w = relax.const(packed, dtype)
     m = prod(rows)
-    _, parts = plan(m, n, k, 1, dtype, machine)
+    kind = product_type(dtype, machine)
+    _, parts = plan(m, n, k, 1, kind, machine)
     if parts > 1 and m > 8:
-        return _split(bb, x, w, rows, (m, n, k, pitch), parts, out)
+        return _split(bb, x, w, rows, (m, n, k, pitch), parts, out, kind)
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         kk = te.reduce_axis((0, k), name="k")
@@ -64,7 +70,7 @@ def rows_times_constant(
             (*rows, n),
             lambda *i: te.sum(_f32(a(*i[:-1], kk)) * _f32(b(i[-1], kk)), axis=[kk]),
             name="gemm",
-            attrs=notes("gemm", k, pitch=pitch),
+            attrs=notes("gemm", k, kind, pitch=pitch),
         )
         return unpack(acc, out)
 
@@ -72,11 +78,12 @@ def rows_times_constant(
 
 
 def notes(
-    kernel: str, k: int, *, pitch: int, parts: int = 1, across: int = 0, shared_a: int = 0, shared_b: int = 1
+    kernel: str, k: int, kind: str, *, pitch: int, parts: int = 1, across: int = 0, shared_a: int = 0, shared_b: int = 1
 ) -> dict[str, Any]:
-    """The annotations that the family reads."""
+    """The annotations that the family reads. `kind`: see `product_type`."""
     return {
-        "tvmopt.kernel": kernel, "tvmopt.mma": 1, "tvmopt.k": k, "tvmopt.pitch": pitch, "tvmopt.parts": parts,
+        "tvmopt.kernel": kernel, "tvmopt.mma": TF32 if kind == "tf32" else PLAIN,
+        "tvmopt.k": k, "tvmopt.pitch": pitch, "tvmopt.parts": parts,
         "tvmopt.across": across, "tvmopt.shared_a": shared_a, "tvmopt.shared_b": shared_b,
     }  # fmt: skip
 
@@ -127,6 +134,7 @@ def _split(
     sizes: tuple[int, int, int, int],
     parts: int,
     out: str,
+    kind: str,
 ) -> relax.Expr:
     m, n, k, pitch = sizes
     part = split_length(k, parts)
@@ -146,7 +154,7 @@ def _split(
                 axis=[kk],
             ),
             name="batch_gemm",
-            attrs=notes("batch_gemm", k, pitch=pitch, parts=parts),
+            attrs=notes("batch_gemm", k, kind, pitch=pitch, parts=parts),
         )
         return unpack(acc, "float32")
 
@@ -188,6 +196,7 @@ def _batched(
             attrs=notes(
                 "batch_gemm",
                 k,
+                product_type(str(x.ty.dtype), machine),
                 pitch=n if across else k,
                 across=int(across),
                 shared_a=shared[0],

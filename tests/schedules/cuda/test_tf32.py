@@ -1,0 +1,78 @@
+"""`--precision tf32`: one product of rounded operands where fp32 takes three; numbers in the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvmopt.targets import Machine
+
+from tests.cuda.emulator import MODES, emulated
+from tvmopt import pipeline
+from tvmopt.errors import InputError
+from tvmopt.precision import check, notes
+from tvmopt.report import DecisionLog
+
+H100 = Machine.load("nvidia-h100")
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """To tf32: ten bits of mantissa, nearest, ties away from zero (`cvt.rna.tf32.f32`)."""
+    return ((x.astype("float32").view("uint32") + 0x1000) & 0xFFFFE000).view("float32").astype("float64")
+
+
+def run(x: np.ndarray, w: np.ndarray, op: str, precision: str, **attrs: object) -> tuple[np.ndarray, str, list[str]]:
+    """The output in every thread order, the generated CUDA, the families."""
+    bb = relax.BlockBuilder()
+    var = relax.Var("x", relax.TensorType(x.shape, "float32"))
+    with bb.function("main", [var]):
+        with bb.dataflow():
+            call = relax.op.nn.conv2d if op == "conv2d" else relax.op.matmul
+            out = bb.emit_output(bb.emit(call(var, relax.const(w), **attrs)))
+        bb.emit_func_output(out)
+    lowered = pipeline.lower(bb.get(), H100, DecisionLog(), precision=precision)
+    with emulated() as emulation:
+        executable = pipeline.build(lowered, H100, cuda_graph=False)
+    outputs = []
+    for mode in MODES:
+        emulation.mode = mode
+        outputs.append(relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy())
+    assert all(o.tobytes() == outputs[0].tobytes() for o in outputs), "a race"
+    return outputs[0], emulation.sources, [k.family for k in lowered.kernels]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "families"),
+    [(9, 7, 15, ["gemm"]), (33, 40, 36, ["gemm"]), (49, 64, 2304, ["gemm", "split_sum"])],
+)
+def test_product(m: int, n: int, k: int, families: list[str]) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((m, k), dtype="float32"), rng.standard_normal((k, n), dtype="float32") / k**0.5
+    actual, source, used = run(x, w, "matmul", "tf32")
+    exact = x.astype("float64") @ w.astype("float64")
+    assert used == families and "tvmopt::tf32," in source and "tvmopt::tf32x3" not in source
+    assert np.abs(actual - rounded(x) @ rounded(w)).max() < 2e-6, "operands rounded once, sums in fp32"
+    assert 2e-5 < np.abs(actual - exact).max() < 2.0**-10 * 4
+    full, source, _ = run(x, w, "matmul", "fp32")
+    assert "tvmopt::tf32x3" in source and np.abs(full - exact).max() < 3e-6
+
+
+def test_convolution() -> None:
+    """3x3 over 9x7 pixels of 12 channels: implicit GEMM."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 9, 7, 12), dtype="float32")
+    w = rng.standard_normal((24, 3, 3, 12), dtype="float32") / 10
+    actual, source, used = run(x, w, "conv2d", "tf32", padding=1, data_layout="NHWC", kernel_layout="OHWI")
+    padded = np.pad(rounded(x), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    exact = sum(padded[:, i : i + 9, j : j + 7] @ rounded(w)[:, i, j].T for i in range(3) for j in range(3))
+    assert used == ["conv2d"] and "tvmopt::tf32," in source
+    assert np.abs(actual - exact).max() < 5e-6
+
+
+def test_who_has_it_and_what_is_told() -> None:
+    check("tf32", H100)
+    with pytest.raises(InputError, match=r"tensor cores of GPUs(.|\n)*bf16"):
+        check("tf32", Machine.load("znver5"))
+    (note,) = notes("tf32", [])
+    assert "11 significant bits" in note

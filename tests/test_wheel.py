@@ -1,0 +1,85 @@
+"""What is installed from a wheel: everything a compile needs, and the tuning records that ship."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from tvmopt.targets import Machine
+
+from tests.runtime.small import small_model
+from tvmopt.tuning import logs
+from tvmopt.tuning.driver import imported_module, tasks_of
+from tvmopt.tuning.record import Candidate, Record, Verdict, fingerprint, log_name
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("frontend", "schedules", "targets", "tuning_logs", "pyproject.toml", "README.md", "LICENSE")
+COMPILE = """
+import json, sys, tvmopt
+compiled = tvmopt.compile(sys.argv[1], threads=1)
+print(json.dumps([tvmopt.__file__, compiled.report.as_dict()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import onnx
+
+    path = tmp_path_factory.mktemp("model") / "m.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+def test_the_clone_ships_its_folder() -> None:
+    folder = resources.files("tvmopt.tuning_logs")
+    assert folder.joinpath("__init__.py").is_file() and Path(str(folder)).resolve() == ROOT / "tuning_logs"
+
+
+def test_every_shipped_log_is_whole() -> None:
+    for path in (ROOT / "tuning_logs").glob("*.jsonl"):
+        log = logs.read_log_file(path)
+        assert not log.problems and path.name == log_name(log.target)
+        assert log.records and all(r.won and r.key.target == log.target for r in log.records)
+
+
+def test_an_installed_wheel_uses_its_records(model: Path, tmp_path: Path) -> None:
+    """The tree with a planted log, built, unpacked away from here, and used by a process that sees nothing else."""
+    source, place = tmp_path / "tree", tmp_path / "installed"
+    source.mkdir()
+    for part in PARTS:
+        kind = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        kind(ROOT / part, source / part)
+    shutil.rmtree(source / "tuning_logs")
+    machine = Machine.load("cpu").with_cores(1)
+    task = next(t for t in tasks_of(imported_module(model, machine, {}), machine) if t.space.size > 1)
+    name, values = next((n, v) for n, v in task.space.choices.items() if len(v) > 1)
+    won = Verdict(0.9, 0.88, 0.92, 1e-6, 40, True)
+    knobs = {**task.space.analytic, name: values[1]}
+    record = Record(task.key, Candidate(knobs), "ok", (1e-5,), verdict=won, shape=task.shape, date="2026-01-01")
+    (source / "tuning_logs").mkdir()
+    (source / "tuning_logs/__init__.py").touch()
+    target = fingerprint(machine)
+    logs.write_log(source / "tuning_logs" / log_name(target), target, [record])
+
+    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (wheel,) = (source / "dist").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(place)
+    shutil.rmtree(source)
+    nowhere = {"TVMOPT_STORE": str(tmp_path / "none.db"), "PYTHONPATH": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(model)], cwd=tmp_path, env={**os.environ, **nowhere},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    where, report = json.loads(done.stdout.splitlines()[-1])
+    assert Path(where).is_relative_to(place), "the installed package, not this one"
+    assert [k["knobs"] for k in report["kernels"] if k["source"] == "tuned"] == [knobs]
+    (told,) = (d for d in report["decisions"] if d["stage"] == "tvmopt.TuningRecords")
+    assert told["verdict"] == "applied" and "shipped" in told["reason"]

@@ -1,0 +1,60 @@
+"""A device farm on loopback for tests: a real tracker and real servers, in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from tvmopt.tuning.rpc import known_boards
+
+TRACKER = """
+import sys, time
+from tvm.rpc.tracker import Tracker
+tracker = Tracker(host="127.0.0.1", port=19190, port_end=19990, silent=True)
+print(tracker.port, flush=True)
+time.sleep(600)
+"""
+SERVER = """
+import sys, time
+from tvm.rpc.server import Server
+server = Server(host="127.0.0.1", port=20190, port_end=20990, is_proxy=False, silent=True,
+                tracker_addr=("127.0.0.1", int(sys.argv[1])), key="loop")
+time.sleep(600)
+"""
+
+
+def python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,        start_new_session=True,
+    )  # fmt: skip
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """It, and the processes it started."""
+    for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        child.kill()
+    process.wait()
+
+
+def farm(count: int) -> Iterator[tuple[int, list[subprocess.Popen[str]]]]:
+    """A tracker's port and its servers, whose key is "loop": the generator of a fixture."""
+    tracker = python(TRACKER)
+    servers: list[subprocess.Popen[str]] = []
+    try:
+        assert tracker.stdout is not None
+        port = int(tracker.stdout.readline())
+        servers += [python(SERVER, str(port)) for _ in range(count)]
+        deadline = time.monotonic() + 60
+        while known_boards("127.0.0.1", port).get("loop", 0) < count:
+            assert time.monotonic() < deadline, "the servers did not register"
+            time.sleep(0.2)
+        yield port, servers
+    finally:
+        for process in (tracker, *servers):
+            if process.poll() is None:
+                kill(process)
