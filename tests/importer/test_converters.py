@@ -200,6 +200,8 @@ def test_group_normalization_and_norms() -> None:
     compare("LpNormalization", [normal(3, 7)], p=1, axis=0)
     compare("LayerNormalization", [normal(2, 7, 9), normal(9), normal(9)], axis=-1)
     compare("LayerNormalization", [normal(2, 7, 9), normal(7, 9)], axis=1)
+    compare("InstanceNormalization", [normal(2, 3, 7, 9), normal(3), normal(3)])
+    compare("InstanceNormalization", [normal(1, 8, 17), normal(8), normal(8)], epsilon=0.1)
 
 
 def test_integer_products() -> None:

@@ -10,6 +10,8 @@ from tvm import relax, te, tirx
 
 OUT_ELEMENTWISE_FUSABLE = 4
 """TVM's op pattern of a reduction whose output an elementwise chain may be fused into (OpPatternKind)."""
+OPAQUE = 8
+"""TVM's op pattern of a kernel that nothing is fused with."""
 
 
 def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.legalize import math
-from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, static_shape
+from tvmopt.legalize.common import OPAQUE, OUT_ELEMENTWISE_FUSABLE, call_with_pattern, static_shape
 from tvmopt.legalize.rows import INDEX, Row, load, loop, prim_func, store
 from tvmopt.targets import Machine
 
@@ -276,29 +276,37 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups:
 
 
 def _channels_last(bb: relax.BlockBuilder, call: relax.Call, shape: tuple[int, ...], groups: int) -> Any:
-    """A group norm of [N, ..., C]: sums over the pixels by channel, whose vectors no group cuts, then over the
-    channels of a group: two reductions and one pass, each contiguous."""
-    op, attrs = relax.op, call.attrs
-    n, channels, pixels = shape[0], shape[-1], prod(shape[1:-1])
-    each = relax.const(1.0 / (pixels * (channels // groups)), "float32")
-    x = _flat(bb, call.args[0], (n, pixels, channels))
+    """A group norm of [N, ..., C]: sums over the pixels by channel, whose vectors no group cuts; small kernels that
+    join the channels of a group; one pass that applies both. All three read x from end to end."""
+    op, attrs, (x, gamma, beta) = relax.op, call.attrs, call.args
+    pixels, each = list(range(1, len(shape) - 1)), shape[-1] // groups
+    inverse = tirx.const(1.0 / (prod(shape[1:-1]) * each), "float32")
 
-    def by_group(value: Any) -> Any:
-        """The mean over pixels and channels of a group, for each of its channels: [N, 1, C]."""
-        sums = bb.emit(op.reshape(bb.emit(op.sum(value, 1)), (n, groups, channels // groups)))
-        mean = bb.emit(op.multiply(bb.emit(op.sum(sums, 2, keepdims=True)), each))
-        return bb.emit(op.reshape(bb.emit(op.broadcast_to(mean, sums.ty.shape)), (n, 1, channels)))
+    def by_group(value: Any, args: list[Any], finish: Callable[..., Any], name: str) -> Any:
+        """`finish(mean of the group, channel, *args)` for every channel: [N, 1, .., C]; never fused, so never
+        computed for every pixel."""
 
-    mean = by_group(x)
+        def compute(sums: te.Tensor, *others: te.Tensor) -> te.Tensor:
+            k = te.reduce_axis((0, each), name="k")
+            total = te.compute((shape[0], groups), lambda n, g: te.sum(sums(n, g * each + k), axis=k), name="total")
+            return te.compute(
+                (shape[0], *[1] * len(pixels), shape[-1]),
+                lambda *i: finish(total(i[0], i[-1] // each) * inverse, i[-1], *others), name=name,
+            )  # fmt: skip
+
+        return bb.emit(call_with_pattern(bb, compute, [bb.emit(op.sum(value, pixels)), *args], name, OPAQUE))
+
+    def factor(variance: Any, c: Any, *gammas: te.Tensor) -> Any:
+        root = tirx.sqrt(variance + tirx.const(float(attrs.epsilon), "float32"))
+        return (gammas[0](c) if gammas else tirx.const(1.0, "float32")) / root
+
+    mean = by_group(x, [], lambda m, c: m, "group_mean")
     centred = bb.emit(op.subtract(x, mean))
-    variance = by_group(bb.emit(op.multiply(centred, centred)))
-    factor = bb.emit(op.rsqrt(bb.emit(op.add(variance, relax.const(float(attrs.epsilon), "float32")))))
-    if attrs.scale:
-        factor = bb.emit(op.multiply(factor, call.args[1]))
-    out = bb.emit(op.multiply(bb.emit(op.subtract(x, mean)), factor))  # computed again: not kept in memory between
-    if attrs.center:
-        out = bb.emit(op.add(out, call.args[2]))
-    return relax.op.reshape(out, shape)
+    times = by_group(
+        bb.emit(op.multiply(centred, centred)), [gamma] if attrs.scale else [], factor, "group_factor"
+    )
+    out = op.multiply(bb.emit(op.subtract(x, mean)), times)  # subtracted again: not kept in memory between
+    return op.add(bb.emit(out), beta) if attrs.center else out
 
 
 def group_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:

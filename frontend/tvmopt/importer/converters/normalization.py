@@ -1,5 +1,5 @@
 """Normalisations: LayerNorm with all outputs, RMSNorm on any axis, BatchNorm in training mode,
-LpNormalization, GroupNorm.
+LpNormalization, GroupNorm, InstanceNorm.
 """
 
 from __future__ import annotations
@@ -103,6 +103,19 @@ def group_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     return b.cast(b.emit(y), dtype) if dtype in LOW_FLOATS else y
 
 
+def instance_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """InstanceNormalization as one operator: exporters write GroupNorm with it."""
+    x = inputs[0]
+    if len(shape_of(x)) < 3:
+        return ctx.stock(inputs, attrs)
+    b, dtype = Build(bb, ctx.name), dtype_of(x)
+    y = relax.op.nn.instance_norm(
+        b.wide(x), b.wide(inputs[1]), b.wide(inputs[2]), channel_axis=1, axes=list(range(2, len(shape_of(x)))),
+        epsilon=attrs.get("epsilon", 1e-5),
+    )  # fmt: skip
+    return b.cast(b.emit(y), dtype) if dtype in LOW_FLOATS else y
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "LayerNormalization"): layer_norm,
     ("com.microsoft", "LayerNormalization"): layer_norm,
@@ -110,4 +123,5 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "BatchNormalization"): batch_norm,
     ("", "LpNormalization"): lp_normalization,
     ("", "GroupNormalization"): group_norm,
+    ("", "InstanceNormalization"): instance_norm,
 }
