@@ -162,7 +162,8 @@ def lower(
         with _timed(seconds, "legalize"):
             module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels
             module = legalize(module, machine, exact, precision)
-            module = P.CancelDuplicates(log)(module)  # what legalizers prepare for each of several readers of a value
+            once = P.CancelDuplicates(log)  # what legalizers prepare for each of several readers of a value
+            module = tvm.transform.Sequential([once])(module)
             provenance = Provenance.before_fusion(module)
         with _timed(seconds, "fuse"):
             module = tvm.transform.Sequential(fusion_passes()[:2])(module)
