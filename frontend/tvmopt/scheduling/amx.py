@@ -26,7 +26,7 @@ HEIGHT = 2 * ROWS
 
 def has_tiles(machine: Machine) -> bool:
     """Whether the machine multiplies bf16 tiles."""
-    return machine.has("amx-tile") and machine.has("amx-bf16")
+    return bool(machine.has("amx-tile") and machine.has("amx-bf16"))
 
 
 @dataclass(frozen=True)
@@ -138,4 +138,4 @@ def pays(m: int, n: int, k: int, machine: Machine) -> bool:
         return False
     one = machine.with_cores(1)
     vectors = choose_tile(m, n, one).cycles * -(-k // 2) + 2 * m * -(-n // machine.lanes())
-    return product_cycles(m, n, k, one) < vectors
+    return bool(product_cycles(m, n, k, one) < vectors)
