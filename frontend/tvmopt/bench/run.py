@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tvmopt.bench.records import BenchResult, Case, EngineResult, Job
 from tvmopt.bench.runners import make, parse, runner_class
 from tvmopt.bench.stats import Ratio, Rules, compare_rounds, is_open, latency
 from tvmopt.errors import InputError, MissingDependency, TvmoptError
+from tvmopt.files import save_arrays
 
 Progress = Callable[[str], None]
 MiB = 1 << 20
@@ -47,7 +48,7 @@ class Settings:
     precision: str = "fp32"
     seed: int = 0
     tolerance: float | None = None
-    shapes: Mapping[str, Sequence[int]] = None  # type: ignore[assignment]
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     save: str = ""
     reuse: bool = False
     floor: bool = True
@@ -132,7 +133,7 @@ class Subject:
                 fix="--model MODEL.onnx" if artifact else "check the path",
             )
         loaded = load(file)
-        shapes = {n: tuple(s) for n, s in (settings.shapes or {}).items()}
+        shapes = {n: tuple(s) for n, s in settings.shapes.items()}
         if batch:
             shapes = with_batch(loaded, batch, shapes)
         static = prepare(loaded, shapes)
@@ -231,7 +232,7 @@ def _prepare(
 ) -> list[EngineResult]:
     """Build, load and check every engine once, each alone; rows without times."""
     inputs = folder / "inputs.npz"
-    np.savez(inputs, **subject.feeds)
+    save_arrays(inputs, subject.feeds)
     reference = _outputs(
         Job("onnxruntime", subject.onnx, shapes=subject.shapes), inputs, folder / "reference.npz"
     )
