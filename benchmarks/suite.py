@@ -153,7 +153,7 @@ def _order(file: str, asked: Sequence[str]) -> tuple[int, str]:
 def _section(cases: list[dict[str, Any]], threads: int) -> list[str]:
     first = cases[0]["engines"][0]["label"]
     peers = list(dict.fromkeys(row["label"] for c in cases for row in c["engines"][1:]))
-    header = ["model", "batch", f"{first} ms", *(f"{p} ms" for p in peers), *(f"/ {p}" for p in peers)]
+    header = ["model", "batch", f"{first.partition(':')[0]} ms", *(f"{p} ms" for p in peers), *(f"/ {p}" for p in peers)]
     header += [*(f"verdict, {p}" for p in peers), "of floor", "error"]
     lines = [f"## {threads} thread{'s' if threads > 1 else ''}", "", "| " + " | ".join(header) + " |"]
     lines.append("|---|" + "---:|" * (len(header) - 1))
@@ -202,7 +202,7 @@ def summary(cases: list[dict[str, Any]], peer: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare tvmopt with its peers on the suite.")
     parser.add_argument("names", nargs="*", metavar="MODEL", help="which (default: all)")
-    parser.add_argument("--engines", default="tvmopt,onnxruntime,openvino")
+    parser.add_argument("--engines", default="tvmopt:records=off,onnxruntime,openvino")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=36)

@@ -114,6 +114,14 @@ def test_a_missing_file_is_an_error_of_ours():
         bench(["no.onnx"], Settings(floor=False))
 
 
+def test_tuning_records_can_be_left_out(model):
+    specs = ("tvmopt:records=off", "tvmopt:records=no")
+    [case] = bench([model], Settings(engines=specs, shapes={"x": (7, 33)}, floor=False), plan=FAST).cases
+    left_out, wrong = case.engines
+    assert (left_out.status, left_out.facts["tuning records"]) == ("ok", "0")
+    assert (wrong.status, "on or off" in wrong.message) == ("failed", True)
+
+
 def test_labels_number_what_comes_twice():
     assert labels(["a", "b", "a", "a"]) == ["a", "b", "a#2", "a#3"]
 

@@ -26,7 +26,7 @@ def _data(name="squeezenet", threads=1, value=1.3, verdict="slower", code=None):
         "ratios": {"onnxruntime": _ratio(value, verdict)},
     }  # fmt: skip
     machine = suite.describe_machine()
-    settings = {"engines": ["tvmopt", "onnxruntime", "openvino"]}
+    settings = {"engines": ["tvmopt:records=off", "onnxruntime", "openvino"]}
     return {"machine": machine, "settings": settings, "cases": [case], "code": code or suite.code()}
 
 
@@ -59,9 +59,9 @@ def test_a_case_is_measured_again_only_when_something_changed(tmp_path, change, 
     change(data)
     path = tmp_path / "a-b1-t2.json"
     path.write_text(json.dumps(data))
-    assert suite.current(path, ["tvmopt", "onnxruntime", "openvino"]) is expected
+    assert suite.current(path, ["tvmopt:records=off", "onnxruntime", "openvino"]) is expected
     path.write_text(path.read_text()[:100])  # cut off
-    assert not suite.current(path, ["tvmopt", "onnxruntime", "openvino"])
+    assert not suite.current(path, ["tvmopt:records=off", "onnxruntime", "openvino"])
 
 
 def test_stored_results_are_small_and_hold_no_paths():

@@ -14,12 +14,15 @@ class Tvmopt(Runner):
     """`tvmopt.compile` and `tvmopt.load`, called as users do: named NumPy arrays in and out."""
 
     builds = True
-    options: Mapping[str, str] = {"target": "default cpu"}
+    options: Mapping[str, str] = {"target": "default cpu", "records": "on (default), off: no tuning records"}
 
     def build(self, path: Path) -> None:
         import tvmopt
         from tvmopt.targets import Machine
 
+        records = self.job.options.get("records", "on")
+        if records not in ("on", "off"):
+            raise InputError(f"records={records}: it is on or off", where="tvmopt")
         machine = Machine.load(self.job.options.get("target", "cpu"))
         if machine.kind == "llvm":
             machine = machine.with_cores(self.job.threads)
@@ -31,6 +34,7 @@ class Tvmopt(Runner):
             precision=self.job.precision,
             shape=shape,
             verify=False,
+            records=records == "on",
             output=path,
         )  # the bench compares outputs itself
 
@@ -47,6 +51,7 @@ class Tvmopt(Runner):
             "target": str(getattr(manifest, "target", "")),
             "threads": str(self.model.threads),
             "precision": str(getattr(manifest, "precision", self.job.precision)),
+            "tuning records": str(len(manifest.records)),
             "transfers": "none: NumPy in, NumPy out",
         }
 
