@@ -151,9 +151,9 @@ def _order(file: str, asked: Sequence[str]) -> tuple[int, str]:
 
 
 def _section(cases: list[dict[str, Any]], threads: int) -> list[str]:
-    first = cases[0]["engines"][0]["label"]
+    first = cases[0]["engines"][0]["label"].partition(":")[0]
     peers = list(dict.fromkeys(row["label"] for c in cases for row in c["engines"][1:]))
-    header = ["model", "batch", f"{first.partition(':')[0]} ms", *(f"{p} ms" for p in peers), *(f"/ {p}" for p in peers)]
+    header = ["model", "batch", f"{first} ms", *(f"{p} ms" for p in peers), *(f"/ {p}" for p in peers)]
     header += [*(f"verdict, {p}" for p in peers), "of floor", "error"]
     lines = [f"## {threads} thread{'s' if threads > 1 else ''}", "", "| " + " | ".join(header) + " |"]
     lines.append("|---|" + "---:|" * (len(header) - 1))
