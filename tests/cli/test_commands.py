@@ -182,7 +182,7 @@ def test_targets() -> None:
         assert name in listed
     assert json.loads(tvmopt("targets", "show", "x86-64-v3", "--json").stdout)["vector_bits"] == 256
     assert "cores" in tvmopt("targets", "detect").stdout
-    unknown = tvmopt("targets", "show", "sapphire-rapids")
+    unknown = tvmopt("targets", "show", "saphire-rapids")
     assert unknown.returncode == 2
     assert "did you mean 'sapphirerapids'" in unknown.stderr
 
