@@ -184,7 +184,7 @@ def test_targets() -> None:
     assert "cores" in tvmopt("targets", "detect").stdout
     unknown = tvmopt("targets", "show", "saphire-rapids")
     assert unknown.returncode == 2
-    assert "did you mean 'sapphirerapids'" in unknown.stderr
+    assert "did you mean 'sapphire-rapids'" in unknown.stderr
 
 
 def test_doctor() -> None:
