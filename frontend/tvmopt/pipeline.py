@@ -162,8 +162,9 @@ def lower(
         with _timed(seconds, "legalize"):
             module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels
             module = legalize(module, machine, exact, precision)
-            once = P.CancelDuplicates(log)  # what legalizers prepare for each of several readers of a value
-            module = tvm.transform.Sequential([once])(module)
+            if not relax.analysis.defined_symbolic_vars(module["main"]):  # the binding that computes a size must stay
+                once = P.CancelDuplicates(log)  # what legalizers prepare for each of several readers of a value
+                module = tvm.transform.Sequential([once])(module)
             provenance = Provenance.before_fusion(module)
         with _timed(seconds, "fuse"):
             module = tvm.transform.Sequential(fusion_passes()[:2])(module)
