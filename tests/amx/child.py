@@ -11,7 +11,6 @@ import ctypes
 import json
 import mmap
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +21,7 @@ from tvmopt.targets import Machine
 
 import tvmopt
 from tests.amx import KINDS, machine
+from tests.schedules.harness import lowered_bf16, rand, rounded
 from tvmopt import pipeline
 from tvmopt.legalize.name_values import name_module
 from tvmopt.runtime.artifact import Artifact
@@ -49,25 +49,6 @@ class _Emulator:
         found = (ctypes.c_long * 8)()
         self.library.amx_counts(found)
         return dict(zip((*KINDS, "configured"), found, strict=True))
-
-
-def rand(*dims: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(dims).astype("float32")
-
-
-def rounded(x: Array) -> Array:
-    """What the kernels see: bf16 inputs, in float64."""
-    return x.astype(ml_dtypes.bfloat16).astype("float64")
-
-
-def lowered(body: Callable[..., Any], inputs: list[Array], machine: Machine) -> Any:
-    bb = relax.BlockBuilder()
-    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, "float32")) for i, x in enumerate(inputs)]
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(body(bb, *params))
-        bb.emit_func_output(out)
-    return pipeline.lower(bb.get(), machine, precision="bf16")
 
 
 def outcome(low: Any, inputs: list[Array], expected: Array, machine: Machine) -> dict[str, Any]:
@@ -116,7 +97,7 @@ def gemm(m: int, k: int, n: int, then: str = "", cores: int = 1) -> dict[str, An
     def body(bb: Any, a: Any) -> Any:
         return epilogue(bb, bb.emit(relax.op.matmul(a, relax.const(w))), then, expected)
 
-    return outcome(lowered(body, [x], machine), [x], expected, machine)
+    return outcome(lowered_bf16(body, [x], machine), [x], expected, machine)
 
 
 def conv(
@@ -131,7 +112,7 @@ def conv(
         out = relax.op.nn.conv2d(a, relax.const(w), strides=stride, padding=pad, dilation=down, **NHWC)
         return epilogue(bb, bb.emit(out), then, expected)
 
-    return outcome(lowered(body, [x], machine), [x], expected, machine)
+    return outcome(lowered_bf16(body, [x], machine), [x], expected, machine)
 
 
 def convolution(x: Array, w: Array, stride: int, pad: int, dilation: list[int]) -> Array:
@@ -167,13 +148,13 @@ def attention(
         score = np.where(np.tri(queries, keys, keys - queries if causal == "BottomRight" else 0), score, -np.inf)
     p = np.exp(score - score.max(-1, keepdims=True))
     expected = np.moveaxis((p / p.sum(-1, keepdims=True)) @ c, 1, 2)
-    return outcome(lowered(body, [q, k, v], machine), [q, k, v], expected, machine)
+    return outcome(lowered_bf16(body, [q, k, v], machine), [q, k, v], expected, machine)
 
 
 def guarded(m: int, k: int, n: int) -> dict[str, Any]:
     """A GEMM's kernel alone; its rows and packed weights end where a page without access begins."""
     x, w = rand(m, k), rand(k, n, seed=1)
-    low = lowered(lambda bb, a: relax.op.matmul(a, relax.const(w)), [x], MACHINE.with_cores(1))
+    low = lowered_bf16(lambda bb, a: relax.op.matmul(a, relax.const(w)), [x], MACHINE.with_cores(1))
     (func,) = (f for f in low.module.functions.values() if "amx_gemm" in str(f))
     (value,) = (c for c in constants(low.module) if c.dtype == np.uint32)
     target, config = MACHINE.with_cores(1).tvm_target(), pipeline.BUILD_CONFIG

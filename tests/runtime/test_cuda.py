@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import tvmopt
+from tests.cuda import needs_toolkit
 from tvmopt import cuda
 from tvmopt.errors import ArtifactError, MissingDependency
 from tvmopt.runtime.library import cuda_available
@@ -16,17 +17,6 @@ from tvmopt.runtime.library import cuda_available
 from .small import expected, small_model
 
 FATBIN = bytes.fromhex("50ed55ba")  # the magic number of a fatbin, little endian
-
-
-def _toolkit() -> bool:
-    try:
-        cuda.find_toolkit()
-    except MissingDependency:
-        return False
-    return True
-
-
-needs_toolkit = pytest.mark.skipif(not _toolkit(), reason="no CUDA toolkit")
 
 
 @pytest.fixture(scope="module")

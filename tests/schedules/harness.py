@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import ml_dtypes
 import numpy as np
 import tvm
 from tvm import relax
@@ -11,7 +12,7 @@ from tvmopt.targets import Machine
 
 from tvmopt.legalize import legalize
 from tvmopt.legalize.name_values import name_module
-from tvmopt.pipeline import BUILD_CONFIG, fusion_passes
+from tvmopt.pipeline import BUILD_CONFIG, Lowered, fusion_passes, lower
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
 
@@ -33,6 +34,20 @@ def module_of(build: Callable[..., relax.Expr], inputs: Sequence[np.ndarray]) ->
             out = bb.emit_output(build(bb, *params))
         bb.emit_func_output(out)
     return bb.get()
+
+
+def rand(*dims: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(dims).astype("float32")
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """What bf16 kernels see of an input, in float64."""
+    return x.astype(ml_dtypes.bfloat16).astype("float64")
+
+
+def lowered_bf16(build: Callable[..., relax.Expr], inputs: Sequence[np.ndarray], machine: Machine) -> Lowered:
+    """The operator after all stages but code generation, with `--precision bf16`."""
+    return lower(module_of(build, inputs), machine, precision="bf16")
 
 
 def run(

@@ -18,9 +18,10 @@ from tvmopt.targets import Machine
 from typer.testing import CliRunner
 
 import tvmopt
-from tvmopt import cuda, pipeline
+from tests.cuda import needs_toolkit
+from tvmopt import pipeline
 from tvmopt.cli.tune import app
-from tvmopt.errors import MissingDependency, TuningError
+from tvmopt.errors import TuningError
 from tvmopt.runtime.library import cuda_available
 from tvmopt.scheduling.family import Space
 from tvmopt.tuning.driver import imported_module, tasks_of
@@ -37,17 +38,6 @@ from . import farm
 H100 = Machine.load("cuda")
 WON = Verdict(0.8, 0.78, 0.82, 1e-6, 40, True)
 WIDTHS = (72, 264, 136, 96, 40)
-
-
-def _toolkit() -> bool:
-    try:
-        cuda.find_toolkit()
-    except MissingDependency:
-        return False
-    return True
-
-
-needs_toolkit = pytest.mark.skipif(not _toolkit(), reason="no CUDA toolkit")
 
 
 @pytest.fixture(scope="module")

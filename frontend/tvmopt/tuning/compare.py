@@ -9,11 +9,10 @@ end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.targets import Machine
-from tvmopt.tuning.inside import KEEP, compete, contenders
+from tvmopt.tuning.inside import KEEP, compete, contenders, lookup_of, withdraw
 from tvmopt.tuning.instance import Instance, inside_verdict, interleaved, profiles
 from tvmopt.tuning.record import Verdict
 from tvmopt.tuning.statistics import verdict
@@ -43,16 +42,16 @@ def model_verdict(
         compete(module, machine, plain, tuner, tell, precision)
         if all(s.winner is None for s in tuner.states):
             return None
-        if withdraw_useless(plain, Instance(module, machine, _lookup(machine, tuner), precision), tuner):
+        if withdraw_useless(plain, Instance(module, machine, _winners(machine, tuner), precision), tuner):
             tuner.refresh()
             if all(s.winner is None for s in tuner.states):
                 return None
-    tuned = Instance(module, machine, _lookup(machine, tuner), precision)
+    tuned = Instance(module, machine, _winners(machine, tuner), precision)
     found = verdict(interleaved([plain.run, tuned.run]), margin=0.0)
     if found.low > 1.0:
         for state in tuner.states:
             if state.winner is not None:
-                _withdraw(tuner, state, found)
+                withdraw(tuner, state, state.winner, found)
         tuner.refresh()
     return found
 
@@ -66,20 +65,10 @@ def withdraw_useless(plain: Instance, tuned: Instance, tuner: Tuner) -> int:
             continue
         found = inside_verdict(state.task.names, base, other)
         if found is not None and found.ratio > KEEP:
-            _withdraw(tuner, state, found)
+            withdraw(tuner, state, state.winner, found)
             gone += 1
     return gone
 
 
-def _withdraw(tuner: Tuner, state: Any, inside: Verdict) -> None:
-    record = state.winner
-    lost = replace(record.verdict, won=False, inside=inside.ratio)
-    tuner.store.judge(state.task.key, record.candidate, lost)
-
-
-def _lookup(machine: Machine, tuner: Tuner) -> Any:
-    from tvmopt.tuning.logs import RecordLookup
-
-    lookup = RecordLookup(machine)
-    lookup.take((s.winner for s in tuner.states if s.winner is not None), "store")
-    return lookup
+def _winners(machine: Machine, tuner: Tuner) -> Any:
+    return lookup_of(machine, (s.winner for s in tuner.states if s.winner is not None))

@@ -9,7 +9,7 @@ tells of as many candidates as it has kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -54,8 +54,7 @@ def compete(
     for number in range(count):
         if tell:
             tell(f"candidates inside the model, {number + 1} of {count}")
-        lookup = RecordLookup(machine)
-        lookup.take((some[number] for some in field.values() if number < len(some)), "store")
+        lookup = lookup_of(machine, (some[number] for some in field.values() if number < len(some)))
         rounds = profiles([plain, Instance(module, machine, lookup, precision)], ROUNDS)
         for state in tuner.states:
             some = field.get(id(state), [])
@@ -92,6 +91,18 @@ def _settle(tuner: Tuner, state: State, found: list[tuple[Record, Verdict]]) -> 
         if best is not None and record is best[0]:
             tuner.store.judge(state.task.key, record.candidate, verdict)
         elif record.won:
-            assert record.verdict is not None
-            lost = replace(record.verdict, won=False, inside=verdict.ratio)
-            tuner.store.judge(state.task.key, record.candidate, lost)
+            withdraw(tuner, state, record, verdict)
+
+
+def withdraw(tuner: Tuner, state: State, record: Record, inside: Verdict) -> None:
+    """A record that had won loses, and says at which ratio inside the model."""
+    assert record.verdict is not None
+    lost = replace(record.verdict, won=False, inside=inside.ratio)
+    tuner.store.judge(state.task.key, record.candidate, lost)
+
+
+def lookup_of(machine: Machine, records: Iterable[Record]) -> RecordLookup:
+    """What a model is built with that uses just these records."""
+    lookup = RecordLookup(machine)
+    lookup.take(records, "store")
+    return lookup

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -16,6 +15,7 @@ from tvm import relax
 from tvmopt.targets import Machine
 
 import tvmopt
+from tests.schedules.harness import lowered_bf16, rand, rounded
 from tvmopt import pipeline
 from tvmopt.errors import InputError
 from tvmopt.legalize.pairs import llvm_functions
@@ -27,28 +27,9 @@ NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
 Array = np.ndarray[Any, Any]
 
 
-def rand(*dims: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(dims).astype("float32")
-
-
-def rounded(x: Array) -> Array:
-    """What the kernels see: bf16 inputs, in float64."""
-    return x.astype(ml_dtypes.bfloat16).astype("float64")
-
-
-def lowered(body: Callable[..., Any], inputs: list[Array], machine: Machine) -> Any:
-    bb = relax.BlockBuilder()
-    params = [relax.Var(f"x{i}", relax.TensorType(x.shape, "float32")) for i, x in enumerate(inputs)]
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(body(bb, *params))
-        bb.emit_func_output(out)
-    return pipeline.lower(bb.get(), machine, precision="bf16")
-
-
 def run(body: Callable[..., Any], inputs: list[Array], family: str, cores: int = 1) -> Array:
     machine = HOST.with_cores(cores)
-    low = lowered(body, inputs, machine)
+    low = lowered_bf16(body, inputs, machine)
     assert family in {k.family for k in low.kernels}
     vm = relax.VirtualMachine(pipeline.build(low, machine), tvm.cpu())
     return vm["main"](*(tvm.runtime.tensor(x) for x in inputs)).numpy()
@@ -134,7 +115,7 @@ def test_sapphire_rapids_gets_the_instructions(rows: int, instruction: str, othe
     def body(bb: Any, a: Any) -> Any:
         return relax.op.matmul(bb.emit(relax.op.nn.relu(bb.emit(relax.op.matmul(a, w)))), w)
 
-    low = lowered(body, [rand(rows, 64)], machine)
+    low = lowered_bf16(body, [rand(rows, 64)], machine)
     executable = pipeline.build(low, machine)
     modules = [m for m in executable.mod.imports if m.kind == "llvm"]
     text = "".join(m.inspect_source("asm") for m in modules)
