@@ -1,14 +1,15 @@
-"""Winograd convolution F(4x4, 3x3), CPU, NHWC: 36 register-tiled GEMMs between two transforms that stay in L2.
+"""Winograd convolution F(4x4, 3x3) and F(2x2, 3x3), CPU, NHWC: T*T register-tiled GEMMs, T = 6 or 4, between two
+transforms that stay in L2. Which of both is read off the block.
 
-task       `tile_rows` rows of 4x4 tiles (all columns, all channels), or a chunk of the panels of those
-transform  V = B^T d B for the task's tiles, 36 * tiles * C * 4 bytes, kept in L2; 16 channels a vector, the 6x6 tile
+task       `tile_rows` rows of output tiles (all columns, all channels), or a chunk of the panels of those
+transform  V = B^T d B for the task's tiles, T*T * tiles * C * 4 bytes, kept in L2; 16 channels a vector, the TxT tile
            unrolled
-gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U, [P, 6, 6, C, nr], comes
+gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U, [P, T, T, C, nr], comes
            from L2, L3 or memory in one run (with the panels inside, in runs of C*nr*4 bytes, whole models took 1.02 to
            1.05 times as long)
-output     Y = A^T M A per tile and panel, epilogue fused, from 36 * tiles * nr * 4 bytes of M
-floor      36*C*O*2 FLOPs a tile at peak, or U's 36*C*O*4 bytes at L3's bandwidth
-Measured   see docs/explanation/how-a-model-flows.md
+output     Y = A^T M A per tile and panel, epilogue fused, from T*T * tiles * nr * 4 bytes of M
+floor      T*T*C*O*2 FLOPs a tile at peak, or U's T*T*C*O*4 bytes at L3's or memory's bandwidth
+Measured   see docs/explanation/how-a-model-flows.md and docs/performance.md
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ NAME, VERSION = "winograd", 1
 
 @dataclass(frozen=True)
 class Shape:
-    """rows x cols tiles of 4x4 outputs, in images n; c input channels; o outputs in panels of nr."""
+    """rows x cols tiles of out x out outputs, in images n; c input channels; o outputs in panels of nr."""
 
     n: int
     oh: int
     ow: int
     rows: int
     cols: int
+    out: int
     c: int
     o: int
     panels: int
@@ -47,6 +49,11 @@ class Shape:
     l2: int
     u_rate: float  # bytes of U a cycle and core: from L2, L3 or memory, by its size
 
+    @property
+    def places(self) -> int:
+        """Elements of a transformed tile: one GEMM each."""
+        return (self.out + 2) ** 2
+
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     """A block that the legalizer marked `winograd`."""
@@ -54,13 +61,13 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     if block is None or out is None:
         return None
     n, oh, ow, o = extents(out)
-    _, _, _, rows, cols, panels, nr, c = extents(block)
-    u_bytes = 36 * c * panels * nr * 4
+    tile, _, _, rows, cols, panels, nr, c = extents(block)
+    u_bytes = tile * tile * c * panels * nr * 4
     if u_bytes > machine.l3 // 8:  # the other layers drive it out of L3 between two calls
         rate = machine.bandwidth / machine.cores / machine.ghz / 1e9
     else:
         rate = machine.l2_rate / 2 if u_bytes > machine.l2 // 2 else float(machine.l2_rate)
-    return Shape(n, oh, ow, rows, cols, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2, rate)
+    return Shape(n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2, rate)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
@@ -92,10 +99,10 @@ def choose_task(shape: Shape) -> tuple[int, int]:
         for panels in _divisors(shape.panels):
             tasks = shape.n * (shape.rows // rows) * (shape.panels // panels)
             idle = -(-tasks // shape.cores) * shape.cores / tasks
-            gemm = 36 * tiles * shape.c * panels * shape.nr / shape.lanes / 2
-            transform = 36 * tiles * 8 * (shape.c + panels * shape.nr) / shape.lanes
-            stream = 36 * shape.c * panels * shape.nr * 4 / shape.u_rate
-            spill = 1.0 + (0.15 if 36 * tiles * shape.c * 4 > 0.75 * shape.l2 else 0.0)
+            gemm = shape.places * tiles * shape.c * panels * shape.nr / shape.lanes / 2
+            transform = shape.places * tiles * 8 * (shape.c + panels * shape.nr) / shape.lanes
+            stream = shape.places * shape.c * panels * shape.nr * 4 / shape.u_rate
+            spill = 1.0 + (0.15 if shape.places * tiles * shape.c * 4 > 0.75 * shape.l2 else 0.0)
             cost = idle * tasks * (gemm * spill + stream + transform)
             if best is None or (cost, tasks) < best[0]:
                 best = ((cost, tasks), (rows, panels))
@@ -115,11 +122,9 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     )
     out = epilogue_of(sch, whole, (shape.n, shape.oh, shape.ow, shape.o))
     n, h, w, o = sch.get_loops(out)
-    h_task, h_tile, h_in = sch.split(h, [None, knobs["tile_rows"], 4])
-    w_tile, w_in = sch.split(w, [None, 4])
-    p_task, panel, vec, o_in = sch.split(
-        o, [None, knobs["panel_chunk"], -(-shape.nr // shape.lanes), shape.lanes]
-    )
+    h_task, h_tile, h_in = sch.split(h, [None, knobs["tile_rows"], shape.out])
+    w_tile, w_in = sch.split(w, [None, shape.out])
+    p_task, panel, vec, o_in = sch.split(o, [None, knobs["panel_chunk"], -(-shape.nr // shape.lanes), shape.lanes])
     sch.reorder(n, h_task, p_task, panel, h_tile, w_tile, vec, h_in, w_in, o_in)
     task = sch.fuse(n, h_task, p_task)
     sch.compute_at(whole, vec, preserve_unit_loops=True)

@@ -1,13 +1,19 @@
-"""3x3 convolution by Winograd's F(4x4, 3x3): 36 multiplications for 16 outputs instead of 144 - for the family.
+"""3x3 convolution by Winograd's F(4x4, 3x3) or F(2x2, 3x3): 36 multiplications for 16 outputs instead of 144, or 16 for
+4 instead of 36 - for the family.
 
-    V[i, j]  = B^T d B           6x6 input tile d, stepping by 4
-    M[i, j]  = sum_c V[i, j, c] * U[i, j, c, o]        36 small GEMMs;  U = G g G^T at compile time
-    Y        = A^T M A           4x4 outputs
+    V[i, j]  = B^T d B           input tile d, 6x6 stepping by 4, or 4x4 stepping by 2
+    M[i, j]  = sum_c V[i, j, c] * U[i, j, c, o]        36 or 16 small GEMMs;  U = G g G^T at compile time
+    Y        = A^T M A           4x4 or 2x2 outputs
 
-The matrices come from Toom-Cook interpolation at 0, 1, -1, 1/2, -2 and infinity (Lavin & Gray 2016, section 5.1, for
-the algorithm; Barabasz et al. 2018, "Error analysis and improving the accuracy of Winograd convolution", table 3, for
-the points: the usual 0, +-1, +-2 err twice as much). Against float64 its outputs err about 9 times as much as the
-direct form's: 1.5e-6 rms, 1.5e-5 at most, for outputs of variance 1 (see tests); `exact=True` turns it off.
+The matrices come from Toom-Cook interpolation at 0, 1, -1, 1/2, -2 and infinity, or at 0, 1, -1 and infinity (Lavin &
+Gray 2016, section 5.1, for the algorithm; Barabasz et al. 2018, "Error analysis and improving the accuracy of Winograd
+convolution", table 3, for the points: the usual 0, +-1, +-2 err twice as much). Against float64, for outputs of
+variance 1 and 64 to 512 channels (56x56 to 7x7), F(4x4)'s err 1.1e-6 to 2.5e-6 rms and 2.9e-5 at most, F(2x2)'s 2.6e-7
+to 6.1e-7 and 3.2e-6, the direct form's 4.2e-7 to 1.0e-6 and 8.7e-6: F(2x2) errs less than it, its sums being nine times
+shorter. `exact=True` turns both off.
+
+U is 4 times as large as the weights for F(4x4), 1.8 times for F(2x2): where U comes from memory, or few 4x4 tiles cover
+the image (7x7: 64 outputs computed for 49), the small tile is ahead.
 """
 
 from __future__ import annotations
@@ -26,9 +32,13 @@ from tvmopt.scheduling.amx import has_tiles
 from tvmopt.scheduling.tile import choose_tile, step_cycles
 from tvmopt.targets import Machine
 
-POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
-OUT, KERNEL = 4, 3
-TILE = OUT + KERNEL - 1
+POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 0.5, -2.0)}
+"""By the size of the output tile: where Toom-Cook interpolates, besides infinity."""
+KERNEL = 3
+FORMS = (4, 2)
+"""The output tiles that :func:`output_tile` chooses from."""
+TRANSFORM = {2: 4.0, 4: 8.0}
+"""Vector operations an element of V or M in the transforms, by the size of the output tile."""
 BF16_RATE = 1.86
 """Operations by vdpbf16ps for one by fp32 FMA: measured in C on a Zen 5, both in one run. AMX tiles: `tile_macs`."""
 BF16_MARGIN = 1.25
@@ -36,54 +46,70 @@ BF16_MARGIN = 1.25
 
 
 @cache
-def matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(A^T [4, 6], G [6, 3], B^T [6, 6]) in float64.
+def matrices(out: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(A^T [out, tile], G [tile, 3], B^T [tile, tile]) in float64, tile = out + 2.
 
     With points p_i: A^T[k, i] = p_i^k, G[i, k] = p_i^k / prod_{j != i}(p_i - p_j), and row i of B^T holds the
     coefficients of prod_{j != i}(x - p_j); the last row and column stand for infinity.
 
-    >>> at, g, bt = matrices()
+    >>> at, g, bt = matrices(4)
     >>> d, k = np.arange(6.0) ** 2, np.array([1.0, -2.0, 3.0])
     >>> np.allclose(at @ ((g @ k) * (bt @ d)), [d[i : i + 3] @ k for i in range(4)])
     True
+    >>> matrices(2)[0].astype(int).tolist()
+    [[1, 1, 1, 0], [0, 1, -1, 1]]
     """
-    at, g, bt = np.zeros((OUT, TILE)), np.zeros((TILE, KERNEL)), np.zeros((TILE, TILE))
-    for i, p in enumerate(POINTS):
-        others = [q for j, q in enumerate(POINTS) if j != i]
-        at[:, i] = [p**k for k in range(OUT)]
+    tile, points = out + KERNEL - 1, POINTS[out]
+    at, g, bt = np.zeros((out, tile)), np.zeros((tile, KERNEL)), np.zeros((tile, tile))
+    for i, p in enumerate(points):
+        others = [q for j, q in enumerate(points) if j != i]
+        at[:, i] = [p**k for k in range(out)]
         g[i] = [p**k / np.prod([p - q for q in others]) for k in range(KERNEL)]
         bt[i, : len(others) + 1] = polynomial.polyfromroots(others)
     at[-1, -1] = g[-1, -1] = 1.0
-    bt[-1] = polynomial.polyfromroots(POINTS)
+    bt[-1] = polynomial.polyfromroots(points)
     return at, g, bt
 
 
-def pays(
+def output_tile(
     out_h: int, out_w: int, in_c: int, out_c: int, batch: int, machine: Machine, rate: float = 1.0, margin: float = 1.0
-) -> bool:
-    """Whether F(4x4) beats the direct form: the multiplications it saves against the transforms and U's traffic.
+) -> int:
+    """The output tile of the fastest form, by :func:`direct_cycles` and :func:`winograd_cycles`: 4 or 2; 1: direct.
 
-    `rate`: how much faster the direct form multiplies than fp32 does (BF16_RATE with `--precision bf16`, 16 by tiles).
-
-    Direct:  9 * C * O / lanes FMAs a pixel, at full rate.
-    F(4x4):  36 * C * O / lanes FMAs a tile of 16 pixels (tiles may hang over the edge) in register tiles as high as the
-             image has tiles, which few tiles leave bound by FMA latency; about 8 vector operations an element of V and
-             of M (36 of each a tile).
-    Weights  9 or 36 * C * O * 4 bytes, once: see :func:`stream_cycles`. Cores share the memory, not the arithmetic.
-    Both sums were compared with whole models on Zen 5. With two cores Winograd's 14x14 layers of 160 to 256 channels,
-    1.17 times as fast by these sums, make Inception v2 0.96 and ResNet-50 0.98 of the time of the direct form.
+    `rate`: how much faster the direct form multiplies than fp32 does (BF16_RATE with `--precision bf16`, 16 by tiles);
+    `margin`: how far ahead Winograd must be.
     """
-    rows, cols = -(-out_h // OUT), -(-out_w // OUT)
-    tiles = batch * rows * cols
-    lanes, ports, cores = machine.lanes(), machine.fma_ports, machine.cores
-    if min(in_c, out_c) < lanes:
-        return False
-    direct = 9 * in_c * out_c / lanes * batch * out_h * out_w / ports / 0.95 / rate
+    if min(in_c, out_c) < machine.lanes():
+        return 1
+    direct = direct_cycles(out_h * out_w * batch, in_c, out_c, machine, rate)
+    cycles = {
+        out: margin * winograd_cycles(out, -(-out_h // out), -(-out_w // out), in_c, out_c, batch, machine)
+        for out in FORMS
+    }
+    return min({1: direct, **cycles}.items(), key=lambda form: form[1])[0]
+
+
+def direct_cycles(pixels: int, in_c: int, out_c: int, machine: Machine, rate: float = 1.0) -> float:
+    """9 * C * O / lanes FMAs a pixel at 0.95 of the full rate, and 9 * C * O * 4 bytes of weights."""
+    products = 9 * in_c * out_c / machine.lanes() * pixels / machine.fma_ports / 0.95 / rate
+    return float(products / machine.cores + stream_cycles(9 * in_c * out_c * 4, machine))
+
+
+def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch: int, machine: Machine) -> float:
+    """The products, the transforms and U's traffic of `rows` x `cols` tiles of `out` x `out` outputs.
+
+    Products    (out+2)^2 * C * O / lanes FMAs a tile (tiles may hang over the edge) in register tiles as high as the
+                image has tiles, which few tiles leave bound by FMA latency.
+    Transforms  some vector operations an element of V and of M, (out+2)^2 of each a tile and channel.
+    Weights     (out+2)^2 * C * O * 4 bytes, once: see :func:`stream_cycles`. Cores share memory, not the arithmetic.
+    The sums were compared with chains of equal layers and with whole models on Zen 5: docs/performance.md.
+    """
+    tiles, places = batch * rows * cols, (out + KERNEL - 1) ** 2
+    lanes = machine.lanes()
     height = min(8, rows * cols)
-    gemm = 36 * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
-    transforms = 8 * 36 * (in_c + out_c) / lanes * tiles / ports
-    winograd = (gemm + transforms) / cores + stream_cycles(36 * in_c * out_c * 4, machine)
-    return bool(margin * winograd < direct / cores + stream_cycles(9 * in_c * out_c * 4, machine))
+    gemm = places * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
+    transforms = TRANSFORM[out] * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
+    return float((gemm + transforms) / machine.cores + stream_cycles(places * in_c * out_c * 4, machine))
 
 
 def stream_cycles(weights: int, machine: Machine) -> float:
@@ -107,7 +133,7 @@ def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
     top, left, bottom, right = (int(v) for v in a.padding)
     size = (xs[1] + top + bottom - 2, xs[2] + left + right - 2)
     rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if has_tiles(machine) else BF16_RATE
-    return 0 not in (*xs, *size) and pays(*size, xs[3], ws[0], xs[0], machine, rate, BF16_MARGIN)
+    return 0 not in (*xs, *size) and output_tile(*size, xs[3], ws[0], xs[0], machine, rate, BF16_MARGIN) > 1
 
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
@@ -125,19 +151,20 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     out_c = value.shape[0]
     top, left, bottom, right = (int(v) for v in a.padding)
     out_h, out_w = height + top + bottom - 2, width + left + right - 2
-    if 0 in (*xs, out_h, out_w) or not pays(out_h, out_w, in_c, out_c, batch, machine):
+    out = output_tile(out_h, out_w, in_c, out_c, batch, machine) if 0 not in (*xs, out_h, out_w) else 1
+    if out == 1:
         return None
-    rows, cols = -(-out_h // OUT), -(-out_w // OUT)
+    rows, cols = -(-out_h // out), -(-out_w // out)
     nr = choose_tile(rows * cols, out_c, machine, rows=cols).nr
-    _, g, _ = matrices()
+    _, g, _ = matrices(out)
     transformed = np.einsum("ia,jb,oabc->ijco", g, g, value.astype("float64")).astype("float32")
-    panels = np.moveaxis(pack_panels(transformed, nr), 2, 0)  # [P, 6, 6, C, nr]: a panel is read from end to end
+    panels = np.moveaxis(pack_panels(transformed, nr), 2, 0)  # [P, tile, tile, C, nr]: a panel is read from end to end
     packed = relax.const(np.ascontiguousarray(panels), "float32")
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         zero = tirx.const(0.0, "float32")
         pad = te.compute(
-            (batch, rows * OUT + 2, cols * OUT + 2, in_c),
+            (batch, rows * out + 2, cols * out + 2, in_c),
             lambda n, y, x_, c: te.if_then_else(
                 te.all(y >= top, y < height + top, x_ >= left, x_ < width + left),
                 data(n, y - top, x_ - left, c),
@@ -146,50 +173,50 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
             name="pad",
             attrs={"tvmopt.kernel": "pad"},
         )
-        return winograd_te(pad, weight, (batch, out_h, out_w, out_c))
+        return winograd_te(pad, weight, (batch, out_h, out_w, out_c), out)
 
     return call_fusable(bb, compute, [x, packed], "winograd")
 
 
-def winograd_te(pad: te.Tensor, weight: te.Tensor, out: tuple[int, int, int, int]) -> te.Tensor:
+def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[int, int, int, int], out: int) -> te.Tensor:
     """The blocks of the module's docstring, each transform in two steps: rows, then columns."""
-    at, _, bt = matrices()
-    batch, out_h, out_w, out_c = out
-    rows, cols = -(-out_h // OUT), -(-out_w // OUT)
+    at, _, bt = matrices(out)
+    batch, out_h, out_w, out_c = shape
+    tile, rows, cols = out + KERNEL - 1, -(-out_h // out), -(-out_w // out)
     in_c, nr = int(pad.shape[3]), int(weight.shape[4])
 
     def tag(name: str) -> dict[str, Any]:
         return {"name": name, "attrs": {"tvmopt.kernel": name}}
 
     half = te.compute(
-        (TILE, TILE, batch, rows, cols, in_c),
-        lambda i, j, n, y, x, c: combine(bt, i, lambda k: pad(n, y * OUT + k, x * OUT + j, c)),
+        (tile, tile, batch, rows, cols, in_c),
+        lambda i, j, n, y, x, c: combine(bt, i, lambda k: pad(n, y * out + k, x * out + j, c)),
         **tag("wino_half_in"),
     )
     v = te.compute(
-        (TILE, TILE, batch, rows, cols, in_c),
+        (tile, tile, batch, rows, cols, in_c),
         lambda i, j, n, y, x, c: combine(bt, j, lambda k: half(i, k, n, y, x, c)),
         **tag("wino_in"),
     )
     c = te.reduce_axis((0, in_c), name="c")
     m = te.compute(
-        (TILE, TILE, batch, rows, cols, int(weight.shape[0]), nr),
+        (tile, tile, batch, rows, cols, int(weight.shape[0]), nr),
         lambda i, j, n, y, x, p, o: te.sum(v(i, j, n, y, x, c) * weight(p, i, j, c, o), axis=[c]),
         **tag("winograd"),
     )
     half_out = te.compute(
-        (OUT, TILE, batch, rows, cols, int(weight.shape[0]), nr),
+        (out, tile, batch, rows, cols, int(weight.shape[0]), nr),
         lambda i, j, n, y, x, p, o: combine(at, i, lambda k: m(k, j, n, y, x, p, o)),
         **tag("wino_half_out"),
     )
     whole = te.compute(
-        (OUT, OUT, batch, rows, cols, int(weight.shape[0]), nr),
+        (out, out, batch, rows, cols, int(weight.shape[0]), nr),
         lambda i, j, n, y, x, p, o: combine(at, j, lambda k: half_out(i, k, n, y, x, p, o)),
         **tag("wino_out"),
     )
     return te.compute(
         (batch, out_h, out_w, out_c),
-        lambda n, y, x, o: whole(y % OUT, x % OUT, n, y // OUT, x // OUT, o // nr, o % nr),
+        lambda n, y, x, o: whole(y % out, x % out, n, y // out, x // out, o // nr, o % nr),
         **tag("unpack"),
     )
 
