@@ -29,8 +29,9 @@ ORDER = ("faster", "no difference measured", "slower", "unstable", "failed")
 
 
 def cases(folder: Path) -> list[dict[str, Any]]:
-    """The cases of a folder at batch 1 and its largest number of threads, quickest ratio first."""
+    """The cases of a folder in fp32 at batch 1 and its largest number of threads, quickest ratio first."""
     found = [c for f in sorted(folder.glob("*-b*-t*.json")) for c in json.loads(f.read_text())["cases"]]
+    found = [c for c in found if c["precision"] == "fp32"]
     most = max((c["threads"] for c in found), default=0)
     chosen = [c for c in found if c["threads"] == most and c["batch"] == 1]
     return sorted(chosen, key=lambda c: (_value(c, _peers(chosen)[0]) or math.inf, c["model"]))

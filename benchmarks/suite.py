@@ -2,9 +2,10 @@
 
     python benchmarks/suite.py                           # every model, 1 and 2 threads, batch 1
     python benchmarks/suite.py resnet50 bert_base        # some
+    python benchmarks/suite.py --precision bf16          # against OpenVINO in bf16
     python benchmarks/suite.py --table                   # only the table, from the results there are
 
-One JSON file a model, batch and number of threads, in ``benchmarks/results/MACHINE/``. A case is not measured
+One JSON file a model, batch, number of threads and precision, in ``benchmarks/results/MACHINE/``. A case is not measured
 again if its file is there, none of its verdicts is "unstable", and compiler and engines are the same as then
 (``--again`` measures all the same): a run that was stopped goes on. The table, losses included, is
 ``benchmarks/results/MACHINE/README.md``.
@@ -32,6 +33,8 @@ from tvmopt.bench.run import Settings, bench
 from tvmopt.errors import TvmoptError
 
 HERE = Path(__file__).parent
+ENGINES = {"fp32": "tvmopt:records=off,onnxruntime,openvino", "bf16": "tvmopt:records=off,openvino"}
+"""By precision: onnxruntime's CPU kernels have no bf16."""
 
 
 def measure(
@@ -42,6 +45,7 @@ def measure(
     engines: Sequence[str],
     plan: Plan,
     batch: int = 1,
+    precision: str = "fp32",
     again: bool = False,
     source: Path | None = None,
     reuse: Path | None = None,
@@ -53,12 +57,14 @@ def measure(
         reuse: folder of compiled files, to be kept from one number of threads or one run to the next.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-b{batch}-t{threads}.json"
+    path = folder / f"{name}-b{batch}-t{threads}{'' if precision == 'fp32' else f'-{precision}'}.json"
     if not again and current(path, engines):
         print(f"{path.stem}: measured before", flush=True)
         return path
     model = models.write(name, source or models.FOLDER, batch=batch)
-    settings = Settings(engines=tuple(engines), threads=(threads,), save=str(reuse or ""), reuse=False)
+    settings = Settings(
+        engines=tuple(engines), threads=(threads,), precision=precision, save=str(reuse or ""), reuse=False
+    )
     result = bench([model], settings, plan=plan)
     part = path.with_suffix(".part")
     data = compact(result.as_dict()) | {"code": code()}
@@ -138,11 +144,16 @@ def table(folder: Path, asked: Sequence[str]) -> str:
         f"{words}",
         "",
     ]
-    for threads in sorted({c["threads"] for d in cases for c in d["cases"]}):
-        found = [c for d in cases for c in d["cases"] if c["threads"] == threads]
+    every = [c for d in cases for c in d["cases"]]
+    for threads, precision in sorted({_kind(c) for c in every}, key=lambda k: (k[1] != "fp32", k[1], k[0])):
+        found = [c for c in every if _kind(c) == (threads, precision)]
         found.sort(key=lambda c: _order(c["model"], asked))
-        lines += _section(found, threads)
+        lines += _section(found, threads, precision)
     return "\n".join(lines)
+
+
+def _kind(case: dict[str, Any]) -> tuple[int, str]:
+    return case["threads"], case.get("precision", "fp32")
 
 
 def _order(file: str, asked: Sequence[str]) -> tuple[int, str]:
@@ -150,17 +161,17 @@ def _order(file: str, asked: Sequence[str]) -> tuple[int, str]:
     return (asked.index(stem) if stem in asked else len(asked), file)
 
 
-def _section(cases: list[dict[str, Any]], threads: int) -> list[str]:
+def _section(cases: list[dict[str, Any]], threads: int, precision: str) -> list[str]:
     first = cases[0]["engines"][0]["label"].partition(":")[0]
     peers = list(dict.fromkeys(row["label"] for c in cases for row in c["engines"][1:]))
     header = ["model", "batch", f"{first} ms", *(f"{p} ms" for p in peers), *(f"/ {p}" for p in peers)]
     header += [*(f"verdict, {p}" for p in peers), "of floor", "error"]
-    lines = [f"## {threads} thread{'s' if threads > 1 else ''}", "", "| " + " | ".join(header) + " |"]
+    lines = [f"## {precision}, {threads} thread{'s' if threads > 1 else ''}", "", "| " + " | ".join(header) + " |"]
     lines.append("|---|" + "---:|" * (len(header) - 1))
     for case in cases:
         lines.append("| " + " | ".join(_cells(case, peers)) + " |")
-    lines += ["", *(f"- / {peer}: {summary(cases, peer)}" for peer in peers), ""]
-    return lines
+    lines += ["", *(f"- / {peer}: {summary(cases, peer)}" for peer in peers)]
+    return [*lines, *([f"- / the better of them: {against_best(cases)}"] if len(peers) > 1 else []), ""]
 
 
 def _cells(case: dict[str, Any], peers: Sequence[str]) -> list[str]:
@@ -199,10 +210,22 @@ def summary(cases: list[dict[str, Any]], peer: str) -> str:
     return f"geometric mean {mean:.2f}, best {min(values):.2f}, worst {max(values):.2f}; {counts}"
 
 
+def against_best(cases: list[dict[str, Any]]) -> str:
+    """Geometric mean and worst of the ratios to the fastest peer, model by model."""
+    worst = {c["model"]: max((r["value"] for r in c["ratios"].values() if _finite(r)), default=0.0) for c in cases}
+    values = {Path(model).stem: value for model, value in worst.items() if value}
+    if not values:
+        return "nothing measured"
+    mean = math.exp(sum(map(math.log, values.values())) / len(values))
+    slowest = max(values, key=values.__getitem__)
+    return f"geometric mean {mean:.2f}, worst {values[slowest]:.2f} ({slowest})"
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare tvmopt with its peers on the suite.")
     parser.add_argument("names", nargs="*", metavar="MODEL", help="which (default: all)")
-    parser.add_argument("--engines", default="tvmopt:records=off,onnxruntime,openvino")
+    parser.add_argument("--engines", help="default: tvmopt without records, onnxruntime (fp32 only), openvino")
+    parser.add_argument("--precision", choices=tuple(ENGINES), default="fp32")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=36)
@@ -224,8 +247,8 @@ def main(arguments: list[str] | None = None) -> int:
             for threads in map(int, args.threads.split(",")):
                 try:
                     measure(
-                        name, threads, args.results, engines=args.engines.split(","), plan=plan,
-                        batch=args.batch, again=args.again, source=args.models,
+                        name, threads, args.results, engines=(args.engines or ENGINES[args.precision]).split(","),
+                        plan=plan, batch=args.batch, precision=args.precision, again=args.again, source=args.models,
                     )  # fmt: skip
                 except (TvmoptError, RuntimeError, ValueError, ImportError) as error:
                     failed += 1

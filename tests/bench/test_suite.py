@@ -39,8 +39,21 @@ def test_the_table_shows_losses_and_what_is_missing(tmp_path):
     assert "| squeezenet | 1 | 1.30 | 1.00 | missing | 1.30 [1.27, 1.33] |  | slower |" in text
     assert text.index("| alexnet") < text.index("| squeezenet")
     assert "geometric mean 0.81, best 0.50, worst 1.30; 1 faster, 1 slower" in text
-    assert "## 2 threads" in text
+    assert "## fp32, 2 threads" in text
     assert suite.table(tmp_path / "none", []) == "Nothing measured yet.\n"
+
+
+def test_precisions_do_not_mix_and_the_faster_peer_counts(tmp_path):
+    both = _data(threads=2, value=0.8, verdict="faster")
+    both["cases"][0]["ratios"]["openvino"] = _ratio(1.1, "slower")
+    bf16 = _data(threads=2, value=0.7, verdict="faster")
+    bf16["cases"][0]["precision"] = "bf16"
+    (tmp_path / "squeezenet-b1-t2.json").write_text(json.dumps(both))
+    (tmp_path / "squeezenet-b1-t2-bf16.json").write_text(json.dumps(bf16))
+    text = suite.table(tmp_path, ["squeezenet"])
+    fp32, _, other = text.partition("## bf16, 2 threads")
+    assert "the better of them: geometric mean 1.10, worst 1.10 (squeezenet)" in fp32
+    assert "0.70 [" in other and "0.70 [" not in fp32
 
 
 @pytest.mark.parametrize(
