@@ -5,8 +5,8 @@
     python benchmarks/suite.py --precision bf16          # against OpenVINO in bf16
     python benchmarks/suite.py --table                   # only the table, from the results there are
 
-One JSON file a model, batch, number of threads and precision, in ``benchmarks/results/MACHINE/``. A case is not measured
-again if its file is there, none of its verdicts is "unstable", and compiler and engines are the same as then
+One JSON file a model, batch, number of threads and precision, in ``benchmarks/results/MACHINE/``. A case is not
+measured again if its file is there, none of its verdicts is "unstable", and compiler and engines are the same as then
 (``--again`` measures all the same): a run that was stopped goes on. The table, losses included, is
 ``benchmarks/results/MACHINE/README.md``.
 """

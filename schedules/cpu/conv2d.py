@@ -101,7 +101,7 @@ def knobs(shape: Shape, machine: Machine) -> Space:
                 ),
             ),
             "row_chunk": (row_chunk, *(d for d in _divisors(shape.oh) if d != row_chunk)),
-            "panel_chunk": (panel_chunk, *(d for d in _divisors(shape.panels) if d != panel_chunk)),
+            "panel_chunk": (panel_chunk, *(d for d in panel_chunks(shape) if d != panel_chunk)),
         }
     )
 
@@ -137,7 +137,7 @@ def choose_task(shape: Shape) -> tuple[int, int]:
     cycles = shape.flops / 4 / shape.lanes / shape.cores  # of one core, two FMAs a cycle
     total = shape.n * shape.oh * shape.panels
     for rows in _divisors(shape.oh):
-        for panels in _divisors(shape.panels):
+        for panels in panel_chunks(shape):
             tasks = shape.n * (shape.oh // rows) * (shape.panels // panels)
             waves = -(-tasks // shape.cores)
             compute = waves * rows * panels / (total / shape.cores)  # 1.0: perfectly even
@@ -156,6 +156,13 @@ def choose_task(shape: Shape) -> tuple[int, int]:
                 best = (key, (rows, panels))
     assert best is not None
     return best[1]
+
+
+def panel_chunks(shape: Shape) -> list[int]:
+    """Panels that one task may compute: parts of a group or whole groups. A task across the border of two groups would
+    read a number of channels that differs from task to task, and could not be scheduled."""
+    group = shape.panels // shape.groups
+    return [d for d in _divisors(shape.panels) if group % d == 0 or d % group == 0]
 
 
 def _divisors(n: int) -> list[int]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
+from tvmopt.schedules.cpu.conv2d import Shape, choose_task, panel_chunks
 
 from tests.schedules.harness import close, machines, run
 
@@ -39,6 +40,7 @@ CASES = {  # n, h, w, c, o, kernel, strides, pads, dilation, groups
     "narrow groups": (1, 8, 8, 12, 9, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 3),
     "wide groups": (1, 7, 7, 20, 68 * 2, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 2),
     "groups of 12": (1, 9, 5, 9, 36, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 3),
+    "three panels a group": (1, 13, 13, 32, 192, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 2),
     "one pixel": (1, 3, 3, 33, 1, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     "one row": (1, 1, 40, 8, 16, (1, 3), (1, 1), (0, 1, 0, 1), (1, 1), 1),
 }
@@ -70,3 +72,10 @@ def test_convolution_with_bias_and_relu(machine, case):
     )
     assert {s.family for s in how.values()} == {"gemm" if case == "1x1" else "conv2d"}
     assert not any(s.note for s in how.values())
+
+
+def test_no_task_crosses_the_border_of_two_groups():
+    # the third convolution of AlexNet in bf16: two panels of the six, across the border, could not be scheduled
+    shape = Shape(1, 13, 13, 6, 64, 384, 2, (3, 3, 192), True, 11_520, 32, 2, 1 << 20)
+    assert panel_chunks(shape) == [1, 3, 6]
+    assert choose_task(shape)[1] in (1, 3, 6)
