@@ -12,9 +12,12 @@ import platform
 import re
 import tomllib
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from tvmopt.targets.detect import read_host
 
 from tvmopt.errors import TargetError
 
@@ -177,8 +180,6 @@ class Machine:
             return spec
         text = str(spec)
         if text in ("cpu", "host", "llvm", "native"):
-            from tvmopt.targets.detect import detect_host
-
             return detect_host()
         if text.endswith(".toml"):
             return cls._read(Path(text).stem, _read_text(Path(text)), where=text)
@@ -186,9 +187,7 @@ class Machine:
         if alias in names():
             shipped = resources.files(__package__) / f"{alias}.toml"
             return cls._read(alias, shipped.read_text(), where=f"{alias}.toml")
-        if re.fullmatch(
-            r"sm_\d{2,3}[af]?", text
-        ):  # an architecture without a file: the nearest GPU's figures
+        if re.fullmatch(r"sm_\d{2,3}[af]?", text):  # an architecture without a file: the nearest GPU's figures
             number = int(re.sub(r"\D", "", text))
             nearest = cls.load(
                 "nvidia-b200" if number in (100, 103) else "nvidia-h100" if number >= 90 else "nvidia-a100"
@@ -214,9 +213,7 @@ class Machine:
         missing = sorted({"kind", "mcpu"} - set(data))
         if unknown or missing:
             what = [f"unknown field {k!r}" for k in unknown] + [f"missing field {k!r}" for k in missing]
-            raise TargetError(
-                "; ".join(what), where=where, fix=f"fields: {', '.join(cls.__dataclass_fields__)}"
-            )
+            raise TargetError("; ".join(what), where=where, fix=f"fields: {', '.join(cls.__dataclass_fields__)}")
         wrong = [
             f"{key} is {value!r}, must be {_KINDS[kind]}"
             for key, value in data.items()
@@ -225,6 +222,27 @@ class Machine:
         if wrong:
             raise TargetError("; ".join(wrong), where=where, fix="mend the TOML file")
         return cls(**data)
+
+
+@cache
+def detect_host() -> Machine:
+    """This machine: its TOML file where the model is known, else the description of its ISA level.
+
+    Caches, cores and features are read from the machine, whatever the file says.
+    """
+    host = read_host()
+    found = (Machine.load(name) for name in host.descriptions)
+    machine = next(m for m in found if m.name == host.descriptions[-1] or not host.hides & set(m.features))
+    hidden = [f"-{f}" for f in machine.features if f not in host.features]  # by a hypervisor: LLVM must not use it
+    return replace(
+        machine,
+        cores=host.cores,
+        features=host.features,
+        tvm={**machine.tvm, "mattr": hidden} if hidden else machine.tvm,
+        l1d=host.l1d or machine.l1d,
+        l2=host.l2 or machine.l2,
+        l3=host.l3 or machine.l3,
+    )
 
 
 _ALIASES = {"sapphire-rapids": "sapphirerapids", "cuda": "nvidia-h100",

@@ -1,14 +1,11 @@
-"""The host, from what the processor says of itself in /proc/cpuinfo and sysfs - for `--target cpu`."""
+"""The host, from what the processor says of itself in /proc/cpuinfo and sysfs - for `Machine.load("cpu")`."""
 
 from __future__ import annotations
 
 import os
 import platform
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-
-from tvmopt.targets import Machine, names
 
 _FEATURES = {  # /proc/cpuinfo's word -> LLVM's
     "avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512f", "avx512bw": "avx512bw",
@@ -35,27 +32,41 @@ _MODELS = {
 }
 
 
-@cache
-def detect_host() -> Machine:
-    """This machine: its TOML file where the model is known, else the description of its ISA level.
+@dataclass(frozen=True)
+class Host:
+    """What this machine says of itself; a size is 0 where it says nothing.
 
-    Caches, cores and features are read from the machine, whatever the file says: a container often has fewer
-    cores, and a hypervisor can hide a feature.
+    Attributes:
+        descriptions: names of TOML files that may describe it, the most specific first.
+        features: LLVM's names of its ISA features.
+        cores: physical cores this process may use.
+        l1d, l2, l3: bytes of data cache.
     """
+
+    descriptions: tuple[str, ...]
+    features: tuple[str, ...]
+    cores: int
+    l1d: int
+    l2: int
+    l3: int
+
+    @property
+    def hides(self) -> frozenset[str]:
+        """Features that schedules choose tiles by and that are not here."""
+        return frozenset(_VECTORS - set(self.features))
+
+
+def read_host() -> Host:
+    """Look; a container often has fewer cores than the model, and a hypervisor can hide a feature."""
     info = _cpuinfo()
     features = _features(info)
-    name = _known(info, features)
-    machine = Machine.load(name)
-    hidden = [f"-{f}" for f in machine.features if f not in features]  # by a hypervisor: LLVM must not use it
-    return replace(
-        machine,
-        name=name,
-        cores=usable_cores(),
-        features=features,
-        tvm={**machine.tvm, "mattr": hidden} if hidden else machine.tvm,
-        l1d=_cache_size(1, "Data") or machine.l1d,
-        l2=_cache_size(2, "Unified") or machine.l2,
-        l3=_cache_size(3, "Unified") or machine.l3,
+    return Host(
+        (*_known(info), _level(features)),
+        features,
+        usable_cores(),
+        _cache_size(1, "Data"),
+        _cache_size(2, "Unified"),
+        _cache_size(3, "Unified"),
     )
 
 
@@ -90,12 +101,16 @@ def _quota() -> int:
         return 1 << 16
 
 
-def _known(info: dict[str, str], features: tuple[str, ...]) -> str:
+def _known(info: dict[str, str]) -> list[str]:
     vendor, family, model = info.get("vendor_id", ""), info.get("cpu family", ""), info.get("model", "")
+    found = []
     for (v, f, m), name in _MODELS.items():
-        known = vendor == v and family == str(f) and m in (None, int(model or -1)) and name in names()
-        if known and not set(Machine.load(name).features) & _VECTORS - set(features):
-            return name
+        if vendor == v and family == str(f) and m in (None, int(model or -1)):
+            found.append(name)
+    return found
+
+
+def _level(features: tuple[str, ...]) -> str:
     if platform.machine() in ("aarch64", "arm64"):
         return "aarch64"
     return next(name for needs, name in _LEVELS if set(needs) <= set(features))

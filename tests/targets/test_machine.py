@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tvmopt.targets import Machine, detect, names
+from tvmopt.targets import Machine, detect, detect_host, names
 
 from tvmopt.errors import TargetError
 
@@ -77,9 +77,7 @@ def test_files_that_contradict_themselves(tmp_path: Path, text: str, words: str)
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(
-        "kind = 'llvm'\nmcpu = 'x86-64-v3'\nvector_bits = 256\ncores = 7\nfeatures = ['avx2', 'fma']"
-    )
+    path.write_text("kind = 'llvm'\nmcpu = 'x86-64-v3'\nvector_bits = 256\ncores = 7\nfeatures = ['avx2', 'fma']")
     machine = Machine.load(str(path))
     assert (machine.name, machine.cores, machine.has("fma"), machine.lanes()) == ("mine", 7, True, 8)
     with pytest.raises(TargetError, match="cannot read"):
@@ -114,7 +112,7 @@ def test_detection(
     info = {"vendor_id": vendor, "cpu family": str(family), "model": str(model), "flags": flags}
     monkeypatch.setattr(detect, "_cpuinfo", lambda: info)
     monkeypatch.setattr(detect.platform, "machine", lambda: "x86_64")
-    machine = detect.detect_host.__wrapped__()
+    machine = detect_host.__wrapped__()
     assert (machine.name, machine.vector_bits) == (name, bits)
     assert set(machine.tvm.get("mattr", ())) == set(hidden)
     machine.tvm_target()
@@ -123,7 +121,7 @@ def test_detection(
 def test_detection_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect, "_cpuinfo", lambda: {})
     monkeypatch.setattr(detect.platform, "machine", lambda: "aarch64")
-    assert detect.detect_host.__wrapped__().name == "aarch64"
+    assert detect_host.__wrapped__().name == "aarch64"
 
 
 def test_cores_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:

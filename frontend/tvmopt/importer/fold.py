@@ -14,20 +14,14 @@ So every Shape of a static tensor becomes a constant, and with it everything com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx
-import psutil
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, shape_inference
 
 from tvmopt.errors import ModelError
 from tvmopt.importer import control, rules
 from tvmopt.importer.evaluate import evaluate, foldable
-from tvmopt.importer.inline import expand_function, rename_free, schema_function
+from tvmopt.importer.inline import expand_function, schema_function
 from tvmopt.importer.protos import (
     attributes,
     byte_size,
@@ -38,18 +32,11 @@ from tvmopt.importer.protos import (
     node_reads,
     normal_domain,
     operator,
-    opset_versions,
     static_shape,
-    subgraphs,
-    tensor_type,
     to_tensor,
     words,
 )
-
-Array = npt.NDArray[Any]
-
-DATA_BYTES = 1 << 14
-"""Constants up to this size are shown to ONNX's shape functions, which read axes, shapes and scales."""
+from tvmopt.importer.walk import DATA_BYTES, Walk
 
 SAME_AS_FIRST = frozenset(
     {"Gelu", "FastGelu", "BiasGelu", "QuickGelu", "SimplifiedLayerNormalization"}
@@ -58,134 +45,10 @@ SAME_AS_FIRST = frozenset(
 """Operators without a schema in onnx (com.microsoft) whose first output has the type of the first input."""
 
 
-@dataclass
-class Folder:
-    """The walk over one model; its results are :attr:`nodes`, :attr:`constants` and :attr:`types`.
+class Folder(Walk):
+    """The walk over one model; its results are :attr:`nodes`, :attr:`constants` and :attr:`types`."""
 
-    Attributes:
-        model: the model, without initialisers; they are in `initializers`.
-        has_converter: says of (domain, op_type) whether the importer converts it as it stands.
-        nodes: the nodes that stay, in order.
-        constants: arrays that the walk made, by name.
-        types: what is known of every value.
-        problems: nodes that contradict themselves.
-    """
-
-    model: onnx.ModelProto
-    initializers: dict[str, TensorProto]
-    has_converter: Callable[[str, str], bool]
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    constants: dict[str, Array] = field(default_factory=dict)
-    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
-    problems: list[ModelError] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        graph = self.model.graph
-        self.opsets = opset_versions(self.model)
-        self.functions = {(normal_domain(f.domain), f.name): f for f in self.model.functions}
-        self.initializers = dict(self.initializers)
-        self.results = {o.name for o in graph.output}
-        self.alias: dict[str, str] = {}
-        self.names = set(self.initializers) | {v.name for v in graph.input}
-        self.names |= {name for node in graph.node for name in node.output}
-        self.declared = {v.name: v.type for v in graph.value_info}
-        self.memory = psutil.virtual_memory().available
-        self.budget = self.memory // 4
-        for name, tensor in self.initializers.items():
-            self.types[name] = helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
-        for value in graph.input:
-            self.types.setdefault(value.name, value.type)
-
-    def run(self) -> None:
-        """Walk all nodes of the graph."""
-        self.walk(self.model.graph.node)
-
-    def walk(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Process `nodes`, and whatever they expand to, in order."""
-        stack = list(reversed(list(nodes)))
-        while stack:
-            node = self._resolved(stack.pop())
-            expansion = self._process(node)
-            stack.extend(reversed(expansion))
-
-    def fresh(self, name: str) -> str:
-        """A value name that nobody has yet."""
-        candidate, n = name, 1
-        while candidate in self.names:
-            n += 1
-            candidate = f"{name}_{n}"
-        self.names.add(candidate)
-        return candidate
-
-    def array(self, name: str) -> Array | None:
-        """The value of a constant, or None."""
-        if name not in self.constants and name in self.initializers:
-            array = np.asarray(numpy_helper.to_array(self.initializers[name]))
-            if array.nbytes > DATA_BYTES:
-                return array
-            self.constants[name] = array
-        return self.constants.get(name)
-
-    def is_constant(self, name: str) -> bool:
-        """Whether the value of `name` is known."""
-        return name in self.constants or name in self.initializers
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """The static shape of a value, or None."""
-        return static_shape(self.types.get(name))
-
-    def set_constant(self, name: str, array: Array) -> None:
-        """Record the value of `name`."""
-        self.constants[name] = array
-        self.types[name] = tensor_type(array)
-
-    def add_weight(self, name: str, tensor: TensorProto) -> None:
-        """Take over an initialiser of a subgraph under a new name."""
-        self.set_constant(name, np.asarray(numpy_helper.to_array(tensor)))
-
-    def mark(self) -> tuple[int, int]:
-        """A place to come :meth:`back_to`."""
-        return len(self.nodes), len(self.problems)
-
-    def back_to(self, mark: tuple[int, int]) -> None:
-        """Forget the nodes and problems since `mark`; constants made since are dropped as unused."""
-        del self.nodes[mark[0] :]
-        del self.problems[mark[1] :]
-
-    def bind(self, name: str, source: str) -> list[onnx.NodeProto]:
-        """Make `name` another name of `source`; results of the graph need a node to keep theirs."""
-        source = self.alias.get(source, source)
-        if name in self.results:
-            if self.is_constant(source):
-                array = self.array(source)
-                assert array is not None
-                self.set_constant(name, array)
-            else:
-                self.emit(helper.make_node("Identity", [source], [name], name=f"{name}/Identity"))
-                if source in self.types:
-                    self.types[name] = self.types[source]
-        else:
-            self.alias[name] = source
-        return []
-
-    def emit(self, node: onnx.NodeProto) -> None:
-        """Keep `node` in the graph."""
-        self.nodes.append(node)
-
-    def _resolved(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """The node with aliases replaced by what they stand for; a copy where that changes it."""
-        if not any(name in self.alias for name in node_reads(node)):
-            return node
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        renamed = [self.alias.get(n, n) for n in node.input]
-        del copy.input[:]
-        copy.input.extend(renamed)
-        for graph in subgraphs(copy):
-            rename_free(graph, self.alias)
-        return copy
-
-    def _process(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    def _one(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Fold, keep or expand one node; what it expands to is still to be processed."""
         key = (normal_domain(node.domain), node.op_type)
         if key in self.functions:
@@ -224,9 +87,7 @@ class Folder:
             ours = self.opsets.setdefault(domain, entry.version)
             if not standard and ours != entry.version:
                 self._require_same(function, domain, ours, entry.version)
-        copies = [
-            helper.make_node("Identity", [source], [name], name=f"{name}/Identity") for name, source in pairs
-        ]
+        copies = [helper.make_node("Identity", [source], [name], name=f"{name}/Identity") for name, source in pairs]
         return nodes + copies
 
     def _require_same(self, function: onnx.FunctionProto, domain: str, ours: int, theirs: int) -> None:
@@ -345,9 +206,7 @@ class Folder:
         if not foldable(node, inputs, elements):
             return False
         expected = {
-            o: (t.tensor_type.elem_type, static_shape(t))
-            for o, t in types.items()
-            if t.HasField("tensor_type")
+            o: (t.tensor_type.elem_type, static_shape(t)) for o, t in types.items() if t.HasField("tensor_type")
         }
         values = evaluate(node, inputs, self.opsets.get("", 1), expected)
         if values is None:

@@ -6,21 +6,14 @@ where it does not apply.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx
 
 from tvmopt.importer.protos import attributes, count
-
-if TYPE_CHECKING:
-    from tvmopt.importer.fold import Folder
-
-Rule = Callable[["Folder", onnx.NodeProto], "list[onnx.NodeProto] | None"]
+from tvmopt.importer.walk import Nodes, Rule, Walk
 
 
-def _constant(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+def _constant(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """Constant, in all its forms."""
     value = next((v for k, v in attributes(node).items() if k.startswith("value")), None)
     if isinstance(value, np.ndarray):
@@ -32,62 +25,62 @@ def _constant(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | No
         array = np.array(value, dtype=np.float32 if floats else np.int64)
     else:
         return None
-    folder.set_constant(node.output[0], array)
+    walk.set_constant(node.output[0], array)
     return []
 
 
-def _identity(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    return folder.bind(node.output[0], node.input[0])
+def _identity(walk: Walk, node: onnx.NodeProto) -> Nodes:
+    return walk.bind(node.output[0], node.input[0])
 
 
-def _dropout(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+def _dropout(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """Dropout at inference is the identity, and its mask is all ones."""
     if len(node.input) > 2 and node.input[2]:
-        training, ratio = folder.array(node.input[2]), folder.array(node.input[1]) if node.input[1] else None
+        training, ratio = walk.array(node.input[2]), walk.array(node.input[1]) if node.input[1] else None
         if training is None or (bool(training.any()) and (ratio is None or bool((ratio != 0).any()))):
             return None
     if len(node.output) > 1 and node.output[1]:
-        shape = folder.shape(node.input[0])
-        if shape is None or count(shape) > 1 << 24 or folder.opsets.get("", 1) < 10:
+        shape = walk.shape(node.input[0])
+        if shape is None or count(shape) > 1 << 24 or walk.opsets.get("", 1) < 10:
             return None
-        folder.set_constant(node.output[1], np.ones(shape, bool))
-    return folder.bind(node.output[0], node.input[0])
+        walk.set_constant(node.output[1], np.ones(shape, bool))
+    return walk.bind(node.output[0], node.input[0])
 
 
-def _shape(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+def _shape(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """Shape of a static tensor, and with start and end a part of it."""
-    shape = folder.shape(node.input[0])
+    shape = walk.shape(node.input[0])
     if shape is None:
         return None
     given = attributes(node)
-    folder.set_constant(node.output[0], np.array(shape[given.get("start", 0) : given.get("end")], np.int64))
+    walk.set_constant(node.output[0], np.array(shape[given.get("start", 0) : given.get("end")], np.int64))
     return []
 
 
-def _size(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    shape = folder.shape(node.input[0])
+def _size(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
+    shape = walk.shape(node.input[0])
     if shape is None:
         return None
-    folder.set_constant(node.output[0], np.array(count(shape), np.int64))
+    walk.set_constant(node.output[0], np.array(count(shape), np.int64))
     return []
 
 
-def _concat(folder: Folder, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+def _concat(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """Concat of something and nothing (a cache of length 0) is the something."""
     axis = attributes(node).get("axis", 1)
-    shapes = [folder.shape(i) for i in node.input]
+    shapes = [walk.shape(i) for i in node.input]
     if any(s is None or not -len(s) <= axis < len(s) for s in shapes):
         return None
     kept = [i for i, s in zip(node.input, shapes, strict=True) if s and s[axis]]
     if not kept or len(kept) == len(node.input):
         return None
     if len(kept) == 1:
-        return folder.bind(node.output[0], kept[0])
+        return walk.bind(node.output[0], kept[0])
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     del copy.input[:]
     copy.input.extend(kept)
-    return folder.infer_and_emit(copy)
+    return walk.infer_and_emit(copy)
 
 
 HANDLERS: dict[tuple[str, str], Rule] = {

@@ -21,7 +21,7 @@ from tvmopt.files import atomic_write
 from tvmopt.runtime import container
 from tvmopt.runtime.manifest import Manifest, Part, Weight
 from tvmopt.runtime.tensors import ALIGNMENT, HUGE, Array, TensorInfo, aligned_empty
-from tvmopt.targets.detect import detect_host
+from tvmopt.targets import detect_host
 
 _CHUNK = 16 << 20  # bytes read at a time
 
