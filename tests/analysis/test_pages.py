@@ -48,14 +48,14 @@ def test_the_roofline_alone_has_its_styles(browser, found, tmp_path):
 
 
 def test_the_nightly_report(browser, tmp_path):
-    from tvmopt.tuning import nightly_report
-    from tvmopt.tuning.ledger import Entry
+    from tvmopt.nightly import report
+    from tvmopt.nightly.ledger import Entry
 
     nights = [Entry(f"2026-11-{d:02}", "a<b/c", "ok", "t", tuple(0.01 + d * 1e-4 + i * 1e-5 for i in range(9)))
               for d in range(1, 21)]  # fmt: skip
     nights.append(Entry("2026-11-21", "a<b/c", "failed", "t", note="wrong output"))
     file = tmp_path / "night.html"
-    file.write_text(nightly_report.html("2026-11-21", nights[-1:], {"a<b/c": nights}))
+    file.write_text(report.html("2026-11-21", nights[-1:], {"a<b/c": nights}))
     with opened(browser, file, "dark") as page:
         assert page.evaluate(OUTSIDE) == [] and page.evaluate(OVERLAP) == []
         assert "a<b/c" in page.inner_text("body") and page.locator("circle").count() == 20

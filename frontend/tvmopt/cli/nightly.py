@@ -25,8 +25,9 @@ def command(
     failure.
     """
     from tvmopt.errors import collect
-    from tvmopt.tuning.nightly import nightly, read_plan
-    from tvmopt.tuning.nightly_report import HEAD, rows
+    from tvmopt.nightly.plan import read_plan
+    from tvmopt.nightly.report import HEAD, rows
+    from tvmopt.nightly.run import nightly
 
     plan = read_plan(jobs)
     if check:

@@ -308,7 +308,7 @@ def _local(machine: Machine, tasks: Sequence[Task]) -> Any:
 
 
 def _generic(machine: Machine, seed: int, runner: Any) -> Generic | None:
-    from tvmopt.tuning.generic import MetaScheduleSpace
+    from tvmopt.tuning.generic_space import MetaScheduleSpace
     from tvmopt.tuning.measure import LocalRunner
 
     return MetaScheduleSpace(runner, seed) if isinstance(runner, LocalRunner) else None

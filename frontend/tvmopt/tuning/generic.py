@@ -1,11 +1,7 @@
-"""MetaSchedule's generic space beside the families' knobs: multi-level tiling, searched by evolution under
-XGBoost.
+"""The worker's side of MetaSchedule's generic space: multi-level tiling, searched by evolution under XGBoost.
 
-It runs in a worker: a crash of the search costs the search of one task. The tuner's side asks for candidates
-and sends
-back what was measured; the worker's side is a TuneContext, to which nothing was ever measured before: all it
-knows it
-was told from the store, so a resumed run goes on where the killed one stood.
+A TuneContext to which nothing was ever measured before: all it knows it was told by `generic_space.py`, from the
+store, so a resumed run goes on where the killed one stood.
 """
 
 from __future__ import annotations
@@ -18,50 +14,10 @@ from typing import Any
 
 from tvmopt.scheduling.replay import trace_text
 from tvmopt.tuning.effort import Kernel
-from tvmopt.tuning.measure import LocalRunner, Worker, WorkerDied, WorkerHung
-from tvmopt.tuning.record import Candidate, Record
-from tvmopt.tuning.tasks import Task
 
 POPULATION, GENERATIONS, WARM_UP = 64, 2, 16
 FAILED = 1e10
 """Seconds that MetaSchedule is told of a candidate that did not run, as its own runner does."""
-
-
-class MetaScheduleSpace:
-    """The tuner's side: a `search.Generic`.
-
-    Args:
-        runner: forks the worker.
-        seed: of MetaSchedule's random state.
-        timeout: seconds for one batch of candidates; a task whose search takes longer is searched no more.
-    """
-
-    def __init__(self, runner: LocalRunner, seed: int, timeout: float = 120.0) -> None:
-        self._runner, self._seed, self._timeout = runner, seed, timeout
-        self._worker: Worker | None = None
-        self._lost: set[Any] = set()
-
-    def propose(self, task: Task, count: int, known: Sequence[Record]) -> list[Candidate]:
-        if task.key in self._lost or not task.kernel.module:
-            return []
-        told = [(r.candidate.trace, r.seconds) for r in known if r.candidate.trace]
-        try:
-            self._worker = self._worker or self._runner.fork()
-            state, traces = self._worker.call(
-                "generic", task.kernel, self._seed, count, told, timeout=self._timeout
-            )
-        except (WorkerDied, WorkerHung):
-            state, traces, self._worker = "failed", [], None
-        if state != "ok":
-            self._lost.add(task.key)
-            return []
-        measured = {r.candidate.id for r in known}
-        found = {c.id: c for c in (Candidate(trace=t) for t in traces) if c.id not in measured}
-        return list(found.values())
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
 
 
 def without_intrinsics() -> None:

@@ -14,10 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from tvmopt.errors import InputError, TuningError
+from tvmopt.nightly import run as nights
+from tvmopt.nightly.ledger import MODEL, Entry, KernelFigures, Ledger, changes
+from tvmopt.nightly.plan import read_plan
+from tvmopt.nightly.run import Regression, locked, nightly
 from tvmopt.scheduling.family import Space
-from tvmopt.tuning import nightly as nights
-from tvmopt.tuning.ledger import MODEL, Entry, KernelFigures, Ledger, changes
-from tvmopt.tuning.nightly import Regression, locked, nightly, read_plan
 from tvmopt.tuning.record import Candidate, Record, Verdict
 from tvmopt.tuning.store import Store
 

@@ -6,13 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
-from tvmopt.tuning.ledger import Entry
-
-if TYPE_CHECKING:
-    from tvmopt.tuning.nightly import Plan
+from tvmopt.nightly.ledger import Entry
+from tvmopt.nightly.plan import Plan
 
 NIGHTS = 60
 

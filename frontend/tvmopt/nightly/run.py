@@ -1,21 +1,7 @@
-"""`tvmopt nightly jobs.toml`: tune, compile, verify and time a list of models every night; fail on what
-became slower.
+"""One night: tune, compile, verify and time each job of a plan; what became slower is in its entry.
 
-    [nightly]
-    folder = "nightly"            # ledger.jsonl, tuning.db, reports; relative to this file
-    merge = ["shared/*.jsonl"]    # logs taken in first (optional)
-    export = "tuning_logs"        # where the winners go as logs (optional)
-    tolerance = 0.05              # a change below this share is not reported
-
-    [[job]]
-    name = "resnet50"
-    model = "models/resnet50.onnx"
-    target = "cpu"
-    precision = "fp32"
-    budget = "30m"                # or trials = 200; neither: no tuning, only the check
-
-A lock keeps two nights apart; a night that was killed goes on where it stood when it is started again on the
-same date.
+A lock keeps two nights apart; a night that was killed goes on where it stood when it is started again on the same
+date.
 """
 
 from __future__ import annotations
@@ -23,18 +9,19 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tvmopt.errors import InputError, TuningError, TvmoptError, collect
+from tvmopt.errors import TuningError, TvmoptError
+from tvmopt.nightly.ledger import Change, Entry, KernelFigures, changes
+from tvmopt.nightly.plan import Job, Plan
+from tvmopt.nightly.report import write_report
 from tvmopt.targets import Machine
-from tvmopt.tuning.ledger import TOLERANCE, Change, Entry, KernelFigures, Ledger, changes
 from tvmopt.tuning.logs import export_logs, import_logs
 from tvmopt.tuning.record import fingerprint
 from tvmopt.tuning.store import Store
@@ -46,42 +33,6 @@ class Regression(TvmoptError):
     """Something became slower beyond noise, or a job failed."""
 
     exit_code = 4
-
-
-@dataclass(frozen=True)
-class Job:
-    """One model for one target."""
-
-    name: str
-    model: Path
-    target: str = "cpu"
-    precision: str = "fp32"
-    budget: str = "0"
-    trials: int = 0
-    threads: int | None = None
-    seed: int = 0
-    shape: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    generic: bool = True
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A jobs file."""
-
-    path: Path
-    folder: Path
-    jobs: tuple[Job, ...]
-    merge: tuple[str, ...] = ()
-    export: str = ""
-    tolerance: float = TOLERANCE
-
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.folder / "ledger.jsonl")
-
-    @property
-    def store(self) -> Path:
-        return self.folder / "tuning.db"
 
 
 @dataclass(frozen=True)
@@ -105,56 +56,6 @@ class Night:
         return found
 
 
-def read_plan(path: Path) -> Plan:
-    """Parse and check a jobs file.
-
-    Raises:
-        InputError: every problem of the file at once.
-    """
-    try:
-        data = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the jobs file: {error}", where=str(path)) from error
-    problems, jobs = list[TvmoptError](), []
-    for number, table in enumerate(data.get("job", []), 1):
-        where = f"{path}, job {table.get('name', number)!r}"
-        try:
-            jobs.append(_job(table, path.parent, where))
-        except TvmoptError as error:
-            problems.append(error)
-    names = [job.name for job in jobs]
-    if not data.get("job"):
-        problems.append(InputError("there is no [[job]]", where=str(path), fix="docs/how-to/nightly.md has an example"))
-    problems += [
-        InputError(f"two jobs are named {n!r}", where=str(path)) for n in sorted(set(names)) if names.count(n) > 1
-    ]
-    head = data.get("nightly", {})
-    unknown = sorted(set(head) - {"folder", "merge", "export", "tolerance"})
-    problems += [InputError(f"unknown key {key!r} in [nightly]", where=str(path)) for key in unknown]
-    if problems:
-        raise collect(problems)
-    export = str(path.parent / head["export"]) if "export" in head else ""
-    return Plan(path, path.parent / head.get("folder", "nightly"), tuple(jobs), tuple(head.get("merge", ())),
-                export, float(head.get("tolerance", TOLERANCE)))  # fmt: skip
-
-
-def _job(table: dict[str, Any], base: Path, where: str) -> Job:
-    from tvmopt.tuning.driver import parse_duration
-
-    unknown = sorted(set(table) - set(Job.__dataclass_fields__))
-    missing = sorted({"name", "model"} - set(table))
-    if unknown or missing:
-        what = [f"unknown key {k!r}" for k in unknown] + [f"no {k!r}" for k in missing]
-        raise InputError("; ".join(what), where=where, fix=f"keys: {', '.join(Job.__dataclass_fields__)}")
-    model = base / table["model"]
-    if not model.exists():
-        raise InputError("the model does not exist", where=f"{where}: {model}")
-    parse_duration(table.get("budget", "0"))
-    Machine.load(table.get("target", "cpu"))
-    shape = {str(k): tuple(int(d) for d in v) for k, v in table.get("shape", {}).items()}
-    return Job(**{**table, "model": model, "shape": shape})
-
-
 def nightly(plan: Plan, *, night: str = "", progress: Progress | None = None) -> Night:
     """Run tonight's jobs, write ledger and reports.
 
@@ -164,8 +65,6 @@ def nightly(plan: Plan, *, night: str = "", progress: Progress | None = None) ->
     Raises:
         TuningError: another nightly run holds the lock.
     """
-    from tvmopt.tuning.nightly_report import write_report
-
     tell = progress or (lambda stage: None)
     night = night or datetime.now().astimezone().date().isoformat()
     plan.folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,111 @@
+"""The jobs file of `tvmopt nightly`, read and checked.
+
+    [nightly]
+    folder = "nightly"            # ledger.jsonl, tuning.db, reports; relative to this file
+    merge = ["shared/*.jsonl"]    # logs taken in first (optional)
+    export = "tuning_logs"        # where the winners go as logs (optional)
+    tolerance = 0.05              # a change below this share is not reported
+
+    [[job]]
+    name = "resnet50"
+    model = "models/resnet50.onnx"
+    target = "cpu"
+    precision = "fp32"
+    budget = "30m"                # or trials = 200; neither: no tuning, only the check
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import InputError, TvmoptError, collect
+from tvmopt.nightly.ledger import TOLERANCE, Ledger
+from tvmopt.targets import Machine
+from tvmopt.tuning.driver import parse_duration
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model for one target."""
+
+    name: str
+    model: Path
+    target: str = "cpu"
+    precision: str = "fp32"
+    budget: str = "0"
+    trials: int = 0
+    threads: int | None = None
+    seed: int = 0
+    shape: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    generic: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A jobs file."""
+
+    path: Path
+    folder: Path
+    jobs: tuple[Job, ...]
+    merge: tuple[str, ...] = ()
+    export: str = ""
+    tolerance: float = TOLERANCE
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "ledger.jsonl")
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "tuning.db"
+
+
+def read_plan(path: Path) -> Plan:
+    """Parse and check a jobs file.
+
+    Raises:
+        InputError: every problem of the file at once.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the jobs file: {error}", where=str(path)) from error
+    problems, jobs = list[TvmoptError](), []
+    for number, table in enumerate(data.get("job", []), 1):
+        where = f"{path}, job {table.get('name', number)!r}"
+        try:
+            jobs.append(_job(table, path.parent, where))
+        except TvmoptError as error:
+            problems.append(error)
+    names = [job.name for job in jobs]
+    if not data.get("job"):
+        problems.append(InputError("there is no [[job]]", where=str(path), fix="docs/how-to/nightly.md has an example"))
+    problems += [
+        InputError(f"two jobs are named {n!r}", where=str(path)) for n in sorted(set(names)) if names.count(n) > 1
+    ]
+    head = data.get("nightly", {})
+    unknown = sorted(set(head) - {"folder", "merge", "export", "tolerance"})
+    problems += [InputError(f"unknown key {key!r} in [nightly]", where=str(path)) for key in unknown]
+    if problems:
+        raise collect(problems)
+    export = str(path.parent / head["export"]) if "export" in head else ""
+    return Plan(path, path.parent / head.get("folder", "nightly"), tuple(jobs), tuple(head.get("merge", ())),
+                export, float(head.get("tolerance", TOLERANCE)))  # fmt: skip
+
+
+def _job(table: dict[str, Any], base: Path, where: str) -> Job:
+    unknown = sorted(set(table) - set(Job.__dataclass_fields__))
+    missing = sorted({"name", "model"} - set(table))
+    if unknown or missing:
+        what = [f"unknown key {k!r}" for k in unknown] + [f"no {k!r}" for k in missing]
+        raise InputError("; ".join(what), where=where, fix=f"keys: {', '.join(Job.__dataclass_fields__)}")
+    model = base / table["model"]
+    if not model.exists():
+        raise InputError("the model does not exist", where=f"{where}: {model}")
+    parse_duration(table.get("budget", "0"))
+    Machine.load(table.get("target", "cpu"))
+    shape = {str(k): tuple(int(d) for d in v) for k, v in table.get("shape", {}).items()}
+    return Job(**{**table, "model": model, "shape": shape})
