@@ -80,6 +80,13 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
             pixel = (y * strides[0] + ky * dilation[0], x_ * strides[1] + kx * dilation[1])
             return product(channel, (n, *pixel, c), weight(p, ky, kx, c, j), in_g + odd)
 
+        def place(o: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+            """Panel and column of an output channel. One group is written without its own modulus: `o % 24` would
+            hide from TVM that a panel of 32 is computed whole, and each column would be guarded."""
+            if groups == 1:
+                return o // nr, o % nr
+            return (o // out_g) * panels_g + o % out_g // nr, o % out_g % nr
+
         acc = te.compute(
             (batch, out_h, out_w, groups * panels_g, nr),
             lambda n, y, x_, p, j: te.sum(term(n, y, x_, p, j), axis=[ky, kx, c]),
@@ -89,7 +96,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
 
         return te.compute(
             (batch, out_h, out_w, out_c),
-            lambda n, y, x_, o: acc(n, y, x_, (o // out_g) * panels_g + o % out_g // nr, o % out_g % nr),
+            lambda n, y, x_, o: acc(n, y, x_, *place(o)),
             name="unpack",
             attrs={"tvmopt.kernel": "unpack"},
         )

@@ -20,7 +20,7 @@ from tvmopt.targets import Machine
 
 
 def max_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
-    """`R.nn.max_pool2d`, NHWC, float32."""
+    """`R.nn.max_pool2d`, NHWC, float32 or bfloat16 (compared in float32, which changes no value)."""
     return _pool(bb, call, machine, "max")
 
 
@@ -29,17 +29,17 @@ def avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> re
     return _pool(bb, call, machine, "avg")
 
 
-def _shape(call: relax.Call) -> tuple[int, ...] | None:
-    """The input's shape if it is one to pool here: NHWC, float32, static and not empty."""
+def _shape(call: relax.Call, dtypes: tuple[str, ...] = ("float32",)) -> tuple[int, ...] | None:
+    """The input's shape if it is one to pool here: NHWC, of one of `dtypes`, static and not empty."""
     shape = static_shape(call.args[0])
-    if shape is None or 0 in shape or str(call.args[0].ty.dtype) != "float32":
+    if shape is None or 0 in shape or str(call.args[0].ty.dtype) not in dtypes:
         return None
     return shape if (call.attrs.layout, call.attrs.out_layout) == ("NHWC", "NHWC") else None
 
 
 def _pool(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, kind: str) -> relax.Expr | None:
     attrs, (x,) = call.attrs, call.args
-    shape = _shape(call)
+    shape = _shape(call, ("float32", "bfloat16") if kind == "max" else ("float32",))
     if shape is None:
         return None
     kernel = (int(attrs.pool_size[0]), int(attrs.pool_size[1]))
@@ -85,7 +85,7 @@ def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes
     acc = te.compute(
         (batch, *window.out, -(-channels // vector), vector),
         lambda n, y, x, b, v: combine(
-            source(n, y * sy + ky * dy, x * sx + kx * dx, b * vector + v), axis=[ky, kx]
+            source(n, y * sy + ky * dy, x * sx + kx * dx, b * vector + v).astype("float32"), axis=[ky, kx]
         ),
         name="pool",
         attrs={"tvmopt.kernel": "pool"},
@@ -94,7 +94,7 @@ def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes
     def result(n: Any, y: Any, x: Any, c: Any) -> Any:
         value = acc(n, y, x, c // vector, c % vector)
         if kind == "max":
-            return value
+            return value.astype(data.dtype)
         taps = _taps(y, 0, window, height, include_pad) * _taps(x, 1, window, width, include_pad)
         if isinstance(taps, int):
             return value * tirx.const(1.0 / taps, data.dtype)

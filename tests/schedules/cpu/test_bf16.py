@@ -71,6 +71,7 @@ def test_batched_gemm_packs_its_second_operand() -> None:
         ((1, 17, 17, 3), (33, 7, 7, 3), 2, 3, 1, "conv2d"),  # three channels: padded to four
         ((2, 8, 9, 15), (31, 1, 1, 15), 2, 0, 1, "conv2d"),
         ((1, 7, 7, 16), (8, 3, 3, 16), 1, 1, 1, "conv2d"),
+        ((1, 16, 15, 3), (24, 3, 3, 3), 2, 1, 1, "conv2d"),  # part of a panel
         ((1, 5, 5, 7), (17, 1, 1, 7), 1, 0, 1, "gemm"),
         ((1, 7, 7, 24), (16, 3, 3, 3), 1, 1, 8, "conv2d"),  # odd channels a group
         ((1, 9, 9, 16), (16, 3, 3, 2), 1, 1, 8, "conv2d"),
@@ -87,6 +88,25 @@ def test_convolution(shape: Any, weight: Any, stride: int, pad: int, groups: int
     tensors = [torch.from_numpy(rounded(t)).permute(0, 3, 1, 2) for t in (x, w)]
     expected = torch.nn.functional.conv2d(*tensors, None, stride, pad, 1, groups).relu().permute(0, 2, 3, 1)
     close(run(body, [x], family), expected.numpy())
+
+
+@runs_bf16
+@pytest.mark.parametrize("channels", [1, 7, 8, 9, 16, 17, 24, 31, 33])
+def test_max_pool_between_products_stays_in_bf16(channels: int) -> None:
+    torch = pytest.importorskip("torch")
+    x, w = rand(1, 11, 10, 8) - 3, rand(channels, 3, 3, 8, seed=1)  # negative: a border of zeros would win
+    v = rand(9, 1, 1, channels, seed=2)
+
+    def body(bb: Any, a: Any) -> Any:
+        first = bb.emit(relax.op.nn.conv2d(a, relax.const(w), **NHWC))
+        largest = bb.emit(relax.op.nn.max_pool2d(first, 3, 2, 1, layout="NHWC"))
+        return relax.op.nn.conv2d(largest, relax.const(v), **NHWC)
+
+    tensors = [torch.from_numpy(rounded(t)).permute(0, 3, 1, 2) for t in (x, w, v)]
+    first = torch.nn.functional.conv2d(*tensors[:2])
+    largest = torch.nn.functional.max_pool2d(torch.from_numpy(rounded(first.float().numpy())), 3, 2, 1)
+    expected = torch.nn.functional.conv2d(largest, tensors[2]).permute(0, 2, 3, 1)
+    close(run(body, [x], "pool"), expected.numpy(), 2e-2)  # a sum at the middle of two bf16 may round either way
 
 
 @runs_bf16

@@ -5,8 +5,10 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
 from tvmopt.schedules.cpu.conv2d import Shape, choose_task, panel_chunks
+from tvmopt.targets import Machine
 
-from tests.schedules.harness import close, machines, run
+from tests.schedules.harness import close, machines, module_of, rand, run
+from tvmopt.pipeline import lower
 
 
 def definition(x, w, strides, pads, dilation, groups):
@@ -79,3 +81,22 @@ def test_no_task_crosses_the_border_of_two_groups():
     shape = Shape(1, 13, 13, 6, 64, 384, 2, (3, 3, 192), True, 11_520, 32, 2, 1 << 20)
     assert panel_chunks(shape) == [1, 3, 6]
     assert choose_task(shape)[1] in (1, 3, 6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("channels", [7, 8, 15, 17, 24, 31, 33, 40])
+def test_a_panel_is_computed_whole(channels, precision):
+    # 24 channels in a panel of 32: with a guard on each column, ShuffleNet's first layer took 20 times as long in bf16
+    w = rand(channels, 3, 3, 3)
+
+    def build(bb, x):
+        return relax.op.nn.conv2d(
+            x, relax.const(w), strides=2, padding=1, data_layout="NHWC", kernel_layout="OHWI"
+        )
+
+    low = lower(module_of(build, [rand(1, 16, 16, 3)]), Machine.load("znver5"), exact=True, precision=precision)
+    (kernel,) = (k for k in low.kernels if k.family == "conv2d")
+    blocks = low.module[kernel.name].script().split("with T.sblock(")
+    products = [b for b in blocks if b.startswith(('"conv2d_init"', '"conv2d_update"'))]
+    assert len(products) == 2
+    assert not any("T.where" in b for b in products)
