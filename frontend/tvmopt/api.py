@@ -109,7 +109,8 @@ def compile(
         AccuracyError: the compiled module is wrong.
         MissingDependency: a tool is missing (C compiler; nvcc or NVRTC for CUDA).
     """
-    from tvmopt.compiling import Request, as_file, compile_model, verified
+    from tvmopt.compiling import compile_model, verified
+    from tvmopt.request import Request, as_file
 
     machine = Machine.load(target)
     if threads is not None:
@@ -274,8 +275,9 @@ def refit(
             description have changed.
         AccuracyError: see :func:`compile`.
     """
-    from tvmopt.compiling import Request, as_file, verified
     from tvmopt.compiling import refit as refit_weights
+    from tvmopt.compiling import verified
+    from tvmopt.request import Request, as_file
 
     check_writable(output)
     old = artifact if isinstance(artifact, Artifact) else artifacts.read(artifact)

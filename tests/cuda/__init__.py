@@ -2,13 +2,13 @@
 
 import pytest
 
-from tvmopt import cuda
+from tvmopt import cuda_toolkit
 from tvmopt.errors import MissingDependency
 
 
 def _toolkit() -> bool:
     try:
-        cuda.find_toolkit()
+        cuda_toolkit.find_toolkit()
     except MissingDependency:
         return False
     return True

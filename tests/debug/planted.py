@@ -80,13 +80,14 @@ FAULTS = {"pass": plant_pass, "kernel": plant_kernel, "none": plant_nothing}
 
 def main(fault: str, model: str, repro: str) -> None:
     from tvmopt.debug.compare import Settings
+    from tvmopt.debug.run import run
     from tvmopt.debug.session import Session
 
     FAULTS[fault]()
     np.seterr(all="ignore")
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(model, engines=("tvmopt",), repro=repro, threads=2)
-        found = Session(settings, Path(folder), lambda stage: print(stage, file=sys.stderr)).run()
+        found = run(Session(settings, Path(folder), lambda stage: print(stage, file=sys.stderr)))
     print(json.dumps(found.as_dict(), default=str))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import tvmopt
 from tests.cuda import needs_toolkit
-from tvmopt import cuda
+from tvmopt import cuda_toolkit
 from tvmopt.errors import ArtifactError, MissingDependency
 from tvmopt.runtime.library import cuda_available
 
@@ -74,11 +74,11 @@ def test_runs(compiled: tvmopt.Compiled) -> None:
 
 
 def test_no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cuda, "_homes", list)
-    monkeypatch.setattr(cuda, "_has_nvrtc", lambda: False)
-    monkeypatch.setattr(cuda, "_wheel_folders", list)
-    monkeypatch.setattr(cuda.shutil, "which", lambda name: None)
-    monkeypatch.setattr(cuda.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr(cuda_toolkit, "_homes", list)
+    monkeypatch.setattr(cuda_toolkit, "_has_nvrtc", lambda: False)
+    monkeypatch.setattr(cuda_toolkit, "_wheel_folders", list)
+    monkeypatch.setattr(cuda_toolkit.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cuda_toolkit.ctypes.util, "find_library", lambda name: None)
     with pytest.raises(
         MissingDependency,
         match=r"nvcc, or NVRTC(.|\n)*libcudart.so.13(.|\n)*install NVIDIA's CUDA 13 toolkit",
@@ -88,8 +88,8 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_stub_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = cuda.stub_folder() / "libcuda.so.1"
+    library = cuda_toolkit.stub_folder() / "libcuda.so.1"
     before = library.stat().st_mtime_ns
-    assert cuda.stub_folder() == library.parent
+    assert cuda_toolkit.stub_folder() == library.parent
     assert library.stat().st_mtime_ns == before
     assert [p.name for p in library.parent.iterdir()] == ["libcuda.so.1"]

@@ -10,8 +10,8 @@ from tvmopt.targets import Machine
 import tvmopt
 from tests.amx import real
 from tests.amx.nets import save_cnn
-from tvmopt.compiling import used_features
 from tvmopt.errors import ArtifactError
+from tvmopt.outcome import used_features
 from tvmopt.report import Kernel, Report
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tiles import request, use_tiles

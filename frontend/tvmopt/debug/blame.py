@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,12 +24,10 @@ from tvmopt.debug.check import Finding, Numbers
 from tvmopt.debug.engines import job_of, run_engine
 from tvmopt.debug.records import Blame, CompareResult, Experiment, Repro, Row, Trace
 from tvmopt.debug.reduce import Search, smallest
+from tvmopt.debug.session import Session
 from tvmopt.errors import TvmoptError
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name
-
-if TYPE_CHECKING:
-    from tvmopt.debug.session import Session
 
 Progress = Callable[[str], None]
 
@@ -56,9 +54,7 @@ def explain(
     inside = _suspects(session, trace, search) or _bisected(search)
     if not inside:
         if _preparation_differs(session):
-            text = (
-                "the importer's preparation (shapes bound, constants folded) changes what the model computes"
-            )
+            text = "the importer's preparation (shapes bound, constants folded) changes what the model computes"
             return replace(result, blame=Blame("converter", "preparation", text))
         text = "no piece of the model reproduces the difference with the reference's values"
         culprit = trace.culprit if trace else None
@@ -148,27 +144,19 @@ def blame_tvmopt(
     def right(name: str, **changes: Any) -> bool:
         progress(f"{where}: {name}")
         options = {**check.options, **{k: v for k, v in changes.items() if k != "precision"}}
-        found = replace(check, options=options, precision=changes.get("precision", check.precision))(
-            path, piece, feeds
-        )
-        tried.append(
-            Experiment(name, _verdict(found), found.text.splitlines()[0][:300] if found.text else "")
-        )
+        found = replace(check, options=options, precision=changes.get("precision", check.precision))(path, piece, feeds)
+        tried.append(Experiment(name, _verdict(found), found.text.splitlines()[0][:300] if found.text else ""))
         return not found.fails
 
     def result(kind: str, name: str, text: str) -> Blame:
         return Blame(kind, name, text, tuple(tried))
 
     if check.precision != "fp32" and right("in fp32", precision="fp32"):
-        return result(
-            "precision", check.precision, f"{where} is right in fp32 and wrong in {check.precision}"
-        )
+        return result("precision", check.precision, f"{where} is right in fp32 and wrong in {check.precision}")
     if right("without tuning records", records=False):
         return result("record", "", f"{where} is right with analytic schedules: a tuning record is to blame")
     if right("exact algorithms only", exact=True):
-        return result(
-            "algorithm", "Winograd", f"{where} is right with --exact: its transformed algorithm is to blame"
-        )
+        return result("algorithm", "Winograd", f"{where} is right with --exact: its transformed algorithm is to blame")
     try:
         kernels, passes = isolated(lambda: _anatomy(check, path), "anatomy", str(path))
     except (TvmoptError, RuntimeError):  # it does not compile: every pass is a suspect
@@ -231,10 +219,11 @@ def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[st
     import tvm_ffi
 
     from tvmopt import pipeline
-    from tvmopt.compiling import Request, compile_model
+    from tvmopt.compiling import compile_model
     from tvmopt.extensions import extended
     from tvmopt.importer import import_model
     from tvmopt.report import DecisionLog
+    from tvmopt.request import Request
     from tvmopt.targets import Machine
 
     machine = Machine.load(check.target)
@@ -278,9 +267,7 @@ class EngineCheck:
         reduction, depth = longest_reduction(model)
         precision = None if self.precision in ("", "fp32") else self.precision
         chosen = {n: np.asarray(outputs[n]) for n in expected if n in outputs}
-        found = compare(
-            expected, chosen, reduction=reduction, depth=depth, precision=precision, **self.limits
-        )
+        found = compare(expected, chosen, reduction=reduction, depth=depth, precision=precision, **self.limits)
         return Finding() if found.ok else Finding("numbers", str(found), found.max_error)
 
 
@@ -292,9 +279,7 @@ def blame_engine(
     tried = []
     for name, other in _settings(check):
         found = other(path, piece, feeds)
-        tried.append(
-            Experiment(name, _verdict(found), found.text.splitlines()[0][:300] if found.text else "")
-        )
+        tried.append(Experiment(name, _verdict(found), found.text.splitlines()[0][:300] if found.text else ""))
         if not found.fails:
             kind = "precision" if "precision" in name else "engine"
             return Blame(kind, name, f"{check.job.engine} computes {where} rightly with {name}", tuple(tried))

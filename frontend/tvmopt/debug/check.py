@@ -56,7 +56,7 @@ class Numbers:
     Attributes:
         target, precision: as `tvmopt.compile` takes them.
         rtol, atol: instead of the derived tolerance; added.
-        options: further fields of :class:`tvmopt.compiling.Request`: `exact`, `records`, `without`,
+        options: further fields of :class:`tvmopt.request.Request`: `exact`, `records`, `without`,
         `generic`.
         compare: whether to run and compare; else compiling is the check.
         seconds: a check that takes longer counts as a crash.
@@ -78,7 +78,8 @@ class Numbers:
 
     def _check(self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Finding:
         """In the child."""
-        from tvmopt.compiling import Request, compile_model
+        from tvmopt.compiling import compile_model
+        from tvmopt.request import Request
         from tvmopt.runtime.model import Model
         from tvmopt.targets import Machine
 

@@ -133,7 +133,7 @@ def compare(
             file = str(Path(folder) / "given.npz")
             save_arrays(file, inputs)
         request = {"settings": {**settings.__dict__, "inputs": file}, "folder": folder}
-        answer = children.call("tvmopt.debug.session:in_child", request, progress=progress)
+        answer = children.call("tvmopt.debug.run:in_child", request, progress=progress)
     return result_from(answer)
 
 

@@ -61,9 +61,7 @@ def explain(session: Session, result: CompareResult, row: Row, trace: Trace | No
     """The result with the artifact's wrong weights and a piece that reproduces them; None: they are right."""
     try:
         session.progress("lowering the model again, to compare the weights")
-        fresh, wrong = isolated(
-            lambda: _differences(session.settings.other, session.settings.model), "lowering"
-        )
+        fresh, wrong = isolated(lambda: _differences(session.settings.other, session.settings.model), "lowering")
     except TvmoptError as error:
         text = f"the artifact's weights could not be compared: {error.what}"
         return replace(result, structure=(*result.structure, text))
@@ -83,15 +81,11 @@ def explain(session: Session, result: CompareResult, row: Row, trace: Trace | No
         f"{first.different} of {first.of} elements differ, by at most {first.largest:.3g}"
     )
     rows = tuple(
-        replace(r, status="wrong", message=r.message or text)
-        if r.label == row.label and r.status == "ok"
-        else r
+        replace(r, status="wrong", message=r.message or text) if r.label == row.label and r.status == "ok" else r
         for r in result.rows
     )
     repro = (
-        reproduce(session, inside, {int(one.name[1:]): fresh[int(one.name[1:])] for one in wrong})
-        if inside
-        else None
+        reproduce(session, inside, {int(one.name[1:]): fresh[int(one.name[1:])] for one in wrong}) if inside else None
     )
     return replace(
         result, rows=rows, constants=tuple(found), repro=repro,
@@ -105,8 +99,9 @@ def _differences(artifact_path: str, model: str) -> tuple[dict[int, Array], list
     Raises:
         ArtifactError: the model compiles to another program today.
     """
-    from tvmopt.compiling import Progressed, Request, _lower
+    from tvmopt.compiling import lower
     from tvmopt.linking import structure_hash
+    from tvmopt.request import Progressed, Request
     from tvmopt.runtime.artifact import read
     from tvmopt.targets import Machine
     from tvmopt.tuning.logs import RecordLookup
@@ -121,7 +116,7 @@ def _differences(artifact_path: str, model: str) -> tuple[dict[int, Array], list
         Path(model), machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False)
     )
     lookup = RecordLookup.of_lines(machine, manifest.records)
-    _, lowered, weights = _lower(request, Progressed(), lookup)
+    _, lowered, weights = lower(request, Progressed(), lookup)
     if structure_hash(lowered.module, machine.tvm_target()) != manifest.structure:
         raise ArtifactError("the model compiles to another program than the artifact's.", where=artifact_path)
     fresh: dict[int, Array] = {}
@@ -172,9 +167,7 @@ def _piece(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro
     inputs = save_inputs(feeds, path)
     other = path.with_suffix(".tvmopt")
     try:
-        replaced, confirmed = isolated(
-            lambda: _transplant(session, path, piece, feeds, fresh, other), "reproduction"
-        )
+        replaced, confirmed = isolated(lambda: _transplant(session, path, piece, feeds, fresh, other), "reproduction")
     except (TvmoptError, RuntimeError):
         replaced, confirmed = 0, False
     nodes = tuple(f"{node_name(n)} ({operator(n)})" for n in piece.graph.node)
@@ -193,7 +186,8 @@ def _transplant(
     other: Path,
 ) -> tuple[int, bool]:
     """In a fork: how many weights were replaced, and whether the result is wrong."""
-    from tvmopt.compiling import Request, compile_model
+    from tvmopt.compiling import compile_model
+    from tvmopt.request import Request
     from tvmopt.runtime.artifact import read
     from tvmopt.runtime.model import Model
     from tvmopt.targets import Machine
@@ -203,9 +197,7 @@ def _transplant(
     machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
     if manifest.kind == "llvm":
         machine = machine.with_cores(manifest.threads)
-    artifact, _ = compile_model(
-        Request(path, machine, manifest.precision, exact=manifest.options.get("exact", False))
-    )
+    artifact, _ = compile_model(Request(path, machine, manifest.precision, exact=manifest.options.get("exact", False)))
     weights, replaced = list(artifact.weights), 0
     for index, right in fresh.items():
         for i, mine in enumerate(weights):

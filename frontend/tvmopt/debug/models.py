@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,12 +19,10 @@ from tvmopt.debug.constants import difference
 from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.layers import Layers
 from tvmopt.debug.records import Blame, CompareResult, Constant, Layer, Repro, Row, Trace
+from tvmopt.debug.session import Session
 from tvmopt.errors import InputError, TvmoptError
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name, operator
-
-if TYPE_CHECKING:
-    from tvmopt.debug.session import Session
 
 HOW = "every tensor of both models by the reference runtime"
 
@@ -123,8 +121,7 @@ def _structure(mine: Layers, theirs: Layers) -> tuple[str, ...]:
         if tag != "equal":
             names = [node_name(n) for n in mine.nodes[i:j][:3]], [node_name(n) for n in theirs.nodes[k:m][:3]]
             found.append(
-                f"{tag} at node {i}: {' '.join(a[i:j]) or '-'} {names[0]}"
-                f" -> {' '.join(b[k:m]) or '-'} {names[1]}"
+                f"{tag} at node {i}: {' '.join(a[i:j]) or '-'} {names[0]} -> {' '.join(b[k:m]) or '-'} {names[1]}"
             )
     return tuple(found[:12])
 
@@ -165,19 +162,13 @@ def _trace(session: Session, theirs: Layers, pairs: Mapping[int, int] | None, la
             reduction, depth = session.tolerances.get(name, (1, 1))
             one = _one(name, a, b, reduction, depth, options)
             status = "ok" if one.ok else "differs"
-            layers.append(
-                Layer(i, node_name(node), operator(node), name, status, one, nodes=(node_name(node),))
-            )
+            layers.append(Layer(i, node_name(node), operator(node), name, status, one, nodes=(node_name(node),)))
     first = next((k for k, layer in enumerate(layers) if layer.status == "differs"), None)
     return Trace(label, HOW, tuple(layers), first)
 
 
-def _one(
-    name: str, a: Any, b: Any, reduction: int, depth: int, options: Mapping[str, Any]
-) -> OutputComparison:
-    return compare(
-        {name: np.asarray(a)}, {name: np.asarray(b)}, reduction=reduction, depth=depth, **options
-    ).outputs[0]
+def _one(name: str, a: Any, b: Any, reduction: int, depth: int, options: Mapping[str, Any]) -> OutputComparison:
+    return compare({name: np.asarray(a)}, {name: np.asarray(b)}, reduction=reduction, depth=depth, **options).outputs[0]
 
 
 def _explained(

@@ -133,7 +133,7 @@ def in_child(
     wants = check == "numbers" or (isinstance(test, Command) and test.wants_inputs)
     progress("reading")
     if isinstance(test, Numbers):
-        from tvmopt.debug.session import warm
+        from tvmopt.debug.forks import warm
 
         warm()
     with tempfile.TemporaryDirectory(prefix="tvmopt-reduce-") as folder:

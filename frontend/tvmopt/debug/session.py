@@ -1,11 +1,9 @@
-"""The child's part of `tvmopt compare`: this process imports and decides, its forks run what may crash."""
+"""The state of one `tvmopt compare` and its steps: this process imports and decides, its forks run what may crash."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +12,20 @@ import onnx
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison, compare
 from tvmopt.analysis.samples import longest_reduction
-from tvmopt.debug import blame, constants, models, watch
+from tvmopt.debug import watch
 from tvmopt.debug.compare import Settings
 from tvmopt.debug.engines import job_of, run_engine
+from tvmopt.debug.forks import forked, warm
 from tvmopt.debug.layers import Layers, sums
 from tvmopt.debug.marked import trace_marked
-from tvmopt.debug.records import CompareResult, NonFinite, Row, Trace
+from tvmopt.debug.records import NonFinite, Row, Trace
 from tvmopt.debug.reduce import feeds_of
 from tvmopt.errors import InputError, MissingDependency, ModelError, TvmoptError
 from tvmopt.files import save_arrays
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name, operator
-from tvmopt.runtime.artifact import is_artifact
 
 Progress = Callable[[str], None]
-
-
-def in_child(*, settings: dict[str, Any], folder: str, progress: Progress) -> dict[str, Any]:
-    """Entry of the child process."""
-    lists = ("engines", "precisions")
-    plain: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in settings.items()}
-    asked = Settings(**plain)
-    return Session(asked, Path(folder), progress).run().as_dict()
-
-
-def warm() -> None:
-    """Import what the forks need, so that each of them starts at once; nothing is run."""
-    for name in ("onnxruntime", "tvm.relax", "tvmopt.pipeline", "tvmopt.runtime.model", "tvmopt.tuning.logs"):
-        import_module(name)
-    from tvmopt.runtime.library import ffi
-
-    ffi()
 
 
 class Session:
@@ -71,20 +52,7 @@ class Session:
         self.artifacts: dict[str, str] = {}
         self.seen: dict[str, list[watch.Seen]] = {}
         self.precision = "fp32"  # of the artifact, once it is known
-        self._wrong: set[str] = set()  # rows whose difference can be led back
-
-    def run(self) -> CompareResult:
-        """All rows, then layers, then blame."""
-        self.progress("running the reference")
-        expected = self.reference()
-        if self.settings.other and not is_artifact(self.settings.other):
-            found = models.compare_models(self, expected)
-        else:
-            found = self.engines(expected)
-        return replace(
-            found, inputs={n: f"{a.dtype}{list(a.shape)}" for n, a in self.feeds.items()},
-            seconds=time.perf_counter() - self.start,
-        )  # fmt: skip
+        self.wrong: set[str] = set()  # rows whose difference can be led back
 
     def reference(self) -> dict[str, Array]:
         """The original file's outputs by the reference; by the prepared model where shapes are open."""
@@ -94,51 +62,6 @@ class Session:
         name, (outputs,) = isolated(lambda: run_reference(source, [self.feeds]), "reference run", str(source))
         self.layers.reference = name
         return outputs
-
-    # -- engines -----------------------------------------------------------------------------------------
-
-    def engines(self, expected: Mapping[str, Array]) -> CompareResult:
-        """One row for each engine and precision, and one for the artifact."""
-        rows, specs = [], []
-        if self.settings.other:
-            specs.append(("", "", Path(self.settings.other).name))
-        several = len(self.settings.precisions) > 1
-        for spec in self.settings.engines:
-            for precision in self.settings.precisions:
-                specs.append(
-                    (spec, precision, f"{spec} {precision}" if several or precision != "fp32" else spec)
-                )
-        for spec, precision, label in specs:
-            self.progress(f"running {label}")
-            rows.append(self.row(spec, precision, label, expected))
-        traces = [
-            t
-            for (spec, precision, label), row in zip(specs, rows, strict=True)
-            if row.status == "wrong" or (self.settings.layers and row.status == "ok")
-            for t in self.trace(spec, precision, label)
-        ]
-        result = CompareResult(
-            Path(self.settings.model).name, self.layers.reference, {}, tuple(rows), tuple(traces),
-            self.nonfinite(bool(traces)),
-        )  # fmt: skip
-        if not self.settings.bisect:
-            return result
-        by_label = {t.label: t for t in traces}
-        for (spec, precision, label), row in zip(specs, rows, strict=True):
-            trace = by_label.get(label)
-            differs = row.label in self._wrong or bool(trace and trace.culprit)
-            if not spec and row.status == "ok" and not differs:
-                found = constants.explain(
-                    self, result, row, trace
-                )  # wrong weights may do the outputs no harm
-                if found is not None and found.constants:
-                    traced = tuple(self.trace(spec, precision, label))
-                    return replace(found, traces=(*found.traces, *traced))
-                result = found or result
-            if differs:
-                self.progress(f"{label}: looking for the cause")
-                return blame.explain(self, result, spec, precision, row, trace)
-        return result
 
     def row(self, spec: str, precision: str, label: str, expected: Mapping[str, Array]) -> Row:
         """One engine run once and compared."""
@@ -153,19 +76,17 @@ class Session:
             return Row(label, "missing", f"{error.what} - {error.fix}")
         except TvmoptError as error:
             if isinstance(error, ModelError) or "crash" in error.what:
-                self._wrong.add(label)
+                self.wrong.add(label)
             return Row(label, "failed", " - ".join(filter(None, (error.what, error.where, error.fix))))
         if not spec:
             precision = self.precision = facts["precision"]
         compared = self.compared(expected, {n: a for n, a in outputs.items() if n in expected}, precision)
         status = "ok" if compared.ok else "wrong"
         if status == "wrong":
-            self._wrong.add(label)
+            self.wrong.add(label)
         return Row(label, status, "" if compared.ok else str(compared), facts, compared.outputs)
 
-    def compared(
-        self, expected: Mapping[str, Array], found: Mapping[str, Array], precision: str
-    ) -> Comparison:
+    def compared(self, expected: Mapping[str, Array], found: Mapping[str, Array], precision: str) -> Comparison:
         """All outputs, each with its own tolerance."""
         reduction, depth = longest_reduction(self.layers.model)
         outputs: list[OutputComparison] = []
@@ -187,20 +108,19 @@ class Session:
             flags = {k: v in ("on", "true", "1", "yes") for k, v in options.items()}
             unknown = sorted(flags.keys() - {"exact", "records"})
             if unknown:
-                raise InputError(
-                    f"tvmopt has no option {unknown[0]}.", where=spec, fix="target, exact, records"
-                )
+                raise InputError(f"tvmopt has no option {unknown[0]}.", where=spec, fix="target, exact, records")
             self.progress(f"compiling {label}")
-            _forked(lambda: self._compile(path, target, precision, flags), "compile")
+            forked(lambda: self._compile(path, target, precision, flags), "compile")
             self.progress(f"running {label}")
         folder = _new(self.folder / f"seen{len(self.artifacts)}")
         self.artifacts[label] = path
-        facts, self.seen[label] = _forked(lambda: self._observe(path, folder), "run")
+        facts, self.seen[label] = forked(lambda: self._observe(path, folder), "run")
         with np.load(folder / "outputs.npz") as file:
             return {n: file[n] for n in file.files}, facts
 
     def _compile(self, path: str, target: str, precision: str, flags: dict[str, Any]) -> None:
-        from tvmopt.compiling import Request, compile_model
+        from tvmopt.compiling import compile_model
+        from tvmopt.request import Request
         from tvmopt.targets import Machine
 
         machine = Machine.load(target)
@@ -233,9 +153,7 @@ class Session:
         job = job_of(spec, "", precision, self.settings.threads, {})
         self.layers.compute(self.every_tensor(), self.progress)
         try:
-            return [
-                trace_marked(self.layers, job, self.tolerances, label, self.folder, self.progress, **options)
-            ]
+            return [trace_marked(self.layers, job, self.tolerances, label, self.folder, self.progress, **options)]
         except TvmoptError as error:
             return [Trace(label, f"marking inner tensors failed: {error.what}", ())]
 
@@ -253,9 +171,9 @@ class Session:
 
 def nonfinite(layers: Layers) -> tuple[NonFinite, ...]:
     """The nodes that make NaN or Inf out of finite inputs, in graph order."""
-    found, bad = [], {t.name for t in layers.model.graph.initializer if False}
+    found = []
     weights = {t.name: t for t in layers.with_data(layers.model).graph.initializer}
-    bad |= {n for n, t in weights.items() if _count(onnx.numpy_helper.to_array(t)) != (0, 0)}
+    bad = {n for n, t in weights.items() if _count(onnx.numpy_helper.to_array(t)) != (0, 0)}
     bad |= {n for n, a in layers.feeds.items() if _count(a) != (0, 0)}
     for node in layers.nodes:
         for name in node.output:
@@ -280,20 +198,6 @@ def coarse(precision: str) -> str | None:
     return None if precision in ("fp32", "") else precision
 
 
-def _forked(step: Callable[[], Any], what: str) -> Any:
-    """The step in a fork; a bug's traceback becomes an error of ours, so that it is a row of the table."""
-    try:
-        return isolated(step, what)
-    except RuntimeError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ModelError(f"The {what} fails: {lines[-1][:500] if lines else error}") from None
-
-
 def _new(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-def names_of(nodes: Sequence[onnx.NodeProto]) -> tuple[str, ...]:
-    """Nodes in words."""
-    return tuple(f"{node_name(n)} ({operator(n)})" for n in nodes)

@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvmopt.cuda import compiler
+from tvmopt.cuda_toolkit import compiler
 from tvmopt.errors import ScheduleError
 from tvmopt.ptxas import recording, unfit
 from tvmopt.scheduling.blocks import blocks_of

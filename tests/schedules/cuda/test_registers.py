@@ -11,7 +11,7 @@ from tvm import relax
 from tvmopt.targets import Machine
 
 from tests.cuda.emulator import _source
-from tvmopt import cuda
+from tvmopt import cuda_toolkit
 from tvmopt.errors import MissingDependency
 from tvmopt.ptxas import compile_source
 from tvmopt.scheduling.cuda_tile import Tile
@@ -23,7 +23,7 @@ ARCHITECTURES = {"sm_80": "nvidia-a100", "sm_90": "nvidia-h100", "sm_100": "nvid
 
 def _nvcc() -> str:
     try:
-        return cuda.find_toolkit().nvcc
+        return cuda_toolkit.find_toolkit().nvcc
     except MissingDependency:
         return ""
 

@@ -9,7 +9,7 @@ from typing import Any
 import gpu_suite
 import pytest
 
-from tvmopt import cuda
+from tvmopt import cuda_toolkit
 from tvmopt.errors import MissingDependency
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -27,7 +27,7 @@ def test_kept_results_hold_what_is_promised(row: dict[str, Any]) -> None:
 def test_compiles_to_the_kernels_kept(name: str, tmp_path: Path) -> None:
     """Fewer registers or kernels are progress: run benchmarks/gpu_suite.py and look at the difference."""
     try:
-        if not cuda.find_toolkit().nvcc:
+        if not cuda_toolkit.find_toolkit().nvcc:
             pytest.skip("no nvcc here")
     except MissingDependency as error:
         pytest.skip(str(error))
