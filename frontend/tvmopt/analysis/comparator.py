@@ -131,6 +131,7 @@ def compare(
     precision: str | None = None,
     rtol: float | None = None,
     atol: float = 0.0,
+    at_least: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Compare named outputs.
 
@@ -141,6 +142,7 @@ def compare(
         precision: the arithmetic used, when coarser than the dtype shows: "bf16", "fp16", "tf32".
         rtol: instead of the derived tolerance.
         atol: absolute slack, added.
+        at_least: for outputs named here, no derived tolerance below this (`tvmopt.analysis.sensitivity`).
     """
     results = []
     for name in [*reference, *(n for n in actual if n not in reference)]:
@@ -153,7 +155,8 @@ def compare(
             allowed = rtol
             if allowed is None:
                 coarse = tolerance(precision, _terms(precision, reduction), depth) if precision else 0.0
-                allowed = max(tolerance(str(expected.dtype), reduction, depth), coarse)
+                given = (at_least or {}).get(name, 0.0)
+                allowed = max(tolerance(str(expected.dtype), reduction, depth), coarse, given)
             results.append(_compare(name, expected, found, allowed, atol))
     return Comparison(tuple(results))
 

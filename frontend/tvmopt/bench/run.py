@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tvmopt.analysis.comparator import Comparison, compare
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.peaks import Peaks, measure_peaks
 from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_inputs
+from tvmopt.analysis.sensitivity import TYPES, rounded, sensitivity, write_rounded
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
@@ -279,14 +281,14 @@ def _check(
         peak = engine.ask("memory")
     with np.load(folder / "outputs.npz") as file:
         outputs = {n: file[n] for n in file.files if n in reference or len(file.files) <= len(reference)}
-    comparison: Comparison = compare(
-        reference,
-        outputs,
-        reduction=subject.reduction,
-        depth=subject.depth,
-        precision=None if settings.precision == "fp32" else settings.precision,
-        rtol=settings.tolerance,
-    )
+    judge: Callable[..., Comparison] = partial(
+        compare, reference, outputs,
+        reduction=subject.reduction, depth=subject.depth,
+        precision=None if settings.precision == "fp32" else settings.precision, rtol=settings.tolerance,
+    )  # fmt: skip
+    comparison = judge()
+    if not comparison.ok and settings.tolerance is None and settings.precision in TYPES:
+        comparison = judge(at_least=sensitivity(reference, _moved(subject, folder, settings.precision)))
     return replace(
         row,
         job=job,
@@ -300,6 +302,18 @@ def _check(
         status="ok" if comparison.ok else "wrong",
         message="" if comparison.ok else str(comparison),
     )
+
+
+def _moved(subject: Subject, folder: Path, precision: str) -> dict[str, Any]:
+    """The reference's outputs with weights and inputs rounded to 16 bits."""
+    model, inputs = folder / "rounded.onnx", folder / "rounded-inputs.npz"
+    if not model.is_file():  # once for all engines
+        write_rounded(subject.onnx, model, precision)
+        save_arrays(inputs, rounded(subject.feeds, precision))
+    try:
+        return _outputs(Job("onnxruntime", str(model), shapes=subject.shapes), inputs, folder / "moved.npz")
+    except TvmoptError:
+        return {}  # no slack then
 
 
 def _build(label: str, job: Job, subject: Subject, folder: Path, settings: Settings) -> tuple[Job, float]:
