@@ -49,7 +49,19 @@ def test_every_shipped_log_is_whole() -> None:
         assert log.records and all(r.won and r.key.target == log.target for r in log.records)
 
 
-def test_an_installed_wheel_uses_its_records(model: Path, tmp_path: Path) -> None:
+def left_out(source: Path, place: Path) -> list[str]:
+    """Files of the tree's packages, code and data, that the installed package lacks."""
+    folders = {source / "frontend/tvmopt": place / "tvmopt"}
+    folders |= {source / name: place / "tvmopt" / name for name in ("schedules", "targets", "tuning_logs")}
+    return [
+        str(file.relative_to(source))
+        for folder, copy in folders.items()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.suffix not in (".pyc", ".md") and not (copy / file.relative_to(folder)).exists()
+    ]
+
+
+def test_an_installed_wheel_is_whole_and_uses_its_records(model: Path, tmp_path: Path) -> None:
     """The tree with a planted log, built, unpacked away from here, and used by a process that sees nothing else."""
     source, place = tmp_path / "tree", tmp_path / "installed"
     source.mkdir()
@@ -72,6 +84,7 @@ def test_an_installed_wheel_uses_its_records(model: Path, tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     (wheel,) = (source / "dist").glob("*.whl")
     zipfile.ZipFile(wheel).extractall(place)
+    assert not left_out(source, place)
     shutil.rmtree(source)
     nowhere = {"TVMOPT_STORE": str(tmp_path / "none.db"), "PYTHONPATH": str(place)}
     done = subprocess.run(
