@@ -277,18 +277,11 @@ def refit(
     """
     from tvmopt.compiling import refit as refit_weights
     from tvmopt.compiling import verified
-    from tvmopt.request import Request, as_file
+    from tvmopt.request import as_file, request_of
 
     check_writable(output)
     old = artifact if isinstance(artifact, Artifact) else artifacts.read(artifact)
-    manifest = old.manifest
-    machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
-    if manifest.kind == "llvm":
-        machine = machine.with_cores(manifest.threads)
-    options = manifest.options
-    request = Request(
-        model, machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False)
-    )
+    request = request_of(old.manifest, model)
     fitted = refit_weights(old, request, progress)
     report = Report.from_dict(fitted.manifest.report)
     if verify:

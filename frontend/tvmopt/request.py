@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.precision import check as check_precision
+from tvmopt.runtime.manifest import Manifest
 from tvmopt.targets import Machine
 from tvmopt.tuning.logs import RecordLookup
 
@@ -45,6 +46,17 @@ class Request:
         if self.name:
             return self.name
         return Path(self.source).name if isinstance(self.source, str | os.PathLike) else "model.onnx"
+
+
+def request_of(manifest: Manifest, model: Any) -> Request:
+    """What an artifact was asked for, of another model."""
+    machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
+    if manifest.kind == "llvm":
+        machine = machine.with_cores(manifest.threads)
+    options = manifest.options
+    return Request(
+        model, machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False)
+    )
 
 
 @dataclass

@@ -12,6 +12,7 @@ import json
 import mmap
 import sys
 from typing import Any
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -21,18 +22,23 @@ from tvmopt.targets import Machine
 
 import tvmopt
 from tests.amx import KINDS, machine
-from tests.schedules.harness import lowered_bf16, rand, rounded
+from tests.schedules.harness import convolution, lowered_bf16, rand, rounded
 from tvmopt import pipeline
 from tvmopt.legalize.name_values import name_module
+from tvmopt.runtime import model as runtime
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import use_threads
-from tvmopt.runtime.model import Model
 from tvmopt.runtime.tiles import request
 
 Array = np.ndarray[Any, Any]
 MACHINE = machine()
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
 PAGE = mmap.PAGESIZE
+
+
+def stand_in(owner: object, name: str, value: object) -> None:
+    """Put something else in its place, for as long as this process lives."""
+    mock.patch.object(owner, name, value).start()
 
 
 class _Emulator:
@@ -106,27 +112,13 @@ def conv(
 ) -> dict[str, Any]:  # fmt: skip
     x, w, machine = rand(*shape), rand(*weight, seed=1), MACHINE.with_cores(cores)
     down = dilation or [1, 1]
-    expected = epilogue_numbers(convolution(rounded(x), rounded(w), stride, pad, down), then)
+    expected = epilogue_numbers(convolution(rounded(x), rounded(w), stride, pad, (down[0], down[1])), then)
 
     def body(bb: Any, a: Any) -> Any:
         out = relax.op.nn.conv2d(a, relax.const(w), strides=stride, padding=pad, dilation=down, **NHWC)
         return epilogue(bb, bb.emit(out), then, expected)
 
     return outcome(lowered_bf16(body, [x], machine), [x], expected, machine)
-
-
-def convolution(x: Array, w: Array, stride: int, pad: int, dilation: list[int]) -> Array:
-    """NHWC by OHWI, float64, tap by tap."""
-    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    (dy, dx), (_, kh, kw, _) = dilation, w.shape
-    high, wide = ((x.shape[a + 1] - d * (w.shape[a + 1] - 1) - 1) // stride + 1 for a, d in enumerate(dilation))
-    out = np.zeros((x.shape[0], high, wide, w.shape[0]))
-    for y in range(kh):
-        for z in range(kw):
-            rows = slice(y * dy, y * dy + (high - 1) * stride + 1, stride)
-            columns = slice(z * dx, z * dx + (wide - 1) * stride + 1, stride)
-            out += x[:, rows, columns] @ w[:, y, z].T
-    return out
 
 
 def attention(
@@ -206,10 +198,10 @@ def model(path: str, threads: int = 1, seed: int = 0) -> dict[str, Any]:
     import onnxruntime
 
     compiled = tvmopt.compile(path, precision="bf16", target=MACHINE, threads=threads, verify=False)
-    Artifact.check_host = lambda self: None  # type: ignore[method-assign]
+    stand_in(Artifact, "check_host", lambda self: None)
     if EMULATOR.library is not None:
-        sys.modules["tvmopt.runtime.model"].use_tiles = lambda where: None  # type: ignore[attr-defined]
-    found = Model(compiled.artifact, threads=threads)
+        stand_in(runtime, "use_tiles", lambda where: None)
+    found = runtime.Model(compiled.artifact, threads=threads)
     rng = np.random.default_rng(seed)
     feeds = {
         i.name: rng.standard_normal(i.shape).astype("float32") if i.dtype == "float32"
@@ -234,7 +226,7 @@ def misuse() -> dict[str, Any]:
 
     words, narrow = (tile_code.configuration(16, 16, pairs, 32) for pairs in (16, 15))
     words[3] = narrow[3]  # bytes a row of tiles 4 to 7
-    tile_code.configuration = lambda *key: list(words)  # type: ignore[assignment]
+    stand_in(tile_code, "configuration", lambda *key: list(words))
     return gemm(32, 64, 32)
 
 

@@ -1,9 +1,10 @@
-"""A small model, compiled and profiled once a file: for the profiles and for their pages."""
+"""A small model, compiled and profiled once a file, and a browser: for the profiles and for their pages."""
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.browser import chromium
 
 from tvmopt.analysis.peaks import Peaks
 from tvmopt.analysis.profile import profile
@@ -46,3 +47,9 @@ def artifact(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(artifact):
     return profile(artifact, threads=1, runs=10, seconds=1.0, peaks=PEAKS)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as driven:
+        yield driven

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.browser import chromium, opened
+from tests.browser import opened
 
 from tvmopt.analysis.graph_html import html
 from tvmopt.analysis.graph_view import view
@@ -106,12 +106,6 @@ def test_an_old_artifact_says_so(report):
 
     with pytest.raises(InputError, match="compile the model again"):
         html(replace(report, flow=Flow()))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

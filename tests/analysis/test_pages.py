@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tests.browser import chromium, opened
+from tests.browser import opened
 
 from tvmopt.analysis.profile_html import html, roofline_svg
 from tvmopt.analysis.svg import standalone
@@ -20,12 +20,6 @@ OVERLAP = """() => { const found = [];
       a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 4 && b.top < a.bottom - 4)
         found.push(s.textContent + ' / ' + t.textContent); }
   return found; }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as driven:
-        yield driven
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -45,6 +45,24 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return x.astype(ml_dtypes.bfloat16).astype("float64")
 
 
+def convolution(
+    x: np.ndarray, w: np.ndarray, stride: int, pad: int, dilation: tuple[int, int] = (1, 1)
+) -> np.ndarray:
+    """NHWC by OHWI, in float64, tap by tap."""
+    x, w = x.astype("float64"), w.astype("float64")
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    (dy, dx), (_, kh, kw, _) = dilation, w.shape
+    out_h = (x.shape[1] - dy * (kh - 1) - 1) // stride + 1
+    out_w = (x.shape[2] - dx * (kw - 1) - 1) // stride + 1
+    out = np.zeros((x.shape[0], out_h, out_w, w.shape[0]))
+    for ky in range(kh):
+        for kx in range(kw):
+            rows = slice(ky * dy, ky * dy + (out_h - 1) * stride + 1, stride)
+            cols = slice(kx * dx, kx * dx + (out_w - 1) * stride + 1, stride)
+            out += x[:, rows, cols] @ w[:, ky, kx].T
+    return out
+
+
 def lowered_bf16(build: Callable[..., relax.Expr], inputs: Sequence[np.ndarray], machine: Machine) -> Lowered:
     """The operator after all stages but code generation, with `--precision bf16`."""
     return lower(module_of(build, inputs), machine, precision="bf16")

@@ -101,20 +101,14 @@ def _differences(artifact_path: str, model: str) -> tuple[dict[int, Array], list
     """
     from tvmopt.compiling import lower
     from tvmopt.linking import structure_hash
-    from tvmopt.request import Progressed, Request
+    from tvmopt.request import Progressed, request_of
     from tvmopt.runtime.artifact import read
-    from tvmopt.targets import Machine
     from tvmopt.tuning.logs import RecordLookup
 
     artifact = read(artifact_path)
     manifest = artifact.manifest
-    machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
-    if manifest.kind == "llvm":
-        machine = machine.with_cores(manifest.threads)
-    options = manifest.options
-    request = Request(
-        Path(model), machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False)
-    )
+    request = request_of(manifest, Path(model))
+    machine = request.machine
     lookup = RecordLookup.of_lines(machine, manifest.records)
     _, lowered, weights = lower(request, Progressed(), lookup)
     if structure_hash(lowered.module, machine.tvm_target()) != manifest.structure:
@@ -187,17 +181,13 @@ def _transplant(
 ) -> tuple[int, bool]:
     """In a fork: how many weights were replaced, and whether the result is wrong."""
     from tvmopt.compiling import compile_model
-    from tvmopt.request import Request
+    from tvmopt.request import request_of
     from tvmopt.runtime.artifact import read
     from tvmopt.runtime.model import Model
-    from tvmopt.targets import Machine
 
     whole = read(session.settings.other)
     manifest = whole.manifest
-    machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
-    if manifest.kind == "llvm":
-        machine = machine.with_cores(manifest.threads)
-    artifact, _ = compile_model(Request(path, machine, manifest.precision, exact=manifest.options.get("exact", False)))
+    artifact, _ = compile_model(replace(request_of(manifest, path), shapes={}))
     weights, replaced = list(artifact.weights), 0
     for index, right in fresh.items():
         for i, mine in enumerate(weights):

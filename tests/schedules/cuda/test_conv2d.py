@@ -6,23 +6,9 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.schedules.harness import convolution
+
 from .harness import array, close, families, run
-
-
-def reference(x: np.ndarray, w: np.ndarray, stride: int, pad: int, dilation: int) -> np.ndarray:
-    """NHWC with OHWI, in float64."""
-    x, w = x.astype("float64"), w.astype("float64")
-    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    _, kh, kw, _ = w.shape
-    out_h = (x.shape[1] - dilation * (kh - 1) - 1) // stride + 1
-    out_w = (x.shape[2] - dilation * (kw - 1) - 1) // stride + 1
-    out = np.zeros((x.shape[0], out_h, out_w, w.shape[0]))
-    for ky in range(kh):
-        for kx in range(kw):
-            rows = slice(ky * dilation, ky * dilation + (out_h - 1) * stride + 1, stride)
-            cols = slice(kx * dilation, kx * dilation + (out_w - 1) * stride + 1, stride)
-            out += x[:, rows, cols] @ w[:, ky, kx].T
-    return out
 
 
 @pytest.mark.parametrize(
@@ -44,7 +30,7 @@ def test_convolution(
 ) -> None:  # fmt: skip
     x, k = array((n, h, w, c), dtype), array((o, kh, kw, c), dtype, (kh * kw * c) ** -0.5, 1)
     bias = array((o,), "float32", 1, 2)
-    wanted = reference(x, k, stride, pad, dilation)
+    wanted = convolution(x, k, stride, pad, (dilation, dilation))
     y = array(wanted.shape, dtype, 1, 3)
 
     def build(bb: relax.BlockBuilder, x0: relax.Expr, y0: relax.Expr) -> relax.Expr:
@@ -74,7 +60,7 @@ def test_groups(groups: int, c: int, o: int, kernel: int, dtype: str) -> None:
     k = array((o, kernel, kernel, c // groups), dtype, (kernel * kernel * c // groups) ** -0.5, 1)
     wanted = np.concatenate(
         [
-            reference(part, weight, 1, pad, 1)
+            convolution(part, weight, 1, pad)
             for part, weight in zip(np.split(x, groups, 3), np.split(k, groups, 0), strict=True)
         ],
         axis=3,
