@@ -297,6 +297,7 @@ def inspect(
     html: str | Path | None = None,
     timed: bool = False,
     target: str | Path | Machine = "cpu",
+    precision: str = "fp32",
     progress: Progress | None = None,
 ) -> Any:
     """What a file is: of an ONNX file :func:`tvmopt.analysis.metrics.inspect`'s summary, of an artifact its
@@ -306,7 +307,7 @@ def inspect(
         html: write the compiled graph there, as one page with nothing to load: what fused into what, and
             what did not. An ONNX file is compiled for it.
         timed: with `html`: run the artifact here and show each kernel's share of the time; else of the FLOPs.
-        target: with `html`, for an ONNX file: as for :func:`compile`.
+        target, precision: with `html`, for an ONNX file: as for :func:`compile`.
 
     Raises:
         InputError: `timed` without `html`; an artifact of an older tvmopt, which does not know its graph.
@@ -317,7 +318,7 @@ def inspect(
         )
     if html:
         check_writable(html)
-        write_text(html, _graph_page(source, shape, timed, target, progress))
+        write_text(html, _graph_page(source, shape, timed, target, precision, progress))
     if is_artifact(source):
         return artifacts.read_manifest(source)
     from tvmopt.analysis import metrics
@@ -330,6 +331,7 @@ def _graph_page(
     shape: Mapping[str, Sequence[int]] | None,
     timed: bool,
     target: str | Path | Machine,
+    precision: str,
     progress: Progress | None,
 ) -> str:
     import tempfile
@@ -340,7 +342,9 @@ def _graph_page(
         file = Path(source)
         if not is_artifact(source):
             file = Path(folder) / "model.tvmopt"
-            compile_isolated(source, target=target, shape=shape, verify=False, output=file, progress=progress)
+            compile_isolated(
+                source, target=target, precision=precision, shape=shape, verify=False, output=file, progress=progress
+            )
         found = None
         if timed:
             from tvmopt.analysis.profile import profile

@@ -49,6 +49,17 @@ def test_measured_once_then_read_from_the_cache(tmp_path, monkeypatch):
     assert set(found.values()) == {2}
 
 
+def test_a_second_measurement_can_only_raise_a_peak(tmp_path, monkeypatch):
+    """What else runs makes a peak look lower, never higher."""
+    speed = {"fp32": 2e9, "read": 1e9}
+    monkeypatch.setattr(module, "_program", lambda folder, threads: lambda kind, size: speed.get(kind, 1e9))
+    measure_peaks(1, cache=tmp_path)
+    speed |= {"fp32": 1e9, "read": 3e9}
+    again = measure_peaks(1, cache=tmp_path, again=True)
+    assert (again.flops["fp32"], again.bandwidth["dram"]) == (2e9, 3e9)
+    assert measure_peaks(1, cache=tmp_path) == again
+
+
 @pytest.mark.parametrize("damage", ["", "{", json.dumps({"machine": "old"}), "[]"])
 def test_a_damaged_cache_is_measured_anew(tmp_path, monkeypatch, damage):
     monkeypatch.setattr(module, "_program", lambda folder, threads: lambda kind, size: 1e9)

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from tvmopt.errors import InputError, TvmoptError
 
-COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>_command or tvmopt.cli.<name>
+COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>
     "compile": "Compile an ONNX model to one file, checked against onnxruntime.",
     "run": "Run a compiled model; time it.",
     "inspect": "What a model or a compiled file is: FLOPs, parameters, bytes, memory; versions, hashes.",

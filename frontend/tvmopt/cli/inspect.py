@@ -33,6 +33,9 @@ def command(
     target: Annotated[
         str, typer.Option("--target", "-t", help="With --html, for an ONNX file: the machine.")
     ] = "cpu",
+    precision: Annotated[
+        str, typer.Option(help="With --html, for an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")
+    ] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """FLOPs, parameters, bytes moved and peak memory of a model, in total, by operator and by node; or what a
@@ -43,8 +46,9 @@ def command(
 
     with progress(as_json) as show:
         found = inspect(
-            source, shape=parse_shapes(shape or []), html=html, timed=timed, target=target, progress=show
-        )
+            source, shape=parse_shapes(shape or []), html=html, timed=timed, target=target, precision=precision,
+            progress=show,
+        )  # fmt: skip
     if as_json:
         print_json(found if is_artifact(source) else found.as_dict())
     elif is_artifact(source):

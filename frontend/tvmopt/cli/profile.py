@@ -29,6 +29,7 @@ def command(
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="For an ONNX file; repeatable.")
     ] = None,
     target: Annotated[str, typer.Option("--target", "-t", help="For an ONNX file: the machine.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="For an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")] = "fp32",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
     iterations: Annotated[int, typer.Option(min=5, help="Instrumented runs, at most.")] = 30,
     duration: Annotated[float, typer.Option(min=0.1, help="Seconds of measuring, at most.")] = 3.0,
@@ -51,17 +52,13 @@ def command(
     with tempfile.TemporaryDirectory() as folder, progress(as_json) as show:
         file = source
         if not is_artifact(source):
-            import tvmopt
+            from tvmopt.api import compile_isolated
 
             file = str(Path(folder) / f"{Path(source).stem}.tvmopt")
-            tvmopt.compile(
-                source,
-                target=target,
-                shape=parse_shapes(shape or []),
-                verify=False,
-                output=file,
-                progress=show,
-            )
+            compile_isolated(
+                source, target=target, precision=precision, shape=parse_shapes(shape or []), threads=threads,
+                verify=False, output=file, progress=show,
+            )  # fmt: skip
         show("timing kernels")
         found = profile(file, parse_inputs(inputs or []), threads=threads, runs=iterations, seconds=duration)
     if as_json:
@@ -141,7 +138,12 @@ def _show(found: Any, top: int) -> None:
             "[yellow]note:[/] the machine was never quiet: each time is the quickest of all runs, "
             "and they need not add up"
         )
-    elif found.instrument == "python":
+    if found.above:
+        out.print(
+            f"[yellow]note:[/] {len(found.above)} kernels are above the roof: the machine was busy when its peaks were "
+            "measured; profile again when it is quiet"
+        )
+    if not found.disturbed and found.instrument == "python":
         out.print("[yellow]note:[/] no C compiler: the Python instrument makes short kernels look slower")
 
 
