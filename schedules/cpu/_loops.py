@@ -13,6 +13,7 @@ from typing import Any
 
 from tvmopt.targets import Machine
 
+from tvmopt.legalize.prefetch import PREFETCH, STEP, panel_stride
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
 from tvmopt.scheduling.strides import contiguous_suffix
@@ -81,3 +82,15 @@ def _repeats(sch: Any, block: Any, mine: BlockFacts, known: dict[str, BlockFacts
             return True
         reads += other.elements * sum(a.buffer.same_as(mine.store.buffer) for a in other.loads)
     return reads > mine.elements
+
+
+def prefetch_panels(
+    sch: Any, tiles: list[Any], steps: list[Any], panels: int, size: int, columns: int, l2: int
+) -> None:
+    """Ask for the next one of `panels` panels of weights, `size` numbers in rows of `columns`, while this one is
+    multiplied; `tiles`, `steps`: the loops over its row tiles and over the reduction, outermost first."""
+    passes, each = (math.prod(int(sch.get(loop).extent) for loop in loops) for loops in (tiles, steps))
+    for loop in (*tiles, *steps):
+        sch.annotate(loop, STEP, 1)
+    fits = panels > 1 and 8 * size <= l2 // 2
+    sch.annotate(steps[-1], PREFETCH, panel_stride(size, columns, passes, each) if fits else 0)

@@ -21,6 +21,7 @@ from math import prod
 
 import tvm
 from tvm import tirx
+from tvmopt.schedules.cpu._loops import prefetch_panels
 from tvmopt.schedules.cpu.gemm import vectorize_columns
 from tvmopt.targets import Machine
 
@@ -188,6 +189,7 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     sch.reorder(ky, kx, c, one_n, one_h, one_p, pixels, cols)
     sch.unroll(pixels)
     vectorize_columns(sch, cols, common_vector(shape.nr, shape.lanes))
+    prefetch_panels(sch, [h_in, w_tile], [ky, kx, c], shape.panels, shape.nr * prod(shape.k), shape.nr, shape.l2)
     task = sch.fuse(n, h_chunk, p_chunk)
     if shape.padded:
         _pad_at(sch, task, shape.lanes)

@@ -22,6 +22,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvmopt.schedules.cpu._loops import prefetch_panels
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, consumer, extents
@@ -33,7 +34,7 @@ NAME, VERSION = "gemm", 2
 
 @dataclass(frozen=True)
 class Shape:
-    """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector."""
+    """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector; l2: bytes of a core's L2."""
 
     m: int
     n: int
@@ -41,6 +42,7 @@ class Shape:
     nr: int
     lanes: int
     cores: int
+    l2: int
 
     @property
     def panels(self) -> int:
@@ -53,7 +55,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     if block is None or out is None or len(extents(block)) != 4:
         return None
     m, _panels, nr, k = extents(block)
-    return Shape(m, extents(out)[-1], k, nr, machine.lanes(), machine.cores)
+    return Shape(m, extents(out)[-1], k, nr, machine.lanes(), machine.cores, machine.l2)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
@@ -128,6 +130,7 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     sch.unroll(rows)
     vectorize_columns(sch, cols, common_vector(shape.nr, shape.lanes))
     sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
+    prefetch_panels(sch, [m_tile], [k_out], shape.panels, shape.nr * shape.k, shape.nr, shape.l2)
     parallel = sch.fuse(m_chunk, panel)
     if 2 * shape.m * shape.n * shape.k > 500_000:  # ~2 us of one core: below, waking a thread costs more
         sch.parallel(parallel)

@@ -23,13 +23,15 @@ from tvm_ffi import structural_map, structural_mutate
 
 from tvmopt.legalize import math
 from tvmopt.legalize.pairs import lower_pairs
+from tvmopt.legalize.prefetch import lower_prefetch
 from tvmopt.legalize.tiles import lower_tiles
 
 
 def name_module(module: tvm.IRModule) -> tvm.IRModule:
-    """Every PrimFunc of the module, its values named; then products of bfloat16 (tiles.py, pairs.py)."""
+    """Every PrimFunc of the module, its values named; then prefetches (prefetch.py) and products of bfloat16 (tiles.py,
+    pairs.py)."""
     functions = {
-        gvar: lower_pairs(lower_tiles(name_values(func))) if isinstance(func, tirx.PrimFunc) else func
+        gvar: lower_pairs(lower_tiles(lower_prefetch(name_values(func)))) if isinstance(func, tirx.PrimFunc) else func
         for gvar, func in module.functions_items()
     }
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)

@@ -1,0 +1,137 @@
+"""Prefetching the next panel of weights while this one is multiplied - the step between scheduling and code generation,
+for families that annotate their loops.
+
+A family marks the loops that count the steps of one panel with `STEP` (the row tiles, then the reduction), and the
+innermost of them with `PREFETCH`, the numbers of weight to fetch ahead a step::
+
+    for panel:                             for panel:
+      for tile:        # STEP                for tile:
+        for k:         # STEP, PREFETCH=5      for k:
+          acc += x * W[panel, k, :]              prefetch W + panel_size * (panel + 1) + 5 * (tile * K + k)
+                                                 acc += x * W[panel, k, :]
+
+Steps times `PREFETCH` is the panel's size or a little more, so the whole next panel is in L2, or L1, when its turn
+comes. Behind the last panel it fetches a few lines that nobody reads; a prefetch never faults.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import StringImm
+from tvm.ir.expr import TensorLoad
+from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm_ffi import structural_map, structural_mutate, structural_walk
+
+from tvmopt.scheduling.facts import itemsize
+
+STEP, PREFETCH = "tvmopt.prefetch_step", "tvmopt.prefetch"
+"""Annotations of loops."""
+LINE = 64
+"""Bytes of a cache line."""
+LLVM = """
+define void @tvmopt_prefetch(ptr %p) alwaysinline nounwind willreturn memory(inaccessiblemem: readwrite) {
+  call void asm sideeffect "prefetcht0 ($0)", "r"(ptr %p) nounwind willreturn memory(inaccessiblemem: readwrite)
+  ret void
+}
+"""
+"""Not `llvm.prefetch`, which may touch what its argument points to: LLVM then stores the accumulators of a tile each
+step, because their buffer might be there (128x64x768: 3.1 times as long)."""
+
+
+def panel_stride(size: int, columns: int, tiles: int, steps: int) -> int:
+    """Numbers to prefetch a step, so that `tiles` passes of `steps` steps over a panel of weights fetch the next one of
+    `size` numbers, in rows of `columns`; 0: do not.
+
+    One pass has no time to spare, and with more passes than columns the first one, which waits, is a small part of all.
+
+    >>> panel_stride(160 * 32, 32, 7, 160), panel_stride(96 * 32, 32, 28, 96), panel_stride(960 * 32, 32, 7, 240)
+    (5, 2, 19)
+    >>> panel_stride(1280 * 48, 48, 1, 1280), panel_stride(32 * 32, 32, 98, 32)
+    (0, 0)
+    """
+    return -(-size // (tiles * steps)) if 1 < tiles <= columns else 0
+
+
+def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with the prefetches that its loops' annotations ask for."""
+    if not _asked(func):
+        return func
+    around: list[Any] = []
+
+    def loop(node: Any, mutator: Any) -> Any:
+        notes = dict(node.annotations)
+        if STEP not in notes:
+            return mutator.default_mutate(node)
+        around.append(node)
+        fetch = _fetch(node, around, int(notes[PREFETCH])) if PREFETCH in notes else []
+        body = mutator.default_mutate(node).body
+        around.pop()
+        kept = {key: value for key, value in notes.items() if key not in (STEP, PREFETCH)}
+        body = tirx.SeqStmt([*fetch, body]) if fetch else body
+        return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, kept)
+
+    body = structural_mutate(func.body, ((tirx.For, loop),))
+    root = body.block
+    inner = tirx.AttrStmt(StringImm(""), "pragma_import_llvm", StringImm(LLVM), root.body)
+    outer = SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, inner, root.init,
+        root.alloc_buffers, root.match_buffers, root.annotations,
+    )  # fmt: skip
+    return func.with_body(SBlockRealize(body.iter_values, body.predicate, outer))
+
+
+def _asked(func: tirx.PrimFunc) -> bool:
+    found: list[Any] = []
+
+    def look(node: Any) -> None:
+        if node.annotations.get(PREFETCH, 0):
+            found.append(node)
+
+    structural_walk(func.body, ((tirx.For, look),))
+    return bool(found)
+
+
+def _fetch(loop: Any, steps: list[Any], stride: int) -> list[Any]:
+    """Prefetches of what stands in the next panel as far in as this step's number says, a line each."""
+    realize = _block(loop.body)
+    load = _weights(realize.block) if realize is not None else None
+    if realize is None or load is None:
+        return []
+    step: Any = 0
+    for outer in steps:
+        step = step * outer.extent + outer.loop_var
+    values = dict(zip((iv.var for iv in realize.block.iter_vars), realize.iter_values, strict=True))
+    inner: dict[Any, Any] = {}  # the panel's own loop, of one step
+    structural_walk(loop.body, ((tirx.For, lambda node: inner.update({node.loop_var: node.min})),))
+    panel = structural_map(load.indices[0], (tirx.Var, lambda var: values.get(var, var)))
+    panel = structural_map(panel, (tirx.Var, lambda var: inner.get(var, var)))
+    zeros = [0] * (len(load.indices) - 2)
+    line = LINE // itemsize(load.source)
+    return [_prefetch(load.source, [panel + 1, *zeros, step * stride + at]) for at in range(0, stride, line)]
+
+
+def _prefetch(buffer: Any, place: list[Any]) -> Any:
+    address = tirx.address_of(tirx.BufferLoad(buffer, place))
+    return tirx.Evaluate(tirx.call_extern("void", "tvmopt_prefetch", address))
+
+
+def _block(node: Any) -> Any | None:
+    """The one block under a loop."""
+    found: list[Any] = []
+    structural_walk(node, ((SBlockRealize, found.append),))
+    return found[0] if len(found) == 1 else None
+
+
+def _weights(block: SBlock) -> Any | None:
+    """The load of packed weights [panel, ..., column] in a block of multiplications: the one that ends with an output's
+    axis; the other operand ends with the sum's."""
+    found: list[Any] = []
+    structural_walk(block.body, ((TensorLoad, found.append),))
+    outputs = [iv.var for iv in block.iter_vars if int(iv.iter_type) == 0]
+    sums = [region.source for region in block.writes]
+    for load in found:
+        if any(load.indices[-1].same_as(var) for var in outputs) and not any(load.source.same_as(s) for s in sums):
+            return load
+    return None
