@@ -18,7 +18,7 @@ from tvm import relax, tirx
 
 from tvmopt import passes as P
 from tvmopt.extensions import extended
-from tvmopt.legalize import legalize
+from tvmopt.legalize import legalize, recurrent
 from tvmopt.legalize.name_values import name_module
 from tvmopt.legalize.winograd import instead_of_bf16
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
@@ -58,7 +58,8 @@ def graph_passes(
 ) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
-        P.FoldConstant(log),  # first: later passes look for constant weights
+        P.UnrollRecurrence(log, lambda call: recurrent.declines(call, machine)),  # its steps are operators like any
+        P.FoldConstant(log),  # before what looks for constant weights
         P.CancelCasts(log),
         P.EliminateIdentities(log),  # before the fusions, which then need not know these spellings
         P.FoldConstant(log),  # a shape or an index that has become constant

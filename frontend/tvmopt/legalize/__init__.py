@@ -13,13 +13,27 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmopt.legalize import amx, attention, conv, cuda, depthwise, extremes, math, matmul, norm, pool, take, winograd
+from tvmopt.legalize import (
+    amx,
+    attention,
+    conv,
+    cuda,
+    depthwise,
+    extremes,
+    math,
+    matmul,
+    norm,
+    pool,
+    recurrent,
+    take,
+    winograd,
+)
 from tvmopt.targets import Machine
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | None"]
 
 # an operator that two groups know: the first that does not return None
-_GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, take, extremes)
+_GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, recurrent, take, extremes)
 _APPROXIMATE = (winograd,)  # other roundings than the operator's definition; `exact` leaves them out
 
 

@@ -24,6 +24,7 @@ from tvmopt.passes.fuse_transpose_matmul import FuseTransposeMatmul
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.split_matmul import SplitMatmul
+from tvmopt.passes.unroll_recurrence import UnrollRecurrence
 
 __all__ = [
     "CancelCasts",
@@ -50,4 +51,5 @@ __all__ = [
     "PropagateReshapes",
     "PropagateTransposes",
     "SplitMatmul",
+    "UnrollRecurrence",
 ]
