@@ -11,7 +11,7 @@
     y           [S, D, B, H]    h of every step; h, c: [D, B, H], the last states
 
 Biases of R that a gate merely adds are part of `projected`. A call's definition is its step-by-step form
-(:mod:`tvmopt.importer.unrolled`), which TVM's LegalizeOps uses where a machine has no kernel for it.
+(:mod:`tvmopt.importer.converters.unrolled`), which TVM's LegalizeOps uses where a machine has no kernel for it.
 """
 
 from __future__ import annotations

@@ -140,8 +140,11 @@ class Kernel:
 
         def start(name: str) -> Any:
             given = self.given.get(f"{name}0")
-            value = (lambda row, i: load(given, self.d, row, i)) if given is not None else (lambda row, i: zero)
-            return each(lambda row, i, at: store(self.state[name], value(row, i), at))
+
+            def one(row: Expr, i: Expr, at: Expr) -> Any:
+                return store(self.state[name], zero if given is None else load(given, self.d, row, i), at)
+
+            return each(one)
 
         def finish(name: str, out: Any) -> Any:
             at_end = self.steps % 2 * self.size
@@ -220,9 +223,7 @@ class Kernel:
 
         statements = [store(acc[key], begin(*key), whole) for key in acc]
         rounds, rest = divmod(self.hidden, shape.chains)
-        statements.append(
-            loop(rounds, lambda k: seq([s for n in chains for s in add(k * shape.chains + n, n)]), "k")
-        )
+        statements.append(loop(rounds, lambda k: seq([s for n in chains for s in add(k * shape.chains + n, n)]), "k"))
         for n in range(rest):
             statements += add(_int(rounds * shape.chains + n), n)
         for cell in cells if shape.chains > 1 else ():

@@ -1,4 +1,4 @@
-"""The sizes of a recurrent kernel - register tiles, and how cores share it - as arithmetic, for the kernel and its tests."""
+"""The sizes of a recurrent kernel - register tiles, how cores share it - as arithmetic, for the kernel and its tests."""
 
 from __future__ import annotations
 
@@ -145,6 +145,5 @@ def _rate(held: int, machine: Machine) -> float:
     if held <= machine.l2 * 3 // 4:
         return float(machine.l2_rate)
     if held <= machine.l3 // max(1, machine.cores):
-        return machine.l2_rate / 2
-    return machine.bandwidth / machine.cores / (machine.ghz * 1e9)
-
+        return float(machine.l2_rate) / 2
+    return float(machine.bandwidth) / machine.cores / (machine.ghz * 1e9)

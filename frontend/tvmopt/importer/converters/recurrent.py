@@ -9,9 +9,9 @@ from typing import Any
 
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, dtype_of, shape_of
+from tvmopt.importer.converters.common import Build, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.unrolled import unrolled
+from tvmopt.importer.converters.unrolled import unrolled
 from tvmopt.recurrence import GATES, Function, Spec, define, recurrent
 
 _ALPHA = {"leakyrelu": 0.01, "thresholdedrelu": 1.0, "hardsigmoid": 0.2, "elu": 1.0, "affine": 1.0, "scaledtanh": 1.0}
@@ -41,7 +41,7 @@ def _functions(kind: str, attrs: dict[str, Any], directions: int, ctx: Context) 
 
 
 def _biases(b: Build, bias: Any, gates: int, split: bool) -> tuple[Any, Any]:
-    """What is added to the projection, [D*G*H], and (`split`: linear_before_reset) to the last gate of h R^T, [D, H]."""
+    """What is added to the projection, [D*G*H], and, if `split`, to the last gate of h R^T, [D, H]."""
     directions, both = shape_of(bias)
     half = both // 2
     ours, theirs = b.slice(bias, 1, 0, half), b.slice(bias, 1, half, both)
