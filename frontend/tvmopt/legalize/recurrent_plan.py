@@ -1,4 +1,4 @@
-"""The sizes of a recurrent kernel - register tiles, how cores share it - as arithmetic, for the kernel and its tests."""
+"""The sizes of a recurrent kernel - tiles, how cores share it - as arithmetic, for the kernel and its tests."""
 
 from __future__ import annotations
 
@@ -142,8 +142,9 @@ def _candidates(batch: int, directions: int, cores: int) -> list[tuple[Mode, int
 
 def _rate(held: int, machine: Machine) -> float:
     """Bytes a cycle of what a core reads once a step: from L2 where it stays there, half of that from L3."""
+    rate: float = machine.bandwidth / (machine.cores * machine.ghz * 1e9)
     if held <= machine.l2 * 3 // 4:
-        return float(machine.l2_rate)
-    if held <= machine.l3 // max(1, machine.cores):
-        return float(machine.l2_rate) / 2
-    return float(machine.bandwidth) / machine.cores / (machine.ghz * 1e9)
+        rate = machine.l2_rate
+    elif held <= machine.l3 // machine.cores:
+        rate = machine.l2_rate / 2
+    return rate
