@@ -117,7 +117,8 @@ class _Reader:
         if symbol is None:  # call_packed(f, args...)
             symbol = str(getattr(args[0], "global_symbol", args[0]))
         used = list(dict.fromkeys(i for a in args for i in self._indices(a)))
-        outputs = [i for i in used if i not in self.written] or used[-1:]
+        # one that writes a part of what others have begun has it as its last argument
+        outputs = [i for i in used if i not in self.written] or (self._indices(args[-1]) if args else [])
         self.written.update(outputs)
         nodes = next(self.sites.get(symbol, iter(())), ())
         last = self.nodes.get(nodes[-1]) if nodes else None

@@ -25,6 +25,7 @@ from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
 from tvmopt.report import DecisionLog, Kernel
 from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families
+from tvmopt.scheduling.concat_in_place import STAGE, InPlace, concat_in_place, whole_name
 from tvmopt.scheduling.cost import kernel_cost
 from tvmopt.targets import Machine
 
@@ -150,8 +151,8 @@ def lower(
         lookup: finds tuned knobs; None: analytic points only.
         exact: no algorithm that rounds differently from the operator's definition (Winograd).
         precision: see `tvmopt.precision`.
-        without: names of graph passes to leave out, and `generic`: kernels that only the generic family may
-            schedule (``"*"``: all) - how `tvmopt compare` finds the one to blame.
+        without: names of passes to leave out, of the graph's and `tvmopt.ConcatInPlace`, and `generic`: kernels that
+            only the generic family may schedule (``"*"``: all) - how `tvmopt compare` finds the one to blame.
     """
     log = log or DecisionLog()
     seconds: dict[str, float] = {}
@@ -173,8 +174,13 @@ def lower(
             module = tvm.transform.Sequential(fusion_passes()[2:])(module)
         with _timed(seconds, "schedule"):
             unscheduled = module
-            module, how = apply_families(module, machine, log, lookup, generic)
-    return Lowered(module, tuple(_kernels(unscheduled, how, provenance)), log, seconds, unscheduled)
+            module, how = apply_families(module, machine, log, lookup, [whole_name(g) for g in generic])
+            done = InPlace(module, unscheduled, how)
+            if STAGE not in without:  # after families: records are of workloads with tensors of their own
+                done = concat_in_place(module, unscheduled, how, machine, log)
+            provenance = provenance.joined(done.nodes)
+    kernels = tuple(_kernels(done.module, done.unscheduled, done.how, provenance))
+    return Lowered(done.module, kernels, log, seconds, done.unscheduled)
 
 
 def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
@@ -192,11 +198,13 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
             return relax.build(module, target=machine.tvm_target(), relax_pipeline=None)
 
 
-def _kernels(module: tvm.IRModule, how: dict[str, Scheduled], provenance: Provenance) -> Iterator[Kernel]:
+def _kernels(
+    module: tvm.IRModule, unscheduled: tvm.IRModule, how: dict[str, Scheduled], provenance: Provenance
+) -> Iterator[Kernel]:
     """One record a kernel, in the order of first call."""
     calls = provenance.calls(module)
     for name, sites in calls.items():
-        func = module[name]
+        func = unscheduled[name]
         if not isinstance(func, tirx.PrimFunc):
             continue
         done = how.get(name, Scheduled("none", "generic"))

@@ -224,6 +224,7 @@ def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[st
     from tvmopt.importer import import_model
     from tvmopt.report import DecisionLog
     from tvmopt.request import Request
+    from tvmopt.scheduling.concat_in_place import STAGE
     from tvmopt.targets import Machine
 
     machine = Machine.load(check.target)
@@ -237,6 +238,8 @@ def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[st
             if not tvm_ffi.structural_equal(module, after):
                 changed.append(str(one.info.name))
             module = after
+    if any(d.stage == STAGE and d.verdict == "applied" for d in report.decisions):
+        changed.append(STAGE)
     return [(k.name, k.family) for k in report.kernels], list(dict.fromkeys(changed))
 
 

@@ -65,6 +65,14 @@ class Provenance:
                 sites[var] = (known[var],)
         return Provenance(self.operators, sites)
 
+    def joined(self, bindings: dict[str, tuple[str, ...]]) -> Provenance:
+        """With the nodes of several bindings at one: binding -> those whose work it does."""
+        sites = {
+            var: tuple(dict.fromkeys(node for name in names for node in self.sites.get(name, (name,))))
+            for var, names in bindings.items()
+        }
+        return Provenance(self.operators, {**self.sites, **sites})
+
     def calls(self, module: tvm.IRModule) -> dict[str, list[tuple[str, ...]]]:
         """PrimFunc name -> the ONNX nodes of each call site, in order of the first call (after FuseTIR)."""
         found: dict[str, list[tuple[str, ...]]] = defaultdict(list)
