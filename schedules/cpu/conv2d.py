@@ -30,7 +30,7 @@ from tvmopt.scheduling.facts import itemsize
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
 
-NAME, VERSION = "conv2d", 1
+NAME, VERSION = "conv2d", 2
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
 
-NAME, VERSION = "gemm", 2
+NAME, VERSION = "gemm", 3
 
 
 @dataclass(frozen=True)

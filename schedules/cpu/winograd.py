@@ -27,7 +27,7 @@ from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
 
-NAME, VERSION = "winograd", 1
+NAME, VERSION = "winograd", 2
 
 
 @dataclass(frozen=True)
