@@ -113,7 +113,9 @@ class _Kernels:
         return self.made[key]
 
     def _move(self, name: str, places: Mapping[int, Place], free: int | None) -> tuple[tirx.PrimFunc, Scheduled] | None:
-        how = self.how[name]
+        how = self.how.get(name)
+        if how is None:  # it came with its schedule: a sort, say
+            return None
         if how.family.startswith("amx"):  # its tiles are loaded by row pitch, of a kernel not yet written
             return None
         stays = runs_stay(self.module[name], places)
@@ -207,6 +209,8 @@ class _Plan:
         if operand in self.seen_by_others:  # Decline 2
             return f"{operand.name} is read other than by kernels"
         shape = _shape(operand)
+        if math.prod(place.shape) >= 1 << 31:
+            return f"{place.shape} has too many elements for the 32-bit indices of its parts' kernels"
         run = math.prod(shape[axis:]) * max(1, _bits(operand) // 8)
         if run < LEAST_RUN and math.prod(shape[:axis]) > 1:  # Decline 4
             return f"a row of {operand.name} is {run} bytes"
