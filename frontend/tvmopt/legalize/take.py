@@ -23,9 +23,19 @@ def take(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Ex
     extent = int(np.prod(shape)) if axis is None else shape[int(axis)]
     known = constant(bb, indices)
     if known is not None and known.size and known.min() >= 0 and known.max() < extent:
-        return None
+        return None if axis is None else bb.call_te(_gather, x, indices, int(axis), primfunc_name_hint="take")
     clipped = bb.normalize(relax.op.take(x, indices, None if axis is None else int(axis), mode="clip"))
     return tvm.ir.Op.get("relax.take").get_attr("FLegalize")(bb, clipped)
+
+
+def _gather(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
+    """The elements at indices that are known to be in range: TVM's own form prints a warning that it may crash."""
+    rank = len(indices.shape)
+
+    def element(*i: tvm.tirx.Var) -> tvm.tirx.Expr:
+        return x(*i[:axis], indices(*i[axis : axis + rank]), *i[axis + rank :])
+
+    return te.compute((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), element, name="take")
 
 
 def power(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:

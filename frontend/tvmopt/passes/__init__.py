@@ -5,6 +5,7 @@ from tvmopt.passes.cancel_duplicates import CancelDuplicates
 from tvmopt.passes.cancel_reshapes import CancelReshapes
 from tvmopt.passes.combine_parallel_matmul import CombineParallelMatmul
 from tvmopt.passes.convert_conv1d import ConvertConv1d
+from tvmopt.passes.convert_conv3d import ConvertConv3d
 from tvmopt.passes.convert_layout import ConvertLayout
 from tvmopt.passes.convert_precision import ConvertPrecision
 from tvmopt.passes.eliminate_identities import EliminateIdentities
@@ -32,6 +33,7 @@ __all__ = [
     "CancelReshapes",
     "CombineParallelMatmul",
     "ConvertConv1d",
+    "ConvertConv3d",
     "ConvertLayout",
     "ConvertPrecision",
     "EliminateIdentities",
