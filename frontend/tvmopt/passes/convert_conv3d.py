@@ -38,9 +38,9 @@ class ConvertConv3d(Rewrite):
                                                  c = R.nn.conv2d(b, W', data_layout="NHWC")
                                                  y = R.permute_dims(R.reshape(c, N E H' W' O), ...)
 
-    One tap along depth needs no concatenation. A kernel of one pixel and several taps, (T, 1, 1), is a convolution of the
-    image D x (H * W) by (T, 1). With groups the taps are summed instead, one conv2d a tap. Poolings are separable:
-    windows of H x W first, then windows of depth.
+    One tap along depth needs no concatenation. A kernel of one pixel and several taps, (T, 1, 1), is a convolution
+    of the image D x (H * W) by (T, 1). With groups the taps are summed instead, one conv2d a tap. Poolings are
+    separable: windows of H x W first, then windows of depth.
 
     Applies when   the layout is NCDHW, the shapes are static, the weight is a constant.
     Declines when  1. the layout is another, or a shape is not static   2. the weight is not a constant
@@ -87,13 +87,11 @@ def _conv(graph: Graph, var: Var, call: Call, weight: Array) -> Expr:
         ohwi = const(np.transpose(array, (0, 2, 3, 1)))
         call2d = relax.op.nn.conv2d(
             data, ohwi, groups=groups, data_layout="NHWC", kernel_layout="OHWI",
-            out_dtype=str(attrs.out_dtype) or None, **geometry,
+            out_dtype=attrs.out_dtype or None, **geometry,
         )  # fmt: skip
         return emit(call2d, name)
 
-    image = dict(
-        strides=strides[1:], padding=[pads[1], pads[2], pads[4], pads[5]], dilation=dilation[1:]
-    )
+    image = dict(strides=strides[1:], padding=[pads[1], pads[2], pads[4], pads[5]], dilation=dilation[1:])
     if taps > 1 and weight.shape[3:] == (1, 1) and strides[1:] == [1, 1] and not any(image["padding"]):
         rows = emit(relax.op.reshape(x, (n, depth, height * width, channels)), name)
         y = conv2d(rows, weight[..., 0], strides=[strides[0], 1], padding=[pads[0], 0, pads[3], 0],
@@ -135,9 +133,7 @@ def _pool(graph: Graph, var: Var, pool: Any, call: Call) -> Expr:
     n, channels, depth, height, width = shape(call.args[0]) or ()
     window, strides = ints(attrs.pool_size), ints(attrs.strides)
     dilation, pads = ints(attrs.dilation), ints(attrs.padding)
-    same = dict(
-        ceil_mode=bool(attrs.ceil_mode), count_include_pad=bool(attrs.count_include_pad), layout="NHWC"
-    )
+    same = dict(ceil_mode=bool(attrs.ceil_mode), count_include_pad=bool(attrs.count_include_pad), layout="NHWC")
     x = graph.emit(relax.op.permute_dims(call.args[0], TO_NDHWC), name)
 
     def two(data: Expr, dims: Sequence[int], pick: Sequence[int | None]) -> Expr:
