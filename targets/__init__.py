@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tvmopt.targets.detect import read_host
+from tvmopt.targets.detect import host_arch, read_host
 
 from tvmopt.errors import TargetError
 
@@ -37,6 +37,7 @@ class Machine:
         name: the TOML file's stem.
         kind: TVM's target kind: ``"llvm"`` or ``"cuda"``.
         mcpu: LLVM's CPU name (``llvm``), or the architecture such as ``sm_90`` (``cuda``).
+        arch: instruction set of an ``llvm`` machine, by uname's name: ``x86_64`` or ``aarch64``.
         cores: physical cores used; for CUDA, streaming multiprocessors.
         vector_bits: width of the widest fp32 vector register used.
         vector_registers: architectural vector registers.
@@ -61,6 +62,7 @@ class Machine:
     name: str
     kind: str
     mcpu: str
+    arch: str = "x86_64"
     cores: int = 1
     vector_bits: int = 128
     vector_registers: int = 16
@@ -92,6 +94,8 @@ class Machine:
             if getattr(self, key) < 1:
                 problems.append(f"{key} is {getattr(self, key)}, must be at least 1")
         if self.kind == "llvm":
+            if self.arch not in ("x86_64", "aarch64"):
+                problems.append(f"arch is {self.arch!r}, must be 'x86_64' or 'aarch64'")
             if self.vector_bits not in (128, 256, 512):
                 problems.append(f"vector_bits is {self.vector_bits}, must be 128, 256 or 512")
             if not self.l1d <= self.l2 <= max(self.l3, self.l2):
@@ -127,6 +131,11 @@ class Machine:
         return feature in self.features
 
     @property
+    def foreign(self) -> bool:
+        """Whether its code has other instructions than this host's: it can be made here, but not run."""
+        return self.kind == "llvm" and self.arch != host_arch()
+
+    @property
     def peak_flops(self) -> float:
         """fp32 peak, all cores, no tensor cores: cores * GHz * FMAs a cycle and core * 2 (an FMA is two operations).
 
@@ -156,6 +165,8 @@ class Machine:
             host = {"kind": "llvm", **({"mcpu": "x86-64-v2"} if platform.machine() == "x86_64" else {})}
             return tvm.target.Target({"kind": "cuda", "arch": self.mcpu, **self.tvm}, host=host)
         attributes: dict[str, Any] = {"mcpu": self.mcpu, "num-cores": self.cores}
+        if self.foreign:
+            attributes["mtriple"] = f"{self.arch}-linux-gnu"
         if self.mcpu in GATHERS_BREAK:
             attributes["mattr"] = ["+prefer-no-gather"]
         return tvm.target.Target({"kind": "llvm", **attributes, **self.tvm})

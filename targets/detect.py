@@ -110,8 +110,14 @@ def _known(info: dict[str, str]) -> list[str]:
     return found
 
 
+def host_arch() -> str:
+    """This machine's instruction set, by Linux's name."""
+    found = platform.machine()
+    return {"arm64": "aarch64", "AMD64": "x86_64"}.get(found, found)
+
+
 def _level(features: tuple[str, ...]) -> str:
-    if platform.machine() in ("aarch64", "arm64"):
+    if host_arch() == "aarch64":
         return "aarch64"
     return next(name for needs, name in _LEVELS if set(needs) <= set(features))
 

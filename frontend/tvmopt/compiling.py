@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.errors import ArtifactError
-from tvmopt.linking import export, find_cc, structure_hash, versions
+from tvmopt.linking import export, find_linker, structure_hash, versions
 from tvmopt.outcome import make_manifest, make_report
 from tvmopt.report import DecisionLog, Report
 from tvmopt.request import Progress, Progressed, Request, record_lookup, source_hash
@@ -35,7 +35,7 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         from tvmopt.cuda import compile_cuda
 
         return compile_cuda(request, progress)
-    find_cc()  # before the work, not after it
+    find_linker(request.machine.arch)  # before the work, not after it
     lookup = record_lookup(request)
     imported, lowered, weights = lower(request, stages, lookup)
     from tvmopt import pipeline
@@ -45,7 +45,7 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         structure = structure_hash(lowered.module, request.machine.tvm_target())
         executable = pipeline.build(lowered, request.machine)
     with stages.stage("linking"):
-        library = export(executable)
+        library = export(executable, request.machine.arch)
     notes = lookup.tell(lowered.log) if lookup else ()
     report = make_report(
         request,
@@ -141,6 +141,8 @@ def verified(
         from tvmopt.runtime.library import cuda_available
 
         reason = "" if cuda_available() else "there is no GPU here"
+    else:
+        reason = artifact.unfit()
     if reason:
         accuracy: dict[str, Any] = {"verified": False, "reason": reason}
     else:

@@ -26,6 +26,7 @@ from tvmopt.report import DecisionLog, Report
 from tvmopt.request import Progress, Progressed, Request, as_file, record_lookup
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.targets import Machine
+from tvmopt.targets.detect import host_arch
 from tvmopt.tuning.logs import RecordLookup
 
 
@@ -98,7 +99,7 @@ def in_child(
     )
     notes = lookup.tell(lowered.log) if lookup else ()
     with stages.stage("linking"):
-        library = export(made.executable)
+        library = export(made.executable, host_arch())
     report = make_report(
         request,
         imported,

@@ -7,12 +7,15 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import MissingDependency, TvmoptError
+from tvmopt.targets.detect import host_arch
 
 _FLAGS = (
     "-shared", "-fPIC",
@@ -38,33 +41,56 @@ def find_cc() -> str:
     )
 
 
-def export(executable: Any) -> bytes:
-    """The shared library of a `relax.VMExecutable`.
+def find_linker(arch: str) -> tuple[str, ...]:
+    """The command that links for an instruction set: :func:`find_cc`'s for this machine's, for another one a cross
+    compiler: $TVMOPT_CROSS_CC, `aarch64-linux-gnu-gcc`, or zig's from the package `ziglang`.
 
     Raises:
-        MissingDependency: no C compiler.
+        MissingDependency: there is none.
+    """
+    if arch == host_arch():
+        return (find_cc(),)
+    names = (os.environ.get("TVMOPT_CROSS_CC", ""), f"{arch}-linux-gnu-gcc", f"{arch}-unknown-linux-gnu-gcc")
+    for name in names:
+        found = shutil.which(name) if name else None
+        if found:
+            return (found,)
+    if find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-gnu")
+    raise MissingDependency(
+        f"no linker for {arch}; this machine is {host_arch()}.",
+        where=f"looked for $TVMOPT_CROSS_CC, {arch}-linux-gnu-gcc on PATH, and the package ziglang",
+        fix=f"pip install ziglang, or apt install gcc-{arch.replace('_', '-')}-linux-gnu",
+    )
+
+
+def export(executable: Any, arch: str) -> bytes:
+    """The shared library of a `relax.VMExecutable` for an instruction set.
+
+    Raises:
+        MissingDependency: no C compiler, or none that links for `arch`.
         TvmoptError: the linker failed; its message is told.
     """
-    cc = find_cc()
+    linker = find_linker(arch)
     with tempfile.TemporaryDirectory(prefix="tvmopt-link-") as folder:
         output = Path(folder) / "library.so"
-        executable.export_library(str(output), fcompile=_Linker(cc), workspace_dir=folder)
+        executable.export_library(str(output), fcompile=Linker(linker), workspace_dir=folder)
         return output.read_bytes()
 
 
-class _Linker:
-    """What `export_library` calls: links in the folder of the objects, with relative names only."""
+class Linker:
+    """What TVM's `export_library` calls: links in the folder of the objects, with relative names only."""
 
     output_format = "so"
     object_format = "o"
 
-    def __init__(self, cc: str) -> None:
-        self.cc = cc
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = command
 
     def __call__(self, output: str, objects: Sequence[str], options: Any = None, **_: Any) -> None:
         folder = os.path.dirname(output)
         names = [os.path.relpath(name, folder) for name in objects]
-        command = [self.cc, *_FLAGS, "-o", os.path.basename(output), *names, "-lm"]
+        command = [*self.command, *_FLAGS, "-o", os.path.basename(output), *names, "-lm"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TvmoptError(

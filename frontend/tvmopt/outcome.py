@@ -15,6 +15,7 @@ from tvmopt.runtime.manifest import FORMAT, Manifest
 from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.runtime.tiles import FEATURES as TILE_FEATURES
 from tvmopt.targets import Machine
+from tvmopt.targets.detect import host_arch
 
 if TYPE_CHECKING:
     from tvmopt.importer import Imported
@@ -37,6 +38,7 @@ def make_manifest(
         kind=machine.kind,
         mcpu=machine.mcpu,
         features=used_features(machine, report) if machine.kind == "llvm" else (),
+        arch=machine.arch if machine.kind == "llvm" else host_arch(),
         threads=machine.cores if machine.kind == "llvm" else 1,
         precision=request.precision,
         records=records,

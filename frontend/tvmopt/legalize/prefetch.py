@@ -22,17 +22,20 @@ from tvm import tirx
 from tvm.ir import StringImm
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.target import Target
 from tvm_ffi import structural_map, structural_mutate, structural_walk
 
 from tvmopt.scheduling.facts import itemsize
+from tvmopt.targets.detect import host_arch
 
 STEP, PREFETCH = "tvmopt.prefetch_step", "tvmopt.prefetch"
 """Annotations of loops."""
 LINE = 64
 """Bytes of a cache line."""
+INSTRUCTIONS = {"x86_64": "prefetcht0 ($0)", "aarch64": "prfm pldl1keep, [$0]"}
 LLVM = """
 define void @tvmopt_prefetch(ptr %p) alwaysinline nounwind willreturn memory(inaccessiblemem: readwrite) {
-  call void asm sideeffect "prefetcht0 ($0)", "r"(ptr %p) nounwind willreturn memory(inaccessiblemem: readwrite)
+  call void asm sideeffect "INSTRUCTION", "r"(ptr %p) nounwind willreturn memory(inaccessiblemem: readwrite)
   ret void
 }
 """
@@ -74,12 +77,20 @@ def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     body = structural_mutate(func.body, ((tirx.For, loop),))
     root = body.block
-    inner = tirx.AttrStmt(StringImm(""), "pragma_import_llvm", StringImm(LLVM), root.body)
+    code = LLVM.replace("INSTRUCTION", INSTRUCTIONS[_arch()])
+    inner = tirx.AttrStmt(StringImm(""), "pragma_import_llvm", StringImm(code), root.body)
     outer = SBlock(
         root.iter_vars, root.reads, root.writes, root.name_hint, inner, root.init,
         root.alloc_buffers, root.match_buffers, root.annotations,
     )  # fmt: skip
     return func.with_body(SBlockRealize(body.iter_values, body.predicate, outer))
+
+
+def _arch() -> str:
+    """The instruction set that code is made for: the current target's, else this machine's."""
+    target = Target.current(allow_none=True)
+    triple = str(target.attrs.get("mtriple", "")) if target is not None else ""
+    return triple.split("-")[0] or host_arch()
 
 
 def _asked(func: tirx.PrimFunc) -> bool:

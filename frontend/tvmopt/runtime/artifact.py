@@ -22,6 +22,7 @@ from tvmopt.runtime import container
 from tvmopt.runtime.manifest import Manifest, Part, Weight
 from tvmopt.runtime.tensors import ALIGNMENT, HUGE, Array, TensorInfo, aligned_empty
 from tvmopt.targets import detect_host
+from tvmopt.targets.detect import host_arch
 
 _CHUNK = 16 << 20  # bytes read at a time
 
@@ -88,16 +89,24 @@ class Artifact:
         Raises:
             ArtifactError: names the missing features.
         """
-        if self.manifest.kind != "llvm":
-            return
-        host = detect_host()
-        missing = [f for f in self.manifest.features if f not in host.features]
-        if missing:
+        reason = self.unfit()
+        if reason:
             raise ArtifactError(
-                f"this machine lacks instructions the artifact uses: {', '.join(missing)}.",
-                where=f"{self.where} (compiled for {self.manifest.target}, this is {host.name})",
+                f"{reason}.",
+                where=f"{self.where} (compiled for {self.manifest.target}, this is {detect_host().name})",
                 fix=f"compile the model for this machine: tvmopt compile {self.manifest.model} --target cpu",
             )
+
+    def unfit(self) -> str:
+        """Why this machine's processor cannot run the library; empty if it can."""
+        arch = self.manifest.arch or host_arch()
+        if arch != host_arch():
+            return f"the artifact is for {arch}, this machine is {host_arch()}"
+        if self.manifest.kind != "llvm":
+            return ""
+        host = detect_host()
+        missing = [f for f in self.manifest.features if f not in host.features]
+        return f"this machine lacks instructions the artifact uses: {', '.join(missing)}" if missing else ""
 
 
 def is_artifact(path: str | Path) -> bool:

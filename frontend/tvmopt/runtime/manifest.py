@@ -53,6 +53,8 @@ class Manifest:
         weights: the weight tensors, in the order the program takes them after the inputs.
         target: name of the machine; `kind` "llvm" or "cuda"; `mcpu` LLVM's CPU or CUDA's architecture.
         features: ISA features the code may use; loading refuses a machine that lacks one.
+        arch: instruction set of the library ("x86_64", "aarch64"); empty in older files: that of the machine that
+            made it.
         threads: TVM threads it was compiled for.
         precision: "fp32", ...
         records: the tuning records used, as lines of a log without samples; `refit` schedules by them.
@@ -77,6 +79,7 @@ class Manifest:
     features: tuple[str, ...]
     threads: int
     precision: str
+    arch: str = ""
     records: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     stripped: bool = False
