@@ -8,8 +8,8 @@ order      for panel: for row tile: for k. The panel, K*nr*4 bytes, stays in L2 
            X, read once a panel, comes from L2 or L3 at mr*4 bytes every mr*nv/ports cycles.
 rows       a tail of M % mr rows is its own loop (TVM's LoopPartition on the row-tile loop), so the main loop has
            no branch.
-ahead      while a panel is multiplied the next one is prefetched, a line or less a step (legalize/prefetch.py): the same
-           loops in C, 49x160x960 with weights from memory, 73 us instead of 90; 67 with weights in cache.
+ahead      while a panel is multiplied the next one is prefetched, a line or less a step (legalize/prefetch.py): the
+            same loops in C, 49x160x960 with weights from memory, 73 us instead of 90; 67 with weights in cache.
 tasks      panels; where those do not divide evenly over the cores and mr divides M, `m_chunks` pieces of the rows each,
            the last one shorter by the tiles that are missing (LoopPartition again: a bound, no branch). Neighbouring
            tasks share rows.

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from tvm import rpc, tirx
 
-from tvmopt.linking import Linker, find_linker
 from tvmopt.targets import Machine
 from tvmopt.tuning.effort import Effort
 from tvmopt.tuning.kernel import Bench, Sample, sampled, taken_in_turn
@@ -40,8 +39,7 @@ class RemoteBench(Bench):
     def _compiled(self, func: tirx.PrimFunc) -> Any:
         folder = Path(tempfile.mkdtemp(dir=Path(self.kernel.folder).parent))
         path = folder / f"{folder.name}.tar"  # objects: the board links them
-        linker = Linker(find_linker(self.kernel.machine.arch))  # of the boards' processor
-        self._module_of(func).export_library(str(path), fcompile=linker)
+        self._module_of(func).export_library(str(path))
         return str(path)
 
     def _run_once(self, func: tirx.PrimFunc, inputs: Sequence[Any]) -> list[Any]:
