@@ -22,7 +22,7 @@ from math import prod
 import tvm
 from tvm import tirx
 from tvmopt.schedules.cpu._loops import prefetch_panels
-from tvmopt.schedules.cpu.gemm import vectorize_columns
+from tvmopt.schedules.cpu.gemm import vectorize_columns, vectorize_epilogue
 from tvmopt.targets import Machine
 
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
@@ -199,7 +199,7 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
         sch.parallel(task)
     sch.decompose_reduction(conv, ky)
     sch.unroll(w_in)
-    vectorize_columns(sch, o_in, common_vector(per_group if per_group % shape.nr else shape.nr, shape.lanes))
+    vectorize_epilogue(sch, o_in, per_group, shape.nr, shape.lanes)
 
 
 def _pad_at(sch: tvm.s_tir.Schedule, task: tvm.s_tir.schedule.LoopRV, lanes: int) -> None:

@@ -9,11 +9,12 @@ order      for panel: for row tile: for k. The panel, K*nr*4 bytes, stays in L2 
 rows       a tail of M % mr rows is its own loop (TVM's LoopPartition on the row-tile loop), so the main loop has
            no branch.
 ahead      while a panel is multiplied the next one is prefetched, a line or less a step (legalize/prefetch.py): the
-            same loops in C, 49x160x960 with weights from memory, 73 us instead of 90; 67 with weights in cache.
+           same loops in C, 49x160x960 with weights from memory, 73 us instead of 90; 67 with weights in cache.
 tasks      panels; where those do not divide evenly over the cores and mr divides M, `m_chunks` pieces of the rows each,
            the last one shorter by the tiles that are missing (LoopPartition again: a bound, no branch). Neighbouring
            tasks share rows.
-columns    zeros beyond N in the last panel; the epilogue's vectors are gcd(N, v) wide, so none straddles a row.
+columns    zeros beyond N in the last panel. The epilogue of a panel that is alone is whole vectors and a rest of
+           scalars (LoopPartition); of several panels, vectors of gcd(N, v), so that none straddles a row.
 Measured   Zen 5, one core, peak 267 GFLOP/s: 196x256x768 255, 197x256x768 (11 rows) 257, 12544x64x256 257.
 """
 
@@ -138,11 +139,22 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
         sch.parallel(parallel)
     sch.decompose_reduction(gemm, k_out)
     sch.unroll(m_in)
-    vectorize_columns(sch, n_in, common_vector(shape.n if shape.n % shape.nr else shape.nr, shape.lanes))
+    vectorize_epilogue(sch, n_in, shape.n, shape.nr, shape.lanes)
 
 
 def vectorize_columns(sch: tvm.s_tir.Schedule, loop: Any, lanes: int) -> None:
     """Split a loop over columns into unrolled vectors."""
     outer, inner = sch.split(loop, [None, lanes])
+    sch.vectorize(inner)
+    sch.unroll(outer)
+
+
+def vectorize_epilogue(sch: tvm.s_tir.Schedule, loop: Any, columns: int, nr: int, lanes: int) -> None:
+    """The loop over the columns of a panel of `nr`, of which the last panel of a row of `columns` may have fewer."""
+    width = common_vector(columns if columns % nr else nr, lanes)
+    rest = width < lanes < columns < nr  # one panel: bounds without its number, which TVM can split
+    outer, inner = sch.split(loop, [None, lanes if rest else width])
+    if rest:
+        sch.annotate(outer, "pragma_loop_partition_hint", 1)
     sch.vectorize(inner)
     sch.unroll(outer)

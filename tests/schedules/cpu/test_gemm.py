@@ -23,7 +23,8 @@ def linear(weight, bias):
 @pytest.mark.parametrize(
     "rows, k, n",
     [((196,), 64, 96), ((197,), 33, 31), ((1,), 129, 100), ((2, 7, 7), 17, 40), ((3, 5), 7, 33), ((1,), 1, 1)]
-    + [((m,), 9, n) for m, n in ((7, 8), (8, 9), (9, 15), (15, 16), (16, 17), (31, 32), (32, 33), (33, 7))],
+    + [((m,), 9, n) for m, n in ((7, 8), (8, 9), (9, 15), (15, 16), (16, 17), (31, 32), (32, 33), (33, 7))]
+    + [((50,), 9, 24), ((49,), 9, 47)],
 )
 def test_packed_gemm_with_bias_residual_relu(machine, rows, k, n):
     rng = np.random.default_rng(k * n)
