@@ -76,11 +76,14 @@ class Kernel:
 
     def __init__(self, spec: Spec, steps: int, batch: int, directions: int, hidden: int, p: Plan) -> None:
         self.spec, self.plan, self.steps, self.batch, self.hidden = spec, p, steps, batch, hidden
-        self.directions, self.rows, self.size = directions, p.rows, p.rows * hidden
+        self.directions, self.rows = directions, p.rows
+        self.width = max(t.terms(hidden) for t in p.tiles)  # of a sequence in a state; beyond `hidden` zeros
+        self.size = p.rows * self.width
         self.locals: list[Any] = []
         self.projected = _buffer("projected", steps, batch, directions * spec.gates * hidden)
         self.packed = [
-            _buffer(f"packed{i}", directions, t.blocks, hidden, t.gates * t.width) for i, t in enumerate(p.tiles)
+            _buffer(f"packed{i}", directions, t.blocks, t.terms(hidden), t.gates * t.width)
+            for i, t in enumerate(p.tiles)
         ]
         self.given = {
             name: _buffer(
@@ -134,29 +137,28 @@ class Kernel:
 
         def each(body: Callable[[Expr, Expr, Expr], Any]) -> Any:
             def row(r: Expr) -> Any:
-                return loop(self.hidden, lambda i: body(first + r, i, r * self.hidden + i), "i")
+                return loop(self.hidden, lambda i: body(first + r, i, r * self.width + i), "i")
 
             return loop(self.rows, row, "r")
 
+        def clear(buffer: Any) -> Any:
+            return loop(2 * self.size, lambda i: store(buffer, zero, i), "i")
+
         def start(name: str) -> Any:
-            given = self.given.get(f"{name}0")
-
-            def one(row: Expr, i: Expr, at: Expr) -> Any:
-                return store(self.state[name], zero if given is None else load(given, self.d, row, i), at)
-
-            return each(one)
+            given = self.given[f"{name}0"]
+            return each(lambda row, i, at: store(self.state[name], load(given, self.d, row, i), at))
 
         def finish(name: str, out: Any) -> Any:
             at_end = self.steps % 2 * self.size
             return each(lambda row, i, at: store(out, load(self.state[name], at + at_end), self.d, row, i))
 
-        # written here, `between` is allocated here: once for all cores
-        shared = [] if self.between is None else [loop(2 * self.size, lambda i: store(self.between, zero, i), "i")]
+        # cleared here, a buffer is allocated here: once for all cores
+        cleared = [clear(b) for b in (*self.state.values(), self.between) if b is not None]
         steps = loop(self.steps, lambda s: self._step(s, first), "s")
         if self.plan.mode == "steps":
             steps = _pragma("parallel_launch_point", steps)
         return seq([
-            *(start(name) for name in self.spec.states), *shared, steps,
+            *cleared, *(start(name) for name in self.spec.states if f"{name}0" in self.given), steps,
             *(finish(name, out) for name, out in zip(self.spec.states, self.last, strict=True)),
         ])  # fmt: skip
 
@@ -215,17 +217,17 @@ class Kernel:
         def add(k: Expr, chain: int) -> list[Any]:
             out = []
             for r, g, v in cells:
-                h = load(source, base + (row + r) * self.hidden + k)
+                h = load(source, base + (row + r) * self.width + k)
                 weight = load(packed, self.d, j, k, vector(g * shape.width + v * lanes, lanes))
                 target = acc[(r, g, v), chain]
                 out.append(store(target, load(target, whole) + _spread(h, lanes) * weight, whole))
             return out
 
         statements = [store(acc[key], begin(*key), whole) for key in acc]
-        rounds, rest = divmod(self.hidden, shape.chains)
-        statements.append(loop(rounds, lambda k: seq([s for n in chains for s in add(k * shape.chains + n, n)]), "k"))
-        for n in range(rest):
-            statements += add(_int(rounds * shape.chains + n), n)
+        def trip(k: Expr) -> Any:
+            return seq([s for n in range(shape.unroll) for s in add(k * shape.unroll + n, n % shape.chains)])
+
+        statements.append(loop(shape.terms(self.hidden) // shape.unroll, trip, "k"))
         for cell in cells if shape.chains > 1 else ():
             total = load(acc[cell, 0], whole)
             for chain in chains[1:]:
@@ -254,7 +256,7 @@ class Kernel:
     ) -> list[Any]:  # fmt: skip
         """The gates of one vector of one sequence, and where their results go; an ended sequence gives 0 and keeps
         its states."""
-        place = row * self.hidden + unit
+        place = row * self.width + unit
 
         def before(name: str) -> Expr:
             if name == "x2":
@@ -322,18 +324,20 @@ def recurrent(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
 
 
 def _packed(bb: relax.BlockBuilder, weight: Any, hidden: int, gate: int, shape: Tile) -> Any:
-    """R[D, G*H, H] of `shape.gates` gates from `gate` on as [D, blocks, H, gates * width]."""
+    """R[D, G*H, H] of `shape.gates` gates from `gate` on as [D, blocks, terms, gates * width], zeros beyond H."""
     starts = np.minimum(np.arange(shape.blocks) * shape.width, hidden - shape.width)
     gates = (gate + np.arange(shape.gates)) * hidden
     rows = (starts[:, None, None] + gates[:, None] + np.arange(shape.width)).reshape(-1)
+    more = shape.terms(hidden) - hidden
     value = constant(bb, weight)
     if value is not None:
-        picked = value[:, rows].reshape(len(value), shape.blocks, -1, hidden)
-        return relax.const(np.ascontiguousarray(picked.transpose(0, 1, 3, 2)))
+        picked = value[:, rows].reshape(len(value), shape.blocks, -1, hidden).transpose(0, 1, 3, 2)
+        return relax.const(np.pad(picked, ((0, 0), (0, 0), (0, more), (0, 0))))
     directions = (static_shape(weight) or ())[0]
     picked = bb.emit(relax.op.take(weight, relax.const(rows.astype("int64")), 1))
     picked = bb.emit(relax.op.reshape(picked, (directions, shape.blocks, shape.gates * shape.width, hidden)))
-    return bb.emit(relax.op.permute_dims(picked, [0, 1, 3, 2]))
+    picked = bb.emit(relax.op.permute_dims(picked, [0, 1, 3, 2]))
+    return bb.emit(relax.op.nn.pad(picked, [0, 0, 0, 0, 0, more, 0, 0])) if more else picked
 
 
 LEGALIZERS = {OP: recurrent}

@@ -14,6 +14,12 @@ LAUNCH_NS = 5_000.0
 GATE_CYCLES = 16
 """Of one activation of one vector, roughly."""
 
+STREAMS = 28
+"""Load instructions in a loop over R. Zen 5 prefetches into L1 by the address of the instruction; with 32 of them it no
+longer does, and R comes from L2 at 120 GB/s instead of 180 (docs/performance.md)."""
+LLVM_UNROLLS = 75
+"""Instructions below which LLVM doubles a loop's body (and its load instructions), again and again."""
+
 Mode = Literal["serial", "tasks", "steps"]
 
 
@@ -38,6 +44,23 @@ class Tile:
     def width(self) -> int:
         """Hidden units of a tile."""
         return self.lanes * self.vectors
+
+    @property
+    def unroll(self) -> int:
+        """Terms of a trip through the product's loop: a multiple of `chains`, enough that LLVM adds none.
+
+        >>> [Tile(gates, 16, 1, 1, chains, 8).unroll for gates, chains in ((4, 2), (3, 3), (2, 4), (1, 8))]
+        [6, 9, 12, 16]
+        >>> Tile(4, 16, 1, 4, 1, 8).unroll
+        2
+        """
+        loads = self.gates * self.vectors
+        enough = -(-LLVM_UNROLLS // (self.rows * (3 * loads + 3)))
+        return max(1, min(-(-enough // self.chains), STREAMS // (loads * self.chains))) * self.chains
+
+    def terms(self, hidden: int) -> int:
+        """Terms with those added, times zero, that make whole trips."""
+        return -(-hidden // self.unroll) * self.unroll
 
     @property
     def registers(self) -> int:
