@@ -9,8 +9,12 @@ import warnings
 
 import numpy as np
 import pytest
+import tvm
 from onnx_check import run_ort, run_relax
+from tvm import relax
+from tvmopt.targets import Machine
 
+from tvmopt import pipeline
 from tvmopt.errors import ModelError
 from tvmopt.importer import import_model, load, prepare
 from tvmopt.importer.protos import static_shape
@@ -93,3 +97,27 @@ def test_a_transformer_imports_static(tmp_path, dynamo):
         with torch.no_grad():
             expected = net(*(torch.from_numpy(feeds[k]) for k in ("ids", "mask"))).numpy()
         np.testing.assert_allclose(run_relax(imported, feeds)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize(
+    "dynamo", [False, pytest.param(True, marks=pytest.mark.models)], ids=["torchscript", "dynamo"]
+)
+def test_recurrent_layers_of_torch(tmp_path, cell, dynamo):
+    """Two layers, both directions, batch first, states returned: each layer is one kernel."""
+    torch.manual_seed(0)
+    net = getattr(torch.nn, cell)(9, 17, num_layers=2, bidirectional=True, batch_first=True).eval()
+    x, path = torch.randn(3, 12, 9), tmp_path / "net.onnx"
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (x,), str(path), input_names=["x"], opset_version=18, dynamo=dynamo)
+        y, state = net(x)
+    imported = import_model(path)
+    machine = Machine.load("cpu").with_cores(2)
+    lowered = pipeline.lower(imported.module, machine)
+    decomposed = dynamo and cell == "RNN"  # torch's exporter writes its steps out itself
+    assert sum(k.calls for k in lowered.kernels if k.family == "recurrent") == (0 if decomposed else 2)
+    vm = relax.VirtualMachine(pipeline.build(lowered, machine), tvm.cpu())
+    got = [t.numpy() for t in vm["main"](tvm.runtime.tensor(x.numpy()))]
+    for mine, theirs in zip(got, [y, *(state if cell == "LSTM" else [state])], strict=True):
+        np.testing.assert_allclose(mine, theirs.detach().numpy(), rtol=1e-5, atol=1e-5)

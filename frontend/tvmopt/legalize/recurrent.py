@@ -224,6 +224,7 @@ class Kernel:
             return out
 
         statements = [store(acc[key], begin(*key), whole) for key in acc]
+
         def trip(k: Expr) -> Any:
             return seq([s for n in range(shape.unroll) for s in add(k * shape.unroll + n, n % shape.chains)])
 
