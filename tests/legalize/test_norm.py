@@ -153,3 +153,14 @@ def test_other_axes_are_tvms():
     got, families = run(lambda bb, v: bb.emit(op.nn.softmax(v, 1)), x)
     assert families == ["generic"]
     np.testing.assert_allclose(got, softmax(x.swapaxes(1, 2)).swapaxes(1, 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("axis", [0, 1, -2])
+def test_softmax_along_another_axis(name, axis):
+    x = data(5, 17, 9)
+    got, families = run(lambda bb, v: bb.emit(getattr(op.nn, name)(v, axis)), x)
+    assert "rows" in families and "generic" not in families
+    e = np.exp(x.astype("float64") - x.max(axis, keepdims=True))
+    want = e / e.sum(axis, keepdims=True)
+    np.testing.assert_allclose(got, want if name == "softmax" else np.log(want), rtol=2e-5, atol=2e-6)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
 
@@ -215,10 +215,18 @@ def _emit(
 
 def _softmax(program: Program, name: str) -> Any:
     def legalizer(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
-        shape = _float_shape(call.args[0])
-        if shape is None or int(call.attrs.axis) % len(shape) != len(shape) - 1:
+        x, shape = call.args[0], _float_shape(call.args[0])
+        if not shape:
             return None
-        return _emit(bb, [call.args[0]], shape, shape[:-1], shape[-1], machine, program, name)
+        axis, last = int(call.attrs.axis) % len(shape), len(shape) - 1
+        if axis == last:
+            return _emit(bb, [x], shape, shape[:-1], shape[-1], machine, program, name)
+        swap = list(range(len(shape)))  # its own inverse; rows must be contiguous
+        swap[axis], swap[last] = last, axis
+        turned = [shape[i] for i in swap]
+        x = bb.emit(bb.call_te(topi.transpose, x, swap, primfunc_name_hint="transpose"))
+        y = bb.emit(_emit(bb, [x], turned, turned[:-1], turned[-1], machine, program, name))
+        return bb.call_te(topi.transpose, y, swap, primfunc_name_hint="transpose")
 
     return legalizer
 

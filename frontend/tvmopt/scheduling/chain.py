@@ -154,7 +154,7 @@ def _merge(members: list[Any], last: Any) -> Any:
     for block in members:
         remap = dict(zip((iv.var for iv in block.iter_vars), axes, strict=True))
         reads += [_remap(r, remap) for r in block.reads if r.source not in written]
-    unique = list({StructuralKey(r): r for r in reads}.values())
+    unique = list({(r.source, StructuralKey(r)): r for r in reads}.values())  # a key alone takes like buffers for one
     annotations = next((b.annotations for b in (last, *members) if b.annotations), last.annotations)
     return SBlock(last.iter_vars, unique, last.writes, last.name_hint, store, None, [], [], annotations)
 
