@@ -1,9 +1,8 @@
 """Elementwise chains become one block that knows all it reads."""
 
 import numpy as np
-from tvm import relax
-
 from tests.schedules.harness import rand, run
+from tvm import relax
 
 op = relax.op
 
