@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,12 @@ def work(kind: str, progress: Callable[[str], None]) -> Any:
         raise UnsupportedOp("a", where="b", fix="c", others=[ModelError("d")])
     if kind == "bug":
         raise ZeroDivisionError
+    if kind == "unwinds through C++":
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("terminate called after throwing an instance of 'tvm::ffi::Error'", file=sys.stderr, flush=True)
+            os.abort()
     print("noise on stdout")
     return {"kind": kind}
 
@@ -52,3 +61,32 @@ def test_crashes_tell_the_stage(kind: str, words: str) -> None:
     with pytest.raises(children.Crash, match=words) as told:
         call(kind)
     assert told.value.stage == "working"
+
+
+def test_ctrl_c_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever the interruption runs through in the child, its last words do not reach the terminal."""
+
+    def interrupt(stage: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call("unwinds through C++", interrupt)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_while_the_child_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still importing: it has nothing to clean up, and no traceback to show."""
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setitem(HERE, "PYTHONPATH", str(tmp_path))
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    start = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            call("fine")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < 2.5  # killed, not waited for
+    assert capfd.readouterr() == ("", "")

@@ -2,10 +2,14 @@
 
 Generated code, foreign models and TVM's C++ passes can end a process; CUDA needs another loader path. The
 child talks over a pipe of its own, so that stray prints do no harm. Arguments and results are JSON.
+
+A terminal's Ctrl-C goes to the parent alone, which passes it on once the child can take it; the child dies with its
+parent, however that ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -19,6 +23,7 @@ from tvmopt import errors
 from tvmopt.errors import TvmoptError
 
 _PIPE = "TVMOPT_CHILD_PIPE"
+_PR_SET_PDEATHSIG = 1
 
 
 class Crash(TvmoptError):
@@ -55,25 +60,26 @@ def call(
         [sys.executable, "-P", "-c", "from tvmopt.children import main; main()"],
         stdin=subprocess.PIPE,
         pass_fds=[writer],
+        process_group=0,
         env={**os.environ, **(environment or {}), _PIPE: str(writer)},
     )
     os.close(writer)
     answer: dict[str, Any] = {}
-    stage = ""
+    stage, heard = "", False
     try:
         with os.fdopen(reader) as pipe:
             _send(process, {"function": function, "arguments": dict(arguments)})
             for line in pipe:
-                message = json.loads(line)
+                message, heard = json.loads(line), True
                 if "progress" in message:
                     stage = message["progress"]
                     if progress:
                         progress(stage)
-                else:
+                elif "ready" not in message:
                     answer = message
         code = process.wait()
     except BaseException:  # Ctrl-C among them: the child must not outlive us
-        process.send_signal(signal.SIGINT)  # it removes what it has half written
+        process.send_signal(signal.SIGINT if heard else signal.SIGKILL)  # it removes what it has half written
         try:
             process.wait(3)
         except subprocess.TimeoutExpired:
@@ -96,9 +102,23 @@ def _send(process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
         pass  # it died at once: the exit code says how
 
 
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent ends (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _interrupted(number: int, frame: Any) -> None:
+    """Ctrl-C, from the parent. It may unwind through C++, which prints and aborts: nobody needs to read that."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """The child's entry."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, _interrupted)
     pipe = os.fdopen(int(os.environ.pop(_PIPE)), "w", buffering=1)
+    print(json.dumps({"ready": True}), file=pipe)
     try:
         request = json.load(sys.stdin)
         module, _, name = request["function"].partition(":")
@@ -110,7 +130,7 @@ def main() -> None:
     except TvmoptError as error:
         print(json.dumps({"error": _freeze(error)}), file=pipe)
     except KeyboardInterrupt:
-        sys.exit(130)
+        os._exit(130)
     for stream in (pipe, sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # generated libraries can crash in their destructors; everything is said

@@ -13,6 +13,9 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 bf16, fp16: 16-bit operands of products, convolutions, attention. Sums in fp32 in all of them."""
 
 
+INT8 = "int8 is in the model: quantize it (onnxruntime.quantization writes QuantizeLinear nodes), then compile that"
+
+
 def check(precision: str, machine: Machine) -> None:
     """Refuse a precision that the machine has no kernels for.
 
@@ -23,7 +26,7 @@ def check(precision: str, machine: Machine) -> None:
         raise InputError(
             f"precision {precision!r} is not available.",
             where="precision",
-            fix=f"one of {', '.join(PRECISIONS)}",
+            fix=f"one of {', '.join(PRECISIONS)}" + (f"; {INT8}" if precision == "int8" else ""),
         )
     if precision == "fp32" or machine.kind != "llvm":
         return

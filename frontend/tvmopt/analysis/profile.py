@@ -125,6 +125,7 @@ class Profile:
     memory: Memory | None = None
     covered: float = 0.0
     flow: Flow = field(default_factory=Flow, repr=False)
+    precision: str = "fp32"
 
     @property
     def above(self) -> tuple[str, ...]:
@@ -244,6 +245,7 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
         memory=memory(flow) if flow.steps else None,
         covered=float(np.median([t.sum() / all_ for t, all_ in zip(found.times, found.total, strict=True)])),
         flow=flow,
+        precision=model.manifest.precision,
     )
 
 

@@ -52,7 +52,7 @@ _FOREIGN = {  # what the fingers of tvmc's and trtexec's users type -> what it i
     "--stripWeights": "--strip-weights",
     "--fp16": "--precision fp16",
     "--bf16": "--precision bf16",
-    "--int8": "--precision int8",
+    "--int8": "quantize the model (onnxruntime.quantization writes Q/DQ nodes), then compile that",
     "--opt-level": "there are no levels: every compile uses all passes",
     "--desired-layout": "the layout is chosen for the whole graph; `tvmopt explain` tells it",
 }
@@ -124,8 +124,8 @@ def _options(
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script: returns the exit code.
 
-    0 done; 2 wrong use or input; 3 wrong numbers; 5 something is not installed; 70 a crash of the compiler;
-    130 Ctrl-C.
+    0 done; 2 wrong use or input; 3 wrong numbers; 4 something became slower (`nightly`); 5 something is not
+    installed; 70 a crash of the compiler; 130 Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -137,16 +137,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
+        print(_interrupted(arguments), file=sys.stderr)
         return 130
     except BrokenPipeError:  # `tvmopt explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as stop:
         if stop.code == 130:  # typer's word for Ctrl-C
-            print("interrupted; nothing was written", file=sys.stderr)
+            print(_interrupted(arguments), file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _interrupted(arguments: Sequence[str]) -> str:
+    if arguments[:1] in (["tune"], ["nightly"]):
+        return "interrupted; what was measured is kept, and the same command goes on from there"
+    return "interrupted; nothing was written"
 
 
 def _foreign(arguments: Sequence[str]) -> None:

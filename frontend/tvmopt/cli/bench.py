@@ -52,7 +52,7 @@ def command(
     margin: Annotated[float, typer.Option(min=0, help="Differences below this are none.")] = 0.03,
     percentile: Annotated[str, typer.Option(metavar="95,99.9", help="More percentiles to show.")] = "",
     tolerance: Annotated[
-        float | None, typer.Option(help="Of the outputs, relative to the largest.", show_default="derived")
+        float | None, typer.Option(min=0, help="Of the outputs, relative to the largest.", show_default="derived")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
     save: Annotated[str | None, typer.Option(metavar="DIR", help="Keep the engine files there.")] = None,

@@ -71,8 +71,9 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
                 )
             arrays.update({name: loaded} if equals else loaded)
         except (OSError, ValueError, EOFError) as error:
+            foreign = "pickled" in str(error) or "Object arrays" in str(error)  # NumPy says how to load it all the same
             raise InputError(
-                f"cannot read the input: {error}",
+                f"cannot read the input: {'it is not an array of numbers' if foreign else error}",
                 where=f"-i {text}",
                 fix="-i NAME=FILE.npy, or -i FILE.npz with named arrays",
             ) from error

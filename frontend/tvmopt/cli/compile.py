@@ -38,6 +38,7 @@ def command(
     tolerance: Annotated[
         float | None,
         typer.Option(
+            min=0,
             help="Of the verification, relative to the largest value.",
             show_default="from dtype and reduction length",
         ),
@@ -72,7 +73,7 @@ def command(
             shape=parse_shapes(shape or []),
             verify=verify,
             tolerance=tolerance,
-            output=output or Path(model).with_suffix(".tvmopt").name,
+            output=output or f"{Path(model).stem}.tvmopt",
             threads=threads,
             exact=exact,
             strip_weights=strip_weights,

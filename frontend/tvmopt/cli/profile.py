@@ -98,7 +98,7 @@ def _show(found: Any, top: int) -> None:
     work = human(found.onnx_flops, "FLOP")
     definition = f"{work} by the model's definition ({rate}), " if found.onnx_flops else ""
     out.print(
-        f"[bold]{found.model}[/] for {found.target}, {found.threads} threads: "
+        f"[bold]{found.model}[/] for {found.target}, {found.precision}, {found.threads} threads: "
         f"{found.latency_s * 1e3:.3f} ms, {definition}{human(found.flops, 'FLOP')} executed; "
         f"{added_up(found)}, "
         f"the {found.instrument} instrument adds {found.overhead_s * 1e6:.1f} us a call"

@@ -23,7 +23,7 @@ def command(
     ] = None,
     verify: Annotated[bool, typer.Option(help="Compare with onnxruntime; refuse a wrong result.")] = True,
     tolerance: Annotated[
-        float | None, typer.Option(help="Of the verification.", show_default="derived")
+        float | None, typer.Option(min=0, help="Of the verification.", show_default="derived")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:

@@ -144,5 +144,3 @@ def render(found: TuningResult) -> None:
             f"[bold]the tuned model takes {v.ratio:.3f} of the untuned one's time[/] "
             f"[{v.low:.3f}, {v.high:.3f}], {v.n} rounds in turn: {words}"
         )
-    if found.interrupted:
-        out.print("stopped; everything measured is kept. The same command goes on from here.")

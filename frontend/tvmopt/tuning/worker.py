@@ -12,7 +12,6 @@ workers with it.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import pickle
@@ -26,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvmopt.tuning.kernel import Bench
 
+from tvmopt.children import die_with_parent
 from tvmopt.errors import TvmoptError
 
 HELLO, FORK = b"R", b"F"
-_PR_SET_PDEATHSIG = 1
 
 
 def send(sock: socket.socket, message: Any) -> None:
@@ -56,11 +55,6 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
             raise EOFError
         parts += part
     return bytes(parts)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def nursery(sock: socket.socket, preload: str = "") -> None:
