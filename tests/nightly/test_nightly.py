@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from tvmopt.errors import InputError, TuningError
+from tvmopt.errors import InputError, TuningError, TvmoptError
 from tvmopt.nightly import run as nights
 from tvmopt.nightly.ledger import MODEL, Entry, KernelFigures, Ledger, changes
 from tvmopt.nightly.plan import read_plan
@@ -96,6 +96,26 @@ def test_every_problem_of_a_jobs_file_at_once(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(InputError, match=r"no \[\[job\]\]"):
         read_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[job]\nname = 'a'", "[[job]]"),
+        ("nightly = 3", "[nightly]"),
+        ("[nightly]\ntolerance = 'x'\n[[job]]\nname = 'a'\nmodel = 'jobs.toml'", "'tolerance' is 'x'"),
+        ("[[job]]\nname = 'a'\nmodel = 'jobs.toml'\ntrials = 'many'\nbudget = 30", "'trials' is 'many'"),
+        ("[[job]]\nname = 'a'\nmodel = 'jobs.toml'\nshape = { x = 3 }", "write shape ="),
+        ("[[job]]\nname = 'a'\nmodel = 'jobs.toml'\nprecision = 'fp64'", "one of fp32"),
+        ("[[job]]\nname = 'a'\nmodel = 'jobs.toml'\ntarget = 'znver55'", "did you mean 'znver5'"),
+    ],
+)
+def test_a_wrong_jobs_file_is_told_before_the_night(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text(text)
+    with pytest.raises(TvmoptError) as caught:
+        read_plan(path)
+    assert words in str(caught.value) and str(path) in str(caught.value)
 
 
 @pytest.fixture

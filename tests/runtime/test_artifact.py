@@ -9,10 +9,12 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import onnx
 import pytest
+from tvmopt.targets import Machine
 
 import tvmopt
 from tvmopt.errors import AccuracyError, ArtifactError, InputError
@@ -259,3 +261,14 @@ def test_unwritable(artifact: Artifact, tmp_path: Path) -> None:
         artifact.save(tmp_path / "no" / "such" / "folder.tvmopt")
     with pytest.raises(InputError, match="is a folder"):
         artifact.save(tmp_path)
+
+
+def test_a_machine_that_cannot_run_the_code_does_not_verify_it(tmp_path: Path) -> None:
+    """Cross-compiling is no error: the file is written, and what was not done is said."""
+    here = Machine.load("cpu")
+    other = replace(here, name="newer", features=(*here.features, "avx10"))
+    made = tvmopt.compile(small_model(), target=other, output=tmp_path / "x.tvmopt")
+    assert made.report.accuracy == {"verified": False, "reason": ANY}
+    assert any(w.endswith("avx10") and w.startswith("not verified: this machine lacks") for w in made.report.warnings)
+    with pytest.raises(ArtifactError, match="avx10"):
+        tvmopt.load(tmp_path / "x.tvmopt")

@@ -32,7 +32,11 @@ def command(
     plan = read_plan(jobs)
     if check:
         listed = [(j.name, str(j.model), j.target, j.precision, j.trials or j.budget) for j in plan.jobs]
-        table(("job", "model", "target", "precision", "budget"), listed, left=4)
+        names = ("job", "model", "target", "precision", "budget")
+        if as_json:
+            print_json([dict(zip(names, row, strict=True)) for row in listed])
+        else:
+            table(names, listed, left=4)
         return
     with progress() as tell:
         done = nightly(plan, night=night, progress=tell)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -206,8 +205,3 @@ def sums(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
         for name in node.output:
             found[name] = (longest, depth)
     return found
-
-
-def arrays_equal(a: Any, b: Any) -> bool:
-    """Equal values, NaN where NaN."""
-    return a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))

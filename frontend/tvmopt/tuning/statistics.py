@@ -124,8 +124,3 @@ def mann_whitney(smaller: Sequence[float], larger: Sequence[float]) -> float:
     if variance <= 0:
         return 1.0
     return 0.5 * erfc(-(u - n * m / 2) / sqrt(variance) / sqrt(2))
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """exp(mean(log)); 1 of nothing."""
-    return exp(sum(map(log, values)) / len(values)) if values else 1.0

@@ -19,7 +19,6 @@ from . import kernels as k
 ml_dtypes = pytest.importorskip("ml_dtypes")
 EDGES = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 GPUS = ("nvidia-a100", "nvidia-h100", "nvidia-b200")
-REST = ("rows", "elementwise", "layout", "pool", "depthwise", "reduce", "generic")
 
 
 @pytest.fixture(scope="session")
