@@ -65,3 +65,16 @@ def test_strings_and_sequences():
 def test_a_good_model_passes():
     made = model([node("Relu", ["x"], ["y"])], [value("x", (3,))], [value("y", (3,))])
     check(prepare(load(made)))
+
+
+def test_a_size_that_only_a_run_tells():
+    nodes = [
+        node("NonMaxSuppression", ["boxes", "scores", "most"], ["picked"]),
+        node("Pad", ["picked", "one_more"], ["a"], name="more"),
+    ]
+    inputs = [value("boxes", (1, 6, 4)), value("scores", (1, 1, 6))]
+    outputs = [helper.make_tensor_value_info("a", TensorProto.INT64, None)]
+    weights = {"most": np.array([4], "int64"), "one_more": np.array([0, 0, 1, 0], "int64")}
+    text = refused(model(nodes, inputs, outputs, weights))
+    assert "the size of its input 'picked' is decided by values, at run time" in text
+    assert "select outside the model" in text and "TypeError" not in text

@@ -25,6 +25,7 @@ from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.importer.converters import Context, Inputs, find
+from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
 from tvmopt.importer.protos import (
     attributes,
@@ -215,6 +216,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         except UnsupportedOp:
             raise
         except Exception as error:  # foreign code on foreign input: whatever it says is the reason
+            if unknown := open_size(node, inputs):
+                raise context.unsupported(unknown, CUT_BEFORE_SELECTION) from error
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
         return self._results(node, result)

@@ -86,5 +86,19 @@ class Context:
         return self.stock_converter(inputs, attrs)
 
 
+CUT_BEFORE_SELECTION = "export the network up to its raw boxes and scores, and select outside the model"
+
+
+def open_size(node: onnx.NodeProto, inputs: Inputs) -> str:
+    """Says which input has a size that only a run tells (it follows NonZero or NonMaxSuppression); "" without one."""
+    for name, value in zip(node.input, inputs, strict=False):
+        kind = getattr(value, "ty", None)
+        if not isinstance(kind, relax.TensorType):
+            continue
+        if kind.shape is None or not all(isinstance(d, tvm.tirx.IntImm) for d in kind.shape):
+            return f"the size of its input '{name}' is decided by values, at run time"
+    return ""
+
+
 Result = Any  # relax.Expr | tuple[relax.Expr | None, ...]; tvm has no type stubs
 Converter = Callable[[relax.BlockBuilder, Inputs, dict[str, Any], Context], Result]
