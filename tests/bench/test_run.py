@@ -86,7 +86,7 @@ def test_an_engine_with_other_outputs_is_wrong_and_has_no_times(model, tmp_path)
     onnx.save(other, path)
     inputs = tmp_path / "i.npz"
     np.savez(inputs, **subject.feeds)
-    reference = module._outputs(
+    reference = module.reference_outputs(
         Job("onnxruntime", str(model), shapes=subject.shapes), inputs, tmp_path / "r.npz"
     )
     row = module.EngineResult("x", Job("onnxruntime", str(path), shapes=subject.shapes))

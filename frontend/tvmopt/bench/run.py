@@ -17,11 +17,12 @@ from tvmopt.analysis.comparator import Comparison, compare
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.peaks import Peaks, measure_peaks
 from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_inputs
-from tvmopt.analysis.sensitivity import TYPES, rounded, sensitivity, write_rounded
+from tvmopt.analysis.sensitivity import TYPES, sensitivity
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
 from tvmopt.bench.records import BenchResult, Case, EngineResult, Job
+from tvmopt.bench.reference import moved_outputs, reference_outputs
 from tvmopt.bench.runners import make, parse, runner_class
 from tvmopt.bench.stats import Ratio, Rules, compare_rounds, is_open, latency
 from tvmopt.errors import InputError, MissingDependency, TvmoptError
@@ -235,7 +236,7 @@ def _prepare(
     """Build, load and check every engine once, each alone; rows without times."""
     inputs = folder / "inputs.npz"
     save_arrays(inputs, subject.feeds)
-    reference = _outputs(
+    reference = reference_outputs(
         Job("onnxruntime", subject.onnx, shapes=subject.shapes), inputs, folder / "reference.npz"
     )
     rows: list[EngineResult] = []
@@ -288,7 +289,8 @@ def _check(
     )  # fmt: skip
     comparison = judge()
     if not comparison.ok and settings.tolerance is None and settings.precision in TYPES:
-        comparison = judge(at_least=sensitivity(reference, _moved(subject, folder, settings.precision)))
+        moved = moved_outputs(subject.onnx, subject.shapes, subject.feeds, folder, settings.precision)
+        comparison = judge(at_least=sensitivity(reference, moved))
     return replace(
         row,
         job=job,
@@ -304,18 +306,6 @@ def _check(
     )
 
 
-def _moved(subject: Subject, folder: Path, precision: str) -> dict[str, Any]:
-    """The reference's outputs with weights and inputs rounded to 16 bits."""
-    model, inputs = folder / "rounded.onnx", folder / "rounded-inputs.npz"
-    if not model.is_file():  # once for all engines
-        write_rounded(subject.onnx, model, precision)
-        save_arrays(inputs, rounded(subject.feeds, precision))
-    try:
-        return _outputs(Job("onnxruntime", str(model), shapes=subject.shapes), inputs, folder / "moved.npz")
-    except TvmoptError:
-        return {}  # no slack then
-
-
 def _build(label: str, job: Job, subject: Subject, folder: Path, settings: Settings) -> tuple[Job, float]:
     """The job with its engine file built, in a process that ends before anything is timed."""
     home = Path(settings.save) if settings.save else folder
@@ -329,16 +319,6 @@ def _build(label: str, job: Job, subject: Subject, folder: Path, settings: Setti
     with Engine(job) as engine:
         seconds: float = engine.ask("build", job, patience=3600)
     return job, seconds
-
-
-def _outputs(job: Job, inputs: Path, path: Path) -> dict[str, Any]:
-    """onnxruntime's outputs: the reference of every comparison."""
-    with Engine(job) as engine:
-        engine.ask("load", job)
-        engine.ask("bind", str(inputs))
-        engine.ask("check", str(path))
-    with np.load(path) as file:
-        return {n: file[n] for n in file.files}
 
 
 def _start(jobs: Sequence[Job], inputs: str) -> list[Engine]:
