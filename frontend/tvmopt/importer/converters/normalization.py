@@ -1,5 +1,5 @@
 """Normalisations: LayerNorm with all outputs, RMSNorm on any axis, BatchNorm in training mode,
-LpNormalization, GroupNorm, InstanceNorm.
+LpNormalization, GroupNorm, InstanceNorm, LRN.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+
+WIDEST_BAND = 512
+"""Channels up to which LRN is a product: 2 * channels operations an element."""
 
 
 def layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -116,6 +120,29 @@ def instance_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any],
     return b.cast(b.emit(y), dtype) if dtype in LOW_FLOATS else y
 
 
+def lrn(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """LRN of images: the sum over neighbouring channels is a 1x1 convolution with a band of ones, times alpha / size.
+
+        y = x / (bias + conv1x1(x * x, band))^beta      band[o, c] = alpha / size where c is in o's window
+
+    The window's sum by definition has few operations but crosses channels, which no layout and no vector likes; a
+    product with zeros is what every machine is best at, and the rest becomes its epilogue. Zeros add nothing to a sum,
+    so the rounding is that of the window alone; only an infinite or NaN value spoils its pixel's other channels.
+    """
+    shape, x = shape_of(inputs[0]), inputs[0]
+    if len(shape) != 4 or dtype_of(x) != "float32" or not 1 <= shape[1] <= WIDEST_BAND:
+        return ctx.stock(inputs, attrs)
+    b = Build(bb, ctx.name)
+    size, channels = int(attrs["size"]), shape[1]
+    ahead = np.arange(channels)[None, :] - np.arange(channels)[:, None]  # [o, c]: how far c is behind o
+    inside = (-((size - 1) // 2) <= ahead) & (ahead <= size // 2)
+    band = (inside * (attrs.get("alpha", 1e-4) / size)).astype("float32")
+    squares = b.mul(x, x)
+    total = b.emit(relax.op.nn.conv2d(squares, const(band[:, :, None, None], "float32")))
+    scale = relax.op.power(b.add(total, attrs.get("bias", 1.0)), const(attrs.get("beta", 0.75), "float32"))
+    return b.emit(relax.op.divide(x, b.emit(scale)))
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "LayerNormalization"): layer_norm,
     ("com.microsoft", "LayerNormalization"): layer_norm,
@@ -124,4 +151,5 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "LpNormalization"): lp_normalization,
     ("", "GroupNormalization"): group_norm,
     ("", "InstanceNormalization"): instance_norm,
+    ("", "LRN"): lrn,
 }

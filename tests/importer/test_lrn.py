@@ -1,0 +1,48 @@
+"""LRN as a product with a band of ones, against its definition in float64."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import tvmopt
+from tvmopt.importer.converters.normalization import WIDEST_BAND
+from tvmopt.runtime.model import Model
+
+
+def definition(x, size, alpha, beta, bias):
+    squares = np.zeros(x.shape)
+    for c in range(x.shape[1]):
+        first, last = max(0, c - (size - 1) // 2), min(x.shape[1] - 1, c + size // 2)
+        squares[:, c] = (x[:, first : last + 1].astype("float64") ** 2).sum(1)
+    return x / (bias + alpha / size * squares) ** beta
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "alpha", "beta", "bias", "family"),
+    [
+        ((1, 96, 9, 8), 5, 1e-4, 0.75, 1.0, "gemm"),
+        ((2, 7, 5, 5), 3, 0.01, 0.5, 2.0, "gemm"),
+        ((1, 8, 3, 3), 4, 0.1, 0.6, 1.5, "gemm"),  # an even window reaches further up than down
+        ((1, 1, 4, 4), 5, 0.1, 0.75, 1.0, "gemm"),
+        ((1, 33, 9, 9), 1, 1.0, 0.75, 1.0, "gemm"),
+        ((1, 16, 1, 7), 40, 1.0, 0.75, 1.0, "gemm"),  # wider than the channels
+        ((1, WIDEST_BAND + 1, 2, 2), 5, 0.1, 0.75, 1.0, ""),  # too wide for a product
+        ((3, 15, 6), 3, 0.1, 0.75, 1.0, ""),  # not an image
+    ],
+)
+def test_lrn(shape, size, alpha, beta, bias, family, tmp_path):
+    node = helper.make_node("LRN", ["x"], ["y"], size=size, alpha=alpha, beta=beta, bias=bias)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "xy"]
+    model = helper.make_model(
+        helper.make_graph([node], "g", infos[:1], infos[1:]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    compiled = tvmopt.compile(tmp_path / "m.onnx", verify=False)  # onnxruntime refuses even windows
+    x = 3 * np.random.default_rng(0).standard_normal(shape).astype("float32")
+    (y,) = Model(compiled.artifact).run({"x": x}).values()
+    want = definition(x, size, alpha, beta, bias)
+    assert np.abs(y - want).max() <= 1e-6 * np.abs(want).max()
+    assert not family or family in {k.family for k in compiled.report.kernels}
