@@ -12,7 +12,6 @@ from tvm import relax
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
-
 WIDEST_BAND = 512
 """Channels up to which LRN is a product: 2 * channels operations an element."""
 
