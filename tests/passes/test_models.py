@@ -40,7 +40,7 @@ LIGHT_COUNTS = {
     "squeezenet": (1, 26, 0, 2),
     "shufflenet": (17, 49, 0, 33),
     "resnet50": (1, 53, 0, 1),
-    "inception_v1": (1, 57, 4, 5),
+    "inception_v1": (1, 59, 2, 1),
     "inception_v2": (1, 69, 0, 1),
     "densenet121": (1, 121, 62, 1),
 }
