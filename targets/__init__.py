@@ -8,7 +8,6 @@ processor says of itself (TVM's own guess is not used: LLVM calls some Sapphire 
 from __future__ import annotations
 
 import difflib
-import platform
 import re
 import tomllib
 from dataclasses import asdict, dataclass, field, replace
@@ -162,7 +161,7 @@ class Machine:
         import tvm
 
         if self.kind == "cuda":
-            host = {"kind": "llvm", **({"mcpu": "x86-64-v2"} if platform.machine() == "x86_64" else {})}
+            host = {"kind": "llvm", **({"mcpu": "x86-64-v2"} if host_arch() == "x86_64" else {})}
             return tvm.target.Target({"kind": "cuda", "arch": self.mcpu, **self.tvm}, host=host)
         attributes: dict[str, Any] = {"mcpu": self.mcpu, "num-cores": self.cores}
         if self.foreign:

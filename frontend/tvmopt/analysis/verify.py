@@ -126,7 +126,8 @@ def in_child(
     progress("running the compiled model")
     compiled = Model(loaded)
     comparisons = []
-    for feed, outputs in zip(feeds, expected, strict=True):
+    moved: list[dict[str, Array]] = []  # the reference's outputs where operands are rounded, once some are needed
+    for index, (feed, outputs) in enumerate(zip(feeds, expected, strict=True)):
         judge = partial(
             compare, outputs, compiled.run(feed),
             reduction=reduction, depth=depth, precision=manifest.precision, rtol=rtol,
@@ -134,20 +135,21 @@ def in_child(
         comparison = judge()
         if not comparison.ok and rtol is None and manifest.precision in TYPES:
             progress("measuring the model's sensitivity to rounding")
-            comparison = judge(at_least=sensitivity(outputs, _moved(model, feed, manifest.precision)))
+            moved = moved or _moved(model, feeds, manifest.precision)
+            comparison = judge(at_least=sensitivity(outputs, moved[index]))
         comparisons.append(comparison.as_dict()["outputs"])
     return {"comparisons": comparisons, "reference": reference, "reason": ""}
 
 
-def _moved(model: str, feed: dict[str, Array], precision: str) -> dict[str, Array]:
-    """The reference's outputs with weights and inputs rounded; none where it cannot run."""
+def _moved(model: str, feeds: list[dict[str, Array]], precision: str) -> list[dict[str, Array]]:
+    """The reference's outputs with weights and inputs rounded, for each of `feeds`; empty where it cannot run."""
     with tempfile.TemporaryDirectory(prefix="tvmopt-rounded-") as folder:
         path = Path(folder) / "rounded.onnx"
         write_rounded(model, path, precision)
         try:
-            return run_reference(path, [rounded(feed, precision)])[1][0]
+            return run_reference(path, [rounded(feed, precision) for feed in feeds])[1]
         except TvmoptError:
-            return {}
+            return [{} for _ in feeds]
 
 
 def run_reference(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str, list[dict[str, Array]]]:

@@ -24,16 +24,25 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
-from tvm.ir import Range
-from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx.op import address_of, call_intrin
-from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.legalize import math
 from tvmopt.legalize.attention_plan import Plan
 from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, constant, static_shape
 from tvmopt.legalize.pairs import ROUND, install, pair
-from tvmopt.legalize.rows import INDEX, load, prim_func, seq, splat, store, vector
+from tvmopt.legalize.rows import (
+    INDEX,
+    const_index,
+    everything,
+    load,
+    loop,
+    nest,
+    prim_func,
+    seq,
+    splat,
+    store,
+    vector,
+)
 from tvmopt.legalize.tile_code import Operands, configure, fill, long, product, release, tile_heights
 from tvmopt.scheduling.amx import HEIGHT, PAIRS, Steps, has_tiles
 from tvmopt.targets import Machine
@@ -88,10 +97,10 @@ class _Kernel:
 
     @staticmethod
     def _buffer(name: str, *shape: int, dtype: str = "bfloat16") -> Any:
-        return tirx.decl_buffer([tirx.const(d, INDEX) for d in shape], dtype, name, layout=None)
+        return tirx.decl_buffer([const_index(d) for d in shape], dtype, name, layout=None)
 
     def _local(self, name: str, size: int, dtype: str = "float32") -> Any:
-        buffer = tirx.decl_buffer([tirx.const(size, INDEX)], dtype, name, layout=None)
+        buffer = tirx.decl_buffer([const_index(size)], dtype, name, layout=None)
         self.locals.append(buffer)
         return buffer
 
@@ -103,20 +112,12 @@ class _Kernel:
     def func(self) -> Any:
         p = self.p
         inputs = [self.q, self.k, self.v, *([self.bias] if self.bias is not None else [])]
-        axes = [
-            tirx.IterVar(Range(_int(0), _int(extent)), var, tirx.IterVar.DataPar)
-            for var, extent in ((self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks))
-        ]
+        axes = [(self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks)]
         both = 2 * p.queries * self.keys * (p.depth + p.depth_v) // p.chunks  # products of one task, without a mask
-        block = SBlock(
-            axes, [_all(b) for b in inputs], [_all(self.out)], "amx_attention", self._task(),
-            alloc_buffers=self.locals,
-            annotations={"tvmopt.kernel": "amx_attention", "tvmopt.flops": tirx.const(both, "int64")},
+        body = nest(
+            "amx_attention", axes, "bhc", list(map(everything, inputs)), [everything(self.out)], self._task(),
+            self.locals, {"tvmopt.kernel": "amx_attention", "tvmopt.flops": tirx.const(both, "int64")},
         )  # fmt: skip
-        loops = [tirx.Var(n, INDEX) for n in ("b", "h", "c")]
-        body: Any = SBlockRealize(loops, tirx.const(True, "bool"), block)
-        for var, extent in zip(reversed(loops), (p.chunks, p.heads, p.batch), strict=True):
-            body = tirx.For(var, _int(0), _int(extent), tirx.ForKind.SERIAL, body)
         return prim_func([*inputs, self.out], body, OUT_ELEMENTWISE_FUSABLE)
 
     def _task(self) -> Any:
@@ -134,7 +135,7 @@ class _Kernel:
 
         return seq(
             [*words, self._pack_keys(), self._pack_values(), self._row_mask(), configure(self.words[0]),
-             _loop(each, strip, "s"), release()]
+             loop(each, strip, "s"), release()]
         )  # fmt: skip
 
     @staticmethod
@@ -152,13 +153,13 @@ class _Kernel:
                 low, high = (load(self.k, self.b, j, self.kv, d * 2 + i) for i in (0, 1))
                 return store(self.kt, pair(low, high), d * self.keys + j)
 
-            return _loop(p.depth // 2, one, "d")
+            return loop(p.depth // 2, one, "d")
 
         def beyond(d: Expr) -> Any:
-            return _loop(self.keys - p.keys, lambda j: store(self.kt, zero, d * self.keys + p.keys + j), "j")
+            return loop(self.keys - p.keys, lambda j: store(self.kt, zero, d * self.keys + p.keys + j), "j")
 
-        parts = [_loop(p.keys, row, "j")]
-        return seq([*parts, *([_loop(p.depth // 2, beyond, "d")] if self.keys > p.keys else [])])
+        parts = [loop(p.keys, row, "j")]
+        return seq([*parts, *([loop(p.depth // 2, beyond, "d")] if self.keys > p.keys else [])])
 
     def _pack_values(self) -> Any:
         p, lanes = self.p, gcd(self.p.depth_v, self.p.lanes)
@@ -174,13 +175,13 @@ class _Kernel:
                 value = value | (half(j * 2 + 1, d) << sixteen) if both else value
                 return store(self.vp, value, vector(j * p.depth_v + d * lanes, lanes))
 
-            return _loop(p.depth_v // lanes, one, "d")
+            return loop(p.depth_v // lanes, one, "d")
 
         used = -(-p.keys // 2)
-        parts = [_loop(p.keys // 2, lambda j: row(j, True), "j")]
-        parts += [row(_int(p.keys // 2), False)] if p.keys % 2 else []
+        parts = [loop(p.keys // 2, lambda j: row(j, True), "j")]
+        parts += [row(const_index(p.keys // 2), False)] if p.keys % 2 else []
         rest = (self.keys // 2 - used) * p.depth_v
-        parts += [_loop(rest, lambda i: store(self.vp, zero, i + used * p.depth_v), "i")] if rest else []
+        parts += [loop(rest, lambda i: store(self.vp, zero, i + used * p.depth_v), "i")] if rest else []
         return seq(parts)
 
     def _row_mask(self) -> Any:
@@ -190,18 +191,19 @@ class _Kernel:
         def value(j: Expr) -> Expr:
             if self.bias is None or p.bias is None or p.bias[2] != 1:
                 return tirx.const(0.0, "float32")
-            return load(self.bias, self._mask_batch(), self._mask_head(), _int(0), j if p.bias[3] > 1 else _int(0))
+            key = j if p.bias[3] > 1 else const_index(0)
+            return load(self.bias, self._mask_batch(), self._mask_head(), const_index(0), key)
 
-        parts = [_loop(p.keys, lambda j: store(self.mask, value(j), j), "j")]
+        parts = [loop(p.keys, lambda j: store(self.mask, value(j), j), "j")]
         minus = tirx.const(float("-inf"), "float32")
-        parts += [_loop(rest, lambda j: store(self.mask, minus, j + p.keys), "j")] if rest else []
+        parts += [loop(rest, lambda j: store(self.mask, minus, j + p.keys), "j")] if rest else []
         return seq(parts)
 
     def _mask_batch(self) -> Expr:
-        return self.b if self.p.bias and self.p.bias[0] > 1 else _int(0)
+        return self.b if self.p.bias and self.p.bias[0] > 1 else const_index(0)
 
     def _mask_head(self) -> Expr:
-        return self.h if self.p.bias and self.p.bias[1] > 1 else _int(0)
+        return self.h if self.p.bias and self.p.bias[1] > 1 else const_index(0)
 
     # -- a strip ---------------------------------------------------------------------------------------
 
@@ -209,12 +211,12 @@ class _Kernel:
         p = self.p
         blocks: Expr | int = self.keys // WIDTH
         if p.offset is not None:  # keys that the last query sees, in whole blocks
-            seen = tirx.max(tirx.min(first + (rows + p.offset), _int(p.keys)), _int(1))
-            blocks = tirx.floordiv(seen + (WIDTH - 1), _int(WIDTH))
-        scores = _loop(blocks, lambda kb: self._scores(first, kb, rows), "kb")
-        probabilities = _loop(rows, lambda i: self._softmax(first, i, blocks), "i")
-        sums = _loop(p.depth_v // WIDTH, lambda db: self._sums(db, rows, blocks), "db")
-        return seq([scores, probabilities, sums, _loop(rows, lambda i: self._write(first, i), "i")])
+            seen = tirx.max(tirx.min(first + (rows + p.offset), const_index(p.keys)), const_index(1))
+            blocks = tirx.floordiv(seen + (WIDTH - 1), const_index(WIDTH))
+        scores = loop(blocks, lambda kb: self._scores(first, kb, rows), "kb")
+        probabilities = loop(rows, lambda i: self._softmax(first, i, blocks), "i")
+        sums = loop(p.depth_v // WIDTH, lambda db: self._sums(db, rows, blocks), "db")
+        return seq([scores, probabilities, sums, loop(rows, lambda i: self._write(first, i), "i")])
 
     def _scores(self, first: Expr, kb: Expr, rows: int) -> Any:
         p = self.p
@@ -229,7 +231,7 @@ class _Kernel:
             a, lambda _: address_of(load(self.kt, kb * WIDTH)), c, long(2 * p.heads * p.depth), 4 * self.keys,
             long(4 * self.keys), 1, Steps.of(p.depth), WIDTH,
         )  # fmt: skip
-        return product(operands, _int(0), rows)
+        return product(operands, const_index(0), rows)
 
     def _sums(self, db: Expr, rows: int, blocks: Expr | int) -> Any:
         p = self.p
@@ -240,7 +242,7 @@ class _Kernel:
             long(2 * self.keys), 4 * p.depth_v, long(4 * p.depth_v), 1, Steps.of(self.keys), WIDTH,
             None if isinstance(blocks, int) else blocks,
         )  # fmt: skip
-        return product(operands, _int(0), rows)
+        return product(operands, const_index(0), rows)
 
     def _softmax(self, first: Expr, i: Expr, blocks: Expr | int) -> Any:
         p, lanes = self.p, self.p.lanes
@@ -275,9 +277,9 @@ class _Kernel:
         count = blocks * each
         one = tirx.const(1.0, "float32")
         return seq([
-            store(top, splat(float("-inf"), lanes), cell), _loop(count, masked, "c"),
+            store(top, splat(float("-inf"), lanes), cell), loop(count, masked, "c"),
             *self._across(load(top, cell), tirx.max), store(acc, splat(0.0, lanes), cell),
-            _loop(count, exponential, "c"), *self._across(load(acc, cell), lambda x, y: x + y),
+            loop(count, exponential, "c"), *self._across(load(acc, cell), lambda x, y: x + y),
             store(self.scale, one / load(self.part, 0), i),
         ])  # fmt: skip
 
@@ -300,21 +302,7 @@ class _Kernel:
                 self.out, value.astype(f"bfloat16x{lanes}"), self.b, first + i, self.h, vector(d * lanes, lanes)
             )
 
-        return _loop(p.depth_v // lanes, one, "d")
-
-
-def _int(value: int) -> Expr:
-    return tirx.const(value, INDEX)
-
-
-def _all(buffer: Any) -> Any:
-    return BufferRegion(buffer, [Range.from_min_extent(_int(0), d) for d in buffer.shape])
-
-
-def _loop(extent: int | Expr, body: Callable[[Expr], Any], name: str) -> Any:
-    var = tirx.Var(name, INDEX)
-    extent = _int(extent) if isinstance(extent, int) else extent
-    return tirx.For(var, _int(0), extent, tirx.ForKind.SERIAL, body(var))
+        return loop(p.depth_v // lanes, one, "d")
 
 
 # -- the mask ------------------------------------------------------------------------------------------

@@ -18,19 +18,28 @@ Sk*Q*4 bytes, is in L2 up to 4096 keys. Float32, static shapes; anything else is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
-from tvm.ir import Range
-from tvm.s_tir import SBlock, SBlockRealize
-from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.legalize import amx_attention, math
 from tvmopt.legalize.attention_plan import Plan, plan
 from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, constant, static_shape
-from tvmopt.legalize.rows import INDEX, load, prim_func, seq, splat, store, vector
+from tvmopt.legalize.rows import (
+    INDEX,
+    const_index,
+    everything,
+    load,
+    loop,
+    nest,
+    prim_func,
+    seq,
+    splat,
+    spread,
+    store,
+    vector,
+)
 from tvmopt.targets import Machine
 
 Expr = Any
@@ -63,10 +72,10 @@ class _Kernel:
 
     @staticmethod
     def _buffer(name: str, *shape: int, dtype: str = "float32") -> Any:
-        return tirx.decl_buffer([tirx.const(d, INDEX) for d in shape], dtype, name, layout=None)
+        return tirx.decl_buffer([const_index(d) for d in shape], dtype, name, layout=None)
 
     def _local(self, name: str, size: int) -> Any:
-        buffer = tirx.decl_buffer([tirx.const(size, INDEX)], "float32", name, layout=None)
+        buffer = tirx.decl_buffer([const_index(size)], "float32", name, layout=None)
         self.locals.append(buffer)
         return buffer
 
@@ -79,31 +88,23 @@ class _Kernel:
     def func(self) -> Any:
         p = self.p
         inputs = [self.q, self.k, self.v, *([self.bias] if self.bias is not None else [])]
-        block = SBlock(
-            [
-                tirx.IterVar(Range(_int(0), _int(extent)), var, tirx.IterVar.DataPar)
-                for var, extent in ((self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks))
-            ],
-            [_all(b) for b in inputs], [_all(self.out)], "attention", self._strips(),
-            alloc_buffers=self.locals,
-            annotations={"tvmopt.kernel": "attention"},
+        axes = [(self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks)]
+        body = nest(
+            "attention", axes, "bhc", list(map(everything, inputs)), [everything(self.out)], self._strips(),
+            self.locals, {"tvmopt.kernel": "attention"},
         )  # fmt: skip
-        loops = [tirx.Var(n, INDEX) for n in ("b", "h", "c")]
-        body: Any = SBlockRealize(loops, tirx.const(True, "bool"), block)
-        for var, extent in zip(reversed(loops), (p.chunks, p.heads, p.batch), strict=True):
-            body = _for(var, extent, body)
         return prim_func([*inputs, self.out], body, OUT_ELEMENTWISE_FUSABLE)
 
     def _strips(self) -> Any:
         each = self.p.strips // self.p.chunks
-        return _loop(each, lambda s: self._strip((self.chunk * each + s) * self.p.strip), "s")
+        return loop(each, lambda s: self._strip((self.chunk * each + s) * self.p.strip), "s")
 
     def _strip(self, first: Expr) -> Any:
         """Queries first .. first + strip."""
         p = self.p
-        visible: Expr = _int(p.keys)
+        visible: Expr = const_index(p.keys)
         if p.offset is not None:  # keys that the last query of the strip sees
-            visible = tirx.max(tirx.min(visible, first + (p.strip + p.offset)), _int(min(1, p.keys)))
+            visible = tirx.max(tirx.min(visible, first + (p.strip + p.offset)), const_index(min(1, p.keys)))
         return seq([
             self._transpose(first), self._start(), self._scores(first, visible), self._softmax(visible),
             self._output(first, visible),
@@ -113,14 +114,14 @@ class _Kernel:
         p = self.p
 
         def one(i: Expr, d: Expr) -> Any:
-            row = tirx.min(first + i, _int(p.queries - 1)) if p.queries % p.strip else first + i
+            row = tirx.min(first + i, const_index(p.queries - 1)) if p.queries % p.strip else first + i
             return store(
                 self.qt,
                 _wide(load(self.q, self.b, row, self.h, d)) * tirx.const(p.scale, "float32"),
                 d * p.strip + i,
             )
 
-        return _loop(p.strip, lambda i: _loop(p.depth, lambda d: one(i, d), "d"), "i")
+        return loop(p.strip, lambda i: loop(p.depth, lambda d: one(i, d), "d"), "i")
 
     def _start(self) -> Any:
         minus = splat(float("-inf"), self.p.lanes)
@@ -132,13 +133,13 @@ class _Kernel:
         p = self.p
         full, rest = divmod(p.keys, p.mk)
         if p.offset is None:
-            parts = [_loop(full, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
-            return seq([*parts, *([self._score_tile(first, _int(full * p.mk), rest)] if rest else [])])
-        tiles = tirx.min(tirx.floordiv(visible + (p.mk - 1), p.mk), _int(full))
-        parts = [_loop(tiles, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
+            parts = [loop(full, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
+            return seq([*parts, *([self._score_tile(first, const_index(full * p.mk), rest)] if rest else [])])
+        tiles = tirx.min(tirx.floordiv(visible + (p.mk - 1), p.mk), const_index(full))
+        parts = [loop(tiles, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
         if rest:
             parts.append(
-                tirx.IfThenElse(visible > full * p.mk, self._score_tile(first, _int(full * p.mk), rest), None)
+                tirx.IfThenElse(visible > full * p.mk, self._score_tile(first, const_index(full * p.mk), rest), None)
             )
         return seq(parts)
 
@@ -162,7 +163,7 @@ class _Kernel:
                     out.append(store(self.acc, load(self.acc, at(j, u)) + scalar * query, at(j, u)))
             return seq(out)
 
-        statements.append(_loop(p.depth, step, "d"))
+        statements.append(loop(p.depth, step, "d"))
         for j, u in tile:
             place = vector((key + j) * p.strip + u * lanes, lanes)
             statements.append(
@@ -178,15 +179,15 @@ class _Kernel:
     def _masked(self, score: Expr, first: Expr, key: Expr, u: int) -> Expr:
         p, lanes = self.p, self.p.lanes
         if self.bias is not None and p.bias is not None:
-            b = self.b if p.bias[0] > 1 else _int(0)
-            h = self.h if p.bias[1] > 1 else _int(0)
+            b = self.b if p.bias[0] > 1 else const_index(0)
+            h = self.h if p.bias[1] > 1 else const_index(0)
             if p.bias_transposed:
                 score = score + load(self.bias, b, h, key, vector(first + u * lanes, lanes))
             else:  # the same for every query
-                j = key if p.bias[3] > 1 else _int(0)
-                score = score + tirx.Broadcast(load(self.bias, b, h, _int(0), j), lanes)
+                j = key if p.bias[3] > 1 else const_index(0)
+                score = score + tirx.Broadcast(load(self.bias, b, h, const_index(0), j), lanes)
         if p.offset is not None:
-            last = tirx.Ramp(first + (u * lanes + p.offset), _int(1), lanes)
+            last = tirx.Ramp(first + (u * lanes + p.offset), const_index(1), lanes)
             score = tirx.Select(tirx.Broadcast(key, lanes) <= last, score, splat(float("-inf"), lanes))
         return score
 
@@ -207,15 +208,15 @@ class _Kernel:
             return seq(out)
 
         inverse = [store(self.total, splat(1.0, lanes) / load(self.total, cell), cell) for cell in cells]
-        return seq([*zero, _loop(visible, step, "j"), *inverse])
+        return seq([*zero, loop(visible, step, "j"), *inverse])
 
     def _output(self, first: Expr, visible: Expr) -> Any:
         p = self.p
         mo, no = p.output_tile
         blocks = p.depth_v // (no * p.v_lanes)
-        return _loop(
+        return loop(
             blocks,
-            lambda d: _loop(
+            lambda d: loop(
                 p.strip // mo, lambda t: self._output_tile(first, visible, t * mo, d * (no * p.v_lanes)), "t"
             ),
             "db",
@@ -236,7 +237,7 @@ class _Kernel:
         def step(j: Expr) -> Any:
             out = []
             for i in range(mo):
-                weight = _splat_value(load(self.st, j * p.strip + query + i), lanes)
+                weight = spread(load(self.st, j * p.strip + query + i), lanes)
                 for n in range(no):
                     value = _wide(load(self.v, self.b, j, kv_head, vector(depth + n * lanes, lanes)))
                     out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
@@ -245,42 +246,20 @@ class _Kernel:
         finish = []
         place = [vector(depth + n * lanes, lanes) for n in range(no)]
         for i in range(mo):
-            scale = _splat_value(load(self.total, query + i), lanes)
+            scale = spread(load(self.total, query + i), lanes)
             row = first + query + i
             puts = seq([
                 store(self.out, self._narrow(load(self.acc, at(i, n)) * scale), self.b, row, self.h, place[n])
                 for n in range(no)
             ])  # fmt: skip
             finish.append(tirx.IfThenElse(row < p.queries, puts, None) if p.queries % p.strip else puts)
-        return seq([*start, _loop(visible, step, "j"), *finish])
+        return seq([*start, loop(visible, step, "j"), *finish])
 
 
 def _wide(value: Expr) -> Expr:
     """A loaded number, or vector of them, in float32."""
     lanes = int(value.ty.dtype.lanes)
     return value.astype("float32" if lanes == 1 else f"float32x{lanes}")
-
-
-def _splat_value(value: Expr, lanes: int) -> Expr:
-    return tirx.Broadcast(value, lanes) if lanes > 1 else value
-
-
-def _int(value: int) -> Expr:
-    return tirx.const(value, INDEX)
-
-
-def _all(buffer: Any) -> Any:
-    return BufferRegion(buffer, [Range.from_min_extent(_int(0), d) for d in buffer.shape])
-
-
-def _for(var: Expr, extent: int | Expr, body: Any) -> Any:
-    extent = _int(extent) if isinstance(extent, int) else extent
-    return tirx.For(var, _int(0), extent, tirx.ForKind.SERIAL, body)
-
-
-def _loop(extent: int | Expr, body: Callable[[Expr], Any], name: str) -> Any:
-    var = tirx.Var(name, INDEX)
-    return _for(var, extent, body(var))
 
 
 # -- legalizer ------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tvmopt.legalize import math
 from tvmopt.legalize.pairs import lower_pairs
 from tvmopt.legalize.prefetch import lower_prefetch
 from tvmopt.legalize.tiles import lower_tiles
+from tvmopt.scheduling.blocks import with_root
 
 
 def name_module(module: tvm.IRModule) -> tvm.IRModule:
@@ -55,12 +56,7 @@ def name_values(func: tirx.PrimFunc) -> tirx.PrimFunc:
     body = structural_mutate(func.body, ((tirx.For, loop), (SBlock, block)))
     if body.same_as(func.body):
         return func
-    root = body.block
-    outer = SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init,
-        [*root.alloc_buffers, *names], root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return func.with_body(SBlockRealize(body.iter_values, body.predicate, outer))
+    return with_root(func, body, body.block.body, [*body.block.alloc_buffers, *names])
 
 
 def _local(names: list[Any], dtype: str, extent: Any) -> Any:

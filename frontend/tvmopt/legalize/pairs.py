@@ -32,10 +32,12 @@ from tvm import tirx
 from tvm.ir import _ffi_api as ir_api
 from tvm.ir.expr import TensorLoad
 from tvm.ir.op import register_op_attr
-from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.s_tir.stmt import SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx.op import call_intrin, register_intrin_lowering
 from tvm_ffi import structural_equal, structural_mutate, structural_walk
+
+from tvmopt.scheduling.blocks import with_llvm
 
 Expr = Any
 PAIR, DOT2, DOT2_ADD, ROUND = "tvmopt.pair", "tvmopt.dot2", "tvmopt.dot2_add", "tvmopt.round_bf16"
@@ -114,14 +116,7 @@ def lower_pairs(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return _pair_load(*node.args) if _op(node) == PAIR else node
 
     body = structural_mutate(func.body, ((tirx.Add, add), (tirx.Cast, cast), (tvm.ir.Call, call)))
-    root = body.block
-    code = tvm.ir.StringImm(llvm_functions())
-    inner = tirx.AttrStmt(tvm.ir.StringImm(""), "pragma_import_llvm", code, root.body)
-    outer = SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, inner, root.init,
-        root.alloc_buffers, root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return func.with_body(SBlockRealize(body.iter_values, body.predicate, outer))
+    return with_llvm(func, body, llvm_functions())
 
 
 def _concerns(func: tirx.PrimFunc) -> bool:

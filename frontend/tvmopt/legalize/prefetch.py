@@ -19,12 +19,12 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
-from tvm.ir import StringImm
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.target import Target
 from tvm_ffi import structural_map, structural_mutate, structural_walk
 
+from tvmopt.scheduling.blocks import with_llvm
 from tvmopt.scheduling.facts import itemsize
 from tvmopt.targets.detect import host_arch
 
@@ -76,14 +76,7 @@ def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, kept)
 
     body = structural_mutate(func.body, ((tirx.For, loop),))
-    root = body.block
-    code = LLVM.replace("INSTRUCTION", INSTRUCTIONS[_arch()])
-    inner = tirx.AttrStmt(StringImm(""), "pragma_import_llvm", StringImm(code), root.body)
-    outer = SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, inner, root.init,
-        root.alloc_buffers, root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return func.with_body(SBlockRealize(body.iter_values, body.predicate, outer))
+    return with_llvm(func, body, LLVM.replace("INSTRUCTION", INSTRUCTIONS[_arch()]))
 
 
 def _arch() -> str:

@@ -21,14 +21,24 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
-from tvm.ir import Range
-from tvm.s_tir import SBlock, SBlockRealize
-from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.legalize.common import OPAQUE, constant, static_shape
 from tvmopt.legalize.recurrent_gates import Gates, Unit
 from tvmopt.legalize.recurrent_plan import Plan, Tile, plan
-from tvmopt.legalize.rows import INDEX, load, loop, prim_func, seq, splat, store, vector
+from tvmopt.legalize.rows import (
+    INDEX,
+    const_index,
+    everything,
+    load,
+    loop,
+    nest,
+    prim_func,
+    seq,
+    splat,
+    spread,
+    store,
+    vector,
+)
 from tvmopt.recurrence import OP, Function, Spec, spec_of
 from tvmopt.targets import Machine
 
@@ -106,20 +116,13 @@ class Kernel:
     def func(self) -> Any:
         """PrimFunc(projected, packed..., given..., y, h, [c])."""
         inputs, outputs = [self.projected, *self.packed, *self.given.values()], [self.y, *self.last]
-        extents = (self.directions, self.batch // self.rows)
+        axes = [(self.d, self.directions), (self.task, self.batch // self.rows)]
         body = self._directions()  # before the block: it fills `locals`
-        block = SBlock(
-            [tirx.IterVar(Range(_int(0), _int(n)), var, tirx.IterVar.DataPar)
-             for var, n in zip((self.d, self.task), extents, strict=True)],
-            [_all(b) for b in inputs], [_all(b) for b in outputs], "recurrent", body,
-            alloc_buffers=self.locals,
-            annotations={"tvmopt.kernel": "recurrent", "tvmopt.mode": self.plan.mode},
+        loops = nest(
+            "recurrent", axes, ("direction", "task"), list(map(everything, inputs)), list(map(everything, outputs)),
+            body, self.locals, {"tvmopt.kernel": "recurrent", "tvmopt.mode": self.plan.mode},
         )  # fmt: skip
-        loops = [tirx.Var(n, INDEX) for n in ("direction", "task")]
-        nest: Any = SBlockRealize(loops, tirx.const(True, "bool"), block)
-        for var, extent in zip(reversed(loops), reversed(extents), strict=True):
-            nest = tirx.For(var, _int(0), _int(extent), tirx.ForKind.SERIAL, nest)
-        return prim_func([*inputs, *outputs], nest, OPAQUE)
+        return prim_func([*inputs, *outputs], loops, OPAQUE)
 
     def _directions(self) -> Any:
         """One program, or one a direction where their activations differ."""
@@ -129,7 +132,7 @@ class Kernel:
             programs.append(self._program())
             if len(set(self.spec.functions)) == 1:
                 return programs[0]
-        return tirx.IfThenElse(self.d.equal(_int(0)), *programs)
+        return tirx.IfThenElse(self.d.equal(const_index(0)), *programs)
 
     def _program(self) -> Any:
         """One task: the states' first values, the steps, their last values."""
@@ -163,16 +166,16 @@ class Kernel:
         ])  # fmt: skip
 
     def _step(self, s: Expr, first: Expr) -> Any:
-        back = _int(self.steps - 1) - s
+        back = const_index(self.steps - 1) - s
         t = s + self.d * (back - s) if self.directions == 2 else back if self.spec.reverse else s
-        old = tirx.floormod(s, _int(2)) * self.size
-        at = _Step(t, first, old, _int(self.size) - old)
+        old = tirx.floormod(s, const_index(2)) * self.size
+        at = _Step(t, first, old, const_index(self.size) - old)
         if self.between is None:
             gates = {"LSTM": Gates.lstm, "GRU": Gates.gru, "RNN": Gates.rnn}[self.spec.kind]
             return self._pass(0, at, self.state["h"], old, gates)
         return seq([
             self._pass(0, at, self.state["h"], old, Gates.gru_gates),
-            self._pass(1, at, self.between, _int(0), Gates.gru_candidate),
+            self._pass(1, at, self.between, const_index(0), Gates.gru_candidate),
         ])  # fmt: skip
 
     def _pass(self, number: int, at: _Step, source: Any, base: Expr, gates: Callable[[Gates], dict[str, Expr]]) -> Any:
@@ -183,18 +186,18 @@ class Kernel:
         def block(j: Expr) -> Any:
             start = j * shape.width
             if shape.blocks * shape.width != self.hidden:
-                start = tirx.min(start, _int(self.hidden - shape.width))
+                start = tirx.min(start, const_index(self.hidden - shape.width))
 
             def one(row: Expr, rows: int) -> Any:
                 return self._tile(number, at, source, base, gates, j, start, row, rows)
 
             parts = [loop(whole, lambda i: one(i * shape.rows, shape.rows), "tile")] if whole else []
-            return seq([*parts, *([one(_int(whole * shape.rows), rest)] if rest else [])])
+            return seq([*parts, *([one(const_index(whole * shape.rows), rest)] if rest else [])])
 
         var = tirx.Var("j", INDEX)
         shared = self.plan.mode == "steps"
         kind = tirx.ForKind.PARALLEL if shared else tirx.ForKind.SERIAL
-        blocks = tirx.For(var, _int(0), _int(shape.blocks), kind, block(var))
+        blocks = tirx.For(var, const_index(0), const_index(shape.blocks), kind, block(var))
         return _pragma("parallel_barrier_when_finish", blocks) if shared else blocks
 
     def _tile(
@@ -220,7 +223,7 @@ class Kernel:
                 h = load(source, base + (row + r) * self.width + k)
                 weight = load(packed, self.d, j, k, vector(g * shape.width + v * lanes, lanes))
                 target = acc[(r, g, v), chain]
-                out.append(store(target, load(target, whole) + _spread(h, lanes) * weight, whole))
+                out.append(store(target, load(target, whole) + spread(h, lanes) * weight, whole))
             return out
 
         statements = [store(acc[key], begin(*key), whole) for key in acc]
@@ -276,7 +279,7 @@ class Kernel:
         out = values["h"]
         if "lengths" in self.given:
             alive = load(self.given["lengths"], at.first + row).astype(INDEX) > at.t
-            alive = _spread(alive, lanes)
+            alive = spread(alive, lanes)
             out = tirx.Select(alive, out, splat(0.0, lanes))
             values = {n: tirx.Select(alive, v, before(n)) for n, v in values.items()}
         states = [store(self.state[n], v, vector(place + at.new, lanes)) for n, v in values.items()]
@@ -284,23 +287,11 @@ class Kernel:
 
 
 def _pragma(name: str, body: Any) -> Any:
-    return tirx.AttrStmt(_int(0), f"pragma_{name}", tirx.const(1, "int32"), body)
-
-
-def _spread(value: Expr, lanes: int) -> Expr:
-    return tirx.Broadcast(value, lanes) if lanes > 1 else value
-
-
-def _int(value: int) -> Expr:
-    return tirx.const(value, INDEX)
+    return tirx.AttrStmt(const_index(0), f"pragma_{name}", tirx.const(1, "int32"), body)
 
 
 def _buffer(name: str, *shape: int, dtype: str = "float32") -> Any:
-    return tirx.decl_buffer([_int(d) for d in shape], dtype, name, layout=None)
-
-
-def _all(buffer: Any) -> Any:
-    return BufferRegion(buffer, [Range.from_min_extent(_int(0), d) for d in buffer.shape])
+    return tirx.decl_buffer([const_index(d) for d in shape], dtype, name, layout=None)
 
 
 # -- legalizer ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Any
 from tvm import tirx
 from tvm.ir import Range
 from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx.stmt import BufferRegion
 
 Expr = Any
 Index = Any
@@ -32,10 +33,19 @@ types.
 """
 
 
-def loop(extent: int, body: Callable[[Expr], Any], name: str = "i") -> Any:
+def const_index(value: int) -> Expr:
+    """A constant index."""
+    return tirx.const(value, INDEX)
+
+
+def loop(extent: Index, body: Callable[[Expr], Any], name: str = "i") -> Any:
     """`for name in range(extent)`, serial."""
     var = tirx.Var(name, INDEX)
-    return tirx.For(var, tirx.const(0, INDEX), tirx.const(extent, INDEX), tirx.ForKind.SERIAL, body(var))
+    return _serial(var, extent, body(var))
+
+
+def _serial(var: Expr, extent: Index, body: Any) -> Any:
+    return tirx.For(var, const_index(0), _index(extent), tirx.ForKind.SERIAL, body)
 
 
 def seq(statements: Sequence[Any]) -> Any:
@@ -54,18 +64,43 @@ def store(buffer: Any, value: Expr, *indices: Index) -> Any:
 
 
 def _index(index: Index) -> Expr:
-    return tirx.const(index, INDEX) if isinstance(index, int) else index
+    return const_index(index) if isinstance(index, int) else index
 
 
 def vector(start: Index, lanes: int) -> Expr:
     """Indices start, start + 1, ..., `lanes` of them."""
-    return tirx.Ramp(_index(start), tirx.const(1, INDEX), lanes) if lanes > 1 else _index(start)
+    return tirx.Ramp(_index(start), const_index(1), lanes) if lanes > 1 else _index(start)
 
 
 def splat(value: float, lanes: int, dtype: str = "float32") -> Expr:
     """A constant in every lane."""
-    scalar = tirx.const(value, dtype)
-    return tirx.Broadcast(scalar, lanes) if lanes > 1 else scalar
+    return spread(tirx.const(value, dtype), lanes)
+
+
+def spread(value: Expr, lanes: int) -> Expr:
+    """A value in every lane."""
+    return tirx.Broadcast(value, lanes) if lanes > 1 else value
+
+
+def everything(buffer: Any) -> Any:
+    """The region of a whole buffer."""
+    return BufferRegion(buffer, [Range.from_min_extent(const_index(0), d) for d in buffer.shape])
+
+
+def nest(
+    name: str, axes: Sequence[tuple[Expr, int]], names: Sequence[str], reads: Any, writes: Any, body: Any,
+    buffers: Sequence[Any], annotations: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Loops, called `names`, around one block of spatial `axes` (its variable, extent); `buffers` are its own."""
+    iterations = [
+        tirx.IterVar(Range(const_index(0), const_index(extent)), var, tirx.IterVar.DataPar) for var, extent in axes
+    ]
+    block = SBlock(iterations, reads, writes, name, body, alloc_buffers=buffers, annotations=annotations)
+    loops = [tirx.Var(n, INDEX) for n in names]
+    around: Any = SBlockRealize(loops, tirx.const(True, "bool"), block)
+    for var, (_, extent) in reversed(list(zip(loops, axes, strict=True))):
+        around = _serial(var, extent, around)
+    return around
 
 
 class Row:
@@ -185,20 +220,10 @@ class Row:
         self, name: str, rows: Sequence[int], reads: Any, writes: Any, variables: Sequence[Any], kernel: str
     ) -> Any:
         """The loops over `rows` around one block with this program as its body."""
-        iterations = [
-            tirx.IterVar(Range(tirx.const(0, INDEX), tirx.const(extent, INDEX)), var, tirx.IterVar.DataPar)
-            for var, extent in zip(variables, rows, strict=True)
-        ]
-        block = SBlock(
-            iterations, reads, writes, name, seq(self.statements), alloc_buffers=self.buffers,
-            annotations={"tvmopt.kernel": kernel},
-        )  # fmt: skip
-        loops = [tirx.Var(f"r{i}", INDEX) for i in range(len(rows))]
-        body: Any = SBlockRealize(loops, tirx.const(True, "bool"), block)
-        for var, extent in reversed(list(zip(loops, rows, strict=True))):
-            zero, count = tirx.const(0, INDEX), tirx.const(extent, INDEX)
-            body = tirx.For(var, zero, count, tirx.ForKind.SERIAL, body)
-        return body
+        axes = list(zip(variables, rows, strict=True))
+        names = [f"r{i}" for i in range(len(rows))]
+        body = seq(self.statements)
+        return nest(name, axes, names, reads, writes, body, self.buffers, {"tvmopt.kernel": kernel})
 
 
 def prim_func(params: Sequence[Any], body: Any, pattern: int) -> Any:

@@ -41,6 +41,7 @@ from tvmopt.legalize.tile_code import (
     tile_heights,
 )
 from tvmopt.scheduling.amx import Steps
+from tvmopt.scheduling.blocks import with_root
 
 KERNELS = ("amx_gemm", "amx_conv2d")
 HEIGHT, LINES = "tvmopt.height", "tvmopt.lines"
@@ -59,11 +60,7 @@ def lower_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for old, new in writer.replaced:
         body = _with_buffer(body, old, new)
     buffers = [next((new for old, new in writer.replaced if b.same_as(old)), b) for b in root.alloc_buffers]
-    outer = SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init,
-        [*buffers, *writer.configurations.values()], root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return func.with_body(SBlockRealize(func.body.iter_values, func.body.predicate, outer))
+    return with_root(func, func.body, body, [*buffers, *writer.configurations.values()])
 
 
 def _kernel(block: Any) -> str:

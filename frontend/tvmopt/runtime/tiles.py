@@ -12,6 +12,7 @@ import os
 import platform
 
 from tvmopt.errors import ArtifactError
+from tvmopt.targets.detect import host_arch
 
 FEATURES = ("amx-bf16", "amx-tile")
 """What an artifact's manifest lists if its code has tile instructions."""
@@ -39,8 +40,8 @@ def use_tiles(where: str) -> None:
 
 def request() -> str:
     """Ask for tiles: an empty string, or why there are none."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return f"it is {platform.system()} on {platform.machine()}"
+    if platform.system() != "Linux" or host_arch() != "x86_64":
+        return f"it is {platform.system()} on {host_arch()}"
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0:
         return ""

@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from tvm import tirx
+from tvm.ir import StringImm
 from tvm.s_tir import Schedule, ScheduleError
-from tvm.s_tir.stmt import SBlockRealize
+from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from tvmopt.scheduling.facts import BlockFacts, facts
 
@@ -31,6 +32,23 @@ def blocks_of(func: tirx.PrimFunc) -> list[Any]:
 
     visit(func.body)
     return found
+
+
+def with_root(func: tirx.PrimFunc, realize: Any, body: Any, buffers: Sequence[Any] | None = None) -> tirx.PrimFunc:
+    """The function with `realize`'s root block, but another `body`, and `buffers` if given."""
+    root = realize.block
+    buffers = root.alloc_buffers if buffers is None else buffers
+    outer = SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, buffers, root.match_buffers,
+        root.annotations,
+    )  # fmt: skip
+    return func.with_body(SBlockRealize(realize.iter_values, realize.predicate, outer))
+
+
+def with_llvm(func: tirx.PrimFunc, realize: Any, code: str) -> tirx.PrimFunc:
+    """The function with `realize` as its body, and functions of LLVM IR linked into its module."""
+    none, text = StringImm(""), StringImm(code)
+    return with_root(func, realize, tirx.AttrStmt(none, "pragma_import_llvm", text, realize.block.body))
 
 
 def annotated(func: tirx.PrimFunc, kernel: str) -> Any | None:

@@ -19,7 +19,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm_ffi import StructuralKey, structural_map, structural_walk
 
-from tvmopt.scheduling.blocks import extents
+from tvmopt.scheduling.blocks import extents, with_root
 
 
 def merge_chains(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -44,12 +44,7 @@ def merge_chains(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if index not in merged_into:
             kept.append(nest)
     body = kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
-    block = root.block
-    new_root = SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
-        [b for b in block.alloc_buffers if b not in gone], block.match_buffers, block.annotations,
-    )  # fmt: skip
-    return func.with_body(SBlockRealize(root.iter_values, root.predicate, new_root))
+    return with_root(func, root, body, [b for b in root.block.alloc_buffers if b not in gone])
 
 
 def _single_block(nest: Any) -> Any | None:

@@ -280,10 +280,7 @@ class _Writer:
         """The new modules."""
         kept = [b for b in map(self._binding, self.plan.bindings) if b is not None]
         old = self.plan.main
-        block = type(old.body.blocks[0])(kept)
-        main = relax.Function(
-            old.params, relax.SeqExpr([block], old.body.body), old.ret_ty, old.is_pure, old.attrs, old.span
-        )
+        main = _with_bindings(old, kept)
         used = {b.value.args[0].name_hint for b in kept if _called(b.value)}
         gone = {self.plan.sites[v].callee for v in self.plan.sites} - used
         how = {name: done for name, done in self.kernels.how.items() if name not in gone}
@@ -365,10 +362,13 @@ class _Writer:
                 args = [callee, *b.value.args[1:]]
                 b = relax.VarBinding(b.var, relax.Call(b.value.op, args, b.value.attrs, b.value.ty_args))
             bindings.append(b)
-        block = type(main.body.blocks[0])(bindings)
-        return relax.Function(
-            main.params, relax.SeqExpr([block], main.body.body), main.ret_ty, main.is_pure, main.attrs, main.span
-        )
+        return _with_bindings(main, bindings)
+
+
+def _with_bindings(main: Any, bindings: Sequence[Any]) -> Any:
+    """`main` with other bindings in its one block."""
+    body = relax.SeqExpr([type(main.body.blocks[0])(bindings)], main.body.body)
+    return relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs, main.span)
 
 
 def _called(value: Any) -> bool:
