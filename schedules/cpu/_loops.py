@@ -85,12 +85,15 @@ def _repeats(sch: Any, block: Any, mine: BlockFacts, known: dict[str, BlockFacts
 
 
 def prefetch_panels(
-    sch: Any, tiles: list[Any], steps: list[Any], panels: int, size: int, columns: int, l2: int
+    sch: Any, tiles: list[Any], steps: list[Any], panels: int, size: int, columns: int, least: int = 2
 ) -> None:
     """Ask for the next one of `panels` panels of weights, `size` numbers in rows of `columns`, while this one is
-    multiplied; `tiles`, `steps`: the loops over its row tiles and over the reduction, outermost first."""
+    multiplied; `tiles`, `steps`: the loops over its row tiles and over the reduction, outermost first.
+
+    Also where L2 does not hold two panels: what it drops goes to L3, which is nearer than memory."""
     passes, each = (math.prod(int(sch.get(loop).extent) for loop in loops) for loops in (tiles, steps))
-    for loop in (*tiles, *steps):
-        sch.annotate(loop, STEP, 1)
-    fits = panels > 1 and 8 * size <= l2 // 2
-    sch.annotate(steps[-1], PREFETCH, panel_stride(size, columns, passes, each) if fits else 0)
+    stride = panel_stride(size, columns, passes, each, least) if panels > 1 else 0
+    if stride:
+        for loop in (*tiles, *steps):
+            sch.annotate(loop, STEP, 1)
+        sch.annotate(steps[-1], PREFETCH, stride)

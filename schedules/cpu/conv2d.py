@@ -30,7 +30,7 @@ from tvmopt.scheduling.facts import itemsize
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
 
-NAME, VERSION = "conv2d", 2
+NAME, VERSION = "conv2d", 3
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     sch.reorder(ky, kx, c, one_n, one_h, one_p, pixels, cols)
     sch.unroll(pixels)
     vectorize_columns(sch, cols, common_vector(shape.nr, shape.lanes))
-    prefetch_panels(sch, [h_in, w_tile], [ky, kx, c], shape.panels, shape.nr * prod(shape.k), shape.nr, shape.l2)
+    prefetch_panels(sch, [h_in, w_tile], [ky, kx, c], shape.panels, shape.nr * prod(shape.k), shape.nr)
     task = sch.fuse(n, h_chunk, p_chunk)
     if shape.padded:
         _pad_at(sch, task, shape.lanes)

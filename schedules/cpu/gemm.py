@@ -32,12 +32,12 @@ from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
 
-NAME, VERSION = "gemm", 3
+NAME, VERSION = "gemm", 4
 
 
 @dataclass(frozen=True)
 class Shape:
-    """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector; l2: bytes of a core's L2."""
+    """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector."""
 
     m: int
     n: int
@@ -45,7 +45,6 @@ class Shape:
     nr: int
     lanes: int
     cores: int
-    l2: int
 
     @property
     def panels(self) -> int:
@@ -58,7 +57,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     if block is None or out is None or len(extents(block)) != 4:
         return None
     m, _panels, nr, k = extents(block)
-    return Shape(m, extents(out)[-1], k, nr, machine.lanes(), machine.cores, machine.l2)
+    return Shape(m, extents(out)[-1], k, nr, machine.lanes(), machine.cores)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
@@ -133,7 +132,7 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     sch.unroll(rows)
     vectorize_columns(sch, cols, common_vector(shape.nr, shape.lanes))
     sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
-    prefetch_panels(sch, [m_tile], [k_out], shape.panels, shape.nr * shape.k, shape.nr, shape.l2)
+    prefetch_panels(sch, [m_tile], [k_out], shape.panels, shape.nr * shape.k, shape.nr)
     parallel = sch.fuse(m_chunk, panel)
     if 2 * shape.m * shape.n * shape.k > 500_000:  # ~2 us of one core: below, waking a thread costs more
         sch.parallel(parallel)

@@ -7,6 +7,8 @@ transform  V = B^T d B for the task's tiles, T*T * tiles * C * 4 bytes, kept in 
 gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U, [P, T, T, C, nr], comes
            from L2, L3 or memory in one run (with the panels inside, in runs of C*nr*4 bytes, whole models took 1.02 to
            1.05 times as long)
+ahead      while a block of U, C*nr numbers, is multiplied the next one is prefetched (legalize/prefetch.py): whole models
+           0.84 to 0.97 of the time
 output     Y = A^T M A per tile and panel, epilogue fused, from T*T * tiles * nr * 4 bytes of M
 floor      T*T*C*O*2 FLOPs a tile at peak, or U's T*T*C*O*4 bytes at L3's or memory's bandwidth
 Measured   see docs/explanation/how-a-model-flows.md and docs/performance.md
@@ -19,6 +21,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvmopt.schedules.cpu._loops import prefetch_panels
 from tvmopt.schedules.cpu.conv2d import choose_pixels
 from tvmopt.schedules.cpu.gemm import vectorize_columns
 from tvmopt.targets import Machine
@@ -27,7 +30,7 @@ from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
 
-NAME, VERSION = "winograd", 2
+NAME, VERSION = "winograd", 3
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,8 @@ def _tile_gemm(sch: tvm.s_tir.Schedule, gemm: Any, shape: Shape, mr: int, rr: in
     sch.unroll(row_in)
     sch.unroll(tile_in)
     vectorize_columns(sch, chan, common_vector(shape.nr, shape.lanes))
+    blocks, size = shape.panels * shape.places, shape.nr * shape.c
+    prefetch_panels(sch, [row, tile], [c], blocks, size, shape.nr, least=1)
 
 
 def _reduction_loop(sch: tvm.s_tir.Schedule, gemm: Any) -> Any:

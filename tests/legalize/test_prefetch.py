@@ -11,6 +11,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 from tvmopt.targets import Machine
 
+import tvmopt.legalize.winograd as winograd
 from tvmopt import pipeline
 from tvmopt.legalize.name_values import name_module
 from tvmopt.legalize.prefetch import PREFETCH, STEP, lower_prefetch, panel_stride
@@ -67,6 +68,53 @@ def test_every_line_of_the_next_panel(rows, k, n):
     assert len(places) == 1 and int(zero) == 0 and _value(panel, {}) == 1
     size, steps = shape[1] * shape[2], len(lines)
     assert set(range(-(-size // 16))) <= lines and max(lines) <= 2 * size // 16 and steps > 1
+
+
+@pytest.mark.parametrize("size, c, o, out", [(14, 48, 64, 2), (12, 33, 96, 4), (28, 64, 64, 4)])
+def test_every_line_of_the_next_block_of_winograd(size, c, o, out, monkeypatch):
+    """What is fetched while U[p, i, j] is multiplied: the block behind it, `C * nr` numbers further on in memory, also
+    from the last place of a panel into the next panel."""
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: out)
+    w = np.ones((o, 3, 3, c), "float32")
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, size, size, c), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = relax.op.nn.conv2d(x, relax.const(w), padding=1, data_layout="NHWC", kernel_layout="OHWI")
+            done = bb.emit_output(bb.emit(y))
+        bb.emit_func_output(done)
+    module = pipeline.lower(bb.get(), Machine.load("znver5").with_cores(1)).module
+    (func,) = (f for _, f in module.functions_items() if isinstance(f, tirx.PrimFunc))
+    asked: list = []
+    structural_walk(func.body, ((tirx.For, lambda loop: asked.append(loop) if STEP in loop.annotations else None),))
+    loops: list = []
+    structural_walk(func.body, ((tirx.For, loops.append),))
+    places: list = []
+    structural_walk(lower_prefetch(func).body, ((tvm.ir.Call, lambda call: _place(call, places)),))
+    shape = next(tuple(map(int, p.ty.shape)) for p in func.params if len(p.ty.shape) == 5)
+    strides = [int(np.prod(shape[k + 1 :])) for k in range(5)]
+    here = places[0]
+    block, steps = strides[2], [loop.loop_var for loop in asked]
+
+    def flat(place, at):
+        return sum(_value(index, at) * stride for index, stride in zip(place, strides, strict=True))
+
+    first = {var: 0 for var in steps}
+    assert flat(here, first) == block  # at the start of U[0, 0, 0]: U[0, 0, 1]
+    last = {loop.loop_var: int(loop.extent) - 1 for loop in loops if _uses(here[1:3], loop.loop_var)}
+    assert flat(here, {**first, **last}) == strides[0]  # at the start of U[0, tile, tile], its last: U[1, 0, 0]
+    lines = set()
+    for values in product_of(*(range(int(loop.extent)) for loop in asked)):
+        at = dict(zip(steps, values, strict=True))
+        lines |= {(flat(place, at) - block) // 16 for place in places}
+    assert set(range(-(-block // 16))) <= lines and max(lines) <= 2 * block // 16
+
+
+def _uses(indices, var):
+    found: list = []
+    for index in indices:
+        structural_walk(index, ((tirx.Var, lambda v: found.append(v) if v.same_as(var) else None),))
+    return bool(found)
 
 
 def _place(call, found):

@@ -11,7 +11,8 @@ innermost of them with `PREFETCH`, the numbers of weight to fetch ahead a step::
                                                  acc += x * W[panel, k, :]
 
 Steps times `PREFETCH` is the panel's size or a little more, so the whole next panel is in L2, or L1, when its turn
-comes. Behind the last panel it fetches a few lines that nobody reads; a prefetch never faults.
+comes. Winograd's weights have a panel for each place of a tile, [panel, i, j, c, column]; the next one is that of j + 1,
+which behind the last j is, in memory, the first of i + 1. Behind the last panel it fetches a few lines that nobody reads; a prefetch never faults.
 """
 
 from __future__ import annotations
@@ -43,18 +44,19 @@ define void @tvmopt_prefetch(ptr %p) alwaysinline nounwind willreturn memory(ina
 step, because their buffer might be there (128x64x768: 3.1 times as long)."""
 
 
-def panel_stride(size: int, columns: int, tiles: int, steps: int) -> int:
+def panel_stride(size: int, columns: int, tiles: int, steps: int, least: int = 2) -> int:
     """Numbers to prefetch a step, so that `tiles` passes of `steps` steps over a panel of weights fetch the next one of
     `size` numbers, in rows of `columns`; 0: do not.
 
-    One pass has no time to spare, and with more passes than columns the first one, which waits, is a small part of all.
+    With fewer than `least` passes there is no time to spare; with more than columns the first one, which waits, is a
+    small part of all.
 
     >>> panel_stride(160 * 32, 32, 7, 160), panel_stride(96 * 32, 32, 28, 96), panel_stride(960 * 32, 32, 7, 240)
     (5, 2, 19)
     >>> panel_stride(1280 * 48, 48, 1, 1280), panel_stride(32 * 32, 32, 98, 32)
     (0, 0)
     """
-    return -(-size // (tiles * steps)) if 1 < tiles <= columns else 0
+    return -(-size // (tiles * steps)) if least <= tiles <= columns else 0
 
 
 def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -106,14 +108,18 @@ def _fetch(loop: Any, steps: list[Any], stride: int) -> list[Any]:
     step: Any = 0
     for outer in steps:
         step = step * outer.extent + outer.loop_var
-    values = dict(zip((iv.var for iv in realize.block.iter_vars), realize.iter_values, strict=True))
-    inner: dict[Any, Any] = {}  # the panel's own loop, of one step
+    block = realize.block
+    values = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
+    inner: dict[Any, Any] = {}  # loops of one step around the place of the weights
     structural_walk(loop.body, ((tirx.For, lambda node: inner.update({node.loop_var: node.min})),))
-    panel = structural_map(load.indices[0], (tirx.Var, lambda var: values.get(var, var)))
-    panel = structural_map(panel, (tirx.Var, lambda var: inner.get(var, var)))
-    zeros = [0] * (len(load.indices) - 2)
+    sums = [iv.var for iv in block.iter_vars if int(iv.iter_type) != 0]
+    fixed = [index for index in load.indices[:-1] if not any(index.same_as(var) for var in sums)]
+    for known in (values, inner):
+        fixed = [structural_map(i, (tirx.Var, lambda var, known=known: known.get(var, var))) for i in fixed]
+    zeros = [0] * (len(load.indices) - 1 - len(fixed))
     line = LINE // itemsize(load.source)
-    return [_prefetch(load.source, [panel + 1, *zeros, step * stride + at]) for at in range(0, stride, line)]
+    place = [*fixed[:-1], fixed[-1] + 1, *zeros]  # one more than there are carries over into the index before it
+    return [_prefetch(load.source, [*place, step * stride + at]) for at in range(0, stride, line)]
 
 
 def _prefetch(buffer: Any, place: list[Any]) -> Any:

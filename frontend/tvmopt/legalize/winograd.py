@@ -37,8 +37,10 @@ POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 0.5, -2.0)}
 KERNEL = 3
 FORMS = (4, 2)
 """The output tiles that :func:`output_tile` chooses from."""
-TRANSFORM = {2: 4.0, 4: 8.0}
+TRANSFORM = {2: 8.0, 4: 16.0}
 """Vector operations an element of V or M in the transforms, by the size of the output tile."""
+UNHIDDEN = 0.35
+"""Share of U's traffic that prefetching does not hide behind the arithmetic, or of this behind the traffic."""
 BF16_RATE = 1.86
 """Operations by vdpbf16ps for one by fp32 FMA: measured in C on a Zen 5, both in one run. AMX tiles: `tile_macs`."""
 BF16_MARGIN = 1.25
@@ -90,36 +92,37 @@ def output_tile(
 
 
 def direct_cycles(pixels: int, in_c: int, out_c: int, machine: Machine, rate: float = 1.0) -> float:
-    """9 * C * O / lanes FMAs a pixel at 0.95 of the full rate, and 9 * C * O * 4 bytes of weights."""
+    """9 * C * O / lanes FMAs a pixel at 0.95 of the full rate, and half of the time that its weights take to arrive:
+    what the next panel's prefetch does not hide."""
     products = 9 * in_c * out_c / machine.lanes() * pixels / machine.fma_ports / 0.95 / rate
-    return float(products / machine.cores + stream_cycles(9 * in_c * out_c * 4, machine))
+    return float(products / machine.cores + stream_cycles(9 * in_c * out_c * 4, machine) / 2)
 
 
 def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch: int, machine: Machine) -> float:
-    """The products, the transforms and U's traffic of `rows` x `cols` tiles of `out` x `out` outputs.
+    """Arithmetic or U's traffic for `rows` x `cols` tiles of `out` x `out` outputs, whichever is longer, and UNHIDDEN
+    of the other.
 
     Products    (out+2)^2 * C * O / lanes FMAs a tile (tiles may hang over the edge) in register tiles as high as the
                 image has tiles, which few tiles leave bound by FMA latency.
     Transforms  some vector operations an element of V and of M, (out+2)^2 of each a tile and channel.
     Weights     (out+2)^2 * C * O * 4 bytes, once: see :func:`stream_cycles`. Cores share memory, not the arithmetic.
-    The sums were compared with chains of equal layers and with whole models on Zen 5: docs/performance.md.
+
+    Its constants are fitted to 82 layers inside six networks, on one core and two of Zen 5: choosing by it costs 2 % of
+    the time of the best choices (docs/performance.md).
     """
     tiles, places = batch * rows * cols, (out + KERNEL - 1) ** 2
     lanes = machine.lanes()
     height = min(8, rows * cols)
     gemm = places * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
     transforms = TRANSFORM[out] * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
-    return float((gemm + transforms) / machine.cores + stream_cycles(places * in_c * out_c * 4, machine))
+    arithmetic, stream = (gemm + transforms) / machine.cores, stream_cycles(places * in_c * out_c * 4, machine)
+    return float(max(arithmetic, stream) + UNHIDDEN * min(arithmetic, stream))
 
 
 def stream_cycles(weights: int, machine: Machine) -> float:
-    """Cycles to read that many bytes of weights once, all cores together: from memory if they are more than an eighth
-    of L3 (a network's other layers drive them out between two calls), else from L3 at 16 bytes a cycle and core; what
-    fits half of L2 is free.
-    """
-    if weights > machine.l3 // 8:
-        return float(weights / (machine.bandwidth / machine.ghz / 1e9))
-    return weights / 16 / machine.cores if weights > machine.l2 // 2 else 0.0
+    """Cycles in which so many bytes of weights arrive, once, for all cores together: from memory, for a network's other
+    layers drive them out of L3 between two calls; what fits half of L2 is free."""
+    return weights / (machine.bandwidth / machine.ghz / 1e9) if weights > machine.l2 // 2 else 0.0
 
 
 def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
