@@ -7,8 +7,7 @@ transform  V = B^T d B for the task's tiles, T*T * tiles * C * 4 bytes, kept in 
 gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U, [P, T, T, C, nr], comes
            from L2, L3 or memory in one run (with the panels inside, in runs of C*nr*4 bytes, whole models took 1.02 to
            1.05 times as long)
-ahead      while a block of U, C*nr numbers, is multiplied the next one is prefetched (legalize/prefetch.py): whole models
-           0.84 to 0.97 of the time
+ahead      while a block of U, C*nr numbers, is multiplied the next one is prefetched (legalize/prefetch.py)
 output     Y = A^T M A per tile and panel, epilogue fused, from T*T * tiles * nr * 4 bytes of M
 floor      T*T*C*O*2 FLOPs a tile at peak, or U's T*T*C*O*4 bytes at L3's or memory's bandwidth
 Measured   see docs/explanation/how-a-model-flows.md and docs/performance.md

@@ -11,8 +11,9 @@ innermost of them with `PREFETCH`, the numbers of weight to fetch ahead a step::
                                                  acc += x * W[panel, k, :]
 
 Steps times `PREFETCH` is the panel's size or a little more, so the whole next panel is in L2, or L1, when its turn
-comes. Winograd's weights have a panel for each place of a tile, [panel, i, j, c, column]; the next one is that of j + 1,
-which behind the last j is, in memory, the first of i + 1. Behind the last panel it fetches a few lines that nobody reads; a prefetch never faults.
+comes. Winograd's weights have a panel for each place of a tile, [panel, i, j, c, column]; the next one is that of
+j + 1, which behind the last j is, in memory, the first of i + 1. Behind the last panel it fetches a few lines that
+nobody reads; a prefetch never faults.
 """
 
 from __future__ import annotations

@@ -209,7 +209,8 @@ def _memory(file: Any, offset: int, size: int, *, mapped: bool) -> Array:
     if mapped and offset % ALIGNMENT == 0:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return np.frombuffer(whole, np.uint8, size, offset)
-    room = mmap.mmap(-1, size + HUGE)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, Python's default, gets no huge pages
+    room = mmap.mmap(-1, size + HUGE, flags=private)
     with suppress(AttributeError, OSError):
         room.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(room, np.uint8)
