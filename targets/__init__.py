@@ -18,7 +18,7 @@ from typing import Any
 
 from tvmopt.targets.detect import host_arch, read_host
 
-from tvmopt.errors import TargetError
+from tvmopt.errors import TargetError, reason
 
 GATHERS_BREAK = frozenset({"znver4", "znver5"})
 """CPUs whose code LLVM 22 gets wrong where it vectorises conditional loads as 512-bit gathers.
@@ -174,6 +174,11 @@ class Machine:
         """The same machine with another number of threads."""
         return replace(self, cores=cores)
 
+    def with_threads(self, threads: int | None) -> Machine:
+        """The machine as so many threads of the host see it: a CPU with so many cores; a GPU, and anything for None, as
+        it is."""
+        return self.with_cores(threads) if threads and self.kind == "llvm" else self
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -281,7 +286,8 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise TargetError(f"cannot read the target file: {error}", where=str(path)) from error
+        told = f"cannot read the target file: {reason(error)}"
+        raise TargetError(told, where=str(path), fix="check the path") from error
 
 
 def names() -> list[str]:

@@ -116,7 +116,7 @@ def compile(
     if threads is not None:
         if threads < 1:
             raise InputError(f"threads is {threads}, must be at least 1.", fix="threads=1, 2, ...")
-        machine = machine.with_cores(threads) if machine.kind == "llvm" else machine
+        machine = machine.with_threads(threads)
     check_writable(output)
     request = Request(
         model, machine, precision, shape or {}, values or {}, exact,

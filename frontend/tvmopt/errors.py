@@ -84,6 +84,15 @@ class MissingDependency(TvmoptError):
     exit_code = 5
 
 
+def reason(error: BaseException) -> str:
+    """What an exception says; of an OSError without its number and path, which stand elsewhere in the message.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "x.npy")), reason(ValueError("3 axes"))
+    ('No such file or directory', '3 axes')
+    """
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
 def collect(errors: Sequence[TvmoptError]) -> TvmoptError:
     """Fold several problems of one kind into the first, so that raising it tells them all."""
     first = errors[0]

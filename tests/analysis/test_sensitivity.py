@@ -9,7 +9,8 @@ from tvmopt.targets import Machine
 import tvmopt
 from tvmopt.analysis.comparator import compare
 from tvmopt.analysis.samples import longest_reduction, sample_inputs
-from tvmopt.analysis.sensitivity import rounded, sensitivity, write_rounded
+from tvmopt.analysis.sensitivity import rounded, sensitivity
+from tvmopt.analysis.variants import write_rounded
 from tvmopt.analysis.verify import run_reference, verify
 from tvmopt.errors import AccuracyError
 from tvmopt.runtime.model import Model

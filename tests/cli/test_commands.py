@@ -25,7 +25,7 @@ from tvmopt.targets.detect import usable_cores
 from tests.runtime.small import expected, small_model
 from tvmopt import api, cli
 
-COMMAND = [sys.executable, "-c", "import sys; from tvmopt.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-m", "tvmopt"]
 
 
 @dataclass
@@ -137,10 +137,16 @@ def test_run_timed_json(folder: Path) -> None:
 def test_run_refuses_what_does_not_fit(folder: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 9, 8), "float32"))
     np.save(tmp_path / "pickle.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.savez_compressed(tmp_path / "whole.npz", x=np.zeros((1, 3, 9, 9), "float32"))
+    damaged = (tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(damaged[:-9])
+    (tmp_path / "bits.npz").write_bytes(damaged[:60] + bytes(20) + damaged[80:])
     for given, words in (
         (f"x={tmp_path / 'x.npy'}", "shape is (1, 3, 9, 8)"),
         (f"X={tmp_path / 'x.npy'}", "did you mean 'x'"),
-        (f"x={tmp_path / 'none.npy'}", "cannot read the input"),
+        (f"x={tmp_path / 'none.npy'}", "cannot read the input: No such file"),
+        (str(tmp_path / "cut.npz"), "cannot read the input"),
+        (str(tmp_path / "bits.npz"), "cannot read the input"),
         (f"x={tmp_path / 'pickle.npy'}", "not an array of numbers"),
         (f"x={Path(__file__)}", "not an array of numbers"),
         (str(tmp_path / "x.npy"), "no name for it"),
@@ -235,6 +241,36 @@ def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     assert process.returncode in (130, 0), told
     assert not [p.name for p in tmp_path.iterdir() if p.suffix == ".part"]
     assert "Traceback" not in told
+
+
+def test_interrupt_while_loading() -> None:
+    """Ctrl-C before the command line is loaded: no traceback of imports."""
+    code = """
+import os, signal, sys
+from tvmopt.__main__ import main
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Pressed())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_store_that_is_named_must_be_there(folder: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "no" / "missing.db"
+    for words in (
+        ["compile", folder / "small.onnx", "-o", tmp_path / "x.tvmopt"],
+        ["logs", "list"], ["logs", "export", tmp_path / "out"], ["logs", "prune"], ["logs", "curve"],
+        ["logs", "verify"], ["logs", "show", "00"],
+    ):  # fmt: skip
+        done = tvmopt(*words, "--store", missing)
+        assert done.returncode == 2 and "there is no tuning store" in done.stderr, (words, done)
+        assert str(missing) in done.stderr
+    assert not list(tmp_path.iterdir())  # neither a store nor an output
 
 
 @pytest.mark.parametrize("name", ["compile", "run", "inspect", "explain", "refit"])

@@ -116,10 +116,15 @@ def test_an_artifacts_lines_give_the_same_records() -> None:
     assert again.used_lines() == lookup.used_lines()
 
 
-def test_a_broken_store_does_not_stop_a_compile(tmp_path: Path) -> None:
+def test_a_broken_store_does_not_stop_a_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own, that is; one that was asked for does."""
     (tmp_path / "s.db").write_bytes(b"garbage" * 1000)
-    lookup = RecordLookup.default(MACHINE, tmp_path / "s.db")
+    monkeypatch.setenv("TVMOPT_STORE", str(tmp_path / "s.db"))
+    lookup = RecordLookup.default(MACHINE)
     assert lookup.warnings and "not used" in lookup.warnings[0]
+    for name in ("s.db", "missing.db"):
+        with pytest.raises(TuningError):
+            RecordLookup.default(MACHINE, tmp_path / name)
 
 
 def test_commands(tmp_path: Path) -> None:

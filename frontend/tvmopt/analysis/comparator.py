@@ -43,6 +43,12 @@ def tolerance(dtype: str, reduction: int = 1, depth: int = 1) -> float:
     return SAFETY * epsilon * sqrt(max(1, reduction) * max(1, depth))
 
 
+def allowance(dtype: str, precision: str | None, reduction: int, depth: int) -> float:
+    """The relative tolerance of an output of this dtype, computed in this precision (None: as the dtype shows)."""
+    coarse = tolerance(precision, _terms(precision, reduction), depth) if precision else 0.0
+    return max(tolerance(dtype, reduction, depth), coarse)
+
+
 def _terms(precision: str, reduction: int) -> int:
     """Terms whose rounding errors add up. 16-bit operands are rounded once and summed in fp32: an error of eps a term
     walks as the sum itself does, and stays eps relative to it. So only the layers count."""
@@ -154,9 +160,8 @@ def compare(
             expected, found = np.asarray(reference[name]), np.asarray(actual[name])
             allowed = rtol
             if allowed is None:
-                coarse = tolerance(precision, _terms(precision, reduction), depth) if precision else 0.0
-                given = (at_least or {}).get(name, 0.0)
-                allowed = max(tolerance(str(expected.dtype), reduction, depth), coarse, given)
+                derived = allowance(str(expected.dtype), precision, reduction, depth)
+                allowed = max(derived, (at_least or {}).get(name, 0.0))
             results.append(_compare(name, expected, found, allowed, atol))
     return Comparison(tuple(results))
 

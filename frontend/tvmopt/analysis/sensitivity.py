@@ -13,7 +13,6 @@ Twice, because the engine rounds the activations between the layers too, which t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -24,7 +23,6 @@ from tvmopt.analysis.comparator import Array
 TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 """Precisions whose operands are 16 bits wide."""
 FACTOR = 2.0
-_IN_ONE_FILE = 1 << 30  # bytes; protobuf ends at 2 GB
 
 
 def rounded(arrays: Mapping[str, Array], precision: str) -> dict[str, Array]:
@@ -35,22 +33,6 @@ def rounded(arrays: Mapping[str, Array], precision: str) -> dict[str, Array]:
     """
     kind = TYPES[precision]
     return {n: a.astype(kind).astype(a.dtype) if a.dtype == np.float32 else a for n, a in arrays.items()}
-
-
-def write_rounded(source: str | Path, target: str | Path, precision: str) -> None:
-    """An ONNX file like `source` whose float32 weights (initializers of two dimensions and more) are rounded."""
-    import onnx
-    from onnx import numpy_helper
-
-    model = onnx.load(str(source))
-    for tensor in model.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) >= 2:
-            values = rounded({"": numpy_helper.to_array(tensor)}, precision)[""]
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    large = model.ByteSize() > _IN_ONE_FILE
-    onnx.save_model(
-        model, str(target), save_as_external_data=large, location=Path(target).name + ".data" if large else None
-    )
 
 
 def sensitivity(reference: Mapping[str, Array], moved: Mapping[str, Array]) -> dict[str, float]:
@@ -64,3 +46,16 @@ def sensitivity(reference: Mapping[str, Array], moved: Mapping[str, Array]) -> d
         scale = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0)) or 1.0
         found[name] = FACTOR * float(change[np.isfinite(change)].max(initial=0.0)) / scale
     return found
+
+
+def flips(reference: Mapping[str, Array], moved: Mapping[str, Array]) -> dict[str, float]:
+    """For each integer or boolean output :data:`FACTOR` times the share of elements that change; how far is no measure.
+
+    >>> flips({"label": np.array([1, 2, 3, 4])}, {"label": np.array([1, 2, 9, 4])})
+    {'label': 0.5}
+    """
+    return {
+        name: FACTOR * float(np.mean(a != moved[name]))
+        for name, a in reference.items()
+        if name in moved and a.dtype.kind in "iub" and a.shape == moved[name].shape and a.size
+    }

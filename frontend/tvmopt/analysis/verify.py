@@ -8,16 +8,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvmopt import children
-from tvmopt.analysis.comparator import Array, Comparison, OutputComparison, compare
+from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
+from tvmopt.analysis.judge import Judge, Run
 from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_inputs
-from tvmopt.analysis.sensitivity import TYPES, rounded, sensitivity, write_rounded
+from tvmopt.analysis.sensitivity import rounded
 from tvmopt.errors import AccuracyError, TvmoptError
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.runtime.model import Model
@@ -126,30 +126,24 @@ def in_child(
     progress("running the compiled model")
     compiled = Model(loaded)
     comparisons = []
-    moved: list[dict[str, Array]] = []  # the reference's outputs where operands are rounded, once some are needed
-    for index, (feed, outputs) in enumerate(zip(feeds, expected, strict=True)):
-        judge = partial(
-            compare, outputs, compiled.run(feed),
-            reduction=reduction, depth=depth, precision=manifest.precision, rtol=rtol,
-        )  # fmt: skip
-        comparison = judge()
-        if not comparison.ok and rtol is None and manifest.precision in TYPES:
-            progress("measuring the model's sensitivity to rounding")
-            moved = moved or _moved(model, feeds, manifest.precision)
-            comparison = judge(at_least=sensitivity(outputs, moved[index]))
-        comparisons.append(comparison.as_dict()["outputs"])
+    with tempfile.TemporaryDirectory(prefix="tvmopt-judge-") as folder:
+        judge = Judge(model, Path(folder), manifest.precision, reduction, depth, rtol)
+        for feed, outputs in zip(feeds, expected, strict=True):
+            comparison = judge(outputs, compiled.run(feed), _again(feed, manifest.precision), progress)
+            comparisons.append(comparison.as_dict()["outputs"])
     return {"comparisons": comparisons, "reference": reference, "reason": ""}
 
 
-def _moved(model: str, feeds: list[dict[str, Array]], precision: str) -> list[dict[str, Array]]:
-    """The reference's outputs with weights and inputs rounded, for each of `feeds`; empty where it cannot run."""
-    with tempfile.TemporaryDirectory(prefix="tvmopt-rounded-") as folder:
-        path = Path(folder) / "rounded.onnx"
-        write_rounded(model, path, precision)
+def _again(feed: dict[str, Array], precision: str) -> Run:
+    """The reference on variants of the model, for a :class:`Judge`."""
+
+    def run(path: Path, round_inputs: bool) -> dict[str, Array]:
         try:
-            return run_reference(path, [rounded(feed, precision) for feed in feeds])[1]
+            return run_reference(path, [rounded(feed, precision) if round_inputs else feed])[1][0]
         except TvmoptError:
-            return [{} for _ in feeds]
+            return {}
+
+    return run
 
 
 def run_reference(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str, list[dict[str, Array]]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.analysis.sensitivity import rounded, write_rounded
+from tvmopt.analysis.judge import Run
+from tvmopt.analysis.sensitivity import rounded
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.records import Job
 from tvmopt.errors import TvmoptError
@@ -25,16 +26,20 @@ def reference_outputs(job: Job, inputs: Path, path: Path) -> dict[str, Any]:
         return {n: file[n] for n in file.files}
 
 
-def moved_outputs(
-    model: str, shapes: dict[str, tuple[int, ...]], feeds: Mapping[str, Any], folder: Path, precision: str
-) -> dict[str, Any]:
-    """The reference's outputs with weights and inputs rounded to 16 bits, for `tvmopt.analysis.sensitivity`; none where
-    it cannot run."""
-    path, inputs = folder / "rounded.onnx", folder / "rounded-inputs.npz"
-    if not path.is_file():  # once for all engines
-        write_rounded(model, path, precision)
-        save_arrays(inputs, rounded(feeds, precision))
-    try:
-        return reference_outputs(Job("onnxruntime", str(path), shapes=shapes), inputs, folder / "moved.npz")
-    except TvmoptError:
-        return {}  # no slack then
+def again(shapes: dict[str, tuple[int, ...]], feeds: Mapping[str, Any], folder: Path, precision: str) -> Run:
+    """The reference on variants of the model, for a :class:`~tvmopt.analysis.judge.Judge`; each is run once for all
+    engines."""
+    kept: dict[tuple[Path, bool], dict[str, Any]] = {}
+
+    def run(path: Path, round_inputs: bool) -> dict[str, Any]:
+        if (path, round_inputs) not in kept:
+            inputs = folder / "inputs-again.npz"
+            save_arrays(inputs, rounded(feeds, precision) if round_inputs else feeds)
+            try:
+                found = reference_outputs(Job("onnxruntime", str(path), shapes=shapes), inputs, folder / "again.npz")
+            except TvmoptError:
+                found = {}
+            kept[path, round_inputs] = found
+        return kept[path, round_inputs]
+
+    return run

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.analysis.comparator import Comparison, compare
+from tvmopt.analysis.comparator import Comparison
+from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.peaks import Peaks, measure_peaks
 from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_inputs
-from tvmopt.analysis.sensitivity import TYPES, sensitivity
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
 from tvmopt.bench.records import BenchResult, Case, EngineResult, Job
-from tvmopt.bench.reference import moved_outputs, reference_outputs
+from tvmopt.bench.reference import again, reference_outputs
 from tvmopt.bench.runners import make, parse, runner_class
 from tvmopt.bench.stats import Ratio, Rules, compare_rounds, is_open, latency
 from tvmopt.errors import InputError, MissingDependency, TvmoptError
@@ -239,6 +239,7 @@ def _prepare(
     reference = reference_outputs(
         Job("onnxruntime", subject.onnx, shapes=subject.shapes), inputs, folder / "reference.npz"
     )
+    judge = _judge(subject, folder, settings)
     rows: list[EngineResult] = []
     for label, spec in zip(labels(settings.engines), settings.engines, strict=True):
         if progress:
@@ -251,7 +252,7 @@ def _prepare(
             job = replace(job, prepared=subject.artifact)
         row = EngineResult(label, job)
         try:
-            row = _check(row, subject, inputs, reference, folder, settings)
+            row = _check(row, subject, inputs, reference, judge, folder, settings)
         except MissingDependency as error:
             row = replace(row, status="missing", message=f"{error.what} - {error.fix}")
         except TvmoptError as error:
@@ -262,11 +263,19 @@ def _prepare(
     return rows
 
 
+def _judge(subject: Subject, folder: Path, settings: Settings) -> Callable[..., Comparison]:
+    """What says of every engine's outputs whether they are right; the reference runs again only where it must."""
+    precision = None if settings.precision == "fp32" else settings.precision
+    judge = Judge(subject.onnx, folder, precision, subject.reduction, subject.depth, settings.tolerance)
+    return partial(judge, run=again(subject.shapes, subject.feeds, folder, settings.precision))
+
+
 def _check(
     row: EngineResult,
     subject: Subject,
     inputs: Path,
     reference: dict[str, Any],
+    judge: Callable[..., Comparison],
     folder: Path,
     settings: Settings,
 ) -> EngineResult:
@@ -282,15 +291,7 @@ def _check(
         peak = engine.ask("memory")
     with np.load(folder / "outputs.npz") as file:
         outputs = {n: file[n] for n in file.files if n in reference or len(file.files) <= len(reference)}
-    judge: Callable[..., Comparison] = partial(
-        compare, reference, outputs,
-        reduction=subject.reduction, depth=subject.depth,
-        precision=None if settings.precision == "fp32" else settings.precision, rtol=settings.tolerance,
-    )  # fmt: skip
-    comparison = judge()
-    if not comparison.ok and settings.tolerance is None and settings.precision in TYPES:
-        moved = moved_outputs(subject.onnx, subject.shapes, subject.feeds, folder, settings.precision)
-        comparison = judge(at_least=sensitivity(reference, moved))
+    comparison = judge(reference, outputs)
     return replace(
         row,
         job=job,

@@ -36,7 +36,7 @@ def command(
     ] = None,
     batch: Annotated[str, typer.Option(metavar="1,2,4", help="Leading dimensions to try.")] = "",
     threads: Annotated[
-        str, typer.Option(metavar="1,2", help="Threads to try; default: all processors.")
+        str, typer.Option(metavar="1,2", help="Threads to try; default: all cores.")
     ] = "",
     streams: Annotated[int, typer.Option(min=1, help="Concurrent callers.")] = 1,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8.")] = "fp32",
@@ -73,11 +73,10 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Compare engines on models: outputs first, then interleaved rounds, each engine in its own process."""
-    import os
-
     from tvmopt.bench.measure import Plan
     from tvmopt.bench.run import Settings, bench
     from tvmopt.bench.stats import Rules
+    from tvmopt.targets.detect import usable_cores
 
     if save and load:
         raise InputError(
@@ -88,7 +87,7 @@ def command(
     settings = Settings(
         engines=(subject, *_words(against)),
         batches=tuple(_integers(batch, "--batch")),
-        threads=tuple(_integers(threads, "--threads")) or (os.cpu_count() or 1,),
+        threads=tuple(_integers(threads, "--threads")) or (usable_cores(),),
         streams=streams,
         precision=precision,
         seed=seed,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -16,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvmopt.analysis.text import align
-from tvmopt.errors import InputError, collect
+from tvmopt.errors import InputError, collect, reason
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,10 +72,10 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
                     "several arrays, and one name" if equals else "one array, and no name for it"
                 )
             arrays.update({name: loaded} if equals else loaded)
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             foreign = "pickled" in str(error) or "Object arrays" in str(error)  # NumPy says how to load it all the same
             raise InputError(
-                f"cannot read the input: {'it is not an array of numbers' if foreign else error}",
+                f"cannot read the input: {'it is not an array of numbers' if foreign else reason(error)}",
                 where=f"-i {text}",
                 fix="-i NAME=FILE.npy, or -i FILE.npz with named arrays",
             ) from error

@@ -66,7 +66,7 @@ def command(
         typer.Option(metavar="FILE.onnx", help="The reproducing model.", show_default="MODEL.repro.onnx"),
     ] = None,
     target: Annotated[str, typer.Option("--target", "-t", help="Of tvmopt.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="Of every engine.", show_default="all")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of every engine.", show_default="cores")] = None,
     html: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")
     ] = None,

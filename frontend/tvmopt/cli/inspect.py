@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from tvmopt.cli.common import human, out, parse_shapes, print_json, progress, table
 from tvmopt.cli.rendering import accuracy
@@ -55,14 +56,17 @@ def command(
         _artifact(found)
     else:
         _model(found, top)
+    if html and not as_json:
+        out.print(f"[bold]{escape(html)}[/]: the graph")
 
 
 def _artifact(manifest: Any) -> None:
+    threads = f", {manifest.threads} threads" if manifest.kind == "llvm" else ""
     rows = [
         ("model", f"{manifest.model}  sha256 {manifest.model_sha256[:16]}"),
         *((f"input {i}", tensor) for i, tensor in enumerate(manifest.inputs)),
         *((f"output {i}", tensor) for i, tensor in enumerate(manifest.outputs)),
-        ("target", f"{manifest.target} ({manifest.kind}, {manifest.mcpu}), {manifest.threads} threads"),
+        ("target", f"{manifest.target} ({manifest.kind}, {manifest.mcpu})" + threads),
         ("needs", " ".join(manifest.features) or "-"),
         ("precision", manifest.precision),
         ("library", human(manifest.parts["library.so"].bytes, "B")),
@@ -76,7 +80,8 @@ def _artifact(manifest: Any) -> None:
         ("structure", manifest.structure[:16]),
         ("accuracy", accuracy(manifest.accuracy)),
     ]
-    table(("", ""), rows, left=2)
+    for name, text in rows:
+        out.print(f"{name:<10} {escape(str(text))}")
 
 
 def _model(found: Any, top: int) -> None:

@@ -28,6 +28,8 @@ TargetName = Annotated[
     typer.Option("--target", "-t", help="Only records of this target (cpu: this machine).", show_default="all"),
 ]
 
+NO_WINNERS = "no winners: nothing that was measured is faster than the analytic schedules; --all takes everything"
+
 
 @app.callback()
 def logs() -> None:
@@ -53,6 +55,9 @@ def list_records(
         return
     for name, number in sorted(Counter(r.key.target for r in records).items()):
         out.print(f"[bold]{name}[/]: {number} measured, {_statuses([r for r in records if r.key.target == name])}")
+    if not chosen:
+        out.print(NO_WINNERS if records else f"no records in {opened.path}")
+        return
     rows = [
         (r.key.workload[:8], r.key.family, r.shape, str(r.candidate), r.status,
          f"{r.seconds * 1e6:.1f} us" if r.samples else "",
@@ -104,9 +109,10 @@ def import_records(
     with Store(store) as opened:
         added = import_logs(opened, [f for f in files if f not in folders])
         if folders:
-            from tvmopt.tuning.metaschedule import import_database
+            from tvmopt.tuning.metaschedule import databases, import_database
 
-            added += sum(import_database(opened, folder, Machine.load(target)) for folder in folders)
+            machine = Machine.load(target)
+            added += sum(import_database(opened, one, machine) for folder in folders for one in databases(folder))
     out.print(f"{added} new records in {opened.path}")
 
 
@@ -156,6 +162,8 @@ def export(
             written = export_logs(opened, folder, target=_fingerprint(target), everything=everything)
     for path, number in written.items():
         out.print(f"{path}: {number} records")
+    if not written:
+        out.print("nothing to write: no measurement" if everything or metaschedule else NO_WINNERS)
 
 
 @app.command("curve")
@@ -204,8 +212,7 @@ def _calls(model: Path, target: str, precision: str, threads: int | None) -> dic
     from tvmopt.targets import Machine
     from tvmopt.tuning.driver import imported_module, tasks_of
 
-    machine = Machine.load(target)
-    machine = machine.with_cores(threads) if threads and machine.kind == "llvm" else machine
+    machine = Machine.load(target).with_threads(threads)
     return {t.key: t.weight for t in tasks_of(imported_module(model, machine, {}), machine, precision)}
 
 
@@ -228,11 +235,14 @@ def verify(
     from tvmopt.errors import TuningError
     from tvmopt.tuning.verify import verify_logs, verify_store
 
-    checks = verify_logs(files) if files else verify_store(store)
+    checks = verify_logs(files, store=store) if files else verify_store(store)
     if as_json:
         print_json([c.__dict__ for c in checks])
     else:
         rows = [(c.workload[:8], c.family, c.shape, c.knobs, c.verdict, c.note) for c in checks]
+        if not rows:
+            out.print("no winners to verify")
+            return
         table(("workload", "family", "shape", "knobs", "verdict", ""), rows, left=5)
     bad = [c for c in checks if c.verdict not in ("right", "not checked")]
     if bad:

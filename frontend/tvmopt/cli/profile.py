@@ -75,6 +75,8 @@ def command(
             write_text(svg, standalone(profile_html.roofline_svg(found)))
     if trace:
         write_text(trace, json.dumps(chrome_trace(found)))
+    if not as_json and (html or svg or trace):
+        out.print(f"written: {', '.join(filter(None, (html, svg, trace)))}", markup=False)
 
 
 HEADER = (

@@ -30,7 +30,7 @@ def coverage(report: Report) -> None:
     ]
     out.print(
         f"[bold]{escape(report.model)}[/] for {report.target}, {report.precision}: "
-        f"{human(report.flops, 'FLOP')}, "
+        f"{human(report.flops, 'FLOP')} executed, "
         f"{human(report.parameters)} parameters, {human(report.activation_bytes, 'B')} of activations"
     )
     table(("family", "knobs", "kernels", "calls", "FLOPs"), rows, left=2)

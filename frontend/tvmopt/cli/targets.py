@@ -12,6 +12,13 @@ from tvmopt.targets import Machine, names
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
+_OF_THE_OTHER = {  # fields that say nothing of a machine of this kind
+    "llvm": {"sm_threads", "sm_blocks", "sm_shared", "sm_lanes"},
+    "cuda": {
+        "arch", "vector_registers", "fma_ports", "fma_latency", "load_ports", "l3", "l1_ways", "tile_macs", "features",
+    },
+}  # fmt: skip
+
 
 @app.callback()
 def targets() -> None:
@@ -59,9 +66,11 @@ def _show(machine: Machine, as_json: bool) -> None:
         return
     fields = machine.as_dict()
     sources = fields.pop("sources")
+    fields["bandwidth"] = human(machine.bandwidth, "B/s")
     rows = [
         (key, " ".join(value) if isinstance(value, tuple) else value, sources.get(key, ""))
         for key, value in fields.items()
+        if key not in _OF_THE_OTHER[machine.kind] and value != {}
     ]
     if machine.kind == "llvm":
         rows.append(

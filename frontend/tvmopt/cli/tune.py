@@ -92,8 +92,7 @@ def _list(
     from tvmopt.targets import Machine
     from tvmopt.tuning import driver
 
-    machine = Machine.load(target)
-    machine = machine.with_cores(threads) if threads and machine.kind == "llvm" else machine
+    machine = Machine.load(target).with_threads(threads)
     check(precision, machine)
     with progress() as tell:
         module = driver.imported_module(model, machine, shapes, tell)

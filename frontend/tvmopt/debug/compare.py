@@ -9,7 +9,6 @@ repro       the smallest piece that is wrong, as a file
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +105,7 @@ def compare(
     from tvmopt import children
     from tvmopt.bench.runners import parse
     from tvmopt.runtime.artifact import is_artifact
+    from tvmopt.targets.detect import usable_cores
 
     chosen = tuple(engines) or (() if other else ("tvmopt",))
     for spec in chosen:
@@ -123,7 +123,7 @@ def compare(
     if bisect:
         check_writable(target_file)
     settings = Settings(
-        str(model), str(other or ""), chosen, tuple(precision), str(target), threads or os.cpu_count() or 1,
+        str(model), str(other or ""), chosen, tuple(precision), str(target), threads or usable_cores(),
         {k: list(map(int, v)) for k, v in (shape or {}).items()}, "", seed,
         _numbers(rtol), _numbers(atol), layers, bisect, str(target_file),
     )  # fmt: skip

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import tempfile
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from tvmopt.debug.check import Check, Command, Finding, Numbers
 from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import inputs_of, needed
 from tvmopt.debug.layers import Layers
-from tvmopt.errors import InputError, TvmoptError
+from tvmopt.errors import InputError, TvmoptError, reason
 from tvmopt.files import check_writable
 from tvmopt.importer.protos import node_name, operator, static_shape, tensor_spec
 
@@ -191,11 +193,13 @@ def feeds_of(model: onnx.ModelProto, inputs: str, seed: int) -> dict[str, Any]:
     given = {}
     if inputs:
         try:
-            with np.load(inputs, allow_pickle=False) as file:
-                given = {n: file[n] for n in file.files}
-        except (OSError, ValueError) as error:
+            loaded = np.load(inputs, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise ValueError("one array, and no name for it")
+            given = dict(loaded)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(
-                f"cannot read the inputs: {error}", where=inputs, fix="give an .npz of named arrays"
+                f"cannot read the inputs: {reason(error)}", where=inputs, fix="give an .npz of named arrays"
             ) from None
     specs = {v.name: v for v in inputs_of(model)}
     unknown = sorted(set(given) - set(specs))

@@ -123,9 +123,7 @@ class Session:
         from tvmopt.request import Request
         from tvmopt.targets import Machine
 
-        machine = Machine.load(target)
-        if machine.kind == "llvm":
-            machine = machine.with_cores(self.settings.threads)
+        machine = Machine.load(target).with_threads(self.settings.threads)
         request = Request(self.settings.model, machine, precision, self.settings.shapes, **flags)
         compile_model(request)[0].save(path)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvmopt.errors import InputError, TvmoptError, collect
+from tvmopt.errors import InputError, TvmoptError, collect, reason
 from tvmopt.nightly.ledger import TOLERANCE, Ledger
 from tvmopt.precision import check as check_precision
 from tvmopt.targets import Machine
@@ -74,7 +74,9 @@ def read_plan(path: Path) -> Plan:
     try:
         data = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the jobs file: {error}", where=str(path)) from error
+        raise InputError(
+            f"cannot read the jobs file: {reason(error)}", where=str(path), fix="docs/how-to/nightly.md has an example"
+        ) from error
     problems, jobs = list[TvmoptError](), []
     for name, kind, words in (("nightly", dict, "a table: [nightly]"), ("job", list, "a list of tables: [[job]]")):
         if not isinstance(data.get(name, kind()), kind):

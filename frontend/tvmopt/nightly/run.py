@@ -106,8 +106,7 @@ def locked(path: Path) -> Iterator[None]:
 def run_job(plan: Plan, job: Job, night: str, tell: Progress) -> Entry:
     """Tune, compile and verify, time, compare with the last good night. A job that fails is an entry, not an
     end."""
-    machine = Machine.load(job.target)
-    machine = machine.with_cores(job.threads) if job.threads else machine
+    machine = Machine.load(job.target).with_threads(job.threads)
     entry = Entry(night, job.name, "ok", fingerprint(machine), versions=versions())
     try:
         trials = _tune(plan, job, machine, night, tell)

@@ -118,8 +118,7 @@ def tune(
         InputError: a budget that cannot be read, a name that no kernel has, a precision the target lacks.
         TuningError: the store cannot be used; the target is another machine's and no runner was given.
     """
-    machine = Machine.load(target)
-    machine = machine.with_cores(threads) if threads and machine.kind == "llvm" else machine
+    machine = Machine.load(target).with_threads(threads)
     check_precision(precision, machine)
     own = runner is None
     if own:
@@ -129,9 +128,7 @@ def tune(
     peer = onnxruntime_seconds(model, shape or {}, cpu_threads(machine)) if own else 0.0
     tell("optimizing the graph")
     tasks = choose(tasks_of(module, machine, precision), only)
-    limits = Budget(trials, parse_duration(budget))
-    if not limits.trials and not limits.seconds:
-        limits = Budget(64 * len(tasks))
+    limits = _limits(trials, budget, len(tasks))
     runner = runner if runner is not None else _local(machine, tasks)
     second = _generic(machine, seed, runner) if generic else None
     try:
@@ -140,12 +137,7 @@ def tune(
                 tasks, runner, opened, limits, session=session, model=Path(model).name, seed=seed,
                 generic=second, observer=observer, peer=peer,
             )  # fmt: skip
-            interrupted = False
-            try:
-                tuner.run()
-            except KeyboardInterrupt:
-                interrupted = True
-            outcome = None
+            outcome, interrupted = None, not _searched(tuner)
             if compare and own and not interrupted:  # elsewhere measured, elsewhere to be compared
                 tell("comparing the tuned model with the untuned one")
                 outcome = model_verdict(module, machine, tuner, tell, precision)
@@ -155,6 +147,21 @@ def tune(
             second.close()
         if own:
             runner.close()
+
+
+def _limits(trials: int, budget: str | float, tasks: int) -> Budget:
+    """What was asked for; 64 trials a kernel if nothing was."""
+    limits = Budget(trials, parse_duration(budget))
+    return limits if limits.trials or limits.seconds else Budget(64 * tasks)
+
+
+def _searched(tuner: Tuner) -> bool:
+    """Whether the search ran to its end: Ctrl-C ends it early, and what was measured stays."""
+    try:
+        tuner.run()
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def imported_module(

@@ -23,7 +23,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tvmopt.errors import TuningError, TvmoptError, collect
+from tvmopt.errors import TuningError, TvmoptError, collect, reason
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
@@ -128,7 +128,9 @@ def read_log_file(path: Path) -> Log:
     try:
         return read_log(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise TuningError(f"cannot read the tuning log: {error}", where=str(path)) from error
+        raise TuningError(
+            f"cannot read the tuning log: {reason(error)}", where=str(path), fix="a file of `tvmopt logs export`"
+        ) from error
 
 
 def import_logs(store: Store, paths: Sequence[Path]) -> int:
@@ -202,17 +204,25 @@ class RecordLookup:
 
     @classmethod
     def default(cls, machine: Machine, store: Path | None = None, *, ship: bool = True) -> RecordLookup:
-        """What `compile` uses: the user's store first, then what ships with tvmopt."""
+        """What `compile` uses: the user's store first, then what ships with tvmopt.
+
+        Args:
+            store: in place of the user's.
+
+        Raises:
+            TuningError: a store that was named is not there or cannot be read; the user's own need not be.
+        """
         lookup, target = cls(machine), fingerprint(machine)
         if ship:
             lookup._guard(lambda: lookup.take(shipped(target).records, "shipped"))
-        path = store or default_path()
-        if path.exists():
 
-            def take_store() -> None:
-                with Store(path) as opened:
-                    lookup.take(opened.records(target=target, won=True), "store")
+        def take_store() -> None:
+            with Store(store, must_exist=True) as opened:
+                lookup.take(opened.records(target=target, won=True), "store")
 
+        if store is not None:
+            take_store()
+        elif default_path().exists():
             lookup._guard(take_store)
         return lookup
 

@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from tvmopt.errors import TuningError
+from tvmopt.errors import TuningError, reason
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.normalize import normalize
 from tvmopt.scheduling.replay import trace_text
@@ -47,7 +47,11 @@ def import_database(store: Store, folder: Path, machine: Machine) -> int:
         loads = [_workload(line) for line in (folder / WORKLOADS).read_text().splitlines()]
         lines = (folder / RECORDS).read_text().splitlines()
     except OSError as error:
-        raise TuningError(f"not a MetaSchedule database: {error}", where=str(folder)) from error
+        raise TuningError(
+            f"not a MetaSchedule database: {reason(error)}",
+            where=str(folder),
+            fix=f"a folder with {WORKLOADS} and {RECORDS}, or one of such folders",
+        ) from error
     found, others = [], 0
     for line in lines:
         try:
@@ -107,6 +111,12 @@ def output_count(func: Any) -> int:
 
 
 # -- export ----------------------------------------------------------------------------------------
+
+
+def databases(folder: Path) -> list[Path]:
+    """The database in a folder, or those in its folders: what :func:`export_database` writes."""
+    inner = sorted(path.parent for path in folder.glob(f"*/{WORKLOADS}"))
+    return inner if inner and not (folder / WORKLOADS).exists() else [folder]
 
 
 def export_database(store: Store, folder: Path, *, target: str = "") -> dict[Path, int]:

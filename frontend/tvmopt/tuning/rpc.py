@@ -45,8 +45,7 @@ class RpcRunner(LocalRunner):
             InputError: the tracker's address is not HOST:PORT.
             TuningError: no tracker there, or it knows no board of this key (those it knows are listed).
         """
-        machine = Machine.load(target)
-        machine = machine.with_cores(threads) if threads and machine.kind == "llvm" else machine
+        machine = Machine.load(target).with_threads(threads)
         host, colon, port = tracker.rpartition(":")
         if not colon or not port.isdigit():
             raise InputError(f"{tracker!r} is not HOST:PORT", where="--rpc-tracker", fix="--rpc-tracker HOST:9190")

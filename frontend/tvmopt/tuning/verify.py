@@ -36,16 +36,19 @@ def verify_store(path: Path | None = None, machine: Machine | None = None) -> li
         return _verify(records, {r.key.workload: store.workload(r.key.workload) for r in records}, machine)
 
 
-def verify_logs(paths: Sequence[Path], machine: Machine | None = None) -> list[Check]:
-    """Check log files: they carry no workloads, so outputs are compared only where the user's store has
-    them."""
+def verify_logs(paths: Sequence[Path], machine: Machine | None = None, store: Path | None = None) -> list[Check]:
+    """Check log files: they carry no workloads, so outputs are compared only where the store has them.
+
+    Args:
+        store: in place of the user's, which need not be there.
+    """
     from tvmopt.tuning.store import default_path
 
     records = [r for path in paths for r in read_log_file(path).records]
     modules: dict[str, str | None] = {}
-    if default_path().exists():
-        with Store() as store:
-            modules = {r.key.workload: store.workload(r.key.workload) for r in records}
+    if store is not None or default_path().exists():
+        with Store(store, must_exist=True) as opened:
+            modules = {r.key.workload: opened.workload(r.key.workload) for r in records}
     return _verify(pruned(records), modules, machine or Machine.load("cpu"))
 
 

@@ -23,9 +23,7 @@ class Tvmopt(Runner):
         records = self.job.options.get("records", "on")
         if records not in ("on", "off"):
             raise InputError(f"records={records}: it is on or off", where="tvmopt")
-        machine = Machine.load(self.job.options.get("target", "cpu"))
-        if machine.kind == "llvm":
-            machine = machine.with_cores(self.job.threads)
+        machine = Machine.load(self.job.options.get("target", "cpu")).with_threads(self.job.threads)
         compile_ = tvmopt.compile
         shape = self.job.shapes or None
         compile_(
