@@ -1,8 +1,7 @@
 """The end of a tensor-core kernel: the fused elementwise chain on a tile of accumulators, 16 bytes a store.
 
-The accumulators lie in shared memory as fp32, row by row; each thread takes runs of neighbours in a row. For
-a run of
-8 columns with `out[m, n] = relu(half(acc[m, n]) + bias[n] + x[m, n])`::
+The accumulators lie in shared memory as fp32, row by row; each thread takes runs of neighbours in a row. For a run
+of 8 columns with `out[m, n] = relu(half(acc[m, n]) + bias[n] + x[m, n])`::
 
     acc8 = tile[row, col : col+8]                two 16-byte loads
     x8 = x[m, n : n+8]; bias8 = bias[n : n+8]    one each: what moves with the column

@@ -160,6 +160,9 @@ def test_advice_and_its_gain():
     roof = advise(locate(1.0, 90e9, 1, PEAKS), 1.0, 2.0, "gemm", "tuned", 1, PEAKS)
     assert "int8" in roof.text
     assert roof.gain == pytest.approx(amdahl(0.5, 4.0))
+    both = replace(PEAKS, flops=PEAKS.flops | {"bf16": 200e9})
+    assert "--precision bf16" in advise(locate(1.0, 90e9, 1, PEAKS), 1.0, 2.0, "gemm", "tuned", 1, both).text
+    assert advise(locate(1.0, 90e9, 1, PEAKS), 1.0, 2.0, "winograd", "tuned", 1, both).gain == 1.0
     memory = advise(locate(1.0, 1, 8e9, PEAKS), 1.0, 2.0, "elementwise", "analytic", 1, PEAKS)
     assert "fuse" in memory.text
     tiny = advise(locate(1e-6, 1, 1, PEAKS), 1e-3, 2e-3, "elementwise", "analytic", 1000, PEAKS)

@@ -93,6 +93,8 @@ def test_wrong_use() -> None:
         (["compile", ""], "cannot be read"),
         (["compile", "x.onnx", "--tolerance", "-1"], "--tolerance"),
         (["compile", "x.onnx", "--int8"], "onnxruntime.quantization"),
+        (["bench", "x.onnx", "--fp16"], "--precision fp16"),
+        (["tune", "x.onnx", "-o", "records.json"], "logs export"),
         (["compile", "x.onnx", "--precision", "int8"], "onnxruntime.quantization"),
         (["run", "missing.tvmopt"], "No such file"),
         (["run", "missing.tvmopt", "--fill", "noise"], "random, zeros or ones"),
@@ -107,7 +109,8 @@ def test_wrong_use() -> None:
 def test_unreadable_models(tmp_path: Path) -> None:
     """Text, nothing, a cut file: an error of ours, exit code 2, and no file left."""
     data = small_model().SerializeToString()
-    for name, content in (("text", b"hello"), ("empty", b""), ("cut", data[: len(data) // 2])):
+    zipped = b"PK\x03\x04" + bytes(99)
+    for name, content in (("text", b"hello"), ("empty", b""), ("cut", data[: len(data) // 2]), ("zip", zipped)):
         (tmp_path / f"{name}.onnx").write_bytes(content)
         done = tvmopt("compile", f"{name}.onnx", cwd=tmp_path)
         assert done.returncode == 2, done.stderr
@@ -195,6 +198,9 @@ def test_targets() -> None:
         assert name in listed
     assert json.loads(tvmopt("targets", "show", "x86-64-v3", "--json").stdout)["vector_bits"] == 256
     assert "cores" in tvmopt("targets", "detect").stdout
+    shown = {name: tvmopt("targets", "show", name).stdout for name in ("x86-64-v3", "nvidia-h100")}
+    assert "fma_ports" in shown["x86-64-v3"] and "sm_threads" not in shown["x86-64-v3"]
+    assert "sm_threads" in shown["nvidia-h100"] and "fma_ports" not in shown["nvidia-h100"]
     unknown = tvmopt("targets", "show", "saphire-rapids")
     assert unknown.returncode == 2
     assert "did you mean 'sapphire-rapids'" in unknown.stderr
@@ -289,6 +295,7 @@ def test_options_are_the_functions_parameters(name: str) -> None:
 def test_the_graph_as_a_page(folder: Path, tmp_path: Path) -> None:
     done = tvmopt("inspect", "small.tvmopt", "--html", tmp_path / "graph.html", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"written: {tmp_path / 'graph.html'}\n")
     page = (tmp_path / "graph.html").read_text()
     assert "Content-Security-Policy" in page and "http" not in page.replace("http-equiv", "")
     done = tvmopt("inspect", "small.tvmopt", "--timed", cwd=folder)

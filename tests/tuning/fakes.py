@@ -1,7 +1,6 @@
 """Tasks that cost nothing to measure: arithmetic in place of kernels - for tests of the tuner itself.
 
-As a program, `python -m tests.tuning.fakes STORE LOG TRIALS SEED` is a tuner that writes a line to LOG for
-every
+As a program, `python -m tests.tuning.fakes STORE LOG TRIALS SEED` is a tuner that writes a line to LOG for every
 measurement it starts and one for every measurement it finished and stored.
 """
 

@@ -1,5 +1,4 @@
-"""A family with traps, for workers: `mode` 0 is right, the others are wrong, crash, abort, hang - while
-scheduling,
+"""A family with traps, for workers: `mode` 0 is right, the others are wrong, crash, abort, hang - while scheduling,
 building or running. Imported by the nursery (`LocalRunner(preload=...)`) and by tests."""
 
 from __future__ import annotations

@@ -148,6 +148,14 @@ def test_commands(tmp_path: Path) -> None:
     assert "2 records removed" in run("prune")
     with pytest.raises(TuningError, match="no record"):
         run("show", "zz")
+    with Store(store) as opened:
+        opened.remove(keep=[])
+    assert "no records in" in run("list")
+    with Store(store) as opened:
+        opened.add(record(6))
+    for words in (["list"], ["export", str(tmp_path / "none")]):
+        assert "no winners" in run(*words)
+    assert "no winners" in run("verify")
 
 
 def test_verdict_of_a_record_is_needed_to_win() -> None:

@@ -16,7 +16,7 @@ from tvmopt.targets import Machine
 
 from tvmopt.errors import TuningError
 from tvmopt.scheduling.discover import families
-from tvmopt.tuning.metaschedule import RECORDS, StoreDatabase, export_database, import_database
+from tvmopt.tuning.metaschedule import RECORDS, StoreDatabase, databases, export_database, import_database
 from tvmopt.tuning.record import Candidate, Record, key_of
 from tvmopt.tuning.store import Store
 from tvmopt.tuning.tasks import packed
@@ -53,6 +53,19 @@ def test_import_a_database_torn_at_its_end(tmp_path: Path) -> None:
         assert import_database(store, tmp_path / "db", MACHINE) == 0
         (record,) = store.records()
     assert record.candidate.space == "metaschedule" and record.verdict is None and record.seconds == 1e-6
+
+
+def test_what_is_exported_can_be_imported(tmp_path: Path) -> None:
+    """`export` writes a folder a target; `import` takes the folder of folders, or one of them."""
+    stock(tmp_path / "db")
+    with Store(tmp_path / "s.db") as store:
+        import_database(store, tmp_path / "db", MACHINE)
+        (written,) = export_database(store, tmp_path / "out")
+    assert databases(tmp_path / "out") == databases(written) == [written]
+    assert databases(tmp_path / "none") == [tmp_path / "none"]
+    with Store(tmp_path / "t.db") as other, pytest.raises(TuningError, match="No such file") as told:
+        import_database(other, tmp_path / "none", MACHINE)
+    assert "Errno" not in str(told.value)
 
 
 def test_another_machines_database_is_refused(tmp_path: Path) -> None:

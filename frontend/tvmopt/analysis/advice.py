@@ -14,6 +14,7 @@ from tvmopt.analysis.roofline import Position
 
 REACHABLE = 0.85
 WORTH = 1.005  # a smaller gain is not worth a sentence
+_FEWER_BITS = {"bf16": "bf16 (--precision bf16)", "int8": "int8 (a quantized model)"}  # the easier one first
 SMALL = 20e-6  # seconds: below, calling costs as much as computing
 
 
@@ -49,16 +50,16 @@ def advise(
     headroom = REACHABLE / position.roof_share if position.roof_share else 1.0
     gain = amdahl(share, max(headroom, 1.0))
     if position.bound == "compute":
-        lower = [
-            p for p in ("bf16", "int8") if p != precision and peaks.compute(p) > peaks.compute(precision)
-        ]
+        lower = [p for p in _FEWER_BITS if p != precision and peaks.compute(p) > peaks.compute(precision)]
+        if family == "winograd":
+            return Advice("at the roof with Winograd's few operations: a lower precision does without, for little", 1.0)
         if not lower:
             return Advice(
                 "at the arithmetic roof: only fewer operations would help (Winograd, a smaller model)", 1.0
             )
-        best = max(lower, key=peaks.compute)
+        best = lower[0]
         gain = amdahl(share, peaks.compute(best) / peaks.compute(precision))
-        return Advice(f"at the {precision} roof: {best} has a higher one, if the accuracy allows", gain)
+        return Advice(f"at the {precision} roof: {_FEWER_BITS[best]} has a higher one, if the accuracy allows", gain)
     if position.bound == "memory":
         return Advice(
             "at the bandwidth roof: fuse it with its neighbours, or move fewer bytes (16-bit)", gain

@@ -1,8 +1,7 @@
 """Where the time of a run goes, kernel by kernel, and what can be done about it - for `tvmopt profile`.
 
 TVM 0.27 has no profiler. Its virtual machine calls an *instrument* before and after every kernel; two clock
-readings there give a kernel's time inside a real run, with the caches as they are (:mod:`.recorder`).
-Nothing is
+readings there give a kernel's time inside a real run, with the caches as they are (:mod:`.recorder`). Nothing is
 subtracted: that the times add up to the latency without the instrument is a check, and its outcome is shown.
 """
 

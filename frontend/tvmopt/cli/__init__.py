@@ -57,7 +57,21 @@ _FOREIGN = {  # what the fingers of tvmc's and trtexec's users type -> what it i
     "--desired-layout": "the layout is chosen for the whole graph; `tvmopt explain` tells it",
 }
 
+_FOREIGN_TO_TUNE = {
+    "-o": "records are kept in the store (--store FILE); `tvmopt logs export DIR` writes them",
+    "--output": "records are kept in the store (--store FILE); `tvmopt logs export DIR` writes them",
+    "--tasks": "--list-tasks, --only NAME",
+    "--tuner": "there is one: families' knobs ranked by a cost model, beside MetaSchedule's space",
+    "--enable-autoscheduler": "it is on; --no-generic searches the families' knobs only",
+    "--early-stopping": "--trials N or --budget 2h; a kernel whose points are all measured ends by itself",
+    "--repeat": "the measurement goes on until a time is known well enough",
+    "--number": "the measurement goes on until a time is known well enough",
+    "--min-repeat-ms": "the measurement goes on until a time is known well enough",
+    "--timeout": "the measurement sets its own, from the kernel's floor",
+}
+
 _OWN = {"compile", "run", "inspect", "explain", "refit"}  # the commands that these flags are looked for in
+_ALSO = {"tune", "bench", "profile", "compare"}  # ... those of them that name a shape or a precision
 
 
 class Commands(TyperGroup):
@@ -162,9 +176,11 @@ def _foreign(arguments: Sequence[str]) -> None:
         near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.5)
         what = f"there is no command {first!r}" + (f", did you mean {near[0]!r}?" if near else ".")
         raise InputError(what, fix=f"one of {', '.join(COMMANDS)}")
-    for word in arguments if first in _OWN else ():
+    known = _FOREIGN if first in _OWN else {}
+    if first in _ALSO:
+        known = {flag: told for flag, told in _FOREIGN.items() if told.startswith(("--shape", "--precision"))}
+        known |= _FOREIGN_TO_TUNE if first == "tune" else {}
+    for word in arguments:
         flag = word.partition("=")[0]
-        if flag in _FOREIGN:
-            raise InputError(
-                f"there is no option {flag}.", where="tvmopt " + " ".join(arguments), fix=_FOREIGN[flag]
-            )
+        if flag in known:
+            raise InputError(f"there is no option {flag}.", where="tvmopt " + " ".join(arguments), fix=known[flag])

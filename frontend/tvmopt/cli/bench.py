@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import out, parse_shapes, print_json, progress
+from tvmopt.cli.common import out, parse_shapes, print_json, progress, written
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable, write_text
 
@@ -108,6 +108,8 @@ def command(
     _files(result, points, html, markdown, export_times)
     if export_profile:
         _profile(result, export_profile)
+    if not as_json:
+        written(html, markdown, export_times, export_profile)
     if any(row.status == "wrong" for case in result.cases for row in case.engines):
         raise typer.Exit(3)
 

@@ -94,6 +94,13 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda stage: status.update(f"{stage} ... [dim]{time.perf_counter() - start:.0f} s[/]")
 
 
+def written(*paths: str | None) -> None:
+    """Say which files there are now; nothing for None and ""."""
+    names = ", ".join(filter(None, paths))
+    if names:
+        out.print(f"written: {names}", markup=False)
+
+
 def print_json(value: Any) -> None:
     """A result as JSON on stdout: the dataclass, field by field."""
     json.dump(

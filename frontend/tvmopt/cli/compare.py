@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from tvmopt.cli.common import out, parse_inputs, parse_shapes, print_json, progress, table
+from tvmopt.cli.common import out, parse_inputs, parse_shapes, print_json, progress, table, written
 from tvmopt.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -109,6 +109,7 @@ def command(
         print_json(finite(result.as_dict()))
     else:
         render_result(result)
+        written(html)
     if not result.ok:
         raise typer.Exit(3)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from tvmopt.cli.common import human, out, parse_shapes, print_json, progress, table
+from tvmopt.cli.common import human, out, parse_shapes, print_json, progress, table, written
 from tvmopt.cli.rendering import accuracy
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -56,8 +56,8 @@ def command(
         _artifact(found)
     else:
         _model(found, top)
-    if html and not as_json:
-        out.print(f"[bold]{escape(html)}[/]: the graph")
+    if not as_json:
+        written(html)
 
 
 def _artifact(manifest: Any) -> None:

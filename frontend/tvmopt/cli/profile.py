@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import human, out, parse_inputs, parse_shapes, print_json, progress
+from tvmopt.cli.common import human, out, parse_inputs, parse_shapes, print_json, progress, written
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -75,8 +75,8 @@ def command(
             write_text(svg, standalone(profile_html.roofline_svg(found)))
     if trace:
         write_text(trace, json.dumps(chrome_trace(found)))
-    if not as_json and (html or svg or trace):
-        out.print(f"written: {', '.join(filter(None, (html, svg, trace)))}", markup=False)
+    if not as_json:
+        written(html, svg, trace)
 
 
 HEADER = (

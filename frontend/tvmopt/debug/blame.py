@@ -1,8 +1,7 @@
 """From a difference to its cause: the layer, then the pass, kernel, constant or precision; and a small model.
 
 The layer that leaves its tolerance first is cut out and fed with the reference's values. Does the piece still
-differ, it is made smaller, and compiled in other ways: what makes it right is to blame. Does it not, the
-whole
+differ, it is made smaller, and compiled in other ways: what makes it right is to blame. Does it not, the whole
 model is bisected. A piece takes a second to compile where the model takes minutes.
 """
 

@@ -104,7 +104,7 @@ def compare(
     """
     from tvmopt import children
     from tvmopt.bench.runners import parse
-    from tvmopt.runtime.artifact import is_artifact
+    from tvmopt.runtime.artifact import is_artifact, read
     from tvmopt.targets.detect import usable_cores
 
     chosen = tuple(engines) or (() if other else ("tvmopt",))
@@ -119,6 +119,8 @@ def compare(
             where=str(model),
             fix=f"tvmopt compare MODEL.onnx {model}",
         )
+    if other and is_artifact(other):
+        read(other, mapped=True)  # a damaged file is no engine that fails
     target_file = Path(repro) if repro else Path(f"{Path(model).stem}.repro.onnx")
     if bisect:
         check_writable(target_file)

@@ -1,9 +1,8 @@
 """Every tensor marked as an output: the layers of an engine whose kernels cannot be observed.
 
-Marking changes what the engine fuses, so agreement of every layer proves nothing about the fused whole,
-which is
-compared first. A difference that disappears under marking is looked for by prefixes: one inner tensor is an
-output at a time, and everything before it stays fused.
+Marking changes what the engine fuses, so agreement of every layer proves nothing about the fused whole, which is
+compared first. A difference that disappears under marking is looked for by prefixes: one inner tensor is an output
+at a time, and everything before it stays fused.
 """
 
 from __future__ import annotations

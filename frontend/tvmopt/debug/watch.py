@@ -1,9 +1,8 @@
 """Every kernel of a compiled model, observed in a real run: layer by layer without changing what is fused.
 
-Marking inner tensors as outputs changes the fusion that one wants to look at. Here the module runs as it
-is; TVM's
-instrument hook copies what each kernel wrote. A kernel's result is then looked for among the tensors of the
-ONNX nodes it computes, whatever its layout: axes permuted (NHWC), reshaped, or several tensors side by side.
+Marking inner tensors as outputs changes the fusion that one wants to look at. Here the module runs as it is; TVM's
+instrument hook copies what each kernel wrote. A kernel's result is then looked for among the tensors of the ONNX
+nodes it computes, whatever its layout: axes permuted (NHWC), reshaped, or several tensors side by side.
 """
 
 from __future__ import annotations

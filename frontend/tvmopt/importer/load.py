@@ -95,6 +95,9 @@ def _file_bytes(path: Path) -> bytes:
 def _parse(data: bytes, path: str) -> onnx.ModelProto:
     if not data:
         raise ModelError("The model file is empty.", where=path, fix=DAMAGED)
+    if data[:4] == b"PK\x03\x04":
+        told = "This is a compiled model, or another zip file; here an ONNX file is needed."
+        raise ModelError(told, where=path, fix="give the ONNX file that it was compiled from")
     if len(data) >= 2**31:
         raise ModelError(
             f"A protobuf of {human(len(data))} is above protobuf's limit of 2 GB.",

@@ -1,11 +1,9 @@
 """How types that TVM has no working arithmetic for are stored: 8-bit and smaller floats as codes, 2- and
 4-bit integers in a byte each - for the importer, its converters and the border of a compiled model.
 
-TVM 0.27 converts float8 by copying bits that do not belong together (NaN becomes 480), refuses float4 and
-cannot hold a tensor of 4-bit integers. So a float8 or smaller float is a ``uint8`` tensor of its codes,
-converted
-by table (see :mod:`tvmopt.importer.converters.casts`), and an int4 or int2 is an ``int8`` tensor of its
-values.
+TVM 0.27 converts float8 by copying bits that do not belong together (NaN becomes 480), refuses float4 and cannot
+hold a tensor of 4-bit integers. So a float8 or smaller float is a ``uint8`` tensor of its codes, converted by table
+(see :mod:`tvmopt.importer.converters.casts`), and an int4 or int2 is an ``int8`` tensor of its values.
 """
 
 from __future__ import annotations

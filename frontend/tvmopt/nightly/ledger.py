@@ -1,13 +1,11 @@
 """The ledger of nightly runs: one line a job and night, and the test that says whether something became
 slower.
 
-figures   samples of the model's latency, and of each kernel inside the model; samples of a probe (a SHA-256
-          of 1 MB)
+figures   samples of the model's latency, and of each kernel inside the model; samples of a probe (a SHA-256 of 1 MB)
           taken in between, which only the machine can make slower
 change    tonight against the last night before it that did not fail: slower when the median grew by more than
           `tolerance`, the bootstrap interval of the ratio stays above 1 + tolerance / 2, Mann-Whitney gives
-          p < 0.001,
-          and the same holds after dividing by the probe
+          p < 0.001, and the same holds after dividing by the probe
 cause     what differs between the two lines for that kernel: knobs, source, family, versions, target
 """
 
@@ -30,7 +28,8 @@ MODEL = "(whole model)"
 
 @dataclass(frozen=True)
 class KernelFigures:
-    """One kernel of one night: seconds an inference spends in it, samples; and how it is scheduled."""
+    """One kernel of one night: seconds an inference spends in it, samples (none where every run was disturbed); and how
+    it is scheduled."""
 
     seconds: tuple[float, ...]
     family: str = ""

@@ -187,9 +187,7 @@ def timed(
         profiles.append(instance.profile())
         probe.append(probed())
     figures = {
-        name: replace(k, seconds=tuple(p[name] for p in profiles if name in p))
-        for name, k in kernels.items()
-        if any(name in p for p in profiles)
+        name: replace(k, seconds=tuple(p[name] for p in profiles if name in p)) for name, k in kernels.items()
     }
     return {"seconds": tuple(seconds), "probe": tuple(probe), "kernels": figures}
 

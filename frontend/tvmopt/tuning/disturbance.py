@@ -1,12 +1,9 @@
-"""Was a sample disturbed? The kernel's own account of how long our threads were ready to run and did not -
-for every
-timing of the tuner.
+"""Was a sample disturbed? The kernel's own account of how long our threads were ready to run and did not - for
+every timing of the tuner.
 
-A schedule with one task looks better than one with two when a neighbour takes a core away, and interleaving
-cannot mend
-that: the neighbour meets both alike, and the truth on a quiet machine is the other way round. So samples
-during which a
-thread of this process had to wait for a core are set aside.
+A schedule with one task looks better than one with two when a neighbour takes a core away, and interleaving cannot
+mend that: the neighbour meets both alike, and the truth on a quiet machine is the other way round. So samples
+during which a thread of this process had to wait for a core are set aside.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One candidate of one kernel: schedule it, build it, check its output, time it - inside a worker process.
 
-The reference is the kernel without any schedule: loops as the operator's definition wrote them. It is built
-and run
+The reference is the kernel without any schedule: loops as the operator's definition wrote them. It is built and run
 once a task; every candidate's output is compared with it under the tolerance of the one comparator.
 """
 

@@ -1,13 +1,11 @@
-"""Tuning logs as text, and looking records up: the JSON-lines that ship in `tuning_logs/`, the user's store,
-and the
-`Lookup` that `compile` schedules with.
+"""Tuning logs as text, and looking records up: the JSON-lines that ship in `tuning_logs/`, the user's store, and
+the `Lookup` that `compile` schedules with.
 
 A log is one file a target: a header line, then one record a line, sorted, so that a review sees what a night
 changed::
 
     {"format": "tvmopt-tuning-log", "version": 1, "target": "llvm znver5 2c avx2+fma"}
-    {"family": "gemm", "family_version": 1, "shape": "m=196 n=512", "workload": "8a1f...", "knobs": {"mr":
-    14}, ...}
+    {"family": "gemm", "family_version": 1, "shape": "m=196 n=512", "workload": "8a1f...", "knobs": {"mr": 14}, ...}
 
 Unlike MetaSchedule's JSON database, a torn last line costs that line only.
 """

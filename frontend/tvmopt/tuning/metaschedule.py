@@ -1,9 +1,8 @@
 """MetaSchedule's databases and ours: import and export of its JSON files, and the store behind its Python
 interface.
 
-A record of a MetaSchedule database is a trace on a workload, with times that nobody compared with anything:
-it comes
-in as measured, without a verdict, and `compile` uses it once `tvmopt tune` has seen it win a final.
+A record of a MetaSchedule database is a trace on a workload, with times that nobody compared with anything: it
+comes in as measured, without a verdict, and `compile` uses it once `tvmopt tune` has seen it win a final.
 """
 
 from __future__ import annotations

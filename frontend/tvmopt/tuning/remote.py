@@ -1,7 +1,6 @@
 """One kernel on a board behind TVM's RPC tracker - inside a worker process, in place of `kernel.Bench`.
 
-A board is asked for when something is to be run, and given back after it: any number of workers share any
-number of
+A board is asked for when something is to be run, and given back after it: any number of workers share any number of
 boards, and one that disappears takes the running measurement with it, nothing else.
 """
 

@@ -1,16 +1,13 @@
 """The tuner: which task next, which candidates, what is kept, who wins - resumable at every instruction.
 
-All state that matters is in the store; what is in memory is rebuilt from it. So a killed run, a second tuner
-on the
+All state that matters is in the store; what is in memory is rebuilt from it. So a killed run, a second tuner on the
 same store and tomorrow's run are the same case: read the records, go on.
 
     budget     trials are records of this session, seconds are added with each of them
     task       the one whose next batch is expected to save most: calls * (what is left above the floor, or
-               what its
-               last batches brought), as the gradient scheduler of Ansor (Zheng et al., OSDI 2020, section 6)
+               what its last batches brought), as the gradient scheduler of Ansor (Zheng et al., OSDI 2020, section 6)
     final      a candidate that screened faster meets the analytic schedule at once, in turns; only that
-               verdict lets
-               `compile` use it
+               verdict lets `compile` use it
 """
 
 from __future__ import annotations

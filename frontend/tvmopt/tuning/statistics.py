@@ -1,5 +1,4 @@
-"""When is a kernel known to be faster? Intervals and tests on times that only ever err upwards - for
-measuring and
+"""When is a kernel known to be faster? Intervals and tests on times that only ever err upwards - for measuring and
 for finals.
 
 Times on a shared machine are a floor plus bursts, far from normal: everything here is by rank.

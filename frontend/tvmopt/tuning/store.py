@@ -1,12 +1,9 @@
-"""The store: one SQLite file that keeps every finished measurement, whatever happens - for the tuner,
-`tvmopt logs`
+"""The store: one SQLite file that keeps every finished measurement, whatever happens - for the tuner, `tvmopt logs`
 and `compile`.
 
     kill -9       a measurement is one committed transaction; WAL needs no recovery step that could block
-    two tuners    a candidate is claimed before it is measured; a claim ends with its process, or after
-                  CLAIM_SECONDS
-    resume        what is in `record` is never measured again; `session` counts trials and seconds with each
-                  record
+    two tuners    a candidate is claimed before it is measured; a claim ends with its process, or after CLAIM_SECONDS
+    resume        what is in `record` is never measured again; `session` counts trials and seconds with each record
     other target  `best` and `records` take a whole Key: a record of another machine cannot be returned
 """
 
@@ -31,20 +28,17 @@ CLAIM_SECONDS = 300.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS record(
-    id INTEGER PRIMARY KEY, workload TEXT NOT NULL, target TEXT NOT NULL, tvm TEXT NOT NULL, family TEXT NOT
-    NULL,
-    version INTEGER NOT NULL, candidate TEXT NOT NULL, knobs TEXT NOT NULL, trace TEXT NOT NULL, status TEXT
-    NOT NULL,
-    samples TEXT NOT NULL, digest TEXT NOT NULL, note TEXT NOT NULL, shape TEXT NOT NULL, host TEXT NOT NULL,
-    date TEXT NOT NULL, verdict TEXT NOT NULL DEFAULT '', session TEXT NOT NULL DEFAULT '',
+    id INTEGER PRIMARY KEY, workload TEXT NOT NULL, target TEXT NOT NULL, tvm TEXT NOT NULL, family TEXT NOT NULL,
+    version INTEGER NOT NULL, candidate TEXT NOT NULL, knobs TEXT NOT NULL, trace TEXT NOT NULL,
+    status TEXT NOT NULL, samples TEXT NOT NULL, digest TEXT NOT NULL, note TEXT NOT NULL, shape TEXT NOT NULL,
+    host TEXT NOT NULL, date TEXT NOT NULL, verdict TEXT NOT NULL DEFAULT '', session TEXT NOT NULL DEFAULT '',
     baseline REAL NOT NULL DEFAULT 0,
     UNIQUE(workload, target, tvm, family, version, candidate));
 CREATE INDEX IF NOT EXISTS record_session ON record(session);
 CREATE TABLE IF NOT EXISTS workload(hash TEXT PRIMARY KEY, module BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS claim(
-    workload TEXT, target TEXT, tvm TEXT, family TEXT, version INTEGER, candidate TEXT, owner TEXT, expires
-    REAL,
-    PRIMARY KEY(workload, target, tvm, family, version, candidate)) WITHOUT ROWID;
+    workload TEXT, target TEXT, tvm TEXT, family TEXT, version INTEGER, candidate TEXT, owner TEXT,
+    expires REAL, PRIMARY KEY(workload, target, tvm, family, version, candidate)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS session(
     id TEXT PRIMARY KEY, model TEXT, target TEXT, seconds REAL NOT NULL DEFAULT 0, started TEXT, info TEXT);
 """

@@ -1,6 +1,5 @@
 """`tvmopt logs verify`: are the winners still right? Each is built again and its output compared with the
-unscheduled
-kernel's; a log without workloads is checked for what can be checked: family, version, knobs."""
+unscheduled kernel's; a log without workloads is checked for what can be checked: family, version, knobs."""
 
 from __future__ import annotations
 

@@ -3,11 +3,9 @@
     tuner --socket--> nursery (python -m tvmopt.tuning.worker FD: TVM imported, no thread started)
                         `--fork--> worker --socket--> tuner
 
-A fork of the warm nursery takes milliseconds, an import of TVM seconds: so a candidate that crashes, aborts
-or hangs
-costs itself and one fork. When the tuner dies, even by SIGKILL, the nursery is sent SIGKILL by the kernel,
-and the
-workers with it.
+A fork of the warm nursery takes milliseconds, an import of TVM seconds: so a candidate that crashes, aborts or
+hangs costs itself and one fork. When the tuner dies, even by SIGKILL, the nursery is sent SIGKILL by the kernel,
+and the workers with it.
 """
 
 from __future__ import annotations
