@@ -20,6 +20,7 @@ from tvmopt import passes as P
 from tvmopt.extensions import extended
 from tvmopt.legalize import legalize, recurrent
 from tvmopt.legalize.name_values import name_module
+from tvmopt.legalize.ordered import lower_ordered
 from tvmopt.legalize.winograd import instead_of_bf16
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
@@ -163,7 +164,8 @@ def lower(
             chosen = [p for p in passes if p.info.name not in without]
             module = tvm.transform.Sequential(chosen)(module)
         with _timed(seconds, "legalize"):
-            module = relax.backend.DispatchSortScan()(module)  # sort, top-k, cumsum: TVM's own kernels
+            module = lower_ordered(module, machine)  # scans and top-k, before TVM's own kernels of them
+            module = relax.backend.DispatchSortScan()(module)  # sorting, and on GPUs all three: TVM's own kernels
             module = legalize(module, machine, exact, precision)
             if not relax.analysis.defined_symbolic_vars(module["main"]):  # the binding that computes a size must stay
                 once = P.CancelDuplicates(log)  # what legalizers prepare for each of several readers of a value

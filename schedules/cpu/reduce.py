@@ -35,14 +35,16 @@ class Shape:
 
 
 def recognise(func: Any, machine: Machine) -> Shape | None:
-    """One reduction, unclaimed, with a contiguous spatial axis for its vectors; the rest spatial."""
+    """One reduction, unclaimed or marked `reduce`, with a contiguous spatial axis for its vectors; the rest spatial."""
     blocks = facts(func)
-    if blocks is None or any(b.kernel or b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
+    if blocks is None or any(b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
         return None
     reductions = [b for b in blocks if "R" in b.kinds]
-    if len(reductions) != 1 or len(reductions[0].loads) != 2:  # the accumulator and one input: no products
+    if len(reductions) != 1 or any(b.kernel for b in blocks if b.kernel != NAME):
         return None
     here = reductions[0]
+    if here.kernel != NAME and len(here.loads) != 2:  # the accumulator and one input: no products
+        return None
     if vector_axis(here, [i for i, kind in enumerate(here.kinds) if kind == "S"]) is None:
         return None
     return Shape(machine, sum(b.nanoseconds(machine.lanes(), machine.ghz) for b in blocks))

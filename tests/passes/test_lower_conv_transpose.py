@@ -25,7 +25,8 @@ def reference(x, w, **attrs):
 def build(xs, w, **attrs):
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(xs, "float32"))
-    op = relax.op.nn.conv1d_transpose if len(xs) == 3 else relax.op.nn.conv2d_transpose
+    nn = relax.op.nn
+    op = {3: nn.conv1d_transpose, 4: nn.conv2d_transpose, 5: nn.conv3d_transpose}[len(xs)]
     with bb.function("main", [x]):
         with bb.dataflow():
             y = bb.emit_output(op(x, w if isinstance(w, relax.Expr) else relax.const(w), **attrs))
@@ -42,6 +43,8 @@ def build(xs, w, **attrs):
         ((1, 4, 5, 6), 4, 5, 1, 2, 0, 4),
         ((1, 3, 1, 1), 2, 1, 2, 0, 1, 1),
         ((1, 4, 9), 6, 4, 2, 1, 0, 2),  # one spatial dimension
+        ((1, 4, 3, 5, 4), 6, 4, 2, 1, 0, 2),  # three
+        ((2, 3, 2, 3, 5), 2, 2, 3, 0, 1, 1),
     ],
 )
 def test_equals_the_definition(shape, out, kernel, stride, pad, extra, groups):

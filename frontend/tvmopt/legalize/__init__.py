@@ -24,6 +24,7 @@ from tvmopt.legalize import (
     matmul,
     norm,
     pool,
+    positions,
     recurrent,
     take,
     winograd,
@@ -33,7 +34,7 @@ from tvmopt.targets import Machine
 Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | None"]
 
 # an operator that two groups know: the first that does not return None
-_GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, recurrent, take, extremes)
+_GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, recurrent, take, extremes, positions)
 _APPROXIMATE = (winograd,)  # other roundings than the operator's definition; `exact` leaves them out
 
 

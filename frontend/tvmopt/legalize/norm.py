@@ -40,14 +40,17 @@ def row_kernel(
     lanes: int,
     program: Program,
     name: str,
+    dtypes: tuple[str, str] = ("float32", "float32"),
 ) -> Any:
     """A PrimFunc that runs `program(row, [*inputs, output], row indices)` for every row.
 
-    Inputs whose leading dimensions are `rows` are read row by row, others (gamma, beta) whole.
+    Inputs whose leading dimensions are `rows` are read row by row, others (gamma, beta) whole. `dtypes`: of the
+    inputs, and of the output.
     """
     buffers = [
         tirx.decl_buffer(
-            [tirx.const(d, INDEX) for d in shape], "float32", f"x{i}" if i < len(inputs) else "y", layout=None
+            [tirx.const(d, INDEX) for d in shape], *((dtypes[0], f"x{i}") if i < len(inputs) else (dtypes[1], "y")),
+            layout=None,
         )
         for i, shape in enumerate([*inputs, output])
     ]
@@ -198,7 +201,7 @@ def _trailing(axes: Any, rank: int) -> int | None:
     return len(named) if named == list(range(rank - len(named), rank)) and named else None
 
 
-def _flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[int]) -> Any:
+def flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[int]) -> Any:
     """A view of `x` with another shape."""
     return x if static_shape(x) == tuple(shape) else bb.emit(relax.op.reshape(x, tuple(shape)))
 
@@ -239,7 +242,7 @@ def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> An
     if shape is None or count is None or not (_float_shape(gamma) and _float_shape(beta)):
         return None
     rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
-    args = [_flat(bb, x, (*rows, length)), _flat(bb, gamma, (length,)), _flat(bb, beta, (length,))]
+    args = [flat(bb, x, (*rows, length)), flat(bb, gamma, (length,)), flat(bb, beta, (length,))]
     program = layer_norm_program(float(call.attrs.epsilon), bool(call.attrs.scale), bool(call.attrs.center))
     out = _emit(bb, args, (*rows, length), rows, length, machine, program, "layer_norm")
     return _reshaped(bb, out, (*rows, length), shape)
@@ -253,7 +256,7 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     if shape is None or count is None or not _float_shape(gamma):
         return None
     rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
-    args = [_flat(bb, x, (*rows, length)), _flat(bb, gamma, (length,))]
+    args = [flat(bb, x, (*rows, length)), flat(bb, gamma, (length,))]
     program = rms_norm_program(float(call.attrs.epsilon))
     out = _emit(bb, args, (*rows, length), rows, length, machine, program, "rms_norm")
     return _reshaped(bb, out, (*rows, length), shape)
@@ -278,9 +281,9 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups:
         return None
     channels, length = shape[1] // groups, prod(shape[1:]) // groups
     program = group_norm_program(float(attrs.epsilon), channels, bool(attrs.scale), bool(attrs.center))
-    flat = (shape[0], groups, length)
-    out = _emit(bb, [_flat(bb, x, flat), gamma, beta], flat, flat[:2], length, machine, program, "group_norm")
-    return _reshaped(bb, out, flat, shape)
+    whole = (shape[0], groups, length)
+    out = _emit(bb, [flat(bb, x, whole), gamma, beta], whole, whole[:2], length, machine, program, "group_norm")
+    return _reshaped(bb, out, whole, shape)
 
 
 def _channels_last(bb: relax.BlockBuilder, call: relax.Call, shape: tuple[int, ...], groups: int) -> Any:
@@ -340,7 +343,7 @@ def _reduction(kind: str) -> Any:
         rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
         return _emit(
             bb,
-            [_flat(bb, x, (*rows, length))],
+            [flat(bb, x, (*rows, length))],
             out,
             rows,
             length,

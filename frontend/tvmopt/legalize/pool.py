@@ -1,5 +1,8 @@
 """Pooling, NHWC, as TE in vectors of channels - for the pool family. Padding is an expression, not a copy.
 
+What no layout pass has turned (a model without convolutions, a volume, few channels) is pooled channels-first, in
+vectors along a row: one term a tap, without a reduction loop (:func:`direct_te`).
+
     acc[n, y, x, b, v] = max or sum over ky, kx of src[n, y*s + ky*d, x*s + kx*d, b*V + v]
     out[n, y, x, c]    = acc (max), acc / count(y, x) (average)
 
@@ -10,6 +13,9 @@ to a divisor of the input's size is ordinary average pooling.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from math import prod
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -17,6 +23,9 @@ from tvm import relax, te, tirx
 from tvmopt.legalize.common import call_fusable, static_shape
 from tvmopt.legalize.window import Window, channel_vector, padded_source
 from tvmopt.targets import Machine
+
+MOST_TAPS = 64
+"""Taps of a window up to which it is written out."""
 
 
 def max_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
@@ -112,12 +121,20 @@ _MAX = te.comm_reducer(
 
 def _taps(position: Any, axis: int, window: Window, size: int, include_pad: bool) -> Any:
     """How many taps of the window at `position` count."""
-    before, after = window.padding[axis], window.padding[axis + 2]
-    low, high = (-before, size + after) if include_pad else (0, size)
-    dilation, kernel, stride = window.dilation[axis], window.kernel[axis], window.strides[axis]
-    first = -before
-    last = (window.out[axis] - 1) * stride - before + (kernel - 1) * dilation
-    if first >= low and last < high:
+    pads = (window.padding[axis], window.padding[axis + 2])
+    of = (window.kernel[axis], window.strides[axis], window.dilation[axis], window.out[axis])
+    return _counted(position, *of, pads, size, include_pad)
+
+
+def _counted(
+    position: Any, kernel: int, stride: int, dilation: int, out: int, pads: tuple[int, int], size: int, include: bool
+) -> Any:
+    """How many taps along one axis lie in the image, or with `include` in the padded one: a number where it is the
+    same at every position."""
+    before, after = pads
+    low, high = (-before, size + after) if include else (0, size)
+    last = (out - 1) * stride - before + (kernel - 1) * dilation
+    if -before >= low and last < high:
         return kernel
     start = position * stride - before
     # taps at start + k*dilation, 0 <= k < kernel, that lie in [low, high)
@@ -126,8 +143,75 @@ def _taps(position: Any, axis: int, window: Window, size: int, include_pad: bool
     return beyond - below
 
 
+def direct(kind: str) -> Any:
+    """A pooling of [N, C, ...] with one to three more axes, as it lies; float32."""
+
+    def legalizer(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+        attrs, (x,) = call.attrs, call.args
+        shape, out, kernel = static_shape(x), static_shape(call), [int(k) for k in attrs.pool_size]
+        layout = "NC" + "DHW"[-len(kernel) :]
+        if shape is None or out is None or 0 in shape or str(x.ty.dtype) != "float32" or prod(kernel) > MOST_TAPS:
+            return None
+        if str(attrs.layout) != layout or str(attrs.out_layout or layout) != layout:
+            return None
+        lists = [[int(v) for v in values] for values in (attrs.strides, attrs.dilation, attrs.padding)]
+        include = bool(getattr(attrs, "count_include_pad", False))
+        return call_fusable(
+            bb, lambda data: direct_te(data, kernel, *lists, out[2:], kind, include), [x], f"{kind}_pool_direct"
+        )
+
+    return legalizer
+
+
+def direct_te(
+    data: te.Tensor, kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
+    out: Sequence[int], kind: str, include_pad: bool,
+) -> te.Tensor:  # fmt: skip
+    """One block: the taps joined as a chain; a tap that can lie outside has a condition. `padding`: all befores, then
+    all afters."""
+    batch, channels, *size = (int(d) for d in data.shape)
+    axes = range(len(kernel))
+    fill = tirx.const(float("-inf") if kind == "max" else 0.0, data.dtype)
+
+    def tap(n: Any, c: Any, at: Sequence[Any], k: Sequence[int]) -> Any:
+        places, inside = [], []
+        for a in axes:
+            shift = k[a] * dilation[a] - padding[a]
+            places.append(at[a] * strides[a] + shift)
+            inside += [places[a] >= 0] if shift < 0 else []
+            inside += [places[a] < size[a]] if (out[a] - 1) * strides[a] + shift >= size[a] else []
+        value = data(n, c, *places)
+        return te.if_then_else(te.all(*inside), value, fill) if inside else value
+
+    def one(n: Any, c: Any, *at: Any) -> Any:
+        values = [tap(n, c, at, k) for k in product(*(range(e) for e in kernel))]
+        total = values[0]
+        for value in values[1:]:
+            total = tirx.max(total, value) if kind == "max" else total + value
+        if kind == "max":
+            return total
+        counts = [
+            _counted(at[a], kernel[a], strides[a], dilation[a], out[a], (padding[a], padding[a + len(kernel)]),
+                     size[a], include_pad)
+            for a in axes
+        ]  # fmt: skip
+        if all(isinstance(count, int) for count in counts):
+            return total * tirx.const(1.0 / prod(counts), data.dtype)
+        return total / tirx.max(prod(counts), 1).astype(data.dtype)
+
+    return te.compute((batch, channels, *out), one, name="pool")
+
+
+def _first(*legalizers: Any) -> Any:
+    def run(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+        return next((out for fn in legalizers if (out := fn(bb, call, machine)) is not None), None)
+
+    return run
+
+
 LEGALIZERS = {
-    "relax.nn.max_pool2d": max_pool2d,
-    "relax.nn.avg_pool2d": avg_pool2d,
+    "relax.nn.max_pool2d": _first(max_pool2d, direct("max")),
+    "relax.nn.avg_pool2d": _first(avg_pool2d, direct("avg")),
     "relax.nn.adaptive_avg_pool2d": adaptive_avg_pool2d,
+    **{f"relax.nn.{kind}_pool{rank}d": direct(kind) for kind in ("max", "avg") for rank in (1, 3)},
 }

@@ -117,17 +117,15 @@ class Row:
         self.buffers: list[Any] = []
         self._names = itertools.count()
 
-    def local(self, size: int, name: str) -> Any:
+    def local(self, size: int, name: str, dtype: str = "float32") -> Any:
         """A small buffer that lives in registers or on the stack."""
-        buffer = tirx.decl_buffer(
-            (tirx.const(size, INDEX),), "float32", f"{name}{next(self._names)}", layout=None
-        )
+        buffer = tirx.decl_buffer((tirx.const(size, INDEX),), dtype, f"{name}{next(self._names)}", layout=None)
         self.buffers.append(buffer)
         return buffer
 
-    def keep(self, value: Expr, name: str = "kept") -> Expr:
+    def keep(self, value: Expr, name: str = "kept", dtype: str = "float32") -> Expr:
         """A scalar computed now, read later."""
-        buffer = self.local(1, name)
+        buffer = self.local(1, name, dtype)
         self.statements.append(store(buffer, value, 0))
         return load(buffer, 0)
 
@@ -141,17 +139,18 @@ class Row:
         combine: Callable[[Expr, Expr], Expr],
         identity: float,
         write: Callable[[Index, Expr], Any] | None = None,
+        dtype: str = "float32",
     ) -> Expr:
-        """combine over c of value(c); `write(c, value)` also stores each value.
+        """combine over c of value(c), numbers of type `dtype`; `write(c, value)` also stores each value.
 
         `value` and `write` get a scalar index or a vector of `lanes` consecutive ones; they must not read
         what `write` stores, since the last vector overlaps the one before.
         """
         lanes, length = self.lanes, self.length
         if length < lanes:
-            return self._short(value, combine, identity, write)
+            return self._short(value, combine, identity, write, dtype)
         unroll = min(UNROLL, length // lanes)
-        parts = self.local(unroll * lanes, "acc")
+        parts = self.local(unroll * lanes, "acc", dtype)
 
         def step(start: Index, u: int, mask: Expr | None = None) -> list[Any]:
             index = vector(start, lanes)
@@ -159,18 +158,18 @@ class Row:
             if write is None:
                 term, done = value(index), []
             else:
-                kept = self.local(lanes, "term")
+                kept = self.local(lanes, "term", dtype)
                 done = [
                     store(kept, value(index), vector(0, lanes)),
                     write(index, load(kept, vector(0, lanes))),
                 ]
                 term = load(kept, vector(0, lanes))
             if mask is not None:
-                term = tirx.Select(mask, term, splat(identity, lanes))
+                term = tirx.Select(mask, term, splat(identity, lanes, dtype))
             return [*done, store(parts, combine(load(parts, part), term), part)]
 
         for u in range(unroll):
-            self.statements.append(store(parts, splat(identity, lanes), vector(u * lanes, lanes)))
+            self.statements.append(store(parts, splat(identity, lanes, dtype), vector(u * lanes, lanes)))
         trips = length // (unroll * lanes)
         width = unroll * lanes
         self.statements.append(
@@ -187,16 +186,16 @@ class Row:
         total = load(parts, vector(0, lanes))
         for u in range(1, unroll):
             total = combine(total, load(parts, vector(u * lanes, lanes)))
-        return self._across(total, combine)
+        return self._across(total, combine, dtype)
 
-    def _short(self, value: Any, combine: Any, identity: float, write: Any) -> Expr:
-        total = self.local(1, "acc")
-        self.statements.append(store(total, tirx.const(identity, "float32"), 0))
+    def _short(self, value: Any, combine: Any, identity: float, write: Any, dtype: str) -> Expr:
+        total = self.local(1, "acc", dtype)
+        self.statements.append(store(total, tirx.const(identity, dtype), 0))
 
         def body(c: Expr) -> Any:
             if write is None:
                 return store(total, combine(load(total, 0), value(c)), 0)
-            kept = self.local(1, "term")
+            kept = self.local(1, "term", dtype)
             return seq([
                 store(kept, value(c), 0), write(c, load(kept, 0)),
                 store(total, combine(load(total, 0), load(kept, 0)), 0),
@@ -205,11 +204,11 @@ class Row:
         self.statements.append(loop(self.length, body, "c"))
         return load(total, 0)
 
-    def _across(self, value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    def _across(self, value: Expr, combine: Callable[[Expr, Expr], Expr], dtype: str) -> Expr:
         """One number from the lanes of a vector: halves of halves."""
         width = self.lanes
         while True:
-            buffer = self.local(width, "half")
+            buffer = self.local(width, "half", dtype)
             self.statements.append(store(buffer, value, vector(0, width)))
             if width == 1:
                 return load(buffer, 0)

@@ -8,7 +8,7 @@ An output row Y' = q*s + r of the unpadded result meets only the kernel rows ky 
 
     y'[q*s + r] = sum_j x[q - j] * w[r + s*j]          so, reversed,  v_r[t] = w[r + s*(J-1-t)],  zero beyond k
 
-Applies when   the weight is a constant, dilation 1.
+Applies when   the weight is a constant, dilation 1; one to three spatial axes.
 Declines when  1. the weight is not a constant   2. a dilation is not 1   3. a shape is unknown
 Gain           the multiplications of the definition, at the speed of the convolution family; scattering into
                the output (TVM's own form zero-stuffs the input) costs s*s times as many.
@@ -26,7 +26,8 @@ from tvmopt.legalize.common import static_shape
 from tvmopt.report import DecisionLog
 
 STAGE = "tvmopt.LowerConvTranspose"
-_OPS = ("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose")
+_OPS = ("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose")
+_LAYOUTS = ("NCW", "IOW", "NCHW", "IOHW", "NCDHW", "IODHW")
 
 
 @tvm.transform.module_pass(opt_level=0, name=STAGE)
@@ -67,9 +68,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if any(int(d) != 1 for d in a.dilation):  # Decline 2
             self.log.declined(STAGE, self.node, "2: dilated")
             return call
-        if xs is None or not all(
-            v in ("NCHW", "NCW", "IOHW", "IOW") for v in (a.data_layout, a.kernel_layout)
-        ):  # Decline 3
+        if xs is None or not all(v in _LAYOUTS for v in (a.data_layout, a.kernel_layout)):  # Decline 3
             self.log.declined(STAGE, self.node, "3: the shape is unknown or the layout is not NCHW")
             return call
         self.log.applied(STAGE, self.node)
@@ -105,25 +104,28 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         after = [q - n for q, n in zip(steps, size, strict=True)]
         crop = [max(0, -v) for v in after]  # k < s: the last phases hold nothing
         after = [max(0, v) for v in after]
-        z = emit(relax.op.nn.conv2d(x, relax.const(kernel), padding=[*before, *after], groups=groups))
-        (sh, sw), out_g = strides, weight.shape[1]
+        conv = relax.op.nn.conv2d if len(size) == 2 else relax.op.nn.conv3d
+        z = emit(conv(x, relax.const(kernel), padding=[*before, *after], groups=groups))
+        out_g, axes = weight.shape[1], range(len(size))
         grid = [q + c for q, c in zip(steps, crop, strict=True)]
-        z = emit(relax.op.reshape(z, (batch, groups, sh, sw, out_g, *grid)))
-        z = emit(relax.op.permute_dims(z, [0, 1, 4, 5, 2, 6, 3]))
-        z = emit(relax.op.reshape(z, (batch, groups * out_g, grid[0] * sh, grid[1] * sw)))
-        begin = pads[:2]
-        end = [f - p for f, p in zip(full, pads[2:], strict=True)]
-        return relax.op.strided_slice(z, axes=[2, 3], begin=begin, end=end)
+        z = emit(relax.op.reshape(z, (batch, groups, *strides, out_g, *grid)))
+        phases = [place for a in axes for place in (3 + len(size) + a, 2 + a)]  # each grid axis, then its phase
+        z = emit(relax.op.permute_dims(z, [0, 1, 2 + len(size), *phases]))
+        z = emit(relax.op.reshape(z, (batch, groups * out_g, *(g * s for g, s in zip(grid, strides, strict=True)))))
+        end = [f - p for f, p in zip(full, pads[len(size) :], strict=True)]
+        return relax.op.strided_slice(z, axes=[2 + a for a in axes], begin=pads[: len(size)], end=end)
 
 
 def phase_kernel(weight: np.ndarray, strides: list[int], groups: int) -> tuple[np.ndarray, list[int], int]:
-    """v[g*s*s*Og, C/g, Jh, Jw] of the module's docstring, (Jh, Jw), and C/g, from w[C, Og, kh, kw]."""
+    """v[g*s*s*Og, C/g, Jh, Jw] of the module's docstring, (Jh, Jw), and C/g, from w[C, Og, kh, kw]; likewise with
+    another number of spatial axes."""
     channels, out_g, *kernel = weight.shape
     taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
-    in_g = channels // groups
+    in_g, axes = channels // groups, range(len(kernel))
     padded = np.zeros((channels, out_g, *(t * s for t, s in zip(taps, strides, strict=True))), weight.dtype)
-    padded[:, :, : kernel[0], : kernel[1]] = weight
-    # [g, Cg, Og, Jh, sh, Jw, sw] -> [g, sh, sw, Og, Cg, Jh, Jw], taps reversed
-    phases = padded.reshape(groups, in_g, out_g, taps[0], strides[0], taps[1], strides[1])
-    phases = phases[:, :, :, ::-1, :, ::-1].transpose(0, 4, 6, 2, 1, 3, 5)
+    padded[(..., *(slice(k) for k in kernel))] = weight
+    # [g, Cg, Og, J, s an axis] -> [g, s an axis, Og, Cg, J an axis], taps reversed
+    pairs = [extent for pair in zip(taps, strides, strict=True) for extent in pair]
+    phases = np.flip(padded.reshape(groups, in_g, out_g, *pairs), [3 + 2 * a for a in axes])
+    phases = phases.transpose(0, *(4 + 2 * a for a in axes), 2, 1, *(3 + 2 * a for a in axes))
     return np.ascontiguousarray(phases.reshape(-1, in_g, *taps)), taps, in_g

@@ -1,7 +1,9 @@
-"""Einsum of two operands as one matrix product, which attention's fusion and the GEMM families know."""
+"""Einsum as matrix products of two operands after another, which attention's fusion and the GEMM families know."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -11,53 +13,93 @@ from tvmopt.importer.converters.common import Build, dtype_of, is_float, shape_o
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 
-def roles(equation: str) -> tuple[str, str, str, str, str, str, str] | None:
-    """The operands' and the result's letters, then those of batch, rows, columns and sum; None for another form.
+def terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str] | None:
+    """The operands' letters and the result's, capitals of their own for an ellipsis; None where an operand has a
+    letter twice (a diagonal), or the equation does not fit the ranks.
 
-    >>> roles("bhid, bhjd -> bhij")
-    ('bhid', 'bhjd', 'bhij', 'bh', 'i', 'j', 'd')
-    >>> roles("ii,j->ij") is None and roles("...i,ij->...j") is None
+    >>> terms("bhid, bhjd -> bhij", (4, 4))
+    (['bhid', 'bhjd'], 'bhij')
+    >>> terms("...i,ij", (3, 2))
+    (['ZYi', 'ij'], 'ZYj')
+    >>> terms("ii,j->ij", (2, 1)) is None
     True
     """
-    terms, arrow, out = equation.replace(" ", "").partition("->")
-    first, comma, second = terms.partition(",")
-    if not (arrow and comma) or "." in equation or "," in second:
+    given, arrow, out = equation.replace(" ", "").partition("->")
+    parts = given.split(",")
+    free = [c for c in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if c not in given]
+    wide = max((rank - len(p) + 3 for p, rank in zip(parts, ranks, strict=False) if "..." in p), default=0)
+    if len(parts) != len(ranks) or wide > len(free):
         return None
-    if any(len(set(term)) != len(term) for term in (first, second, out)):
+    dots = "".join(free[:wide])
+    if not arrow:  # every letter that stands once, in the alphabet's order
+        count = Counter(given.replace(".", "").replace(",", ""))
+        out = "..." + "".join(sorted(c for c in count if count[c] == 1))
+    if dots and "..." not in out:
         return None
-    batch = "".join(c for c in first if c in second and c in out)
-    rows = "".join(c for c in first if c not in second)
-    columns = "".join(c for c in second if c not in first)
-    summed = "".join(c for c in first if c in second and c not in out)
-    if not summed or set(rows + columns) - set(out):
+    # an ellipsis is right-aligned, as broadcasting is
+    parts = [p.replace("...", dots[max(0, wide - (r - len(p) + 3)) :]) for p, r in zip(parts, ranks, strict=True)]
+    out = out.replace("...", dots)
+    if any(len(set(p)) != len(p) for p in (*parts, out)) or any(len(p) != r for p, r in zip(parts, ranks, strict=True)):
         return None
-    return first, second, out, batch, rows, columns, summed
+    return None if set(out) - set("".join(parts)) else (parts, out)
 
 
 def einsum(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Einsum; forms that are no matrix product stay TVM's."""
-    found = roles(attrs["equation"]) if len(inputs) == 2 else None
-    if found is None or not is_float(dtype_of(inputs[0])):
+    """Einsum of two or more operands, pairs from the left; diagonals and broadcast letters stay TVM's."""
+    shapes = [shape_of(x) for x in inputs]
+    found = terms(attrs["equation"], [len(s) for s in shapes])
+    if found is None or len(inputs) < 2 or not is_float(dtype_of(inputs[0])):
         return ctx.stock(inputs, attrs)
-    first, second, out, batch, rows, columns, summed = found
-    sizes = dict(zip(first, shape_of(inputs[0]), strict=True))
-    if any(sizes.setdefault(c, d) != d for c, d in zip(second, shape_of(inputs[1]), strict=True)):
-        return ctx.stock(inputs, attrs)
+    parts, out = found
+    sizes: dict[str, int] = {}
+    for letters, shape in zip(parts, shapes, strict=True):
+        if any(sizes.setdefault(c, d) != d for c, d in zip(letters, shape, strict=True)):
+            return ctx.stock(inputs, attrs)
     b = Build(bb, ctx.name)
+    value, have = inputs[0], parts[0]
+    for i in range(1, len(parts)):
+        needed = set(out).union(*parts[i + 1 :])  # by what follows
+        value, have = _pair(b, (value, have), (inputs[i], parts[i]), needed, sizes)
+    return _turned(b, value, have, out)
 
-    def turned(x: Any, letters: str, wanted: str) -> Any:
-        axes = [letters.index(c) for c in wanted]
-        return x if axes == sorted(axes) else b.emit(relax.op.permute_dims(x, axes))
 
-    def flat(letters: str) -> int:
-        return prod(sizes[c] for c in letters)
+def _turned(b: Build, x: Any, letters: str, wanted: str) -> Any:
+    axes = [letters.index(c) for c in wanted]
+    return x if axes == sorted(axes) else b.emit(relax.op.permute_dims(x, axes))
 
-    lead = [sizes[c] for c in batch]
-    left = b.reshape(turned(inputs[0], first, batch + rows + summed), (*lead, flat(rows), flat(summed)))
-    right = b.reshape(turned(inputs[1], second, batch + summed + columns), (*lead, flat(summed), flat(columns)))
+
+def _alone(b: Build, x: Any, letters: str, other: str, needed: set[str]) -> tuple[Any, str]:
+    """The operand without the letters that nothing else has: they are summed before the product."""
+    axes = [i for i, c in enumerate(letters) if c not in other and c not in needed]
+    kept = "".join(c for i, c in enumerate(letters) if i not in axes)
+    return (b.cast(b.sum(b.wide(x), axes, False), dtype_of(x)), kept) if axes else (x, letters)
+
+
+def _pair(
+    b: Build, left: tuple[Any, str], right: tuple[Any, str], needed: set[str], sizes: dict[str, int]
+) -> tuple[Any, str]:
+    """The product of two operands, summed over the letters that they share and nobody needs: as a batch of matrix
+    products, or without such letters as a product by element. Its letters: batch, rows, columns."""
+    x, first = _alone(b, *left, right[1], needed)
+    y, second = _alone(b, *right, first, needed)
+    batch = "".join(c for c in first if c in second and c in needed)
+    rows = "".join(c for c in first if c not in second)
+    columns = "".join(c for c in second if c not in first)
+    summed = "".join(c for c in first if c in second and c not in needed)
+
+    def dims(letters: str) -> list[int]:
+        return [sizes[c] for c in letters]
+
     made = batch + rows + columns
-    product = b.reshape(b.matmul(left, right), [sizes[c] for c in made])
-    return turned(product, made, out)
+    if not summed:
+        one = b.reshape(_turned(b, x, first, batch + rows), [*dims(batch + rows), *[1] * len(columns)])
+        two = b.reshape(_turned(b, y, second, batch + columns), [*dims(batch), *[1] * len(rows), *dims(columns)])
+        return b.mul(one, two), made
+    lead = dims(batch)
+    m, n, k = (prod(dims(letters)) for letters in (rows, columns, summed))
+    a = b.reshape(_turned(b, x, first, batch + rows + summed), [*lead, m, k])
+    c = b.reshape(_turned(b, y, second, batch + summed + columns), [*lead, k, n])
+    return b.reshape(b.matmul(a, c), dims(made)), made
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {("", "Einsum"): einsum}

@@ -14,6 +14,8 @@ from tvmopt.importer.converters.context import Context, Converter, Inputs, Resul
 
 WIDEST_BAND = 512
 """Channels up to which LRN is a product: 2 * channels operations an element."""
+WIDEST_WINDOW = 64
+"""Channels of a window up to which LRN of more channels is a sum of shifted reads."""
 
 
 def layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -120,26 +122,49 @@ def instance_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any],
 
 
 def lrn(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """LRN of images: the sum over neighbouring channels is a 1x1 convolution with a band of ones, times alpha / size.
+    """LRN of [N, C, ...]: y = x / (bias + alpha / size * sum of x * x over neighbouring channels)^beta.
 
-        y = x / (bias + conv1x1(x * x, band))^beta      band[o, c] = alpha / size where c is in o's window
+    The sum is a product with a band of ones (:func:`_band`) up to `WIDEST_BAND` channels, beyond them one term a
+    neighbour. Float32; TVM's own pooling over channels serves the rest.
+    """
+    shape, x, size = shape_of(inputs[0]), inputs[0], int(attrs["size"])
+    wide = len(shape) > 1 and shape[1] > WIDEST_BAND
+    if len(shape) < 2 or dtype_of(x) != "float32" or 0 in shape or (wide and size > WIDEST_WINDOW):
+        return ctx.stock(inputs, attrs)
+    b = Build(bb, ctx.name)
+    factor = attrs.get("alpha", 1e-4) / size
+    squares = b.mul(x, x)
+    total = b.mul(_shifted(b, squares, shape, size), factor) if wide else _band(b, squares, shape, size, factor)
+    scale = relax.op.power(b.add(total, attrs.get("bias", 1.0)), const(attrs.get("beta", 0.75), "float32"))
+    return b.emit(relax.op.divide(x, b.emit(scale)))
+
+
+def _band(b: Build, squares: Any, shape: tuple[int, ...], size: int, factor: float) -> Any:
+    """The windows' sums, times `factor`, as a 1x1 convolution of an image.
+
+        conv1x1(x * x, band)      band[o, c] = factor where c is in o's window
 
     The window's sum by definition has few operations but crosses channels, which no layout and no vector likes; a
     product with zeros is what every machine is best at, and the rest becomes its epilogue. Zeros add nothing to a sum,
     so the rounding is that of the window alone; only an infinite or NaN value spoils its pixel's other channels.
     """
-    shape, x = shape_of(inputs[0]), inputs[0]
-    if len(shape) != 4 or dtype_of(x) != "float32" or not 1 <= shape[1] <= WIDEST_BAND:
-        return ctx.stock(inputs, attrs)
-    b = Build(bb, ctx.name)
-    size, channels = int(attrs["size"]), shape[1]
+    channels = shape[1]
     ahead = np.arange(channels)[None, :] - np.arange(channels)[:, None]  # [o, c]: how far c is behind o
     inside = (-((size - 1) // 2) <= ahead) & (ahead <= size // 2)
-    band = (inside * (attrs.get("alpha", 1e-4) / size)).astype("float32")
-    squares = b.mul(x, x)
-    total = b.emit(relax.op.nn.conv2d(squares, const(band[:, :, None, None], "float32")))
-    scale = relax.op.power(b.add(total, attrs.get("bias", 1.0)), const(attrs.get("beta", 0.75), "float32"))
-    return b.emit(relax.op.divide(x, b.emit(scale)))
+    band = (inside * factor).astype("float32")
+    image = shape if len(shape) == 4 else (shape[0], channels, 1, int(np.prod(shape[2:])))
+    total = b.emit(relax.op.nn.conv2d(b.reshape(squares, image), const(band[:, :, None, None], "float32")))
+    return b.reshape(total, shape)
+
+
+def _shifted(b: Build, squares: Any, shape: tuple[int, ...], size: int) -> Any:
+    """The windows' sums as one addition a neighbour, of padded channels; TVM fuses them into one pass."""
+    none = [0] * len(shape)
+    padded = b.pad(squares, [0, (size - 1) // 2, *none[2:]], [0, size // 2, *none[2:]])
+    total = b.slice(padded, 1, 0, shape[1])
+    for k in range(1, size):
+        total = b.add(total, b.slice(padded, 1, k, k + shape[1]))
+    return total
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {

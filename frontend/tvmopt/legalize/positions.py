@@ -1,0 +1,107 @@
+"""ArgMax and ArgMin: where the extreme stands, the first of equals - as two reductions without a branch.
+
+    peak = max over k of x[k];   y = min over k of (k where x[k] = peak, else n)
+
+TVM's own form carries (index, value) through one comparison an element, which no compiler makes vectors of. Along the
+last axis both reductions are one row program; along another they are two kernels over contiguous strips. A NaN is
+equal to nothing: a row in which it hides the peak gives n - 1 (ONNX leaves that open).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from tvmopt.legalize.common import static_shape
+from tvmopt.legalize.norm import flat, row_kernel
+from tvmopt.legalize.rows import Row, load, store
+from tvmopt.targets import Machine
+
+Expr = Any
+DTYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+POSITION = "int32"
+
+
+def _worst(dtype: str, highest: bool) -> Expr:
+    """What every number of the type exceeds, or equals."""
+    if dtype.startswith("float"):
+        return tirx.const(float("-inf" if highest else "inf"), dtype)
+    return tirx.min_value(dtype) if highest else tirx.max_value(dtype)
+
+
+def _position(index: Expr) -> Expr:
+    """An index, or a vector of them, as a position."""
+    lanes = int(index.ty.dtype.lanes)
+    return tirx.Cast(POSITION if lanes == 1 else f"{POSITION}x{lanes}", index)
+
+
+def program(highest: bool, dtype: str) -> Callable[[Row, list[Any], tuple[Expr, ...]], None]:
+    """The row's two passes; the second reads L1."""
+    pick = tirx.max if highest else tirx.min
+
+    def run(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
+        x, y = buffers
+        worst, last = _worst(dtype, highest).value, row.length - 1
+        peak = row.keep(row.reduce(lambda i: load(x, *at, i), lambda a, b: pick(a, b), worst, dtype=dtype), dtype=dtype)
+
+        def here(i: Expr) -> Expr:
+            value, place = load(x, *at, i), _position(i if not isinstance(i, int) else tirx.const(i, "int64"))
+            lanes = int(place.ty.dtype.lanes)
+            beyond = tirx.const(last, POSITION)
+            if lanes > 1:
+                return tirx.Select(value.equal(tirx.Broadcast(peak, lanes)), place, tirx.Broadcast(beyond, lanes))
+            return tirx.Select(value.equal(peak), place, beyond)
+
+        first = row.reduce(here, lambda a, b: tirx.min(a, b), last, dtype=POSITION)
+        ones = [0] * (len(y.shape) - len(at))
+        row.statements.append(store(y, first.astype("int64"), *at, *ones))
+
+    return run
+
+
+def _across(data: te.Tensor, peak: te.Tensor) -> te.Tensor:
+    """[outer, n, inner] and its extremes [outer, inner] -> positions [outer, inner]."""
+    outer, n, inner = (int(d) for d in data.shape)
+    k = te.reduce_axis((0, n), name="k")
+    least = te.comm_reducer(
+        lambda a, b: tirx.min(a, b), lambda dtype: tirx.const(n - 1, dtype), name="first"
+    )
+    first = te.compute(
+        (outer, inner),
+        lambda o, i: least(
+            tirx.Select(data(o, k, i).equal(peak(o, i)), k.astype(POSITION), tirx.const(n - 1, POSITION)), axis=[k]
+        ),
+        name="first",
+        attrs={"tvmopt.kernel": "reduce"},
+    )
+    return te.compute((outer, inner), lambda *i: first(*i).astype("int64"), name="position")
+
+
+def _legalizer(highest: bool) -> Callable[[relax.BlockBuilder, relax.Call, Machine], Any]:
+    def legalizer(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+        x, out = call.args[0], static_shape(call)
+        shape, dtype = static_shape(x), str(x.ty.dtype)
+        if not shape or out is None or 0 in shape or dtype not in DTYPES or prod(shape) >= 2**31:
+            return None
+        axis = call.attrs.axis
+        first, after = (0, len(shape)) if axis is None else (int(axis) % len(shape), int(axis) % len(shape) + 1)
+        name = "argmax" if highest else "argmin"
+        n, inner = prod(shape[first:after]), prod(shape[after:])
+        if inner == 1:
+            rows, wanted = (shape[:first], out) if prod(shape[:first]) > 1 else ((1,), (1,))
+            x = flat(bb, x, (*rows, n))
+            run = program(highest, dtype)
+            func = row_kernel([(*rows, n)], wanted, rows, n, machine.lanes(), run, name, (dtype, "int64"))
+            found = relax.call_tir(bb.add_func(func, name), [x], relax.TensorType(list(wanted), "int64"))
+            return found if wanted == out else relax.op.reshape(bb.emit(found), out)
+        data = flat(bb, x, (prod(shape[:first]), n, inner))
+        peak = bb.emit((relax.op.max if highest else relax.op.min)(data, 1))
+        return relax.op.reshape(bb.emit(bb.call_te(_across, data, peak, primfunc_name_hint=name)), out)
+
+    return legalizer
+
+
+LEGALIZERS = {"relax.argmax": _legalizer(True), "relax.argmin": _legalizer(False)}

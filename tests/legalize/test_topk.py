@@ -1,0 +1,71 @@
+"""TopK: order, ties and indices, along any axis, against a stable sort of NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvmopt.targets import Machine
+
+from tvmopt.pipeline import build, lower
+
+
+def run(x, k, axis=-1, largest=True, kind="both", dtype="int64"):
+    """The results, and the families of the kernels."""
+    bb = relax.BlockBuilder()
+    var = relax.Var("x", relax.TensorType(x.shape, str(x.dtype)))
+    with bb.function("main", [var]):
+        with bb.dataflow():
+            found = bb.emit(relax.op.topk(var, k, axis, kind, largest, dtype))
+            outs = [bb.emit(relax.TupleGetItem(found, i)) for i in range(2)] if kind == "both" else [found]
+            out = bb.emit_output(relax.Tuple(outs))
+        bb.emit_func_output(out)
+    machine = Machine.load("cpu").with_cores(2)
+    lowered = lower(bb.get(), machine)
+    vm = relax.VirtualMachine(build(lowered, machine), tvm.cpu())
+    return [t.numpy() for t in vm["main"](tvm.runtime.tensor(x))], {k.family for k in lowered.kernels}
+
+
+def definition(x, k, axis=-1, largest=True):
+    order = np.argsort(-x.astype("float64") if largest else x, axis, kind="stable")
+    index = np.take(order, range(k), axis)
+    return np.take_along_axis(x, index, axis), index
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 8, 31, 32, 33, 100])
+@pytest.mark.parametrize("largest", [True, False])
+def test_ties_and_order(k, largest):
+    x = np.random.default_rng(k).integers(-9, 9, (3, 100)).astype("float32")  # many equals
+    got, families = run(x, k, largest=largest)
+    for a, b in zip(got, definition(x, k, largest=largest), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert families == {"rows"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_axes_and_types(dtype, axis):
+    x = np.random.default_rng(0).integers(0, 200, (9, 17, 33)).astype(dtype)
+    got, families = run(x, 5, axis)
+    for a, b in zip(got, definition(x, 5, axis), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert "generic" not in families
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_sorted_rows(rising):
+    x = np.arange(1000, dtype="float32")[None, :: 1 if rising else -1].copy()
+    got, _ = run(x, 300)
+    for a, b in zip(got, definition(x, 300), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("kind", "which"), [("values", 0), ("indices", 1)])
+def test_one_result_and_infinities(kind, which):
+    x = np.random.default_rng(1).standard_normal((2, 40)).astype("float32")
+    x[0, ::3], x[1, ::4] = -np.inf, np.inf
+    got, _ = run(x, 30, kind=kind, dtype="int32")
+    want = definition(x, 30)[which]
+    np.testing.assert_array_equal(got[0], want)
+    assert got[0].dtype == ("float32" if which == 0 else "int32")
