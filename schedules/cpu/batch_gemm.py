@@ -4,7 +4,7 @@ of gemm.py on unpacked operands.
 B's rows are read where they lie: nr consecutive elements a step of k, the next step N*4 bytes further. Packing B would
 cost K*N moves for K*N*M/lanes FMAs; below M = 64 or so it does not pay, and above it the hardware prefetcher follows
 the stride. Where N is no multiple of half a vector (197 tokens), the legalizer packs B into zero-padded panels instead.
-Tasks: the batch.
+Tasks: the batch; where that is less than two a core, the column tiles of each too (each packs its own columns).
 Measured   Zen 5, one core: 12 x 128x64x128 236, 12 x 128x128x64 249 GFLOP/s; two matrices of 64x256x256 246.
 """
 
@@ -27,7 +27,7 @@ NAME, VERSION = "batch_gemm", 1
 @dataclass(frozen=True)
 class Shape:
     """C is [batch, m, n], the reduction is k long; nr: width of a packed panel of B, 0 where B is read as it lies;
-    batch is 0 for two plain matrices."""
+    batch is 0 for two plain matrices; cores: of the machine."""
 
     batch: int
     m: int
@@ -35,6 +35,12 @@ class Shape:
     k: int
     nr: int
     lanes: int
+    cores: int = 1
+
+    @property
+    def split(self) -> bool:
+        """Whether the batch alone is too few tasks."""
+        return self.batch < 2 * self.cores and self.cores > 1
 
     @property
     def flops(self) -> int:
@@ -51,7 +57,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     *_, last, k = extents(block)
     if len(batch) > 1:
         return None
-    return Shape(batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes())
+    return Shape(batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes(), machine.cores)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
@@ -97,10 +103,10 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
         sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
     if shape.nr:
         pack = sch.get_sblock("pack")
-        sch.compute_at(pack, lead[-1] if lead else n_tile, preserve_unit_loops=True)
+        sch.compute_at(pack, lead[-1] if lead and not shape.split else n_tile, preserve_unit_loops=True)
         sch.vectorize(sch.split(sch.get_loops(pack)[-1], [None, common_vector(shape.n, shape.lanes)])[1])
-    if lead and shape.flops > 500_000:
-        sch.parallel(lead[0])
+    if shape.flops > 500_000 and (lead or shape.split):
+        sch.parallel(sch.fuse(*lead, n_tile) if shape.split and lead else n_tile if shape.split else lead[0])
     sch.decompose_reduction(gemm, k)
     sch.unroll(m_in)
     if shape.nr:  # columns beyond N are dropped

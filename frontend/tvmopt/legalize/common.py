@@ -43,17 +43,23 @@ def batch_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
     return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
 
 
-def nhwc_convolution(
-    bb: relax.BlockBuilder, call: relax.Call
-) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray] | None:
-    """The shapes of data and weight and the weight's value of `R.nn.conv2d` in NHWC/OHWI; None if a layout is another
-    one, a shape is open or empty, or the weight is not constant."""
+def nhwc_shapes(call: relax.Call) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The shapes of data and weight of `R.nn.conv2d` in NHWC/OHWI; None if a layout is another one, or a shape is open
+    or empty."""
     attrs = call.attrs
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
         return None
-    x, w = call.args
-    xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
-    return None if xs is None or ws is None or value is None or 0 in xs + ws else (xs, ws, value)
+    xs, ws = (static_shape(a) for a in call.args)
+    return None if xs is None or ws is None or 0 in xs + ws else (xs, ws)
+
+
+def nhwc_convolution(
+    bb: relax.BlockBuilder, call: relax.Call
+) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray] | None:
+    """The shapes of data and weight of `R.nn.conv2d` in NHWC/OHWI and the weight's value; None where
+    :func:`nhwc_shapes` is, or if the weight is not constant."""
+    shapes, value = nhwc_shapes(call), constant(bb, call.args[1])
+    return None if shapes is None or value is None else (*shapes, value)
 
 
 def call_fusable(

@@ -5,6 +5,8 @@
 
 A 1x1 convolution without stride or padding is a GEMM on rows (n, y, x). Padding is a block of its own, which the
 family computes per task into a copy that stays in L2. Depthwise convolution has a room of its own.
+
+A weight that is computed at run time is packed at run time, by a kernel before the convolution.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.legalize.common import call_fusable, nhwc_convolution
+from tvmopt.legalize.common import call_fusable, constant, nhwc_shapes, static_shape
 from tvmopt.legalize.matmul import gemm_te, pack_panels, product, weight_panels
 from tvmopt.legalize.pairs import bits, pack_pairs
 from tvmopt.scheduling.tile import choose_tile
@@ -20,13 +22,15 @@ from tvmopt.targets import Machine
 
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
-    """`R.nn.conv2d` in NHWC/OHWI with constant weights; anything else is TVM's."""
-    found, attrs, x = nhwc_convolution(bb, call), call.attrs, call.args[0]
+    """`R.nn.conv2d` in NHWC/OHWI; the weight is constant, or float32. Anything else is TVM's."""
+    found, attrs, (x, w) = nhwc_shapes(call), call.attrs, call.args
     if found is None:
         return None
-    xs, ws, value = found
-    kind = str(value.dtype)
+    xs, ws = found
+    kind, value = str(w.ty.dtype), constant(bb, w)
     if str(x.ty.dtype) != kind or kind not in ("float32", "bfloat16") or str(call.ty.dtype) != "float32":
+        return None
+    if value is None and kind != "float32":
         return None
     groups = int(attrs.groups)
     if groups > 1 and ws[3] == 1:
@@ -37,21 +41,22 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     out_c, kh, kw, in_g = ws
     if (kh, kw) == (1, 1) and groups == 1 and not any((top, left, bottom, right)) and strides == [1, 1]:
         nr = choose_tile(batch * height * width, out_c, machine).nr
-        panels = weight_panels(value.reshape(out_c, in_g).T, nr)
+        if value is None:
+            panels = bb.emit(relax.op.squeeze(_packed_at_run_time(bb, w, 1, nr), [1, 2]))
+        else:
+            panels = weight_panels(value.reshape(out_c, in_g).T, nr)
         return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:3], in_g, out_c, nr), [x, panels], "conv1x1")
     _, out_h, out_w, _ = (int(v) for v in call.ty.shape.values)
     out_g = out_c // groups
     nr = choose_tile(batch * out_h * out_w, out_g, machine, rows=out_w).nr
     if groups > 1 and out_g < machine.lanes():
         nr = group_panel(out_g, machine.lanes())
-    # [G, Og, KH, KW, Cg] -> [G, KH*KW*Cg, Og] -> panels [G, P, KH*KW*Cg, nr] -> [G*P, KH, KW, Cg, nr]
-    matrix = np.moveaxis(value.reshape(groups, out_g, kh * kw, in_g), 1, 3)  # [G, KH*KW, Cg, Og]
-    if kind == "bfloat16":
-        matrix = pack_pairs(np.ascontiguousarray(matrix))
-    steps = matrix.shape[2]  # channels, or pairs of them
-    packed = pack_panels(matrix.reshape(groups, kh * kw * steps, out_g), nr)
-    panels_g = packed.shape[1]
-    panels = relax.const(packed.reshape(groups * panels_g, kh, kw, steps, nr), str(packed.dtype))
+    if value is None:
+        panels = _packed_at_run_time(bb, w, groups, nr)
+    else:
+        panels = _packed(value, groups, nr)
+    dims = static_shape(panels) or ()
+    steps, panels_g = dims[3], dims[0] // groups  # channels, or pairs of them
     odd = kind == "bfloat16" and groups == 1 and in_g % 2  # a channel of zeros makes pairs of all
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
@@ -102,6 +107,35 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
         )
 
     return call_fusable(bb, compute, [x, panels], "conv2d")
+
+
+def _packed(value: np.ndarray, groups: int, nr: int) -> relax.Expr:
+    """A constant [G*Og, KH, KW, Cg] as panels [G*P, KH, KW, Cg, nr], float32 or uint32 pairs of bfloat16."""
+    out_c, kh, kw, in_g = value.shape
+    matrix = np.moveaxis(value.reshape(groups, out_c // groups, kh * kw, in_g), 1, 3)  # [G, KH*KW, Cg, Og]
+    if value.dtype != np.float32:
+        matrix = pack_pairs(np.ascontiguousarray(matrix))
+    steps = matrix.shape[2]
+    packed = pack_panels(matrix.reshape(groups, kh * kw * steps, out_c // groups), nr)
+    return relax.const(packed.reshape(-1, kh, kw, steps, nr), str(packed.dtype))
+
+
+def _packed_at_run_time(bb: relax.BlockBuilder, weight: relax.Expr, groups: int, nr: int) -> relax.Expr:
+    """The same panels of a weight that is no constant, by a kernel."""
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        out_c, kh, kw, in_g = (int(d) for d in w.shape)
+        out_g = out_c // groups
+        panels = -(-out_g // nr)
+
+        def entry(p: tirx.Expr, ky: tirx.Expr, kx: tirx.Expr, c: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+            column = p % panels * nr + j
+            value = w(p // panels * out_g + column, ky, kx, c)
+            return value if out_g % nr == 0 else te.if_then_else(column < out_g, value, tirx.const(0.0, w.dtype))
+
+        return te.compute((groups * panels, kh, kw, in_g, nr), entry, name="pack_weight")
+
+    return bb.emit(bb.call_te(pack, weight, primfunc_name_hint="pack_weight"))
 
 
 def group_panel(out_g: int, lanes: int) -> int:

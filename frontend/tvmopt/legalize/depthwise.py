@@ -11,27 +11,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tvm import relax, te
+from tvm import relax, te, tirx
 
-from tvmopt.legalize.common import call_fusable, nhwc_convolution
+from tvmopt.legalize.common import call_fusable, constant, nhwc_shapes
 from tvmopt.legalize.window import Window, channel_vector, padded_source
 from tvmopt.targets import Machine
 
 
 def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
-    """`R.nn.conv2d` in NHWC/OHWI with one input channel a group and constant weights; anything else is not
-    ours.
+    """`R.nn.conv2d` in NHWC/OHWI with one input channel a group; anything else is not ours. A weight that is no
+    constant is packed by a kernel of its own.
     """
-    found, attrs, x = nhwc_convolution(bb, call), call.attrs, call.args[0]
+    found, attrs, (x, w) = nhwc_shapes(call), call.attrs, call.args
     if found is None:
         return None
-    xs, ws, value = found
+    xs, ws = found
     groups = int(attrs.groups)
-    if groups != xs[3] or ws[3] != 1 or groups == 1 or {str(x.ty.dtype), str(value.dtype)} != {"float32"}:
+    if groups != xs[3] or ws[3] != 1 or groups == 1 or {str(x.ty.dtype), str(w.ty.dtype)} != {"float32"}:
         return None
     window = Window.of(attrs, (ws[1], ws[2]), (xs[1], xs[2]))
     vector, copied = channel_vector(ws[0], ws[0] // groups, machine.lanes())
-    packed = relax.const(pack(value, vector), "float32")
+    value = constant(bb, w)
+    packed = _packed_at_run_time(bb, w, vector) if value is None else relax.const(pack(value, vector), "float32")
     return call_fusable(
         bb, lambda data, weight: depthwise_te(data, weight, ws[0], window, copied), [x, packed], "depthwise"
     )
@@ -44,6 +45,22 @@ def pack(weight: np.ndarray[Any, Any], vector: int) -> np.ndarray[Any, Any]:
     full = np.zeros((blocks * vector, kh, kw), weight.dtype)
     full[:out] = weight[..., 0]
     return np.ascontiguousarray(np.moveaxis(full.reshape(blocks, vector, kh, kw), 1, 3))
+
+
+def _packed_at_run_time(bb: relax.BlockBuilder, weight: relax.Expr, vector: int) -> relax.Expr:
+    """What :func:`pack` does, by a kernel."""
+
+    def compute(w: te.Tensor) -> te.Tensor:
+        out, kh, kw, _ = (int(d) for d in w.shape)
+
+        def entry(b: tirx.Expr, ky: tirx.Expr, kx: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
+            o = b * vector + v
+            value = w(o, ky, kx, 0)
+            return value if out % vector == 0 else te.if_then_else(o < out, value, tirx.const(0.0, w.dtype))
+
+        return te.compute((-(-out // vector), kh, kw, vector), entry, name="pack_weight")
+
+    return bb.emit(bb.call_te(compute, weight, primfunc_name_hint="pack_weight"))
 
 
 def depthwise_te(data: te.Tensor, weight: te.Tensor, out_c: int, window: Window, copied: bool) -> te.Tensor:

@@ -154,11 +154,13 @@ def direct(kind: str) -> Any:
             return None
         if str(attrs.layout) != layout or str(attrs.out_layout or layout) != layout:
             return None
-        lists = [[int(v) for v in values] for values in (attrs.strides, attrs.dilation, attrs.padding)]
+        strides, dilation, padding = ([int(v) for v in a] for a in (attrs.strides, attrs.dilation, attrs.padding))
         include = bool(getattr(attrs, "count_include_pad", False))
-        return call_fusable(
-            bb, lambda data: direct_te(data, kernel, *lists, out[2:], kind, include), [x], f"{kind}_pool_direct"
-        )
+
+        def compute(data: te.Tensor) -> te.Tensor:
+            return direct_te(data, kernel, strides, dilation, padding, out[2:], kind, include)
+
+        return call_fusable(bb, compute, [x], f"{kind}_pool_direct")
 
     return legalizer
 

@@ -123,9 +123,9 @@ def phase_kernel(weight: np.ndarray, strides: list[int], groups: int) -> tuple[n
     taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
     in_g, axes = channels // groups, range(len(kernel))
     padded = np.zeros((channels, out_g, *(t * s for t, s in zip(taps, strides, strict=True))), weight.dtype)
-    padded[(..., *(slice(k) for k in kernel))] = weight
+    padded[(slice(None), slice(None), *(slice(k) for k in kernel))] = weight
     # [g, Cg, Og, J, s an axis] -> [g, s an axis, Og, Cg, J an axis], taps reversed
     pairs = [extent for pair in zip(taps, strides, strict=True) for extent in pair]
-    phases = np.flip(padded.reshape(groups, in_g, out_g, *pairs), [3 + 2 * a for a in axes])
+    phases = np.flip(padded.reshape(groups, in_g, out_g, *pairs), tuple(3 + 2 * a for a in axes))
     phases = phases.transpose(0, *(4 + 2 * a for a in axes), 2, 1, *(3 + 2 * a for a in axes))
     return np.ascontiguousarray(phases.reshape(-1, in_g, *taps)), taps, in_g

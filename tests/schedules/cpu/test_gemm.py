@@ -1,11 +1,14 @@
 """The GEMM families: recognised, correct at the edges on every ISA level, with epilogues."""
 
+import re
+
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 from tvmopt.targets import Machine
 
-from tests.schedules.harness import close, machines, run
+from tests.schedules.harness import MACHINES, close, machines, module_of, run
+from tvmopt.pipeline import lower
 from tvmopt.scheduling.tile import choose_tile, fits
 
 
@@ -51,6 +54,25 @@ def test_batched_gemm_of_two_activations(machine, a, b):
     (y,), how = run(build, [x, w], machine)
     close(y, (x.astype("float64") @ w) * 0.125, a[-1])
     assert [s.family for s in how.values()] == ["batch_gemm"]
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("a, b", [((65, 64), (64, 128)), ((33, 90), (90, 97)), ((2, 64, 65), (2, 65, 72))])
+def test_a_small_batch_shares_its_columns_among_the_cores(machine, a, b):
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal(a).astype("float32"), rng.standard_normal(b).astype("float32")
+
+    def build(bb, x, w):
+        return relax.op.nn.relu(bb.emit(relax.op.matmul(x, w)))
+
+    (y,), how = run(build, [x, w], machine, 8)
+    close(y, np.maximum(x.astype("float64") @ w, 0), a[-1])
+    assert [(s.family, s.note) for s in how.values()] == [("batch_gemm", "")]
+    target = Machine.load(MACHINES[machine]).with_cores(8)
+    lowered = lower(module_of(build, [x, w]), target)
+    (kernel,) = (f for f in lowered.module.functions.values() if isinstance(f, tirx.PrimFunc))
+    tasks = re.search(r"in T.parallel\((\d+)\)", kernel.script())
+    assert tasks and int(tasks[1]) > (a[0] if len(a) > 2 else 1)
 
 
 @pytest.mark.parametrize("machine", ["znver5", "sapphirerapids", "x86-64-v3", "x86-64-v2"])
