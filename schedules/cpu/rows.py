@@ -21,6 +21,7 @@ import tvm
 from tvmopt.schedules.cpu._loops import worth_threads
 from tvmopt.targets import Machine
 
+from tvmopt.legalize.rows import NANOSECONDS
 from tvmopt.scheduling.blocks import annotated, extents, loop_extents, root_blocks
 from tvmopt.scheduling.facts import nbytes
 from tvmopt.scheduling.family import Knobs, Space
@@ -43,7 +44,8 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     if block is None:
         return None
     traffic = sum(nbytes(region.source) for region in (*block.reads, *block.writes))
-    return Shape(tuple(extents(block)), str(block.name_hint), traffic / 48)
+    nanoseconds = max(traffic / 48, float(block.annotations.get(NANOSECONDS, 0)))
+    return Shape(tuple(extents(block)), str(block.name_hint), nanoseconds)
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:

@@ -69,3 +69,15 @@ def test_one_result_and_infinities(kind, which):
     want = definition(x, 30)[which]
     np.testing.assert_array_equal(got[0], want)
     assert got[0].dtype == ("float32" if which == 0 else "int32")
+
+
+def test_rows_of_many_elements_are_tasks():
+    x = np.random.default_rng(1).standard_normal((8, 8400)).astype("float32")
+    bb = relax.BlockBuilder()
+    var = relax.Var("x", relax.TensorType(x.shape, "float32"))
+    with bb.function("main", [var]):
+        with bb.dataflow():
+            out = bb.emit_output(bb.emit(relax.op.topk(var, 100, -1, "values")))
+        bb.emit_func_output(out)
+    module = lower(bb.get(), Machine.load("cpu").with_cores(2)).module
+    assert "in T.parallel(8)" in module.script()  # its time is not that of its bytes: 268 KB

@@ -27,6 +27,8 @@ from tvm.tirx.stmt import BufferRegion
 Expr = Any
 Index = Any
 UNROLL = 4
+NANOSECONDS = "tvmopt.nanoseconds"
+"""The annotation of a block of rows whose work is not its bytes: one core's time for all rows, roughly."""
 INDEX = "int64"
 """The type of indices that TVM's own legalizations use: FuseTIR refuses to join buffers of other shapes'
 types.
