@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from onnx_check import model, value
+from tvm import relax
 
 from tvmopt.errors import ModelError, UnsupportedOp
 from tvmopt.importer import check, import_model, load, prepare
+from tvmopt.importer.converters.context import Inputs, open_size
 
 node = helper.make_node
 
@@ -78,3 +80,17 @@ def test_a_size_that_only_a_run_tells():
     text = refused(model(nodes, inputs, outputs, weights))
     assert "the size of its input 'picked' is decided by values, at run time" in text
     assert "select outside the model" in text and "TypeError" not in text
+
+
+def test_every_refusal_of_a_converter_is_told_once():
+    nodes = [node("Reshape", ["x", "to"], ["a"], name="one"), node("Reshape", ["y", "to"], ["b"], name="two")]
+    inputs, outputs = [value("x", (2, 3)), value("y", (5,))], [value("a", (7,)), value("b", (7,))]
+    text = refused(model(nodes, inputs, outputs, {"to": np.array([7], "int64")}))
+    assert text.count("node 'one'") == text.count("node 'two'") == 1
+    assert text.count("if you gave --shape") == 2
+
+
+def test_a_rank_that_only_a_run_tells():
+    either = relax.Var("a", relax.AnyType())  # what an If gives whose branches differ
+    found = open_size(node("Slice", ["a", "begin"], ["y"]), Inputs([either, relax.const([0], "int64")]))
+    assert found == "the rank of its input 'a' is decided by values, at run time"

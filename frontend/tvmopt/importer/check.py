@@ -60,7 +60,7 @@ def checked_import(model: onnx.ModelProto) -> Imported:
         ]
     if problems:
         first, *rest = problems
-        raise type(first)(first.what, where=first.where, fix=first.fix, others=[*first.others, *_alone(rest)])
+        raise type(first)(first.what, where=first.where, fix=first.fix, others=_alone(rest))
     return imported
 
 

@@ -90,9 +90,12 @@ CUT_BEFORE_SELECTION = "export the network up to its raw boxes and scores, and s
 
 
 def open_size(node: onnx.NodeProto, inputs: Inputs) -> str:
-    """Says which input has a size that only a run tells (it follows NonZero or NonMaxSuppression); "" without one."""
+    """Says which input has a size that only a run tells, or ""; it follows NonZero or NonMaxSuppression, or an If whose
+    branches differ."""
     for name, value in zip(node.input, inputs, strict=False):
         kind = getattr(value, "ty", None)
+        if type(kind).__name__ == "AnyType":  # the branches of an If give tensors of different ranks
+            return f"the rank of its input '{name}' is decided by values, at run time"
         if not isinstance(kind, relax.TensorType):
             continue
         if kind.shape is None or not all(isinstance(d, tvm.tirx.IntImm) for d in kind.shape):

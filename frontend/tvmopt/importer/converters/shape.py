@@ -201,7 +201,10 @@ def reshape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
         rest = int(np.prod([d for d in wanted if d != -1]))
         wanted[wanted.index(-1)] = int(np.prod(own)) // rest if rest else 0
     if int(np.prod(wanted)) != int(np.prod(own)):
-        raise ctx.unsupported(f"{list(own)} does not have as many elements as {wanted}", "repair the model")
+        raise ctx.unsupported(
+            f"{list(own)} does not have as many elements as {wanted}",
+            "if you gave --shape, it is not one that the model was exported for; else repair the model",
+        )
     if 0 in wanted:  # to Relax, as to ONNX, a 0 means: copy
         return relax.op.zeros(wanted, dtype_of(x))
     return Build(bb, ctx.name).reshape(x, wanted)
