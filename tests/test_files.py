@@ -39,6 +39,12 @@ def test_a_device_is_written_as_it_is() -> None:
     assert not Path("/dev/null").is_file()
 
 
+def test_a_full_disk_is_told() -> None:
+    for data in ({"x": np.zeros(9)}, {"x": np.zeros(1 << 20)}):
+        with pytest.raises(InputError, match="No space left"), atomic_write("/dev/full") as file:
+            save_arrays(file, data)
+
+
 def test_every_path_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     check_writable(None, "", tmp_path / "new.html", "/dev/null")
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tvmopt.errors import InputError, collect
+from tvmopt.errors import InputError, collect, reason
 
 
 def check_writable(*paths: str | Path | None) -> None:
@@ -55,15 +55,20 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     A link is followed: what it points to is replaced, not the link.
 
     Raises:
-        InputError: the folder does not exist or cannot be written.
+        InputError: the folder does not exist or cannot be written, or the disk is full.
     """
     path = Path(path)
     problem = _problem(path)
     if problem:
         raise InputError(problem[0], where=str(path), fix=problem[1])
     if _special(path):
-        with path.open("wb") as stream:
-            yield stream
+        try:
+            with path.open("wb") as stream:
+                yield stream
+        except BrokenPipeError:
+            raise  # `... | head`: whoever reads has enough
+        except OSError as error:
+            raise _full(path, error) from error
         return
     real = path.resolve()
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=real.parent)
@@ -78,10 +83,12 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             os.unlink(name)
         if isinstance(error, OSError):
-            raise InputError(
-                f"cannot write the file: {error.strerror}", where=str(path), fix="free some space"
-            ) from error
+            raise _full(path, error) from error
         raise
+
+
+def _full(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot write the file: {reason(error)}", where=str(path), fix="free some space")
 
 
 def write_text(path: str | Path, text: str) -> None:

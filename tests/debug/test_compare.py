@@ -21,7 +21,8 @@ from tvmopt.debug.compare import compare
 from tvmopt.debug.html import html
 from tvmopt.debug.records import CompareResult, result_from
 from tvmopt.debug.watch import laid_out
-from tvmopt.errors import InputError
+from tvmopt.errors import ArtifactError, InputError
+from tvmopt.importer.protos import tensor_spec
 
 ROOT = Path(__file__).parents[2]
 
@@ -204,6 +205,17 @@ def test_refusals(folder: Path, arguments: list[str], what: str) -> None:
 def test_inputs_that_do_not_fit(folder: Path) -> None:
     with pytest.raises(InputError, match="no input 'z'"):
         compare(folder / "good.onnx", inputs={"z": np.zeros(3)})
+    (name, shape), *_ = [(v.name, tensor_spec(v).shape) for v in onnx.load(folder / "good.onnx").graph.input]
+    with pytest.raises(InputError, match="dtype is float64"):
+        compare(folder / "good.onnx", inputs={name: np.zeros(shape)})
+    with pytest.raises(InputError, match="shape is"):
+        compare(folder / "good.onnx", inputs={name: np.zeros((*shape, 1), "float32")})
+
+
+def test_a_damaged_artifact_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.tvmopt").write_bytes(b"PK\x03\x04" + bytes(99))
+    with pytest.raises(ArtifactError, match="damaged"):
+        compare(folder / "good.onnx", tmp_path / "cut.tvmopt")
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 3, 1), (0, 3, 1, 2), (0, 1, 2, 3), (2, 0, 3, 1)])

@@ -132,6 +132,11 @@ class Profile:
         return tuple(k.name for k in self.kernels if k.position.compute_share > ABOVE)
 
     @property
+    def overhead(self) -> str:
+        """`overhead_s` in words; on a busy machine a run with the instrument may be the quicker one."""
+        return f"{self.overhead_s * 1e6:.1f} us a call" if self.overhead_s > 0 else "nothing that could be measured"
+
+    @property
     def accounted_s(self) -> float:
         """Sum of the kernels' times."""
         return sum(k.seconds for k in self.kernels)

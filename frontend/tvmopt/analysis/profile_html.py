@@ -94,7 +94,7 @@ def _summary(found: Profile) -> str:
     return (
         f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
         f"{definition}{found.flops / 1e9:.2f} GFLOP executed; {added}. "
-        f"The {found.instrument} instrument costs {found.overhead_s * 1e6:.1f} us a call, "
+        f"The {found.instrument} instrument costs {found.overhead}, "
         f"nothing taken off; {found.runs} runs{quiet}."
     )
 

@@ -66,12 +66,11 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
     for text in texts:
         name, equals, file = text.rpartition("=")
         try:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray) != bool(equals):
-                raise ValueError(
-                    "several arrays, and one name" if equals else "one array, and no name for it"
-                )
-            arrays.update({name: loaded} if equals else loaded)
+            with open(file, "rb") as stream:
+                loaded = np.load(stream, allow_pickle=False)
+                if isinstance(loaded, np.ndarray) != bool(equals):
+                    raise ValueError("several arrays, and one name" if equals else "one array, and no name for it")
+                arrays.update({name: loaded} if equals else loaded)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             foreign = "pickled" in str(error) or "Object arrays" in str(error)  # NumPy says how to load it all the same
             raise InputError(

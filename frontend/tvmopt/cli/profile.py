@@ -103,7 +103,7 @@ def _show(found: Any, top: int) -> None:
         f"[bold]{found.model}[/] for {found.target}, {found.precision}, {found.threads} threads: "
         f"{found.latency_s * 1e3:.3f} ms, {definition}{human(found.flops, 'FLOP')} executed; "
         f"{added_up(found)}, "
-        f"the {found.instrument} instrument adds {found.overhead_s * 1e6:.1f} us a call"
+        f"the {found.instrument} instrument adds {found.overhead}"
     )
     head, *lines = align([HEADER, *rows], {0, 1, 2, len(HEADER) - 1})
     out.print(f"[dim]{head}[/]")

@@ -29,7 +29,7 @@ from tvmopt.debug.check import Check, Command, Finding, Numbers
 from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import inputs_of, needed
 from tvmopt.debug.layers import Layers
-from tvmopt.errors import InputError, TvmoptError, reason
+from tvmopt.errors import InputError, TvmoptError, collect, reason
 from tvmopt.files import check_writable
 from tvmopt.importer.protos import node_name, operator, static_shape, tensor_spec
 
@@ -188,15 +188,17 @@ def feeds_of(model: onnx.ModelProto, inputs: str, seed: int) -> dict[str, Any]:
     """The inputs given, and seeded ones for those that are not.
 
     Raises:
-        InputError: an input of the file that the model lacks, or an open shape that nothing binds.
+        InputError: inputs of the file that the model lacks, or of another shape or dtype; an open shape that nothing
+            binds.
     """
     given = {}
     if inputs:
         try:
-            loaded = np.load(inputs, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                raise ValueError("one array, and no name for it")
-            given = dict(loaded)
+            with open(inputs, "rb") as stream:
+                loaded = np.load(stream, allow_pickle=False)
+                if isinstance(loaded, np.ndarray):
+                    raise ValueError("one array, and no name for it")
+                given = dict(loaded)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(
                 f"cannot read the inputs: {reason(error)}", where=inputs, fix="give an .npz of named arrays"
@@ -205,8 +207,11 @@ def feeds_of(model: onnx.ModelProto, inputs: str, seed: int) -> dict[str, Any]:
     unknown = sorted(set(given) - set(specs))
     if unknown:
         raise InputError(
-            f"the model has no input {unknown[0]!r}.", where=inputs, fix=f"its inputs are {', '.join(specs)}"
+            f"the model has no input {unknown[0]!r}.", where="-i", fix=f"its inputs are {', '.join(specs)}"
         )
+    misfits = [problem for n, array in given.items() if (problem := _misfit(array, specs[n]))]
+    if misfits:
+        raise collect(misfits)
     missing = [v for n, v in specs.items() if n not in given]
     open_ = [v.name for v in missing if static_shape(v.type) is None]
     if open_:
@@ -219,6 +224,21 @@ def feeds_of(model: onnx.ModelProto, inputs: str, seed: int) -> dict[str, Any]:
         **sample_inputs([tensor_spec(v) for v in missing], seed=seed, bounds=integer_bounds(model)),
         **given,
     }
+
+
+_NUMPY = {str(np.dtype(code)) for code in "?bBhHiIqQefdFD"}
+
+
+def _misfit(array: np.ndarray[Any, Any], value: onnx.ValueInfoProto) -> InputError | None:
+    """What is wrong with an array for this input; of types that NumPy lacks only the shape is looked at."""
+    spec, kind = tensor_spec(value), value.type.tensor_type
+    where = f"input {value.name}: {spec.dtype}[{','.join('?' if d < 0 else str(d) for d in spec.shape)}]"
+    if spec.dtype in _NUMPY and array.dtype.newbyteorder("=") != np.dtype(spec.dtype):
+        return InputError(f"the dtype is {array.dtype}.", where=where, fix=f"x.astype({spec.dtype!r})")
+    fits = len(spec.shape) == array.ndim and all(d in (-1, n) for d, n in zip(spec.shape, array.shape, strict=True))
+    if kind.HasField("shape") and not fits:
+        return InputError(f"the shape is {array.shape}.", where=where, fix="give an array of the input's shape")
+    return None
 
 
 class Search:
