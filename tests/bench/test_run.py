@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -122,6 +123,18 @@ def test_tuning_records_can_be_left_out(model):
     left_out, wrong = case.engines
     assert (left_out.status, left_out.facts["tuning records"]) == ("ok", "0")
     assert (wrong.status, "on or off" in wrong.message) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [("ok failed", 0), ("ok missing", 0), ("failed ok", 2), ("missing ok", 5), ("ok wrong", 3), ("failed wrong", 3)],
+)
+def test_exit_codes(rows, code):
+    """An opponent that cannot run is a row; the subject that cannot is an error; wrong numbers always are."""
+    from tvmopt.cli.bench import _exit_code
+
+    case = SimpleNamespace(engines=[SimpleNamespace(status=status) for status in rows.split()])
+    assert _exit_code(SimpleNamespace(cases=[case])) == code
 
 
 def test_labels_number_what_comes_twice():

@@ -110,8 +110,18 @@ def command(
         _profile(result, export_profile)
     if not as_json:
         written(html, markdown, export_times, export_profile)
+    code = _exit_code(result)
+    if code:
+        raise typer.Exit(code)
+
+
+def _exit_code(result: Any) -> int:
+    """3: outputs of an engine are wrong; 2 or 5: the engine that the others are compared with failed, or is missing. An
+    opponent that cannot run is a row, and no error."""
     if any(row.status == "wrong" for case in result.cases for row in case.engines):
-        raise typer.Exit(3)
+        return 3
+    subjects = {case.engines[0].status for case in result.cases}
+    return 2 if "failed" in subjects else 5 if "missing" in subjects else 0
 
 
 def _files_wanted(models: list[str], save: str | None, load: str | None, profile: str | None) -> None:
