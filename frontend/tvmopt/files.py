@@ -91,6 +91,19 @@ def _full(path: Path, error: OSError) -> InputError:
     return InputError(f"cannot write the file: {reason(error)}", where=str(path), fix="free some space")
 
 
+def make_folder(path: str | Path) -> None:
+    """Make a folder to write to, with those above it; one that is there is fine.
+
+    Raises:
+        InputError: it cannot be made, or is a file.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        told = f"cannot make the folder: {reason(error)}"
+        raise InputError(told, where=str(path), fix="give another path") from error
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text as UTF-8, whole or not at all."""
     with atomic_write(path) as file:

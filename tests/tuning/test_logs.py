@@ -13,7 +13,7 @@ from tvmopt.targets import Machine
 from typer.testing import CliRunner
 
 from tvmopt.cli.logs import app
-from tvmopt.errors import TuningError
+from tvmopt.errors import InputError, TuningError
 from tvmopt.scheduling.family import Space
 from tvmopt.scheduling.replay import Replay
 from tvmopt.tuning import logs
@@ -156,6 +156,8 @@ def test_commands(tmp_path: Path) -> None:
     for words in (["list"], ["export", str(tmp_path / "none")]):
         assert "no winners" in run(*words)
     assert "no winners" in run("verify")
+    with pytest.raises(InputError, match="cannot make the folder"):
+        run("export", str(store))
 
 
 def test_verdict_of_a_record_is_needed_to_win() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvmopt.cli.common import out, print_json, table
+from tvmopt.files import make_folder, write_text
 
 if TYPE_CHECKING:
     from tvmopt.tuning.curve import Curve, Point
@@ -154,6 +155,7 @@ def export(
     from tvmopt.tuning.logs import export_logs
 
     with _open(store) as opened:
+        make_folder(folder)
         if metaschedule:
             from tvmopt.tuning.metaschedule import export_database
 
@@ -192,7 +194,7 @@ def draw_curve(
     if output is not None:
         base = output.with_suffix("") if output.suffix in (".json", ".svg") else output
         for suffix, text in ((".json", json.dumps(drawn.as_dict(), indent=1) + "\n"), (".svg", curve.svg(drawn))):
-            base.with_name(base.name + suffix).write_text(text)
+            write_text(base.with_name(base.name + suffix), text)
     if as_json:
         print_json(drawn)
         return

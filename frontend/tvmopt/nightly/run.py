@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import TuningError, TvmoptError
+from tvmopt.files import make_folder
 from tvmopt.nightly.ledger import Change, Entry, KernelFigures, changes
 from tvmopt.nightly.plan import Job, Plan
 from tvmopt.nightly.report import write_report
@@ -67,7 +68,7 @@ def nightly(plan: Plan, *, night: str = "", progress: Progress | None = None) ->
     """
     tell = progress or (lambda stage: None)
     night = night or datetime.now().astimezone().date().isoformat()
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder)
     with locked(plan.folder / "lock"):
         with Store(plan.store) as store:
             files = [f for pattern in plan.merge for f in sorted(plan.path.parent.glob(pattern))]
