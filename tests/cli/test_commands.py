@@ -266,6 +266,13 @@ sys.exit(main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+def test_a_full_disk_behind_stdout() -> None:
+    with open("/dev/full", "w") as full:
+        words = [*COMMAND, "targets", "list", "--json"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_store_that_is_named_must_be_there(folder: Path, tmp_path: Path) -> None:
     missing = tmp_path / "no" / "missing.db"
     for words in (

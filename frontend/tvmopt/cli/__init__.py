@@ -6,6 +6,7 @@ A subcommand's module is imported when it is called: `tvmopt --help` imports no 
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -156,6 +157,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `tvmopt explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"InputError: cannot write: {error.strerror}\n  fix:   free some space", file=sys.stderr)
+        return 2
     except SystemExit as stop:
         if stop.code == 130:  # typer's word for Ctrl-C
             print(_interrupted(arguments), file=sys.stderr)
