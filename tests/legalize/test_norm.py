@@ -157,3 +157,13 @@ def test_softmax_along_another_axis(name, axis):
     e = np.exp(x.astype("float64") - x.max(axis, keepdims=True))
     want = e / e.sum(axis, keepdims=True)
     np.testing.assert_allclose(got, want if name == "softmax" else np.log(want), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (1009,), (33, 17), (3, 1, 64), (512, 1024)])
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min"])
+def test_of_everything(kind, shape):
+    x = data(*shape)
+    got, families = run(lambda bb, v: getattr(op, kind)(v, None, False), x)
+    want = getattr(x.astype("float64"), kind)()
+    assert got.shape == () and abs(got - want) <= 2e-7 * np.abs(x).sum() / (x.size if kind != "sum" else 16)
+    assert "rows" in families and "generic" not in families

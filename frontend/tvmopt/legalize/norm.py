@@ -26,6 +26,7 @@ from tvm.tirx.stmt import BufferRegion
 from tvmopt.legalize import math
 from tvmopt.legalize.common import OPAQUE, OUT_ELEMENTWISE_FUSABLE, call_with_pattern, static_shape
 from tvmopt.legalize.rows import INDEX, Row, load, loop, prim_func, store
+from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.targets import Machine
 
 Expr = Any
@@ -330,6 +331,19 @@ def instance_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) ->
     return _grouped(bb, call, machine, None)
 
 
+def _of_everything(
+    bb: relax.BlockBuilder, x: Any, length: int, out: Sequence[int], kind: str, machine: Machine
+) -> Any:
+    """A reduction over all axes: of equal parts, which threads share, then of their results. One chain of additions
+    would be slow, and its error would grow with the length."""
+    parts = largest_divisor(length, 64)
+    program = reduce_program(kind)
+    x = flat(bb, x, (parts, length // parts))
+    each = bb.emit(_emit(bb, [x], (parts,), (parts,), length // parts, machine, program, f"{kind}_rows"))
+    row = flat(bb, each, (1, parts))
+    return _reshaped(bb, _emit(bb, [row], (1,), (1,), parts, machine, program, f"{kind}_rows"), (1,), out)
+
+
 def _reduction(kind: str) -> Any:
     def legalizer(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x = call.args[0]
@@ -338,8 +352,10 @@ def _reduction(kind: str) -> Any:
             return None
         axes = call.attrs.axis if call.attrs.axis is not None else range(len(shape))
         count = _trailing(axes, len(shape))
-        if count is None or len(shape) == count:  # a sum over everything is one row: no row to give a thread
+        if count is None:
             return None
+        if len(shape) == count:
+            return _of_everything(bb, x, prod(shape), out, kind, machine)
         rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
         return _emit(
             bb,
