@@ -68,3 +68,19 @@ def test_longest_reduction() -> None:
         [weights("w", 4, 16, 3, 3), weights("m", 6, 9)],
     )  # fmt: skip
     assert longest_reduction(helper.make_model(graph)) == (144, 2)
+
+
+def test_a_reduction_counts_what_it_adds_up() -> None:
+    """Also from a shape that is inferred; where it is open, the usual number."""
+    value = helper.make_tensor_value_info
+
+    def terms(shape: list[int | str], axes: list[int] | None) -> tuple[int, int]:
+        inputs = ["r", "axes"] if axes else ["r"]
+        nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("ReduceSum", inputs, ["y"], keepdims=0)]
+        weights = [numpy_helper.from_array(np.array(axes, "int64"), "axes")] if axes else []
+        graph = helper.make_graph(nodes, "g", [value("x", 1, shape)], [value("y", 1, None)], weights)
+        return longest_reduction(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+    assert terms([7, 512, 33], None) == (7 * 512 * 33, 1)
+    assert terms([7, 512, 33], [-1, 1]) == (512 * 33, 1)
+    assert terms([7, "n", 33], [1]) == (64, 1)
