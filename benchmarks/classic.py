@@ -29,9 +29,7 @@ def classic(source: str, seed: int = 0) -> onnx.ModelProto:
         if node.op_type == "ConstantOfShape"
     } | {name: array.shape for name, array in stored.items() if array.dtype == np.float32}
     nodes = [node for node in graph.node if node.op_type != "ConstantOfShape"]
-    weights = _draw_weights(
-        model, nodes, shapes, stored, np.random.default_rng([seed, zlib.crc32(source.encode())])
-    )
+    weights = _draw_weights(model, nodes, shapes, stored, np.random.default_rng([seed, zlib.crc32(source.encode())]))
 
     read = {name for node in nodes for name in node.input}
     kept = {n: a for n, a in stored.items() if n in read} | weights
@@ -64,11 +62,7 @@ def _draw_weights(
         for name in node.input:
             uses[name] = uses.get(name, 0) + 1
     weights: dict[str, np.ndarray] = {}
-    root = {
-        node.output[0]: node.input[0]
-        for node in nodes
-        if node.op_type == "Reshape" and node.input[0] in shapes
-    }
+    root = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Reshape" and node.input[0] in shapes}
 
     def put(name: str, array: np.ndarray) -> None:
         if name in shapes and name not in weights:
@@ -114,16 +108,13 @@ def _draw_weights(
     return weights
 
 
-def _run_node(
-    model: onnx.ModelProto, node: onnx.NodeProto, values: dict[str, np.ndarray]
-) -> list[np.ndarray]:
+def _run_node(model: onnx.ModelProto, node: onnx.NodeProto, values: dict[str, np.ndarray]) -> list[np.ndarray]:
     """The outputs of one node, from onnxruntime."""
     import onnxruntime
 
     feeds = {name: values[name] for name in node.input if name}
     inputs = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for n, a in feeds.items()
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()
     ]
     outputs = [helper.make_empty_tensor_value_info(node.output[0])]
     one = onnx.helper.make_model(
@@ -131,7 +122,5 @@ def _run_node(
     )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        one.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(one.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return list(session.run(None, feeds))

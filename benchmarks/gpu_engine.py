@@ -1,5 +1,7 @@
 """One engine of `benchmarks/gpu_peers.py`, in a process of its own: the cases, how each engine runs one, the clock.
 
+How it is started, and what it prints:
+
     python benchmarks/gpu_engine.py      # then a line of JSON that says which engine and case, then one a turn
 """
 

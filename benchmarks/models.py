@@ -232,9 +232,7 @@ def _classifier(kind: str, batch: int, **options: Any) -> tuple[Any, dict[str, A
     return _wrap(model, lambda out: out.logits, ("pixel_values",)), _image(batch)
 
 
-def _text(
-    model: Any, batch: int, length: int, pick: Callable[[Any], Any], *names: str
-) -> tuple[Any, dict[str, Any]]:
+def _text(model: Any, batch: int, length: int, pick: Callable[[Any], Any], *names: str) -> tuple[Any, dict[str, Any]]:
     import torch
 
     tensors = {
@@ -362,9 +360,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{name:18}{check(path)}  ({time.perf_counter() - start:.0f} s)", flush=True)
         except (RuntimeError, ValueError, ImportError) as error:
             failed += 1
-            print(
-                f"{name:18}{type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True
-            )
+            print(f"{name:18}{type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
     return 1 if failed else 0
 
 

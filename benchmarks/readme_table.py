@@ -47,9 +47,7 @@ def block(folder: Path, suite: Sequence[str]) -> str:
     peers = _peers(chosen)
     machine = json.loads(next(folder.glob("*-b*-t*.json")).read_text())["machine"]
     lines = [_words(chosen, peers, machine, suite), ""]
-    lines.append(
-        "| model | tvmopt ms | " + " | ".join(f"{NAMES[p]} ms | ratio | verdict" for p in peers) + " |"
-    )
+    lines.append("| model | tvmopt ms | " + " | ".join(f"{NAMES[p]} ms | ratio | verdict" for p in peers) + " |")
     lines.append("|---|---:|" + "---:|---|---|" * len(peers))
     for case in chosen:
         rows = {row["label"]: row for row in case["engines"]}
@@ -65,9 +63,7 @@ def block(folder: Path, suite: Sequence[str]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _words(
-    chosen: list[dict[str, Any]], peers: list[str], machine: dict[str, Any], suite: Sequence[str]
-) -> str:
+def _words(chosen: list[dict[str, Any]], peers: list[str], machine: dict[str, Any], suite: Sequence[str]) -> str:
     measured = {Path(c["model"]).stem for c in chosen}
     absent = [name for name in suite if name not in measured]
     shared = ", a shared virtual machine" if machine.get("virtual") else ""
@@ -84,8 +80,7 @@ def _words(
         mean = math.exp(sum(map(math.log, values)) / len(values))
         losses = sum(v > 1 for v in values)
         text.append(
-            f"Against {NAMES[peer]}: geometric mean {mean:.2f}, "
-            f"{losses} of {len(values)} ratios above 1; {counts}."
+            f"Against {NAMES[peer]}: geometric mean {mean:.2f}, {losses} of {len(values)} ratios above 1; {counts}."
         )
     if absent:
         text.append(f"Not measured: {', '.join(absent)}.")
@@ -118,9 +113,7 @@ def rewritten(text: str, results: Path = HERE / "results") -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description="Make the README's table of results from the measured files."
-    )
+    parser = argparse.ArgumentParser(description="Make the README's table of results from the measured files.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if it differs")
     args = parser.parse_args(arguments)
     old = README.read_text()

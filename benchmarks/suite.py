@@ -120,9 +120,7 @@ def line(case: dict[str, Any]) -> str:
     for row in case["engines"]:
         ratio = case["ratios"].get(row["label"])
         time = f"{row['latency']['median_ms']:.2f} ms" if row["latency"] else row["status"]
-        words.append(
-            f"{row['label']} {time}" + (f" ({ratio['value'] or 0:.2f} {ratio['verdict']})" if ratio else "")
-        )
+        words.append(f"{row['label']} {time}" + (f" ({ratio['value'] or 0:.2f} {ratio['verdict']})" if ratio else ""))
     return " ".join(words)
 
 

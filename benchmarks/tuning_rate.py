@@ -92,8 +92,7 @@ def stock(machine: Any, seconds: float) -> dict[str, float]:
             child.wait()
         elapsed = time.perf_counter() - start
         done = sum(
-            line.count("\n")
-            for line in (f.read_text() for f in Path(folder).rglob("database_tuning_record.json"))
+            line.count("\n") for line in (f.read_text() for f in Path(folder).rglob("database_tuning_record.json"))
         )
     return {"trials": done, "seconds": elapsed, "per_second": done / elapsed}
 
@@ -112,10 +111,7 @@ def main() -> int:
              "metaschedule": stock(machine, args.seconds)}  # fmt: skip
     for name in ("tvmopt", "metaschedule"):
         row = found[name]
-        print(
-            f"{name:14}{row['trials']:5.0f} trials in {row['seconds']:5.0f} s: "
-            f"{row['per_second']:5.2f} a second"
-        )
+        print(f"{name:14}{row['trials']:5.0f} trials in {row['seconds']:5.0f} s: {row['per_second']:5.2f} a second")
     if args.output:
         args.output.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -9,9 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def encoder(
-    layers: int = 2, width: int = 256, heads: int = 4, length: int = 128, seed: int = 0
-) -> onnx.ModelProto:
+def encoder(layers: int = 2, width: int = 256, heads: int = 4, length: int = 128, seed: int = 0) -> onnx.ModelProto:
     """A transformer encoder with random weights: x[1, length, width] -> y of the same shape.
 
     Each layer is attention and a feed-forward part of four times the width, a LayerNorm before each.

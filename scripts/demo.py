@@ -45,9 +45,7 @@ print(json.dumps(1e3 * sorted(times)[len(times) // 2]))
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model", default="resnet50_caffe2", help="a classic network of benchmarks/models.py"
-    )
+    parser.add_argument("--model", default="resnet50_caffe2", help="a classic network of benchmarks/models.py")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     args = parser.parse_args()
 
@@ -63,9 +61,7 @@ def main() -> int:
         ["run", str(artifact), "--print-time", "--iterations", "50"],
     )
     for step in steps:
-        print(
-            f"\n== tvmopt {' '.join(Path(word).name if '/' in word else word for word in step)}", flush=True
-        )
+        print(f"\n== tvmopt {' '.join(Path(word).name if '/' in word else word for word in step)}", flush=True)
         code = subprocess.run([*tvmopt, *step], check=False).returncode
         if code:
             return code
@@ -79,10 +75,7 @@ def main() -> int:
         rounds["tvmopt"].append(_measure(TVMOPT, artifact, threads))
         rounds["onnxruntime"].append(_measure(ONNXRUNTIME, model, threads))
     for engine, times in rounds.items():
-        print(
-            f"{engine:12} {statistics.median(times):8.2f} ms "
-            f"  (rounds: {' '.join(f'{t:.2f}' for t in times)})"
-        )
+        print(f"{engine:12} {statistics.median(times):8.2f} ms   (rounds: {' '.join(f'{t:.2f}' for t in times)})")
     ratio = statistics.median(rounds["tvmopt"]) / statistics.median(rounds["onnxruntime"])
     print(f"tvmopt takes {ratio:.2f} times as long as onnxruntime, with no tuning")
     print(f"\nwhat was done and why not: .venv/bin/tvmopt explain {artifact.relative_to(ROOT)}")

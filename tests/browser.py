@@ -26,9 +26,7 @@ def chromium():
 @contextmanager
 def opened(browser, file, scheme="light", width=1300, height=850):
     """A page read from disk with the network off. Afterwards: no error was logged, nothing was asked for."""
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
-    )
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
     page = context.new_page()
     page.set_default_timeout(180_000)  # a busy machine must not fail a test
     said, asked = [], []

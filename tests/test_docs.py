@@ -59,15 +59,11 @@ def test_every_page_is_built_and_filled(site: Path) -> None:
 def test_opens_from_the_disk(site: Path) -> None:
     """No page loads a script, style or image from the network."""
     for page in site.rglob("*.html"):
-        for address in re.findall(
-            r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text()
-        ):
+        for address in re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text()):
             raise AssertionError(f"{page.name} loads {address}")
 
 
-@pytest.mark.parametrize(
-    "link", ["[gone](nowhere.md)", "[gone](limits.md#no-such-heading)"], ids=["page", "anchor"]
-)
+@pytest.mark.parametrize("link", ["[gone](nowhere.md)", "[gone](limits.md#no-such-heading)"], ids=["page", "anchor"])
 def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
     source = tmp_path / "docs"
     source.mkdir()
@@ -113,9 +109,7 @@ def test_cpp_program_builds_and_gives_python_s_answer(tmp_path: Path) -> None:
         p.name for p in (tmp_path / "model").iterdir()
     )
     x.tofile(tmp_path / "input.bin")
-    done = subprocess.run(
-        ["./run_model", "model", "input.bin"], cwd=tmp_path, check=True, stdout=subprocess.PIPE
-    )
+    done = subprocess.run(["./run_model", "model", "input.bin"], cwd=tmp_path, check=True, stdout=subprocess.PIPE)
     got = np.frombuffer(done.stdout, np.float32).reshape(1, 10)
     np.testing.assert_array_equal(got, compiled.model(x))
     short = subprocess.run(["./run_model", "model", "run_model.cpp", "x"], cwd=tmp_path, capture_output=True)

@@ -14,9 +14,7 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_bench.py"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
 
 
 def test_dry_run_names_every_step() -> None:

@@ -66,9 +66,7 @@ def test_spills_are_told_and_limits_refused() -> None:
     recorder = Recorder(Machine.load("nvidia-h100"))
     recorder.tags = {"k_kernel": ["blockIdx.x", "threadIdx.x", "tirx.use_dyn_shared_memory"]}
     recorder.usage = {"k_kernel": Usage(64, 0, 8, 8, 8)}
-    recorder.dimensions = {
-        "k_kernel": {"blockIdx.x": 5, "threadIdx.x": 256, "tirx.use_dyn_shared_memory": 1024}
-    }
+    recorder.dimensions = {"k_kernel": {"blockIdx.x": 5, "threadIdx.x": 256, "tirx.use_dyn_shared_memory": 1024}}
     assert recorder.of("k") == [Launch("k_kernel", 5, 256, 64, 1024, 8, 0.5, "registers")]
     assert recorder.warnings() == ("registers are spilled to memory in k_kernel (8 bytes a thread)",)
     recorder.check()

@@ -227,9 +227,7 @@ def run(
     if fill not in ("random", "zeros", "ones"):
         raise InputError(f"there is no fill {fill!r}.", fix="random, zeros or ones")
     if not isinstance(model, Model) and str(model).endswith(".onnx"):
-        raise InputError(
-            "an ONNX file must be compiled first.", where=str(model), fix=f"tvmopt compile {model}"
-        )
+        raise InputError("an ONNX file must be compiled first.", where=str(model), fix=f"tvmopt compile {model}")
     check_writable(output)
     loaded = model if isinstance(model, Model) else load(model, threads=threads)
     given = dict(inputs or {})
@@ -243,11 +241,7 @@ def run(
         marked = ranges(loaded)
     with marked:
         outputs = loaded.run(feeds)
-        timing = (
-            loaded.time(feeds, iterations=iterations, warmup=warmup, duration=duration)
-            if print_time
-            else None
-        )
+        timing = loaded.time(feeds, iterations=iterations, warmup=warmup, duration=duration) if print_time else None
     if output is not None:
         with atomic_write(output) as file:
             save_arrays(file, outputs)
@@ -313,9 +307,7 @@ def inspect(
         InputError: `timed` without `html`; an artifact of an older tvmopt, which does not know its graph.
     """
     if timed and not html:
-        raise InputError(
-            "timing shows on the page only.", fix="tvmopt inspect MODEL --html graph.html --timed"
-        )
+        raise InputError("timing shows on the page only.", fix="tvmopt inspect MODEL --html graph.html --timed")
     if html:
         check_writable(html)
         write_text(html, _graph_page(source, shape, timed, target, precision, progress))
@@ -379,7 +371,5 @@ def explain(
     )
     if node:
         kernels = tuple(k for k in report.kernels if any(node in n for site in k.nodes for n in site))
-        report = replace(
-            report, kernels=kernels, decisions=tuple(d for d in report.decisions if node in d.node)
-        )
+        report = replace(report, kernels=kernels, decisions=tuple(d for d in report.decisions if node in d.node))
     return report

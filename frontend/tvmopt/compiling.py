@@ -98,9 +98,7 @@ def refit(artifact: Artifact, request: Request, progress: Progress | None = None
     return artifact.with_weights(weights, manifest)
 
 
-def lower(
-    request: Request, stages: Progressed, lookup: RecordLookup | None = None
-) -> tuple[Imported, Any, Any]:
+def lower(request: Request, stages: Progressed, lookup: RecordLookup | None = None) -> tuple[Imported, Any, Any]:
     """The model as imported, lowered to scheduled kernels, and its weights apart."""
     from tvmopt.importer import import_model  # a bad file is refused before TVM's compiler is loaded
 

@@ -61,12 +61,8 @@ def _pinned() -> list[Check]:
         if found == wanted:
             checks.append(Check(name, "ok", found))
         else:
-            why = (
-                "; with another tvm-ffi, TVM's tuner crashes or TVM fails at import" if "ffi" in name else ""
-            )
-            checks.append(
-                Check(name, "broken", found or "not installed", f"pip install '{name}=={wanted}'{why}")
-            )
+            why = "; with another tvm-ffi, TVM's tuner crashes or TVM fails at import" if "ffi" in name else ""
+            checks.append(Check(name, "broken", found or "not installed", f"pip install '{name}=={wanted}'{why}"))
     return checks
 
 
@@ -134,9 +130,7 @@ def _cpu() -> list[Check]:
     checks = [Check("CPU", "ok", f"{machine.name}, {machine.cores} cores, {machine.vector_bits}-bit vectors")]
     features = ", ".join(machine.features) or "none known"
     if machine.vector_bits < 256:
-        note = (
-            "no AVX2 seen: kernels use 128-bit vectors; a virtual machine may hide the processor's features"
-        )
+        note = "no AVX2 seen: kernels use 128-bit vectors; a virtual machine may hide the processor's features"
         return [*checks, Check("CPU features", "warning", features, note)]
     return [*checks, Check("CPU features", "ok", features)]
 
@@ -146,9 +140,7 @@ def _threads() -> list[Check]:
 
     cores, text = usable_cores(), os.environ.get("TVM_NUM_THREADS", "")
     if text and (not text.isdigit() or int(text) < 1):
-        return [
-            Check("threads", "broken", f"TVM_NUM_THREADS={text}", "unset it, or set it to a positive number")
-        ]
+        return [Check("threads", "broken", f"TVM_NUM_THREADS={text}", "unset it, or set it to a positive number")]
     if text and int(text) != cores:
         fix = f"TVM_NUM_THREADS={text} wins over the {cores} usable cores; unset it to use them all"
         return [Check("threads", "warning", f"{text} of {cores} cores", fix)]
@@ -168,9 +160,7 @@ def _memory() -> list[Check]:
 
 
 def _cuda() -> list[Check]:
-    nvcc = shutil.which("nvcc") or next(
-        (str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))), ""
-    )
+    nvcc = shutil.which("nvcc") or next((str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))), "")
     nvrtc = _version("cuda-bindings")
     if nvcc or nvrtc:
         checks = [Check("CUDA compiler", "ok", nvcc or f"NVRTC, cuda-bindings {nvrtc}")]

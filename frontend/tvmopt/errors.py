@@ -28,9 +28,7 @@ class TvmoptError(Exception):
 
     exit_code = 2
 
-    def __init__(
-        self, what: str, *, where: str = "", fix: str = "", others: Sequence[TvmoptError] = ()
-    ) -> None:
+    def __init__(self, what: str, *, where: str = "", fix: str = "", others: Sequence[TvmoptError] = ()) -> None:
         self.what, self.where, self.fix, self.others = what, where, fix, tuple(others)
         super().__init__(what)
 

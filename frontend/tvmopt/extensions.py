@@ -131,9 +131,7 @@ def _installed() -> tuple[Extension, ...]:
 
 def _read(module: Any, name: str, version: str) -> Extension:
     converters, passes = getattr(module, "CONVERTERS", {}), tuple(getattr(module, "PASSES", ()))
-    pairs = all(
-        isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and callable(p[1]) for p in passes
-    )
+    pairs = all(isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) and callable(p[1]) for p in passes)
     keys = isinstance(converters, dict) and all(
         isinstance(k, tuple) and len(k) == 2 and callable(c) for k, c in converters.items()
     )

@@ -38,9 +38,7 @@ pass's).
 """
 
 
-def _parts(
-    name: str, kind: TypeProto, value: Any
-) -> tuple[list[onnx.NodeProto], dict[str, tuple[TypeProto, Any]]]:
+def _parts(name: str, kind: TypeProto, value: Any) -> tuple[list[onnx.NodeProto], dict[str, tuple[TypeProto, Any]]]:
     """Nodes that make the input `name` out of plain tensors, and those tensors."""
     if kind.HasField("optional_type"):
         inner = kind.optional_type.elem_type
@@ -107,9 +105,7 @@ class TvmoptRep(BackendRep):  # type: ignore[misc]  # ONNX has no types
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The outputs, for inputs in order or by name; a sequence is a list, an empty optional None."""
-        named = (
-            inputs if isinstance(inputs, Mapping) else dict(zip(self.names, _listed(inputs), strict=False))
-        )
+        named = inputs if isinstance(inputs, Mapping) else dict(zip(self.names, _listed(inputs), strict=False))
         model, feeds = plain_inputs(self.model, named)
         static = set(compile_time_inputs(model))
         values = {k: v for k, v in feeds.items() if k in static}

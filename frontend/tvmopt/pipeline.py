@@ -55,9 +55,7 @@ class Lowered:
     unscheduled: tvm.IRModule
 
 
-def graph_passes(
-    machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False
-) -> list[Any]:
+def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
         P.UnrollRecurrence(log, lambda call: recurrent.declines(call, machine)),  # its steps are operators like any

@@ -140,11 +140,7 @@ def compile_source(source: str, arch: str, nvcc: str = "nvcc") -> tuple[bytes, d
 
 
 _LANGUAGE = (
-    *(
-        f"-U__CUDA_NO_{kind}_{what}__"
-        for kind in ("HALF", "BFLOAT16")
-        for what in ("OPERATORS", "CONVERSIONS")
-    ),
+    *(f"-U__CUDA_NO_{kind}_{what}__" for kind in ("HALF", "BFLOAT16") for what in ("OPERATORS", "CONVERSIONS")),
     *("-U__CUDA_NO_BFLOAT162_OPERATORS__", "-U__CUDA_NO_BFLOAT162_CONVERSIONS__"),
     *("--expt-relaxed-constexpr", "--expt-extended-lambda"),
 )
@@ -300,9 +296,7 @@ def recording(machine: Machine, nvcc: str = "") -> Iterator[Recorder]:
         yield recorder
     finally:
         module.codegen_build = original
-        tvm_ffi.register_global_func(
-            "tvm_callback_cuda_compile", stock.tvm_callback_cuda_compile, override=True
-        )
+        tvm_ffi.register_global_func("tvm_callback_cuda_compile", stock.tvm_callback_cuda_compile, override=True)
 
 
 _VALUE = 15

@@ -54,9 +54,7 @@ def request_of(manifest: Manifest, model: Any) -> Request:
     if manifest.kind == "llvm":
         machine = machine.with_cores(manifest.threads)
     options = manifest.options
-    return Request(
-        model, machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False)
-    )
+    return Request(model, machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False))
 
 
 @dataclass

@@ -66,9 +66,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     n, oh, ow, panels, nr, ky, kx, c = extents(block)
     groups = int(block.annotations["tvmopt.groups"])
     o = prod(extents(out)[3:])
-    row_bytes = (
-        itemsize(pad.writes[0].source) * extents(pad)[2] * extents(pad)[3] if pad is not None else 4 * ow * c
-    )
+    row_bytes = itemsize(pad.writes[0].source) * extents(pad)[2] * extents(pad)[3] if pad is not None else 4 * ow * c
     return Shape(
         n,
         oh,
@@ -95,11 +93,7 @@ def knobs(shape: Shape, machine: Machine) -> Space:
         {
             "mr": (
                 mr,
-                *(
-                    r
-                    for r in (4, 6, 7, 8, 10, 12, 13, 14)
-                    if r != mr and r <= shape.ow and fits(r, nv, machine)
-                ),
+                *(r for r in (4, 6, 7, 8, 10, 12, 13, 14) if r != mr and r <= shape.ow and fits(r, nv, machine)),
             ),
             "row_chunk": (row_chunk, *(d for d in _divisors(shape.oh) if d != row_chunk)),
             "panel_chunk": (panel_chunk, *(d for d in panel_chunks(shape) if d != panel_chunk)),
@@ -144,11 +138,7 @@ def choose_task(shape: Shape) -> tuple[int, int]:
             compute = waves * rows * panels / (total / shape.cores)  # 1.0: perfectly even
             buffer = (rows + kh - 1) * shape.in_bytes_per_row if shape.padded else 0
             # one vector of input serves kh*kw*nr/lanes*panels FMAs a row; a move costs about one of them
-            copy = (
-                (rows + kh - 1) / rows / (kh * kw * max(1, shape.nr // shape.lanes) * panels)
-                if shape.padded
-                else 0
-            )
+            copy = (rows + kh - 1) / rows / (kh * kw * max(1, shape.nr // shape.lanes) * panels) if shape.padded else 0
             spill = 0.05 if buffer > shape.l2 // 2 else 0.0
             read = panels * panel_bytes if panels * panel_bytes > shape.l2 // 2 else 0
             stream = waves * read / 16 / cycles

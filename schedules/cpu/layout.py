@@ -53,9 +53,7 @@ def knobs(shape: Shape, machine: Machine) -> Space:
     """Threads or not; the edge of a tile of a transpose: a cache line of floats, or two."""
     line = machine.line // 4
     parallel = int(worth_threads(shape.nanoseconds, machine))
-    return Space(
-        {"parallel": (parallel, 1 - parallel), "tile": (line, 2 * line, line // 2), "chunk": (4096, 1024)}
-    )
+    return Space({"parallel": (parallel, 1 - parallel), "tile": (line, 2 * line, line // 2), "chunk": (4096, 1024)})
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:

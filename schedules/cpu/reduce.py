@@ -67,9 +67,7 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
             reduction_nest(sch, block, here, shape.machine, bool(knobs["parallel"]), knobs["strip"])
 
 
-def reduction_nest(
-    sch: Any, block: Any, here: BlockFacts, machine: Machine, parallel: bool, limit: int
-) -> None:
+def reduction_nest(sch: Any, block: Any, here: BlockFacts, machine: Machine, parallel: bool, limit: int) -> None:
     """Schedule one reduction block: contiguous spatial strip innermost, else partial sums in lanes."""
     loops = sch.get_loops(block)
     if len(loops) != len(here.extents):

@@ -90,9 +90,7 @@ class Product:
 class Program:
     """The tile program of a product."""
 
-    def __init__(
-        self, product: Product, tile: Tile, a: Operand, b: Any, epilogue: Epilogue, kind: str = ""
-    ) -> None:
+    def __init__(self, product: Product, tile: Tile, a: Operand, b: Any, epilogue: Epilogue, kind: str = "") -> None:
         self.p, self.t, self.a, self.b, self.epilogue = product, tile, a, b, epilogue
         self.kind = kind or KINDS[product.dtype]
         self.tiles_m, self.tiles_n = T.ceildiv(product.m, tile.bm), T.ceildiv(product.n, tile.bn)
@@ -229,9 +227,7 @@ class Program:
     def _end(self) -> list[Any]:
         t, p, width = self.t, self.p, self.epilogue.width
         tile = T.pointer(self.smem)
-        stage = T.call(
-            f"stage<{self.mi}, {self.ni}, {t.stride}>", tile, T.pointer(self.acc), self.row0, self.col0
-        )
+        stage = T.call(f"stage<{self.mi}, {self.ni}, {t.stride}>", tile, T.pointer(self.acc), self.row0, self.col0)
         runs = t.bn // width
 
         def one(index: Expr) -> Any:

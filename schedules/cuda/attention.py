@@ -106,9 +106,7 @@ class _Program:
         self.kernel = T.Kernel(32 * self.warps, [T.ceildiv(shape.queries, bm), shape.batch * shape.heads])
         deep, wide = T.ceildiv(shape.depth, 16), T.ceildiv(shape.depth_v, 16)
         self.kc, self.ni, self.no = deep, bn // 8, 2 * wide
-        self.keep = (
-            deep <= 8 and bm == 64
-        )  # query fragments stay in registers; 8 warps of 128 registers: two blocks
+        self.keep = deep <= 8 and bm == 64  # query fragments stay in registers; 8 warps of 128 registers: two blocks
         self.stride = 16 * wide + 8
         k_tile = bn * shape.row
         self.k_at, self.v_at = bm * shape.row, bm * shape.row + 2 * k_tile
@@ -137,12 +135,8 @@ class _Program:
             slot = tirx.floormod(step, T.int_(2)) * (self.bn * s.row)
             return T.seq(
                 [
-                    self._copy(
-                        k, step * self.bn, self.bn, s.keys, s.kv_heads, kv_head, s.depth, slot + self.k_at
-                    ),
-                    self._copy(
-                        v, step * self.bn, self.bn, s.keys, s.kv_heads, kv_head, s.depth_v, slot + self.v_at
-                    ),
+                    self._copy(k, step * self.bn, self.bn, s.keys, s.kv_heads, kv_head, s.depth, slot + self.k_at),
+                    self._copy(v, step * self.bn, self.bn, s.keys, s.kv_heads, kv_head, s.depth_v, slot + self.v_at),
                 ]
             )
 
@@ -206,9 +200,7 @@ class _Program:
     def _first_queries(self) -> Any:
         if not self.keep:
             return None
-        load = T.call(
-            f"load_queries<{self.s.row}, {self.kc}>", T.pointer(self.q), self.smem.data, self.warp_row
-        )
+        load = T.call(f"load_queries<{self.s.row}, {self.kc}>", T.pointer(self.q), self.smem.data, self.warp_row)
         return T.seq([T.call("cp_async_wait<0>"), T.barrier(), load])
 
     def _attend(self, j: Expr) -> list[Any]:
@@ -219,24 +211,16 @@ class _Program:
         query0 = self.query0 + self.warp_row
         made = []
         if not self.keep:
-            made.append(
-                T.call(f"load_queries<{row}, {self.kc}>", T.pointer(self.q), self.smem.data, self.warp_row)
-            )
-        made.append(
-            T.call(f"scores<{self.kind}, {row}, {self.kc}, {self.ni}>", scores, T.pointer(self.q), keys)
-        )
+            made.append(T.call(f"load_queries<{row}, {self.kc}>", T.pointer(self.q), self.smem.data, self.warp_row))
+        made.append(T.call(f"scores<{self.kind}, {row}, {self.kc}, {self.ni}>", scores, T.pointer(self.q), keys))
         limit = "true" if s.causal else "false"
         scale = tirx.const(s.scale * log2(e), "float32")
         first = j * self.bn
-        made.append(
-            T.call(f"scale_and_mask<{self.ni}, {limit}>", scores, scale, first, s.keys, query0, s.offset)
-        )
+        made.append(T.call(f"scale_and_mask<{self.ni}, {limit}>", scores, scale, first, s.keys, query0, s.offset))
         if s.bias:
             made.append(self._bias(first, query0))
         made.append(
-            T.call(
-                f"softmax_step<{self.ni}, {self.no}>", scores, o, T.pointer(self.top), T.pointer(self.total)
-            )
+            T.call(f"softmax_step<{self.ni}, {self.no}>", scores, o, T.pointer(self.top), T.pointer(self.total))
         )
         made.append(T.call(f"weigh<{self.kind}, {row}, {self.ni}, {self.no}>", o, scores, values))
         return made
@@ -276,9 +260,7 @@ class _Program:
             T.call(f"divide<{self.no}>", T.pointer(self.o), T.pointer(self.total)),
             T.call("cp_async_wait<0>"),
             T.barrier(),
-            T.call(
-                f"stage<1, {self.no}, {self.stride}>", self.smem.data, T.pointer(self.o), self.warp_row, 0
-            ),
+            T.call(f"stage<1, {self.no}, {self.stride}>", self.smem.data, T.pointer(self.o), self.warp_row, 0),
             T.barrier(),
             T.loop(T.ceildiv(count, threads), one, "turn"),
         ]

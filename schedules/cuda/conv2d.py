@@ -120,7 +120,12 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
         (T.up(shape.m, tile.bm), deep), shape.groups,
     )  # fmt: skip
     b = Rows(
-        weight, shape.n, shape.pitch, shape.pitch, gcd(shape.pitch, most), (T.up(shape.n, tile.bn), deep),
+        weight,
+        shape.n,
+        shape.pitch,
+        shape.pitch,
+        gcd(shape.pitch, most),
+        (T.up(shape.n, tile.bn), deep),
         shape.n * shape.pitch if shape.groups > 1 else 0,
     )
     product = Product(

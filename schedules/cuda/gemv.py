@@ -83,9 +83,7 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     lane = kernel.tx % 32
     row, column = lane // columns, first + lane % columns
     axes = [*rows_of(extents(out)[:-1], row), column]
-    store = T.seq(
-        [T.call(f"pick<{m * columns}>", T.pointer(run), T.pointer(acc), lane), *epilogue.run(axes, run)]
-    )
+    store = T.seq([T.call(f"pick<{m * columns}>", T.pointer(run), T.pointer(acc), lane), *epilogue.run(axes, run)])
     whole = shape.n % (columns * WARPS) == 0
     inside = T.both(lane < m * columns, None if whole else column < shape.n)
     kernel.buffers.extend(epilogue.buffers)

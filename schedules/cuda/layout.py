@@ -45,9 +45,7 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
 def knobs(shape: Shape, machine: Machine) -> Space:
     """`rows`: of a tile that a block's threads move at a time (32 * rows threads); `threads` of a one-pass block."""
     _, threads = fill(shape.elements, 1, machine)
-    return Space(
-        {"rows": (8, 4, 16), "threads": (threads, *(t for t in (64, 128, 256, 512) if t != threads))}
-    )
+    return Space({"rows": (8, 4, 16), "threads": (threads, *(t for t in (64, 128, 256, 512) if t != threads))})
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
@@ -74,9 +72,7 @@ def transpose(sch: Any, block: Any, facts_now: BlockFacts, axes: tuple[int, int]
     stored, loaded = axes
     turned = [a.buffer for a in facts_now.loads if along(facts_now, a, loaded) == 1]
     reads = [region.source for region in sch.get(block).reads]
-    copies = [
-        sch.cache_read(block, k, "shared") for k, b in enumerate(reads) if any(b.same_as(t) for t in turned)
-    ]
+    copies = [sch.cache_read(block, k, "shared") for k, b in enumerate(reads) if any(b.same_as(t) for t in turned)]
     loops = sch.get_loops(block)
     s_tile, s_in = sch.split(loops[stored], [None, TILE])
     l_tile, l_in = sch.split(loops[loaded], [None, TILE])

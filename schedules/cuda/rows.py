@@ -180,11 +180,7 @@ def _held(sch: Any, blocks: list[Any], count: int, knobs: Knobs) -> list[Any]:
             continue
         for k, region in enumerate(sch.get(block).reads):
             shape = [int(d) for d in region.source.shape]
-            if (
-                str(region.source.scope()) != "global"
-                or math.prod(shape) % count
-                or math.prod(shape) < 2 * count
-            ):
+            if str(region.source.scope()) != "global" or math.prod(shape) % count or math.prod(shape) < 2 * count:
                 continue
             copies.append(sch.cache_read(block, k, "local"))
     return copies

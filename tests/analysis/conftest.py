@@ -9,9 +9,7 @@ from tests.browser import chromium
 from tvmopt.analysis.peaks import Peaks
 from tvmopt.analysis.profile import profile
 
-PEAKS = Peaks(
-    "m", 1, {"fp32": 100e9, "int8": 400e9}, {"l2": 80e9, "l3": 40e9, "dram": 10e9}, 1 << 20, 1 << 24, "x"
-)
+PEAKS = Peaks("m", 1, {"fp32": 100e9, "int8": 400e9}, {"l2": 80e9, "l3": 40e9, "dram": 10e9}, 1 << 20, 1 << 24, "x")
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +35,7 @@ def artifact(tmp_path_factory):
         [numpy_helper.from_array(a, n) for n, a in weights.items()],
     )
     folder = tmp_path_factory.mktemp("profile")
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx"
-    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
     tvmopt.compile(folder / "m.onnx", output=folder / "m.tvmopt", verify=False)
     return folder / "m.tvmopt"
 

@@ -46,9 +46,7 @@ def test_counters_of_a_process():
     assert Usage.of(2**22 + 1).run == 0.0  # nobody
 
 
-@pytest.mark.skipif(
-    not os.path.exists("/proc/self/schedstat"), reason="the kernel keeps no scheduler statistics"
-)
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel keeps no scheduler statistics")
 def test_waiting_is_seen_when_two_processes_share_one_processor():
     cpu = min(os.sched_getaffinity(0))
     code = f"import os\nos.sched_setaffinity(0, [{cpu}])\nprint(flush=True)\nwhile True: pass"

@@ -33,10 +33,7 @@ def test_boxes_do_not_touch_and_arrows_go_down(name):
     count, edges = GRAPHS[name]
     sizes = [(100 + 20 * (i % 3), 40 + 10 * (i % 4)) for i in range(count)]
     found = layout(sizes, edges)
-    boxes = [
-        (x - w / 2, y - h / 2, x + w / 2, y + h / 2)
-        for (x, y), (w, h) in zip(found.centres, sizes, strict=True)
-    ]
+    boxes = [(x - w / 2, y - h / 2, x + w / 2, y + h / 2) for (x, y), (w, h) in zip(found.centres, sizes, strict=True)]
     for i, (a0, b0, a1, b1) in enumerate(boxes):
         assert a0 >= -1e-6 and a1 <= found.width + 1e-6 and b0 >= -1e-6 and b1 <= found.height + 1e-6
         for c0, d0, c1, d1 in boxes[:i]:

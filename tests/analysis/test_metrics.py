@@ -28,9 +28,7 @@ def _fill(light: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-@pytest.mark.parametrize(
-    "entry", [e for e in models.SUITE if e.origin == "light" and e.gmacs], ids=lambda e: e.name
-)
+@pytest.mark.parametrize("entry", [e for e in models.SUITE if e.origin == "light" and e.gmacs], ids=lambda e: e.name)
 def test_published_multiply_adds(entry):
     model = _fill(onnx.load(LIGHT / f"light_{entry.source}.onnx"))
     found = metrics(model)

@@ -99,9 +99,7 @@ def test_times_are_reported_as_measured_and_the_instruments_cost_is_told():
 
 
 def test_on_a_busy_machine_the_quickest_counts_and_is_marked():
-    recording = Recording(
-        ["a"], [3e-3, 1e-3], [4e-3, 2e-3], [np.array([9e-4]), np.array([5e-3])], disturbed=True
-    )
+    recording = Recording(["a"], [3e-3, 1e-3], [4e-3, 2e-3], [np.array([9e-4]), np.array([5e-3])], disturbed=True)
     found = module._summarise(_model([]), PEAKS, recording, 0)
     assert (found.latency_s, found.accounted_s, found.disturbed) == (1e-3, 9e-4, True)
     assert found.covered == pytest.approx((9e-4 / 4e-3 + 5e-3 / 2e-3) / 2)  # within each run

@@ -108,9 +108,7 @@ def test_onnxruntime_cuda_keeps_data_on_the_device(gpu_onnxruntime):
 
 def test_a_silent_fallback_of_the_provider_is_an_error(gpu_onnxruntime, monkeypatch):
     monkeypatch.setattr(Session, "used", ("CPUExecutionProvider",))
-    with pytest.raises(
-        MissingDependency, match="fell back from CUDAExecutionProvider to CPUExecutionProvider"
-    ):
+    with pytest.raises(MissingDependency, match="fell back from CUDAExecutionProvider to CPUExecutionProvider"):
         make(_cuda_job()).load()
 
 

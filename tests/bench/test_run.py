@@ -190,7 +190,7 @@ def test_rotation_turns_round_and_drops_disturbed_rounds_whole():
     ]
     series = [Series(), Series()]
     assert rotate(engines, series, Plan(rounds=3, launches=1), 99) == 4
-    assert log == list("aabb" "bbaa" "aabb" "bbaa")
+    assert log == list("aabbbbaaaabbbbaa")
     assert series[0].launches == [[1.0, 1.1, pytest.approx(1.2)]]
     assert series[1].launches == [[2.0, 2.2, 2.3]]
     assert [(s.disturbed, s.clean) for s in series] == [(1, 3)] * 2

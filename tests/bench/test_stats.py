@@ -24,9 +24,7 @@ def test_identical_engines_are_never_told_apart():
     assert "faster" not in verdicts and "slower" not in verdicts
 
 
-@pytest.mark.parametrize(
-    ("ratio", "word"), [(0.8, "faster"), (0.9, "faster"), (1.12, "slower"), (1.5, "slower")]
-)
+@pytest.mark.parametrize(("ratio", "word"), [(0.8, "faster"), (0.9, "faster"), (1.12, "slower"), (1.5, "slower")])
 def test_real_differences_are_found_every_time(ratio, word):
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -47,9 +45,7 @@ def test_wide_intervals_are_unstable_not_equal():
     verdicts = set()
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        verdicts.add(
-            compare_rounds(_rounds(rng, 1.0, noise=0.4), _rounds(rng, 1.0, noise=0.4), Rules(drift=9)).verdict
-        )
+        verdicts.add(compare_rounds(_rounds(rng, 1.0, noise=0.4), _rounds(rng, 1.0, noise=0.4), Rules(drift=9)).verdict)
     assert verdicts == {"unstable"}
 
 
@@ -90,9 +86,7 @@ def test_the_bootstrap_knows_that_launches_differ():
     assert (low, high) == (0.9, 1.1)
     _, low, high = bootstrap([[v for one in launches for v in one]], confidence=0.9, resamples=2000)
     assert (low, high) == (0.95, 1.05) or high - low < 0.15
-    assert bootstrap(launches, confidence=0.9, resamples=500) == bootstrap(
-        launches, confidence=0.9, resamples=500
-    )
+    assert bootstrap(launches, confidence=0.9, resamples=500) == bootstrap(launches, confidence=0.9, resamples=500)
 
 
 def test_latency_summary():

@@ -123,9 +123,7 @@ class Builder:
     def create_network(self, flags):
         self.flags = flags
         LOG.append(("network", flags))
-        return types.SimpleNamespace(
-            num_inputs=1, get_input=lambda i: types.SimpleNamespace(name="x", shape=(-1, 9))
-        )
+        return types.SimpleNamespace(num_inputs=1, get_input=lambda i: types.SimpleNamespace(name="x", shape=(-1, 9)))
 
     def create_builder_config(self):
         return Config()
@@ -163,9 +161,7 @@ def _tensorrt(version, parses=True):
     trt.__version__ = version
     trt.Logger = type("Logger", (), {"ERROR": 1, "__init__": lambda self, level: None})
     trt.Builder = Builder
-    names = (
-        "EXPLICIT_BATCH" if version < "9" and not version.startswith("1") else "EXPLICIT_BATCH STRONGLY_TYPED"
-    )
+    names = "EXPLICIT_BATCH" if version < "9" and not version.startswith("1") else "EXPLICIT_BATCH STRONGLY_TYPED"
     trt.NetworkDefinitionCreationFlag = enum.IntEnum("Flag", names, start=0)
     flags = "TF32 REFIT" if version.startswith("11") else "FP16 INT8 BF16 TF32 REFIT"
     trt.BuilderFlag = enum.IntEnum("BuilderFlag", flags, start=0)

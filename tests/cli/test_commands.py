@@ -168,9 +168,7 @@ def test_compile_json_and_explain(folder: Path, tmp_path: Path) -> None:
         told = tvmopt("explain", source)
         assert told.returncode == 0, told.stderr
         assert "conv" in told.stdout
-    assert (
-        "head" not in tvmopt("explain", tmp_path / "a.tvmopt", "--node", "conv").stdout.partition("kernel")[2]
-    )
+    assert "head" not in tvmopt("explain", tmp_path / "a.tvmopt", "--node", "conv").stdout.partition("kernel")[2]
 
 
 def test_inspect(folder: Path) -> None:

@@ -12,9 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 def weight(name: str, *shape: int, seed: int = 0) -> onnx.TensorProto:
     """Normal numbers of a size that keeps activations near 1."""
     rng = np.random.default_rng([seed, *name.encode()])
-    return numpy_helper.from_array(
-        (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]) or 1)).astype("f4"), name
-    )
+    return numpy_helper.from_array((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]) or 1)).astype("f4"), name)
 
 
 def info(name: str, *shape: int | str | None, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:

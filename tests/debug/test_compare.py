@@ -73,9 +73,7 @@ def test_a_wrong_weight_in_an_artifact(folder: Path) -> None:
     culprit = found.traces[0].culprit
     assert culprit is not None and "conv2" in culprit.nodes
     assert found.repro is not None and found.repro.confirmed and len(found.repro.nodes) < 5
-    again = compare(
-        found.repro.path, found.repro.other, bisect=False, inputs=dict(np.load(found.repro.inputs))
-    )
+    again = compare(found.repro.path, found.repro.other, bisect=False, inputs=dict(np.load(found.repro.inputs)))
     assert again.rows[0].status == "wrong"
 
 
@@ -91,9 +89,7 @@ def test_a_wrong_weight_that_does_no_harm_is_still_named(tmp_path: Path) -> None
     saved(good, tmp_path / "good.onnx")
     saved(spoiled(good, "w", element=0), tmp_path / "bad.onnx")
     tvmopt.compile(tmp_path / "good.onnx", output=tmp_path / "good.tvmopt", verify=False)
-    tvmopt.refit(
-        tmp_path / "good.tvmopt", tmp_path / "bad.onnx", output=tmp_path / "bad.tvmopt", verify=False
-    )
+    tvmopt.refit(tmp_path / "good.tvmopt", tmp_path / "bad.onnx", output=tmp_path / "bad.tvmopt", verify=False)
     found = compare(tmp_path / "good.onnx", tmp_path / "bad.tvmopt", repro=tmp_path / "r.onnx")
     assert not found.ok and found.blame is not None and "matmul" in found.blame.text
     assert all(o.ok for o in found.rows[0].outputs)
@@ -168,9 +164,7 @@ def test_two_models_with_other_names_and_nodes(folder: Path) -> None:
 
 
 def test_tolerances_by_output(folder: Path) -> None:
-    done = command(
-        "compare", folder / "good.onnx", folder / "bad.onnx", "--rtol", "y:1e9", "--no-bisect", "-q"
-    )
+    done = command("compare", folder / "good.onnx", folder / "bad.onnx", "--rtol", "y:1e9", "--no-bisect", "-q")
     assert "would pass" in done.stdout
     found = compare(folder / "good.onnx", folder / "bad.onnx", rtol={"y": 1e9}, bisect=False)
     assert found.rows[0].status == "ok" and found.rows[0].outputs[0].tolerance == 1e9

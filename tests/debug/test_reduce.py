@@ -49,9 +49,7 @@ class Has:
 
 
 @pytest.mark.parametrize("mode", ["bisect", "linear"])
-@pytest.mark.parametrize(
-    "guilty", [("conv2",), ("conv1",), ("head",), ("conv1", "conv3"), ("relu1", "add3", "pool")]
-)
+@pytest.mark.parametrize("guilty", [("conv2",), ("conv1",), ("head",), ("conv1", "conv3"), ("relu1", "add3", "pool")])
 def test_search_finds_exactly_the_guilty(tmp_path: Path, mode: str, guilty: tuple[str, ...]) -> None:
     check = Has(*guilty)
     search = Search(Layers(residual(), {}, tmp_path), check, wants=False)
@@ -63,9 +61,7 @@ def test_search_finds_exactly_the_guilty(tmp_path: Path, mode: str, guilty: tupl
 def test_bisection_needs_few_checks(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"], name=f"n{i}") for i in range(200)]
     check = Has("n150")
-    search = Search(
-        Layers(model(nodes, [info("t0", 2)], [info("t200", 2)]), {}, tmp_path), check, wants=False
-    )
+    search = Search(Layers(model(nodes, [info("t0", 2)], [info("t200", 2)]), {}, tmp_path), check, wants=False)
     search.whole()
     assert search.run("bisect") == {150}
     assert check.calls < 20

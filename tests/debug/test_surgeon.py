@@ -43,9 +43,7 @@ def test_extract_between_tensors_computes_the_same(net: Path, tmp_path: Path) ->
     done = extract(net, inputs=["r1"], outputs=["a3"], output=tmp_path / "part.onnx")
     assert done.inputs == ("r1 float32[1,8,9,9]",)  # from shape inference
     assert done.nodes == (9, 4)
-    np.testing.assert_allclose(
-        outputs(done.path, {"r1": r1})[0], a3, atol=1e-6
-    )  # other fusions, other rounding
+    np.testing.assert_allclose(outputs(done.path, {"r1": r1})[0], a3, atol=1e-6)  # other fusions, other rounding
     onnx.checker.check_model(str(done.path), full_check=True)
 
 
@@ -76,9 +74,7 @@ def test_extract_cuts_a_weight_into_an_input(net: Path, tmp_path: Path) -> None:
         ({"nodes": ["conv2"], "outputs": ["y"]}, "exclude each other", ""),
     ],
 )
-def test_extract_refuses(
-    net: Path, tmp_path: Path, arguments: dict[str, list[str]], what: str, fix: str
-) -> None:
+def test_extract_refuses(net: Path, tmp_path: Path, arguments: dict[str, list[str]], what: str, fix: str) -> None:
     with pytest.raises(InputError) as error:
         extract(net, **arguments, output=tmp_path / "no.onnx")
     assert what in error.value.what and fix in error.value.fix
@@ -237,9 +233,7 @@ def test_sanitize_converts_the_opset(net: Path, tmp_path: Path) -> None:
     assert np.array_equal(outputs(done.path, {"x": X})[0], outputs(net, {"x": X})[0])
     with pytest.raises(InputError, match="no opset 999"):
         sanitize(net, opset=999, output=tmp_path / "no.onnx")
-    strange = model(
-        [helper.make_node("Strange", ["x"], ["y"], domain="my.own")], [info("x", 1)], [info("y", 1)]
-    )
+    strange = model([helper.make_node("Strange", ["x"], ["y"], domain="my.own")], [info("x", 1)], [info("y", 1)])
     strange.opset_import.append(helper.make_opsetid("my.own", 1))
     try:
         sanitize(strange, opset=13, output=tmp_path / "strange.onnx")

@@ -151,9 +151,7 @@ def wrong_type(made: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def weight_type(made: onnx.ModelProto, rng: random.Random) -> None:
-    rng.choice(list(made.graph.initializer)).data_type = rng.choice(
-        [0, 2, 6, 7, 8, 9, 10, 11, 15, 17, 22, 77]
-    )
+    rng.choice(list(made.graph.initializer)).data_type = rng.choice([0, 2, 6, 7, 8, 9, 10, 11, 15, 17, 22, 77])
 
 
 def cycle(made: onnx.ModelProto, rng: random.Random) -> None:
@@ -188,9 +186,7 @@ def attribute(made: onnx.ModelProto, rng: random.Random) -> None:
 
 def dimension(made: onnx.ModelProto, rng: random.Random) -> None:
     shape = rng.choice([*made.graph.input, *made.graph.output]).type.tensor_type.shape
-    shape.dim[rng.randrange(len(shape.dim))].dim_value = rng.choice(
-        [-5, -1, 0, 1, 7, 1 << 20, 1 << 40, 1 << 62]
-    )
+    shape.dim[rng.randrange(len(shape.dim))].dim_value = rng.choice([-5, -1, 0, 1, 7, 1 << 20, 1 << 40, 1 << 62])
 
 
 def weight_dims(made: onnx.ModelProto, rng: random.Random) -> None:
@@ -203,9 +199,7 @@ def weight_values(made: onnx.ModelProto, rng: random.Random) -> None:
     tensors = [t for t in made.graph.initializer if t.data_type == TensorProto.INT64]
     tensor = rng.choice(tensors)
     array = numpy_helper.to_array(tensor).copy()
-    array.reshape(-1)[rng.randrange(array.size)] = rng.choice(
-        [-(1 << 63), -100, -1, 0, 1 << 33, (1 << 63) - 1]
-    )
+    array.reshape(-1)[rng.randrange(array.size)] = rng.choice([-(1 << 63), -100, -1, 0, 1 << 33, (1 << 63) - 1])
     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
@@ -224,9 +218,7 @@ def operator(made: onnx.ModelProto, rng: random.Random) -> None:
         "Pad",
         "Split",
     ]
-    _any_node(made, rng).op_type = rng.choice(
-        [*names, "Attention", "ConvTranspose", "MaxPool", "Einsum", "Range"]
-    )
+    _any_node(made, rng).op_type = rng.choice([*names, "Attention", "ConvTranspose", "MaxPool", "Einsum", "Range"])
 
 
 def inputs(made: onnx.ModelProto, rng: random.Random) -> None:
@@ -235,9 +227,7 @@ def inputs(made: onnx.ModelProto, rng: random.Random) -> None:
     if what == 0:
         target.input.append(rng.choice(["", "x", "nowhere"]))
     elif what == 1:
-        target.input[rng.randrange(len(target.input))] = rng.choice(
-            ["", "nowhere", made.graph.node[-1].output[0]]
-        )
+        target.input[rng.randrange(len(target.input))] = rng.choice(["", "nowhere", made.graph.node[-1].output[0]])
     elif what == 2:
         del target.input[:]
     else:
@@ -340,11 +330,7 @@ def verdict(data: bytes, compiles: bool) -> str:
             import_model(data)
     except TvmoptError as error:
         text = str(error)
-        return (
-            f"refused: {type(error).__name__}: {text.splitlines()[0]}"
-            if error.what
-            else f"foreign: no words {text}"
-        )
+        return f"refused: {type(error).__name__}: {text.splitlines()[0]}" if error.what else f"foreign: no words {text}"
     except BaseException:
         return "foreign: " + traceback.format_exc().replace("\n", "\\n")[-3000:]
     return "imported"

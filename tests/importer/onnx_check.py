@@ -33,9 +33,7 @@ def model(
     """A model of these nodes; `weights` are initialisers."""
     initial = [numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()]
     graph = helper.make_graph(list(nodes), "g", list(inputs), list(outputs), initial)
-    opsets = [helper.make_opsetid("", opset)] + [
-        helper.make_opsetid(d, v) for d, v in (domains or {}).items()
-    ]
+    opsets = [helper.make_opsetid("", opset)] + [helper.make_opsetid(d, v) for d, v in (domains or {}).items()]
     made = helper.make_model(graph, opset_imports=opsets, functions=list(functions))
     made.ir_version = min(made.ir_version, 10)
     return made
@@ -54,9 +52,7 @@ def run_ort(made: onnx.ModelProto, inputs: dict[str, Any]) -> list[Any]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return list(session.run(None, inputs))
 
 

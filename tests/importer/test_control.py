@@ -124,9 +124,7 @@ def test_a_loop_of_unknown_trips_is_refused_with_the_reason():
 
 
 def test_an_endless_loop_is_refused_quickly():
-    made = model(
-        [node("Loop", ["", "", "x"], ["s", ""], body=loop_body())], [value("x", (3,))], [value("s", (3,))]
-    )
+    made = model([node("Loop", ["", "", "x"], ["s", ""], body=loop_body())], [value("x", (3,))], [value("s", (3,))])
     with pytest.raises(UnsupportedOp):
         import_model(made)
 

@@ -95,9 +95,7 @@ def test_average_pool(count: int, ceil: int) -> None:
 def test_max_pool_with_indices() -> None:
     attrs = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1}
     compare("MaxPool", [normal(2, 3, 8, 9)], 2, out_types=(TensorProto.FLOAT, TensorProto.INT64), **attrs)
-    compare(
-        "MaxPool", [normal(2, 3, 17)], 2, kernel_shape=[2], out_types=(TensorProto.FLOAT, TensorProto.INT64)
-    )
+    compare("MaxPool", [normal(2, 3, 17)], 2, kernel_shape=[2], out_types=(TensorProto.FLOAT, TensorProto.INT64))
 
 
 RECURRENT = [("LSTM", 4, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1}), ("RNN", 1, {})]
@@ -151,9 +149,7 @@ RESIZES = [
 @pytest.mark.parametrize("size", [(1, 2, 14, 15), (1, 2, 4, 9), (1, 2, 21, 5)])
 def test_resize(mode: str, transform: str, extra: dict[str, Any], size: tuple[int, ...]) -> None:
     inputs = [normal(1, 2, 7, 9), None, None, np.array(size, np.int64)]
-    compare(
-        "Resize", inputs, weights=(3,), opset=18, mode=mode, coordinate_transformation_mode=transform, **extra
-    )
+    compare("Resize", inputs, weights=(3,), opset=18, mode=mode, coordinate_transformation_mode=transform, **extra)
 
 
 @pytest.mark.parametrize("scales", [(1, 1, 2, 2), (1, 1, 0.6, 1.7)])

@@ -77,9 +77,7 @@ def export(path, dynamo: bool):
     return net
 
 
-@pytest.mark.parametrize(
-    "dynamo", [False, pytest.param(True, marks=pytest.mark.models)], ids=["torchscript", "dynamo"]
-)
+@pytest.mark.parametrize("dynamo", [False, pytest.param(True, marks=pytest.mark.models)], ids=["torchscript", "dynamo"])
 def test_a_transformer_imports_static(tmp_path, dynamo):
     path = tmp_path / "t.onnx"
     net = export(path, dynamo)
@@ -100,9 +98,7 @@ def test_a_transformer_imports_static(tmp_path, dynamo):
 
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize(
-    "dynamo", [False, pytest.param(True, marks=pytest.mark.models)], ids=["torchscript", "dynamo"]
-)
+@pytest.mark.parametrize("dynamo", [False, pytest.param(True, marks=pytest.mark.models)], ids=["torchscript", "dynamo"])
 def test_recurrent_layers_of_torch(tmp_path, cell, dynamo):
     """Two layers, both directions, batch first, states returned: each layer is one kernel."""
     torch.manual_seed(0)

@@ -103,9 +103,7 @@ def test_tensors_that_lie(change, words):
     assert words in refused(made)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float64", "int64", "uint64", "int8", "bool", "float16", "complex64"]
-)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint64", "int8", "bool", "float16", "complex64"])
 def test_typed_fields_are_counted(dtype):
     array = np.ones((3, 5), dtype)
     elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -124,9 +122,7 @@ def test_all_bad_tensors_are_listed():
 
 
 def test_tensors_are_found_everywhere():
-    inner = helper.make_graph(
-        [node("Constant", [], ["t"], value=numpy_helper.from_array(np.ones(2)))], "b", [], []
-    )
+    inner = helper.make_graph([node("Constant", [], ["t"], value=numpy_helper.from_array(np.ones(2)))], "b", [], [])
     made = small()
     made.graph.node.append(node("If", ["c"], ["z"], name="if", then_branch=inner, else_branch=inner))
     places = [where for where, _ in all_tensors(made)]
@@ -198,9 +194,7 @@ def test_external_terabytes_are_refused_before_reading(tmp_path):
 
 
 def test_the_callers_model_is_left_alone(tmp_path):
-    made = model(
-        [node("Relu", ["a"], ["y"]), node("Neg", ["x"], ["a"])], [value("x", (3,))], [value("y", (3,))]
-    )
+    made = model([node("Relu", ["a"], ["y"]), node("Neg", ["x"], ["a"])], [value("x", (3,))], [value("y", (3,))])
     before = made.SerializeToString()
     sorted_model = load(made)
     assert [n.op_type for n in sorted_model.graph.node] == ["Neg", "Relu"]

@@ -136,9 +136,7 @@ def test_local_functions_are_inlined_with_attributes_and_defaults():
         node("Act", ["x", "x"], ["t"], name="first", domain="local", slope=0.1, bend=2.0),
         node("Outer", ["t"], ["y"], name="second", domain="local"),
     ]
-    made = model(
-        nodes, [value("x", (7,))], [value("y", (7,))], domains={"local": 1}, functions=[function, outer]
-    )
+    made = model(nodes, [value("x", (7,))], [value("y", (7,))], domains={"local": 1}, functions=[function, outer])
     prepared = same(made)
     assert ops(prepared) == ["LeakyRelu", "Elu", "Add"] * 2 and not prepared.functions
     assert prepared.graph.node[0].name == "first/LeakyRelu"
@@ -254,9 +252,7 @@ def test_nodes_that_give_nothing_are_constants():
     prepared = same(model(nodes, [value("x", (3, 2))], [value("y", (6, 2))], weights))
     assert ops(prepared) == ["Concat"] and list(prepared.graph.node[0].input) == ["x", "x"]
     nodes[1].input.pop()
-    prepared = same(
-        model([*nodes, node("Neg", ["y"], ["z"])], [value("x", (3, 2))], [value("z", (3, 2))], weights)
-    )
+    prepared = same(model([*nodes, node("Neg", ["y"], ["z"])], [value("x", (3, 2))], [value("z", (3, 2))], weights))
     assert ops(prepared) == ["Neg"]
 
 

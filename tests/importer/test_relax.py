@@ -142,9 +142,7 @@ def test_clip_is_maximum_and_minimum(dtype, bounds):
 
 
 def test_clip_by_attributes():
-    made = model(
-        [node("Clip", ["x"], ["y"], min=0.0, max=6.0)], [value("x", (9,))], [value("y", (9,))], opset=6
-    )
+    made = model([node("Clip", ["x"], ["y"], min=0.0, max=6.0)], [value("x", (9,))], [value("y", (9,))], opset=6)
     check(made, {"x": np.linspace(-3, 9, 9).astype("float32")})
 
 
@@ -200,9 +198,7 @@ def test_names_are_distinct():
 
 
 def test_nothing_is_printed(capfd, recwarn):
-    made = model(
-        [node("Conv", ["x", "w"], ["y"])], [value("x", (1, 3))], [value("y", (1,))], {"w": np.ones((1,))}
-    )
+    made = model([node("Conv", ["x", "w"], ["y"])], [value("x", (1, 3))], [value("y", (1,))], {"w": np.ones((1,))})
     with pytest.raises(UnsupportedOp):
         to_relax(made)
     assert capfd.readouterr().out == "" and not recwarn.list

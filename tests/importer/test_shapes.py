@@ -15,9 +15,7 @@ node = helper.make_node
 
 def two_inputs(first=("batch", 3, None, "width"), second=("batch", 4)):
     nodes = [node("Relu", ["image"], ["a"]), node("Relu", ["tokens"], ["b"])]
-    return model(
-        nodes, [value("image", first), value("tokens", second)], [value("a", None), value("b", None)]
-    )
+    return model(nodes, [value("image", first), value("tokens", second)], [value("a", None), value("b", None)])
 
 
 def shapes(made):

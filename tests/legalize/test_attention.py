@@ -32,9 +32,7 @@ def check(batch, heads, queries, keys, depth, *, kv_heads=None, depth_v=None, ca
         (batch, keys, kv_heads, depth_v),
     ]
     arrays = [rng.standard_normal(s).astype("float32") for s in shapes]
-    additive = (
-        np.zeros((1, 1, queries, keys)) if mask is None else (rng.standard_normal(mask) * 3).astype("float32")
-    )
+    additive = np.zeros((1, 1, queries, keys)) if mask is None else (rng.standard_normal(mask) * 3).astype("float32")
     if mask is not None and not constant:
         arrays.append(additive)
     params = [relax.Var(f"x{i}", relax.TensorType(a.shape, "float32")) for i, a in enumerate(arrays)]

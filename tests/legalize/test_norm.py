@@ -24,9 +24,7 @@ def run(build, *arrays):
     machine = Machine.load("cpu").with_cores(2)
     lowered = pipeline.lower(bb.get(), machine)
     vm = relax.VirtualMachine(pipeline.build(lowered, machine), tvm.cpu())
-    return vm["main"](*[tvm.runtime.tensor(a) for a in arrays])[0].numpy(), [
-        k.family for k in lowered.kernels
-    ]
+    return vm["main"](*[tvm.runtime.tensor(a) for a in arrays])[0].numpy(), [k.family for k in lowered.kernels]
 
 
 def softmax(x):
@@ -110,16 +108,12 @@ def test_epilogue_is_computed_per_row():
     x = data(64, 100)
 
     def build(bb, v):
-        return bb.emit(
-            op.nn.relu(bb.emit(op.nn.layer_norm(v, const(data(100)), const(data(100)), axes=[-1])))
-        )
+        return bb.emit(op.nn.relu(bb.emit(op.nn.layer_norm(v, const(data(100)), const(data(100)), axes=[-1]))))
 
     got, families = run(build, x)
     assert families == ["rows"]
     g = data(100)
-    np.testing.assert_allclose(
-        got, np.maximum(normalise(x.astype("float64"), -1) * g + g, 0), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(got, np.maximum(normalise(x.astype("float64"), -1) * g + g, 0), rtol=1e-5, atol=1e-5)
 
 
 def test_masked_and_infinite_scores():
@@ -140,9 +134,7 @@ def test_masked_and_infinite_scores():
 def test_variance_does_not_cancel():
     x = data(2, 768, offset=1000.0)
     got, _ = run(
-        lambda bb, v: bb.emit(
-            op.nn.layer_norm(v, const(np.ones(768, "f")), const(np.zeros(768, "f")), axes=[-1])
-        ),
+        lambda bb, v: bb.emit(op.nn.layer_norm(v, const(np.ones(768, "f")), const(np.zeros(768, "f")), axes=[-1])),
         x,
     )
     np.testing.assert_allclose(got, normalise(x.astype("float64"), -1), atol=2e-3)

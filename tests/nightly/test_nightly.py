@@ -29,9 +29,7 @@ def samples(middle: float, spread: float = 0.02, n: int = 25) -> tuple[float, ..
     return tuple(middle * (1 + abs(DRAW.gauss(0, spread))) for _ in range(n))
 
 
-def entry(
-    night: str, conv: float = 1e-3, gemm: float = 2e-3, machine: float = 1.0, **fields: object
-) -> Entry:
+def entry(night: str, conv: float = 1e-3, gemm: float = 2e-3, machine: float = 1.0, **fields: object) -> Entry:
     kernels = {
         "conv": KernelFigures(samples(machine * conv), "conv2d", "analytic", "mr=14"),
         "gemm": KernelFigures(samples(machine * gemm), "gemm", "tuned", "mr=12"),
@@ -87,9 +85,7 @@ def test_one_night_at_a_time(tmp_path: Path) -> None:
 
 def test_every_problem_of_a_jobs_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "jobs.toml"
-    path.write_text(
-        '[nightly]\nfoldr = "x"\n[[job]]\nname = "a"\nmodel = "no.onnx"\n[[job]]\nname = "b"\nspeed = 9\n'
-    )
+    path.write_text('[nightly]\nfoldr = "x"\n[[job]]\nname = "a"\nmodel = "no.onnx"\n[[job]]\nname = "b"\nspeed = 9\n')
     with pytest.raises(InputError) as caught:
         read_plan(path)
     assert all(word in str(caught.value) for word in ("foldr", "no.onnx", "speed", "no 'model'"))
@@ -132,9 +128,7 @@ def jobs(tmp_path: Path) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
     path = tmp_path / "jobs.toml"
-    path.write_text(
-        '[nightly]\nexport = "logs"\n[[job]]\nname = "m"\nmodel = "m.onnx"\nthreads = 1\ngeneric = false\n'
-    )
+    path.write_text('[nightly]\nexport = "logs"\n[[job]]\nname = "m"\nmodel = "m.onnx"\nthreads = 1\ngeneric = false\n')
     return path
 
 
@@ -158,9 +152,7 @@ def test_a_planted_slowdown_fails_and_is_named(jobs: Path) -> None:
 EXAMPLE = Path(__file__).parents[2] / "docs/how-to/nightly-files/jobs.toml"
 
 
-def test_the_example_run_twice_by_the_command(
-    jobs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_example_run_twice_by_the_command(jobs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The example of the documentation with one small model and a budget of one trial; then a gemm that computes one
     row at a time, as a change of the schedule might."""
     from tvmopt.schedules.cpu import gemm
@@ -201,9 +193,7 @@ def plant(store: Path, model: Path) -> None:
     (task,) = (t for t in tasks_of(imported_module(model, machine, {}), machine) if t.key.family == "gemm")
     knobs = {**task.space.analytic, "mr": min(task.space.choices["mr"])}
     with Store(store) as opened:
-        opened.merge(
-            [Record(task.key, Candidate(knobs), "ok", (1e-6,), verdict=Verdict(0.5, 0.4, 0.6, 0.0, 30, True))]
-        )
+        opened.merge([Record(task.key, Candidate(knobs), "ok", (1e-6,), verdict=Verdict(0.5, 0.4, 0.6, 0.0, 30, True))])
 
 
 def test_tuning_is_part_of_the_night(jobs: Path) -> None:

@@ -117,9 +117,7 @@ def _worker(pipeline: str, kinds: tuple[str, ...]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _drive(
-    todo: queue.Queue[str], done: list[Outcome], pipeline: str, kinds: tuple[str, ...], timeout: float
-) -> None:
+def _drive(todo: queue.Queue[str], done: list[Outcome], pipeline: str, kinds: tuple[str, ...], timeout: float) -> None:
     child = None
     while True:
         try:
@@ -163,11 +161,7 @@ def _drive(
             done.append(Outcome(name, not answer["detail"], answer["detail"], answer["seconds"]))
         else:
             child.wait()
-            why = (
-                f"timeout after {timeout:.0f} s"
-                if seconds >= timeout - 0.1
-                else f"crash (exit {child.returncode})"
-            )
+            why = f"timeout after {timeout:.0f} s" if seconds >= timeout - 0.1 else f"crash (exit {child.returncode})"
             done.append(Outcome(name, False, why, seconds))
             child = None
     if child is not None:
@@ -181,9 +175,7 @@ def run_suite(names, *, workers=1, timeout=60.0, pipeline="tvmopt", kinds=("node
     for name in names:
         todo.put(name)
     done: list[Outcome] = []
-    threads = [
-        threading.Thread(target=_drive, args=(todo, done, pipeline, kinds, timeout)) for _ in range(workers)
-    ]
+    threads = [threading.Thread(target=_drive, args=(todo, done, pipeline, kinds, timeout)) for _ in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -208,9 +200,7 @@ def main() -> None:
         return
     names = [name for name in load_cases(kinds) if re.search(args.match, name)]
     begin = time.monotonic()
-    outcomes = run_suite(
-        names, workers=args.workers, timeout=args.timeout, pipeline=args.pipeline, kinds=kinds
-    )
+    outcomes = run_suite(names, workers=args.workers, timeout=args.timeout, pipeline=args.pipeline, kinds=kinds)
     for outcome in outcomes:
         if not outcome.ok:
             print(f"{outcome.name}: {outcome.detail}")

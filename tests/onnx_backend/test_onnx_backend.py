@@ -64,9 +64,7 @@ def test_data_is_never_compile_time() -> None:
     ]
     inputs = [tensor("x", [2, 3]), tensor("y", [1, 1]), tensor("two", [1], TensorProto.INT64)]
     assert compile_time_inputs(make(nodes, inputs, [tensor("z", None)])) == ["two"]
-    assert not any(
-        0 in slots for op, slots in COMPILE_TIME.items() if op[1].startswith(("Reduce", "Pad", "TopK"))
-    )
+    assert not any(0 in slots for op, slots in COMPILE_TIME.items() if op[1].startswith(("Reduce", "Pad", "TopK")))
 
 
 def test_compile_time_reaches_into_loop_bodies() -> None:
@@ -120,9 +118,7 @@ def test_casts_to_small_floats_round_as_ml_dtypes_do(elem: int, saturate: int) -
     attrs = {} if dtype.name.startswith("float4") else {"saturate": saturate}
     node = helper.make_node("Cast", ["x"], ["y"], to=elem, **attrs)
     opset = 23
-    [y] = TvmoptBackend.prepare(make([node], [tensor("x", [x.size])], [tensor("y", None, elem)], opset)).run(
-        [x]
-    )
+    [y] = TvmoptBackend.prepare(make([node], [tensor("x", [x.size])], [tensor("y", None, elem)], opset)).run([x])
     with np.errstate(all="ignore"):
         limit = float(ml_dtypes.finfo(dtype).max)
         expected = (np.clip(x, -limit, limit) if attrs.get("saturate") else x).astype(dtype)

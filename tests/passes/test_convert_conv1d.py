@@ -11,9 +11,7 @@ op, nn, c = relax.op, relax.op.nn, relax.const
 
 
 @pytest.mark.parametrize("width", [7, 8, 9, 33])
-@pytest.mark.parametrize(
-    "groups, attrs", [(1, dict(padding=(1, 2))), (4, dict(strides=2)), (2, dict(dilation=2))]
-)
+@pytest.mark.parametrize("groups, attrs", [(1, dict(padding=(1, 2))), (4, dict(strides=2)), (2, dict(dilation=2))])
 def test_conv1d(width, groups, attrs):
     w = c(rand(8, 4 // groups, 3))
     mod = build({"x": (2, 4, width)}, lambda bb, x: nn.conv1d(x, w, groups=groups, **attrs))

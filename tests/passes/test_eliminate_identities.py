@@ -74,9 +74,7 @@ def test_a_sum_of_three_as_a_stack(name, expected):
 
 
 def test_an_explicit_broadcast_of_an_operand():
-    mod = build(
-        {"x": (7, 9), "y": (9,)}, lambda bb, x, y: op.multiply(x, bb.emit(op.broadcast_to(y, (7, 9))))
-    )
+    mod = build({"x": (7, 9), "y": (9,)}, lambda bb, x, y: op.multiply(x, bb.emit(op.broadcast_to(y, (7, 9)))))
     check_rewrite(EliminateIdentities, mod, {"multiply": 1})
 
 

@@ -31,9 +31,7 @@ def test_conv2d_with_bias_depthwise_and_grouped():
         w, b = c(rand(6, per, 3, 3)), c(rand(1, 6, 1, 1))
         mod = build(
             {"x": (2, 6, 7, 7)},
-            lambda bb, x, w=w, b=b, g=groups: norm(
-                bb, bb.emit(op.add(bb.emit(nn.conv2d(x, w, groups=g)), b)), 6
-            ),
+            lambda bb, x, w=w, b=b, g=groups: norm(bb, bb.emit(op.add(bb.emit(nn.conv2d(x, w, groups=g)), b)), 6),
         )
         check_rewrite(FoldBatchNorm, mod, {"nn.conv2d": 1, "add": 1})
 

@@ -94,9 +94,7 @@ def test_constants_that_would_grow_stay_apart():
 
 def test_a_bias_alone_is_the_normal_form():
     w = c(rand(4, 3, 1, 1))
-    mod = build(
-        {"x": (1, 3, 5, 5)}, lambda bb, x: chain(bb, bb.emit(nn.conv2d(x, w)), (op.add, rand(4, 1, 1)))
-    )
+    mod = build({"x": (1, 3, 5, 5)}, lambda bb, x: chain(bb, bb.emit(nn.conv2d(x, w)), (op.add, rand(4, 1, 1))))
     check_rewrite(FoldScaleShift, mod)
 
 

@@ -202,9 +202,7 @@ def test_softmax_over_another_axis_is_not_attention():
 
 def test_softmax_of_something_else_is_not_attention():
     def body(bb, q, k, v):
-        s = bb.emit(
-            op.tanh(bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2])))))
-        )
+        s = bb.emit(op.tanh(bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))))
         return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), heads(bb, v))))
 
     fuse(build(QKV, body), KEPT, reasons=["2"])

@@ -51,9 +51,7 @@ def test_a_smaller_window_stays():
 
 def test_counted_padding_stays():
     log = DecisionLog()
-    mod = build(
-        {"x": (2, 3, 7, 9)}, lambda bb, x: nn.avg_pool2d(x, (7, 9), (9, 9), (1, 1), count_include_pad=True)
-    )
+    mod = build({"x": (2, 3, 7, 9)}, lambda bb, x: nn.avg_pool2d(x, (7, 9), (9, 9), (1, 1), count_include_pad=True))
     check_rewrite(FuseGlobalPool, mod)
     FuseGlobalPool(log)(mod)
     assert [d.reason[0] for d in log] == ["2"]

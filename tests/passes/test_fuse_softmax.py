@@ -20,9 +20,7 @@ def softmax(bb, x, axis, other=None, stable=True):
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("width", [1, 9, 16])
 def test_every_axis(axis, width):
-    check_rewrite(
-        FuseSoftmax, build({"x": (3, 5, width)}, lambda bb, x: softmax(bb, x, axis)), {"nn.softmax": 1}
-    )
+    check_rewrite(FuseSoftmax, build({"x": (3, 5, width)}, lambda bb, x: softmax(bb, x, axis)), {"nn.softmax": 1})
 
 
 @pytest.mark.parametrize("other, stable, reason", [(None, False, "1"), (1, True, "2")])

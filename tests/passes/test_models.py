@@ -61,9 +61,7 @@ def _exports():
     import transformers as T
 
     torch.manual_seed(0)
-    size = dict(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=100
-    )
+    size = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=100)
     ids = torch.randint(0, 100, (2, 16))
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[1, 10:] = 0

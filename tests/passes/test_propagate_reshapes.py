@@ -52,9 +52,7 @@ def test_two_reshapes_of_one_shape_meet():
     def body(bb, x, y):
         return op.multiply(bb.emit(op.reshape(x, (14, 8))), bb.emit(op.reshape(y, (14, 8))))
 
-    check_rewrite(
-        PropagateReshapes, build({"x": (2, 7, 8), "y": (2, 7, 8)}, body), {"multiply": 1, "reshape": 1}
-    )
+    check_rewrite(PropagateReshapes, build({"x": (2, 7, 8), "y": (2, 7, 8)}, body), {"multiply": 1, "reshape": 1})
 
 
 def test_a_regrouped_last_axis_stays():

@@ -37,7 +37,5 @@ def expected(seed: int, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """onnxruntime's answer."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(
-        small_model(seed).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(small_model(seed).SerializeToString(), providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, {"x": x})[0])

@@ -111,9 +111,7 @@ def test_stripped_and_refitted(compiled: tvmopt.Compiled, tmp_path: Path, x: np.
     onnx.save(small_model(seed=5), str(other))
     fitted = tvmopt.refit(stripped, other, output=tmp_path / "fitted.tvmopt")
     assert fitted.report.accuracy["verified"]
-    np.testing.assert_allclose(
-        tvmopt.load(tmp_path / "fitted.tvmopt")(x), expected(5, x), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(tvmopt.load(tmp_path / "fitted.tvmopt")(x), expected(5, x), rtol=1e-4, atol=1e-5)
     assert fitted.artifact.library == compiled.artifact.library
 
 
@@ -215,9 +213,7 @@ def test_not_an_artifact(tmp_path: Path, onnx_file: Path) -> None:
         tvmopt.load(tmp_path / "missing.tvmopt")
     with pytest.raises(ArtifactError, match="a folder"):
         tvmopt.load(tmp_path)
-    packed = _zip(
-        tmp_path / "packed.tvmopt", {"manifest.json": b"{}" * 99, "library.so": b""}, zipfile.ZIP_DEFLATED
-    )
+    packed = _zip(tmp_path / "packed.tvmopt", {"manifest.json": b"{}" * 99, "library.so": b""}, zipfile.ZIP_DEFLATED)
     with pytest.raises(ArtifactError, match="compressed"):
         tvmopt.load(packed)
 
@@ -229,9 +225,7 @@ def _rewritten(artifact: Artifact, tmp_path: Path, **changes: object) -> Path:
     weights = b"".join(bytes(p) for p in artifacts._pieces(artifact.weights))
     path = tmp_path / "changed.tvmopt"
     with path.open("wb") as file:
-        container.write(
-            file, {"manifest.json": [data], "library.so": [artifact.library], "weights.bin": [weights]}
-        )
+        container.write(file, {"manifest.json": [data], "library.so": [artifact.library], "weights.bin": [weights]})
     return path
 
 

@@ -60,9 +60,7 @@ def test_the_report_says_what_each_kernel_takes(compiled: tvmopt.Compiled) -> No
 def test_without_a_gpu(compiled: tvmopt.Compiled) -> None:
     assert compiled.report.accuracy == {"verified": False, "reason": "there is no GPU here"}
     assert compiled.path is not None
-    with pytest.raises(
-        ArtifactError, match=r"for an NVIDIA GPU, and none can be used here(.|\n)*nvidia-h100, sm_90"
-    ):
+    with pytest.raises(ArtifactError, match=r"for an NVIDIA GPU, and none can be used here(.|\n)*nvidia-h100, sm_90"):
         tvmopt.load(compiled.path)
 
 

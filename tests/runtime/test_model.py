@@ -158,9 +158,7 @@ print(model.threads, tvm_ffi.get_global_func('runtime.NumThreads')(), len(tasks)
     environment = {k: v for k, v in os.environ.items() if k != "TVM_NUM_THREADS"}
     if variable:
         environment["TVM_NUM_THREADS"] = variable
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
     wanted = threads or usable_cores()
     assert done.stdout.split() == [str(wanted)] * 3
 

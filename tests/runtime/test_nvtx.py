@@ -41,9 +41,7 @@ class Cudart:
         return self._status("wait")
 
     def cudaEventElapsedTime(self, out, first, last):
-        ctypes.cast(out, ctypes.POINTER(ctypes.c_float))[0] = (
-            self.stamps[last.value] - self.stamps[first.value]
-        )
+        ctypes.cast(out, ctypes.POINTER(ctypes.c_float))[0] = self.stamps[last.value] - self.stamps[first.value]
         return 0
 
     def cudaEventDestroy(self, event):

@@ -45,9 +45,7 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return x.astype(ml_dtypes.bfloat16).astype("float64")
 
 
-def convolution(
-    x: np.ndarray, w: np.ndarray, stride: int, pad: int, dilation: tuple[int, int] = (1, 1)
-) -> np.ndarray:
+def convolution(x: np.ndarray, w: np.ndarray, stride: int, pad: int, dilation: tuple[int, int] = (1, 1)) -> np.ndarray:
     """NHWC by OHWI, in float64, tap by tap."""
     x, w = x.astype("float64"), w.astype("float64")
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))

@@ -42,9 +42,7 @@ def model_seconds(candidate: Candidate) -> float:
 class FakeRunner:
     """Measures by `model_seconds`; `noise` is the relative spread of single samples."""
 
-    def __init__(
-        self, seconds: float = 0.0, noise: float = 0.01, log: Path | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, seconds: float = 0.0, noise: float = 0.01, log: Path | None = None, seed: int = 0) -> None:
         self.delay, self.noise, self.log, self.draw = seconds, noise, log, random.Random(seed)
         self.measured: list[str] = []
         self.duels = 0

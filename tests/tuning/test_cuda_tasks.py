@@ -49,7 +49,5 @@ def test_candidates_are_built(tasks) -> None:
 
 
 def test_measuring_needs_a_gpu() -> None:
-    with pytest.raises(
-        TuningError, match=r"cannot measure for nvidia-h100: it lacks sm_90(.|\n)*--rpc-tracker"
-    ):
+    with pytest.raises(TuningError, match=r"cannot measure for nvidia-h100: it lacks sm_90(.|\n)*--rpc-tracker"):
         refuse_foreign(H100)

@@ -45,10 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [33, 96])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [33, 320])],
-        [
-            numpy_helper.from_array(rng.standard_normal(s, dtype=np.float32) / 10, n)
-            for n, s in weights.items()
-        ],
+        [numpy_helper.from_array(rng.standard_normal(s, dtype=np.float32) / 10, n) for n, s in weights.items()],
     )
     path = tmp_path_factory.mktemp("model") / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
@@ -143,15 +140,11 @@ def _workers(parent: int) -> list[int]:
     return found
 
 
-def test_shipped_records_are_used_and_told(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_records_are_used_and_told(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (task, *_) = (t for t in tasks_of(imported_module(model, HOST, {}), HOST) if "second" in str(t.nodes))
     knobs = {**task.space.analytic, "unroll_k": 4}
     won = Verdict(0.9, 0.88, 0.92, 1e-6, 40, True)
-    mine = Record(
-        task.key, Candidate(knobs), "ok", (1e-5,), verdict=won, shape=task.shape, date="2026-01-01T00:00:00Z"
-    )
+    mine = Record(task.key, Candidate(knobs), "ok", (1e-5,), verdict=won, shape=task.shape, date="2026-01-01T00:00:00Z")
     key = task.key
     elsewhere = Key(key.workload, key.target + " more", key.tvm, key.family, key.version)
     others = Record(elsewhere, Candidate(knobs), "ok", (1e-5,), verdict=won)
@@ -165,14 +158,10 @@ def test_shipped_records_are_used_and_told(
     (decision,) = (d for d in compiled.report.decisions if d.stage == "tvmopt.TuningRecords")
     assert "shipped" in decision.reason and "0.900" in decision.reason
     assert len(compiled.manifest.records) == 1
-    assert not [
-        k for k in tvmopt.compile(model, threads=1, records=False).report.kernels if k.source == "tuned"
-    ]
+    assert not [k for k in tvmopt.compile(model, threads=1, records=False).report.kernels if k.source == "tuned"]
     (tmp_path / log_name(fingerprint(HOST))).unlink()
     refit = tvmopt.refit(compiled.artifact, model)
-    assert refit.manifest.structure == compiled.manifest.structure, (
-        "refit schedules by the artifact's records"
-    )
+    assert refit.manifest.structure == compiled.manifest.structure, "refit schedules by the artifact's records"
     assert not [k for k in tvmopt.compile(model, threads=1).report.kernels if k.source == "tuned"]
 
 

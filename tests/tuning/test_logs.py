@@ -82,9 +82,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("workload")
 def test_lookup_finds_this_targets_winner_in_the_store(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
-        store.merge(
-            [record(8, HERE, verdict=WON), record(6, HERE), record(6, replace(HERE, workload="01"), WON)]
-        )
+        store.merge([record(8, HERE, verdict=WON), record(6, HERE), record(6, replace(HERE, workload="01"), WON)])
     lookup = RecordLookup.default(MACHINE, tmp_path / "s.db", ship=False)
     assert lookup("00ff", FAMILY, None) == {"mr": 8}
     assert lookup("01", FAMILY, None) == {"mr": 6}
@@ -97,9 +95,7 @@ def test_lookup_finds_this_targets_winner_in_the_store(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("workload")
 def test_lookup_refuses_knobs_that_left_the_space_and_returns_traces() -> None:
     lookup = RecordLookup(MACHINE)
-    traced = replace(
-        record(key=replace(HERE, workload="01"), verdict=WON), candidate=Candidate(trace="[[],[]]")
-    )
+    traced = replace(record(key=replace(HERE, workload="01"), verdict=WON), candidate=Candidate(trace="[[],[]]"))
     lookup.take([record(5, HERE, verdict=WON), traced], "test")
     assert lookup("00ff", FAMILY, None) is None
     found = lookup("01", FAMILY, None)

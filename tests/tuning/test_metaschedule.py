@@ -26,9 +26,7 @@ MACHINE = Machine.load("x86-64-v3").with_cores(2)
 
 def module(n: int = 64) -> Any:
     x = te.placeholder((n, 33), name="x")
-    y = te.compute(
-        (n, 33), lambda i, j: x[i, j] * tvm.tirx.const(2, "float32") + tvm.tirx.const(1, "float32")
-    )
+    y = te.compute((n, 33), lambda i, j: x[i, j] * tvm.tirx.const(2, "float32") + tvm.tirx.const(1, "float32"))
     return tvm.IRModule({"main": te.create_prim_func([x, y]).with_attr("global_symbol", "main")})
 
 

@@ -44,9 +44,7 @@ class Killer:
             kill(self.victim)
 
 
-def test_a_killed_board_costs_no_measurement(
-    farm: tuple[int, list[subprocess.Popen[str]]], tmp_path: Path
-) -> None:
+def test_a_killed_board_costs_no_measurement(farm: tuple[int, list[subprocess.Popen[str]]], tmp_path: Path) -> None:
     from tests.tuning import planted
 
     port, servers = farm

@@ -22,9 +22,7 @@ from tvmopt.tuning.tasks import Task
 from .fakes import FakeRunner, model_seconds, task
 
 
-def tune(
-    path: Path, runner: FakeRunner, trials: int, tasks: list[Task] | None = None, seed: int = 1
-) -> Tuner:
+def tune(path: Path, runner: FakeRunner, trials: int, tasks: list[Task] | None = None, seed: int = 1) -> Tuner:
     with Store(path) as store:
         tuner = Tuner(tasks or [task("one")], runner, store, Budget(trials), seed=seed)
         tuner.run()

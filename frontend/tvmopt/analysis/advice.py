@@ -54,16 +54,12 @@ def advise(
         if family == "winograd":
             return Advice("at the roof with Winograd's few operations: a lower precision does without, for little", 1.0)
         if not lower:
-            return Advice(
-                "at the arithmetic roof: only fewer operations would help (Winograd, a smaller model)", 1.0
-            )
+            return Advice("at the arithmetic roof: only fewer operations would help (Winograd, a smaller model)", 1.0)
         best = lower[0]
         gain = amdahl(share, peaks.compute(best) / peaks.compute(precision))
         return Advice(f"at the {precision} roof: {_FEWER_BITS[best]} has a higher one, if the accuracy allows", gain)
     if position.bound == "memory":
-        return Advice(
-            "at the bandwidth roof: fuse it with its neighbours, or move fewer bytes (16-bit)", gain
-        )
+        return Advice("at the bandwidth roof: fuse it with its neighbours, or move fewer bytes (16-bit)", gain)
     if family == "builtin":
         return Advice("a runtime call: it goes when the graph needs no copy here", amdahl(share, 1e9))
     if not position.roof_share:

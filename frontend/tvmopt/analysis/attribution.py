@@ -41,9 +41,7 @@ def attribute(flow: Flow, kernels: Sequence[Kernel]) -> Attribution:
     for index, step in enumerate(flow.steps):
         for name in step.nodes:
             named[name].append(index)
-    home = {
-        name: max(steps, key=lambda i: work.get(flow.steps[i].kernel, 0.0)) for name, steps in named.items()
-    }
+    home = {name: max(steps, key=lambda i: work.get(flow.steps[i].kernel, 0.0)) for name, steps in named.items()}
     maker = {tensor: name for name, node in flow.nodes.items() for tensor in node.outputs}
     readers: dict[str, list[str]] = defaultdict(list)
     for name, node in flow.nodes.items():

@@ -182,9 +182,7 @@ def _compare(name: str, expected: Array, found: Array, allowed: float, atol: flo
         wrong = test(a.real) != test(b.real)
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            return OutputComparison(
-                name, f"{int(wrong.sum())} elements differ in {what}, the first at {list(at)}"
-            )
+            return OutputComparison(name, f"{int(wrong.sum())} elements differ in {what}, the first at {list(at)}")
     finite = np.isfinite(a)
     error = np.abs(np.where(finite, b - np.where(finite, a, 0), 0))
     if error.size == 0:

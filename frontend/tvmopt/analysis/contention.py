@@ -53,13 +53,7 @@ class Usage:
             except psutil.Error:
                 pass
         t = psutil.cpu_times()
-        busy = (
-            sum(t)
-            - t.idle
-            - getattr(t, "iowait", 0.0)
-            - getattr(t, "guest", 0.0)
-            - getattr(t, "guest_nice", 0.0)
-        )
+        busy = sum(t) - t.idle - getattr(t, "iowait", 0.0) - getattr(t, "guest", 0.0) - getattr(t, "guest_nice", 0.0)
         return cls(run, wait if known else None, busy)
 
 

@@ -111,9 +111,7 @@ def _shares(
     return found
 
 
-def _box(
-    flow: Flow, index: int, kernel: Kernel | None, share: tuple[float, float | None, str]
-) -> dict[str, Any]:
+def _box(flow: Flow, index: int, kernel: Kernel | None, share: tuple[float, float | None, str]) -> dict[str, Any]:
     step = flow.steps[index]
     weights = [v for v in step.inputs if flow.values[v].kind == "weight"]
     rows = max(1, min(len(step.nodes), ROWS) + (len(step.nodes) > ROWS))
@@ -153,9 +151,7 @@ def _boundary(flow: Flow, value: int, readers: Sequence[int], kernels: Mapping[s
         name = flow.steps[step].kernel
         family = kernels[name].family if name in kernels else "runtime"
         if family in HEAVY:
-            found.append(
-                f"its reader ({family}) reads elements more than once: it starts a kernel of its own"
-            )
+            found.append(f"its reader ({family}) reads elements more than once: it starts a kernel of its own")
         elif family == "layout":
             found.append("its reader moves elements to other places")
         else:

@@ -15,9 +15,7 @@ from itertools import groupby, pairwise
 
 SWEEPS = 12
 GAP_X, GAP_Y = 28.0, 46.0
-STRAIGHT = (
-    4.0  # how much more a bend in a long edge costs than a box out of line; of 1, 2, 4, 8 BERT was narrowest
-)
+STRAIGHT = 4.0  # how much more a bend in a long edge costs than a box out of line; of 1, 2, 4, 8 BERT was narrowest
 LANE = 10.0  # width that a passing edge takes
 
 

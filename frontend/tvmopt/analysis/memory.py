@@ -63,9 +63,7 @@ def memory(flow: Flow) -> Memory:
             + sum(flow.values[v].bytes for v in fresh if spans[v][0] <= index)
         )
     peak = max(range(len(alive)), key=alive.__getitem__, default=-1)
-    tensors = sorted(
-        (v for v, (a, b) in spans.items() if a <= peak <= b), key=lambda v: -flow.values[v].bytes
-    )
+    tensors = sorted((v for v, (a, b) in spans.items() if a <= peak <= b), key=lambda v: -flow.values[v].bytes)
     planned = sum(flow.storages) + sum(flow.values[v].bytes for v in fresh)
     return Memory(tuple(alive), tuple(held), peak, tuple(tensors), planned)
 
@@ -86,7 +84,5 @@ def memory_svg(flow: Flow, found: Memory, size: tuple[int, int] = (1040, 300)) -
         plot.box((index, index + 1), (0, amount / 1e6), colour, label, 0.75 if index == found.peak else 0.45)
     corners = [(i + d, held / 1e6) for i, held in enumerate(found.held) for d in (0, 1)]
     plot.line(corners, COLOURS[7], 1.5)
-    plot.text(
-        found.peak + 0.5, found.peak_bytes / 1e6, f"peak {found.peak_bytes / 1e6:.2f} MB", "middle", 0, -6
-    )
+    plot.text(found.peak + 0.5, found.peak_bytes / 1e6, f"peak {found.peak_bytes / 1e6:.2f} MB", "middle", 0, -6)
     return plot.render()

@@ -236,9 +236,7 @@ def infer_tensors(model: onnx.ModelProto) -> dict[str, TensorInfo]:
         if prod(tensor.dims) <= 1024 and tensor.data_location != onnx.TensorProto.EXTERNAL:
             graph.initializer.append(tensor)
         else:
-            graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
     tensors: dict[str, TensorInfo] = {}
     for value in [*inferred.input, *inferred.value_info, *inferred.output]:
@@ -273,9 +271,7 @@ def _is_index(dtype: str) -> bool:
 
 
 def _known(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> bool:
-    names = [
-        n for n in (*node.input, *node.output[:1]) if n
-    ]  # a second output (a mask) is often unused and untyped
+    names = [n for n in (*node.input, *node.output[:1]) if n]  # a second output (a mask) is often unused and untyped
     has_graph = any(a.HasField("g") or a.graphs for a in node.attribute)
     return not has_graph and all(n in tensors for n in names)
 

@@ -153,9 +153,7 @@ def _measure(name: str, threads: int, l2: int, l3: int) -> Peaks:
         run = run or _numpy
         flops = {kind: run(kind, 0) for kind in ("fp32", "bf16", "int8", "amx-bf16", "amx-int8")}
         bandwidth = {level: run(kind, size) for level, (kind, size) in sizes.items()}
-    return Peaks(
-        name, threads, {k: v for k, v in flops.items() if v > 0}, bandwidth, threads * l2, l3, source
-    )
+    return Peaks(name, threads, {k: v for k, v in flops.items() if v > 0}, bandwidth, threads * l2, l3, source)
 
 
 def _program(folder: Path, threads: int) -> Callable[[str, int], float] | None:

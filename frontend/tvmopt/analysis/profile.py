@@ -217,9 +217,7 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
     everything, because others can only slow a call down - such times need not add up.
     """
     if not found.names:
-        raise InputError(
-            "the model calls no kernel: there is nothing to profile.", where=model.manifest.model
-        )
+        raise InputError("the model calls no kernel: there is nothing to profile.", where=model.manifest.model)
     pick = np.min if found.disturbed else np.mean
     latency = float(pick(found.plain))
     known, planned = _kernels(model)

@@ -38,9 +38,7 @@ def timeline_svg(found: Profile) -> str:
     """The run from left to right: a box a call, coloured by what bounds its kernel."""
     by_name = {k.name: k for k in found.kernels}
     end = max((c.start + c.seconds for c in found.calls), default=1e-9)
-    plot = Plot(
-        (0, end * 1e3), (0, 1), size=(1040, 130), left=20, xlabel="ms", title="timeline of one run", yticks=[]
-    )
+    plot = Plot((0, end * 1e3), (0, 1), size=(1040, 130), left=20, xlabel="ms", title="timeline of one run", yticks=[])
     for call in found.calls:
         kernel = by_name[call.kernel]
         label = f"{'+'.join(call.nodes) or call.kernel}: {call.seconds * 1e6:.1f} us ({kernel.family})"
@@ -51,9 +49,7 @@ def timeline_svg(found: Profile) -> str:
 
 def html(found: Profile) -> str:
     """The file's text."""
-    legend = ", ".join(
-        f'<b style="color:{colour}">{bound} bound</b>' for bound, colour in BOUND_COLOURS.items()
-    )
+    legend = ", ".join(f'<b style="color:{colour}">{bound} bound</b>' for bound, colour in BOUND_COLOURS.items())
     header = ("kernel, its ONNX nodes", "schedule", "calls", "time us", "share", "GFLOP/s", "by ONNX",
               "FLOP/B", "of roof", "bound", "gain", "advice")  # fmt: skip
     rows = [
@@ -88,9 +84,7 @@ def _summary(found: Profile) -> str:
         if found.disturbed
         else f"the kernels account for {found.accounted_s / found.latency_s:.1%}"
     )
-    definition = (
-        f"{found.onnx_flops / 1e9:.2f} GFLOP by the model's definition ({rate:.0f} GFLOP/s), " if rate else ""
-    )
+    definition = f"{found.onnx_flops / 1e9:.2f} GFLOP by the model's definition ({rate:.0f} GFLOP/s), " if rate else ""
     return (
         f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
         f"{definition}{found.flops / 1e9:.2f} GFLOP executed; {added}. "
@@ -115,10 +109,7 @@ def _memory(found: Profile) -> str:
         return f"<p>{words}</p>"
     peak = found.memory
     step = found.flow.steps[peak.peak]
-    rows = [
-        (escape(t.name), "x".join(map(str, t.shape)), t.dtype, f"{t.bytes / 1e6:.3f}")
-        for t in found.peak_tensors
-    ]
+    rows = [(escape(t.name), "x".join(map(str, t.shape)), t.dtype, f"{t.bytes / 1e6:.3f}") for t in found.peak_tensors]
     where = ", ".join(found.flow.nodes[n].name if n in found.flow.nodes else n for n in step.nodes)
     return (
         f"<p>{words} Bars: bytes alive in each step, no order of these kernels needs less; line: blocks "

@@ -81,9 +81,7 @@ class Plot:
         inner_w, inner_h = self.width - self.left - self.right, self.height - self.top - self.bottom
         return self.left + u * inner_w, self.top + (1 - v) * inner_h
 
-    def line(
-        self, points: Iterable[tuple[float, float]], colour: str = "", width: float = 2, dash: str = ""
-    ) -> None:
+    def line(self, points: Iterable[tuple[float, float]], colour: str = "", width: float = 2, dash: str = "") -> None:
         """A polyline."""
         text = " ".join(f"{a:.1f},{b:.1f}" for a, b in (self.at(*p) for p in points))
         style = f'stroke="{colour}"' if colour else 'class="axis"'
@@ -93,9 +91,7 @@ class Plot:
             + "/>"
         )
 
-    def dot(
-        self, x: float, y: float, colour: str, label: str = "", radius: float = 4, opacity: float = 0.85
-    ) -> None:
+    def dot(self, x: float, y: float, colour: str, label: str = "", radius: float = 4, opacity: float = 0.85) -> None:
         """A dot with a tooltip."""
         a, b = self.at(x, y)
         tip = f"<title>{escape(label)}</title>" if label else ""
@@ -121,14 +117,11 @@ class Plot:
             f'fill="{colour}" fill-opacity="{opacity}">{tip}</rect>'
         )
 
-    def text(
-        self, x: float, y: float, words: str, anchor: str = "start", dx: float = 6, dy: float = -6
-    ) -> None:
+    def text(self, x: float, y: float, words: str, anchor: str = "start", dx: float = 6, dy: float = -6) -> None:
         """Words beside a point, readable over lines."""
         a, b = self.at(x, y)
         self.parts.append(
-            f'<text class="halo" x="{a + dx:.1f}" y="{b + dy:.1f}" '
-            f'text-anchor="{anchor}">{escape(words)}</text>'
+            f'<text class="halo" x="{a + dx:.1f}" y="{b + dy:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
         )
 
     def render(self) -> str:
@@ -150,8 +143,7 @@ class Plot:
         parts.append(f'<path class="axis" d="M{x0},{y1}V{y0}H{x1}"/>')
         parts += self.parts
         parts.append(
-            f'<text x="{(x0 + x1) / 2}" y="{self.height - 8}" text-anchor="middle">'
-            f"{escape(self.xlabel)}</text>"
+            f'<text x="{(x0 + x1) / 2}" y="{self.height - 8}" text-anchor="middle">{escape(self.xlabel)}</text>'
         )
         if self.ylabel:
             middle = (y0 + y1) / 2

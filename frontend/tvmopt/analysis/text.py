@@ -13,8 +13,6 @@ def align(grid: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
     """
     widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
     return [
-        "  ".join(
-            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
+        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
         for row in grid
     ]

@@ -91,8 +91,7 @@ def verify(
                 fix="a generated kernel is wrong: please report it with the model (--no-verify skips this)",
             ) from crash
     comparisons = tuple(
-        Comparison(tuple(OutputComparison(**{**o, "worst": tuple(o["worst"])}) for o in c))
-        for c in raw["comparisons"]
+        Comparison(tuple(OutputComparison(**{**o, "worst": tuple(o["worst"])}) for o in c)) for c in raw["comparisons"]
     )
     verdict = Verdict(comparisons, raw["reference"], raw["reason"])
     if not verdict.ok:
@@ -106,9 +105,7 @@ def verify(
     return verdict
 
 
-def in_child(
-    artifact: str, model: str, rtol: float | None, progress: Callable[[str], None]
-) -> dict[str, Any]:
+def in_child(artifact: str, model: str, rtol: float | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """The child's part: both runs, compared. Returns plain data."""
     import onnx
 
@@ -175,13 +172,9 @@ def run_reference(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str
 
         evaluator = ReferenceEvaluator(str(model))
         runs = [[np.asarray(o) for o in evaluator.run(None, feed)] for feed in feeds]
-        return f"onnx {onnx.__version__}", [
-            dict(zip(evaluator.output_names, run, strict=True)) for run in runs
-        ]
+        return f"onnx {onnx.__version__}", [dict(zip(evaluator.output_names, run, strict=True)) for run in runs]
     except Exception as error:  # pure-Python reference implementations raise anything
-        problems.append(
-            f"onnx's reference: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
-        )
+        problems.append(f"onnx's reference: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}")
     raise TvmoptError("no reference can run the model: " + "; ".join(problems))
 
 

@@ -84,18 +84,14 @@ class Engine:
         except (EOFError, OSError) as error:
             code = self.process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise EngineError(
-                f"the {self.job.engine} process {how} during '{command}'", where=self.tail()
-            ) from error
+            raise EngineError(f"the {self.job.engine} process {how} during '{command}'", where=self.tail()) from error
         if status == "ok":
             return value
         kind, what, where, fix = value
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, TvmoptError):
             raise known(what, where=where, fix=fix)
-        raise EngineError(
-            f"{kind}: {what}", where=where or f"{self.job.engine}, '{command}'", fix=fix, kind=kind
-        )
+        raise EngineError(f"{kind}: {what}", where=where or f"{self.job.engine}, '{command}'", fix=fix, kind=kind)
 
     def turn(self, seconds: float, least: int = 3) -> Turn:
         """One turn of calls."""

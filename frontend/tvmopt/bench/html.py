@@ -132,9 +132,7 @@ def model_roofline(result: BenchResult) -> str:
     for x, y, i, name in points:
         plot.dot(x, y, COLOURS[i % len(COLOURS)], f"{name}: {y / 1e9:.1f} GFLOP/s at {x:.1f} FLOP/B", 5)
     engines = dict.fromkeys((i, name.partition(",")[0]) for _, _, i, name in points)
-    legend = ", ".join(
-        f'<b style="color:{COLOURS[i % len(COLOURS)]}">{escape(label)}</b>' for i, label in engines
-    )
+    legend = ", ".join(f'<b style="color:{COLOURS[i % len(COLOURS)]}">{escape(label)}</b>' for i, label in engines)
     return (
         f"<p>{legend}; each dot is a model in an engine, hover for its name. FLOPs are the model's own.</p>"
         + plot.render()

@@ -71,9 +71,7 @@ def verdict_words(case: Case, label: str) -> str:
     ratio = case.ratios.get(label)
     if ratio is None:
         return ""
-    return (
-        f"{case.engines[0].label} {ratio.verdict}" if ratio.verdict in ("faster", "slower") else ratio.verdict
-    )
+    return f"{case.engines[0].label} {ratio.verdict}" if ratio.verdict in ("faster", "slower") else ratio.verdict
 
 
 def heading(case: Case) -> str:
@@ -104,13 +102,9 @@ def notes(case: Case) -> list[str]:
         if ratio and ratio.verdict == "unstable":
             found.append(f"{row.label} is unstable: {ratio.reason}.")
         if row.latency and not row.quiet:
-            found.append(
-                f"~ {row.label}: every round was disturbed; its times only show the order of magnitude."
-            )
+            found.append(f"~ {row.label}: every round was disturbed; its times only show the order of magnitude.")
         if row.latency and not 0.9 < row.rotation < 1.1:
-            found.append(
-                f"{row.label} took {row.rotation:.2f} of its usual time right after another engine's turn."
-            )
+            found.append(f"{row.label} took {row.rotation:.2f} of its usual time right after another engine's turn.")
         if row.transfers_ms:
             times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in row.transfers_ms.items())
             found.append(f"{row.label}: {times}.")

@@ -129,9 +129,7 @@ class Subject:
         file = Path(source or "") if artifact else Path(path)
         if not file.is_file():
             raise InputError(
-                f"{path} is an artifact; the other engines need its ONNX file"
-                if artifact
-                else f"no file {file}",
+                f"{path} is an artifact; the other engines need its ONNX file" if artifact else f"no file {file}",
                 where=str(path),
                 fix="--model MODEL.onnx" if artifact else "check the path",
             )
@@ -256,9 +254,7 @@ def _prepare(
         except MissingDependency as error:
             row = replace(row, status="missing", message=f"{error.what} - {error.fix}")
         except TvmoptError as error:
-            row = replace(
-                row, status="failed", message=" - ".join(filter(None, (error.what, error.where, error.fix)))
-            )
+            row = replace(row, status="failed", message=" - ".join(filter(None, (error.what, error.where, error.fix))))
         rows.append(row)
     return rows
 

@@ -103,9 +103,7 @@ def bootstrap(
     chosen = rng.integers(0, len(arrays), (resamples, len(arrays), 1))
     place = rng.random((resamples, len(arrays), sizes.max()))
     drawn = flat[offsets[chosen] + (place * sizes[chosen]).astype(int)]
-    drawn[np.arange(sizes.max()) >= np.broadcast_to(sizes[chosen], drawn.shape)] = (
-        np.nan
-    )  # launches of unequal length
+    drawn[np.arange(sizes.max()) >= np.broadcast_to(sizes[chosen], drawn.shape)] = np.nan  # launches of unequal length
     medians = np.nanmedian(drawn.reshape(resamples, -1), axis=1)
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(medians, (tail, 100 - tail))
@@ -145,9 +143,7 @@ def compare_rounds(
     if max(high / value, value / low) > 1 + rules.widest:
         width = max(high / value, value / low) - 1
         return Ratio(value, low, high, n, "unstable", f"the interval is {width:.0%} wide on one side")
-    return Ratio(
-        value, low, high, n, "no difference measured", f"within {rules.margin:.0%} or inside the interval"
-    )
+    return Ratio(value, low, high, n, "no difference measured", f"within {rules.margin:.0%} or inside the interval")
 
 
 def is_open(ratio: Ratio, rules: Rules) -> bool:

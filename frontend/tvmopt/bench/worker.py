@@ -89,9 +89,7 @@ class Worker:
         after = Usage.of()
         gc.enable()
         threads = max(self.job.threads, self.job.streams)
-        return Turn(
-            tuple(samples), wall, disturbed(before, after, wall, threads), others(before, after, wall)
-        )
+        return Turn(tuple(samples), wall, disturbed(before, after, wall, threads), others(before, after, wall))
 
     def transfers(self, _: None) -> dict[str, float]:
         """Copy times, where there is a device."""

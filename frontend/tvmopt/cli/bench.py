@@ -17,9 +17,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 @app.command()
 def command(
-    models: Annotated[
-        list[str], typer.Argument(help="ONNX files, or compiled files.", metavar="MODEL|ARTIFACT...")
-    ],
+    models: Annotated[list[str], typer.Argument(help="ONNX files, or compiled files.", metavar="MODEL|ARTIFACT...")],
     against: Annotated[
         str,
         typer.Option(
@@ -35,9 +33,7 @@ def command(
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
     ] = None,
     batch: Annotated[str, typer.Option(metavar="1,2,4", help="Leading dimensions to try.")] = "",
-    threads: Annotated[
-        str, typer.Option(metavar="1,2", help="Threads to try; default: all cores.")
-    ] = "",
+    threads: Annotated[str, typer.Option(metavar="1,2", help="Threads to try; default: all cores.")] = "",
     streams: Annotated[int, typer.Option(min=1, help="Concurrent callers.")] = 1,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8.")] = "fp32",
     rounds: Annotated[int, typer.Option(min=1, help="Undisturbed rounds wanted.")] = 36,
@@ -63,12 +59,8 @@ def command(
     export_profile: Annotated[
         str | None, typer.Option(metavar="FILE.json", help="Write tvmopt's time per kernel.")
     ] = None,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")
-    ] = None,
-    markdown: Annotated[
-        str | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")
-    ] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")] = None,
+    markdown: Annotated[str | None, typer.Option(metavar="FILE.md", help="Write the tables as Markdown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -79,9 +71,7 @@ def command(
     from tvmopt.targets.detect import usable_cores
 
     if save and load:
-        raise InputError(
-            "--save and --load exclude each other.", fix="--load DIR to reuse, --save DIR to write"
-        )
+        raise InputError("--save and --load exclude each other.", fix="--load DIR to reuse, --save DIR to write")
     _files_wanted(models, save, load, export_profile)
     check_writable(html, markdown, export_times, export_profile)
     settings = Settings(
@@ -162,9 +152,7 @@ def _show(case: Any, percentiles: list[float]) -> None:
     out.print()
 
 
-def _files(
-    result: Any, points: list[float], html: str | None, markdown: str | None, times: str | None
-) -> None:
+def _files(result: Any, points: list[float], html: str | None, markdown: str | None, times: str | None) -> None:
     from tvmopt.bench import report
 
     if html:
@@ -192,9 +180,7 @@ def _profile(result: Any, path: str) -> None:
             if row.job.engine == "tvmopt" and Path(row.job.prepared).exists():
                 found.append(profile(row.job.prepared, threads=case.threads).as_dict())
     if not found:
-        raise InputError(
-            "there is no engine file left to profile.", where="--export-profile", fix="add --save DIR"
-        )
+        raise InputError("there is no engine file left to profile.", where="--export-profile", fix="add --save DIR")
     write_text(path, json.dumps(found, indent=1))
 
 

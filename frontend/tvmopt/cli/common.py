@@ -130,9 +130,7 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], *, left: int = 
         return
     grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        grid.add_column(
-            column, justify="left" if index < left else "right", no_wrap=index == 0, overflow="fold"
-        )
+        grid.add_column(column, justify="left" if index < left else "right", no_wrap=index == 0, overflow="fold")
     for row in rows:
         grid.add_row(*(cell if isinstance(cell, Text) else escape(str(cell)) for cell in row))
     out.print(grid)
@@ -147,8 +145,6 @@ def human(number: float, unit: str = "") -> str:
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= size:
             return (
-                f"{number / size:.3g} {prefix}{unit}"
-                if number / size >= 100
-                else f"{number / size:.2f} {prefix}{unit}"
+                f"{number / size:.3g} {prefix}{unit}" if number / size >= 100 else f"{number / size:.2f} {prefix}{unit}"
             )
     return f"{number:.0f} {unit}".rstrip()

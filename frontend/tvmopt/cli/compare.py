@@ -21,9 +21,7 @@ def command(
     model: Annotated[str, typer.Argument(help="The ONNX file.", metavar="MODEL.onnx")],
     other: Annotated[
         str | None,
-        typer.Argument(
-            help="A second ONNX file, or a compiled file of MODEL.", metavar="[OTHER.onnx|FILE.tvmopt]"
-        ),
+        typer.Argument(help="A second ONNX file, or a compiled file of MODEL.", metavar="[OTHER.onnx|FILE.tvmopt]"),
     ] = None,
     engines: Annotated[
         str,
@@ -39,9 +37,7 @@ def command(
     ] = False,
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; the others are random."
-        ),
+        typer.Option("--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; the others are random."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     shape: Annotated[
@@ -67,9 +63,7 @@ def command(
     ] = None,
     target: Annotated[str, typer.Option("--target", "-t", help="Of tvmopt.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="Of every engine.", show_default="cores")] = None,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")
-    ] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -128,9 +122,7 @@ def tolerances(texts: list[str], flag: str) -> dict[str, float]:
         except ValueError:
             found[name] = -1.0
         if not 0 <= found[name] < float("inf"):
-            raise InputError(
-                f"{text!r} is not a tolerance.", where=flag, fix=f"{flag} 1e-3, or {flag} NAME:1e-3"
-            )
+            raise InputError(f"{text!r} is not a tolerance.", where=flag, fix=f"{flag} 1e-3, or {flag} NAME:1e-3")
     return found
 
 
@@ -164,9 +156,7 @@ def render_result(result: Any) -> None:
         agrees = "agrees" if row.status == "wrong" else ""
         for one in row.outputs:
             figures = [f"{v:.2g}" for v in (one.max_error, one.scale, one.tolerance, one.needed)]
-            rows.append(
-                (row.label, row.status, *figures, f"{one.name}: {one.problem or agrees}".rstrip(": "))
-            )
+            rows.append((row.label, row.status, *figures, f"{one.name}: {one.problem or agrees}".rstrip(": ")))
     table(("row", "verdict", "max error", "largest", "tolerance", "would pass", "output"), rows, left=2)
     for trace in result.traces:
         _trace(trace)
@@ -203,14 +193,10 @@ def render_result(result: Any) -> None:
 
 def _trace(trace: Any) -> None:
     known = [one for one in trace.layers if one.status != "unmatched"]
-    out.print(
-        f"{escape(trace.label)}, layer by layer ({trace.how}): {len(known)} of {len(trace.layers)} compared"
-    )
+    out.print(f"{escape(trace.label)}, layer by layer ({trace.how}): {len(known)} of {len(trace.layers)} compared")
     culprit = trace.culprit
     if culprit is None:
-        worst = max(
-            known, key=lambda one: one.comparison.needed / (one.comparison.tolerance or 1), default=None
-        )
+        worst = max(known, key=lambda one: one.comparison.needed / (one.comparison.tolerance or 1), default=None)
         if worst:
             out.print(
                 f"  all within their tolerance; nearest to it: {escape(worst.node)} ({worst.operator}) "

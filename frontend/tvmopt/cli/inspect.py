@@ -24,16 +24,12 @@ def command(
     ] = 10,
     html: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE.html", help="Write the graph of kernels as one page: what fused into what."
-        ),
+        typer.Option(metavar="FILE.html", help="Write the graph of kernels as one page: what fused into what."),
     ] = None,
     timed: Annotated[
         bool, typer.Option("--timed", help="With --html: time the kernels here, in place of FLOPs.")
     ] = False,
-    target: Annotated[
-        str, typer.Option("--target", "-t", help="With --html, for an ONNX file: the machine.")
-    ] = "cpu",
+    target: Annotated[str, typer.Option("--target", "-t", help="With --html, for an ONNX file: the machine.")] = "cpu",
     precision: Annotated[
         str, typer.Option(help="With --html, for an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")
     ] = "fp32",

@@ -16,14 +16,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 @app.command()
 def command(
-    source: Annotated[
-        str, typer.Argument(help="A compiled file, or an ONNX file.", metavar="ARTIFACT|MODEL")
-    ],
+    source: Annotated[str, typer.Argument(help="A compiled file, or an ONNX file.", metavar="ARTIFACT|MODEL")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; missing ones are filled."
-        ),
+        typer.Option("--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; missing ones are filled."),
     ] = None,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="For an ONNX file; repeatable.")
@@ -34,9 +30,7 @@ def command(
     iterations: Annotated[int, typer.Option(min=5, help="Instrumented runs, at most.")] = 30,
     duration: Annotated[float, typer.Option(min=0.1, help="Seconds of measuring, at most.")] = 3.0,
     top: Annotated[int, typer.Option(min=0, help="Kernels to show; 0: all.")] = 15,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")
-    ] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE.html", help="Write one self-contained page.")] = None,
     svg: Annotated[str | None, typer.Option(metavar="FILE.svg", help="Write the roofline plot.")] = None,
     trace: Annotated[
         str | None, typer.Option(metavar="FILE.json", help="Write a trace for Perfetto or chrome://tracing.")
@@ -115,11 +109,7 @@ def _show(found: Any, top: int) -> None:
     for kernel in sorted(shown, key=lambda k: -k.advice.gain)[:5]:
         if kernel.advice.text and kernel.advice.gain >= 1.005:
             nodes = ", ".join(kernel.nodes[:3]) + (", ..." if len(kernel.nodes) > 3 else "")
-            out.print(
-                f"{kernel.advice.gain:.2f}x  {kernel.name} ({nodes}): {kernel.advice.text}".replace(
-                    "[", "\\["
-                )
-            )
+            out.print(f"{kernel.advice.gain:.2f}x  {kernel.name} ({nodes}): {kernel.advice.text}".replace("[", "\\["))
     if found.memory and found.memory.peak >= 0:
         alive = ", ".join(f"{t.name} {human(t.bytes, 'B')}" for t in found.peak_tensors[:5])
         measured = (
@@ -132,9 +122,7 @@ def _show(found: Any, top: int) -> None:
             f"activations: {human(found.memory.peak_bytes, 'B')} alive at the peak (in {step}: {alive}), "
             f"{human(found.memory.planned, 'B')} planned{measured}".replace("[", "\\[")
         )
-    out.print(
-        f"[dim]the process grew by {human(found.resident_bytes, 'B')} over loading and the first run[/]"
-    )
+    out.print(f"[dim]the process grew by {human(found.resident_bytes, 'B')} over loading and the first run[/]")
     if found.disturbed:
         out.print(
             "[yellow]note:[/] the machine was never quiet: each time is the quickest of all runs, "

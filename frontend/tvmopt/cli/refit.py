@@ -22,18 +22,14 @@ def command(
         str | None, typer.Option("--output", "-o", help="The file to write.", show_default="ARTIFACT itself")
     ] = None,
     verify: Annotated[bool, typer.Option(help="Compare with onnxruntime; refuse a wrong result.")] = True,
-    tolerance: Annotated[
-        float | None, typer.Option(min=0, help="Of the verification.", show_default="derived")
-    ] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0, help="Of the verification.", show_default="derived")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Put a model's weights into a compiled file of the same graph; no code is generated."""
     from tvmopt.api import refit
 
     with progress() as show:
-        fitted = refit(
-            artifact, model, output=output or artifact, verify=verify, tolerance=tolerance, progress=show
-        )
+        fitted = refit(artifact, model, output=output or artifact, verify=verify, tolerance=tolerance, progress=show)
     if as_json:
         print_json({"path": fitted.path, "report": fitted.report.as_dict()})
         return

@@ -23,9 +23,7 @@ def command(
             help="Inputs; repeatable. Missing ones are filled.",
         ),
     ] = None,
-    fill: Annotated[
-        str, typer.Option(help="Fill of inputs not given: random (seeded), zeros, ones.")
-    ] = "random",
+    fill: Annotated[str, typer.Option(help="Fill of inputs not given: random (seeded), zeros, ones.")] = "random",
     seed: Annotated[int, typer.Option(help="Seed of the random fill.")] = 0,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs there.")
@@ -35,12 +33,8 @@ def command(
     warmup: Annotated[int, typer.Option(min=0, help="Calls before timing.")] = 10,
     duration: Annotated[float, typer.Option(min=0, help="Time for at least this many seconds.")] = 0.0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
-    nvtx: Annotated[
-        bool, typer.Option("--nvtx", help="NVTX ranges with ONNX names, for Nsight Systems.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print outputs' summary and times as JSON.")
-    ] = False,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges with ONNX names, for Nsight Systems.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print outputs' summary and times as JSON.")] = False,
 ) -> None:
     """Run a compiled model on files or filled inputs; print what came out and how long it took."""
     from tvmopt.api import run

@@ -36,9 +36,7 @@ def extract(
     output: Output,
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--inputs", "-i", metavar="TENSOR[:1x3x224x224[:float32]]", help="Becomes an input; repeatable."
-        ),
+        typer.Option("--inputs", "-i", metavar="TENSOR[:1x3x224x224[:float32]]", help="Becomes an input; repeatable."),
     ] = None,
     outputs: Annotated[
         list[str] | None,
@@ -86,9 +84,7 @@ def sanitize(
     model: Model,
     output: Output,
     shape: Shape = None,
-    opset: Annotated[
-        int | None, typer.Option(min=1, help="Convert to this opset.", show_default="as it is")
-    ] = None,
+    opset: Annotated[int | None, typer.Option(min=1, help="Convert to this opset.", show_default="as it is")] = None,
     fold: Annotated[bool, typer.Option("--fold", help="Fold constants too.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -118,15 +114,11 @@ def reduce(
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     target: Annotated[str, typer.Option("--target", "-t", help="Of the built-in checks.")] = "cpu",
     precision: Annotated[str, typer.Option(help="Of the built-in checks.")] = "fp32",
-    rtol: Annotated[
-        float | None, typer.Option(min=0, help="Relative tolerance.", show_default="derived")
-    ] = None,
+    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance.", show_default="derived")] = None,
     atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance, added.")] = 0.0,
     fail_regex: Annotated[
         str,
-        typer.Option(
-            metavar="REGEX", help="The command fails where its output matches, whatever its exit code."
-        ),
+        typer.Option(metavar="REGEX", help="The command fails where its output matches, whatever its exit code."),
     ] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of one check; more is a failure.")] = 600.0,
     as_json: Json = False,

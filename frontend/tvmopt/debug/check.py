@@ -149,9 +149,7 @@ class Command:
         inputs = path.with_suffix(".npz")
         if self.wants_inputs:
             save_arrays(inputs, feeds)
-        words = [
-            w.replace("{model}", str(path)).replace("{inputs}", str(inputs)) for w in shlex.split(self.text)
-        ]
+        words = [w.replace("{model}", str(path)).replace("{inputs}", str(inputs)) for w in shlex.split(self.text)]
         try:
             done = subprocess.run(
                 words, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,

@@ -44,9 +44,7 @@ def read(source: Any) -> tuple[onnx.ModelProto, bool]:
     return model, beside
 
 
-def write(
-    model: onnx.ModelProto, output: str | Path, before: int, changes: Sequence[str], beside: bool
-) -> Edited:
+def write(model: onnx.ModelProto, output: str | Path, before: int, changes: Sequence[str], beside: bool) -> Edited:
     """Save the result of an operation and describe it."""
     path = save(model, output, external=True if beside else None)
     return Edited(

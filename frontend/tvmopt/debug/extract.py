@@ -56,13 +56,9 @@ def extract(
     types: dict[str, onnx.TypeProto] = dict(infer_types(loaded))
     if nodes:
         if inputs or outputs:
-            raise InputError(
-                "--nodes and --inputs or --outputs exclude each other.", where="--nodes", fix="give one"
-            )
+            raise InputError("--nodes and --inputs or --outputs exclude each other.", where="--nodes", fix="give one")
         inputs, outputs = border_of(loaded, nodes)
-    wanted = (
-        resolve_outputs(loaded, outputs, "--outputs") if outputs else [o.name for o in loaded.graph.output]
-    )
+    wanted = resolve_outputs(loaded, outputs, "--outputs") if outputs else [o.name for o in loaded.graph.output]
     border = [_input(text, loaded, types) for text in inputs]
     if border:
         types.update((v.name, v.type) for v in border)
@@ -107,9 +103,7 @@ def borders(model: onnx.ModelProto, inside: set[int]) -> tuple[list[str], list[s
 
     made = {o for i in inside for o in model.graph.node[i].output if o}
     fed = producers(model).keys() | {v.name for v in inputs_of(model)}
-    reads = dict.fromkeys(
-        n for i in sorted(inside) for n in model.graph.node[i].input if n in fed and n not in made
-    )
+    reads = dict.fromkeys(n for i in sorted(inside) for n in model.graph.node[i].input if n in fed and n not in made)
     outside = {o.name for o in model.graph.output}
     for index, node in enumerate(model.graph.node):
         if index not in inside:
@@ -120,11 +114,7 @@ def borders(model: onnx.ModelProto, inside: set[int]) -> tuple[list[str], list[s
 
 def _input(text: str, model: onnx.ModelProto, types: Types) -> onnx.ValueInfoProto:
     """A border input from ``name[:shape[:dtype]]``; names may have colons themselves."""
-    known = (
-        set(producers(model))
-        | {v.name for v in model.graph.input}
-        | {t.name for t in model.graph.initializer}
-    )
+    known = set(producers(model)) | {v.name for v in model.graph.input} | {t.name for t in model.graph.initializer}
     name, dims, dtype = text, "", ""
     if name not in known:
         name, _, dims = text.rpartition(":")
@@ -156,9 +146,7 @@ def _input(text: str, model: onnx.ModelProto, types: Types) -> onnx.ValueInfoPro
         )
     sizes = [p for p in dims.replace(",", "x").strip("[]").split("x") if p]
     if not all(s.isdigit() for s in sizes):
-        raise InputError(
-            f"{dims!r} is no shape.", where=f"--inputs {text}", fix=f"--inputs {name}:1x3x224x224"
-        )
+        raise InputError(f"{dims!r} is no shape.", where=f"--inputs {text}", fix=f"--inputs {name}:1x3x224x224")
     return helper.make_tensor_value_info(name, element, [int(s) for s in sizes])
 
 

@@ -120,11 +120,7 @@ def _round(
             found = _constant(node)
         else:
             given = {n: array(n) for n in names}
-            elements = (
-                sum(count(s) for _, s in shapes.values() if s is not None)
-                if len(sizes) == len(made)
-                else None
-            )
+            elements = sum(count(s) for _, s in shapes.values() if s is not None) if len(sizes) == len(made) else None
             if not foldable(node, given, elements):
                 continue
             if sum(sizes) > max(limit, sum(a.nbytes for a in given.values())):
@@ -153,9 +149,7 @@ def _constant(node: onnx.NodeProto) -> dict[str, Array] | None:
         if key in found:
             return {node.output[0]: np.asarray(found[key], dtype)}
     value = found.get("value")
-    return (
-        {node.output[0]: value} if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS" else None
-    )
+    return {node.output[0]: value} if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS" else None
 
 
 def _replace(model: onnx.ModelProto, values: Mapping[str, Array]) -> int:

@@ -132,9 +132,7 @@ def cut(
     for tensor in model.graph.initializer:
         if tensor.name in names and tensor.name not in given:
             copy_tensor(graph.initializer.add(), tensor)
-    graph.sparse_initializer.extend(
-        t for t in model.graph.sparse_initializer if t.values.name in names - given.keys()
-    )
+    graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name in names - given.keys())
     graph.output.extend(value_info(name, types) for name in outputs)
     border = {v.name for v in [*graph.input, *graph.output]}
     graph.value_info.extend(
@@ -152,9 +150,7 @@ def cut(
 
 def value_info(name: str, types: Types) -> onnx.ValueInfoProto:
     """A tensor's name and type, the type left open where it is not known."""
-    return (
-        onnx.ValueInfoProto(name=name, type=types[name]) if name in types else onnx.ValueInfoProto(name=name)
-    )
+    return onnx.ValueInfoProto(name=name, type=types[name]) if name in types else onnx.ValueInfoProto(name=name)
 
 
 def resolve_outputs(model: onnx.ModelProto, names: Sequence[str], flag: str) -> list[str]:
@@ -183,9 +179,5 @@ def no_tensor(name: str, known: Collection[str], flag: str) -> InputError:
     """The error for a name that neither a tensor nor a node has."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     near += [k for k in known if name and name in k and k not in near][: 3 - len(near)]
-    hint = (
-        f"did you mean {', '.join(map(repr, near))}?"
-        if near
-        else "`tvmopt inspect MODEL --top 0` lists the nodes"
-    )
+    hint = f"did you mean {', '.join(map(repr, near))}?" if near else "`tvmopt inspect MODEL --top 0` lists the nodes"
     return InputError(f"the model has no tensor or node {name!r}.", where=flag, fix=hint)

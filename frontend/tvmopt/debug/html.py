@@ -27,8 +27,7 @@ def html(result: CompareResult) -> str:
         nodes = escape(", ".join(result.repro.nodes))
         sure = "reproduces it" if result.repro.confirmed else "was cut out, but does not reproduce it alone"
         parts.append(
-            f"<p><code>{escape(result.repro.path)}</code> {sure}: {nodes}.</p>"
-            f"<pre>{escape(result.repro.command)}</pre>"
+            f"<p><code>{escape(result.repro.path)}</code> {sure}: {nodes}.</p><pre>{escape(result.repro.command)}</pre>"
         )
     parts.append(f"<h2>Outputs</h2>{_outputs(result)}")
     for bad in result.nonfinite:
@@ -58,12 +57,8 @@ def _outputs(result: CompareResult) -> str:
             rows.append((escape(row.label), row.status, "", "", "", "", "", escape(row.message)))
         agrees = "agrees" if row.status == "wrong" else ""
         for one in row.outputs:
-            figures = [
-                f"{v:.3g}" for v in (one.max_error, one.p99_error, one.scale, one.tolerance, one.needed)
-            ]
-            rows.append(
-                (escape(row.label), row.status, *figures, escape(f"{one.name} {one.problem or agrees}"))
-            )
+            figures = [f"{v:.3g}" for v in (one.max_error, one.p99_error, one.scale, one.tolerance, one.needed)]
+            rows.append((escape(row.label), row.status, *figures, escape(f"{one.name} {one.problem or agrees}")))
     head = ("row", "verdict", "max error", "p99", "largest value", "tolerance", "would pass", "output")
     return html_table(head, rows, {0, 1, 7})
 
@@ -88,9 +83,7 @@ def _trace(trace: Trace) -> str:
         plot.dot(x, value, colour, words, 6 if one is trace.culprit else 3.5, 0.9)
     culprit = trace.culprit
     first = (
-        f"First to leave its tolerance: <b>{escape(culprit.node)}</b> ({escape(culprit.operator)})."
-        if culprit
-        else ""
+        f"First to leave its tolerance: <b>{escape(culprit.node)}</b> ({escape(culprit.operator)})." if culprit else ""
     )
     rows = [
         (

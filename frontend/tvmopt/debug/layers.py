@@ -71,9 +71,7 @@ class Layers:
         todo = [n for n in todo if n not in self._absent]
         for index, chunk in enumerate(self._chunks(todo)):
             if progress:
-                progress(
-                    f"reference values, {min(len(todo), (index + 1) * len(chunk))} of {len(todo)} tensors"
-                )
+                progress(f"reference values, {min(len(todo), (index + 1) * len(chunk))} of {len(todo)} tensors")
             target = self.folder / f"values{len(self._files)}"
             target.mkdir()
             made, self.reference = isolated(partial(self._run, chunk, target), "reference run", str(self.path))

@@ -40,9 +40,7 @@ def trace_marked(
     found: list[Layer] = []
     for number, chunk in enumerate(layers._chunks(names)):
         progress(f"{label}: layers, part {number + 1}")
-        outputs, _ = run_engine(
-            replace(job, model=str(layers.marked(chunk, "engine.onnx"))), layers.feeds, folder
-        )
+        outputs, _ = run_engine(replace(job, model=str(layers.marked(chunk, "engine.onnx"))), layers.feeds, folder)
         found += [_one(layers, n, outputs, tolerances, options) for n in chunk]
     first = next((i for i, layer in enumerate(found) if layer.status == "differs"), None)
     if first is not None:

@@ -192,9 +192,7 @@ class CompareResult:
 
         Constants of a second model may differ without harm; those of an artifact make its row wrong.
         """
-        return not any(r.status in ("wrong", "failed") for r in self.rows) and not any(
-            t.culprit for t in self.traces
-        )
+        return not any(r.status in ("wrong", "failed") for r in self.rows) and not any(t.culprit for t in self.traces)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -208,9 +206,7 @@ def result_from(data: dict[str, Any]) -> CompareResult:
         **{
             **plain,
             "rows": tuple(Row(**{**r, "outputs": tuple(map(_output, r["outputs"]))}) for r in data["rows"]),
-            "traces": tuple(
-                Trace(**{**t, "layers": tuple(map(_layer, t["layers"]))}) for t in data["traces"]
-            ),
+            "traces": tuple(Trace(**{**t, "layers": tuple(map(_layer, t["layers"]))}) for t in data["traces"]),
             "nonfinite": tuple(NonFinite(**n) for n in data["nonfinite"]),
             "constants": tuple(Constant(**_tuples(c, "nodes", "worst")) for c in data["constants"]),
             "structure": tuple(data["structure"]),
@@ -221,11 +217,7 @@ def result_from(data: dict[str, Any]) -> CompareResult:
 
 
 def _blame(data: dict[str, Any] | None) -> Blame | None:
-    return (
-        Blame(**{**data, "experiments": tuple(Experiment(**e) for e in data["experiments"])})
-        if data
-        else None
-    )
+    return Blame(**{**data, "experiments": tuple(Experiment(**e) for e in data["experiments"])}) if data else None
 
 
 def _layer(data: dict[str, Any]) -> Layer:

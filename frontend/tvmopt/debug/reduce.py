@@ -104,9 +104,7 @@ def reduce(
     if check not in ("numbers", "compile"):
         Command(check, fail_regex)
     if inputs and not Path(inputs).is_file():
-        raise InputError(
-            "cannot read the inputs: no such file.", where=str(inputs), fix="give an .npz of named arrays"
-        )
+        raise InputError("cannot read the inputs: no such file.", where=str(inputs), fix="give an .npz of named arrays")
     check_writable(output)
     answer = children.call(
         "tvmopt.debug.reduce:in_child",

@@ -88,9 +88,7 @@ def convert(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, list[s
     ]
     slim.graph.input.extend(stand_ins)
     try:
-        data = isolated(
-            lambda: version_converter.convert_version(slim, opset).SerializeToString(), "opset conversion"
-        )
+        data = isolated(lambda: version_converter.convert_version(slim, opset).SerializeToString(), "opset conversion")
     except (ModelError, RuntimeError) as error:
         text = str(error).splitlines()[0][:300]
         raise ModelError(
@@ -127,9 +125,7 @@ def _bypass(model: onnx.ModelProto) -> list[str]:
     """Remove nodes that hand their input on, where no border or subgraph would notice."""
     graph = model.graph
     types = infer_types(model)
-    fixed = {o.name for o in graph.output} | {
-        n for node in graph.node for g in subgraphs(node) for n in _names_in(g)
-    }
+    fixed = {o.name for o in graph.output} | {n for node in graph.node for g in subgraphs(node) for n in _names_in(g)}
     alias: dict[str, str] = {}
     kept = []
     for node in graph.node:
@@ -150,9 +146,7 @@ def _idle(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> bool:
         return False
     if node.op_type == "Cast" and node.input[0] in types:
         return bool(attributes(node).get("to") == types[node.input[0]].tensor_type.elem_type)
-    return node.op_type == "Identity" or (
-        node.op_type == "Dropout" and not (len(node.input) > 2 and node.input[2])
-    )
+    return node.op_type == "Identity" or (node.op_type == "Dropout" and not (len(node.input) > 2 and node.input[2]))
 
 
 def _names_in(graph: onnx.GraphProto) -> set[str]:

@@ -55,9 +55,7 @@ def checked_import(model: onnx.ModelProto) -> Imported:
     except UnsupportedOp as error:
         named = {p.where.partition(" (")[0] for p in problems}
         refused = [error, *error.others]
-        problems += [
-            p for p in refused if isinstance(p, ModelError) and p.where.partition(" (")[0] not in named
-        ]
+        problems += [p for p in refused if isinstance(p, ModelError) and p.where.partition(" (")[0] not in named]
     if problems:
         first, *rest = problems
         raise type(first)(first.what, where=first.where, fix=first.fix, others=_alone(rest))

@@ -72,9 +72,7 @@ def evaluate(
     """
     outputs = [o for o in node.output if o]
     names = list(inputs)
-    function = helper.make_function(
-        "tvmopt", "fold", names, outputs, [node], [helper.make_opsetid("", opset)]
-    )
+    function = helper.make_function("tvmopt", "fold", names, outputs, [node], [helper.make_opsetid("", opset)])
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")

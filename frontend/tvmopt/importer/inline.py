@@ -133,9 +133,7 @@ def schema_function(
             versions = schema.context_dependent_function_opset_versions
             version = max([v for v in versions if v <= opset], default=versions[0])
             types = [t.SerializeToString() for t in input_types if t is not None]
-            data = schema.get_context_dependent_function_with_opset_version(
-                version, node.SerializeToString(), types
-            )
+            data = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
         else:
             return None
         function = onnx.FunctionProto.FromString(data)

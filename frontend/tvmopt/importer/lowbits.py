@@ -97,8 +97,6 @@ def unpack(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 def decode_table(elem: int) -> npt.NDArray[np.float32]:
     """The float32 value of each of the 256 codes (a code out of range repeats the last)."""
     target = helper.tensor_dtype_to_np_dtype(elem)
-    bits = (
-        8 if elem == TensorProto.FLOAT8E8M0 else 1 + SMALL_FLOATS[elem].exponent + SMALL_FLOATS[elem].mantissa
-    )
+    bits = 8 if elem == TensorProto.FLOAT8E8M0 else 1 + SMALL_FLOATS[elem].exponent + SMALL_FLOATS[elem].mantissa
     codes = np.minimum(np.arange(256), 2**bits - 1).astype(np.uint8)
     return np.asarray(codes.view(target), np.float32)

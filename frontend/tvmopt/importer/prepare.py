@@ -141,9 +141,7 @@ def _fold(skeleton: onnx.ModelProto, weights: Weights, has_converter: Callable[[
     used = set().union(*(node_reads(n) for n in nodes)) | folder.results
     model = _skeleton(folder, converted, nodes)
     constants = {k: v for k, v in folder.constants.items() if k in used and k not in given}
-    made = {
-        k: np.asarray(numpy_helper.to_array(t)) for k, t in weights.items() if k in used and k not in given
-    }
+    made = {k: np.asarray(numpy_helper.to_array(t)) for k, t in weights.items() if k in used and k not in given}
     kept = tuple(k for k in given if k in used)
     packed = {k: (_distinct(a), a.shape) for k, a in (made | constants).items()}
     return _Folded(model.SerializeToString(), packed, kept)
@@ -192,9 +190,7 @@ def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProt
     graph.input.extend(source.graph.input)
     for value in source.graph.output:
         kind = folder.types.get(value.name)
-        graph.output.append(
-            onnx.ValueInfoProto(name=value.name, type=kind if kind is not None else value.type)
-        )
+        graph.output.append(onnx.ValueInfoProto(name=value.name, type=kind if kind is not None else value.type))
     border = {v.name for v in [*graph.input, *graph.output]}
     for name in (o for n in nodes for o in n.output if o and o not in border):
         if name in folder.types and static_shape(folder.types[name]) is not None:

@@ -47,9 +47,7 @@ CHOICES = {
 """Values of the string attributes (``operator.attribute`` where operators differ) that have a fixed set."""
 
 
-def node_problems(
-    node: onnx.NodeProto, opsets: dict[str, int], functions: set[tuple[str, str]]
-) -> Iterator[str]:
+def node_problems(node: onnx.NodeProto, opsets: dict[str, int], functions: set[tuple[str, str]]) -> Iterator[str]:
     """What is wrong with one node, in sentences.
 
     Args:

@@ -121,15 +121,11 @@ def _require_static(inputs: list[onnx.ValueInfoProto]) -> None:
             sizes.append(dim.dim_value if known else _guess(dim.dim_param, axis, len(tensor.shape.dim)))
         if unbound:
             flags.append(_flag(value.name, sizes) if sizes else f"--shape {value.name}:1")
-            problems.append(
-                ModelError(f"Input '{value.name}' has open dimensions: {describe_type(value.type)}.")
-            )
+            problems.append(ModelError(f"Input '{value.name}' has open dimensions: {describe_type(value.type)}."))
     if problems:
         first = problems[0]
         fix = f"bind them, for example: {' '.join(flags)}"
-        raise ModelError(
-            first.what, where=", ".join(f"input '{v.name}'" for v in inputs), fix=fix, others=problems[1:]
-        )
+        raise ModelError(first.what, where=", ".join(f"input '{v.name}'" for v in inputs), fix=fix, others=problems[1:])
 
 
 def _guess(param: str, axis: int, rank: int) -> int:

@@ -106,9 +106,7 @@ def _opset_problems(model: onnx.ModelProto, path: str) -> list[ModelError]:
             problems.append(ModelError(text, where=path, fix=REPAIR))
         elif domain == "" and version > newest:
             text = f"The model uses opset {version}; onnx {onnx.__version__} knows opsets up to {newest}."
-            problems.append(
-                ModelError(text, where=path, fix="upgrade onnx, or export the model with an older opset")
-            )
+            problems.append(ModelError(text, where=path, fix="upgrade onnx, or export the model with an older opset"))
     if "" not in versions and any(normal_domain(n.domain) == "" for n in model.graph.node):
         text = "The model does not say which opset of ai.onnx its nodes use."
         problems.append(ModelError(text, where=path, fix="add an opset_import of the domain ''"))
@@ -136,11 +134,7 @@ def _type_problems(value: onnx.ValueInfoProto, role: str, known: bool) -> Iterat
         yield f"Input '{value.name}' has no type."
     if kind == "tensor_type":
         tensor = value.type.tensor_type
-        if (
-            tensor.elem_type not in BITS
-            and tensor.elem_type != STRING
-            and (tensor.elem_type or role == "input")
-        ):
+        if tensor.elem_type not in BITS and tensor.elem_type != STRING and (tensor.elem_type or role == "input"):
             yield f"{role.capitalize()} '{value.name}' has element type {tensor.elem_type}, no ONNX type."
         if any(d.HasField("dim_value") and d.dim_value < -1 for d in tensor.shape.dim):
             yield f"{role.capitalize()} '{value.name}' has a negative dimension."
@@ -259,8 +253,7 @@ def _function_problems(model: onnx.ModelProto, path: str) -> list[ModelError]:
 
     try:
         expanded = max(
-            [size(model.graph.node)]
-            + [size([f.node[i]]) for f in model.functions for i in range(len(f.node))]
+            [size(model.graph.node)] + [size([f.node[i]]) for f in model.functions for i in range(len(f.node))]
         )
     except RecursionError as error:
         text = f"A function calls itself, or calls go too deep: {error}."

@@ -38,9 +38,7 @@ _GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, recurr
 _APPROXIMATE = (winograd,)  # other roundings than the operator's definition; `exact` leaves them out
 
 
-def legalize(
-    module: tvm.IRModule, machine: Machine, exact: bool = False, precision: str = "fp32"
-) -> tvm.IRModule:
+def legalize(module: tvm.IRModule, machine: Machine, exact: bool = False, precision: str = "fp32") -> tvm.IRModule:
     """Every Relax operator of `module` as a call of a PrimFunc.
 
     Args:

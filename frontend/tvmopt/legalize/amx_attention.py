@@ -260,9 +260,7 @@ class _Kernel:
             if p.offset is not None:
                 last = tirx.Broadcast(first + i + p.offset, lanes)
                 value = tirx.Select(vector(c * lanes, lanes) <= last, value, splat(float("-inf"), lanes))
-            return seq(
-                [store(self.s, value, place), store(top, tirx.max(load(top, cell), load(self.s, place)), cell)]
-            )
+            return seq([store(self.s, value, place), store(top, tirx.max(load(top, cell), load(self.s, place)), cell)])
 
         def exponential(c: Expr) -> Any:
             place = vector(i * self.keys + c * lanes, lanes)

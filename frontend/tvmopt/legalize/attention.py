@@ -65,9 +65,7 @@ class _Kernel:
         self.st = self._local("st", p.keys * p.strip)
         self.top = self._local("top", p.strip)
         self.total = self._local("total", p.strip)
-        self.acc = self._local(
-            "acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.v_lanes)
-        )
+        self.acc = self._local("acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.v_lanes))
         self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
 
     @staticmethod
@@ -166,9 +164,7 @@ class _Kernel:
         statements.append(loop(p.depth, step, "d"))
         for j, u in tile:
             place = vector((key + j) * p.strip + u * lanes, lanes)
-            statements.append(
-                store(self.st, self._masked(load(self.acc, at(j, u)), first, key + j, u), place)
-            )
+            statements.append(store(self.st, self._masked(load(self.acc, at(j, u)), first, key + j, u), place))
         for u in range(p.nq):
             peak = load(self.top, vector(u * lanes, lanes))
             for j in range(rows):
@@ -269,10 +265,7 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     """`R.nn.attention` and `R.nn.attention_bias`: q, k, v as [B, S, N, H]."""
     attrs = call.attrs
     shapes = [static_shape(a) for a in call.args]
-    if (
-        any(s is None or len(s) != 4 or 0 in s for s in shapes)
-        or getattr(attrs, "window_size", None) is not None
-    ):
+    if any(s is None or len(s) != 4 or 0 in s for s in shapes) or getattr(attrs, "window_size", None) is not None:
         return None
     kinds = {str(a.ty.dtype) for a in call.args[:3]}
     if kinds not in ({"float32"}, {"bfloat16"}) or any(str(a.ty.dtype) != "float32" for a in call.args[3:]):

@@ -65,9 +65,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
             source = te.compute(
                 (batch, height + top + bottom, width + left + right, xs[3] + odd),
                 lambda n, y, x_, c: te.if_then_else(
-                    te.all(
-                        y >= top, y < height + top, x_ >= left, x_ < width + left, *([c < xs[3]] if odd else [])
-                    ),
+                    te.all(y >= top, y < height + top, x_ >= left, x_ < width + left, *([c < xs[3]] if odd else [])),
                     data(n, y - top, x_ - left, c) if kind == "float32" else bits(data(n, y - top, x_ - left, c)),
                     tirx.const(0.0, kind) if kind == "float32" else tirx.const(0, "uint16"),
                 ),

@@ -187,9 +187,7 @@ def log(x: Expr) -> Expr:
 
     def body(x: Expr) -> Expr:
         tiny = x < _const(1.1754943508222875e-38, x)
-        bits = _cast_bits(
-            tirx.Select(tiny, x * _const(8388608.0, x), x), "int32"
-        )  # 2^23 makes denormals normal
+        bits = _cast_bits(tirx.Select(tiny, x * _const(8388608.0, x), x), "int32")  # 2^23 makes denormals normal
 
         def split(b: Expr) -> Expr:
             # move the range to [sqrt(1/2), sqrt 2): subtract the bits of sqrt(1/2), keep the exponent part

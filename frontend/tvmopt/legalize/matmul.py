@@ -65,9 +65,7 @@ def _packed(
     bb: relax.BlockBuilder, x: relax.Expr, value: np.ndarray, xs: tuple[int, ...], wdim: int, machine: Machine
 ) -> relax.Expr | None:
     rows, (k_len, n_len) = xs[:-1], value.shape
-    if not rows or wdim > len(
-        xs
-    ):  # a vector, or a result with more dimensions than x: rare, TVM's own form does
+    if not rows or wdim > len(xs):  # a vector, or a result with more dimensions than x: rare, TVM's own form does
         return None
     nr = choose_tile(prod(rows), n_len, machine).nr
     panels = weight_panels(value, nr)
@@ -101,9 +99,7 @@ def product(data: Callable[..., Any], index: tuple[Any, ...], weight: Any, lengt
     return dot2(pair(low, high), weight)
 
 
-def gemm_te(
-    data: te.Tensor, weight: te.Tensor, rows: tuple[int, ...], k_len: int, n_len: int, nr: int
-) -> te.Tensor:
+def gemm_te(data: te.Tensor, weight: te.Tensor, rows: tuple[int, ...], k_len: int, n_len: int, nr: int) -> te.Tensor:
     """The two blocks of the module's docstring; `data` is [*rows, K], `weight` [P, K, nr]; result [*rows, N]."""
     steps = int(weight.shape[1])
     k = te.reduce_axis((0, steps), name="k")

@@ -50,7 +50,8 @@ def row_kernel(
     """
     buffers = [
         tirx.decl_buffer(
-            [tirx.const(d, INDEX) for d in shape], *((dtypes[0], f"x{i}") if i < len(inputs) else (dtypes[1], "y")),
+            [tirx.const(d, INDEX) for d in shape],
+            *((dtypes[0], f"x{i}") if i < len(inputs) else (dtypes[1], "y")),
             layout=None,
         )
         for i, shape in enumerate([*inputs, output])
@@ -314,9 +315,7 @@ def _channels_last(bb: relax.BlockBuilder, call: relax.Call, shape: tuple[int, .
 
     mean = by_group(x, [], lambda m, c: m, "group_mean")
     centred = bb.emit(op.subtract(x, mean))
-    times = by_group(
-        bb.emit(op.multiply(centred, centred)), [gamma] if attrs.scale else [], factor, "group_factor"
-    )
+    times = by_group(bb.emit(op.multiply(centred, centred)), [gamma] if attrs.scale else [], factor, "group_factor")
     out = op.multiply(bb.emit(op.subtract(x, mean)), times)  # subtracted again: not kept in memory between
     return op.add(bb.emit(out), beta) if attrs.center else out
 
@@ -331,9 +330,7 @@ def instance_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) ->
     return _grouped(bb, call, machine, None)
 
 
-def _of_everything(
-    bb: relax.BlockBuilder, x: Any, length: int, out: Sequence[int], kind: str, machine: Machine
-) -> Any:
+def _of_everything(bb: relax.BlockBuilder, x: Any, length: int, out: Sequence[int], kind: str, machine: Machine) -> Any:
     """A reduction over all axes: of equal parts, which threads share, then of their results. One chain of additions
     would be slow, and its error would grow with the length."""
     parts = largest_divisor(length, 64)

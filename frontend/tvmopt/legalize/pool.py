@@ -76,9 +76,7 @@ def adaptive_avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machi
 def _emit(
     bb: relax.BlockBuilder, x: relax.Expr, window: Window, kind: str, include: bool, machine: Machine
 ) -> relax.Expr:
-    return call_fusable(
-        bb, lambda data: pool_te(data, window, kind, include, machine.lanes()), [x], f"{kind}_pool2d"
-    )
+    return call_fusable(bb, lambda data: pool_te(data, window, kind, include, machine.lanes()), [x], f"{kind}_pool2d")
 
 
 def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes: int) -> te.Tensor:
@@ -109,14 +107,10 @@ def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes
             return value * tirx.const(1.0 / taps, data.dtype)
         return value / tirx.max(taps, 1).astype(data.dtype)
 
-    return te.compute(
-        (batch, *window.out, channels), result, name="unpack", attrs={"tvmopt.kernel": "pool_out"}
-    )
+    return te.compute((batch, *window.out, channels), result, name="unpack", attrs={"tvmopt.kernel": "pool_out"})
 
 
-_MAX = te.comm_reducer(
-    lambda a, b: tirx.max(a, b), lambda dtype: tirx.const(float("-inf"), dtype), name="max"
-)
+_MAX = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda dtype: tirx.const(float("-inf"), dtype), name="max")
 
 
 def _taps(position: Any, axis: int, window: Window, size: int, include_pad: bool) -> Any:

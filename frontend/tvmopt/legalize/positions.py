@@ -66,9 +66,7 @@ def _across(data: te.Tensor, peak: te.Tensor) -> te.Tensor:
     """[outer, n, inner] and its extremes [outer, inner] -> positions [outer, inner]."""
     outer, n, inner = (int(d) for d in data.shape)
     k = te.reduce_axis((0, n), name="k")
-    least = te.comm_reducer(
-        lambda a, b: tirx.min(a, b), lambda dtype: tirx.const(n - 1, dtype), name="first"
-    )
+    least = te.comm_reducer(lambda a, b: tirx.min(a, b), lambda dtype: tirx.const(n - 1, dtype), name="first")
     first = te.compute(
         (outer, inner),
         lambda o, i: least(

@@ -175,9 +175,7 @@ class Row:
         trips = length // (unroll * lanes)
         width = unroll * lanes
         self.statements.append(
-            loop(
-                trips, lambda k: seq([s for u in range(unroll) for s in step(k * width + u * lanes, u)]), "k"
-            )
+            loop(trips, lambda k: seq([s for u in range(unroll) for s in step(k * width + u * lanes, u)]), "k")
         )
         for u in range((length - trips * width) // lanes):
             self.statements += step(trips * width + u * lanes, u)
@@ -231,6 +229,4 @@ def prim_func(params: Sequence[Any], body: Any, pattern: int) -> Any:
     """A PrimFunc of one root block, without aliasing parameters, with an op pattern for FuseOps."""
     root = SBlock([], [], [], "root", body)
     realize = SBlockRealize([], tirx.const(True, "bool"), root)
-    return tirx.PrimFunc(list(params), realize).with_attrs(
-        {"tirx.noalias": True, "op_pattern": pattern, "s_tir": True}
-    )
+    return tirx.PrimFunc(list(params), realize).with_attrs({"tirx.noalias": True, "op_pattern": pattern, "s_tir": True})

@@ -57,9 +57,7 @@ class _Heap:
         held = load(value, 0), load(index, 0)
         take = seq([*self.put(here, *self.get(down)), store(at, down, 0), store(child, 2 * down + 1, 0)])
         right = self.worse(self.get(down + 1), self.get(down))
-        choose = tirx.IfThenElse(
-            down + 1 < size, tirx.IfThenElse(right, store(child, down + 1, 0), None), None
-        )
+        choose = tirx.IfThenElse(down + 1 < size, tirx.IfThenElse(right, store(child, down + 1, 0), None), None)
         step = tirx.IfThenElse(self.worse(self.get(down), held), take, store(child, size, 0))  # or: it stays here
         return seq([
             store(value, self.get(start)[0], 0), store(index, self.get(start)[1], 0),

@@ -35,9 +35,7 @@ class Window:
         for axis, before, after in ((0, top, bottom), (1, left, right)):
             room = size[axis] + before + after - dilation[axis] * (kernel[axis] - 1) - 1
             count = (room + up * (strides[axis] - 1)) // strides[axis] + 1
-            if (
-                up and (count - 1) * strides[axis] >= size[axis] + before
-            ):  # must start inside the image or its left pad
+            if up and (count - 1) * strides[axis] >= size[axis] + before:  # must start inside the image or its left pad
                 count -= 1
             out.append(count)
         return cls(kernel, strides, (top, left, bottom, right), dilation, (out[0], out[1]))

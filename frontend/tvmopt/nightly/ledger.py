@@ -104,9 +104,7 @@ class Ledger:
 
     def append(self, entry: Entry) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        torn = (
-            self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
-        )
+        torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
         with self.path.open("a") as file:
             file.write(("\n" if torn else "") + json.dumps(asdict(entry)) + "\n")
             file.flush()
@@ -185,9 +183,7 @@ def compared(
     slower = ratio > 1
     strongest = min(raw, ratio) if slower else max(raw, ratio)
     draw = random.Random(len(old))
-    ratios = sorted(
-        median(draw.choices(new, k=len(new))) / median(draw.choices(old, k=len(old))) for _ in range(400)
-    )
+    ratios = sorted(median(draw.choices(new, k=len(new))) / median(draw.choices(old, k=len(old))) for _ in range(400))
     low, high = ratios[10], ratios[-11]
     if slower:
         real = strongest > 1 + tolerance and low > 1 + tolerance / 2 and mann_whitney(old, new) < ALPHA

@@ -187,9 +187,7 @@ def timed(
         seconds.append(time.perf_counter() - start)
         profiles.append(instance.profile())
         probe.append(probed())
-    figures = {
-        name: replace(k, seconds=tuple(p[name] for p in profiles if name in p)) for name, k in kernels.items()
-    }
+    figures = {name: replace(k, seconds=tuple(p[name] for p in profiles if name in p)) for name, k in kernels.items()}
     return {"seconds": tuple(seconds), "probe": tuple(probe), "kernels": figures}
 
 

@@ -61,9 +61,7 @@ def find_linear(graph: Graph, expr: Expr) -> Linear | str:
             return "a batched GEMM has no output channels"
         channel = len(dims) - 1
     else:
-        channel = str(call.attrs.data_layout if not call.attrs.out_layout else call.attrs.out_layout).find(
-            "C"
-        )
+        channel = str(call.attrs.data_layout if not call.attrs.out_layout else call.attrs.out_layout).find("C")
     zero = np.zeros(dims[channel])
     per_channel = zero if bias is None else channel_vector(graph, bias, len(dims), channel, dims[channel])
     if per_channel is None:
@@ -93,9 +91,7 @@ def scaled(linear: Linear, scale: Array, shift: Array, name: str, graph: Graph) 
     """``linear * scale + shift`` as one linear operator and one bias add."""
     call = linear.call
     weight = _scale_weight(call, linear.weight, scale)
-    node: Any = relax.Call(
-        call.op, [call.args[0], const(weight, like=call.args[1])], call.attrs, call.ty_args
-    )
+    node: Any = relax.Call(call.op, [call.args[0], const(weight, like=call.args[1])], call.attrs, call.ty_args)
     bias = linear.bias * scale + shift
     if not bias.any():
         return node

@@ -68,9 +68,7 @@ class CombineParallelMatmul(Rewrite):
         self.groups: dict[Var, list[Branch]] = {}
         by_input: dict[Var, list[Branch]] = defaultdict(list)
         readers: Counter[Var] = Counter()
-        gemms = [
-            (v, c) for v, c in graph.defs.items() if op_name(c) == "matmul" and graph.is_const(c.args[1])
-        ]
+        gemms = [(v, c) for v, c in graph.defs.items() if op_name(c) == "matmul" and graph.is_const(c.args[1])]
         readers.update(call.args[0] for _, call in gemms if isinstance(call.args[0], relax.Var))
         for var, value in gemms:
             if readers[value.args[0]] > 1:

@@ -47,9 +47,7 @@ class ConvertConv1d(Rewrite):
                 self.declined(var, f"1: its kernel layout is {attrs.kernel_layout}, or not static")
                 return None
             weight = relax.op.reshape(value.args[1], (kernel[0], kernel[1], 1, kernel[2]))
-            new = relax.op.nn.conv2d(
-                data, weight, groups=int(attrs.groups), out_dtype=attrs.out_dtype or None, **same
-            )
+            new = relax.op.nn.conv2d(data, weight, groups=int(attrs.groups), out_dtype=attrs.out_dtype or None, **same)
         else:
             pool = relax.op.nn.max_pool2d if name == "nn.max_pool1d" else relax.op.nn.avg_pool2d
             new = pool(

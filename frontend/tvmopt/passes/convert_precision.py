@@ -167,9 +167,7 @@ class _Conversion:
             return []
         first = value.args[0]
         tensors = list(first.fields) if isinstance(first, relax.Tuple) else [first]
-        known = all(
-            isinstance(t, relax.Var) and t in self.graph.defs and dtype(t) == "float32" for t in tensors
-        )
+        known = all(isinstance(t, relax.Var) and t in self.graph.defs and dtype(t) == "float32" for t in tensors)
         return tensors if known else []
 
     # -- new bindings ----------------------------------------------------------------------------------------
@@ -186,9 +184,7 @@ class _Conversion:
         block = relax.DataflowBlock(kept) if self.flow else relax.BindingBlock(kept)
         body = self.builder.normalize(relax.SeqExpr([block], func.body.body))
         to, back = self.casts
-        self.log.applied(
-            NAME, "main", f"{len(self.heavy)} operators in {self.half}; {to} casts to it, {back} back"
-        )
+        self.log.applied(NAME, "main", f"{len(self.heavy)} operators in {self.half}; {to} casts to it, {back} back")
         return relax.Function(func.params, body, func.ret_ty, bool(func.is_pure), func.attrs)
 
     def _visit(self, binding: Any) -> None:

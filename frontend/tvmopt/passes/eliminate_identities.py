@@ -87,9 +87,7 @@ class EliminateIdentities(Rewrite):
             if graph.scalar(other) == neutral and _same(x, call) and not graph.is_const(x):
                 return x
         x = call.args[0] if call.args else None
-        if name == "astype" or (
-            name in SHAPE_ONLY and (name != "nn.pad" or not any(ints(call.attrs.pad_width)))
-        ):
+        if name == "astype" or (name in SHAPE_ONLY and (name != "nn.pad" or not any(ints(call.attrs.pad_width)))):
             plain = name != "strided_slice" or len(call.args) < 5 or all(s == 1 for s in ints(call.args[4]))
             return x if plain and _same(x, call) else None
         return None

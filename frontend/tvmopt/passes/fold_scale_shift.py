@@ -103,11 +103,7 @@ class FoldScaleShift(Rewrite):
                     return None
                 self.applied(var, "add into add")
                 return relax.op.add(x, const(total, like=x))
-            if (
-                outer in ("multiply", "divide")
-                and inner_op == "multiply"
-                and (outer == "multiply" or b.all())
-            ):
+            if outer in ("multiply", "divide") and inner_op == "multiply" and (outer == "multiply" or b.all()):
                 self.applied(var, "multiply into multiply")
                 factor = wide_a * wide_b if outer == "multiply" else wide_a / wide_b
                 return relax.op.multiply(x, const(factor, like=x))

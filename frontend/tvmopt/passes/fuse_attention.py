@@ -114,16 +114,12 @@ class FuseAttention(Rewrite):
         operands = [_bsnh(graph, t, batch, name) for t in (query, key, value.args[1])]
         mask, causal = bias
         if mask is not None and ndim == 3:
-            mask = relax.op.reshape(
-                mask, (batch, (shape(mask) or (0,))[0] // batch, *(shape(mask) or ())[1:])
-            )
+            mask = relax.op.reshape(mask, (batch, (shape(mask) or (0,))[0] // batch, *(shape(mask) or ())[1:]))
         mask = None if mask is None else graph.emit(mask, name)
         kept = None
         if zeroed and mask is not None:  # [B, N, Sq, Sk] to [B, Sq, N, 1]: does the row keep a key?
             most = relax.op.max(mask, [-1], keepdims=True)
-            kept = relax.op.greater(
-                relax.op.permute_dims(most, HEADS), const(np.float64(NEVER / 2), like=mask)
-            )
+            kept = relax.op.greater(relax.op.permute_dims(most, HEADS), const(np.float64(NEVER / 2), like=mask))
             kept = graph.emit(kept, name)
             mask = relax.op.maximum(mask, const(np.float64(NEVER), like=mask))
         out = relax.op.nn.attention(

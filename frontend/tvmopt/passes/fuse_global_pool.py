@@ -72,9 +72,7 @@ class FuseGlobalPool(Rewrite):
             return None
         if not name.startswith("nn.adaptive"):
             window = ints(value.attrs.pool_size)
-            if any(w < n for w, n in zip(window, image, strict=True)) or set(ints(value.attrs.dilation)) != {
-                1
-            }:
+            if any(w < n for w, n in zip(window, image, strict=True)) or set(ints(value.attrs.dilation)) != {1}:
                 return None  # a window beyond the image (ceil_mode) counts what it covers
             if any(ints(value.attrs.padding)):
                 self.declined(var, "2: the window is the image, and padding is counted")

@@ -64,12 +64,7 @@ class FuseTransposeMatmul(Rewrite):
         z, perm = found
         dims, target = shape(z), shape(flat)
         lead = rank(flat) - 1
-        if (
-            dims is None
-            or target is None
-            or perm[:lead] != tuple(range(lead))
-            or target[:lead] != dims[:lead]
-        ):
+        if dims is None or target is None or perm[:lead] != tuple(range(lead)) or target[:lead] != dims[:lead]:
             return None
         tail = [p - lead for p in perm[lead:]]
         sizes = [dims[p] for p in perm[lead:]]  # the weight's rows, in the order of the flattened tensor

@@ -326,9 +326,7 @@ def substitute(value: Expr, alias: dict[Var, Expr]) -> Expr:
     if isinstance(value, relax.Var):
         return alias.get(value, value)
     if isinstance(value, relax.Call):
-        new: Expr = relax.Call(
-            value.op, [substitute(a, alias) for a in value.args], value.attrs, value.ty_args
-        )
+        new: Expr = relax.Call(value.op, [substitute(a, alias) for a in value.args], value.attrs, value.ty_args)
     elif isinstance(value, relax.Tuple):
         new = relax.Tuple([substitute(f, alias) for f in value.fields])
     elif isinstance(value, relax.TupleGetItem):

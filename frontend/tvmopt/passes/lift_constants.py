@@ -50,9 +50,7 @@ class _Lifter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         super().__init__(module)
         self.parameters: list[relax.Var] = []
         self.weights: Weights = []
-        self._seen: dict[
-            int, tuple[Any, relax.Var]
-        ] = {}  # constants live as long as this, so that ids stay unique
+        self._seen: dict[int, tuple[Any, relax.Var]] = {}  # constants live as long as this, so that ids stay unique
 
     def visit_generic_const_(self, op: Any) -> relax.Expr:
         tensor = op.value

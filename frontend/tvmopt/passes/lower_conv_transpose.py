@@ -74,9 +74,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         self.log.applied(STAGE, self.node)
         flat = len(xs) == 3  # one spatial dimension: as two, the first of extent 1
         weight = w.value.numpy()
-        strides, pads, extra = (
-            [int(v) for v in values] for values in (a.strides, a.padding, a.output_padding)
-        )
+        strides, pads, extra = ([int(v) for v in values] for values in (a.strides, a.padding, a.output_padding))
         if flat:
             x = self.builder_.emit(relax.op.expand_dims(x, 2))
             weight = weight[:, :, None, :]
@@ -96,9 +94,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         emit = self.builder_.emit
         batch, _, *size = static_shape(x) or ()
         kernel, taps, _ = phase_kernel(weight, strides, groups)
-        full = [
-            (n - 1) * s + k + e for n, s, k, e in zip(size, strides, weight.shape[2:], extra, strict=True)
-        ]
+        full = [(n - 1) * s + k + e for n, s, k, e in zip(size, strides, weight.shape[2:], extra, strict=True)]
         steps = [-(-f // s) for f, s in zip(full, strides, strict=True)]
         before = [t - 1 for t in taps]
         after = [q - n for q, n in zip(steps, size, strict=True)]

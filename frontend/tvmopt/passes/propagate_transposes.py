@@ -116,9 +116,7 @@ class PropagateTransposes(Rewrite):
             return None
         inner = graph.call(value.args[0], *RESHAPES)
         if inner is not None and shape(inner.args[0]) is not None:
-            return (
-                inner.args[0] if shape(inner.args[0]) == target else relax.op.reshape(inner.args[0], target)
-            )
+            return inner.args[0] if shape(inner.args[0]) == target else relax.op.reshape(inner.args[0], target)
         if found is None:
             return None
         z, perm = found
@@ -168,9 +166,7 @@ class PropagateTransposes(Rewrite):
         self.applied(var, op_name(value))
         return relax.op.permute_dims(rebuild(new, perm), perm)
 
-    def _moved(
-        self, graph: Graph, t: Expr, perm: Perm, ndim: int, broadcast: bool
-    ) -> tuple[Expr, bool] | None:
+    def _moved(self, graph: Graph, t: Expr, perm: Perm, ndim: int, broadcast: bool) -> tuple[Expr, bool] | None:
         """The operand in the source's layout, and whether that takes a transpose that moves data."""
         found = source(graph, t)
         if found is not None and found[1] == perm:
@@ -338,9 +334,7 @@ def _layout(graph: Graph, call: Call, z: Expr, perm: Perm) -> Expr | str | None:
 def _window(call: Call, z: Expr, perm: Perm) -> Expr:
     """The spatial axes of a pooling window change places, its sizes with them (LRN pools the channels)."""
     spatial = [a - 2 for a in inverse(perm)[2:]]
-    changes = {
-        k: permuted(spatial, ints(getattr(call.attrs, k))) for k in ("pool_size", "strides", "dilation")
-    }
+    changes = {k: permuted(spatial, ints(getattr(call.attrs, k))) for k in ("pool_size", "strides", "dilation")}
     before, after = ints(call.attrs.padding)[:3], ints(call.attrs.padding)[3:]
     padding = permuted(spatial, before) + permuted(spatial, after)
     return relax.op.permute_dims(with_attrs(call, [z], padding=padding, **changes), perm)

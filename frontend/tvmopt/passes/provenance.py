@@ -91,10 +91,7 @@ def _bindings(func: relax.Function) -> list[tuple[str, Any]]:
     if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
         return []
     return [
-        (b.var.name, b.value)
-        for block in func.body.blocks
-        for b in block.bindings
-        if isinstance(b, relax.VarBinding)
+        (b.var.name, b.value) for block in func.body.blocks for b in block.bindings if isinstance(b, relax.VarBinding)
     ]
 
 
@@ -111,8 +108,4 @@ def _key(call: relax.Call, known: dict[str, str]) -> Key:
 def _name(expr: Any, known: dict[str, str]) -> str:
     if isinstance(expr, relax.Var):
         return known.get(str(expr.name), str(expr.name))
-    return (
-        ""
-        if not isinstance(expr, relax.Tuple)
-        else "(" + ",".join(_name(f, known) for f in expr.fields) + ")"
-    )
+    return "" if not isinstance(expr, relax.Tuple) else "(" + ",".join(_name(f, known) for f in expr.fields) + ")"

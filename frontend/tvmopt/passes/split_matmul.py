@@ -61,12 +61,7 @@ class SplitMatmul(Rewrite):
         node, bias = y, None
         for data, other in graph.binary(y, "add"):
             array = graph.array(other)
-            if (
-                array is not None
-                and array.ndim
-                and array.size == array.shape[-1]
-                and graph.op(data) == "matmul"
-            ):
+            if array is not None and array.ndim and array.size == array.shape[-1] and graph.op(data) == "matmul":
                 node, bias = data, array.reshape(-1)
         gemm = graph.call(node, "matmul")
         weight = graph.array(gemm.args[1]) if gemm is not None else None

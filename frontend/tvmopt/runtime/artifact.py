@@ -44,9 +44,7 @@ class Artifact:
     where: str = "artifact"
 
     @classmethod
-    def build(
-        cls, manifest: Manifest, library: bytes, weights: Sequence[tuple[TensorInfo, Array]]
-    ) -> Artifact:
+    def build(cls, manifest: Manifest, library: bytes, weights: Sequence[tuple[TensorInfo, Array]]) -> Artifact:
         """Complete a manifest: lay the weights out and hash the parts."""
         layout, arrays, offset = [], [], 0
         for info, array in weights:
@@ -57,9 +55,7 @@ class Artifact:
             "library.so": Part(len(library), container.sha256([library])),
             "weights.bin": Part(offset, container.sha256(_pieces(arrays))),
         }
-        return cls(
-            replace(manifest, weights=tuple(layout), parts=parts), library, tuple(arrays), manifest.model
-        )
+        return cls(replace(manifest, weights=tuple(layout), parts=parts), library, tuple(arrays), manifest.model)
 
     def stripped(self) -> Artifact:
         """The same without its weights."""
@@ -115,9 +111,7 @@ def is_artifact(path: str | Path) -> bool:
         with Path(path).open("rb") as file:
             return file.read(4) == b"PK\x03\x04"
     except OSError as error:
-        raise InputError(
-            f"cannot open the file: {error.strerror}", where=str(path), fix="check the path"
-        ) from error
+        raise InputError(f"cannot open the file: {error.strerror}", where=str(path), fix="check the path") from error
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -184,11 +178,7 @@ def _open(path: Path) -> Any:
 
 def _check_parts(manifest: Manifest, parts: dict[str, tuple[int, int]], where: str) -> None:
     expected = {"library.so"} if manifest.stripped else {"library.so", "weights.bin"}
-    wrong = [
-        n
-        for n in expected
-        if n not in parts or n not in manifest.parts or parts[n][1] != manifest.parts[n].bytes
-    ]
+    wrong = [n for n in expected if n not in parts or n not in manifest.parts or parts[n][1] != manifest.parts[n].bytes]
     wrong += sorted(set(parts) - expected - {"manifest.json"})
     if not manifest.stripped and manifest.weight_bytes != parts.get("weights.bin", (0, -1))[1]:
         wrong.append("weights.bin")

@@ -23,9 +23,7 @@ _PADDING_ID = 0xD935  # Android's alignment record; ignored by every reader
 _RECOMPILE = "compile the model again: tvmopt compile MODEL"
 
 
-Buffer = (
-    Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (typing has a name for it from 3.12)
-)
+Buffer = Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (typing has a name for it from 3.12)
 
 
 def write(file: IO[bytes], members: Mapping[str, Iterable[Buffer]]) -> None:
@@ -63,9 +61,7 @@ def read_directory(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
             if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in infos):
                 raise ArtifactError("a member is compressed or encrypted.", where=where, fix=_RECOMPILE)
     except (zipfile.BadZipFile, struct.error, OSError, ValueError, NotImplementedError, EOFError) as error:
-        raise ArtifactError(
-            f"not a tvmopt artifact, or damaged: {error}", where=where, fix=_RECOMPILE
-        ) from error
+        raise ArtifactError(f"not a tvmopt artifact, or damaged: {error}", where=where, fix=_RECOMPILE) from error
     end = 0
     for name, (offset, length) in sorted(found.items(), key=lambda item: item[1]):
         if offset < end or offset + length > size:

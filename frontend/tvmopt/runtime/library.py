@@ -112,9 +112,7 @@ def default_threads(wanted: int) -> int:
     if not text:
         return int(max(1, min(wanted, usable_cores())))
     if not text.isdigit() or int(text) < 1:
-        raise InputError(
-            f"TVM_NUM_THREADS is {text!r}, not a positive number.", fix="unset it, or set it to 1, 2, ..."
-        )
+        raise InputError(f"TVM_NUM_THREADS is {text!r}, not a positive number.", fix="unset it, or set it to 1, 2, ...")
     return int(text)
 
 
@@ -202,9 +200,7 @@ class Session:
     def __init__(self, library: Any, *, cuda: bool = False) -> None:
         self.module = library["vm_load_executable"]()
         devices = [2, 0, 2] if cuda else []  # device type, index, allocator (2: pooled)
-        self.module["vm_initialization"](
-            *devices, 1, 0, 2
-        )  # the CPU is always there: it runs shape functions
+        self.module["vm_initialization"](*devices, 1, 0, 2)  # the CPU is always there: it runs shape functions
         self.main: Callable[..., Any] = self.module["main"]
 
     def set_instrument(self, instrument: Callable[..., int] | None) -> None:

@@ -92,9 +92,7 @@ class Model:
         self._threads = threads or default_threads(manifest.threads)
         self._library = load_library(artifact.library, artifact.where)
         self._arrays = artifact.weights
-        weights = [
-            to_ffi(array, w.dtype) for array, w in zip(artifact.weights, manifest.weights, strict=True)
-        ]
+        weights = [to_ffi(array, w.dtype) for array, w in zip(artifact.weights, manifest.weights, strict=True)]
         self._weights = [_to_device(w) for w in weights] if self._cuda else weights
         self._inputs, self._outputs = manifest.inputs, manifest.outputs
         self._names = tuple(i.name for i in self._inputs)
@@ -135,9 +133,7 @@ class Model:
         Raises:
             InputError: a wrong number, name, shape or dtype - all problems at once.
         """
-        results = self._invoke(
-            self._in_order(args, named) if named or len(args) != len(self._names) else args
-        )
+        results = self._invoke(self._in_order(args, named) if named or len(args) != len(self._names) else args)
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
@@ -229,10 +225,7 @@ class Model:
         """Outputs that lie in an input or a weight (a model can return either): they must be copied every
         time.
         """
-        foreign = [
-            (t.data_ptr(), t.data_ptr() + max(1, i.nbytes))
-            for t, i in zip(tensors, self._inputs, strict=True)
-        ]
+        foreign = [(t.data_ptr(), t.data_ptr() + max(1, i.nbytes)) for t, i in zip(tensors, self._inputs, strict=True)]
         foreign += [(address(w), address(w) + max(1, w.nbytes)) for w in self._arrays]
         shared = []
         for index, output in enumerate(outputs):
@@ -249,9 +242,7 @@ class Model:
         for name in feeds:
             if name not in self._names:
                 lower = {n.lower(): n for n in self._names}
-                near = [
-                    lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.4)
-                ]
+                near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.4)]
                 what = f"no input is called {name!r}" + (f", did you mean {near[0]!r}?" if near else ".")
                 problems.append(InputError(what, where=self.manifest.model, fix=f"the inputs are {expected}"))
         for info in self._inputs:
@@ -275,9 +266,7 @@ class Model:
         feeds = dict(zip(self._names, args, strict=False))
         twice = sorted(set(feeds) & set(named))
         if twice:
-            raise InputError(
-                f"the input {twice[0]!r} is given twice.", where=self.manifest.model, fix="give it once"
-            )
+            raise InputError(f"the input {twice[0]!r} is given twice.", where=self.manifest.model, fix="give it once")
         feeds.update(named)
         problems = self._problem_names(feeds)
         if problems:

@@ -27,9 +27,7 @@ def load_nvtx() -> Any:
     try:
         import nvtx
     except ImportError as error:
-        raise MissingDependency(
-            "NVTX ranges need the package nvtx.", where="--nvtx", fix="pip install nvtx"
-        ) from error
+        raise MissingDependency("NVTX ranges need the package nvtx.", where="--nvtx", fix="pip install nvtx") from error
     return nvtx
 
 

@@ -113,9 +113,7 @@ def from_ffi(tensor: Any, info: TensorInfo) -> Array:
 
     width = np.dtype(f"u{info.numpy_dtype.itemsize}")
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
-    return np.from_dlpack(view(tensor, tvm_ffi.Shape(info.shape), tvm_ffi.dtype(width.name), 0)).view(
-        info.numpy_dtype
-    )
+    return np.from_dlpack(view(tensor, tvm_ffi.Shape(info.shape), tvm_ffi.dtype(width.name), 0)).view(info.numpy_dtype)
 
 
 def _to_host(tensor: Any, info: TensorInfo) -> Array:

@@ -33,9 +33,7 @@ class Timing:
         return self.p90_ms - self.median_ms > 0.1 * self.median_ms
 
 
-def measure(
-    call: Callable[[], object], *, iterations: int = 100, warmup: int = 10, duration: float = 0.0
-) -> Timing:
+def measure(call: Callable[[], object], *, iterations: int = 100, warmup: int = 10, duration: float = 0.0) -> Timing:
     """Time `call`: at least `iterations` times, and until `duration` seconds have passed."""
     for _ in range(warmup):
         call()

@@ -76,8 +76,7 @@ def _at_own_position(indices: Any, block: Any) -> bool:
     if len(indices) != len(axes):
         return False
     return all(
-        index.same_as(axis)
-        or (int(iv.dom.extent) == 1 and isinstance(index, tirx.IntImm) and int(index) == 0)
+        index.same_as(axis) or (int(iv.dom.extent) == 1 and isinstance(index, tirx.IntImm) and int(index) == 0)
         for index, axis, iv in zip(indices, axes, block.iter_vars, strict=True)
     )
 
@@ -102,11 +101,7 @@ def _groups(blocks: list[Any], local: set[Any]) -> dict[int, int]:
         if len(targets) != 1 or not all(own for _, own in users):
             continue
         last = targets.pop()
-        tags = [
-            b
-            for b in (block, blocks[last], *(blocks[k] for k, v in into.items() if v == last))
-            if b.annotations
-        ]
+        tags = [b for b in (block, blocks[last], *(blocks[k] for k, v in into.items() if v == last)) if b.annotations]
         if last == index or not all(_maps(blocks[user]) for user, _ in users) or len(tags) > 1:
             continue
         if extents(block) == extents(blocks[last]):
@@ -132,9 +127,7 @@ def _merge(members: list[Any], last: Any) -> Any:
                 uses[load.source] = uses.get(load.source, 0) + 1
     lets: list[tuple[Any, Any]] = []
     for block in members:
-        value = _rewrite(
-            block.body.value, values, dict(zip((iv.var for iv in block.iter_vars), axes, strict=True))
-        )
+        value = _rewrite(block.body.value, values, dict(zip((iv.var for iv in block.iter_vars), axes, strict=True)))
         buffer = block.writes[0].source
         if uses[buffer] > 1 and not isinstance(value, TensorLoad | tirx.Var | tirx.FloatImm | tirx.IntImm):
             name = tirx.Var(f"v{len(lets)}", buffer.dtype)

@@ -146,17 +146,12 @@ def tiles(machine: Machine, dtype: str) -> list[Tile]:
     """Every tile the machine can launch."""
     size = bytes_of(dtype)
     made = [
-        Tile(bm, bn, row // size, stages, size)
-        for bm, bn in SIZES
-        for row in (64, 128)
-        for stages in (2, 3, 4, 5, 6)
+        Tile(bm, bn, row // size, stages, size) for bm, bn in SIZES for row in (64, 128) for stages in (2, 3, 4, 5, 6)
     ]
     return [t for t in made if t.fits(machine)]
 
 
-def cycles(
-    tile: Tile, m: int, n: int, k: int, batch: int, splits: int, machine: Machine, dtype: str
-) -> float:
+def cycles(tile: Tile, m: int, n: int, k: int, batch: int, splits: int, machine: Machine, dtype: str) -> float:
     """The module's formula."""
     steps = ceil(ceil(k / splits) / tile.bk)
     blocks = ceil(m / tile.bm) * ceil(n / tile.bn) * batch * splits
@@ -179,9 +174,7 @@ def cycles(
 
 
 @lru_cache(maxsize=4096)
-def plan(
-    m: int, n: int, k: int, batch: int, dtype: str, machine: Machine, splits: int = 0
-) -> tuple[Tile, int]:
+def plan(m: int, n: int, k: int, batch: int, dtype: str, machine: Machine, splits: int = 0) -> tuple[Tile, int]:
     """The cheapest tile, and into how many parts to cut K (1: whole); `splits` asks for a number.
 
     >>> h = Machine.load("nvidia-h100")

@@ -55,9 +55,7 @@ class Search:
         self._context = ms.TuneContext(
             mod=self._module,
             target=self._target,
-            space_generator=ms.space_generator.PostOrderApply(
-                sch_rules=space, postprocs=space, mutator_probs=space
-            ),
+            space_generator=ms.space_generator.PostOrderApply(sch_rules=space, postprocs=space, mutator_probs=space),
             search_strategy=ms.search_strategy.EvolutionarySearch(
                 population_size=POPULATION, init_min_unmeasured=16, genetic_num_iters=GENERATIONS
             ),
@@ -74,9 +72,7 @@ class Search:
         """Up to `count` traces; [] when the space is used up."""
         self._learn(known)
         if not self._started:
-            self._context.pre_tuning(
-                1 << 30, count, self._context.generate_design_space(), self._database, self._model
-            )
+            self._context.pre_tuning(1 << 30, count, self._context.generate_design_space(), self._database, self._model)
             self._started = True
         candidates = self._context.generate_measure_candidates() or []
         self.waiting = {trace_text(c.sch.trace): c for c in candidates}

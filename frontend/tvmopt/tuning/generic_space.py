@@ -34,9 +34,7 @@ class MetaScheduleSpace:
         told = [(r.candidate.trace, r.seconds) for r in known if r.candidate.trace]
         try:
             self._worker = self._worker or self._runner.fork()
-            state, traces = self._worker.call(
-                "generic", task.kernel, self._seed, count, told, timeout=self._timeout
-            )
+            state, traces = self._worker.call("generic", task.kernel, self._seed, count, told, timeout=self._timeout)
         except (WorkerDied, WorkerHung):
             state, traces, self._worker = "failed", [], None
         if state != "ok":

@@ -145,8 +145,6 @@ class KnobSpace:
 
     def _offspring(self, parents: Sequence[Record], draw: random.Random) -> Candidate:
         first, second = draw.choice(parents).candidate.knobs, draw.choice(parents).candidate.knobs
-        knobs = {
-            n: draw.choice((first, second)).get(n, values[0]) for n, values in self.space.choices.items()
-        }
+        knobs = {n: draw.choice((first, second)).get(n, values[0]) for n, values in self.space.choices.items()}
         name = draw.choice(list(self.space.choices))
         return Candidate({**knobs, name: draw.choice(self.space.choices[name])})

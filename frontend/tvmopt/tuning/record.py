@@ -193,14 +193,8 @@ def shape_words(shape: Any) -> str:
     """A family's shape in a few words, numbers only: ``m=196 n=1024 k=256``."""
     fields = getattr(shape, "__dataclass_fields__", {})
     plain = {n: getattr(shape, n) for n in fields}
-    kept = {
-        n: v
-        for n, v in plain.items()
-        if isinstance(v, int | float | str | tuple) and n not in _MACHINE_FIELDS
-    }
-    return " ".join(
-        f"{n}={'x'.join(map(str, v)) if isinstance(v, tuple) else _short(v)}" for n, v in kept.items()
-    )
+    kept = {n: v for n, v in plain.items() if isinstance(v, int | float | str | tuple) and n not in _MACHINE_FIELDS}
+    return " ".join(f"{n}={'x'.join(map(str, v)) if isinstance(v, tuple) else _short(v)}" for n, v in kept.items())
 
 
 _MACHINE_FIELDS = ("lanes", "cores", "l2", "l1d")
@@ -220,6 +214,4 @@ def host_name() -> str:
     """The processor's name of itself: a log says on what, not at whose."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
-    )
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -177,8 +177,7 @@ def _program(source: str, parameters: dict[str, list[str]]) -> str:
 
 def _launcher(name: str, types: list[str]) -> str:
     loads = ", ".join(
-        f"({kind})slots_[{k}]" if "*" in kind else f"emu_scalar<{kind}>(slots_[{k}])"
-        for k, kind in enumerate(types)
+        f"({kind})slots_[{k}]" if "*" in kind else f"emu_scalar<{kind}>(slots_[{k}])" for k, kind in enumerate(types)
     )
     return f"""
 static void emu_body_{name}() {{ {name}({loads}); }}
@@ -305,7 +304,5 @@ def _for_cpu(mod: Any) -> Any:
         return node
 
     mod = tirx.transform.SkipAssert()(mod)
-    functions = {
-        var: func.with_body(structural_map(func.body, (ir.Call, call))) for var, func in mod.functions_items()
-    }
+    functions = {var: func.with_body(structural_map(func.body, (ir.Call, call))) for var, func in mod.functions_items()}
     return tvm.IRModule(functions, attrs=mod.attrs)

@@ -142,9 +142,7 @@ def _copy(found: re.Match[str], o: list[str]) -> str:
 def _load(found: re.Match[str], o: list[str]) -> str:
     size = int(found[3]) // 8
     at = f"reinterpret_cast<char*>({o[1]})" if found[1] != "shared" else f"emu::shared({o[1]}, {size})"
-    reads = "".join(
-        f"{r} = 0; memcpy(&{r}, p_ + {i * size}, {size}); " for i, r in enumerate(o[0].split(","))
-    )
+    reads = "".join(f"{r} = 0; memcpy(&{r}, p_ + {i * size}, {size}); " for i, r in enumerate(o[0].split(",")))
     return f"{{ char* p_ = {at}; {reads}}}"
 
 
@@ -152,8 +150,7 @@ def _store(found: re.Match[str], o: list[str]) -> str:
     size = int(found[3]) // 8
     at = f"reinterpret_cast<char*>({o[0]})" if found[1] != "shared" else f"emu::shared({o[0]}, {size})"
     writes = "".join(
-        f"{{ uint64_t v_ = {r}; memcpy(p_ + {i * size}, &v_, {size}); }} "
-        for i, r in enumerate(o[1].split(","))
+        f"{{ uint64_t v_ = {r}; memcpy(p_ + {i * size}, &v_, {size}); }} " for i, r in enumerate(o[1].split(","))
     )
     return f"{{ char* p_ = {at}; {writes}}}"
 

@@ -17,9 +17,7 @@ def definition(x, w, strides, pads, dilation, groups):
     x = np.pad(x.astype("float64"), ((0, 0), (top, bottom), (left, right), (0, 0)))
     out, kh, kw, per = w.shape
     span = ((kh - 1) * dilation[0] + 1, (kw - 1) * dilation[1] + 1)
-    win = sliding_window_view(x, span, axis=(1, 2))[
-        :, :: strides[0], :: strides[1], :, :: dilation[0], :: dilation[1]
-    ]
+    win = sliding_window_view(x, span, axis=(1, 2))[:, :: strides[0], :: strides[1], :, :: dilation[0], :: dilation[1]]
     parts = [
         np.einsum(
             "nyxchw,ohwc->nyxo",
@@ -92,9 +90,7 @@ def test_a_panel_is_computed_whole(channels, precision):
     w = rand(channels, 3, 3, 3)
 
     def build(bb, x):
-        return relax.op.nn.conv2d(
-            x, relax.const(w), strides=2, padding=1, data_layout="NHWC", kernel_layout="OHWI"
-        )
+        return relax.op.nn.conv2d(x, relax.const(w), strides=2, padding=1, data_layout="NHWC", kernel_layout="OHWI")
 
     low = lower(module_of(build, [rand(1, 16, 16, 3)]), Machine.load("znver5"), exact=True, precision=precision)
     (kernel,) = (k for k in low.kernels if k.family == "conv2d")

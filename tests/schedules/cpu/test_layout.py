@@ -90,9 +90,7 @@ def test_concatenate(edge, scheduled, execute, machine):
 
 def test_split_and_slices(edge, scheduled, execute, machine):
     tools = (scheduled, execute, machine)
-    check(
-        lambda x: topi.split(x, [edge], axis=1), lambda x: (x[:, :edge], x[:, edge:]), *tools, (4, edge + 3)
-    )
+    check(lambda x: topi.split(x, [edge], axis=1), lambda x: (x[:, :edge], x[:, edge:]), *tools, (4, edge + 3))
     check(
         lambda x: topi.strided_slice(x, [0, 0], [4, 3 * edge], [1, 3]),
         lambda x: x[:, : 3 * edge : 3],

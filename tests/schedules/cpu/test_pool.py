@@ -44,9 +44,7 @@ def check(scheduled, execute, machine, shape, win, kind="max", include=False, kn
     out = pool_te(data, win, kind, include, machine.lanes())
     out = topi.exp(out) if epilogue else out
     func = te.create_prim_func([data, out])
-    x = (
-        np.random.default_rng(1).standard_normal(shape).astype("float32") - 3
-    )  # negative: zero padding would win a max
+    x = np.random.default_rng(1).standard_normal(shape).astype("float32") - 3  # negative: zero padding would win a max
     (got,) = execute(scheduled(pool, func, knobs), [x], [tuple(int(d) for d in out.shape)])
     want = definition(x.astype("float64"), win, kind, include)
     np.testing.assert_allclose(got, np.exp(want) if epilogue else want, rtol=1e-5, atol=1e-6)

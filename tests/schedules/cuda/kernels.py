@@ -77,9 +77,7 @@ def cast(shape: tuple[int, ...], source: str, target: str) -> Case:
     return case([x], topi.cast(x, target), lambda x: x)
 
 
-def transpose(
-    shape: tuple[int, ...], axes: tuple[int, ...], dtype: str = "float32", scale: bool = False
-) -> Case:
+def transpose(shape: tuple[int, ...], axes: tuple[int, ...], dtype: str = "float32", scale: bool = False) -> Case:
     x = _in("x", shape, dtype)
     y = topi.transpose(x, axes)
     y = topi.multiply(y, tirx.const(2, dtype)) if scale else y
@@ -117,17 +115,13 @@ def pool(kind: str, n: int, size: int, channels: int, kernel: int, stride: int, 
 
     def answer(x: Any) -> Any:
         padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=np.nan)
-        views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (1, 2))[
-            :, ::stride, ::stride
-        ]
+        views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (1, 2))[:, ::stride, ::stride]
         return (np.nanmax if kind == "max" else np.nanmean)(views, (-1, -2))
 
     return case([x], y, answer)
 
 
-def depthwise(
-    n: int, size: int, channels: int, kernel: int, stride: int, dtype: str, multiplier: int = 1
-) -> Case:
+def depthwise(n: int, size: int, channels: int, kernel: int, stride: int, dtype: str, multiplier: int = 1) -> Case:
     pad, outputs = kernel // 2, channels * multiplier
     out = (size + 2 * pad - kernel) // stride + 1
     window = Window((kernel, kernel), (stride, stride), (pad,) * 4, (1, 1), (out, out))
@@ -135,9 +129,7 @@ def depthwise(
 
     def answer(x: Any, w: Any) -> Any:
         padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-        views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (1, 2))[
-            :, ::stride, ::stride
-        ]
+        views = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (1, 2))[:, ::stride, ::stride]
         return np.einsum("nhwcij,ijc->nhwc", np.repeat(views, multiplier, 3), w)
 
     return case([x, w], dw.depthwise_te(x, w, window, dtype), answer)

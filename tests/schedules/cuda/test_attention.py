@@ -9,9 +9,7 @@ from tvm import relax
 from .harness import array, close, families, run
 
 
-def reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray | None, causal: str | None
-) -> np.ndarray:
+def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray | None, causal: str | None) -> np.ndarray:
     """In float64; q, k, v are [B, S, N, H]."""
     q, k, v = (a.astype("float64").transpose(0, 2, 1, 3) for a in (q, k, v))
     k, v = (np.repeat(a, q.shape[1] // a.shape[1], 1) for a in (k, v))
@@ -53,9 +51,7 @@ def test_attention(
     inputs = [q, k, v] if mask is None else [q, k, v, mask]
 
     def build(bb: relax.BlockBuilder, *args: relax.Expr) -> relax.Expr:
-        return relax.op.nn.attention(
-            *args[:3], bias=args[3] if mask is not None else None, causal_mask=causal
-        )
+        return relax.op.nn.attention(*args[:3], bias=args[3] if mask is not None else None, causal_mask=causal)
 
     out, how = run(build, inputs)
     close(out, reference(q, k, v, mask, causal))

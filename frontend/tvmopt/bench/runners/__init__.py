@@ -48,9 +48,7 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     if name not in RUNNERS:
         near = difflib.get_close_matches(name, RUNNERS, n=2, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(
-            f"no engine {name!r}", where="--against", fix=f"{hint}there are {', '.join(RUNNERS)}"
-        )
+        raise InputError(f"no engine {name!r}", where="--against", fix=f"{hint}there are {', '.join(RUNNERS)}")
     pairs = {}
     for option in options:
         key, equals, value = option.partition("=")

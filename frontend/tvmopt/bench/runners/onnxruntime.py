@@ -31,9 +31,7 @@ class OnnxRuntime(Runner):
     def load(self) -> dict[str, str]:
         ort = require("onnxruntime", "onnxruntime", command=self.install)
         if self.provider not in ort.get_available_providers():
-            raise MissingDependency(
-                f"this onnxruntime has no {self.provider}", where=self.job.engine, fix=self.install
-            )
+            raise MissingDependency(f"this onnxruntime has no {self.provider}", where=self.job.engine, fix=self.install)
         level = self.job.options.get("opt_level", "all")
         if level not in LEVELS:
             raise InputError(f"opt_level {level!r}", where=self.job.engine, fix=f"one of {', '.join(LEVELS)}")
@@ -45,9 +43,7 @@ class OnnxRuntime(Runner):
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
         spinning = self.job.options.get("spinning", "on")
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning == "on" else "0")
-        self.session: Any = ort.InferenceSession(
-            self.model(), options, providers=[self.provider_options()]
-        )
+        self.session: Any = ort.InferenceSession(self.model(), options, providers=[self.provider_options()])
         used = self.session.get_providers()
         if used[0] != self.provider:
             raise MissingDependency(
@@ -119,9 +115,7 @@ class OnnxRuntimeCuda(OnnxRuntime):
         self.graph = job.options.get("cuda_graph", "off") == "on"
         self.on_device = job.options.get("transfers", "excluded") == "excluded"
         if self.graph and not self.on_device:
-            raise InputError(
-                "a CUDA graph needs its data on the device", where=job.engine, fix="transfers=excluded"
-            )
+            raise InputError("a CUDA graph needs its data on the device", where=job.engine, fix="transfers=excluded")
 
     def provider_options(self) -> Any:
         on = "1" if self.graph else "0"
@@ -177,9 +171,7 @@ class OnnxRuntimeCuda(OnnxRuntime):
         return {"host to device": self.h2d * 1e3, "device to host": self.d2h * 1e3}
 
     def caller(self) -> Callable[[], None]:
-        raise InputError(
-            "no concurrent streams on this provider here", where=self.job.engine, fix="--streams 1"
-        )
+        raise InputError("no concurrent streams on this provider here", where=self.job.engine, fix="--streams 1")
 
 
 class OnnxRuntimeTensorRT(OnnxRuntimeCuda):

@@ -81,14 +81,10 @@ class TensorRT(Runner):
 
     def _configure(self, trt: Any, builder: Any, config: Any, network: Any) -> None:
         """Workspace, precision flags, one profile where shapes are open."""
-        config.set_memory_pool_limit(
-            trt.MemoryPoolType.WORKSPACE, int(self.job.options.get("workspace", "4096")) << 20
-        )
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(self.job.options.get("workspace", "4096")) << 20)
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # or nothing can be read back
         if hasattr(trt.BuilderFlag, "TF32"):
-            (config.set_flag if self.job.options.get("tf32") == "on" else config.clear_flag)(
-                trt.BuilderFlag.TF32
-            )
+            (config.set_flag if self.job.options.get("tf32") == "on" else config.clear_flag)(trt.BuilderFlag.TF32)
         if self.refits:
             config.set_flag(trt.BuilderFlag.REFIT)
         if self.job.precision != "fp32":
@@ -118,9 +114,7 @@ class TensorRT(Runner):
         runtime = trt.Runtime(self.logger)
         self.engine: Any = runtime.deserialize_cuda_engine(Path(self.job.prepared).read_bytes())
         if self.engine is None:
-            raise ModelError(
-                "TensorRT cannot load the plan", where=self.job.prepared, fix="build it on this machine"
-            )
+            raise ModelError("TensorRT cannot load the plan", where=self.job.prepared, fix="build it on this machine")
         facts = {
             "version": str(trt.__version__),
             "typing": "strong" if major(trt) >= 11 else "weak",

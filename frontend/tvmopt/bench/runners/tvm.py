@@ -61,9 +61,7 @@ class StockTvm(Runner):
         }
 
     def bind(self, inputs: Mapping[str, Array]) -> None:
-        self.feeds = [
-            self.tvm.runtime.tensor(np.ascontiguousarray(inputs[name])) for name in self.input_names
-        ]
+        self.feeds = [self.tvm.runtime.tensor(np.ascontiguousarray(inputs[name])) for name in self.input_names]
 
     def run(self) -> None:
         self.found: Any = self.vm["main"](*self.feeds)

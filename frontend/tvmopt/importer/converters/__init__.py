@@ -71,7 +71,6 @@ for _group in GROUPS:
     CONVERTERS.update(_group.CONVERTERS)
 
 
-
 def find(domain: str, op_type: str) -> Converter | None:
     """The converter of an operator: an extension's (:mod:`tvmopt.extensions`), else ours."""
     found: Converter | None = converters().get((domain, op_type)) or CONVERTERS.get((domain, op_type))

@@ -52,9 +52,7 @@ def _allowed(queries: int, keys: int, causal: bool, left: int, right: int, offse
     return allowed
 
 
-def _allowed_external(
-    b: Build, nonpad: Any, queries: int, keys: int, causal: bool, left: int, right: int
-) -> Any:
+def _allowed_external(b: Build, nonpad: Any, queries: int, keys: int, causal: bool, left: int, right: int) -> Any:
     """The same for a static cache whose lengths are known at run time: ``bool[B, 1, q, k]``."""
     batch = shape_of(nonpad)[0]
     lengths = b.reshape(b.cast(nonpad, "int64"), (batch, 1, 1, 1))
@@ -147,17 +145,11 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
         scores = b.add(scores, bias)
     if mode == 2:
         exposed = scores
-    precision = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}.get(
-        attrs.get("softmax_precision", 0)
-    )
+    precision = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}.get(attrs.get("softmax_precision", 0))
     weights = b.softmax(
         b.cast(
             scores,
-            precision
-            if precision not in (None, *LOW_FLOATS)
-            else "float32"
-            if dtype in LOW_FLOATS
-            else dtype,
+            precision if precision not in (None, *LOW_FLOATS) else "float32" if dtype in LOW_FLOATS else dtype,
         )
     )
     weights = _guard(b, ctx, b.cast(weights, dtype), bias)
@@ -234,9 +226,7 @@ def rotary_embedding(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     return _rotary(bb, ctx, inputs[0], inputs[1], inputs[2], inputs[3], attrs)
 
 
-def ms_rotary_embedding(
-    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
-) -> Result:
+def ms_rotary_embedding(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """com.microsoft RotaryEmbedding: input, position_ids, cos_cache, sin_cache."""
     return _rotary(bb, ctx, inputs[0], inputs[2], inputs[3], inputs[1], attrs)
 
@@ -252,8 +242,7 @@ def linear_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     q_heads, heads = attrs["q_num_heads"], attrs["kv_num_heads"]
     dtype = dtype_of(inputs[0])
     q, k, v = (
-        split_heads(b, b.cast(x, "float32"), n)
-        for x, n in zip(inputs[:3], (q_heads, heads, heads), strict=True)
+        split_heads(b, b.cast(x, "float32"), n) for x, n in zip(inputs[:3], (q_heads, heads, heads), strict=True)
     )
     batch, _, length, dk = shape_of(q)
     dv = shape_of(v)[3]

@@ -14,14 +14,10 @@ from tvmopt.importer.converters.context import Context, Converter, Inputs, Resul
 def binarizer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Binarizer: 1 above the threshold, else 0."""
     x = inputs[0]
-    return Build(bb, ctx.name).cast(
-        bb.emit(relax.op.greater(x, like(attrs.get("threshold", 0.0), x))), dtype_of(x)
-    )
+    return Build(bb, ctx.name).cast(bb.emit(relax.op.greater(x, like(attrs.get("threshold", 0.0), x))), dtype_of(x))
 
 
-def array_feature_extractor(
-    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
-) -> Result:
+def array_feature_extractor(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """ArrayFeatureExtractor: these columns of the last axis; a vector counts as one row."""
     b = Build(bb, ctx.name)
     x = inputs[0]

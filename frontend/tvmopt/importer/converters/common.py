@@ -62,9 +62,7 @@ class Build:
 
     def te(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A TE computation as one kernel."""
-        return self.bb.emit(
-            self.bb.call_te(fn, *args, primfunc_name_hint=fn.__name__.strip("_"), **kwargs), self.name
-        )
+        return self.bb.emit(self.bb.call_te(fn, *args, primfunc_name_hint=fn.__name__.strip("_"), **kwargs), self.name)
 
     def _binary(self, op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         if not isinstance(a, tvm.ir.Expr):

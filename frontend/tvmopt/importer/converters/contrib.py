@@ -35,9 +35,7 @@ def bias_add(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     return relax.op.add(Build(bb, ctx.name).add(inputs[0], inputs[1]), inputs[2])
 
 
-def simplified_layer_norm(
-    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
-) -> Result:
+def simplified_layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SimplifiedLayerNormalization is RMSNormalization; its second output is the inverse root mean square."""
     y = rms_norm(bb, inputs, attrs, ctx)
     if not ctx.wants(1):

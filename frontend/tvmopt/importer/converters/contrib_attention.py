@@ -84,9 +84,7 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     return out, b.concat(stack, 0)
 
 
-def multi_head_attention(
-    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
-) -> Result:
+def multi_head_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """MultiHeadAttention: separate, or packed, query, key and value; outputs [B, S, hidden] and the cache."""
     b = Build(bb, ctx.name)
     query, key, value, bias, mask, extra, past_key, past_value = (inputs[i] for i in range(8))
@@ -123,9 +121,7 @@ def multi_head_attention(
     return (_attend(b, q, k, v, _sum(b, *biases), attrs.get("scale")), k, v)[: max(1, ctx.num_outputs)]
 
 
-def group_query_attention(
-    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
-) -> Result:
+def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """GroupQueryAttention: causal, grouped, with rotary embedding and a cache that grows (not a shared
     buffer).
 
@@ -154,9 +150,7 @@ def group_query_attention(
         turned = []
         for x in (q, k):
             flat = b.transpose(x, (0, 2, 1, 3))
-            out = rotate(
-                b, flat, angles[0], angles[1], 2 * shape_of(cos)[1], bool(attrs.get("rotary_interleaved", 0))
-            )
+            out = rotate(b, flat, angles[0], angles[1], 2 * shape_of(cos)[1], bool(attrs.get("rotary_interleaved", 0)))
             turned.append(b.transpose(out, (0, 2, 1, 3)))
         q, k = turned
     if past:

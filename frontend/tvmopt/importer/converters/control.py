@@ -87,9 +87,7 @@ def scan8(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
             for column, value in zip(collected, results[len(states) :], strict=True):
                 column.append(b.reshape(value, (1, *shape_of(value))))
         runs.append([*states, *(b.concat(column, 0) for column in collected)])
-    stacked = [
-        [b.reshape(part, (1, *shape_of(part))) for part in column] for column in zip(*runs, strict=True)
-    ]
+    stacked = [[b.reshape(part, (1, *shape_of(part))) for part in column] for column in zip(*runs, strict=True)]
     return tuple(b.concat(column, 0) for column in stacked)
 
 

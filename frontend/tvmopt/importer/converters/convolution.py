@@ -133,9 +133,7 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
             b.wide(x),
             b.wide(w),
             strides=list(strides),
-            padding=[0] * (2 * n)
-            if any(extra) and max(extra) >= min(strides)
-            else [*begin, *[max(e, 0) for e in end]],
+            padding=[0] * (2 * n) if any(extra) and max(extra) >= min(strides) else [*begin, *[max(e, 0) for e in end]],
             output_padding=[0] * n if any(extra) and max(extra) >= min(strides) else extra,
             dilation=list(dilations),
             groups=attrs.get("group", 1),
@@ -215,8 +213,7 @@ def col2im(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     batch, taps = shape_of(x)[0], int(np.prod(block))
     channels = shape_of(x)[1] // taps
     counts = [
-        (image[i] + pads[i] + pads[n + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
-        for i in range(n)
+        (image[i] + pads[i] + pads[n + i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(n)
     ]
     cols = b.reshape(x, (batch, channels, *block, *counts))
 

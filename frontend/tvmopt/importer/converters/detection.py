@@ -19,9 +19,7 @@ def _scalar(ctx: Context, expr: Any, what: str, default: float) -> float:
     return default if value is None or not value.size else float(np.ravel(value)[0])
 
 
-def non_max_suppression(
-    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context
-) -> Result:
+def non_max_suppression(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """NonMaxSuppression; the limits are known at compile time, how many boxes remain only at run time."""
     b = Build(bb, ctx.name)
     boxes, scores = inputs[0], inputs[1]
@@ -136,12 +134,9 @@ def max_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
 
         def one(*place: Any) -> Any:
             where = [
-                p * s + k * d - pad
-                for p, s, k, d, pad in zip(place[2:], strides, axes, dilations, pads, strict=False)
+                p * s + k * d - pad for p, s, k, d, pad in zip(place[2:], strides, axes, dilations, pads, strict=False)
             ]
-            inside = tirx.all(
-                *[c for w, size in zip(where, shape[2:], strict=True) for c in (w >= 0, w < size)]
-            )
+            inside = tirx.all(*[c for w, size in zip(where, shape[2:], strict=True) for c in (w >= 0, w < size)])
             order = range(n - 1, -1, -1) if column_major else range(n)
             flat = place[0] * shape[1] + place[1]
             for i in order:
@@ -179,9 +174,7 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
 
     axis = attrs.get("axis", -1)
     signed = b.te(reordered("int64"), x)
-    found = b.emit(
-        relax.op.topk(signed, int(np.ravel(k)[0]), axis, "both", bool(attrs.get("largest", 1)), "int64")
-    )
+    found = b.emit(relax.op.topk(signed, int(np.ravel(k)[0]), axis, "both", bool(attrs.get("largest", 1)), "int64"))
     values = b.te(reordered("uint64"), b.emit(relax.TupleGetItem(found, 0)))
     return values, relax.TupleGetItem(found, 1)
 

@@ -99,12 +99,7 @@ def power(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     if is_float(dtype):
         return b.unary(lambda base: relax.op.power(base, b.cast(y, dtype_of(base))), x)
     known = ctx.array(y)
-    if (
-        known is not None
-        and known.size == 1
-        and float(known.ravel()[0]) in (1, 2, 3, 4)
-        and shape_of(y) in ((), (1,))
-    ):
+    if known is not None and known.size == 1 and float(known.ravel()[0]) in (1, 2, 3, 4) and shape_of(y) in ((), (1,)):
         return reduce(lambda a, c: b.mul(a, c), [x] * int(known.ravel()[0]))
     work = "float64"
     value = b.emit(relax.op.power(b.cast(x, work), b.cast(y, work)))

@@ -48,9 +48,7 @@ def spread(b: Build, value: Any, shape: tuple[int, ...], axis: int, block: int) 
 def saturate(b: Build, x: Any, elem: int) -> Any:
     """Clip to the range of an integer type and convert to what stores it."""
     low, high = _RANGES[elem]
-    return b.cast(
-        b.minimum(b.maximum(x, low), high), storage_dtype(str(helper.tensor_dtype_to_np_dtype(elem)))
-    )
+    return b.cast(b.minimum(b.maximum(x, low), high), storage_dtype(str(helper.tensor_dtype_to_np_dtype(elem))))
 
 
 def quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -133,9 +131,7 @@ def _requantize(b: Build, total: Any, factor: Any, zero: Any, dtype: str) -> Any
     """``saturate(round(total * factor) + zero)``."""
     value = b.emit(relax.op.round(b.mul(b.cast(total, "float32"), factor)))
     if zero is not None:
-        value = b.add(
-            value, b.cast(b.reshape(zero, ()) if int(np.prod(shape_of(zero))) == 1 else zero, "float32")
-        )
+        value = b.add(value, b.cast(b.reshape(zero, ()) if int(np.prod(shape_of(zero))) == 1 else zero, "float32"))
     return saturate(b, value, ELEMENT_TYPES[dtype])
 
 

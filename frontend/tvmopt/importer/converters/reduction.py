@@ -87,9 +87,7 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
         out = fold(relax.op.sum, b.mul(wide, wide))
     elif name == "ReduceL2":
         square = fold(relax.op.sum, b.mul(wide, wide))
-        out = b.cast(
-            b.emit(relax.op.sqrt(square if is_float(dtype_of(square)) else b.cast(square, "float32"))), dtype
-        )
+        out = b.cast(b.emit(relax.op.sqrt(square if is_float(dtype_of(square)) else b.cast(square, "float32"))), dtype)
     elif name == "ReduceLogSum":
         out = b.emit(relax.op.log(fold(relax.op.sum, wide)))
     else:  # log-sum-exp, with the maximum taken out; an infinite maximum is left in

@@ -83,17 +83,13 @@ def _kernel(mode: str, a: float, distance: Array) -> Array:
     return np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
 
 
-def taps(
-    axis: Axis, mode: str, position: Array, a: float, antialias: bool, exclude: bool
-) -> tuple[Array, Array]:
+def taps(axis: Axis, mode: str, position: Array, a: float, antialias: bool, exclude: bool) -> tuple[Array, Array]:
     """Indices [out, taps] and weights [out, taps]; elements past the edge are the edge's, or left out."""
     shrink = min(axis.scale, 1.0) if antialias else 1.0
     reach = (1 if mode == "linear" else 2) / shrink
     first = math.floor(-reach) + 1
     offsets = np.arange(first, 2 - first)
-    base = np.where(
-        position == np.floor(position), position - 1, np.floor(position)
-    )  # the left one, as the standard
+    base = np.where(position == np.floor(position), position - 1, np.floor(position))  # the left one, as the standard
     index = base[:, None] + offsets[None, :]
     weights = _kernel(mode, a, (index - position[:, None]) * shrink)
     if exclude:
@@ -126,14 +122,10 @@ def _interpolate(b: Build, x: Any, axis: Axis, index: Array, weights: Array) -> 
     return b.te(resize_axis, x, const(index, "int32"), const(weights, dtype_of(x)))
 
 
-def _sizes(
-    ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any, attrs: dict[str, Any]
-) -> list[Axis]:
+def _sizes(ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any, attrs: dict[str, Any]) -> list[Axis]:
     rank = len(shape)
     axes = [int(a) % rank for a in attrs.get("axes", range(rank))]
-    regions = (
-        np.ravel(roi) if roi is not None and np.size(roi) else np.array([0.0] * len(axes) + [1.0] * len(axes))
-    )
+    regions = np.ravel(roi) if roi is not None and np.size(roi) else np.array([0.0] * len(axes) + [1.0] * len(axes))
     if sizes is not None and np.size(sizes):
         wanted = [int(s) for s in np.ravel(sizes)]
         factors = [w / shape[a] for w, a in zip(wanted, axes, strict=True)]

@@ -96,9 +96,7 @@ def one_hot(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     axis = attrs.get("axis", -1) % (len(shape) + 1)
     column = b.reshape(index, (*shape[:axis], 1, *shape[axis:]))
     column = b.where(b.less(column, 0), b.add(column, depth), column)
-    ramp = const(
-        np.arange(depth).reshape([depth if i == axis else 1 for i in range(len(shape) + 1)]), "int64"
-    )
+    ramp = const(np.arange(depth).reshape([depth if i == axis else 1 for i in range(len(shape) + 1)]), "int64")
     off, on = (b.reshape(b.slice(inputs[2], 0, i, i + 1), ()) for i in range(2))
     return relax.op.where(b.equal(column, ramp), on, off)
 
@@ -229,9 +227,7 @@ def hardmax(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
         axis = 1
     best = b.emit(relax.op.argmax(x, axis, True))
     size = shape_of(x)[axis]
-    ramp = const(
-        np.arange(size).reshape([size if i == axis else 1 for i in range(len(shape_of(x)))]), "int64"
-    )
+    ramp = const(np.arange(size).reshape([size if i == axis else 1 for i in range(len(shape_of(x)))]), "int64")
     return b.reshape(b.cast(b.equal(ramp, best), dtype), shape)
 
 

@@ -27,10 +27,7 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     """`R.nn.attention` and `R.nn.attention_bias` on fp16 or bf16: q, k, v as [B, S, N, H]."""
     attrs = call.attrs
     shapes = [static_shape(a) for a in call.args]
-    if (
-        any(s is None or len(s) != 4 or 0 in s for s in shapes)
-        or getattr(attrs, "window_size", None) is not None
-    ):
+    if any(s is None or len(s) != 4 or 0 in s for s in shapes) or getattr(attrs, "window_size", None) is not None:
         return None
     q, k, v = (tuple(s or ()) for s in shapes[:3])
     dtype = str(call.args[0].ty.dtype)
@@ -50,9 +47,7 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         grid = (q[0], q[2], q[1], keys)
         scores = te.compute(
             grid,
-            lambda b, n, i, c: te.sum(
-                _f32(args[0](b, i, n, d)) * _f32(args[1](b, c, n // group, d)), axis=[d]
-            ),
+            lambda b, n, i, c: te.sum(_f32(args[0](b, i, n, d)) * _f32(args[1](b, c, n // group, d)), axis=[d]),
             name="scores",
         )
 
@@ -60,16 +55,12 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
             value = scores(b, n, i, c) * tirx.const(scale, "float32")
             if len(args) == 4:
                 shape = [int(e) for e in args[3].shape]
-                value = value + _f32(
-                    args[3](*(0 if e == 1 else x for e, x in zip(shape, (b, n, i, c), strict=True)))
-                )
+                value = value + _f32(args[3](*(0 if e == 1 else x for e, x in zip(shape, (b, n, i, c), strict=True))))
             return value if causal is None else te.if_then_else(c <= i + offset, value, ninf)
 
         masked = te.compute(grid, mask, name="masked")
         top = te.compute(grid[:3], lambda b, n, i: te.max(masked(b, n, i, j1), axis=[j1]), name="top")
-        weights = te.compute(
-            grid, lambda b, n, i, c: te.exp(masked(b, n, i, c) - top(b, n, i)), name="weights"
-        )
+        weights = te.compute(grid, lambda b, n, i, c: te.exp(masked(b, n, i, c) - top(b, n, i)), name="weights")
         total = te.compute(grid[:3], lambda b, n, i: te.sum(weights(b, n, i, j2), axis=[j2]), name="total")
         summed = te.compute(
             (q[0], q[1], q[2], v[3]),

@@ -78,9 +78,7 @@ def _implicit_gemm(
     weight = relax.const(packed, dtype)
     zero = tirx.const(0.0, "float32")
 
-    def term(
-        a: te.Tensor, b: te.Tensor, place: tuple[Any, Any, Any], o: Any, tap: tuple[Any, Any, Any]
-    ) -> Any:
+    def term(a: te.Tensor, b: te.Tensor, place: tuple[Any, Any, Any], o: Any, tap: tuple[Any, Any, Any]) -> Any:
         (n, oy, ox), (ky, kx, c) = place, tap
         y, x_ = oy * sy - top + ky * dy, ox * sx - left + kx * dx
         first = 0 if groups == 1 else o // (filters // groups) * each

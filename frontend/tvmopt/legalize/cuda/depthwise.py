@@ -29,9 +29,7 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     window = Window.of(attrs, (ws[1], ws[2]), (xs[1], xs[2]))
     packed = relax.const(pack(value), str(w.ty.dtype))
     dtype = str(call.ty.dtype)
-    return call_fusable(
-        bb, lambda data, weight: depthwise_te(data, weight, window, dtype), [x, packed], "depthwise"
-    )
+    return call_fusable(bb, lambda data, weight: depthwise_te(data, weight, window, dtype), [x, packed], "depthwise")
 
 
 def pack(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

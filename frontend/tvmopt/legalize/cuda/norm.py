@@ -80,9 +80,7 @@ def norm_te(
         return _wide(x(*i)) - total(*at(i)) * inverse if centre else _wide(x(*i))
 
     squares = _reduced(x, depth, lambda *i: centred(*i) * centred(*i), "row_squares")
-    scale = te.compute(
-        squares.shape, lambda *i: te.rsqrt(squares(*i) * inverse + _const(epsilon)), name="row_scale"
-    )
+    scale = te.compute(squares.shape, lambda *i: te.rsqrt(squares(*i) * inverse + _const(epsilon)), name="row_scale")
 
     def value(*i: Expr) -> Expr:
         return affine(centred(*i) * scale(*at(i)), *i).astype(dtype)
