@@ -16,9 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tvmopt.targets.detect import host_arch, read_host
-
 from tvmopt.errors import TargetError, reason
+from tvmopt.targets.detect import host_arch, read_host
 
 GATHERS_BREAK = frozenset({"znver4", "znver5"})
 """CPUs whose code LLVM 22 gets wrong where it vectorises conditional loads as 512-bit gathers.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from tvmopt.targets import Machine
 
 from tvmopt.errors import ScheduleError
 from tvmopt.ptxas import Launch, Recorder, Usage, compile_source, exceeded, occupancy, parse
+from tvmopt.targets import Machine
 
 nvcc = shutil.which("nvcc")
 SPILL = """

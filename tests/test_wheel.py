@@ -7,14 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import resources
 from pathlib import Path
 
 import pytest
-from tvmopt.targets import Machine
 
 from tests.runtime.small import small_model
+from tvmopt.targets import Machine
 from tvmopt.tuning import logs
 from tvmopt.tuning.driver import imported_module, tasks_of
 from tvmopt.tuning.record import Candidate, Record, Verdict, fingerprint, log_name
@@ -37,9 +38,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_clone_ships_its_folder() -> None:
-    folder = resources.files("tvmopt.tuning_logs")
-    assert folder.joinpath("__init__.py").is_file() and Path(str(folder)).resolve() == ROOT / "tuning_logs"
+@pytest.mark.parametrize("name", ["schedules", "targets", "tuning_logs"])
+def test_a_clone_s_packages_are_its_folders(name: str) -> None:
+    """The package links to the folders at the top, so that static tools see one package."""
+    folder = Path(str(resources.files(f"tvmopt.{name}")))
+    assert folder.is_symlink() and (folder / "__init__.py").is_file() and folder.resolve() == ROOT / name
 
 
 def test_every_shipped_log_is_whole() -> None:
@@ -61,13 +64,23 @@ def left_out(source: Path, place: Path) -> list[str]:
     ]
 
 
+def built(kind: str, tree: Path) -> Path:
+    """The wheel or the sdist of a tree."""
+    build = f"from setuptools import build_meta; build_meta.build_{kind}('dist/{kind}')"
+    subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
+    (file,) = (tree / "dist" / kind).iterdir()
+    return file
+
+
 def test_an_installed_wheel_is_whole_and_uses_its_records(model: Path, tmp_path: Path) -> None:
     """The tree with a planted log, built, unpacked away from here, and used by a process that sees nothing else."""
     source, place = tmp_path / "tree", tmp_path / "installed"
     source.mkdir()
     for part in PARTS:
-        kind = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-        kind(ROOT / part, source / part)
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, source / part, symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
+        else:
+            shutil.copy(ROOT / part, source / part)
     shutil.rmtree(source / "tuning_logs")
     machine = Machine.load("cpu").with_cores(1)
     task = next(t for t in tasks_of(imported_module(model, machine, {}), machine) if t.space.size > 1)
@@ -80,11 +93,13 @@ def test_an_installed_wheel_is_whole_and_uses_its_records(model: Path, tmp_path:
     target = fingerprint(machine)
     logs.write_log(source / "tuning_logs" / log_name(target), target, [record])
 
-    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    (wheel,) = (source / "dist").glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(place)
+    wheel = zipfile.ZipFile(built("wheel", source))
+    wheel.extractall(place)
     assert not left_out(source, place)
+    with tarfile.open(built("sdist", source)) as sdist:
+        sdist.extractall(tmp_path / "sdist", filter="data")
+    (unpacked,) = (tmp_path / "sdist").iterdir()
+    assert sorted(zipfile.ZipFile(built("wheel", unpacked)).namelist()) == sorted(wheel.namelist())
     shutil.rmtree(source)
     nowhere = {"TVMOPT_STORE": str(tmp_path / "none.db"), "PYTHONPATH": str(place)}
     done = subprocess.run(

@@ -74,10 +74,9 @@ def commands() -> str:
 
 def passes() -> str:
     """The graph passes in the order of `pipeline.py`; a docstring is the rewrite."""
-    from tvmopt.targets import Machine
-
     from tvmopt import pipeline
     from tvmopt.report import DecisionLog
+    from tvmopt.targets import Machine
 
     seen: dict[str, Any] = {}
     for item in pipeline.graph_passes(Machine.load("x86-64-v3"), DecisionLog()):

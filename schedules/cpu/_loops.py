@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmopt.targets import Machine
-
 from tvmopt.legalize.prefetch import PREFETCH, STEP, panel_stride
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
 from tvmopt.scheduling.strides import contiguous_suffix
+from tvmopt.targets import Machine
 
 LAUNCH_NS = 15_000.0
 """Below this much work a loop stays on one core: waking TVM's pool costs 3 to 5 us."""

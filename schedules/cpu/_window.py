@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cpu._loops import worth_threads
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)

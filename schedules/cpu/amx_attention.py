@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvmopt.schedules.cpu import attention
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "amx_attention", 1
 Shape = attention.Shape

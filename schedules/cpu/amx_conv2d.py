@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
-from tvmopt.schedules.cpu.gemm import vectorize_columns
-from tvmopt.targets import Machine
 
 from tvmopt.legalize.tiles import HEIGHT, LINES
+from tvmopt.schedules.cpu.gemm import vectorize_columns
 from tvmopt.scheduling.amx import SWITCH, block_cycles, choose_height
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector
+from tvmopt.targets import Machine
 
 NAME, VERSION = "amx_conv2d", 1
 

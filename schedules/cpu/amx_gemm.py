@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
-from tvmopt.schedules.cpu.gemm import row_pieces, vectorize_columns
-from tvmopt.targets import Machine
 
 from tvmopt.legalize.tiles import HEIGHT
+from tvmopt.schedules.cpu.gemm import row_pieces, vectorize_columns
 from tvmopt.scheduling.amx import choose_height
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector
+from tvmopt.targets import Machine
 
 NAME, VERSION = "amx_gemm", 1
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cpu._loops import spatial_nest, worth_threads
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, extents, root_blocks
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "attention", 1
 

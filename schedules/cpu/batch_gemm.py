@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import tirx
-from tvmopt.schedules.cpu.gemm import choose_rows
-from tvmopt.targets import Machine
 
+from tvmopt.schedules.cpu.gemm import choose_rows
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
+from tvmopt.targets import Machine
 
 NAME, VERSION = "batch_gemm", 1
 

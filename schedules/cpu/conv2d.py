@@ -21,14 +21,14 @@ from math import prod
 
 import tvm
 from tvm import tirx
+
 from tvmopt.schedules.cpu._loops import prefetch_panels
 from tvmopt.schedules.cpu.gemm import vectorize_columns, vectorize_epilogue
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
 from tvmopt.scheduling.facts import itemsize
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
+from tvmopt.targets import Machine
 
 NAME, VERSION = "conv2d", 3
 

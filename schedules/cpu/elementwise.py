@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.facts import moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import last_axis_contiguous
+from tvmopt.targets import Machine
 
 NAME, VERSION = "elementwise", 1
 

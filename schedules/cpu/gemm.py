@@ -25,12 +25,12 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvmopt.schedules.cpu._loops import prefetch_panels
-from tvmopt.targets import Machine
 
+from tvmopt.schedules.cpu._loops import prefetch_panels
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
+from tvmopt.targets import Machine
 
 NAME, VERSION = "gemm", 4
 

@@ -20,10 +20,9 @@ from typing import Any
 
 from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
 from tvmopt.schedules.cpu.reduce import reduction_nest
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.facts import block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "generic", 1
 

@@ -22,11 +22,10 @@ from typing import Any
 
 from tvmopt.schedules.cpu import elementwise
 from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import evaluate, transposed
+from tvmopt.targets import Machine
 
 NAME, VERSION = "layout", 1
 SHORT = 8

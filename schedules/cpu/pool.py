@@ -14,9 +14,8 @@ from typing import Any
 
 from tvmopt.schedules.cpu import _window
 from tvmopt.schedules.cpu._window import Shape
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "pool", 1
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, extents
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "recurrent", 1
 

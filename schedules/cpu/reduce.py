@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.facts import BlockFacts, block_facts, facts, largest_divisor
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
+from tvmopt.targets import Machine
 
 NAME, VERSION = "reduce", 1
 

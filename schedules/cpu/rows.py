@@ -18,13 +18,13 @@ from math import prod
 from typing import Any
 
 import tvm
-from tvmopt.schedules.cpu._loops import worth_threads
-from tvmopt.targets import Machine
 
 from tvmopt.legalize.rows import NANOSECONDS
+from tvmopt.schedules.cpu._loops import worth_threads
 from tvmopt.scheduling.blocks import annotated, extents, loop_extents, root_blocks
 from tvmopt.scheduling.facts import nbytes
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "rows", 1
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+
 from tvmopt.schedules.cpu._loops import prefetch_panels
 from tvmopt.schedules.cpu.conv2d import choose_pixels
 from tvmopt.schedules.cpu.gemm import vectorize_columns
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
+from tvmopt.targets import Machine
 
 NAME, VERSION = "winograd", 3
 

@@ -23,6 +23,7 @@ from tvm.ir import Range
 from tvm.ir.expr import TensorLoad
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_map, structural_walk
+
 from tvmopt.schedules.cuda import _tir as T
 
 Expr = Any

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tvm import tirx
+
 from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue
-
 from tvmopt.scheduling.cuda_tile import Tile
 
 Expr = Any
@@ -33,8 +33,9 @@ KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32x3", "tf32": "tf3
 class Operand(Protocol):
     """Where an operand's chunks come from."""
 
-    chunk: int
-    """Elements of one copy: a power of two that divides what lies together in memory."""
+    @property
+    def chunk(self) -> int:
+        """Elements of one copy: a power of two that divides what lies together in memory."""
 
     def at(self, row: Expr, k: Expr, batch: Expr) -> tuple[Expr, Expr | None]:
         """Address of the chunk at (row, k), k a multiple of `chunk`, and whether it is inside (None:

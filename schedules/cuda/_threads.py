@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.facts import BlockFacts, itemsize
 from tvmopt.scheduling.strides import contiguous_suffix
+from tvmopt.targets import Machine
 
 WORD = 4
 """Lanes beyond which a block computes element by element: TVM has no CUDA type for 8 floats."""

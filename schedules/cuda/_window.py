@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cuda._threads import LINE, WORD, fill, fused
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, facts, itemsize, largest_divisor
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import along
+from tvmopt.targets import Machine
 
 WARP = 32
 TAPS = 225
@@ -46,7 +45,10 @@ def recognise(func: Any, machine: Machine, tensors: int) -> Shape | None:
     if len(windows) != 1:
         return None
     main = windows[0]
-    inputs = [a for a in main.loads if main.store is not None and not a.buffer.same_as(main.store.buffer)]
+    store = main.store
+    if store is None:
+        return None
+    inputs = [a for a in main.loads if not a.buffer.same_as(store.buffer)]
     spatial = [k for k, kind in enumerate(main.kinds) if kind == "S"]
     taps = math.prod(e for e, kind in zip(main.extents, main.kinds, strict=True) if kind == "R")
     if (
@@ -60,11 +62,11 @@ def recognise(func: Any, machine: Machine, tensors: int) -> Shape | None:
     if blocks[-1] is not main and blocks[-1].elements != outputs:
         return None
     channel = spatial[-1]
-    if any(along(main, a, channel) not in (0, 1) for a in [*inputs[:1], main.store]):
+    if any(along(main, a, channel) not in (0, 1) for a in (*inputs[:1], store)):
         return None
     if not _is_window(main, inputs[0], taps) or (tensors == 1 and outputs < 64 * machine.cores):
         return None
-    width = LINE // max(itemsize(a.buffer) for a in (*inputs, main.store) if a is not None)
+    width = LINE // max(itemsize(a.buffer) for a in (*inputs, store))
     width = math.gcd(main.extents[channel], min(width, WORD))
     return Shape(outputs, taps, width, *fill(outputs, width, machine))
 

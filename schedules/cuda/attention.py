@@ -22,13 +22,13 @@ from math import e, gcd, log2
 from typing import Any
 
 from tvm import tirx
+
 from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in
 from tvmopt.schedules.cuda._mainloop import KINDS, chunk_copy, handle
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, consumer
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "attention", 1
 Expr = Any

@@ -22,10 +22,9 @@ from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in
 from tvmopt.schedules.cuda._mainloop import Product, Program, Rows
 from tvmopt.schedules.cuda.gemm import operands, product_type, shared_limit, tile_of, tile_space
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "conv2d", 1
 Expr = Any

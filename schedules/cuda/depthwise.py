@@ -11,9 +11,8 @@ from typing import Any
 
 from tvmopt.schedules.cuda import _window
 from tvmopt.schedules.cuda._window import Shape
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "depthwise", 1
 

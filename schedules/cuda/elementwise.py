@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cuda._threads import fill, one_pass, vector_width, vectors
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import last_axis_contiguous
+from tvmopt.targets import Machine
 
 NAME, VERSION = "elementwise", 1
 

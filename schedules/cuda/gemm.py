@@ -22,11 +22,10 @@ from typing import Any
 from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in, loads
 from tvmopt.schedules.cuda._mainloop import Product, Program, Rows
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.cuda_tile import TF32, Tile, bytes_of, plan, tiles
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "gemm", 1
 FEW_ROWS = 8

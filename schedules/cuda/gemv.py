@@ -15,10 +15,9 @@ from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue, ends_in
 from tvmopt.schedules.cuda._mainloop import rows_of
 from tvmopt.schedules.cuda.gemm import FEW_ROWS, operands
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "gemv", 1
 WARPS = 4

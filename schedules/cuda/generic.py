@@ -21,12 +21,11 @@ from tvmopt.schedules.cuda._threads import fill, fused, one_pass, vector_width
 from tvmopt.schedules.cuda._window import serial_reduction
 from tvmopt.schedules.cuda.reduce import cross_reduction, parts_of
 from tvmopt.schedules.cuda.rows import is_product
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
+from tvmopt.targets import Machine
 
 NAME, VERSION = "generic", 1
 SHORT = 288

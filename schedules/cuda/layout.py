@@ -14,12 +14,11 @@ from typing import Any
 
 from tvmopt.schedules.cuda import elementwise
 from tvmopt.schedules.cuda._threads import fill, fused, one_pass, vector_width
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import along, transposed
+from tvmopt.targets import Machine
 
 NAME, VERSION = "layout", 1
 TILE = 32

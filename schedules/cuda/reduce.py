@@ -17,12 +17,11 @@ from typing import Any
 
 from tvmopt.schedules.cuda import pool, rows
 from tvmopt.schedules.cuda._threads import fused
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
+from tvmopt.targets import Machine
 
 NAME, VERSION = "reduce", 1
 WARP = 32

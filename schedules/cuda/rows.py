@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.schedules.cuda._threads import LINE, WORD, fused, power_of_two, staged, vectors
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, facts, itemsize
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import step
+from tvmopt.targets import Machine
 
 NAME, VERSION = "rows", 1
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
+
 from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue, copy, ends_in, loads
 from tvmopt.schedules.cuda._mainloop import rows_of
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
 
 NAME, VERSION = "split_sum", 1
 

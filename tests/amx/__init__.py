@@ -18,9 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvmopt.targets import Machine
-
 from tvmopt.runtime.tiles import request
+from tvmopt.targets import Machine
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

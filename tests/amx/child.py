@@ -18,7 +18,6 @@ import ml_dtypes
 import numpy as np
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 import tvmopt
 from tests.amx import KINDS, machine
@@ -29,6 +28,7 @@ from tvmopt.runtime import model as runtime
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import use_threads
 from tvmopt.runtime.tiles import request
+from tvmopt.targets import Machine
 
 Array = np.ndarray[Any, Any]
 MACHINE = machine()

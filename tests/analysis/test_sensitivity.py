@@ -4,7 +4,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from tvmopt.targets import Machine
 
 import tvmopt
 from tvmopt.analysis.comparator import compare
@@ -14,6 +13,7 @@ from tvmopt.analysis.variants import write_rounded
 from tvmopt.analysis.verify import run_reference, verify
 from tvmopt.errors import AccuracyError
 from tvmopt.runtime.model import Model
+from tvmopt.targets import Machine
 
 TERMS = 64
 

@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from tvmopt.targets import Machine
 
 import tvmopt
 from tvmopt.analysis.comparator import OutputComparison
@@ -14,6 +13,7 @@ from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.ties import Choice, choices, settle
 from tvmopt.analysis.verify import verify
 from tvmopt.errors import AccuracyError
+from tvmopt.targets import Machine
 
 TERMS, CLASSES = 64, 40
 INT64, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT

@@ -19,11 +19,11 @@ import numpy as np
 import onnx
 import pytest
 import typer
-from tvmopt.targets import Machine, names
-from tvmopt.targets.detect import usable_cores
 
 from tests.runtime.small import expected, small_model
 from tvmopt import api, cli
+from tvmopt.targets import Machine, names
+from tvmopt.targets.detect import usable_cores
 
 COMMAND = [sys.executable, "-m", "tvmopt"]
 

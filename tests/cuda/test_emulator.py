@@ -203,6 +203,7 @@ def test_what_tvm_generates(dtype: str) -> None:
     """Two kernels in one function, a workspace between them: a row's sum over 32 lanes, a division."""
     import tvm
     from tvm import te
+
     from tvmopt.targets import Machine
 
     ml_dtypes = pytest.importorskip("ml_dtypes")

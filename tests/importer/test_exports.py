@@ -12,12 +12,12 @@ import pytest
 import tvm
 from onnx_check import run_ort, run_relax
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt import pipeline
 from tvmopt.errors import ModelError
 from tvmopt.importer import import_model, load, prepare
 from tvmopt.importer.protos import static_shape
+from tvmopt.targets import Machine
 
 torch = pytest.importorskip("torch")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, tirx
-from tvmopt.targets import Machine
 
 from tvmopt import pipeline
 from tvmopt.legalize.attention import plan
+from tvmopt.targets import Machine
 
 
 def reference(q, k, v, scale, mask):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt.pipeline import build, lower
+from tvmopt.targets import Machine
 
 
 def definition(x, w, stride, pad, groups):

@@ -8,9 +8,9 @@ import scipy.special
 import tvm
 from tvm import te, tirx
 from tvm.s_tir import Schedule
-from tvmopt.targets import Machine
 
 from tvmopt.legalize import math as tvmopt_math
+from tvmopt.targets import Machine
 
 
 def sigmoid(x):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt import pipeline
+from tvmopt.targets import Machine
 
 op = relax.op
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt.pipeline import build, lower
+from tvmopt.targets import Machine
 
 nn = relax.op.nn
 POOLS = {("max", 1): nn.max_pool1d, ("max", 2): nn.max_pool2d, ("max", 3): nn.max_pool3d,

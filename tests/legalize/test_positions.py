@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt.pipeline import build, lower
+from tvmopt.targets import Machine
 
 EDGES = [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 65, 130]
 

@@ -9,12 +9,12 @@ from tests.schedules.harness import close, run
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
-from tvmopt.targets import Machine
 
 import tvmopt.legalize.winograd as winograd
 from tvmopt import pipeline
 from tvmopt.legalize.name_values import name_module
 from tvmopt.legalize.prefetch import PREFETCH, STEP, lower_prefetch, panel_stride
+from tvmopt.targets import Machine
 
 
 def product(rows, k, n):

@@ -9,7 +9,6 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt import pipeline
 from tvmopt.importer.converters.unrolled import unrolled
@@ -18,6 +17,7 @@ from tvmopt.legalize.recurrent_plan import Plan, plan
 from tvmopt.legalize.recurrent_plan import tile as tile_of
 from tvmopt.recurrence import GATES, OPTIONAL, Spec, recurrent, spec_of
 from tvmopt.report import DecisionLog
+from tvmopt.targets import Machine
 
 MACHINE = Machine.load("cpu").with_cores(2)
 SIGMOID, TANH = ("sigmoid", 0.0, 0.0), ("tanh", 0.0, 0.0)

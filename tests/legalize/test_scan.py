@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt.pipeline import build, lower
+from tvmopt.targets import Machine
 
 
 def run(x, axis, dtype=None, exclusive=False, op=relax.op.cumsum, after=None):

@@ -155,9 +155,8 @@ EXAMPLE = Path(__file__).parents[2] / "docs/how-to/nightly-files/jobs.toml"
 def test_the_example_run_twice_by_the_command(jobs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The example of the documentation with one small model and a budget of one trial; then a gemm that computes one
     row at a time, as a change of the schedule might."""
-    from tvmopt.schedules.cpu import gemm
-
     from tvmopt.cli.nightly import app
+    from tvmopt.schedules.cpu import gemm
 
     head, first, *_ = EXAMPLE.read_text().split("[[job]]")
     path = jobs.with_name("example.toml")
@@ -186,7 +185,6 @@ def test_the_example_run_twice_by_the_command(jobs: Path, monkeypatch: pytest.Mo
 def plant(store: Path, model: Path) -> None:
     """A record that claims to be fast, and is not: one row at a time."""
     from tvmopt.targets import Machine
-
     from tvmopt.tuning.driver import imported_module, tasks_of
 
     machine = Machine.load("cpu").with_cores(1)

@@ -15,12 +15,12 @@ import onnx
 import pytest
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tests.passes.helpers import ops, run
 from tvmopt.importer import import_model
 from tvmopt.pipeline import graph_passes
 from tvmopt.report import DecisionLog
+from tvmopt.targets import Machine
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 ALWAYS_GONE = ("nn.batch_norm", "nn.dropout", "broadcast_to", "stack", "divide", "power", "nn.pad", "squeeze")

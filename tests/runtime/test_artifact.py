@@ -14,13 +14,13 @@ from unittest.mock import ANY
 import numpy as np
 import onnx
 import pytest
-from tvmopt.targets import Machine
 
 import tvmopt
 from tvmopt.errors import AccuracyError, ArtifactError, InputError
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import container
 from tvmopt.runtime.artifact import Artifact
+from tvmopt.targets import Machine
 
 from .small import expected, small_model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tvmopt.targets import Machine
 
 import tvmopt
 from tests.amx import real
@@ -15,6 +14,7 @@ from tvmopt.outcome import used_features
 from tvmopt.report import Kernel, Report
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tiles import request, use_tiles
+from tvmopt.targets import Machine
 
 
 @pytest.mark.skipif(real(), reason="this machine has tiles")

@@ -8,13 +8,13 @@ import ml_dtypes
 import numpy as np
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt.legalize import legalize
 from tvmopt.legalize.name_values import name_module
 from tvmopt.pipeline import BUILD_CONFIG, Lowered, fusion_passes, lower
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
+from tvmopt.targets import Machine
 
 MACHINES = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "sse": "x86-64-v2"}
 

@@ -11,12 +11,12 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt import pipeline
 from tvmopt.importer import import_model
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling import concat_in_place
+from tvmopt.targets import Machine
 
 MACHINE = Machine.load("cpu").with_cores(2)
 WIDTHS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)

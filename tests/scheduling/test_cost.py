@@ -68,9 +68,9 @@ def test_counted_by_hand(func, flops, nbytes):
 def test_winograd_executes_less_than_the_convolution_it_computes(tile, products_a_tile, monkeypatch):
     """F(4x4, 3x3): 36 products for 144, F(2x2, 3x3): 16 for 36, and the transforms (some 15 % at 64 channels)."""
     from tvm import relax
-    from tvmopt.targets import Machine
 
     from tvmopt.legalize import legalize, winograd
+    from tvmopt.targets import Machine
 
     monkeypatch.setattr(winograd, "output_tile", lambda *_: tile)
     bb = relax.BlockBuilder()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tvmopt.targets import Machine, detect, detect_host, names
 
 from tvmopt.errors import TargetError
+from tvmopt.targets import Machine, detect, detect_host, names
 
 
 @pytest.mark.parametrize("name", names())

@@ -12,9 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tvmopt.targets import Machine
-
 from tvmopt.scheduling.family import Space
+from tvmopt.targets import Machine
 from tvmopt.tuning.effort import Kernel
 from tvmopt.tuning.measure import Measurement
 from tvmopt.tuning.record import Candidate, Key, Record

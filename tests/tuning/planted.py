@@ -10,9 +10,9 @@ from typing import Any
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
-from tvmopt.targets import Machine
 
 from tvmopt.scheduling.family import Space
+from tvmopt.targets import Machine
 from tvmopt.tuning import kernel
 from tvmopt.tuning.effort import Kernel
 from tvmopt.tuning.record import Candidate, Key, fingerprint, tvm_version, workload_hash

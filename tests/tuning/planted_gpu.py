@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.targets import Machine
-
 from tvmopt.tuning import gpu
 from tvmopt.tuning.kernel import Sample, compiled_module
 from tvmopt.tuning.record import Candidate

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tests.schedules.harness import lowered_bf16, rand
+from tvmopt.targets import Machine
 from tvmopt.tuning import kernel, tasks
 from tvmopt.tuning.record import Candidate
 

@@ -14,7 +14,6 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tvmopt.targets import Machine
 from typer.testing import CliRunner
 
 import tvmopt
@@ -24,6 +23,7 @@ from tvmopt.cli.tune import app
 from tvmopt.errors import TuningError
 from tvmopt.runtime.library import cuda_available
 from tvmopt.scheduling.family import Space
+from tvmopt.targets import Machine
 from tvmopt.tuning.driver import imported_module, tasks_of
 from tvmopt.tuning.effort import Effort
 from tvmopt.tuning.logs import RecordLookup

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tvmopt import pipeline
 from tvmopt.errors import TuningError
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.discover import families
+from tvmopt.targets import Machine
 from tvmopt.tuning.driver import refuse_foreign
 from tvmopt.tuning.tasks import extract, task_of
 

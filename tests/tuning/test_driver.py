@@ -16,12 +16,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tvmopt.targets import Machine
 from typer.testing import CliRunner
 
 import tvmopt
 from tvmopt.cli.tune import app
 from tvmopt.errors import InputError, TuningError
+from tvmopt.targets import Machine
 from tvmopt.tuning import logs
 from tvmopt.tuning.driver import choose, imported_module, parse_duration, refuse_foreign, tasks_of
 from tvmopt.tuning.record import Candidate, Key, Record, Verdict, fingerprint, log_name

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tvmopt.targets import Machine
 from typer.testing import CliRunner
 
 from tvmopt.cli.logs import app
 from tvmopt.errors import InputError, TuningError
 from tvmopt.scheduling.family import Space
 from tvmopt.scheduling.replay import Replay
+from tvmopt.targets import Machine
 from tvmopt.tuning import logs
 from tvmopt.tuning.logs import RecordLookup, export_logs, from_line, import_logs, read_log_file, to_line
 from tvmopt.tuning.record import Candidate, Key, Verdict, fingerprint, log_name, tvm_version

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tvmopt.targets import Machine
 
 from tvmopt.errors import TuningError
+from tvmopt.targets import Machine
 from tvmopt.tuning.effort import Effort
 from tvmopt.tuning.measure import LocalRunner
 from tvmopt.tuning.record import Candidate

@@ -12,10 +12,10 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
-from tvmopt.targets import Machine
 
 from tvmopt.errors import TuningError
 from tvmopt.scheduling.discover import families
+from tvmopt.targets import Machine
 from tvmopt.tuning.metaschedule import RECORDS, StoreDatabase, databases, export_database, import_database
 from tvmopt.tuning.record import Candidate, Record, key_of
 from tvmopt.tuning.store import Store

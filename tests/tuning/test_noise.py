@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tvm import relax
-from tvmopt.targets import Machine
 
+from tvmopt.targets import Machine
 from tvmopt.tuning.disturbance import RunDelay, timed
 from tvmopt.tuning.driver import tasks_of
 from tvmopt.tuning.effort import Effort

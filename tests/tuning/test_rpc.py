@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tvmopt.targets import Machine
 
 from tvmopt.errors import InputError, TuningError
+from tvmopt.targets import Machine
 from tvmopt.tuning.effort import Effort
 from tvmopt.tuning.record import Candidate, Record
 from tvmopt.tuning.rpc import RpcRunner

@@ -9,9 +9,9 @@ os.environ.setdefault("TVM_NUM_THREADS", "2")
 import numpy as np
 import pytest
 import tvm
-from tvmopt.targets import Machine
 
 from tvmopt.pipeline import BUILD_CONFIG
+from tvmopt.targets import Machine
 
 EDGES = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 

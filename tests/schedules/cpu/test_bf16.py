@@ -12,7 +12,6 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
-from tvmopt.targets import Machine
 
 import tvmopt
 from tests.schedules.harness import lowered_bf16, rand, rounded
@@ -20,6 +19,7 @@ from tvmopt import pipeline
 from tvmopt.errors import InputError
 from tvmopt.legalize.pairs import llvm_functions
 from tvmopt.runtime.model import Model
+from tvmopt.targets import Machine
 
 HOST = Machine.load("cpu")
 runs_bf16 = pytest.mark.skipif(not HOST.has("avx512bf16"), reason="no avx512_bf16 here")

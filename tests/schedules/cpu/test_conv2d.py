@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from tvm import relax
-from tvmopt.schedules.cpu.conv2d import Shape, choose_task, panel_chunks
-from tvmopt.targets import Machine
 
 from tests.schedules.harness import close, machines, module_of, rand, run
 from tvmopt.pipeline import lower
+from tvmopt.schedules.cpu.conv2d import Shape, choose_task, panel_chunks
+from tvmopt.targets import Machine
 
 
 def definition(x, w, strides, pads, dilation, groups):

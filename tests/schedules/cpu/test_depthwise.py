@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tvm import te, topi
-from tvmopt.schedules.cpu import conv2d, depthwise, elementwise
-from tvmopt.targets import Machine
 
 from tvmopt.legalize.depthwise import depthwise_te, pack
 from tvmopt.legalize.window import Window, channel_vector
+from tvmopt.schedules.cpu import conv2d, depthwise, elementwise
+from tvmopt.targets import Machine
 
 
 def reference(x, w, stride, pad, dilation):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx, topi
+
 from tvmopt.schedules.cpu import elementwise
 
 F = "float32"

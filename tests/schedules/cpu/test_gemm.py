@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 from tvm import relax, tirx
-from tvmopt.targets import Machine
 
 from tests.schedules.harness import MACHINES, close, machines, module_of, run
 from tvmopt.pipeline import lower
 from tvmopt.scheduling.tile import choose_tile, fits
+from tvmopt.targets import Machine
 
 
 def linear(weight, bias):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tvm import te, tirx, topi
 from tvm.script import tirx as T
+
 from tvmopt.schedules.cpu import generic
 
 F = "float32"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tvm import te, topi
+
 from tvmopt.schedules.cpu import elementwise, layout
 
 F = "float32"

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tvm import te, topi
-from tvmopt.schedules.cpu import depthwise, elementwise, pool
 
 from tvmopt.legalize.pool import pool_te
 from tvmopt.legalize.window import Window
+from tvmopt.schedules.cpu import depthwise, elementwise, pool
 
 
 def window(size, kernel, stride, pad, dilation=1, ceil=False):

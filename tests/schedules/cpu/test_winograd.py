@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from tvm import relax
-from tvmopt.schedules.cpu import winograd as family
-from tvmopt.targets import Machine
 
 import tvmopt.legalize.winograd as winograd
 from tests.schedules.cpu.test_conv2d import definition
 from tests.schedules.harness import machines, module_of, run
 from tvmopt.legalize import legalize
+from tvmopt.schedules.cpu import winograd as family
+from tvmopt.targets import Machine
 
 
 def conv(w, b, pads, residual=False):

@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tests.cuda.emulator import MODES, emulated
 from tvmopt.legalize import legalize
 from tvmopt.pipeline import fusion_passes
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
+from tvmopt.targets import Machine
 
 from ..harness import module_of
 

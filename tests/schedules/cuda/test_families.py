@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvmopt.targets import Machine
 
 from tvmopt.ptxas import compile_source
 from tvmopt.scheduling.discover import families
+from tvmopt.targets import Machine
 
 from ...cuda.emulator import emulated, run
 from . import kernels as k

@@ -8,13 +8,13 @@ from importlib import import_module
 import numpy as np
 import pytest
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tests.cuda.emulator import _source
 from tvmopt import cuda_toolkit
 from tvmopt.errors import MissingDependency
 from tvmopt.ptxas import compile_source
 from tvmopt.scheduling.cuda_tile import Tile
+from tvmopt.targets import Machine
 
 from .harness import scheduled
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvmopt.targets import Machine
 
 from tests.cuda.emulator import MODES, emulated
 from tvmopt import pipeline
 from tvmopt.errors import InputError
 from tvmopt.precision import check, notes
 from tvmopt.report import DecisionLog
+from tvmopt.targets import Machine
 
 H100 = Machine.load("nvidia-h100")
 
