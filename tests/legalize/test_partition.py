@@ -8,10 +8,10 @@ import tvm
 from tests.schedules.harness import module_of, rand
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
-from tvmopt.targets import Machine
 
 from tvmopt.legalize.partition import HINT, bound_partitions
 from tvmopt.pipeline import lower
+from tvmopt.targets import Machine
 from tvmopt.tuning.kernel import compiled_module
 
 EDGES = [1, 8, 17, 33, 64]
@@ -102,7 +102,7 @@ def test_a_guard_of_every_block_is_still_cut():
     x = te.placeholder((45, 8), "float32", "x")
     sch = Schedule(te.create_prim_func([x, te.compute((45, 8), lambda i, j: x[i, j] * 2, name="y")]))
     rows, _ = sch.get_loops(sch.get_sblock("y"))
-    piece, tile, _row = sch.split(rows, [2, 5, 5])
+    _piece, tile, _row = sch.split(rows, [2, 5, 5])
     sch.annotate(tile, HINT, 1)
     assert bound_partitions(sch.mod["main"]).same_as(sch.mod["main"])
     y, inside = run_fenced(sch.mod["main"], [data := rand(45, 8)], (45, 8))

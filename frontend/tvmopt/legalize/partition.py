@@ -9,8 +9,9 @@ A cut at a number is checked against both ends at compile time; a cut that depen
 (`i - 2` above, or a length that is loaded) is not, and the loop behind it starts at -2. So a comparison that mentions a
 hinted loop is hidden from the pass unless all its other variables are loops inside that one, of constant bounds.
 
-A block's predicate stays visible, because TVM reads regions off it: beyond both ends it is false, and nothing runs. That
-needs the loop to have no other cut, and every block in it that predicate; a loop where it is otherwise loses its hint.
+A block's predicate stays visible, because TVM reads regions off it: beyond both ends it is false, and nothing runs.
+That needs the loop to have no other cut, and every block in it that predicate; a loop where it is otherwise loses its
+hint.
 """
 
 from __future__ import annotations
