@@ -1,6 +1,6 @@
-# Sourced by scripts/demo and scripts/test: makes .venv with Python 3.11 or later and installs tvmopt into it.
+# Sourced by the scripts beside it: makes .venv with Python 3.11 or later and installs tvmopt into it.
 #
-#   make_environment EXTRAS     "" or "[test]"; sets $python
+#   make_environment EXTRAS     "" or "[dev]"; sets $python
 #
 # PYTHON names another interpreter. Nothing is installed again while pyproject.toml has not changed.
 

@@ -60,7 +60,7 @@ def parts_of(outputs: int, reduced: int, machine: Machine) -> int:
 
     >>> h100 = Machine.load("nvidia-h100")
     >>> parts_of(2048, 49, h100), parts_of(1 << 20, 49, h100), parts_of(64, 4, h100)
-    (32, 1, 4)
+    (16, 1, 4)
     """
     parts = 1
     while parts < WARP and 2 * parts <= reduced and outputs // WARP * parts < 4 * machine.cores:

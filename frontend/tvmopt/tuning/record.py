@@ -1,5 +1,4 @@
-"""What a tuning log is made of: keys, candidates, measurements, verdicts - plain data, no TVM, for every
-tuning file.
+"""What a tuning log is made of: keys, candidates, measurements, verdicts - plain data, no TVM, for every tuning file.
 
 A record is found under four things, and a difference in any of them means another record:
 
@@ -23,8 +22,7 @@ from typing import Any, Literal
 from tvmopt.targets import Machine
 
 Status = Literal["ok", "failed", "crash", "timeout", "wrong"]
-"""ok: measured, output right. failed: refused to schedule or build. crash: killed its process. wrong: bad
-output."""
+"""ok: measured, output right. failed: refused to schedule or build. crash: killed its process. wrong: bad output."""
 
 Space = Literal["family", "metaschedule"]
 
@@ -94,12 +92,10 @@ class Record:
     Attributes:
         samples: seconds of single calls (or of batches of calls, divided), in the order taken.
         digest: first sixteen digits of the SHA-256 of the reference output it was compared with, and the
-            largest
-            error relative to the largest reference value: ``"1f2e...:3.1e-07"``.
+            largest error relative to the largest reference value: ``"1f2e...:3.1e-07"``.
         host: processor name. date: UTC, ISO 8601.
         shape: the family's shape in words, for people who read a log.
-        baseline: lower quartile of the analytic schedule's samples, taken in turn with these; 0: there are
-            none.
+        baseline: lower quartile of the analytic schedule's samples, taken in turn with these; 0: there are none.
     """
 
     key: Key
@@ -158,7 +154,7 @@ def log_name(target: str) -> str:
     """File name of a target's shipped log: readable, and distinct where the fingerprint is.
 
     >>> log_name("llvm znver5 2c avx2+fma")
-    'llvm-znver5-2c-f957ce.jsonl'
+    'llvm-znver5-2c-721474.jsonl'
     """
     kind, mcpu, cores = target.split()[:3]
     return f"{kind}-{mcpu}-{cores}-{hashlib.sha256(target.encode()).hexdigest()[:6]}.jsonl"
@@ -167,8 +163,7 @@ def log_name(target: str) -> str:
 def workload_hash(func: Any) -> str:
     """Sixteen hexadecimal digits that two PrimFuncs share if and only if they are the same up to names.
 
-    TVM's structural hash: equal in every process (a test starts two), independent of variable and buffer
-    names.
+    TVM's structural hash: equal in every process (a test starts two), independent of variable and buffer names.
     Attributes are dropped: they say where a function came from, not what it computes.
     """
     import tvm_ffi
