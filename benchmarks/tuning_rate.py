@@ -2,9 +2,8 @@
 
     python benchmarks/tuning_rate.py [--seconds 60] [--output FILE.json]
 
-A trial is a candidate scheduled, built, its output compared (ours; stock compares nothing) and timed. Stock runs in
-a process of its own, as `ms.tune_tir` with its default builder and runner; what it could not build counts as no
-trial.
+A trial is a candidate scheduled, built, its output compared (ours; stock compares nothing) and timed. Stock runs in a
+process of its own, as `ms.tune_tir` with its default builder and runner; what it could not build counts as no trial.
 """
 
 from __future__ import annotations

@@ -79,9 +79,7 @@ def _features(info: dict[str, str]) -> tuple[str, ...]:
 
 
 def usable_cores() -> int:
-    """Physical cores this process may use: its affinity mask, hyperthreads counted once, at most its CPU
-    quota.
-    """
+    """Physical cores this process may use: its affinity mask, hyperthreads counted once, at most its CPU quota."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
     for cpu in allowed:

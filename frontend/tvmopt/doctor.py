@@ -20,9 +20,7 @@ PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: `state` "broken" stops tvmopt, "warning" costs speed, "optional" is only missed by
-    some.
-    """
+    """One thing looked at: `state` "broken" stops tvmopt, "warning" costs speed, "optional" is only missed by some."""
 
     name: str
     state: Literal["ok", "optional", "warning", "broken"]

@@ -5,9 +5,8 @@ An extension is a module with one or both of::
     CONVERTERS = {("com.example", "MovingAverage"): convert}     # see tvmopt.importer.converters
     PASSES = (("tvmopt.ConvertLayout", CancelNegations),)        # before this pass ("": last); made with the log
 
-An installed package names its module in the entry-point group ``tvmopt.extensions``; a notebook calls
-:func:`register`. Schedule families have a group of their own, ``tvmopt.schedules``. Which extensions took part
-stands in the report.
+An installed package names its module in the entry-point group ``tvmopt.extensions``; a notebook calls :func:`register`.
+Schedule families have a group of their own, ``tvmopt.schedules``. Which extensions took part stands in the report.
 """
 
 from __future__ import annotations

@@ -101,11 +101,9 @@ class Linker:
 
 
 def structure_hash(module: Any, target: Any) -> str:
-    """Hash of a lowered module whose weights are parameters: equal for two models that differ in weights
-    only.
+    """Hash of a lowered module whose weights are parameters: equal for two models that differ in weights only.
 
-    TVM's structural hash ignores names of variables and sees everything else, schedules and scalar constants
-    included.
+    TVM's structural hash ignores names of variables and sees everything else, schedules and scalar constants included.
     """
     import tvm
     import tvm_ffi

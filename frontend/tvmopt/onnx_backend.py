@@ -1,5 +1,4 @@
-"""tvmopt as an ONNX backend (``onnx.backend.base``): for ONNX's own test suite and for tools that speak
-this interface.
+"""tvmopt as an ONNX backend (``onnx.backend.base``): for ONNX's own test suite and for tools that speak this interface.
 
     rep = TvmoptBackend.prepare(model)
     outputs = rep.run([x, axes])
@@ -33,9 +32,7 @@ from tvmopt.importer.relax import to_relax
 from tvmopt.targets import Machine
 
 PIPELINES = ("tvmopt", "stock")
-"""How a module is compiled: our pipeline, or TVM's own after our import (to tell an importer's fault from a
-pass's).
-"""
+"""How a module is compiled: our pipeline, or TVM's own after our import (to tell an importer's fault from a pass's)."""
 
 
 def _parts(name: str, kind: TypeProto, value: Any) -> tuple[list[onnx.NodeProto], dict[str, tuple[TypeProto, Any]]]:

@@ -34,8 +34,7 @@ def worth_threads(nanoseconds: float, machine: Machine) -> bool:
 def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096) -> None:
     """One pass over memory: `parallel(outer) x serial(contiguous inner)`; the inner loop is left to LLVM.
 
-    A nest that is contiguous throughout is cut into chunks of at most `chunk` elements, a divisor of its
-    length.
+    A nest that is contiguous throughout is cut into chunks of at most `chunk` elements, a divisor of its length.
     """
     loops = sch.get_loops(block)
     if not loops:
@@ -57,8 +56,7 @@ def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096) -> Non
 
 
 def _chunk(extent: int, limit: int) -> int:
-    """A divisor of `extent` of about `limit`; `limit` itself where there is none (the last chunk is then
-    short).
+    """A divisor of `extent` of about `limit`; `limit` itself where there is none (the last chunk is then short).
 
     >>> _chunk(100352, 2048), _chunk(1009 * 2, 2048), _chunk(100003, 2048)
     (2048, 2018, 2048)

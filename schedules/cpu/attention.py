@@ -1,7 +1,6 @@
 """Attention, CPU: heads and runs of queries to threads; the kernel is `tvmopt.legalize.attention`'s.
 
-registers  scores mk*nq + nq + 1, output mo*no + no + 1 <= vector_regs     13*2 + 3 = 29, 8*2 + 3 = 19 <=
-32
+registers  scores mk*nq + nq + 1, output mo*no + no + 1 <= vector_regs     13*2 + 3 = 29, 8*2 + 3 = 19 <= 32
 floor      4*B*N*Sq*Sk*H / peak + B*N*Sq*Sk/lanes * 13 cycles of exp
 Measured   Zen 5, 1 thread, us (GFLOP/s of 267), beside torch 2's flash attention: 12 heads of 64: S=128
            244 (206), torch 626; S=64 causal 58, torch 173; S=197 646 (185), torch 1507; 8 heads, S=512

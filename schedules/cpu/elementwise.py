@@ -1,13 +1,11 @@
-"""Elementwise, broadcast and other one-pass chains on a CPU: inlined into one loop nest that reads and
-writes once.
+"""Elementwise, broadcast and other one-pass chains on a CPU: inlined into one loop nest that reads and writes once.
 
 floor      (bytes of distinct inputs + outputs) / bandwidth of the cache they live in
 loop       the longest suffix of axes in which every access is contiguous or constant is fused into the
            innermost loop; what is constant there (a per-row scale) LLVM hoists, what repeats (a per-channel
            bias with the channel last) is a contiguous load
 threads    outer loop, if the work exceeds 15 us (the pool wakes in 3 to 5 us)
-Measured   Zen 5, 1 thread, L2-resident: x * 2 + 1 over 64 x 997 floats 210 GB/s; GELU 0.33 ns an element
-           (erf 0.32)
+Measured   Zen 5, 1 thread, L2-resident: x * 2 + 1 over 64 x 997 floats 210 GB/s; GELU 0.33 ns an element (erf 0.32)
 """
 
 from __future__ import annotations
@@ -42,9 +40,7 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
 
 
 def knobs(shape: Shape, machine: Machine) -> Space:
-    """Threads or not; the length of an inner chunk: half of L1 over the ~3 streams, so that stores do not
-    evict loads.
-    """
+    """Threads or not; the length of an inner chunk: half of L1 over the ~3 streams: stores do not evict loads then."""
     chunk = max(256, machine.l1d // 2 // 3 // 4)
     parallel = int(worth_threads(shape.nanoseconds, machine))
     return Space({"parallel": (parallel, 1 - parallel), "chunk": (chunk, chunk * 4)})

@@ -1,16 +1,13 @@
-"""The fallback for any PrimFunc that no family recognises: parallel, contiguous, never a naive loop where
-avoidable.
+"""The fallback for any PrimFunc that no family recognises: parallel, contiguous, never a naive loop where avoidable.
 
     spatial blocks     as `elementwise`: inlined, one pass, contiguous innermost loop, outer loop over threads
     reductions         over a non-contiguous axis: `outer x reduction x contiguous spatial loop` - LLVM
                        vectorises the innermost loop, accumulators stay in L1;
                        over the contiguous axis: `rfactor` into 16 to 64 partial sums when the axis divides,
                        because a chain of dependent additions runs at one element per `fma_latency` cycles
-    left alone         dynamic shapes, opaque blocks, bindings that are not one loop an axis: unscheduled,
-                       and said so
+    left alone         dynamic shapes, opaque blocks, bindings that are not one loop an axis: unscheduled, and said so
 
-Every step is tried by itself: a primitive that refuses leaves the function as it was. Discovery puts this
-family last.
+Every step is tried by itself: a primitive that refuses leaves the function as it was. Discovery puts this family last.
 """
 
 from __future__ import annotations

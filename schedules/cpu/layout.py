@@ -1,16 +1,15 @@
-"""Data movement, CPU: transposes, concatenations, splits, pads, gathers and resizes, with what is fused to
-them.
+"""Data movement, CPU: transposes, concatenations, splits, pads, gathers and resizes, with what is fused to them.
 
-    transpose      two axes matter: the one contiguous in the store and the one contiguous in the load.
-                   One of them short (<= 8: RGB, channel shuffle): it goes innermost, unrolled; LLVM makes
-                   vectors along the other and interleaves them.
-                   A channel shuffle with its reshapes inlined is the same: c is split into (c / g, c mod g).
-                   Both long: tiles of 16 x 16, so that a line is used whole while it is in L1 (untiled,
-                   every element of a power-of-two matrix misses: 277 us for 512 x 512, tiled 60)
-    seams          a condition on the last axis (concatenation, padding) cuts its loop into pieces without
-                   conditions (`pragma_loop_partition_hint`); on another axis it is one branch a row
-    otherwise      as `elementwise`: contiguous suffix innermost, outer loop to threads
-    floor          bytes read and written once / bandwidth
+transpose      two axes matter: the one contiguous in the store and the one contiguous in the load.
+               One of them short (<= 8: RGB, channel shuffle): it goes innermost, unrolled; LLVM makes
+               vectors along the other and interleaves them.
+               A channel shuffle with its reshapes inlined is the same: c is split into (c / g, c mod g).
+               Both long: tiles of 16 x 16, so that a line is used whole while it is in L1 (untiled,
+               every element of a power-of-two matrix misses: 277 us for 512 x 512, tiled 60)
+seams          a condition on the last axis (concatenation, padding) cuts its loop into pieces without
+               conditions (`pragma_loop_partition_hint`); on another axis it is one branch a row
+otherwise      as `elementwise`: contiguous suffix innermost, outer loop to threads
+floor          bytes read and written once / bandwidth
 """
 
 from __future__ import annotations

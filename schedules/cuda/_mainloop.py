@@ -4,9 +4,8 @@
             parts of K
     stage   each thread copies its chunks of A and B (16 bytes; 8, 4 or 2 where rows are not aligned) by
             cp.async, zeros beyond the edges, into a ring of `stages` swizzled tiles
-    step    wait for the oldest stage, one barrier, start the copies of the step `stages - 1` ahead, then for
-            each 32 bytes of K: ldmatrix fragments, mma.m16n8k16 (fp16, bf16) or m16n8k8 (tf32), fp32
-            accumulators
+    step    wait for the oldest stage, one barrier, start the copies of the step `stages - 1` ahead, then for each 32
+            bytes of K: ldmatrix fragments, mma.m16n8k16 (fp16, bf16) or m16n8k8 (tf32), fp32 accumulators
     end     accumulators to shared memory (the operands are done with), then _epilogue.py
 
 One barrier a step is enough: a stage is overwritten only after the barrier behind the step that read it.
@@ -38,8 +37,7 @@ class Operand(Protocol):
         """Elements of one copy: a power of two that divides what lies together in memory."""
 
     def at(self, row: Expr, k: Expr, batch: Expr) -> tuple[Expr, Expr | None]:
-        """Address of the chunk at (row, k), k a multiple of `chunk`, and whether it is inside (None:
-        always)."""
+        """Address of the chunk at (row, k), k a multiple of `chunk`, and whether it is inside (None: always)."""
 
 
 @dataclass(frozen=True)

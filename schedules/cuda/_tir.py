@@ -95,8 +95,7 @@ def both(*conditions: Expr | None) -> Expr | None:
 
 
 def below(value: Expr, limit: int, multiple: int, extent: int) -> Expr | None:
-    """`value < limit` or None, where value comes in runs of `multiple` up to `extent`: whether the test can
-    fail."""
+    """`value < limit` or None, where value comes in runs of `multiple` up to `extent`: whether the test can fail."""
     return None if extent <= limit and multiple >= 1 else value < int_(limit)
 
 

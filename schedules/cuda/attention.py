@@ -1,12 +1,10 @@
 """Flash attention on tensor cores: the scores never leave the registers.
 
-    block    bm queries of one head, 16 a warp; keys and values pass in tiles of bn, copied a tile ahead
-             (cp.async)
+    block    bm queries of one head, 16 a warp; keys and values pass in tiles of bn, copied a tile ahead (cp.async)
     step     s = Q K^T (mma), scale, mask, bias; the row's running top and total (online softmax, in base 2,
              quads of lanes share a row: two shuffles); s, rounded to 16 bits, *is* the A fragment of o += P V
     causal   a block stops at the last key its last query sees: half the work
-    shared   (bm + 4*bn) * row bytes: Q, two tiles of K and V each; row: 64 bytes, or the head's in multiples
-             of 128
+    shared   (bm + 4*bn) * row bytes: Q, two tiles of K and V each; row: 64 bytes, or the head's in multiples of 128
     regs     s: bn/2, o: depth/2, q: depth/4 (reread from shared memory above a depth of 128), softmax 4
                                                                 bn 64, depth 64: 32 + 32 + 16; depth 128: 32 +
                                                                 64 + 32
@@ -175,8 +173,7 @@ class _Program:
     def _copy(
         self, buffer: Any, row0: Expr, rows: int, limit: int, heads: int, head: Expr, depth: int, base: Expr
     ) -> Any:
-        """`rows` positions of one head to shared memory, zeros beyond `limit` and up to a multiple of 16 in
-        depth."""
+        """`rows` positions of one head to shared memory, zeros beyond `limit` and up to a multiple of 16 in depth."""
         chunk, row = gcd(depth, 8), self.s.row
         chunks = T.up(depth, 16) // chunk
         count = rows * chunks

@@ -1,8 +1,6 @@
-"""Implicit-GEMM convolution on tensor cores, NHWC: gemm.py's tile program, whose A is gathered from the
-image.
+"""Implicit-GEMM convolution on tensor cores, NHWC: gemm.py's tile program, whose A is gathered from the image.
 
-    C[m, o] = sum_k A[m, k] * W[o, k]        m = (n, y, x);  k = (ky, kx, c);  A[m, k] = in[n, y*s - top +
-    ky*d, ..., c]
+    C[m, o] = sum_k A[m, k] * W[o, k]        m = (n, y, x);  k = (ky, kx, c);  A[m, k] = in[n, y*s - top + ky*d, ..., c]
 
 copies     a chunk of 16 bytes is 8 channels of one tap (8 bytes where channels are only a multiple of 4): its
            address and whether it is inside the image are computed a step, from m's and k's parts, by constant

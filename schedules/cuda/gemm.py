@@ -1,14 +1,11 @@
 """GEMM and batched GEMM on tensor cores: fp16, bf16, or fp32 as three tf32 products, or one; fp32 accumulators,
 fused epilogue.
 
-tile       scheduling/cuda_tile.py chooses bm x bn x bk and the stages by a model of tensor cores, L2 and
-           waves
-shared     stages*(bm + bn)*bk*itemsize, at least the epilogue's bm*(bn + 8)*4    128x128x32, 4 stages: 68 KB,
-           2 blocks
+tile       scheduling/cuda_tile.py chooses bm x bn x bk and the stages by a model of tensor cores, L2 and waves
+shared     stages*(bm + bn)*bk*itemsize, at least the epilogue's bm*(bn + 8)*4    128x128x32, 4 stages: 68 KB, 2 blocks
 registers  a 64x64 warp tile: 128 accumulators + 32 fragments + addresses         <= 255, no spill (tests)
 banks      swizzled: ldmatrix and cp.async touch each bank once (_device.cuh, `at`)
-edges      zeros are copied beyond M, N and K; nothing is padded in memory but K to a multiple of 8 in
-           constant weights
+edges      zeros are copied beyond M, N and K; nothing is padded in memory but K to a multiple of 8 in constant weights
 small M*N  the legalizer cuts K in parts (a batch of partial sums; split_sum.py adds them)
 Measured   not yet on a GPU: numbers are checked in the emulator, registers and spills by ptxas (tests/cuda)
 """

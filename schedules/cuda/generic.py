@@ -1,9 +1,8 @@
 """The fallback on a GPU for any PrimFunc that no family recognises: never a naive loop.
 
     spatial blocks    inlined into their readers; one pass, vectors where runs are contiguous
-    reductions        contiguous along the reduced axes: a warp or a block a row (`rows`);
-                      contiguous along a spatial axis: a thread an output where outputs fill the GPU, else warps share
-                      an output (`reduce`)
+    reductions        contiguous along the reduced axes: a warp or a block a row (`rows`); contiguous along a spatial
+                      axis: a thread an output where outputs fill the GPU, else warps share an output (`reduce`)
     several outputs   (argmax with its value): a thread an output
     left to dlight    products of two tensors that no family took, dynamic shapes, opaque blocks,
                       bindings that are not one loop an axis

@@ -1,8 +1,7 @@
 """The sum of a split K's parts, with the epilogue of the product: out[m, n] = f(sum_p parts[p, m, n]).
 
-Each thread adds one run of neighbours (16 bytes of output) over all parts, which lie m*n apart, and applies
-the epilogue as the product itself would. Bound by memory: parts*m*n*4 bytes, in L2 since the product wrote
-them.
+Each thread adds one run of neighbours (16 bytes of output) over all parts, which lie m*n apart, and applies the
+epilogue as the product itself would. Bound by memory: parts*m*n*4 bytes, in L2 since the product wrote them.
 """
 
 from __future__ import annotations

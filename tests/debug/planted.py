@@ -1,5 +1,4 @@
-"""Faults planted in the compiler, in a process of their own: `python -m tests.debug.planted FAULT MODEL
-REPRO`.
+"""Faults planted in the compiler, in a process of their own: `python -m tests.debug.planted FAULT MODEL REPRO`.
 
 What `compare` forks inherits the fault; nothing outside this process does. The result goes to stdout as JSON.
 """

@@ -192,8 +192,7 @@ def test_fold_keeps_quantization(tmp_path: Path) -> None:
 
 
 def untidy() -> onnx.ModelProto:
-    """Unsorted, unnamed and twice the same name; dead nodes, idle nodes, unused weights, weights as
-    inputs."""
+    """Unsorted, unnamed and twice the same name; dead nodes, idle nodes, unused weights, weights as inputs."""
     nodes = [
         helper.make_node("Relu", ["i"], ["r"], name="same"),
         helper.make_node("Identity", ["m"], ["i"], name="same"),

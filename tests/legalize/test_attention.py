@@ -1,6 +1,4 @@
-"""Attention against float64: edges, masks of every shape, causal, grouped heads, other depths; through the
-pipeline.
-"""
+"""Attention against float64: edges, masks of every shape, causal, grouped heads, other depths; through the pipeline."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The traps of `planted` that a board can meet: right and wrong outputs only, every other mode is a right
-one."""
+"""The traps of `planted` that a board can meet: right and wrong outputs only, every other mode is a right one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`tvmopt tune` from end to end, with real kernels: what it finds is used by `compile`, a killed one goes
-on."""
+"""`tvmopt tune` from end to end, with real kernels: what it finds is used by `compile`, a killed one goes on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Keys: a workload's hash is the same in every process and under every name, and another for another
-function."""
+"""Keys: a workload's hash is the same in every process and under every name, and another for another function."""
 
 from __future__ import annotations
 

@@ -113,9 +113,8 @@ def test_a_wrong_kernel_never_wins(tmp_path: Path) -> None:
 
 
 class Noisy(FakeRunner):
-    """Every candidate is slower than the analytic point or equal to it; bursts make single samples three
-    times
-    longer, for a while at a time - also while the analytic point is measured."""
+    """Every candidate is slower than the analytic point or equal to it; bursts make single samples three times longer,
+    for a while at a time - also while the analytic point is measured."""
 
     burst = 0
 

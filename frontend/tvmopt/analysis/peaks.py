@@ -35,8 +35,7 @@ class Peaks:
         threads: threads used.
         flops: operations a second by precision (``fp32``, ``bf16``, ``int8``, ...), a multiply-add counting
             two; instructions that the processor lacks are left out.
-        bandwidth: bytes a second, by level: ``l2``, ``l3``, ``dram`` (reads), ``triad`` (STREAM, from
-            memory).
+        bandwidth: bytes a second, by level: ``l2``, ``l3``, ``dram`` (reads), ``triad`` (STREAM, from memory).
         l2, l3: bytes of these caches (L2: all threads').
         source: ``"measured"``, or ``"numpy"`` for the lower bounds taken without a C compiler.
     """

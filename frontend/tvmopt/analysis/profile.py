@@ -98,9 +98,8 @@ class Profile:
         unexplained_s: latency less the kernels' times: the virtual machine itself, and error.
         planned_bytes, resident_bytes: activations as planned by the compiler; growth of the process's memory
             over loading and the first run (weights, code and activations).
-        measured_bytes: what the process grew by during its first run, at the most: activations, outputs and
-            the kernels' own workspaces. None where it cannot be told: a model that may have run before, a
-            GPU, or no Linux.
+        measured_bytes: what the process grew by during its first run, at the most: activations, outputs and the
+            kernels' own workspaces. None where it cannot be told: a model that may have run before, a GPU, or no Linux.
         memory: bytes of activations alive in each step; None of an artifact that does not know its graph.
         covered: share of an instrumented run that its kernels take, median of all runs: a check that holds
             on a busy machine too, because both sides of it were disturbed alike.

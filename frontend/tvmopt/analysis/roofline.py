@@ -1,5 +1,4 @@
-"""The roofline: what bounds a kernel, and the plot that shows it (Williams, Waterman and Patterson, CACM
-2009).
+"""The roofline: what bounds a kernel, and the plot that shows it (Williams, Waterman and Patterson, CACM 2009).
 
 Attainable operations a second are ``min(peak, intensity * bandwidth)``. A kernel near neither roof is bound
 by latency: dependencies, launch overhead, too little parallel work.

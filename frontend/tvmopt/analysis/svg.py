@@ -1,8 +1,7 @@
 """Plots as inline SVG, with nothing but the standard library - for the HTML reports of `bench` and `profile`.
 
-A :class:`Plot` is a pair of axes (linear or logarithmic) that draws lines, dots, bars and words, and
-renders to one ``<svg>`` element. Text takes the page's colour, so that a dark page works; :func:`page`
-makes a whole file.
+A :class:`Plot` is a pair of axes (linear or logarithmic) that draws lines, dots, bars and words, and renders to one
+``<svg>`` element. Text takes the page's colour, so that a dark page works; :func:`page` makes a whole file.
 """
 
 from __future__ import annotations

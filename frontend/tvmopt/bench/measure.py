@@ -4,10 +4,9 @@
     launch 2:  new processes, the same again
     ...        more launches while the verdict is open, until patience ends
 
-Every engine has two turns a round, one right after the other: the first follows another engine, the second
-follows itself. Where they differ, the engines disturb each other. Between turns the bench waits until the
-engine that has just run is quiet: onnxruntime's threads go on spinning after a run, and would take the next
-engine's cores.
+Every engine has two turns a round, one right after the other: the first follows another engine, the second follows
+itself. Where they differ, the engines disturb each other. Between turns the bench waits until the engine that has just
+run is quiet: onnxruntime's threads go on spinning after a run, and would take the next engine's cores.
 """
 
 from __future__ import annotations

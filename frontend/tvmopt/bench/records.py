@@ -69,8 +69,7 @@ class EngineResult:
         samples: single-call times in seconds, thinned to at most 4096.
         alone_ms: median of turns right after a turn of its own; `rotation` is its time after another engine's turn
             over that.
-        peak_mib: the process's peak memory while loading and running, `base_mib` before the engine was
-            imported.
+        peak_mib: the process's peak memory while loading and running, `base_mib` before the engine was imported.
         build_s, load_s: seconds to compile and to load.
         disturbed: turns thrown away.
         transfers_ms: host-to-device and device-to-host times, where there is a device.

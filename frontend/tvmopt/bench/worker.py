@@ -1,9 +1,8 @@
 """An engine's own process: loads one engine, then does what the bench asks over a pipe until told to quit.
 
-Engines disturb each other inside one process (thread pools spin, allocators and OpenMP runtimes collide), and
-one may crash; so each lives alone. Messages are pickled tuples ``(command, argument)`` and ``("ok",
-value)`` or ``("error", (kind, what, where, fix))`` on descriptors of their own: whatever an engine prints
-does no harm.
+Engines disturb each other inside one process (thread pools spin, allocators and OpenMP runtimes collide), and one may
+crash; so each lives alone. Messages are pickled tuples ``(command, argument)`` and ``("ok", value)`` or ``("error",
+(kind, what, where, fix))`` on descriptors of their own: whatever an engine prints does no harm.
 """
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ def command(
 ) -> None:
     """Compare engines, precisions, a compiled file or a second model with onnxruntime on the same inputs.
 
-    Exit code 3 where something differs. Then the first layer that leaves its tolerance is named, and the
-    pass, kernel,
+    Exit code 3 where something differs. Then the first layer that leaves its tolerance is named, and the pass, kernel,
     constant or precision to blame; a model of a few nodes that reproduces it is written.
     """
     from tvmopt.debug.compare import compare

@@ -34,8 +34,7 @@ NO_WINNERS = "no winners: nothing that was measured is faster than the analytic 
 
 @app.callback()
 def logs() -> None:
-    """What tuning found out, kept in one store; only records of exactly the compile's target are ever
-    used."""
+    """What tuning found out, kept in one store; only records of exactly the compile's target are ever used."""
 
 
 @app.command("list")
@@ -134,8 +133,7 @@ def merge(stores: Annotated[list[Path], typer.Argument(help="Other tuning stores
 
 @app.command("prune")
 def prune(store: StoreFile = None) -> None:
-    """Keep the best winner of each kernel only. What else was measured is forgotten, and will be measured
-    again."""
+    """Keep the best winner of each kernel only. What else was measured is forgotten, and will be measured again."""
     from tvmopt.tuning.logs import pruned
 
     with _open(store) as opened:

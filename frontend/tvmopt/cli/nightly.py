@@ -21,8 +21,7 @@ def command(
 ) -> None:
     """Tune, compile, verify and time each job; fail, and name the kernel, if something became slower.
 
-    Started again after a kill it goes on; started twice, the second refuses. Exit code 4: a regression or a
-    failure.
+    Started again after a kill it goes on; started twice, the second refuses. Exit code 4: a regression or a failure.
     """
     from tvmopt.errors import collect
     from tvmopt.nightly.plan import read_plan

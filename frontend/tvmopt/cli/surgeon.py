@@ -26,8 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 @app.callback()
 def surgeon() -> None:
-    """Operations on ONNX files: files are written whole or not at all; weights beside a model stay beside
-    it."""
+    """Operations on ONNX files: files are written whole or not at all; weights beside a model stay beside it."""
 
 
 @app.command()

@@ -1,5 +1,4 @@
-"""What is wrong, and where: `tvmopt compare` and `tvmopt surgeon` - for whoever has a model with wrong
-numbers.
+"""What is wrong, and where: `tvmopt compare` and `tvmopt surgeon` - for whoever has a model with wrong numbers.
 
 graph, files    ONNX graphs cut and saved; extract, fold, sanitize, reduce: the four operations of `surgeon`
 bench, layers   every tensor of a model as a reference runtime computes it, in files

@@ -1,5 +1,4 @@
-"""`tvmopt compare`: engines, precisions, artifacts and models on the same inputs - and where a difference
-begins.
+"""`tvmopt compare`: engines, precisions, artifacts and models on the same inputs - and where a difference begins.
 
 outputs     every row against the reference, by the one comparator
 layers      where an output differs, or on request: inner tensors, in graph order

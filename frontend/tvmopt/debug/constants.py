@@ -1,5 +1,4 @@
-"""The weights of an artifact against those its model compiles to - bit by bit, for `tvmopt compare M.onnx
-A.tvmopt`.
+"""The weights of an artifact against those its model compiles to - bit by bit, for `tvmopt compare M.onnx A.tvmopt`.
 
 Lowering the model again gives the same weights in the same order (that is how `refit` works), so a wrong
 constant is found exactly, whatever it does to the outputs.
@@ -139,8 +138,7 @@ def _readers(session: Session, label: str) -> dict[int, tuple[str, ...]]:
 def reproduce(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro | None:
     """The nodes as a model, and beside it its artifact with the wrong weights put in.
 
-    The piece is compiled; each of its weights that equals a right one of the whole is replaced by the wrong
-    one.
+    The piece is compiled; each of its weights that equals a right one of the whole is replaced by the wrong one.
     """
     best: Repro | None = None
     for count in range(len(inside), 0, -1):  # an activation behind a layer may hide what is wrong with it

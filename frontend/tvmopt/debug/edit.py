@@ -37,8 +37,7 @@ class Edited:
 
 
 def read(source: Any) -> tuple[onnx.ModelProto, bool]:
-    """A model with its data in memory and its nodes in order, and whether its file keeps weights beside
-    it."""
+    """A model with its data in memory and its nodes in order, and whether its file keeps weights beside it."""
     model = load(source)
     beside = isinstance(source, str | os.PathLike) and has_external(os.fspath(source))
     return model, beside

@@ -1,5 +1,4 @@
-"""Running one engine once, in its own process: what `compare` asks of onnxruntime, OpenVINO and the
-others."""
+"""Running one engine once, in its own process: what `compare` asks of onnxruntime, OpenVINO and the others."""
 
 from __future__ import annotations
 

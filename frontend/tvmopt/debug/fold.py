@@ -43,8 +43,7 @@ def fold(
     limit: int = GROWTH,
     output: str | Path,
 ) -> Edited:
-    """Write the model with its constant parts computed: shape arithmetic of known shapes, chains of
-    constants.
+    """Write the model with its constant parts computed: shape arithmetic of known shapes, chains of constants.
 
     Args:
         shape: shapes of open inputs; every Shape of a static tensor becomes a constant.

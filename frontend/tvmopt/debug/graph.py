@@ -36,8 +36,7 @@ def producers(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def skeleton(model: onnx.ModelProto, keep: int = -1) -> onnx.ModelProto:
-    """The model without its initialisers, but those of at most `keep` bytes; opsets, functions, everything
-    else."""
+    """The model without its initialisers, but those of at most `keep` bytes; opsets, functions, everything else."""
     slim = onnx.ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
     slim.producer_version, slim.domain, slim.model_version = (
         model.producer_version,

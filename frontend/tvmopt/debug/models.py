@@ -1,5 +1,4 @@
-"""Two ONNX models on the same inputs: constants that differ, the first layer that does, and its node cut
-out."""
+"""Two ONNX models on the same inputs: constants that differ, the first layer that does, and its node cut out."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ def _outputs(session: Session, theirs: Layers, expected: Mapping[str, Array], la
 
 
 def aligned(mine: Layers, theirs: Layers) -> dict[int, int] | None:
-    """Index of a node of the first model -> of the second, where both have the same operators in the same
-    order.
+    """Index of a node of the first model -> of the second, where both have the same operators in the same order.
 
     Tensors may then have other names. None: the graphs differ.
     """

@@ -5,9 +5,8 @@
     start                n3 n4            the latest start with which it fails
     single nodes         n3 n4            no node can be left out any more
 
-A piece is fed with the values that the reference computed at its borders, not with random ones: a failure
-that needs those values stays. A failure of another kind does not count, so the search cannot slide into
-another bug.
+A piece is fed with the values that the reference computed at its borders, not with random ones: a failure that needs
+those values stays. A failure of another kind does not count, so the search cannot slide into another bug.
 """
 
 from __future__ import annotations
@@ -154,8 +153,7 @@ def in_child(
 
 
 def always_fails(test: Command, folder: Path) -> str:
-    """A warning when the command fails even on a model of one Identity: then it finds nothing about this
-    model."""
+    """A warning when the command fails even on a model of one Identity: then it finds nothing about this model."""
     kind = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Identity", ["x"], ["y"])], "nothing", [kind("x", 1, [1])], [kind("y", 1, [1])]

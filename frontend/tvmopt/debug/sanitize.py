@@ -35,10 +35,9 @@ def sanitize(
 ) -> Edited:
     """Write the model cleaned up; what it computes stays the same.
 
-    Nodes in topological order and named, each name once; nodes and weights that no output needs removed;
-    Identity, Dropout of inference and Casts to the own type removed; initialisers no longer listed as inputs;
-    every tensor annotated with its inferred type. The graph's inputs stay, also unused ones: they are the
-    interface.
+    Nodes in topological order and named, each name once; nodes and weights that no output needs removed; Identity,
+    Dropout of inference and Casts to the own type removed; initialisers no longer listed as inputs; every tensor
+    annotated with its inferred type. The graph's inputs stay, also unused ones: they are the interface.
 
     Args:
         shape: shapes to give to open inputs.

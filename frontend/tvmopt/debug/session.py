@@ -160,8 +160,7 @@ class Session:
         return [o for n in self.layers.nodes for o in n.output if o]
 
     def nonfinite(self, known: bool) -> tuple[NonFinite, ...]:
-        """Nodes of the reference that make NaN or Inf out of finite inputs; looked for where layers are
-        known."""
+        """Nodes of the reference that make NaN or Inf out of finite inputs; looked for where layers are known."""
         if not known:
             return ()
         return nonfinite(self.layers)

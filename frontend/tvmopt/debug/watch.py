@@ -107,9 +107,8 @@ def trace(
 def judged(layers: Layers, found: Trace) -> Trace:
     """The trace with its first real difference.
 
-    A layer that differs while one that depends on it agrees was matched with the wrong tensor, or its error
-    does no
-    harm: it is not the first. (A convolution's kernel may leave its bias to the next one, for example.)
+    A layer that differs while one that depends on it agrees was matched with the wrong tensor, or its error does
+    no harm: it is not the first. (A convolution's kernel may leave its bias to the next one, for example.)
     """
     nodes = layers.nodes
     position = {layer.index for layer in found.layers if layer.status == "ok" and layer.comparison.spread > 0}

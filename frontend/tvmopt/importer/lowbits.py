@@ -46,9 +46,7 @@ SMALL_FLOATS: dict[int, SmallFloat] = {
     TensorProto.FLOAT6E2M3: SmallFloat(2, 3, 1, 0x1F, None, 0x20),
     TensorProto.FLOAT6E3M2: SmallFloat(3, 2, 3, 0x1F, None, 0x20),
 }
-"""From the standard's tables (docs/docs/technical/float8.md); the codes of NaN are those that ml_dtypes
-writes.
-"""
+"""From the standard's tables (docs/docs/technical/float8.md); the codes of NaN are those that ml_dtypes writes."""
 
 CODED = {*SMALL_FLOATS, TensorProto.FLOAT8E8M0}
 """Element types stored as codes in uint8."""

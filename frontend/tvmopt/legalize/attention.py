@@ -3,12 +3,9 @@
 For a strip of Q = nq*V queries of one head, all in vectors over the *queries*::
 
     Qt[d, i]   = scale * q[i, d]                    the strip, transposed: S*D moves a head in all
-    St[j, i]   = sum_d k[j, d] * Qt[d, i]           mk x nq register tiles: k is broadcast, nothing of K is
-                                                    repacked
-    m[i]       = max_j (St + mask);  St = exp(St - m);  l[i] = sum_j St    vertical: no sum across lanes
-    anywhere
-    o[i, d]    = (sum_j St[j, i] * v[j, d]) / l[i]  mo x no register tiles: St is the broadcast operand, as
-                                                    it lies
+    St[j, i]   = sum_d k[j, d] * Qt[d, i]           mk x nq register tiles: k is broadcast, nothing of K is repacked
+    m[i]       = max_j (St + mask);  St = exp(St - m);  l[i] = sum_j St    vertical: no sum across lanes anywhere
+    o[i, d]    = (sum_j St[j, i] * v[j, d]) / l[i]  mo x no register tiles: St is the broadcast operand, as it lies
 
 With the queries in the lanes softmax needs no horizontal step and both products read K and V in their own
 layout, [B, S, N, H]. With bfloat16 operands (`--precision bf16`) the kernel widens what it loads and rounds what it
@@ -294,9 +291,7 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
 
 
 def _bias(bb: relax.BlockBuilder, bias: Any, p: Plan) -> tuple[tuple[int, ...], Any, bool]:
-    """The mask's shape as the kernel reads it, the expression, and whether it is transposed to [.., Sk,
-    strips].
-    """
+    """The mask's shape as the kernel reads it, the expression, and whether it is transposed to [.., Sk, strips]."""
     shape = static_shape(bias) or ()
     if shape[2] == 1:
         return shape, bias, False

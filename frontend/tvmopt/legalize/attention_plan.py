@@ -1,6 +1,4 @@
-"""The sizes of an attention kernel - strips, register tiles, tasks - as arithmetic, for the kernel and its
-tests.
-"""
+"""The sizes of an attention kernel - strips, register tiles, tasks - as arithmetic, for the kernel and its tests."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ class Plan:
         lanes, registers: of the machine.
         scale: of the scores.
         offset: None, or a query i sees keys j <= i + offset.
-        bias: shape of the additive mask, each dimension full or 1, or None; a constant mask that differs by
-        query
+        bias: shape of the additive mask, each dimension full or 1, or None; a constant mask that differs by query
             comes transposed, `[B, N, Sk, Sq padded to strips]`.
         chunks: tasks a head, each a run of whole strips.
     """

@@ -1,10 +1,9 @@
 """Transcendental functions as short vector polynomials: for every kernel that computes an exp, tanh or log.
 
-LLVM has no vector maths library here: `llvm.exp.v16f32` becomes sixteen calls of libm's `expf`, 25 times
-slower than the memory that feeds it. :func:`install` registers float32 lowerings through TVM's own extension
-point (`register_intrin_lowering`, the last step before code generation), so schedules, fusion and records
-see a plain `T.exp(x)` and the machine sees a dozen vector instructions. Each builder takes any number of
-lanes.
+LLVM has no vector maths library here: `llvm.exp.v16f32` becomes sixteen calls of libm's `expf`, 25 times slower than
+the memory that feeds it. :func:`install` registers float32 lowerings through TVM's own extension point
+(`register_intrin_lowering`, the last step before code generation), so schedules, fusion and records see a plain
+`T.exp(x)` and the machine sees a dozen vector instructions. Each builder takes any number of lanes.
 
     function  method and source                                            ns/element  max error (ulp)
     exp       2^n * P7(r), r = x - n ln 2 (Cephes expf.c); no denormals    0.15 (1.35)  1.0

@@ -1,13 +1,10 @@
-"""Softmax, layer, RMS, group and instance norm, and sums, means and extrema of the last axes - as programs
-over rows.
+"""Softmax, layer, RMS, group and instance norm, and sums, means and extrema of the last axes - as programs over rows.
 
-    softmax       m = max x;  e = exp(x - m), s = sum e;  y = e / s                     3 passes over a row
-    in L1
+    softmax       m = max x;  e = exp(x - m), s = sum e;  y = e / s                     3 passes over a row in L1
     log_softmax   m = max x;  s = sum exp(x - m);         y = x - (m + log s)
     layer_norm    mu = sum x / C;  v = sum (x - mu)^2 / C;  y = (x - mu) / sqrt(v + eps) * gamma + beta
     rms_norm      y = x / sqrt(sum x^2 / C + eps) * gamma
-    group_norm    layer_norm over (channels of the group, pixels), gamma and beta by channel; instance: one
-                  channel
+    group_norm    layer_norm over (channels of the group, pixels), gamma and beta by channel; instance: one channel
 
 The variance is of centred values: E[x^2] - mu^2 cancels. Float32, static shapes; anything else is TVM's.
 Several reduced axes become one by a reshape, which is a view.

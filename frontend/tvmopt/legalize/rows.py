@@ -1,5 +1,4 @@
-"""Programs over one row of a tensor, in explicit vectors - for softmax, the norms and reductions of a last
-axis.
+"""Programs over one row of a tensor, in explicit vectors - for softmax, the norms and reductions of a last axis.
 
 A sum of floats is a chain: LLVM may not reorder it, and one addition every `fma_latency` cycles is 60 times
 slower than the row's bytes. So a reduction runs in `UNROLL` vectors of partial results, joined as a tree::
@@ -8,9 +7,8 @@ slower than the row's bytes. So a reduction runs in `UNROLL` vectors of partial 
     rest of whole vectors, then the last C mod V elements as one vector that overlaps its neighbour, masked
     acc[0] = combine(acc[0], ..., acc[U-1]);  halves of halves -> one number
 
-Plain elementwise loops over the row stay scalar in the program: LLVM vectorises those, tails included. The
-program is the body of one block per row, so schedules can run rows in parallel and put an epilogue behind
-each.
+Plain elementwise loops over the row stay scalar in the program: LLVM vectorises those, tails included. The program is
+the body of one block per row, so schedules can run rows in parallel and put an epilogue behind each.
 """
 
 from __future__ import annotations
@@ -30,9 +28,7 @@ UNROLL = 4
 NANOSECONDS = "tvmopt.nanoseconds"
 """The annotation of a block of rows whose work is not its bytes: one core's time for all rows, roughly."""
 INDEX = "int64"
-"""The type of indices that TVM's own legalizations use: FuseTIR refuses to join buffers of other shapes'
-types.
-"""
+"""The type of indices that TVM's own legalizations use: FuseTIR refuses to join buffers of other shapes' types."""
 
 
 def const_index(value: int) -> Expr:

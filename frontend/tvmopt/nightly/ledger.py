@@ -1,5 +1,4 @@
-"""The ledger of nightly runs: one line a job and night, and the test that says whether something became
-slower.
+"""The ledger of nightly runs: one line a job and night, and the test that says whether something became slower.
 
 figures   samples of the model's latency, and of each kernel inside the model; samples of a probe (a SHA-256 of 1 MB)
           taken in between, which only the machine can make slower
@@ -167,8 +166,7 @@ def changes(before: Entry, after: Entry, tolerance: float = TOLERANCE) -> list[C
 def compared(
     old: Sequence[float], new: Sequence[float], tolerance: float, machine: float
 ) -> tuple[float, float, float] | None:
-    """(ratio, low, high) of two sets of samples if they differ beyond noise; `machine`: how much slower it
-    became.
+    """(ratio, low, high) of two sets of samples if they differ beyond noise; `machine`: how much slower it became.
 
     >>> steady = [1 + i % 7 / 1000 for i in range(30)]
     >>> compared(steady, steady, 0.05, 1.0), compared(steady, [1.2 * s for s in steady], 0.05, 1.0)[0]

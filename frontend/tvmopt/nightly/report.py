@@ -1,5 +1,4 @@
-"""The morning after: a Markdown and an HTML report of one night, with the history of every model as a
-plot."""
+"""The morning after: a Markdown and an HTML report of one night, with the history of every model as a plot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """One night: tune, compile, verify and time each job of a plan; what became slower is in its entry.
 
-A lock keeps two nights apart; a night that was killed goes on where it stood when it is started again on the same
-date.
+A lock keeps two nights apart; a night that was killed goes on where it stood when it is started again on the same date.
 """
 
 from __future__ import annotations
@@ -105,8 +104,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def run_job(plan: Plan, job: Job, night: str, tell: Progress) -> Entry:
-    """Tune, compile and verify, time, compare with the last good night. A job that fails is an entry, not an
-    end."""
+    """Tune, compile and verify, time, compare with the last good night. A job that fails is an entry, not an end."""
     machine = Machine.load(job.target).with_threads(job.threads)
     entry = Entry(night, job.name, "ok", fingerprint(machine), versions=versions())
     try:

@@ -17,8 +17,7 @@ class CancelReshapes(Rewrite):
         a = R.reshape(x, (1, 64, 1, 1))              b = R.reshape(x, (1, 64))
         b = R.squeeze(a, axis=[2, 3])
 
-    Reshape, squeeze, expand_dims and flatten are one family; a permute_dims that moves only axes of size 1
-    joins it.
+    Reshape, squeeze, expand_dims and flatten are one family; a permute_dims that moves only axes of size 1 joins it.
 
     Applies when   the shapes are static.
     Declines when  1. a shape is not static (nothing is recorded: the reshape stays).

@@ -30,10 +30,8 @@ class FuseActivations(Rewrite):
 
     Applies when   the constants agree with the formula to 1e-3, relative.
     Declines when  1. the factors are those of GELU and the constants are not.
-    Gain           one polynomial in registers in place of 5 to 8 operators, where these would not have been
-                   fused.
-    Order          after EliminateIdentities: powers are products then, and constant divisions
-                   multiplications.
+    Gain           one polynomial in registers in place of 5 to 8 operators, where these would not have been fused.
+    Order          after EliminateIdentities: powers are products then, and constant divisions multiplications.
     """
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:

@@ -64,15 +64,13 @@ class FuseAttention(Rewrite):
     ``causal_mask="TopLeft"`` and is not read at all. torch's ``where(isnan(p), 0, p)`` around the
     probabilities goes where no row can be masked altogether. (Vaswani et al. 2017, section 3.2.1.)
 
-    Applies when   softmax is over the keys, q and k have 3 or 4 axes, and each mask broadcasts to [B, N, Sq,
-                   Sk].
+    Applies when   softmax is over the keys, q and k have 3 or 4 axes, and each mask broadcasts to [B, N, Sq, Sk].
     Declines when  1. the scores are used elsewhere too
                    2. softmax's argument is no product, or q and k do not have 3 or 4 axes
                    3. a mask does not broadcast to the scores
     Gain           the [B, N, Sq, Sk] scores and probabilities never leave the cache; 4 transposes go.
-    Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the
-                   transposes of q, k and v next to the product; PropagateTransposes again after it, to cancel
-                   them.
+    Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the transposes of q,
+                   k and v next to the product; PropagateTransposes again after it, to cancel them.
     """
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:

@@ -36,9 +36,8 @@ class FusePad(Rewrite):
     Applies when   the pad is constant, of the image's axes only, and of the value that the operator pads
                    with: zero for convolutions, minus infinity for a maximum, zero that is counted for an
                    average.
-    Declines when  1. the value is another one   2. batch or channels are padded   3. padding is negative (a
-                      crop)
-                   4. the average does not count its padding
+    Declines when  1. the value is another one   2. batch or channels are padded
+                   3. padding is negative (a crop)   4. the average does not count its padding
     Gain           a read and a write of the image.
     Order          before ConvertConv1d and ConvertLayout; after EliminateIdentities, which drops empty pads.
     """

@@ -5,12 +5,10 @@
         a = R.call_tir(conv, (x, const))               a = R.call_tir(conv, (x, w0))
         b = R.call_tir(dense, (a, const_2))            b = R.call_tir(dense, (a, w1))
 
-Applies when   a constant has more than one element. The order is that of first use; one constant used twice
-is one
+Applies when   a constant has more than one element. The order is that of first use; one constant used twice is one
                parameter. Equal bytes do not make two constants one: with other weights they would differ.
 Declines when  1. the constant is a scalar: kernels have it as an immediate or cost nothing by it
-Gain           the library holds code only: weights load aligned into huge pages, can be left out, and be
-exchanged
+Gain           the library holds code only: weights load aligned into huge pages, can be left out, and be exchanged
                (`tvmopt refit`) without code generation.
 
 It runs last, on the scheduled module: every earlier pass wants to see constants.

@@ -34,10 +34,8 @@ class PropagateReshapes(Rewrite):
     activation keeps the two apart. Where the chain above starts from a reshape that regroups the last axis
     too (the heads of attention), the one below moves up to it instead.
 
-    Applies when   the reshape keeps the last axis, and every other operand is constant along the regrouped
-                   axes.
-    Declines when  1. another operand varies along the regrouped axes (nothing is recorded: the reshape is a
-                      view).
+    Applies when   the reshape keeps the last axis, and every other operand is constant along the regrouped axes.
+    Declines when  1. another operand varies along the regrouped axes (nothing is recorded: the reshape is a view).
     Gain           fusion of epilogues: a read and a write of the GEMM's result.
     Order          before CancelReshapes, which removes the pairs that meet.
     """

@@ -1,8 +1,7 @@
 """The artifact `model.tvmopt`: write it, read it, check it - one file with manifest, library and weights.
 
-Reading needs no TVM. Weights are read into anonymous memory (huge pages where the system has them: a matrix
-of many megabytes in 4 KiB pages costs a TLB miss a row) or, on request, mapped from the file and shared
-between processes.
+Reading needs no TVM. Weights are read into anonymous memory (huge pages where the system has them: a matrix of many
+megabytes in 4 KiB pages costs a TLB miss a row) or, on request, mapped from the file and shared between processes.
 """
 
 from __future__ import annotations
@@ -191,9 +190,7 @@ def _check_parts(manifest: Manifest, parts: dict[str, tuple[int, int]], where: s
 
 
 def _memory(file: Any, offset: int, size: int, *, mapped: bool) -> Array:
-    """The weights' bytes, 64-byte aligned and writable (DLPack requires it) without ever reaching the
-    file.
-    """
+    """The weights' bytes, 64-byte aligned and writable (DLPack requires it) without ever reaching the file."""
     if size == 0:
         return np.empty(0, np.uint8)
     if mapped and offset % ALIGNMENT == 0:

@@ -1,9 +1,8 @@
 """The file an artifact is: a plain, uncompressed zip with aligned members and the same bytes every time.
 
-Any zip tool can list it. Members are stored, dated 1980-01-01 and start at multiples of 4096 bytes (padding
-in the local header's extra field, as Android's zipalign does it), so that weights can be mapped into memory
-as they lie. Reading trusts nothing: member names are never used as paths, and offsets and sizes must lie
-inside the file.
+Any zip tool can list it. Members are stored, dated 1980-01-01 and start at multiples of 4096 bytes (padding in the
+local header's extra field, as Android's zipalign does it), so that weights can be mapped into memory as they lie.
+Reading trusts nothing: member names are never used as paths, and offsets and sizes must lie inside the file.
 """
 
 from __future__ import annotations

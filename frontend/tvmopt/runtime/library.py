@@ -1,5 +1,4 @@
-"""TVM's runtime library, its threads, and loading a compiled library - without TVM's 260 MB compiler, for
-`Model`.
+"""TVM's runtime library, its threads, and loading a compiled library - without TVM's 260 MB compiler, for `Model`.
 
 `import tvm` is not used: it loads the compiler and takes a second or two. `tvm_ffi` finds and loads the small
 `libtvm_runtime.so` by itself, and a later `import tvm` in the same process finds it already there.
@@ -31,9 +30,8 @@ _ENVIRONMENT = threading.Lock()
 def ffi() -> Any:
     """The `tvm_ffi` module, with TVM's runtime libraries loaded.
 
-    tvm_ffi imports torch first when it is installed, against a symbol clash seen on Windows only; that costs
-    a
-    second, so on Linux it is told there is none (unless torch is loaded already).
+    tvm_ffi imports torch first when it is installed, against a symbol clash seen on Windows only; that costs a second,
+    so on Linux it is told there is none (unless torch is loaded already).
     """
     with _without("torch") if sys.platform == "linux" and "tvm_ffi" not in sys.modules else nullcontext():
         import tvm_ffi
@@ -55,9 +53,7 @@ def ffi() -> Any:
 
 @cache
 def cuda_available() -> bool:
-    """Whether TVM's CUDA runtime loads and sees a device (a driver and libcudart must be on the loader's
-    path).
-    """
+    """Whether TVM's CUDA runtime loads and sees a device (a driver and libcudart must be on the loader's path)."""
     from tvm_ffi.libinfo import load_lib_ctypes
 
     module = ffi()
@@ -105,9 +101,7 @@ def _without(module: str) -> Iterator[None]:
 
 
 def default_threads(wanted: int) -> int:
-    """Threads to run with: TVM_NUM_THREADS if set, else `wanted` (the target's cores), at most the cores we
-    may use.
-    """
+    """Threads to run with: TVM_NUM_THREADS if set, else `wanted` (the target's cores), at most the cores we may use."""
     text = os.environ.get("TVM_NUM_THREADS", "")
     if not text:
         return int(max(1, min(wanted, usable_cores())))
@@ -193,9 +187,7 @@ def _temporary_folders() -> list[str]:
 
 
 class Session:
-    """One TVM virtual machine over a library. Never share one between threads: its registers would be
-    corrupted.
-    """
+    """One TVM virtual machine over a library. Never share one between threads: its registers would be corrupted."""
 
     def __init__(self, library: Any, *, cuda: bool = False) -> None:
         self.module = library["vm_load_executable"]()
@@ -204,7 +196,5 @@ class Session:
         self.main: Callable[..., Any] = self.module["main"]
 
     def set_instrument(self, instrument: Callable[..., int] | None) -> None:
-        """Call `instrument(function, symbol, before, result, *arguments)` around every kernel; None stops
-        it.
-        """
+        """Call `instrument(function, symbol, before, result, *arguments)` around every kernel; None stops it."""
         self.module["set_instrument"](instrument)

@@ -129,9 +129,7 @@ class Manifest:
 
 
 def _parse(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`: a dataclass, tuple[X, ...], dict[str, X] or a plain type, checked all the way
-    down.
-    """
+    """`value` as `kind`: a dataclass, tuple[X, ...], dict[str, X] or a plain type, checked all the way down."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value

@@ -1,5 +1,4 @@
-"""A loaded model: call it with NumPy arrays or anything that speaks DLPack - from as many threads as you
-like.
+"""A loaded model: call it with NumPy arrays or anything that speaks DLPack - from as many threads as you like.
 
     model = tvmopt.load("resnet50.tvmopt")
     y = model(x)                              # one output: an array; several: a tuple
@@ -41,9 +40,7 @@ from tvmopt.runtime.timing import Timing, measure
 
 @dataclass
 class _Local:
-    """What one thread owns: a virtual machine, staging buffers, and which outputs share memory that is not
-    theirs.
-    """
+    """What one thread owns: a virtual machine, staging buffers, and which outputs share memory that is not theirs."""
 
     session: Session
     staging: list[Array | None]
@@ -58,8 +55,7 @@ class Model:
     Args:
         artifact: from :func:`tvmopt.runtime.artifact.read` or a compile.
         threads: TVM threads a call; default: TVM_NUM_THREADS, else what the artifact was compiled for, at
-            most the
-            cores this process may use.
+            most the cores this process may use.
 
     Raises:
         ArtifactError: its weights were stripped, it needs instructions or a GPU that are not here, or it is
@@ -222,9 +218,7 @@ class Model:
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
 
     def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
-        """Outputs that lie in an input or a weight (a model can return either): they must be copied every
-        time.
-        """
+        """Outputs that lie in an input or a weight (a model can return either): they must be copied every time."""
         foreign = [(t.data_ptr(), t.data_ptr() + max(1, i.nbytes)) for t, i in zip(tensors, self._inputs, strict=True)]
         foreign += [(address(w), address(w) + max(1, w.nbytes)) for w in self._arrays]
         shared = []
@@ -274,9 +268,7 @@ class Model:
         return [feeds[name] for name in self._names]
 
     def _convert(self, values: Sequence[Any], index: int) -> Array:
-        """An array of the right dtype and shape out of what is not one; or every problem of these inputs at
-        once.
-        """
+        """An array of the right dtype and shape out of what is not one; or every problem of these inputs at once."""
         array = _as_array(values[index], self._inputs[index])
         if not isinstance(array, InputError):
             return array
@@ -301,9 +293,7 @@ def load(path: str | Path, *, threads: int | None = None, mapped: bool = False, 
 
 
 def _as_array(value: Any, info: TensorInfo) -> Array | InputError:
-    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the
-    exception.
-    """
+    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception."""
     where = f"input {info}"
     try:
         if isinstance(value, np.ndarray | np.generic):

@@ -1,6 +1,4 @@
-"""Latencies of repeated calls, and their summary - for `Model.time`, `tvmopt run --print-time` and the
-benchmarks.
-"""
+"""Latencies of repeated calls, and their summary - for `Model.time`, `tvmopt run --print-time` and the benchmarks."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Timing:
-    """Latency in milliseconds over `n` calls after `warmup` more; `throughput` in calls a second (back to
-    back).
-    """
+    """Latency in milliseconds over `n` calls after `warmup` more; `throughput` in calls a second (back to back)."""
 
     n: int
     warmup: int

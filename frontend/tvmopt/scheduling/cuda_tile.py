@@ -8,8 +8,7 @@ steps ahead. Per block, in cycles of one SM (the terms overlap, so the longest c
     latency  L2_LATENCY / (stages - 1)          a block waits for its own copies; blocks on an SM overlap
 
     blocks  = ceil(m/bm) * ceil(n/bn) * batch * splits;   waves = ceil(blocks / SMs)
-    time    = the longer of waves * steps * max(tensor, L2) and rounds * steps * latency, a tenth of the
-            shorter, edges
+    time    = the longer of waves * steps * max(tensor, L2) and rounds * steps * latency, a tenth of the shorter, edges
 
 For the legalizers, which split K, and for the families of `schedules/cuda`.
 """

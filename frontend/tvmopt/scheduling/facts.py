@@ -79,9 +79,7 @@ class BlockFacts:
         return sum(n for name, n in self.calls.items() if name in TRANSCENDENTAL)
 
     def nanoseconds(self, lanes: int, ghz: float) -> float:
-        """Rough time of one core, data in L2: a vector operation half a cycle, a transcendental 13
-        (measured: exp).
-        """
+        """Rough time of one core, data in L2: a vector operation half a cycle, a transcendental 13 (measured: exp)."""
         memory = sum(itemsize(a.buffer) for a in (*self.loads, *([self.store] if self.store else []))) / 32
         cycles = (0.5 * self.operations + 13 * self.transcendental) / lanes
         return self.elements * max(cycles, memory) / ghz

@@ -53,11 +53,9 @@ _OPERATORS: dict[str, Any] = {
 
 
 def step(access: Access, variables: Sequence[Any], extents: Sequence[int], first: int) -> int | None:
-    """By how many elements an access moves when the fused axes `first:` advance by one; None where that
-    varies.
+    """By how many elements an access moves when the fused axes `first:` advance by one; None where that varies.
 
-    Sampled at some twenty points spread over the iteration space, and on both sides of every carry of the
-    fused axes.
+    Sampled at some twenty points spread over the iteration space, and on both sides of every carry of the fused axes.
     """
     inner = math.prod(extents[first:])
     strides = _strides(access.buffer)
@@ -91,8 +89,7 @@ def _strides(buffer: Any) -> list[int]:
 
 
 def contiguous_suffix(block: BlockFacts) -> int:
-    """The first of the trailing axes that can be fused into one loop in which every access is contiguous or
-    constant.
+    """The first of the trailing axes that can be fused into one loop in which every access is contiguous or constant.
 
     Equals ``len(extents)`` where even the last axis alone is not (a transpose, a gather along it).
     """
@@ -122,9 +119,7 @@ def vector_axis(here: BlockFacts, spatial: list[int]) -> int | None:
 
 
 def last_axis_contiguous(block: BlockFacts) -> bool:
-    """Every access is contiguous or constant along the block's last axis (no transpose, gather or stride
-    there).
-    """
+    """Every access is contiguous or constant along the block's last axis (no transpose, gather or stride there)."""
     last = next((v for v, e in zip(reversed(block.variables), reversed(block.extents), strict=True) if e > 1), None)
     if last is None:
         return True

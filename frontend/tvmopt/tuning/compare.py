@@ -1,9 +1,7 @@
-"""The last judge of a record is the model: each tuned kernel inside the running model, then the model as a
-whole.
+"""The last judge of a record is the model: each tuned kernel inside the running model, then the model as a whole.
 
-Candidates compete there (inside.py); what won is run once more, in turn with the untuned model and with every
-kernel timed. A record whose kernels do not take less time there is withdrawn, and what stays is compared end to
-end.
+Candidates compete there (inside.py); what won is run once more, in turn with the untuned model and with every kernel
+timed. A record whose kernels do not take less time there is withdrawn, and what stays is compared end to end.
 """
 
 from __future__ import annotations

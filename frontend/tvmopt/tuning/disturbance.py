@@ -21,10 +21,8 @@ SLACK = 2e-6
 
 
 class RunDelay:
-    """Seconds that the threads of this process waited for a core, from /proc/self/task/*/schedstat (second
-    field,
-    nanoseconds; Linux, Documentation/scheduler/sched-stats.rst). Elsewhere always 0: nothing is known to be
-    disturbed.
+    """Seconds that the threads of this process waited for a core, from /proc/self/task/*/schedstat (second field,
+    nanoseconds; Linux, Documentation/scheduler/sched-stats.rst). Elsewhere always 0: nothing is known to be disturbed.
 
     Threads are looked up when it is made: make it after the pool has started.
     """

@@ -1,5 +1,4 @@
-"""`tvmopt.tune`: from an ONNX model to records in the store, and the proof that they made the model
-faster."""
+"""`tvmopt.tune`: from an ONNX model to records in the store, and the proof that they made the model faster."""
 
 from __future__ import annotations
 
@@ -183,8 +182,7 @@ def cpu_threads(machine: Machine) -> int:
 
 
 def onnxruntime_seconds(model: str | Path, shape: Mapping[str, Sequence[int]], threads: int, runs: int = 15) -> float:
-    """Median of one inference in onnxruntime, for orientation: not in turn with anything; 0 if it cannot run
-    it."""
+    """Median of one inference in onnxruntime, for orientation: not in turn with anything; 0 if it cannot run it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,5 +1,4 @@
-"""What a worker is told: the kernel, and how hard to measure - plain data, no TVM, for both sides of the
-socket."""
+"""What a worker is told: the kernel, and how hard to measure - plain data, no TVM, for both sides of the socket."""
 
 from __future__ import annotations
 
@@ -42,10 +41,8 @@ class Effort:
         least, most: samples. confidence: stop when the 95 % interval of the median is within this share of
             it.
         seconds: of one candidate, at most.
-        flush: where the weights are before each sample: "memory", "l3" (out of each core's own caches), or
-            "no" flush.
-        give_up: once `least` samples show more than this many times the analytic schedule's time, it does
-            not win.
+        flush: where the weights are before each sample: "memory", "l3" (out of each core's own caches), or "no" flush.
+        give_up: once `least` samples show more than this many times the analytic schedule's time, it does not win.
         rounds: pairs of a final.
     """
 

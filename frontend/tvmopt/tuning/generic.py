@@ -21,8 +21,7 @@ FAILED = 1e10
 
 
 def without_intrinsics() -> None:
-    """Keep TVM from parsing 91 CUDA intrinsics (16 to 24 s) for a search on CPUs. Only in a worker for this
-    alone."""
+    """Keep TVM from parsing 91 CUDA intrinsics (16 to 24 s) for a search on CPUs. Only in a worker for this alone."""
     for name in ("cuda", "rocm", "hexagon", "arm_cpu", "riscv_cpu"):
         sys.modules.setdefault(f"tvm.s_tir.tensor_intrin.{name}", types.ModuleType(name))
 

@@ -90,8 +90,7 @@ def profiles(instances: Sequence[Instance], rounds: int = 40, seconds: float = 2
 def interleaved(
     calls: Sequence[Callable[[], Any]], rounds: int = 100, seconds: float = 20.0
 ) -> list[tuple[float, float]]:
-    """Times of two functions in turn, the order swapped every round; until `rounds` undisturbed pairs, or
-    `seconds`.
+    """Times of two functions in turn, the order swapped every round; until `rounds` undisturbed pairs, or `seconds`.
 
     A time is the median of three calls: after the other's turn, the first finds the other's data in the
     caches. Where undisturbed pairs are too few, all are returned: the machine is what it is.

@@ -116,8 +116,7 @@ class Bench:
         return outputs
 
     def check(self, ident: str) -> tuple[bool, str, str]:
-        """(right, digest, what is wrong) of a built candidate's output. Outputs are poisoned before the
-        call."""
+        """(right, digest, what is wrong) of a built candidate's output. Outputs are poisoned before the call."""
         self._load()
         outputs = self._empty_outputs()
         self.built[ident](*self._inputs, *outputs)
@@ -170,8 +169,7 @@ class Bench:
     # -- time --------------------------------------------------------------------------------------
 
     def measure(self, ident: str, effort: Effort) -> tuple[list[float], float]:
-        """(seconds of single calls, lower quartile of the analytic schedule's in between), until the median
-        is known
+        """(seconds of single calls, lower quartile of the analytic schedule's in between), until the median is known
         well enough or the time is up."""
         base = Candidate(self.kernel.analytic)
         if base.id not in self.built:
@@ -224,9 +222,8 @@ Sample = Callable[[], "tuple[float, bool]"]
 
 
 def sampled(call: Sample, other: Sample, effort: Effort) -> tuple[list[float], float]:
-    """(samples of `call`, lower quartile of `other`'s in between). Disturbed ones count only if there are
-    too few
-    clean ones: a screening is not a final."""
+    """(samples of `call`, lower quartile of `other`'s in between). Disturbed ones count only if there are too few clean
+    ones: a screening is not a final."""
     call(), other()
     pairs, clean = list[tuple[float, float]](), list[tuple[float, float]]()
     end = time.perf_counter() + effort.seconds
@@ -247,8 +244,7 @@ def sampled(call: Sample, other: Sample, effort: Effort) -> tuple[list[float], f
 
 
 def taken_in_turn(first: Sample, second: Sample, rounds: int, seconds: float = 8.0) -> list[tuple[float, float]]:
-    """Up to `rounds` pairs, both samples clean, the order of each drawn; fewer where the machine is too
-    busy."""
+    """Up to `rounds` pairs, both samples clean, the order of each drawn; fewer where the machine is too busy."""
     first(), second()
     draw = random.Random(SEED)
     pairs: list[tuple[float, float]] = []

@@ -1,10 +1,7 @@
-"""Measuring candidates: warm isolated workers, a bounded wait for each answer - the tuner's side of
-`worker.py`.
+"""Measuring candidates: warm isolated workers, a bounded wait for each answer - the tuner's side of `worker.py`.
 
-Builds run in all workers at once; measurements one at a time, alone on the machine as far as the tuner is
-concerned.
-A worker that dies or hangs while it works on a candidate is replaced, and the candidate recorded as what
-killed it.
+Builds run in all workers at once; measurements one at a time, alone on the machine as far as the tuner is concerned. A
+worker that dies or hangs while it works on a candidate is replaced, and the candidate recorded as what killed it.
 """
 
 from __future__ import annotations
@@ -61,8 +58,7 @@ class Runner(Protocol):
         """
 
     def measure(self, task: Task, candidates: Sequence[Candidate], best: float) -> Iterator[Measurement]:
-        """Each candidate's measurement as soon as it is finished. `best`: the best score so far, 1 at
-        first."""
+        """Each candidate's measurement as soon as it is finished. `best`: the best score so far, 1 at first."""
 
     def duel(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
         """Both in turn, many times, after both outputs were compared again; None if either cannot run.
@@ -306,8 +302,7 @@ class LocalRunner:
         return Measurement(built.candidate, status, tuple(samples), digest, note, cost, baseline)
 
     def _call(self, slot: int, task: Task, verb: str, *arguments: Any, timeout: float) -> tuple[str, Any]:
-        """One request about a task to the worker of a slot, which is forked and told of the task if need
-        be."""
+        """One request about a task to the worker of a slot, which is forked and told of the task if need be."""
         worker = self._team[slot]
         if worker is None:
             worker = self._team[slot] = self._nursery.fork()

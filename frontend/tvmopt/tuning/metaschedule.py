@@ -1,5 +1,4 @@
-"""MetaSchedule's databases and ours: import and export of its JSON files, and the store behind its Python
-interface.
+"""MetaSchedule's databases and ours: import and export of its JSON files, and the store behind its Python interface.
 
 A record of a MetaSchedule database is a trace on a workload, with times that nobody compared with anything: it
 comes in as measured, without a verdict, and `compile` uses it once `tvmopt tune` has seen it win a final.
@@ -119,8 +118,7 @@ def databases(folder: Path) -> list[Path]:
 
 
 def export_database(store: Store, folder: Path, *, target: str = "") -> dict[Path, int]:
-    """Write one MetaSchedule work directory a target: traces of the knobs, one record a measured
-    candidate."""
+    """Write one MetaSchedule work directory a target: traces of the knobs, one record a measured candidate."""
     written = {}
     for name in sorted({r.key.target for r in store.records(target=target)}):
         path = folder / Path(log_name(name)).stem
@@ -195,9 +193,8 @@ def _tvm_target(target: str) -> Any:
 
 @derived_object
 class StoreDatabase(ms.database.PyDatabase):  # type: ignore[misc]  # TVM has no types
-    """A store as `ms.database.Database`, for one machine: what is committed is kept at once, what is asked
-    for is
-    this machine's alone (TVM's own databases ignore the target of a query)."""
+    """A store as `ms.database.Database`, for one machine: what is committed is kept at once, what is asked for is this
+    machine's alone (TVM's own databases ignore the target of a query)."""
 
     def __init__(self, store: Store, machine: Machine) -> None:
         super().__init__()

@@ -1,13 +1,10 @@
 """Which candidates to measure next: evolution over a family's knobs, guided by an XGBoost model of the score.
 
 first       the analytic point
-then        a few points drawn evenly, then those the model likes best among a population: the fittest
-            measured
-            points, their mutations (one knob) and crossovers, and strangers; a share is always drawn blindly
-the model   log(score) from the logarithms of knobs and shape; one model a family for all its tasks, because
-            a tile
-            that suits one convolution suits the next; fitted anew from the records, so a resumed run
-            continues it
+then        a few points drawn evenly, then those the model likes best among a population: the fittest measured points,
+            their mutations (one knob) and crossovers, and strangers; a share is always drawn blindly
+the model   log(score) from the logarithms of knobs and shape; one model a family for all its tasks, because a tile that
+            suits one convolution suits the next; fitted anew from the records, so a resumed run continues it
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ PROMISING = 0.985
 WAIT = 0.2
 """Seconds after which a task that another tuner works on is looked at again."""
 FINALISTS = 3
-"""Candidates of a task that go to finals without a win, per batch: screening under noise makes many
-promises."""
+"""Candidates of a task that go to finals without a win, per batch: screening under noise makes many promises."""
 
 
 PAIRS = 15
@@ -187,8 +186,7 @@ class Tuner:
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the budget is spent or nothing is left to measure. Ctrl-C, too, leaves everything in the
-        store."""
+        """Until the budget is spent or nothing is left to measure. Ctrl-C, too, leaves everything in the store."""
         if self.observer:
             self.observer.started(self)
         try:
@@ -283,8 +281,7 @@ class Tuner:
             self.observer.measured(self, state, record)
 
     def _finals(self, state: State) -> None:
-        """The most promising candidates without a verdict meet the analytic schedule, until one does not
-        win."""
+        """The most promising candidates without a verdict meet the analytic schedule, until one does not win."""
         for _ in range(FINALISTS):
             open_ = [
                 r for r in state.records.values()

@@ -34,8 +34,7 @@ def median(values: Sequence[float]) -> float:
 def median_ranks(n: int, level: float = 0.95) -> tuple[int, int]:
     """Zero-based order statistics that enclose the median with probability `level` at least.
 
-    The number of samples below the median is binomial(n, 1/2), whatever the distribution (David and
-    Nagaraja, Order
+    The number of samples below the median is binomial(n, 1/2), whatever the distribution (David and Nagaraja, Order
     Statistics, 7.1). With fewer than 6 samples: the extremes.
 
     >>> median_ranks(7), median_ranks(20), median_ranks(4)
@@ -67,11 +66,9 @@ def settled(samples: Sequence[float], share: float) -> bool:
 def verdict(pairs: Sequence[tuple[float, float]], margin: float = MARGIN) -> Verdict:
     """The outcome of a final: `pairs` of (analytic, candidate) times taken in turn.
 
-    The candidate wins if the median of the paired ratios is below 1 - margin with its whole bootstrap
-    interval below
-    1, and the Mann-Whitney test agrees (p < 0.01). A busy neighbour meets both of a pair alike, and cannot
-    decide.
-    A tie of medians in short bursts cannot either: the lower quartiles must agree, where bursts hardly reach.
+    The candidate wins if the median of the paired ratios is below 1 - margin with its whole bootstrap interval below 1,
+    and the Mann-Whitney test agrees (p < 0.01). A busy neighbour meets both of a pair alike, and cannot decide. A tie
+    of medians in short bursts cannot either: the lower quartiles must agree, where bursts hardly reach.
 
     >>> verdict([(1.0 + i % 3 / 100, 0.9 + i % 5 / 100) for i in range(30)]).won
     True

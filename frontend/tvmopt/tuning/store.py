@@ -224,8 +224,7 @@ class Store:
     # -- claims ------------------------------------------------------------------------------------
 
     def claim(self, key: Key, candidates: Sequence[Candidate], clock: float) -> list[Candidate]:
-        """Those of `candidates` that are ours to measure now: not yet measured, not being measured by
-        another.
+        """Those of `candidates` that are ours to measure now: not yet measured, not being measured by another.
 
         Args:
             clock: the time in seconds, `time.time()`.
@@ -283,8 +282,7 @@ class Store:
     # -- workloads ---------------------------------------------------------------------------------
 
     def put_workload(self, digest: str, module: str) -> None:
-        """Keep a workload's IR (TVM's JSON), so that records can be verified and exported without the
-        model."""
+        """Keep a workload's IR (TVM's JSON), so that records can be verified and exported without the model."""
         with self._transaction():
             self._db.execute("INSERT OR IGNORE INTO workload VALUES(?,?)", (digest, zlib.compress(module.encode())))
 

@@ -1,5 +1,4 @@
-"""Tasks: the kernels that `compile` would build, each once, weighted by what they cost - for `tvmopt
-tune`."""
+"""Tasks: the kernels that `compile` would build, each once, weighted by what they cost - for `tvmopt tune`."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class Task:
 def extract(lowered: Lowered, machine: Machine) -> list[Task]:
     """The tasks of a lowered module, the most expensive first. Kernels with nothing to choose are left out.
 
-    The estimate of a kernel's time, until it is measured, is its floor, and twice that where no family
-    claims it.
+    The estimate of a kernel's time, until it is measured, is its floor, and twice that where no family claims it.
     """
     from tvmopt.scheduling.discover import families
     from tvmopt.scheduling.normalize import normalize

@@ -16,8 +16,7 @@ from tvmopt.tuning.store import Store
 
 @dataclass(frozen=True)
 class Check:
-    """One record checked. `verdict`: "right", "wrong", "broken" (it no longer builds), "stale" or "not
-    checked"."""
+    """One record checked. `verdict`: "right", "wrong", "broken" (it no longer builds), "stale" or "not checked"."""
 
     workload: str
     family: str

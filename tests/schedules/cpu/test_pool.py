@@ -1,6 +1,4 @@
-"""Pooling against a plain definition: odd channels, strides, dilation, borders, ceil_mode, both ways of
-counting.
-"""
+"""Pooling against a plain definition: odd channels, strides, dilation, borders, ceil_mode, both ways of counting."""
 
 from __future__ import annotations
 

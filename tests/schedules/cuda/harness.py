@@ -37,8 +37,7 @@ def scheduled(
     machine: str = "nvidia-h100",
     knobs: Mapping[str, int] | None = None,
 ) -> tuple[Any, dict[str, Scheduled], Machine]:
-    """The scheduled module of `build(bb, *vars)`; `knobs` replace a family's own where they have the same
-    names."""
+    """The scheduled module of `build(bb, *vars)`; `knobs` replace a family's own where they have the same names."""
     target = Machine.load(machine)
 
     def lookup(func: Any, family: Any, shape: Any) -> dict[str, int] | None:

@@ -82,8 +82,7 @@ def test_two_activations(left: int, right: int, m: int, n: int, k: int, dtype: s
 
 
 def test_an_epilogue_that_moves_columns_apart() -> None:
-    """Heads split off behind the product: 16 bytes a store where a run stays in a head, single elements
-    else."""
+    """Heads split off behind the product: 16 bytes a store where a run stays in a head, single elements else."""
     for head in (16, 6):
         x, w = array((20, 32), "float16"), array((32, 48), "float16", 0.2, 1)
 

@@ -1,8 +1,7 @@
 """TensorRT as an engine: 8.6 and 10 with builder flags, 11 with strongly typed networks.
 
-Precision is read back from the built engine, layer by layer, and stands in the row: what was allowed and
-what was used differ often. The engine file is a plan; a timing cache beside it makes the next build quick
-and repeatable.
+Precision is read back from the built engine, layer by layer, and stands in the row: what was allowed and what was used
+differ often. The engine file is a plan; a timing cache beside it makes the next build quick and repeatable.
 """
 
 from __future__ import annotations

@@ -38,9 +38,7 @@ def repeat_heads(b: Build, x: Any, times: int) -> Any:
 
 
 def _allowed(queries: int, keys: int, causal: bool, left: int, right: int, offset: int) -> Any:
-    """Which key a query may see, ``bool[q, k]``: causal and window masks, query i standing at ``i +
-    offset``.
-    """
+    """Which key a query may see, ``bool[q, k]``: causal and window masks, query i standing at ``i + offset``."""
     distance = np.arange(queries)[:, None] + offset - np.arange(keys)[None, :]
     allowed = np.ones((queries, keys), bool)
     if causal:
@@ -78,9 +76,7 @@ def _bias(
     past: int,
     dtype: str,
 ) -> Any:
-    """The additive mask (0 or -inf, plus what attn_mask adds), broadcastable to [B, H, q, k]; None if there
-    is none.
-    """
+    """The additive mask (0 or -inf, plus what attn_mask adds), broadcastable to [B, H, q, k]; None if there is none."""
     queries, keys = shape
     causal = bool(attrs.get("is_causal", 0))
     left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
@@ -174,9 +170,7 @@ def _guard(b: Build, ctx: Context, weights: Any, bias: Any) -> Any:
 
 
 def rotate(b: Build, x: Any, cos: Any, sin: Any, dim: int, interleaved: bool) -> Any:
-    """Rotate the first `dim` of the last axis of x [B, S, H, D] by angles whose cos and sin are [B, S, 1,
-    dim/2].
-    """
+    """Rotate the first `dim` of the last axis of x [B, S, H, D] by angles whose cos and sin are [B, S, 1, dim/2]."""
     last, depth = 3, shape_of(x)[3]
     turned, kept = b.slice(x, last, 0, dim), b.slice(x, last, dim, depth) if dim < depth else None
     if interleaved:
@@ -290,9 +284,7 @@ def tensor_scatter(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
 
 
 def causal_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """CausalConvWithState: depthwise Conv1d over the past k-1 positions and the input, then an optional
-    SiLU.
-    """
+    """CausalConvWithState: depthwise Conv1d over the past k-1 positions and the input, then an optional SiLU."""
     b = Build(bb, ctx.name)
     x, weight, bias, past = inputs[0], inputs[1], inputs[2], inputs[3]
     batch, channels, _ = shape_of(x)

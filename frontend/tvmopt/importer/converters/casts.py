@@ -1,6 +1,4 @@
-"""Cast, CastLike and BitCast, to and from every element type that TVM can hold (float8 and smaller by their
-codes).
-"""
+"""Cast, CastLike and BitCast, to and from every element type that TVM can hold (float8 and smaller by their codes)."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ def _small_code(x: Any, form: SmallFloat, saturate: bool) -> Any:
     """The code of one float32, rounded to nearest even.
 
     Normal: the float32's exponent and mantissa, rounded to `form.mantissa` bits, rebiased. Subnormal (below
-    2^(1-bias)): the multiple of 2^(1-bias-mantissa), which is its own code. Past `form.top`: saturated or
-    special.
+    2^(1-bias)): the multiple of 2^(1-bias-mantissa), which is its own code. Past `form.top`: saturated or special.
     """
     u = _bits(x)
     magnitude = u & _u32(0x7FFFFFFF)

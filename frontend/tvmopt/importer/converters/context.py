@@ -36,8 +36,7 @@ class Context:
         node: the NodeProto itself.
         input_elem_types: the ONNX element types (``TensorProto.FLOAT8E4M3FN``), 0 where unknown;
             they tell apart what shares a storage dtype (see :mod:`tvmopt.importer.lowbits`).
-        subgraph: converts a graph attribute in place, given its inputs; returns its outputs (how loops
-        unroll).
+        subgraph: converts a graph attribute in place, given its inputs; returns its outputs (how loops unroll).
     """
 
     op_type: str

@@ -1,6 +1,4 @@
-"""com.microsoft operators that optimised exports carry: fused GELUs and norms, packed products, quantised
-elementwise.
-"""
+"""com.microsoft operators that optimised exports carry: fused GELUs and norms, packed and quantised operators."""
 
 from __future__ import annotations
 
@@ -100,9 +98,7 @@ def fused_matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
 
 
 def matmul_nbits(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """MatMulNBits: a constant weight of 2, 4 or 8 bits, quantised by blocks, is unpacked when the model is
-    compiled.
-    """
+    """MatMulNBits: a constant weight of 2, 4 or 8 bits, quantised by blocks, is unpacked when the model is compiled."""
     b = Build(bb, ctx.name)
     k, n, bits, block = attrs["K"], attrs["N"], attrs.get("bits", 4), attrs["block_size"]
     packed, scales = ctx.array(inputs[1], "weight"), ctx.array(inputs[2], "scales")

@@ -122,8 +122,7 @@ def multi_head_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str
 
 
 def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """GroupQueryAttention: causal, grouped, with rotary embedding and a cache that grows (not a shared
-    buffer).
+    """GroupQueryAttention: causal, grouped, with rotary embedding and a cache that grows (not a shared buffer).
 
     `seqlens_k` + 1 is the number of valid keys of each batch entry, so the first new token stands at
     ``seqlens_k + 1 - S``.

@@ -1,6 +1,4 @@
-"""SequenceMap, unrolled; If, Loop and Scan are written out before conversion
-(:mod:`tvmopt.importer.control`).
-"""
+"""SequenceMap, unrolled; If, Loop and Scan are written out before conversion (:mod:`tvmopt.importer.control`)."""
 
 from __future__ import annotations
 

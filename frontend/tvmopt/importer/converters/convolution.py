@@ -1,6 +1,4 @@
-"""Conv, ConvTranspose, DeformConv and Col2Im; paddings are computed here, so a convolution stays one Relax
-operator.
-"""
+"""Conv, ConvTranspose, DeformConv and Col2Im; paddings are computed here, so a convolution stays one Relax operator."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ def paddings(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> list[int]:
-    """Begin pads then end pads; SAME_* give ceil(size / stride) outputs, the odd one at the end or the
-    beginning.
-    """
+    """Begin pads then end pads; SAME_* give ceil(size / stride) outputs, the odd one at the end or the beginning."""
     mode = attrs.get("auto_pad", "NOTSET") or "NOTSET"
     n = len(kernel)
     if mode == "NOTSET":
@@ -95,9 +91,7 @@ _TRANSPOSED = {
 
 
 def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """ConvTranspose: pads from `output_shape` or `auto_pad` where given; negative pads become output
-    padding.
-    """
+    """ConvTranspose: pads from `output_shape` or `auto_pad` where given; negative pads become output padding."""
     b = Build(bb, ctx.name)
     x, w, bias = inputs[0], inputs[1], inputs[2]
     image, kernel = shape_of(x)[2:], shape_of(w)[2:]
@@ -151,9 +145,7 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
 
 
 def deform_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """DeformConv (2-D): bilinear samples at shifted taps as columns (one kernel), then a grouped matrix
-    product.
-    """
+    """DeformConv (2-D): bilinear samples at shifted taps as columns (one kernel), then a grouped matrix product."""
     b = Build(bb, ctx.name)
     x, w, offset, bias, mask = (inputs[i] for i in range(5))
     if len(shape_of(x)) != 4:

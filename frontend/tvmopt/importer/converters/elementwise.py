@@ -71,9 +71,7 @@ def is_inf(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
 
 
 def bit_shift(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """BitShift; by the width or more gives 0 (the sign, for a signed shift to the right), as does a
-    negative amount.
-    """
+    """BitShift; by the width or more gives 0 (the sign, for a signed shift to the right), as does a negative amount."""
     b = Build(bb, ctx.name)
     x, amount = inputs[0], inputs[1]
     dtype = dtype_of(x)
@@ -165,9 +163,7 @@ def elu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
 
 
 def prelu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """PRelu; one slope a channel stays `nn.prelu`. A vector as long as there are channels means them, if it
-    can.
-    """
+    """PRelu; one slope a channel stays `nn.prelu`. A vector as long as there are channels means them, if it can."""
     b = Build(bb, ctx.name)
     x, slope = inputs[0], inputs[1]
     shape, own = shape_of(x), shape_of(slope)

@@ -12,9 +12,7 @@ from tvmopt.importer.converters.context import Context, Converter, Inputs, Resul
 
 
 def _nll(b: Build, log_prob: Any, target: Any, weight: Any, attrs: dict[str, Any]) -> Any:
-    """``-w[t] * log_prob[n, t, ...]``, zero where the target is ignored; then sum, or mean over the
-    weights.
-    """
+    """``-w[t] * log_prob[n, t, ...]``, zero where the target is ignored; then sum, or mean over the weights."""
     shape, dtype = shape_of(log_prob), dtype_of(log_prob)
     flat = (shape[0], *shape[2:])
     index = b.cast(target, "int64")

@@ -32,9 +32,7 @@ ELEMENT_TYPES = {
 
 
 def spread(b: Build, value: Any, shape: tuple[int, ...], axis: int, block: int) -> Any:
-    """A scale or zero point, shaped to broadcast against a tensor of `shape`: per tensor, per axis or per
-    block.
-    """
+    """A scale or zero point, shaped to broadcast against a tensor of `shape`: per tensor, per axis or per block."""
     own = shape_of(value)
     if int(np.prod(own)) == 1 and not block:
         return b.reshape(value, ())
@@ -52,9 +50,7 @@ def saturate(b: Build, x: Any, elem: int) -> Any:
 
 
 def quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """QuantizeLinear: ``saturate(round_half_even(x / scale) + zero_point)``; floats have no zero point to
-    add.
-    """
+    """QuantizeLinear: ``saturate(round_half_even(x / scale) + zero_point)``; floats have no zero point to add."""
     b = Build(bb, ctx.name)
     x, scale, zero = inputs[0], inputs[1], inputs[2]
     elem = ctx.input_elem_types[2] if zero is not None else attrs.get("output_dtype", 0) or TensorProto.UINT8

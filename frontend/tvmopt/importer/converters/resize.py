@@ -1,9 +1,7 @@
-"""Resize and Upsample: every mode, coordinate transformation, ROI and antialiasing of the standard, at
-static sizes.
+"""Resize and Upsample: every mode, coordinate transformation, ROI and antialiasing of the standard, at static sizes.
 
-Interpolation is separable, and sizes are known, so each axis is a weighted sum of a few source elements
-whose places and weights are computed here, once, in float64. What TVM's own resize2d does the same way
-stays that operator.
+Interpolation is separable, and sizes are known, so each axis is a weighted sum of a few source elements whose places
+and weights are computed here, once, in float64. What TVM's own resize2d does the same way stays that operator.
 """
 
 from __future__ import annotations

@@ -159,9 +159,7 @@ def cum_prod(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
 
 
 def max_unpool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """MaxUnpool: every value at its flat index in a tensor of zeros (of the size that the pooling came
-    from).
-    """
+    """MaxUnpool: every value at its flat index in a tensor of zeros (of the size that the pooling came from)."""
     b = Build(bb, ctx.name)
     x, index = inputs[0], b.cast(inputs[1], "int64")
     shape = shape_of(x)

@@ -1,9 +1,8 @@
 """Which operator inputs must be known when a model is compiled - for the importer and the ONNX backend.
 
 ONNX passes axes, shapes, paddings and counts as tensors. A compiler that makes static code needs their *values*;
-TensorRT calls such inputs build-time shape tensors. :data:`COMPILE_TIME` names them, operator by operator; nothing
-that carries data is in it. :func:`compile_time_inputs` follows a graph back from those slots to the model's own
-inputs.
+TensorRT calls such inputs build-time shape tensors. :data:`COMPILE_TIME` names them, operator by operator; nothing that
+carries data is in it. :func:`compile_time_inputs` follows a graph back from those slots to the model's own inputs.
 """
 
 from __future__ import annotations

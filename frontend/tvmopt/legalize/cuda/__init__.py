@@ -1,5 +1,4 @@
-"""From Relax operators to loops for GPUs: products in the form that tensor cores want; what none takes is
-TVM's own.
+"""From Relax operators to loops for GPUs: products in the form that tensor cores want; what none takes is TVM's own.
 
 A legalizer is `fn(bb, call, machine) -> Expr | None`, as in `tvmopt.legalize`. The groups stand in one tuple.
 """

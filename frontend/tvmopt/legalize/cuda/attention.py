@@ -1,13 +1,11 @@
-"""Scaled-dot-product attention as TE, operator by operator - for the CUDA attention family, which computes it
-at once.
+"""Scaled-dot-product attention as TE, operator by operator - for the CUDA attention family, which computes it at once.
 
     scores[b, n, i, j] = sum_d float(q[b, i, n, d]) * float(k[b, j, n / group, d])
     masked             = scores * scale + bias, -inf where j > i + offset (causal)
     weights            = exp(masked - max_j masked)
     attention          = (sum_j weights * float(v[b, j, n / group, d])) / sum_j weights
 
-The loops say what is computed (and count the FLOPs); the family writes the flash-attention kernel in their
-place.
+The loops say what is computed (and count the FLOPs); the family writes the flash-attention kernel in their place.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     conv2d[n, y, x, o] = sum_{ky, kx, c} in(n, y*s - top + ky*d, x*s - left + kx*d, c) * W[o, t*C + c]
     t = ky*KW + kx
 
-`in` is zero outside the image: nothing is padded in memory but channels that no copy of 8 bytes divides (the
-three of a photograph become four; the copy joins the transpose that makes NHWC). A 1x1 convolution without
-stride is a GEMM.
+`in` is zero outside the image: nothing is padded in memory but channels that no copy of 8 bytes divides (the three of a
+photograph become four; the copy joins the transpose that makes NHWC). A 1x1 convolution without stride is a GEMM.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
 
 
 def padded_channels(channels: int) -> int:
-    """Channels of the copy that is convolved: a multiple of 4, what one copy of 8 bytes moves; of 8 above
-    that.
+    """Channels of the copy that is convolved: a multiple of 4, what one copy of 8 bytes moves; of 8 above that.
 
     >>> [padded_channels(c) for c in (1, 3, 4, 7, 12, 17, 64)]
     [4, 4, 4, 8, 12, 24, 64]
