@@ -1,0 +1,1 @@
+"""Evaluation of ONNX models in double precision."""

@@ -1,0 +1,54 @@
+"""Operators of com.microsoft that optimised exports carry, by their definitions in onnxruntime's documentation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tvmopt.analysis.oracle.elementwise import gelu, sigmoid
+from tvmopt.analysis.oracle.reductions import layer_norm, normalized, rms_norm
+from tvmopt.analysis.oracle.values import Array, Call, Operator, Result
+
+
+def _bias_gelu(call: Call, x: Array, bias: Array | None = None) -> Result:
+    return gelu(x if bias is None else x + bias, call.op == "FastGelu")
+
+
+def _quick_gelu(call: Call, x: Array) -> Result:
+    alpha = x.dtype.type(call.single("alpha", 1.702))
+    return x * sigmoid(alpha * x)
+
+
+def _bias_add(call: Call, x: Array, bias: Array, skip: Array) -> Result:
+    return x + bias + skip
+
+
+def _skip_norm(call: Call, x: Array, skip: Array, gamma: Array, *rest: Array | None) -> Result:
+    simple = call.op == "SkipSimplifiedLayerNormalization"
+    beta, bias = (None, *rest, None)[:2] if simple else (*rest, None, None)[:2]
+    total = x + skip if bias is None else x + skip + bias
+    y, mean, inverse = normalized(total, (total.ndim - 1,), call.single("epsilon", 1e-12), not simple)
+    y = y * gamma if beta is None else y * gamma + beta
+    return [y, mean, inverse, total][: call.outputs]
+
+
+def _fused_matmul(call: Call, a: Array, b: Array) -> Result:
+    for name in ("transBatchA", "transBatchB"):
+        if call.get(name, 0):
+            a, b = (np.moveaxis(a, 0, -2), b) if name.endswith("A") else (a, np.moveaxis(b, 0, -2))
+    a = a.swapaxes(-1, -2) if call.get("transA", 0) and a.ndim > 1 else a
+    b = b.swapaxes(-1, -2) if call.get("transB", 0) and b.ndim > 1 else b
+    return np.matmul(call.operand(a), call.operand(b)) * a.dtype.type(call.single("alpha", 1.0))
+
+
+TABLE: dict[str, Operator] = {
+    "Gelu": _bias_gelu,
+    "BiasGelu": _bias_gelu,
+    "FastGelu": _bias_gelu,
+    "QuickGelu": _quick_gelu,
+    "BiasAdd": _bias_add,
+    "LayerNormalization": layer_norm,
+    "SimplifiedLayerNormalization": rms_norm,
+    "SkipLayerNormalization": _skip_norm,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
+    "FusedMatMul": _fused_matmul,
+}

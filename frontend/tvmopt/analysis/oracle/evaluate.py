@@ -1,0 +1,245 @@
+"""An ONNX model evaluated in double precision, node by node - the numbers that every engine is measured against.
+
+Real numbers (float16, bfloat16, float32) are float64 from the first initializer to the last output: a cast between them
+rounds nothing. Integers, booleans and quantised values are exact, with the wrap-around of their type. A result beyond
+the largest number of its declared type is infinite, as it is in an engine.
+
+    own            products, convolutions, pools, norms, recurrences, data movement, quantisation: NumPy and BLAS
+    function       an operator whose schema has a body: that body
+    reference      everything else: onnx.reference's implementation, given float64
+    onnxruntime    where that fails: one node in the types of the model; `notes` say so
+
+The same evaluator runs in float32, or with operands rounded to 16 bits (:class:`Arithmetic`): a sample of what rounding
+does to the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmopt.analysis.oracle.fallback import Fallback, function_body
+from tvmopt.analysis.oracle.table import KINDS, OPERATORS
+from tvmopt.analysis.oracle.values import EXACT, Arithmetic, Array, Call, Unsupported, Value, is_real, limit, widened
+
+Observe = Callable[[str, Value], "Value | None"]
+"""Sees each tensor as it is made; what it returns instead takes its place."""
+
+
+class Oracle:
+    """One model, ready to be evaluated again and again.
+
+    Args:
+        model: an ONNX model or its file.
+        arithmetic: double precision, unless rounding is to be sampled.
+
+    Attributes:
+        inputs, outputs: names, in order.
+        notes: operators that were not evaluated in double precision.
+    """
+
+    def __init__(self, model: Any, arithmetic: Arithmetic = EXACT) -> None:
+        import onnx
+        from onnx.inliner import inline_local_functions
+
+        folder = ""
+        if isinstance(model, (str, Path)):
+            folder = str(Path(model).parent)
+            model = onnx.load(str(model))
+        if model.functions:
+            model = inline_local_functions(model)
+        self.arithmetic, self.folder = arithmetic, folder
+        self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+        self.ir_version = model.ir_version
+        self.graph = model.graph
+        self.constants = {t.name: self._constant(t) for t in self.graph.initializer}
+        self.constants |= {t.values.name: self._sparse(t) for t in self.graph.sparse_initializer}
+        self.inputs = [v.name for v in self.graph.input if v.name not in self.constants]
+        self.outputs = [v.name for v in self.graph.output]
+        self.notes: list[str] = []
+        self._kinds = {v.name: v.type.tensor_type.elem_type for v in self.graph.input}
+        self._attributes: dict[int, tuple[Any, dict[str, Any]]] = {}  # with the node, so that its id stays its own
+        self._bodies: dict[int, tuple[Any, Any]] = {}
+        self._fallback = Fallback(self.opsets, model.ir_version, self.notes)
+
+    def run(
+        self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, observe: Observe | None = None
+    ) -> dict[str, Array]:
+        """Outputs by name: float64 for every real type, the declared type for all others.
+
+        Args:
+            outputs: names of tensors, also inner ones; default: the model's outputs.
+            observe: sees, and may replace, each tensor of the main graph.
+
+        Raises:
+            Unsupported: an operator has no definition here, nor in onnx.reference, nor in onnxruntime.
+        """
+        wanted = list(outputs if outputs is not None else self.outputs)
+        scope = dict(self.constants)
+        for name in {*self.inputs, *self._kinds} & feeds.keys():
+            scope[name] = self.value(feeds[name])
+        with np.errstate(all="ignore"):
+            self._run_nodes(self.graph.node, scope, self._last_uses(wanted), observe)
+        missing = [n for n in wanted if n not in scope]
+        if missing:
+            raise Unsupported(f"the model computes no tensor {missing[0]!r}")
+        return {n: scope[n].array for n in wanted}
+
+    def value(self, array: Any) -> Value:
+        """An array of the outside, in the numbers at work."""
+        if isinstance(array, (list, tuple)) or array is None:
+            return Value(array, np.dtype(object))
+        array = np.asarray(array)
+        return Value(widened(array, self.arithmetic.work), array.dtype)
+
+    # -- graphs ------------------------------------------------------------------------------------------
+
+    def _last_uses(self, wanted: Iterable[str]) -> dict[int, list[str]]:
+        """Index of a node -> tensors that nothing behind it reads."""
+        last: dict[str, int] = {}
+        for index, node in enumerate(self.graph.node):
+            last.update(dict.fromkeys([*node.output, *_reads(node)], index))
+        keep = {*wanted, *self.constants}
+        found: dict[int, list[str]] = {}
+        for name, index in last.items():
+            if name and name not in keep:
+                found.setdefault(index, []).append(name)
+        return found
+
+    def _run_nodes(
+        self, nodes: Any, scope: dict[str, Value], dead: Mapping[int, list[str]], observe: Observe | None = None
+    ) -> None:
+        for index, node in enumerate(nodes):
+            for name, value in zip(node.output, self._run_node(node, scope), strict=False):
+                if not name or value is None:
+                    continue
+                replaced = observe(name, value) if observe is not None else None
+                scope[name] = value if replaced is None else replaced
+            for name in dead.get(index, ()):
+                scope.pop(name, None)
+
+    def subgraph(self, graph: Any, scope: Mapping[str, Value], given: Mapping[str, Value]) -> list[Value]:
+        """The outputs of a body of Loop, If or Scan, which sees the tensors around it."""
+        inner = {**scope, **{t.name: self._constant(t) for t in graph.initializer}, **given}
+        self._run_nodes(graph.node, inner, {})
+        return [inner[o.name] for o in graph.output]
+
+    def _run_node(self, node: Any, scope: dict[str, Value]) -> list[Value | None]:
+        values = [scope[n] if n else None for n in node.input]
+        domain = node.domain or "ai.onnx"
+        if id(node) not in self._attributes:
+            self._attributes[id(node)] = node, {a.name: self._attribute(a) for a in node.attribute}
+        call = Call(
+            node, self.opsets.get(domain, 1), self._attributes[id(node)][1],
+            [v and v.kind for v in values], self.arithmetic,
+            lambda graph, given: self.subgraph(graph, scope, given),
+        )  # fmt: skip
+        return self.evaluate(call, domain, values)
+
+    def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        """The results of one node, by the first way that has a definition of it."""
+        operator = OPERATORS.get((domain, call.op))
+        arrays = [v.array if v is not None else None for v in values]
+        if operator is not None:
+            try:
+                result = operator(call, *arrays)
+                return self._typed(call, result if isinstance(result, (list, tuple)) else [result])
+            except Unsupported:
+                pass
+        if id(call.node) not in self._bodies:
+            self._bodies[id(call.node)] = call.node, function_body(call, domain)
+        body = self._bodies[id(call.node)][1]
+        if body is not None:
+            try:
+                return self._run_body(body, values)
+            except Unsupported:
+                pass
+        return self._typed(call, self._fallback.run(call, domain, values))
+
+    def _run_body(self, body: Any, values: list[Value | None]) -> list[Value | None]:
+        """The results of a function of the schema."""
+        opsets = self.opsets
+        self.opsets = {**opsets, **{o.domain or "ai.onnx": o.version for o in body.opset_import}}
+        try:
+            scope = {n: v for n, v in zip(body.input, values, strict=False) if v is not None}
+            scope |= dict.fromkeys([n for n in body.input if n not in scope], Value(None, np.dtype(object)))
+            scope[""] = Value(None, np.dtype(object))
+            self._run_nodes(body.node, scope, {})
+        finally:
+            self.opsets = opsets
+        return [scope.get(n) for n in body.output]
+
+    def _typed(self, call: Call, results: Iterable[Any]) -> list[Value | None]:
+        """Results with the types that the model declares for them."""
+        kind = next((k for k in call.kinds if k is not None and is_real(k)), np.dtype(np.float32))
+        declared = KINDS.get(call.op)
+        found: list[Value | None] = []
+        for index, result in enumerate(results):
+            if isinstance(result, Value):
+                found.append(Value(self._stored(result.array, result.kind), result.kind))
+                continue
+            if result is None or isinstance(result, (list, str)):
+                found.append(Value(result, np.dtype(object)))
+                continue
+            array = np.asarray(result)
+            if not is_real(array.dtype):
+                found.append(Value(array, array.dtype))
+                continue
+            own = declared(call, index, array) if declared is not None else kind
+            found.append(Value(self._stored(limit(widened(array, self.arithmetic.work), own), own), own))
+        return found
+
+    def _stored(self, array: Any, kind: np.dtype[Any]) -> Any:
+        """Rounded to the declared type, where that is what is sampled."""
+        if not self.arithmetic.stores or not is_real(kind) or kind.itemsize >= array.dtype.itemsize:
+            return array
+        return array.astype(kind).astype(array.dtype)
+
+    # -- constants ---------------------------------------------------------------------------------------
+
+    def _constant(self, tensor: Any) -> Value:
+        from onnx import numpy_helper
+
+        return self.value(numpy_helper.to_array(tensor, base_dir=self.folder))
+
+    def _sparse(self, tensor: Any) -> Value:
+        from onnx import numpy_helper
+
+        values = numpy_helper.to_array(tensor.values)
+        dense = np.zeros(tuple(tensor.dims), values.dtype)
+        where = numpy_helper.to_array(tensor.indices)
+        if where.ndim == 1:
+            dense.reshape(-1)[where] = values
+        else:
+            dense[tuple(where.T)] = values
+        return self.value(dense)
+
+    def _attribute(self, attribute: Any) -> Any:
+        import onnx
+
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            return self._constant(attribute.t)
+        if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+            return self._sparse(attribute.sparse_tensor)
+        found = onnx.helper.get_attribute_value(attribute)
+        if isinstance(found, bytes):
+            return found.decode("utf-8", "replace")
+        if attribute.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS):
+            return list(found)
+        if attribute.type == onnx.AttributeProto.STRINGS:
+            return [s.decode("utf-8", "replace") for s in found]
+        return found
+
+
+def _reads(node: Any) -> list[str]:
+    """Names that a node and its subgraphs read."""
+    found = [n for n in node.input if n]
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            for inner in graph.node:
+                found += _reads(inner)
+            found += [o.name for o in graph.output]
+    return found

@@ -1,0 +1,126 @@
+"""The oracle against ONNX's own expected results, and where double precision shows."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.values import Arithmetic
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # onnx computes overflows while it makes its cases
+    from onnx.backend.test.loader import load_model_tests
+
+    CASES = load_model_tests(kind="node")
+
+OUTSIDE = {
+    "bernoulli": "random",
+    "test_if_opt": "optional sequences",
+    "test_optional_has_element_empty_optional_input": "optional inputs of a graph",
+}
+
+
+def _array(value: Any) -> Any:
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+
+
+def _agree(name: str, found: Any, expected: Any, rtol: float) -> None:
+    if isinstance(expected, list):
+        for a, b in zip(found, expected, strict=True):
+            _agree(name, a, b, rtol)
+        return
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape, name
+    if expected.dtype.kind in "OUSiub":
+        assert np.array_equal(found, expected), name
+        return
+    half = expected.dtype.itemsize < 4
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    np.testing.assert_allclose(
+        found.astype(wide), expected.astype(wide), max(rtol, 1e-2 * half), 1e-3 if half else 1e-4, err_msg=name
+    )
+
+
+def test_every_operator_of_onnx_s_suite() -> None:
+    wrong = []
+    for case in CASES:
+        if any(word in case.name for word in OUTSIDE):
+            continue
+        try:
+            oracle = Oracle(case.model)
+            for given, expected in case.data_sets:
+                feeds = {v.name: _array(a) for v, a in zip(case.model.graph.input, given, strict=False)}
+                found = oracle.run(feeds)
+                for output, value in zip(case.model.graph.output, expected, strict=True):
+                    _agree(case.name, found[output.name], _array(value), case.rtol)
+        except Exception as error:  # all that fail are told at once
+            wrong.append(f"{case.name}: {type(error).__name__} {str(error).strip()[:200]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _model(nodes: list[Any], inputs: dict[str, list[int]], **initializers: Any) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, 1, s) for n, s in inputs.items()],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_sums_are_exact_where_float32_is_not() -> None:
+    model = _model([helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], {"x": [3]})
+    x = np.array([1e8, 1.0, -1e8], np.float32)
+    assert Oracle(model).run({"x": x})["y"] == 1.0
+
+
+def test_casts_between_real_types_round_nothing() -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["h"], to=10), helper.make_node("Cast", ["h"], ["y"], to=1)]
+    x = np.array([1.0001], np.float32)
+    assert Oracle(_model(nodes, {"x": [1]})).run({"x": x})["y"] == np.float64(x[0])
+    assert Oracle(_model(nodes, {"x": [1]}), Arithmetic(np.float32, stores=True)).run({"x": x})["y"] == 1.0
+
+
+@pytest.mark.parametrize(("to", "largest"), [(10, 65504.0), (1, float(np.finfo(np.float32).max))])
+def test_what_the_declared_type_cannot_hold_is_infinite(to: int, largest: float) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["c"], to=to), helper.make_node("Add", ["c", "c"], ["y"])]
+    x = np.array([largest, -largest, 1.0], np.float32)
+    assert np.array_equal(Oracle(_model(nodes, {"x": [3]})).run({"x": x})["y"], [np.inf, -np.inf, 2.0])
+
+
+def test_integers_wrap_around() -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["c"], to=3), helper.make_node("Add", ["c", "c"], ["y"])]
+    found = Oracle(_model(nodes, {"x": [2]})).run({"x": np.array([100, 3], np.float32)})["y"]
+    assert found.dtype == np.int8 and found.tolist() == [-56, 6]
+
+
+def test_inner_tensors_are_seen_and_replaced() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"])]
+    oracle, seen = Oracle(_model(nodes, {"x": [2]})), []
+
+    def observe(name: str, value: Any) -> Any:
+        seen.append(name)
+        return value._replace(array=value.array + 1) if name == "a" else None
+
+    assert oracle.run({"x": np.array([-1, 2], np.float32)}, observe=observe)["y"].tolist() == [-1, -3]
+    assert seen == ["a", "y"]
+
+
+def test_a_body_sees_the_tensors_around_it() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "x"], ["t"]), helper.make_node("Identity", ["c"], ["d"])],
+        "body",
+        [helper.make_tensor_value_info(n, t, []) for n, t in (("i", 7), ("c", 9))]
+        + [helper.make_tensor_value_info("s", 1, [2])],
+        [helper.make_tensor_value_info("d", 9, []), helper.make_tensor_value_info("t", 1, [2])],
+    )
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    found = Oracle(_model([loop], {"x": [2]}, n=np.array(3))).run({"x": np.array([1, 2], np.float32)})["y"]
+    assert found.tolist() == [4, 8]
