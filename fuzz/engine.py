@@ -1,0 +1,104 @@
+"""Compile a model and run it as a user would, with guard pages round its tensors - inside a worker.
+
+It is `tvmopt.compile` and `Model`, but for three things: the steps that an import runs in forks run in this process
+where the model is known to be valid (two forks of a large process cost as much as half a compile), TVM's virtual
+machine allocates each tensor by itself instead of from a pool (so that a guard page stands behind each), and weights
+are copied between guard pages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from fuzz import guard
+from fuzz.inputs import Array, Feeds
+
+
+def prepare_process(forks: bool) -> None:
+    """Import the compiler and set up this process; `forks`: untrusted models, so keep the importer's forks."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # TVM imports it where it can; forks would copy its memory
+    from tvmopt.debug.forks import warm
+    from tvmopt.runtime.library import Session
+
+    warm()
+    compiling, model = import_module("tvmopt.compiling"), import_module("tvmopt.runtime.model")
+
+    class Unpooled(Session):
+        """A virtual machine that asks for the memory of each tensor, and gives it back."""
+
+        def __init__(self, library: Any, *, cuda: bool = False) -> None:
+            super().__init__(library, cuda=cuda)
+            self.module["vm_initialization"](1, 0, 1)
+
+    model.Session = Unpooled  # type: ignore[attr-defined]
+    compiling.usable_cores = lambda: 1  # type: ignore[attr-defined]  # no pools of threads: workers are many
+    if not forks:
+        for name in ("tvmopt.importer.prepare", "tvmopt.importer.check"):
+            module: Any = import_module(name)
+            if hasattr(module, "isolated"):
+                module.isolated = lambda step, *_, **__: step()
+
+
+@cache
+def machine(target: str, threads: int) -> Any:
+    """The machine that is compiled for."""
+    from tvmopt.targets import Machine
+
+    return Machine.load(target).with_threads(threads)
+
+
+@dataclasses.dataclass
+class Engine:
+    """One compiled model.
+
+    Attributes:
+        side: where the guard pages touch inputs, results and what lies between; each run turns it round.
+    """
+
+    model: Any
+    side: int = guard.BEHIND
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Outputs by name, copied.
+
+        Raises:
+            Overwritten: something beside a buffer was written.
+            TvmoptError, Exception: what the model raises.
+        """
+        before = guard.violations()
+        side, self.side = self.side, guard.BEFORE + guard.BEHIND - self.side
+        given = {name: guard.guarded(array, side) for name, array in feeds.items()}
+        with guard.armed(side):
+            results = self.model.run(given)
+        copies = {name: np.array(array) for name, array in results.items()}
+        changed = sorted(n for n, a in feeds.items() if a.tobytes() != given[n].tobytes())
+        del results, given
+        if changed:
+            raise Overwritten(f"the call changes its input {changed[0]}")
+        if guard.violations() > before:
+            raise Overwritten("bytes beside a tensor were written")
+        return copies
+
+
+class Overwritten(Exception):
+    """A kernel wrote where it must not."""
+
+
+def compiled(data: bytes, target: str, precision: str, threads: int, side: int, say: Callable[[str], None]) -> Engine:
+    """Compile the bytes of a model; `side`: where the guard pages touch its weights, and in the first run the rest."""
+    from tvmopt.compiling import compile_model
+    from tvmopt.request import Request
+    from tvmopt.runtime.model import Model
+
+    request = Request(data, machine(target, threads), precision, records=False)
+    artifact, _ = compile_model(request, lambda stage: say(f"compile: {stage}"))
+    say("load")
+    weights = tuple(guard.guarded(w, side) for w in artifact.weights)
+    return Engine(Model(dataclasses.replace(artifact, weights=weights), threads=1), side)

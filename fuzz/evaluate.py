@@ -1,0 +1,174 @@
+"""One model through everything: compiled, run under guard pages, compared - what a worker does with a task."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import onnx
+
+from fuzz.engine import Overwritten, compiled
+from fuzz.inputs import OUTSIDE, feeds_of, kinds_for
+from fuzz.reference import Reference, Unable
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How models are compiled and what they are run on.
+
+    Attributes:
+        kinds: of inputs; empty: those that fit the model.
+        valid: the model is valid: to refuse it is a finding, unless an operator is not supported.
+    """
+
+    target: str = "cpu"
+    precision: str = "fp32"
+    kinds: tuple[str, ...] = ()
+    valid: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What went wrong.
+
+    Attributes:
+        kind: "death", "hang", "exception", "refused", "memory", "wrong", "nan", "error".
+        inputs: the kind of inputs, where it showed in a run.
+    """
+
+    kind: str
+    text: str
+    inputs: str = ""
+
+
+@dataclass
+class Outcome:
+    """What became of one model: ``status`` is "checked", "refused", "skipped" or "found"."""
+
+    status: str = "checked"
+    why: str = ""
+    runs: int = 0
+    unjudged: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
+    """Compile and run a model, and compare; `say` is told each stage before it begins."""
+    from tvmopt.errors import TvmoptError, UnsupportedOp
+
+    outcome = Outcome()
+    reference = None
+    model = _parsed(data)
+    if options.valid and model is not None:
+        say("reference: loading")
+        try:
+            reference = Reference(model, options.precision)
+            reference.run(feeds_of(model, "normal", options.seed))
+        except Unable as error:
+            return Outcome("skipped", f"onnxruntime: {_class_of(str(error))}")
+    say("compile")
+    try:
+        threads = (1, 2, 2, 4)[options.seed % 4]
+        engine = compiled(data, options.target, options.precision, threads, 1 + options.seed % 2, say)
+    except UnsupportedOp as error:
+        return Outcome("refused", error.what[:160])
+    except TvmoptError as error:
+        outcome.status, outcome.why = "refused", f"{type(error).__name__}: {error.what}"[:200]
+        if options.valid:
+            outcome.findings.append(Finding("refused", f"{error}"[:1500]))
+        return outcome
+    except Exception as error:
+        return Outcome("found", findings=[Finding("exception", _told(error))])
+    if model is None:
+        return outcome
+    if reference is None:
+        say("reference: loading")
+        try:
+            reference = Reference(model, options.precision)
+        except Unable:
+            outcome.unjudged = 1
+    for kind in options.kinds or kinds_for(model):
+        found = _run(model, engine, reference, kind, options.seed, say, outcome)
+        if found:
+            outcome.findings.append(found)
+    if outcome.findings:
+        outcome.status = "found"
+    return outcome
+
+
+def _run(
+    model: onnx.ModelProto, engine: Any, reference: Reference | None, kind: str, seed: int, say: Say, outcome: Outcome
+) -> Finding | None:
+    """One run of one kind of inputs."""
+    from tvmopt.errors import TvmoptError
+
+    try:
+        feeds = feeds_of(model, kind, seed)
+    except ValueError:
+        return None
+    outcome.runs += 1
+    say(f"run: {kind}")
+    refusal = ""
+    found = {}
+    try:
+        found = engine.run(feeds)
+    except Overwritten as error:
+        return Finding("memory", str(error), kind)
+    except TvmoptError as error:
+        refusal = str(error)
+    except Exception as error:
+        return Finding("exception", _told(error), kind)
+    if reference is None:
+        return None
+    say(f"reference: {kind}")
+    try:
+        expected = reference.run(feeds)
+    except Unable:
+        return None
+    if refusal:
+        return None if kind == OUTSIDE else Finding("error", f"the run is refused: {refusal}", kind)
+    problem = reference.agrees(expected, found, feeds)
+    if not problem:
+        return None
+    return Finding("wrong" if kind in ("normal", "offset", "edge", OUTSIDE) else kind, problem, kind)
+
+
+def _parsed(data: bytes) -> onnx.ModelProto | None:
+    try:
+        return onnx.ModelProto.FromString(data)
+    except Exception:  # protobuf has several classes for it
+        return None
+
+
+def _told(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [
+        f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}"
+        for f in frames
+        if "tvmopt" in f.filename or "schedules" in f.filename
+    ]
+    text = str(error).strip()
+    ends = text if len(text) < 600 else f"{text[:300]} ... {text[-300:]}"
+    return f"{type(error).__name__}: {ends}\n  in {' < '.join(reversed(ours[-4:]))}"
+
+
+def _class_of(text: str) -> str:
+    """An error's text without what differs from model to model."""
+    import re
+
+    return re.sub(r"node with name '[^']*'|node\. Name:'[^']*'|\d+", "#", text)[:110]
+
+
+def options_of(fields: dict[str, Any]) -> Options:
+    return Options(**{**fields, "kinds": tuple(fields.get("kinds", ()))})
+
+
+__all__: Sequence[str] = ("Finding", "Options", "Outcome", "evaluate", "options_of")

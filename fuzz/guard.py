@@ -1,0 +1,100 @@
+"""Guard pages from Python: building and preloading `guard.c`, arrays between guard pages, arming the allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fuzz.inputs import Array
+
+SOURCE = Path(__file__).with_name("guard.c")
+BEHIND, BEFORE = 1, 2
+"""Where the inaccessible zone touches the buffer."""
+
+
+def library() -> Path:
+    """The shared library, built once a version of its source, in a folder that only this user can write."""
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"tvmopt-fuzz-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    built = folder / f"guard-{digest}.so"
+    if not built.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as private:
+            made = Path(private) / "guard.so"
+            command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-ldl", "-lpthread"]
+            subprocess.run(command, check=True, capture_output=True)
+            made.rename(built)
+    return built
+
+
+@cache
+def _preloaded() -> Any:
+    """The library in this process; None where it was not preloaded."""
+    own = ctypes.CDLL(None)
+    if not hasattr(own, "guard_allocate"):
+        return None
+    own.guard_allocate.restype = ctypes.c_void_p
+    own.guard_allocate.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+    own.guard_release.argtypes = [ctypes.c_void_p]
+    own.guard_violations.restype = own.guard_blocks.restype = own.guard_reset.restype = ctypes.c_size_t
+    return own
+
+
+def available() -> bool:
+    """Whether this process was started with the library preloaded."""
+    return _preloaded() is not None
+
+
+@contextmanager
+def armed(side: int) -> Iterator[None]:
+    """Tensors that TVM allocates in this block are guarded."""
+    own = _preloaded()
+    if own is None:
+        yield
+        return
+    own.guard_arm(side)
+    try:
+        yield
+    finally:
+        own.guard_arm(0)
+
+
+def guarded(array: Array, side: int, alignment: int = 64) -> Array:
+    """A copy between guard pages, aligned as TVM wants it; released with the array."""
+    own = _preloaded()
+    if own is None or not array.nbytes:
+        return array
+    address = own.guard_allocate(array.nbytes, alignment, side)
+    if not address:
+        return array
+    memory = (ctypes.c_char * array.nbytes).from_address(address)
+    weakref.finalize(memory, own.guard_release, address)
+    copy = np.frombuffer(memory, np.uint8).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def violations() -> int:
+    """Buffers so far beside which something was written, on their own pages."""
+    own = _preloaded()
+    return int(own.guard_violations()) if own else 0
+
+
+def reset() -> None:
+    """Use the address space again if nothing lives in it."""
+    own = _preloaded()
+    if own:
+        own.guard_reset()

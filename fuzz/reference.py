@@ -1,0 +1,259 @@
+"""What a model should give: onnxruntime without optimisations, how far its results hang on rounding, and whether ours
+agree - the one comparison of the harness.
+
+Where results differ, the same model runs again with inputs and weights moved in their last digits: an element that
+moves with them is decided by rounding (a tie of an ArgMax, a floor at an integer, a sum that cancels), and is allowed
+to differ as much. And the oracle, the same graph in double precision, is heard before onnxruntime's word is taken
+against ours: results as near to it as onnxruntime's are right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from fuzz.inputs import Array, Feeds
+
+EPSILON = {
+    TensorProto.DOUBLE: 2.0**-40,
+    TensorProto.FLOAT: 2.0**-23,
+    TensorProto.FLOAT16: 2.0**-10,
+    TensorProto.BFLOAT16: 2.0**-7,
+}
+FACTOR = 64.0
+"""Rounding errors of a graph of a dozen nodes, in units of its coarsest type, relative to an output's largest value."""
+MOVES = (1, 1, 8, 8)
+"""By how many epsilons inputs are moved, one run each."""
+EXCESS = 4.0
+"""Our error against the oracle may be so many times onnxruntime's, where that is above the tolerance."""
+QUANTISED = {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"}
+
+
+class Unable(Exception):
+    """This reference cannot run the model."""
+
+
+@dataclass
+class Reference:
+    """onnxruntime, optimisations off, on one model; where it has no kernels for the model, the oracle alone.
+
+    Raises:
+        Unable: neither runs the model.
+    """
+
+    model: onnx.ModelProto
+    precision: str = "fp32"
+    _moved: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.session = None
+        try:
+            self.session = _session(self.model)
+        except Unable as error:
+            if "NOT_IMPLEMENTED" not in str(error):
+                raise
+
+    def run(self, feeds: Feeds) -> dict[str, Array]:
+        """Outputs by name.
+
+        Raises:
+            Unable: onnxruntime refuses the inputs, or fails.
+        """
+        if self.session is None:
+            return oracle(self.model, feeds)
+        return _run(self.session, feeds)
+
+    def agrees(self, expected: dict[str, Array], found: dict[str, Array], feeds: Feeds) -> str:
+        """Empty where our outputs are as good as the reference's; else what is wrong with them."""
+        slack = {name: np.zeros(1) for name in expected}
+        problem = self._compare(expected, found, slack)
+        if not problem:
+            return ""
+        try:
+            truth = oracle(self.model, feeds)
+            own = {n: EXCESS * _worst(expected[n], truth[n]) for n in expected}
+            if not self._compare(truth, found, own):
+                return ""
+        except Unable:
+            truth = {}
+        for index, size in enumerate(MOVES if self.session is not None else ()):
+            try:
+                moved = _run(self._moved_session(index), _move(feeds, self.epsilon * size, index))
+            except Unable:
+                continue
+            for name in expected:
+                slack[name] = np.maximum(slack[name], 8 * _distance(expected[name], moved[name]))
+        return self._compare(expected, found, slack) and ((truth and self._compare(truth, found, slack)) or problem)
+
+    @property
+    def epsilon(self) -> float:
+        """The rounding of the coarsest floating type in the graph, or of the precision asked for."""
+        kinds = {t.data_type for t in self.model.graph.initializer}
+        kinds |= {v.type.tensor_type.elem_type for v in [*self.model.graph.input, *self.model.graph.output]}
+        kinds |= {a.i for n in self.model.graph.node if n.op_type == "Cast" for a in n.attribute if a.name == "to"}
+        coarse = {"bf16": 2.0**-8, "fp16": 2.0**-11}.get(self.precision, 0.0)
+        return max([coarse, *(e for k, e in EPSILON.items() if k in kinds)]) or EPSILON[TensorProto.FLOAT]
+
+    def _moved_session(self, index: int) -> Any:
+        if index not in self._moved:
+            copy = onnx.ModelProto()
+            copy.CopyFrom(self.model)
+            rng = np.random.default_rng(index)
+            for tensor in copy.graph.initializer:
+                if tensor.data_type in EPSILON and np.prod(tensor.dims) > 1:
+                    array = _nudged(numpy_helper.to_array(tensor), self.epsilon * MOVES[index], rng)
+                    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+            self._moved[index] = _session(copy)
+        return self._moved[index]
+
+    def _compare(self, expected: dict[str, Array], found: dict[str, Array], slack: dict[str, Array]) -> str:
+        steps = any(n.op_type in QUANTISED for n in self.model.graph.node)
+        for name, want in expected.items():
+            if name not in found:
+                return f"{name} is missing"
+            got = found[name]
+            if got.shape != want.shape or got.dtype != want.dtype:
+                return f"{name} is {got.dtype}{list(got.shape)}, expected {want.dtype}{list(want.shape)}"
+            problem = _differs(want, got, slack[name], FACTOR * self.epsilon, steps)
+            if problem:
+                return f"{name}: {problem}"
+        return ""
+
+
+def _differs(want: Array, got: Array, slack: Array, tolerance: float, steps: bool) -> str:
+    if not want.size:
+        return ""
+    if want.dtype.kind in "OUS":
+        return "" if np.array_equal(want, got) else "strings differ"
+    error = _distance(want, got)
+    wide = np.abs(_wide(want))
+    finite = np.where(np.isfinite(wide) & (wide < 1e30), wide, 0)
+    allowed = np.zeros(want.shape)
+    if want.dtype.kind not in "iub":
+        allowed = tolerance * np.maximum(finite.max(), np.where(np.isfinite(wide), wide, 0)) + _smallest(want.dtype)
+    with np.errstate(all="ignore"):
+        wrong = error > allowed + slack
+    if steps and want.dtype.kind in "iu" and wrong.mean() < 0.05 and error.max() <= 1:
+        return ""
+    if not wrong.any():
+        return ""
+    at = np.unravel_index(int(np.where(wrong, np.nan_to_num(error, posinf=3e38), -1).argmax()), want.shape)
+    place = ", ".join(map(str, at))
+    figures = f"{int(wrong.sum())} of {want.size} differ, the worst at [{place}]: {got[at]!s}, expected {want[at]!s}"
+    return figures + (f" (largest {float(finite.max()):.3g})" if want.dtype.kind not in "iub" else "")
+
+
+def _worst(a: Array, b: Array) -> float:
+    """The largest finite distance of two outputs: the reference's own error."""
+    if a.shape != b.shape:
+        return 0.0
+    distance = _distance(a, b)
+    return float(distance[np.isfinite(distance)].max(initial=0.0))
+
+
+def _smallest(dtype: np.dtype[Any]) -> float:
+    """Below this the numbers of a type lose digits, and some units make zeros of them."""
+    return {"float64": 1e-300, "float16": 1e-7}.get(dtype.name, 1e-37)
+
+
+def _wide(array: Array) -> Array:
+    return np.asarray(array).astype(np.float64) if array.dtype.kind != "c" else np.abs(array)
+
+
+def _distance(a: Array, b: Array) -> Array:
+    """|a - b|; infinite where one is NaN or an infinity and the other is not the same; 0 where both are."""
+    if a.shape != b.shape:
+        return np.full(a.shape, np.inf)
+    if a.dtype.kind in "iu" and a.dtype.itemsize == 8:
+        return np.where(a == b, 0.0, np.maximum(np.abs(_wide(a) - _wide(b)), 1.0))
+    x, y = _wide(a), _wide(b)
+    with np.errstate(all="ignore"):
+        error = np.abs(x - y)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+
+
+def _move(feeds: Feeds, epsilon: float, seed: int) -> Feeds:
+    rng = np.random.default_rng(seed)
+    return {
+        n: _nudged(a, epsilon, rng) if a.dtype.kind in "fV" or a.dtype.name == "bfloat16" else a
+        for n, a in feeds.items()
+    }
+
+
+def _nudged(array: Array, epsilon: float, rng: np.random.Generator) -> Array:
+    """The array with each number moved by at most `epsilon` of itself."""
+    with np.errstate(all="ignore"):
+        return np.asarray(_wide(array) * (1 + epsilon * rng.uniform(-1, 1, array.shape))).astype(array.dtype)
+
+
+def _session(model: onnx.ModelProto) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # a class of its own for each status
+        raise Unable(_brief(error)) from None
+
+
+def _run(session: Any, feeds: Feeds) -> dict[str, Array]:
+    import onnxruntime
+
+    values = {}
+    names = [o.name for o in session.get_outputs()]
+    try:
+        for item in session.get_inputs():
+            array = feeds[item.name]
+            if array.dtype.name == "bfloat16":
+                values[item.name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, TensorProto.BFLOAT16)
+            else:
+                values[item.name] = onnxruntime.OrtValue.ortvalue_from_numpy(
+                    np.ascontiguousarray(array).reshape(array.shape)
+                )
+        results = session.run_with_ort_values(names, values)
+        return {n: _array(r) for n, r in zip(names, results, strict=True)}
+    except Exception as error:
+        raise Unable(_brief(error)) from None
+
+
+def _array(value: Any) -> Array:
+    """An output as NumPy, which onnxruntime cannot make of bfloat16."""
+    if value.element_type() != TensorProto.BFLOAT16:
+        return np.array(value.numpy())
+    import ml_dtypes
+
+    words = (ctypes.c_uint16 * int(np.prod(value.shape()))).from_address(value.data_ptr())
+    return np.array(words, np.uint16).view(ml_dtypes.bfloat16).reshape(value.shape())
+
+
+def _brief(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def oracle(model: onnx.ModelProto, feeds: Feeds) -> dict[str, Array]:
+    """Outputs computed in double precision, in the types that the model declares.
+
+    Raises:
+        Unable: it cannot run this model.
+    """
+    from tvmopt.analysis.oracle.evaluate import Oracle
+
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            results = Oracle(model).run(feeds)
+            kinds = {o.name: helper.tensor_dtype_to_np_dtype(o.type.tensor_type.elem_type) for o in model.graph.output}
+            arrays = {n: np.asarray(r) for n, r in results.items()}
+            return {n: a.astype(kinds[n]) if a.dtype.kind == "f" else a for n, a in arrays.items()}
+    except Exception as error:  # a damaged model: whatever NumPy says of it
+        raise Unable(f"oracle: {_brief(error)}") from None

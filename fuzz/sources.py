@@ -1,0 +1,67 @@
+"""The models of a run, by number: random graphs, graphs whose indices leave their range, mutants of valid models."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from fuzz.build import Builder
+from fuzz.mutate import mutated
+from fuzz.rules import RULES, Rule, grow, indexed, integers
+
+KINDS = ("graphs", "mutants", "indices")
+INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
+    (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
+]
+SMALL = 1 << 16
+"""Bytes of a file that is mutated: larger ones hide most mutations in their weights."""
+
+
+def model_bytes(kind: str, seed: int, index: int, folder: str = "") -> bytes:
+    """The model number `index` of a run; `folder`: more valid models to mutate."""
+    if kind == "graphs":
+        return graph(seed, index).SerializeToString()
+    if kind == "indices":
+        return graph(seed, index, INDEXED, 1.0).SerializeToString()
+    rng = np.random.default_rng([seed, index, 7])
+    cases = node_cases() + (_files(folder) if folder else ())
+    if rng.random() < 0.5:
+        source = graph(seed, index)
+    else:
+        source = onnx.ModelProto.FromString(cases[int(rng.integers(len(cases)))])
+    return mutated(source, rng)
+
+
+def graph(
+    seed: int, index: int = 0, rules: list[tuple[float, Rule]] | None = None, size: float = 2.6
+) -> onnx.ModelProto:
+    """The random model number `index` of a seed: one to twelve nodes, small ones more often."""
+    for attempt in range(100):
+        rng = np.random.default_rng([seed, index, attempt])
+        builder = Builder(rng)
+        grow(builder, 1 + min(11, int(rng.exponential(size))), rules)
+        if builder.nodes:
+            return builder.model()
+    raise RuntimeError(f"no graph for seed {seed}, {index}")
+
+
+@cache
+def node_cases() -> tuple[bytes, ...]:
+    """The models of ONNX's own node tests."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.loader import load_model_tests
+
+        found = [c.model.SerializeToString() for c in load_model_tests(kind="node") if c.model is not None]
+    return tuple(sorted(m for m in found if len(m) < SMALL))
+
+
+@cache
+def _files(folder: str) -> tuple[bytes, ...]:
+    files = sorted(p for p in Path(folder).rglob("*.onnx") if p.stat().st_size < 40 * SMALL)
+    return tuple(p.read_bytes() for p in files)

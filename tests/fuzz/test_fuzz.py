@@ -1,0 +1,161 @@
+"""The fuzzer: its models are valid and the seed's, its guards bite, its reductions are small, its corpus is clean."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from fuzz import guard
+from fuzz.evaluate import Options
+from fuzz.inputs import OUTSIDE, feeds_of, inputs_of, kinds_for, noted
+from fuzz.reference import Reference
+from fuzz.shrink import shrink
+from fuzz.sources import graph, model_bytes
+from fuzz.worker import ROOT, Worker
+
+CORPUS = sorted((ROOT / "fuzz/corpus").glob("*.onnx"))
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    made = Worker(forks=True)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["graphs", "mutants", "indices"])
+def test_a_seed_and_a_number_are_a_model(kind: str) -> None:
+    made = [model_bytes(kind, 5, i) for i in range(20)]
+    assert made == [model_bytes(kind, 5, i) for i in range(20)]
+    assert len(set(made)) > 15
+
+
+def test_graphs_are_valid() -> None:
+    operators = set()
+    for index in range(150):
+        model = graph(11, index)
+        onnx.checker.check_model(model, full_check=True)
+        operators |= {n.op_type for n in model.graph.node}
+        assert 1 <= len(model.graph.node) <= 30
+    assert len(operators) > 80
+
+
+def test_inputs_keep_their_notes() -> None:
+    rng = np.random.default_rng(0)
+    assert set(np.unique(noted("range -3 2", (200,), rng))) == {-3, -2, -1, 0, 1}
+    lines = noted("unique 1 0 9", (4, 7), rng)
+    assert all(len(set(line)) == 7 and set(line) <= set(range(9)) for line in lines)
+    outside = noted("range 0 5", (8,), rng, outside=True)
+    assert ((outside < 0) | (outside >= 5)).any()
+
+
+def test_kinds_of_inputs_are_what_they_say() -> None:
+    value = onnx.helper.make_tensor_value_info
+    graph_ = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [value("x", 1, [50])], [value("y", 1, [50])]
+    )
+    model = onnx.helper.make_model(graph_, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    assert kinds_for(model) == ("normal", "nan", "inf", "zeros", "huge", "offset")
+    made = {kind: feeds_of(model, kind, 0)["x"] for kind in kinds_for(model)}
+    assert np.isnan(made["nan"]).sum() == 1 and np.isinf(made["inf"]).sum() == 1
+    assert not made["zeros"].any() and made["huge"].max() > 1e17 and abs(made["offset"].mean() - 1000) < 1
+
+
+def test_agreement_sees_small_faults_and_excuses_rounding() -> None:
+    """A wrong element is found; a floor that hangs on the last digit is not."""
+    value = onnx.helper.make_tensor_value_info
+    nodes = [onnx.helper.make_node("Floor", ["x"], ["y"])]
+    graph_ = onnx.helper.make_graph(nodes, "g", [value("x", 1, [4])], [value("y", 1, [4])])
+    reference = Reference(
+        onnx.helper.make_model(graph_, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    )
+    feeds = {"x": np.array([1.0, 2.5, -0.5, 3.25], np.float32)}
+    expected = reference.run(feeds)
+    assert reference.agrees(expected, {"y": np.array([0, 2, -1, 3], np.float32)}, feeds) == ""
+    assert "1 of 4 differ" in reference.agrees(expected, {"y": np.array([1, 1, -1, 3], np.float32)}, feeds)
+    assert "NaN" in str(reference.agrees(expected, {"y": np.array([1, np.nan, -1, 3], np.float32)}, feeds)).replace(
+        "nan", "NaN"
+    )
+    assert "expected" in reference.agrees(expected, {"y": np.array([1, 2, -1], np.float32)}, feeds)
+
+
+GUARD = """
+import ctypes, numpy as np
+from fuzz import guard
+x = guard.guarded(np.zeros(7, np.float32), guard.{side})
+address = x.__array_interface__["data"][0]
+print("start", flush=True)
+ctypes.memset(address + {offset}, 1, 4)
+del x
+print("written beside:", guard.violations())
+"""
+
+
+@pytest.mark.parametrize(
+    ("side", "offset", "dies"),
+    [("BEHIND", 64, True), ("BEHIND", 28, False), ("BEFORE", -4, True), ("BEFORE", 28, False), ("BEHIND", -4, False)],
+)
+def test_guards_bite(side: str, offset: int, dies: bool) -> None:
+    """Beyond the page the process dies; on the page, beside the buffer, the write is counted."""
+    code = GUARD.format(side=side, offset=offset)
+    environment = {**os.environ, "LD_PRELOAD": str(guard.library()), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.stdout.startswith("start")
+    if dies:
+        assert done.returncode < 0
+    else:
+        assert "written beside: 1" in done.stdout
+
+
+def test_memory_of_other_processes_is_left_alone() -> None:
+    assert not guard.available() and guard.guarded(np.ones(3), guard.BEHIND).sum() == 3
+    assert ctypes.CDLL(None).free
+
+
+def test_reductions_are_small() -> None:
+    """What is left of a graph with a Softmax, where a Softmax is what fails."""
+    model = next(m for i in range(500) if len((m := graph(2, i)).graph.node) > 5 and _has(m, "Softmax"))
+    small = shrink(model, lambda m: _has(m, "Softmax") and _accepted(m))
+    assert [n.op_type for n in small.graph.node] == ["Softmax"] and len(inputs_of(small)) <= 1
+    assert all(d.dim_value <= 2 for v in inputs_of(small) for d in v.type.tensor_type.shape.dim)
+
+
+def _has(model: onnx.ModelProto, operator: str) -> bool:
+    return any(n.op_type == operator for n in model.graph.node)
+
+
+def _accepted(model: onnx.ModelProto) -> bool:
+    try:
+        Reference(model)
+    except Exception:
+        return False
+    return True
+
+
+def test_a_few_graphs_and_mutants(worker: Worker) -> None:
+    """A short run: nothing dies, nothing is wrong."""
+    found = []
+    for kind, count in (("graphs", 12), ("mutants", 8)):
+        for index in range(count):
+            options = asdict(Options(kinds=("normal", "zeros"), valid=kind != "mutants", seed=index))
+            outcome = worker.check(model_bytes(kind, 3, index), options)
+            found += [(kind, index, f) for f in outcome["findings"]]
+    assert not found
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_corpus(worker: Worker, path: Path) -> None:
+    """What was found and mended; the name begins with the kind of run: graph, mutant or index."""
+    kind = path.stem.partition("-")[0]
+    kinds = {"graph": (), "mutant": ("normal", "edge", "zeros"), "index": (OUTSIDE, "normal")}[kind]
+    outcome = worker.check(path.read_bytes(), asdict(Options(kinds=kinds, valid=kind != "mutant")))
+    assert not outcome["findings"]
