@@ -18,7 +18,7 @@ from tvm import relax, tirx
 
 from tvmopt import passes as P
 from tvmopt.extensions import extended
-from tvmopt.legalize import legalize, recurrent
+from tvmopt.legalize import legalize, lower_extrema, recurrent
 from tvmopt.legalize.name_values import name_module
 from tvmopt.legalize.ordered import lower_ordered
 from tvmopt.legalize.winograd import instead_of_bf16
@@ -196,7 +196,9 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
             module = name_module(lowered.module) if machine.kind == "llvm" else lowered.module
             module = tvm.transform.Sequential(memory_passes())(module)
         with _timed(lowered.seconds, "generate code"):
-            return relax.build(module, target=machine.tvm_target(), relax_pipeline=None)
+            return relax.build(
+                module, target=machine.tvm_target(), relax_pipeline=None, tir_pipeline=lower_extrema.PIPELINE
+            )
 
 
 def _kernels(

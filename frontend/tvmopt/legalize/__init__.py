@@ -19,6 +19,7 @@ from tvmopt.legalize import (
     conv,
     cuda,
     depthwise,
+    elementwise,
     extremes,
     math,
     matmul,
@@ -34,7 +35,8 @@ from tvmopt.targets import Machine
 Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | None"]
 
 # an operator that two groups know: the first that does not return None
-_GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, recurrent, take, extremes, positions)
+_GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, recurrent, take, extremes, positions,
+           elementwise)  # fmt: skip
 _APPROXIMATE = (winograd,)  # other roundings than the operator's definition; `exact` leaves them out
 
 

@@ -29,6 +29,7 @@ from tvm.tirx.op import address_of, call_intrin
 from tvmopt.legalize import math
 from tvmopt.legalize.attention_plan import Plan
 from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, constant, static_shape
+from tvmopt.legalize.lower_extrema import larger
 from tvmopt.legalize.pairs import ROUND, install, pair
 from tvmopt.legalize.rows import (
     INDEX,
@@ -260,7 +261,7 @@ class _Kernel:
             if p.offset is not None:
                 last = tirx.Broadcast(first + i + p.offset, lanes)
                 value = tirx.Select(vector(c * lanes, lanes) <= last, value, splat(float("-inf"), lanes))
-            return seq([store(self.s, value, place), store(top, tirx.max(load(top, cell), load(self.s, place)), cell)])
+            return seq([store(self.s, value, place), store(top, larger(load(top, cell), load(self.s, place)), cell)])
 
         def exponential(c: Expr) -> Any:
             place = vector(i * self.keys + c * lanes, lanes)
@@ -276,7 +277,7 @@ class _Kernel:
         one = tirx.const(1.0, "float32")
         return seq([
             store(top, splat(float("-inf"), lanes), cell), loop(count, masked, "c"),
-            *self._across(load(top, cell), tirx.max), store(acc, splat(0.0, lanes), cell),
+            *self._across(load(top, cell), larger), store(acc, splat(0.0, lanes), cell),
             loop(count, exponential, "c"), *self._across(load(acc, cell), lambda x, y: x + y),
             store(self.scale, one / load(self.part, 0), i),
         ])  # fmt: skip

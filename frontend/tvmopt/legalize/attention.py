@@ -23,6 +23,7 @@ from tvm import relax, tirx
 from tvmopt.legalize import amx_attention, math
 from tvmopt.legalize.attention_plan import Plan, plan
 from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, constant, static_shape
+from tvmopt.legalize.lower_extrema import larger
 from tvmopt.legalize.rows import (
     INDEX,
     const_index,
@@ -165,7 +166,7 @@ class _Kernel:
         for u in range(p.nq):
             peak = load(self.top, vector(u * lanes, lanes))
             for j in range(rows):
-                peak = tirx.max(peak, load(self.st, vector((key + j) * p.strip + u * lanes, lanes)))
+                peak = larger(peak, load(self.st, vector((key + j) * p.strip + u * lanes, lanes)))
             statements.append(store(self.top, peak, vector(u * lanes, lanes)))
         return seq(statements)
 

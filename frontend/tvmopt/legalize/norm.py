@@ -22,6 +22,7 @@ from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.legalize import math
 from tvmopt.legalize.common import OPAQUE, OUT_ELEMENTWISE_FUSABLE, call_with_pattern, static_shape
+from tvmopt.legalize.lower_extrema import larger
 from tvmopt.legalize.rows import INDEX, Row, load, loop, prim_func, store
 from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.targets import Machine
@@ -90,7 +91,7 @@ _INF = float("inf")
 
 def softmax_program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
     x, y = buffers
-    peak = row.keep(row.reduce(lambda i: load(x, *at, i), _max, -_INF))
+    peak = row.keep(row.reduce(lambda i: load(x, *at, i), larger, -_INF))  # the sum shows a NaN
     total = row.reduce(
         lambda i: math.exp_nonpositive(load(x, *at, i) - peak), _add, 0.0, lambda i, e: store(y, e, *at, i)
     )
@@ -100,7 +101,7 @@ def softmax_program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
 
 def log_softmax_program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
     x, y = buffers
-    peak = row.keep(row.reduce(lambda i: load(x, *at, i), _max, -_INF))
+    peak = row.keep(row.reduce(lambda i: load(x, *at, i), larger, -_INF))  # the sum shows a NaN
     total = row.reduce(lambda i: math.exp_nonpositive(load(x, *at, i) - peak), _add, 0.0)
     shift = row.keep(peak + tirx.log(total))
     row.map(lambda c: store(y, load(x, *at, c) - shift, *at, c))

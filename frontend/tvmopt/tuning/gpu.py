@@ -16,6 +16,7 @@ from tvm import tirx
 
 from tvmopt.cuda_toolkit import compiler
 from tvmopt.errors import ScheduleError
+from tvmopt.legalize import lower_extrema
 from tvmopt.ptxas import recording, unfit
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.cuda_tile import TF32
@@ -38,7 +39,7 @@ def machine_code(func: tirx.PrimFunc, machine: Machine, spills: bool = False) ->
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     target = machine.tvm_target()
     with recording(machine, compiler()) as recorder, target, tvm.transform.PassContext(opt_level=3):
-        made = tvm.compile(module, target=target)
+        made = tvm.compile(module, target=target, tir_pipeline=lower_extrema.PIPELINE)
     if not recorder.binaries:
         raise ScheduleError("TVM made no machine code for the GPU", where=machine.name)
     problems = unfit(recorder.launches(), machine, spills=not spills)

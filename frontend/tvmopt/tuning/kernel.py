@@ -21,7 +21,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmopt.analysis.comparator import compare
-from tvmopt.legalize import math
+from tvmopt.legalize import lower_extrema, math
 from tvmopt.legalize.name_values import name_module
 from tvmopt.pipeline import BUILD_CONFIG
 from tvmopt.runtime.tiles import request
@@ -286,7 +286,7 @@ def compiled_module(func: tirx.PrimFunc, machine: Machine) -> Any:
         request()
     module = name_module(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
-        return tvm.compile(module, target=machine.tvm_target())
+        return tvm.compile(module, target=machine.tvm_target(), tir_pipeline=lower_extrema.PIPELINE)
 
 
 def tensor_type(param: Any) -> tuple[tuple[int, ...], str]:

@@ -139,6 +139,12 @@ def softplus(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     return b.unary(fn, inputs[0])
 
 
+def thresholded_relu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """ThresholdedRelu: x above alpha, else 0, also for -inf and NaN, which are not above it."""
+    b, x = Build(bb, ctx.name), inputs[0]
+    return b.where(b.emit(relax.op.greater(x, like(attrs.get("alpha", 1.0), x))), x, 0.0)
+
+
 def mish(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Mish, x tanh(log(1 + e)) with e = exp(x), which is ``x n / (n + 2)`` with n = e (e + 2)."""
     b = Build(bb, ctx.name)
@@ -221,6 +227,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Pow"): power,
     ("", "Mod"): modulo,
     ("", "Softplus"): softplus,
+    ("", "ThresholdedRelu"): thresholded_relu,
     ("", "Mish"): mish,
     ("", "Elu"): elu,
     ("", "Celu"): celu,

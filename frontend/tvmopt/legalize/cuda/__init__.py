@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmopt.legalize import extremes, take
+from tvmopt.legalize import elementwise, extremes, take
 from tvmopt.legalize.cuda import attention, conv, depthwise, matmul, norm
 
 # an operator that two groups know: the first that does not return None
-GROUPS: tuple[Any, ...] = (matmul, depthwise, conv, attention, norm, take, extremes)
+GROUPS: tuple[Any, ...] = (matmul, depthwise, conv, attention, norm, take, extremes, elementwise)

@@ -1,0 +1,33 @@
+"""Functions of one element whose form in TVM is wrong somewhere - for every kind of machine.
+
+sign     1, -1, else x where x is 0 or NaN; TVM's is 0 for NaN
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from tvmopt.targets import Machine
+
+
+def sign(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.sign` of floats."""
+    (x,) = call.args
+    dtype = str(x.ty.dtype)
+    if not dtype.startswith("float") or x.ty.shape is None:
+        return None
+    zero, one = tirx.const(0.0, dtype), tirx.const(1.0, dtype)
+
+    def compute(data: te.Tensor) -> te.Tensor:
+        def value(*index: Any) -> Any:
+            v = data(*index)
+            return tirx.Select(v > zero, one, tirx.Select(v < zero, zero - one, v))
+
+        return te.compute(data.shape, value, name="sign")
+
+    return bb.call_te(compute, x, primfunc_name_hint="sign")
+
+
+LEGALIZERS = {"relax.sign": sign}

@@ -1,0 +1,97 @@
+"""Maximum and minimum that keep NaN, as NumPy's do - the last rewrite of loops before code generation.
+
+    Before           After
+    max(x, 0)        max(0, x)                                            one instruction, as before
+    max(a, b)        let v = a in select(v != v, NaN, max(v, b))          three instructions
+    for a GPU        let v = x in select(v < 0, 0, v);  let v = a, w = b in select(v != v, v, select(v > w, v, w))
+
+TVM's `max(a, b)` of floats is select(a > b, a, b), on x86 one `vmaxps`: b where one of them is NaN. So Relu(NaN) would
+be 0, and a model that has diverged would look healthy. CUDA's `fmaxf` returns the number where the other one is NaN.
+
+A kernel that may lose a NaN there, because its result shows it anyway, writes :func:`larger` for its maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm.tirx.compilation_pipeline import register_tir_pipeline
+from tvm_ffi import structural_map, structural_walk
+
+Expr = Any
+
+PIPELINE = "tvmopt"
+"""The name of TVM's passes of loops with this one behind them, for `relax.build` and `tvm.compile`. Before them, the
+simplifier would fold `v != v`, and the reductions of GPU threads would not find their maximum."""
+
+
+def larger(a: Expr, b: Expr) -> Expr:
+    """The larger of two numbers, and b where one is NaN: one instruction."""
+    return tirx.Select(a > b, a, b)
+
+
+def lower_extrema(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
+    """See the module's text. Integers stay as they are."""
+    target = func.attrs.get("target", None)
+    lower = _select if target is not None and target.kind.name == "cuda" else _ordered
+    body = structural_map(func.body, ((tirx.Max, partial(_float, lower)), (tirx.Min, partial(_float, lower))))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+LowerExtrema = tirx.transform.prim_func_pass(lower_extrema, opt_level=0, name="tvmopt.LowerExtrema")
+
+
+def _float(lower: Callable[[Any, Expr, Expr], Expr], node: Any) -> Any:
+    """`lower(kind, a, b)` of floats, a constant second, the operand with fewer lets first."""
+    if not str(node.ty.dtype).startswith(("float", "bfloat")):
+        return node
+    a, b = node.a, node.b
+    if _constant(a) or (not _constant(b) and _lets(a) > _lets(b)):
+        a, b = b, a
+    return lower(type(node), a, b)
+
+
+def _ordered(kind: Any, a: Expr, b: Expr) -> Expr:
+    """For LLVM, whose code for `kind(a, b)` is b where one is NaN. Lets stand one in another's body: TVM's analyzer
+    takes time exponential in the depth of lets in values."""
+    if _constant(b):
+        return kind(b, a)
+    v = tirx.Var("v", a.ty)
+    lanes, nan = int(a.ty.dtype.lanes), tirx.const(float("nan"), str(a.ty.dtype).split("x")[0])
+    # a constant: with v in its place LLVM joins both selects to one of two comparisons, which takes longer
+    return tirx.Let(v, a, tirx.Select(tirx.isnan(v), nan if lanes == 1 else tirx.Broadcast(nan, lanes), kind(v, b)))
+
+
+def _select(kind: Any, a: Expr, b: Expr) -> Expr:
+    """For a GPU, in comparisons only."""
+    v, w = tirx.Var("v", a.ty), tirx.Var("w", b.ty)
+    wins = tirx.GT if kind is tirx.Max else tirx.LT
+    if _constant(b):
+        return tirx.Let(v, a, tirx.Select(wins(b, v), b, v))
+    return tirx.Let(v, a, tirx.Let(w, b, tirx.Select(tirx.isnan(v), v, tirx.Select(wins(v, w), v, w))))
+
+
+def _constant(value: Expr) -> bool:
+    """Whether a value is a constant in every lane, and not NaN."""
+    if isinstance(value, tirx.Broadcast | tirx.Cast):
+        return _constant(value.value)
+    return isinstance(value, tirx.FloatImm | tirx.IntImm) and value.value == value.value
+
+
+def _lets(value: Expr) -> int:
+    found: list[Any] = []
+    structural_walk(value, (tirx.Let, found.append))
+    return len(found)
+
+
+def _pipeline() -> tuple[Any, Any, Any]:
+    loops, host, device = default_s_tir_pipeline()
+    return tvm.transform.Sequential([loops, LowerExtrema]), host, device
+
+
+register_tir_pipeline(PIPELINE, _pipeline)
