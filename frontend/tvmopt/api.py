@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -351,6 +351,7 @@ def explain(
     source: str | Path,
     node: str | None = None,
     *,
+    kernel: str | None = None,
     target: str | Path | Machine = "cpu",
     precision: str = "fp32",
     shape: Mapping[str, Sequence[int]] | None = None,
@@ -360,8 +361,15 @@ def explain(
 
     Args:
         source: an artifact or an ONNX file.
-        node: only decisions and kernels that concern ONNX nodes whose name contains this.
+        node: only decisions and kernels that concern the ONNX node of this name, or, if there is none, those whose name
+            contains it.
+        kernel: likewise, of a kernel.
+
+    Raises:
+        InputError: there is no such node or kernel.
     """
+    from tvmopt.analysis.about import about
+
     report = (
         Report.from_dict(artifacts.read_manifest(source).report)
         if is_artifact(source)
@@ -369,7 +377,4 @@ def explain(
             source, target=target, precision=precision, shape=shape, verify=False, progress=progress
         ).report
     )
-    if node:
-        kernels = tuple(k for k in report.kernels if any(node in n for site in k.nodes for n in site))
-        report = replace(report, kernels=kernels, decisions=tuple(d for d in report.decisions if node in d.node))
-    return report
+    return about(report, node, kernel)

@@ -35,20 +35,21 @@ def plan(lowered: Any, machine: Machine, imported: Imported) -> Flow:
         steps=tuple(reader.steps),
         outputs=tuple(reader.outputs),
         storages=tuple(reader.storages),
+        folded=imported.folded,
     )
 
 
 def onnx_nodes(imported: Imported) -> dict[str, OnnxNode]:
-    """Every node of the imported model, by the name that bindings of the Relax module have."""
+    """Every node of the imported model by its name, as steps, kernels and decisions call it."""
     try:
         costs = {op.name: op for op in metrics(imported.model).ops}
     except (ValueError, RuntimeError):  # onnx's shape inference refuses some models that compile
         costs = {}
     known = {node_name(node): node for node in imported.model.graph.node}
     found = {}
-    for binding, name in imported.nodes.items():
+    for name in imported.nodes.values():
         node, cost = known.get(name), costs.get(name)
-        found[binding] = OnnxNode(
+        found[name] = OnnxNode(
             name=name,
             op_type=node.op_type if node else "",
             inputs=tuple(node.input) if node else (),

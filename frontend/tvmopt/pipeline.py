@@ -18,6 +18,7 @@ from tvm import relax, tirx
 
 from tvmopt import passes as P
 from tvmopt.extensions import extended
+from tvmopt.importer.provenance import without_names
 from tvmopt.legalize import legalize, lower_extrema, recurrent
 from tvmopt.legalize.name_values import name_module
 from tvmopt.legalize.ordered import lower_ordered
@@ -159,27 +160,30 @@ def lower(
     with machine.tvm_target():
         with _timed(seconds, "graph passes"):
             passes = extended(graph_passes(machine, log, precision, exact), log)
-            chosen = [p for p in passes if p.info.name not in without]
-            module = tvm.transform.Sequential(chosen)(module)
+            module, names = without_names(module)
+            provenance = Provenance(module, names)
+            module = provenance.through([p for p in passes if p.info.name not in without], module, log)
         with _timed(seconds, "legalize"):
+            unlegalized = module["main"]
             module = lower_ordered(module, machine)  # scans and top-k, before TVM's own kernels of them
             module = relax.backend.DispatchSortScan()(module)  # sorting, and on GPUs all three: TVM's own kernels
             module = legalize(module, machine, exact, precision)
+            provenance.follow(unlegalized, module["main"])
             if not relax.analysis.defined_symbolic_vars(module["main"]):  # the binding that computes a size must stay
                 once = P.CancelDuplicates(log)  # what legalizers prepare for each of several readers of a value
-                module = tvm.transform.Sequential([once])(module)
-            provenance = Provenance.before_fusion(module)
+                module = provenance.through([once], module, log)
         with _timed(seconds, "fuse"):
+            unfused = module["main"]
             module = tvm.transform.Sequential(fusion_passes()[:2])(module)
-            provenance = provenance.after_fusion(module)
-            module = tvm.transform.Sequential(fusion_passes()[2:])(module)
+            provenance.fused(unfused, module)
+            module = provenance.through(fusion_passes()[2:], module, log)
         with _timed(seconds, "schedule"):
             unscheduled = module
             module, how = apply_families(module, machine, log, lookup, [whole_name(g) for g in generic])
             done = InPlace(module, unscheduled, how)
             if STAGE not in without:  # after families: records are of workloads with tensors of their own
                 done = concat_in_place(module, unscheduled, how, machine, log)
-            provenance = provenance.joined(done.nodes)
+            provenance.joined(done.nodes)
     kernels = tuple(_kernels(done.module, done.unscheduled, done.how, provenance))
     return Lowered(done.module, kernels, log, seconds, done.unscheduled)
 

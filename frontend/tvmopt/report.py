@@ -18,7 +18,7 @@ class Decision:
     Attributes:
         stage: the pass or family, as it shows in TVM's pass timing: ``"tvmopt.FuseLayerNorm"``.
         verdict: ``"applied"`` or ``"declined"``.
-        node: the binding it concerns; bindings are named after the ONNX node they come from.
+        node: the ONNX node it concerns (inside a pass: the binding, which is named after it).
         reason: why it declined (the number of the condition in the pass's docstring, and the words), or what it gained.
     """
 
@@ -133,6 +133,7 @@ class Flow:
         steps: the calls, in order.
         outputs: indices of the values that are returned.
         storages: bytes of each block of memory planned for activations.
+        folded: nodes of the file that the importer computed at compile time, or that nothing reads.
     """
 
     nodes: dict[str, OnnxNode] = field(default_factory=dict)
@@ -140,6 +141,7 @@ class Flow:
     steps: tuple[Step, ...] = ()
     outputs: tuple[int, ...] = ()
     storages: tuple[int, ...] = ()
+    folded: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Flow:
@@ -152,6 +154,7 @@ class Flow:
             tuple(Step(**_tuples(step)) for step in data["steps"]),
             tuple(data["outputs"]),
             tuple(data["storages"]),
+            tuple(data.get("folded", ())),
         )
 
 

@@ -60,8 +60,8 @@ def test_tasks_have_the_names_of_the_onnx_nodes(model: Path) -> None:
     result = CliRunner().invoke(app, [str(model), "--list-tasks", "--threads", "1", "--json"])
     assert result.exit_code == 0, result.output
     tasks = json.loads(result.stdout)
-    nodes = " ".join(t["ONNX nodes"] for t in tasks)
-    assert all(name in nodes for name in ("first", "relu", "second", "soft"))
+    nodes = {name for task in tasks for site in task["nodes"] for name in site}
+    assert nodes >= {"first", "relu", "second", "soft"}
     assert [t["family"] for t in tasks].count("gemm") == 2
 
 

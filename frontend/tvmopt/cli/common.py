@@ -7,11 +7,12 @@ import sys
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+
+LEAST = 8
+"""Characters that a column of text keeps, however narrow the terminal."""
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -117,10 +121,18 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], *, left: int = 1, title: str = "") -> None:
-    """Print a plain table: the first `left` columns flush left, the others right.
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    left: int = 1,
+    title: str = "",
+    prose: Collection[int] = (),
+) -> None:
+    """Print a plain table: the first `left` columns flush left, the others right. A row is a line.
 
-    In a file or a pipe nothing is folded: a row is a line, however long.
+    On a terminal the longest of the left columns are shortened until a line fits; in a file or a pipe nothing is.
+    `prose`: columns of sentences, which lose their end; names lose their middle.
     """
     columns, rows = list(columns), list(rows)
     if not out.is_terminal:
@@ -129,11 +141,47 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[Any]], *, left: int = 
             print(line.rstrip(), file=out.file)
         return
     grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
-    for index, column in enumerate(columns):
-        grid.add_column(column, justify="left" if index < left else "right", no_wrap=index == 0, overflow="fold")
+    texts = [[c.plain if isinstance(c, Text) else str(c) for c in row] for row in [columns, *rows]]
+    for index, (column, width) in enumerate(zip(columns, fitting(texts, left, out.width - 1), strict=True)):
+        grid.add_column(column, justify="left" if index < left else "right", no_wrap=True, width=width)
+    widths = [column.width or 0 for column in grid.columns]
     for row in rows:
-        grid.add_row(*(cell if isinstance(cell, Text) else escape(str(cell)) for cell in row))
+        fitted = [c if isinstance(c, Text) else _fitted(str(c), widths[i], i in prose) for i, c in enumerate(row)]
+        grid.add_row(*fitted)
     out.print(grid)
+
+
+def fitting(grid: Sequence[Sequence[str]], left: int, most: int) -> list[int]:
+    """Widths of the columns, two blanks between, for lines of at most `most`; the longest of the left ones give way.
+
+    >>> fitting([("kernel", "node", "n"), ("a" * 50, "b" * 30, "7")], 2, 45)
+    [20, 20, 1]
+    """
+    widths = [max(cell_len(row[i]) for row in grid) for i in range(len(grid[0]))]
+    while sum(widths) + 2 * (len(widths) - 1) > most and left:
+        widest = max(range(min(left, len(widths))), key=widths.__getitem__)
+        if widths[widest] <= LEAST:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def _fitted(text: str, width: int, prose: bool) -> str:
+    if prose and cell_len(text) > width:
+        return escape(text[: width - 1] + "…")
+    return escape(shortened(text, width))
+
+
+def shortened(text: str, width: int) -> str:
+    """A name with its middle left out: kernels and nodes are told apart by how they end.
+
+    >>> shortened("/layer1/layer1.0/conv1/Conv +3", 16)
+    '/layer…1/Conv +3'
+    """
+    if cell_len(text) <= width:
+        return text
+    tail = (width - 1) * 3 // 5
+    return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
 
 
 def human(number: float, unit: str = "") -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.markup import escape
 
+from tvmopt.analysis.about import Fate
 from tvmopt.cli.common import human, out, table
 from tvmopt.report import Kernel, Report
 
@@ -67,24 +68,58 @@ def accuracy(found: dict[str, Any]) -> str:
     )
 
 
-def kernels(report: Report) -> None:
-    """Every kernel with its schedule in words and the nodes it computes."""
-    rows = []
-    for k in report.kernels:
-        knobs = " ".join(f"{name}={value}" for name, value in k.knobs.items())
-        nodes = sites(k.nodes) + (f" ({k.note})" if k.note else "")
-        rows.append((k.name, k.family, k.source, knobs, k.calls, human(k.flops, "FLOP"), nodes))
-    table(("kernel", "family", "knobs from", "knobs", "calls", "FLOP", "ONNX nodes"), rows, left=4)
+def kernels(report: Report, top: int = 0) -> None:
+    """The kernels with the most FLOPs, or all in order: who scheduled them, and a node that they compute."""
+    total = report.flops or 1.0
+    shown = sorted(report.kernels, key=lambda k: -k.flops * k.calls)[:top] if top else list(report.kernels)
+    rows = [
+        (k.name, main_node(report, k.nodes), k.family, k.source, k.calls, f"{100 * k.flops * k.calls / total:.1f} %")
+        for k in shown
+    ]
+    table(("kernel", "ONNX node", "family", "knobs", "calls", "FLOPs"), rows, left=4)
+    if rest := len(report.kernels) - len(shown):
+        share = 1 - sum(k.flops * k.calls for k in shown) / total
+        out.print(f"[dim]and {rest} more, {100 * share:.1f} % of the FLOPs; --top 0 shows all, --kernel NAME one[/]")
 
 
-def sites(nodes: Sequence[Sequence[str]], most: int = 3) -> str:
-    """The ONNX nodes of a kernel's calls: the first ones, and how many more there are (`--json` has all).
+def kernel(report: Report, found: Kernel) -> None:
+    """All about one kernel: schedule, knobs, cost, and the nodes of each call."""
+    knobs = " ".join(f"{name}={value}" for name, value in found.knobs.items())
+    share = 100 * found.flops * found.calls / report.flops if report.flops else 0.0
+    out.print(f"[bold]{escape(found.name)}[/]: {escape(found.family)}, {found.source}")
+    if knobs:
+        out.print(f"  knobs: {escape(knobs)}")
+    calls = f"{found.calls} call{'s' * (found.calls != 1)}"
+    work = f"{human(found.flops, 'FLOP')} and {human(found.bytes, 'B')}"
+    out.print(f"  {calls} of {work}, {share:.1f} % of the model's FLOPs")
+    if found.note:
+        out.print(f"  {escape(found.note)}")
+    for number, site in enumerate(found.nodes, 1):
+        name = f"  nodes of call {number}:" if len(found.nodes) > 1 else "  nodes:"
+        out.print(f"{name} {escape(', '.join(site))}")
 
-    >>> sites([("a", "b"), ("c",), ("d",), ("e",)])
-    'a+b; c; d; and 1 more'
+
+def fate(found: Fate) -> None:
+    """A node without a kernel, and why."""
+    out.print(f"[bold]{escape(found.node)}[/] has no kernel: {escape(found.text)}.")
+
+
+def main_node(report: Report, sites: Sequence[Sequence[str]]) -> str:
+    """The node of a kernel with the most FLOPs, the last of equals, and how many others there are."""
+    nodes = list(dict.fromkeys(name for site in sites for name in site))
+    known = report.flow.nodes
+    return counted(nodes, lambda name: (known[name].flops or 0.0) if name in known else 0.0)
+
+
+def counted(names: Sequence[str], weight: Callable[[str], float] = lambda name: 0.0) -> str:
+    """One name and a count: the heaviest, the first of equals.
+
+    >>> counted(["/conv1/Conv", "/bn1/BatchNormalization", "/act1/Relu"])
+    '/conv1/Conv +2'
     """
-    more = [f"and {len(nodes) - most} more"] if len(nodes) > most else []
-    return "; ".join(["+".join(site) for site in nodes[:most]] + more)
+    if not names:
+        return ""
+    return max(names, key=weight) + (f" +{len(names) - 1}" if len(names) > 1 else "")
 
 
 def launches(report: Report) -> None:
@@ -102,24 +137,22 @@ def launches(report: Report) -> None:
         table(names, rows, left=1)
 
 
-def decisions(report: Report, verdict: str) -> None:
-    """What the passes did, or left alone, grouped by pass and reason."""
+def decisions(report: Report, verdict: str, most: int = 0) -> None:
+    """What the passes did, or left alone, grouped by pass and reason; at most so many groups (0: all)."""
     groups: dict[tuple[str, str], list[str]] = {}
     for decision in report.decisions:
         if decision.verdict == verdict:
             groups.setdefault((decision.stage, decision.reason), []).append(decision.node)
     if groups:
-        rows = [(stage, len(nodes), reason, _some(nodes)) for (stage, reason), nodes in groups.items()]
-        table(
-            ("pass", "times", "reason" if verdict == "declined" else "gain", "nodes"),
-            rows,
-            left=4,
-            title=f"\n{verdict}",
-        )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        rows = [
+            (stage.removeprefix("tvmopt."), reason, counted(list(dict.fromkeys(nodes))), len(nodes))
+            for (stage, reason), nodes in groups.items()
+        ]
+        names = ("pass", "reason" if verdict == "declined" else "what", "node", "times")
+        shown = rows[:most] if most else rows
+        table(names, shown, left=3, title=f"\n{verdict}", prose=(1,))
+        if len(rows) > len(shown):
+            out.print(f"[dim]and {len(rows) - len(shown)} more; --top 0 shows all, --node NAME those of a node[/]")
 
 
 def _flops(group: list[Kernel]) -> float:

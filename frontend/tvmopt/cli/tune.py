@@ -87,7 +87,7 @@ def _list(
     only: str,
     as_json: bool,
 ) -> None:
-    from tvmopt.cli.rendering import sites
+    from tvmopt.cli.rendering import counted
     from tvmopt.precision import check
     from tvmopt.targets import Machine
     from tvmopt.tuning import driver
@@ -98,16 +98,19 @@ def _list(
         module = driver.imported_module(model, machine, shapes, tell)
         tasks = driver.choose(driver.tasks_of(module, machine, precision), only)
     total = sum(t.weight * t.floor for t in tasks) or 1.0
+    if as_json:
+        print_json([
+            {"kernel": t.name, "family": t.key.family, "shape": t.shape, "calls": round(t.weight),
+             "points": t.space.size, "floor_s": t.floor, "share": t.weight * t.floor / total, "nodes": t.nodes}
+            for t in tasks
+        ])  # fmt: skip
+        return
     rows = [
-        (t.name, t.key.family, t.shape, f"{t.weight:.0f}", t.space.size, f"{1e6 * t.floor:.1f} us",
-         f"{100 * t.weight * t.floor / total:.1f} %", sites(t.nodes, len(t.nodes) if as_json else 3))
+        (t.name, counted([n for site in t.nodes for n in site]), t.key.family, t.shape, f"{t.weight:.0f}",
+         t.space.size, f"{1e6 * t.floor:.1f} us", f"{100 * t.weight * t.floor / total:.1f} %")
         for t in tasks
     ]  # fmt: skip
-    names = ("kernel", "family", "shape", "calls", "points", "floor", "share", "ONNX nodes")
-    if as_json:
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
-    else:
-        table(names, rows, left=3)
+    table(("kernel", "ONNX node", "family", "shape", "calls", "points", "floor", "share"), rows, left=4)
 
 
 def render(found: TuningResult) -> None:

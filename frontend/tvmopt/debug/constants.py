@@ -124,9 +124,9 @@ def _differences(artifact_path: str, model: str) -> tuple[dict[int, Array], list
 
 def _readers(session: Session, label: str) -> dict[int, tuple[str, ...]]:
     """The ONNX nodes of the kernels that read each weight."""
-    from tvmopt.debug.watch import _sanitised
+    from tvmopt.debug.watch import positions
 
-    index = _sanitised(session.layers)
+    index = positions(session.layers)
     found: dict[int, tuple[str, ...]] = {}
     for seen in session.seen.get(label, []):
         names = tuple(node_name(session.layers.nodes[index[n]]) for n in seen.nodes if n in index)

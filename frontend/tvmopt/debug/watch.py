@@ -93,7 +93,7 @@ def trace(
         tolerances: (longest sum, sums in sequence) of each tensor, for the comparator.
         options: `rtol`, `atol`, `precision` of the comparator.
     """
-    index = {name: i for name, i in _sanitised(layers).items()}
+    index = positions(layers)
     mine = [sorted({index[n] for n in s.nodes if n in index}) for s in seen]
     named = {i for nodes in mine for i in nodes}
     found = [
@@ -126,12 +126,9 @@ def judged(layers: Layers, found: Trace) -> Trace:
     return Trace(found.label, found.how, found.layers, first, len(wrong) - len(real))
 
 
-def _sanitised(layers: Layers) -> dict[str, int]:
-    """Binding name -> index of its node: the importer's names, made again in its order."""
-    from tvmopt.importer.provenance import Names
-
-    names = Names()
-    return {names.fresh(node_name(node)): i for i, node in enumerate(layers.nodes)}
+def positions(layers: Layers) -> dict[str, int]:
+    """Name of a node -> its index."""
+    return {node_name(node): i for i, node in enumerate(layers.nodes)}
 
 
 def candidates(layers: Layers, inside: Sequence[int], named: Collection[int]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,4 +46,15 @@ def import_model(
     """
     from tvmopt.importer.check import checked_import
 
-    return checked_import(prepare(load(source), shapes, values))
+    model = load(source)
+    imported = checked_import(prepare(model, shapes, values))
+    return replace(imported, folded=_folded(model, imported.nodes.values()))
+
+
+def _folded(model: onnx.ModelProto, kept: Iterable[str]) -> tuple[str, ...]:
+    """The nodes of the file that no imported node is, or is a part of (``call/inner``)."""
+    from tvmopt.importer.protos import node_name
+
+    known = set(kept)
+    known |= {name[:end] for name in known for end, letter in enumerate(name) if letter == "/"}
+    return tuple(dict.fromkeys(name for node in model.graph.node if (name := node_name(node)) not in known))

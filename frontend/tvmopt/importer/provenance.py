@@ -6,8 +6,27 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
+
+NODES = "tvmopt.nodes"
+"""Attribute of `main`: the ONNX name of each binding's name, in the order of the model."""
+
+BUILT = re.compile(r"(lv|gv)\d*")
+"""Names that TVM's builder gives: they say nothing, and no node may have them."""
+
+
+def without_names(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]]:
+    """The module without its names of nodes, and these; they are no part of what is compiled."""
+    main = module["main"]
+    if main.attrs is None or NODES not in main.attrs:
+        return module, {}
+    names = {str(binding): str(name) for binding, name in main.attrs[NODES].items()}
+    order = [str(binding) for binding in main.attrs[NODES]]
+    bare = module.clone()
+    bare.update_func(bare.get_global_var("main"), main.without_attr(NODES))
+    return bare, {binding: names[binding] for binding in order}
 
 
 class Names:
@@ -19,7 +38,7 @@ class Names:
     def fresh(self, name: str, prefix: str = "v") -> str:
         """An identifier that nobody has yet: ``conv1/relu:0`` becomes ``conv1_relu_0``."""
         base = re.sub(r"[^A-Za-z0-9_]", "_", name) or prefix
-        if base[0].isdigit():
+        if base[0].isdigit() or BUILT.fullmatch(base):
             base = f"{prefix}_{base}"
         candidate, n = base, 1
         while candidate in self.original:

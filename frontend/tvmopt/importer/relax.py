@@ -36,7 +36,7 @@ from tvmopt.importer.protos import (
     opset_versions,
     tensor_spec,
 )
-from tvmopt.importer.provenance import Names, named
+from tvmopt.importer.provenance import NODES, Names, named
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -110,7 +110,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         if failure:
             raise failure
         module = self.bb.get()
-        main = named(module["main"], self._roots).with_attrs({"num_input": len(params)})
+        attrs = {"num_input": len(params), NODES: node_names.original}
+        main = named(module["main"], self._roots).with_attrs(attrs)
         module.update_func(module.get_global_var("main"), main)
         return (relax.transform.ConvertToDataflow()(module) if branches else module), node_names.original
 

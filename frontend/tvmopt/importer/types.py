@@ -28,6 +28,7 @@ class Imported:
         inputs, outputs: the border, with the ONNX names.
         model: the prepared ONNX model that `module` was made of; it is the reference for every check.
         nodes: the ONNX node of each binding's name in `module` (names are sanitised to ``[A-Za-z0-9_]``).
+        folded: nodes of the file that are not in `model`: they were computed at compile time, or nothing reads them.
     """
 
     module: Any
@@ -35,3 +36,4 @@ class Imported:
     outputs: tuple[TensorSpec, ...]
     model: onnx.ModelProto
     nodes: dict[str, str]
+    folded: tuple[str, ...] = ()

@@ -51,13 +51,13 @@ class InPlace:
         module: scheduled kernels, concatenations in place.
         unscheduled: the given one; its kernels have the new names, its concatenations stand.
         how: with the new names.
-        nodes: bindings of `main` that do the work of others too: their name -> the names of all.
+        nodes: bindings of `main` that do the work of others too: their variable -> those of all.
     """
 
     module: tvm.IRModule
     unscheduled: tvm.IRModule
     how: dict[str, Scheduled]
-    nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    nodes: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
 
 
 def concat_in_place(
@@ -261,7 +261,7 @@ class _Writer:
         self.variants: dict[Any, str] = {}
         self.how: dict[Any, Scheduled] = {}
         self.now: dict[Any, Any] = {}  # a whole -> the variable that holds it at this point of `main`
-        self.nodes: dict[str, tuple[str, ...]] = {}
+        self.nodes: dict[Any, tuple[Any, ...]] = {}
         self.renamed: dict[Any, str] = {}  # variable of `main` -> its kernel's new name
         members = [v for v in plan.sites if v in plan.places and v not in plan.dropped]
         self.last = {plan.places[v][0]: v for v in members}
@@ -314,7 +314,7 @@ class _Writer:
             value = relax.op.call_tir(callee, relax.Tuple(args), whole.ty)
         last = self.last[whole].same_as(var)
         self.now[whole] = whole if last else relax.DataflowVar(str(var.name), whole.ty)
-        self.nodes[str(self.now[whole].name)] = (str(var.name), *(str(c.name) for c in self.completes[var]))
+        self.nodes[self.now[whole]] = (var, *self.completes[var])
         return relax.VarBinding(self.now[whole], value)
 
     def _key(self, var: Any) -> tuple[Any, Place]:
