@@ -83,7 +83,7 @@ def test_an_installed_wheel_is_whole_and_uses_its_records(model: Path, tmp_path:
             shutil.copy(ROOT / part, source / part)
     shutil.rmtree(source / "tuning_logs")
     machine = Machine.load("cpu").with_cores(1)
-    task = next(t for t in tasks_of(imported_module(model, machine, {}), machine) if t.space.size > 1)
+    task = next(t for t in tasks_of(imported_module(model, {}), machine) if t.space.size > 1)
     name, values = next((n, v) for n, v in task.space.choices.items() if len(v) > 1)
     won = Verdict(0.9, 0.88, 0.92, 1e-6, 40, True)
     knobs = {**task.space.analytic, name: values[1]}

@@ -15,9 +15,7 @@ from tvmopt.outcome import make_manifest, make_report
 from tvmopt.report import DecisionLog, Report
 from tvmopt.request import Progress, Progressed, Request, record_lookup, source_hash
 from tvmopt.runtime.artifact import Artifact
-from tvmopt.runtime.library import use_threads
 from tvmopt.runtime.manifest import Manifest
-from tvmopt.targets.detect import usable_cores
 from tvmopt.tuning.logs import RecordLookup
 
 if TYPE_CHECKING:
@@ -102,8 +100,6 @@ def lower(request: Request, stages: Progressed, lookup: RecordLookup | None = No
     """The model as imported, lowered to scheduled kernels, and its weights apart."""
     from tvmopt.importer import import_model  # a bad file is refused before TVM's compiler is loaded
 
-    # before TVM folds its first constant: a pool's size is fixed when it is made; the target may have more cores
-    use_threads(min(request.machine.cores, usable_cores()))
     log = DecisionLog()
     with stages.stage("importing"):
         imported = import_model(request.source, dict(request.shapes), dict(request.values))

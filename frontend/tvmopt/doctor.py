@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvmopt.errors import TvmoptError
+from tvmopt.texts import whole_number
 
 PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
@@ -137,7 +138,7 @@ def _threads() -> list[Check]:
     from tvmopt.targets.detect import usable_cores
 
     cores, text = usable_cores(), os.environ.get("TVM_NUM_THREADS", "")
-    if text and (not text.isdigit() or int(text) < 1):
+    if text and (whole_number(text) is None):
         return [Check("threads", "broken", f"TVM_NUM_THREADS={text}", "unset it, or set it to a positive number")]
     if text and int(text) != cores:
         fix = f"TVM_NUM_THREADS={text} wins over the {cores} usable cores; unset it to use them all"

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import MissingDependency, TvmoptError
+from tvmopt.runtime.pool import SOURCE
 from tvmopt.targets.detect import host_arch
 
 _FLAGS = (
     "-shared", "-fPIC",
     "-s",  # the symbol table names temporary files
+    "-O2", "-pthread",  # for the pool's source; the rest is objects
     "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,--hash-style=gnu", "-Wl,-O1",
 )  # fmt: skip
 
@@ -90,7 +92,8 @@ class Linker:
     def __call__(self, output: str, objects: Sequence[str], options: Any = None, **_: Any) -> None:
         folder = os.path.dirname(output)
         names = [os.path.relpath(name, folder) for name in objects]
-        command = [*self.command, *_FLAGS, "-o", os.path.basename(output), *names, "-lm"]
+        shutil.copy(SOURCE, folder)  # relative names only: the library must not depend on where tvmopt is installed
+        command = [*self.command, *_FLAGS, "-o", os.path.basename(output), *names, SOURCE.name, "-lm"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TvmoptError(

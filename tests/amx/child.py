@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
 import sys
 from typing import Any
 from unittest import mock
@@ -26,7 +27,6 @@ from tvmopt import pipeline
 from tvmopt.legalize.name_values import name_module
 from tvmopt.runtime import model as runtime
 from tvmopt.runtime.artifact import Artifact
-from tvmopt.runtime.library import use_threads
 from tvmopt.runtime.tiles import request
 from tvmopt.targets import Machine
 
@@ -59,7 +59,7 @@ class _Emulator:
 
 def outcome(low: Any, inputs: list[Array], expected: Array, machine: Machine) -> dict[str, Any]:
     """The module on its inputs."""
-    use_threads(machine.cores)
+    os.environ["TVM_NUM_THREADS"] = str(machine.cores)  # TVM's pool is made by its first call
     executable = pipeline.build(low, machine)
     result = relax.VirtualMachine(executable, tvm.cpu())["main"](*(tvm.runtime.tensor(x) for x in inputs)).numpy()
     assert result.shape == expected.shape

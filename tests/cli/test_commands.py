@@ -23,7 +23,6 @@ import typer
 from tests.runtime.small import expected, small_model
 from tvmopt import api, cli
 from tvmopt.targets import Machine, names
-from tvmopt.targets.detect import usable_cores
 
 COMMAND = [sys.executable, "-m", "tvmopt"]
 
@@ -328,17 +327,6 @@ def test_profile_of_a_model_in_another_precision(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["precision"] == "bf16"
     else:
         assert (done.returncode, done.stdout) == (2, "") and "avx512_bf16" in done.stderr
-
-
-def test_no_pool_is_larger_than_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target may have more cores; a pool of so many threads would wait for itself."""
-    from tvmopt import compiling
-    from tvmopt.request import Progressed, Request
-
-    asked: list[int] = []
-    monkeypatch.setattr(compiling, "use_threads", asked.append)
-    compiling.lower(Request(small_model(), Machine.load("cpu").with_cores(500)), Progressed())
-    assert asked == [usable_cores()]
 
 
 @pytest.mark.parametrize(("command", "words"), [("tune", "is kept"), ("compile", "nothing was written")])

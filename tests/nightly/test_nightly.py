@@ -188,7 +188,7 @@ def plant(store: Path, model: Path) -> None:
     from tvmopt.tuning.driver import imported_module, tasks_of
 
     machine = Machine.load("cpu").with_cores(1)
-    (task,) = (t for t in tasks_of(imported_module(model, machine, {}), machine) if t.key.family == "gemm")
+    (task,) = (t for t in tasks_of(imported_module(model, {}), machine) if t.key.family == "gemm")
     knobs = {**task.space.analytic, "mr": min(task.space.choices["mr"])}
     with Store(store) as opened:
         opened.merge([Record(task.key, Candidate(knobs), "ok", (1e-6,), verdict=Verdict(0.5, 0.4, 0.6, 0.0, 30, True))])

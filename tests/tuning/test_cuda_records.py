@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tasks(model: Path) -> list[Task]:
     """The four products in fp16, in the model's order."""
-    found = [t for t in tasks_of(imported_module(model, H100, {}), H100, "fp16") if t.key.family == "gemm"]
+    found = [t for t in tasks_of(imported_module(model, {}), H100, "fp16") if t.key.family == "gemm"]
     return sorted(found, key=lambda t: t.nodes)
 
 
@@ -127,7 +127,7 @@ def test_a_recorded_point_computes_the_same_numbers(model: Path, tasks: list[Tas
 
     store = store_of(tmp_path / "s.db", *(won(t, other(t)) for t in tasks[:2]))
     lookup = RecordLookup.default(H100, store)
-    lowered = pipeline.lower(imported_module(model, H100, {}), H100, lookup=lookup, precision="fp16")
+    lowered = pipeline.lower(imported_module(model, {}), H100, lookup=lookup, precision="fp16")
     assert [k.knobs for k in lowered.kernels if k.source == "tuned"] == [other(t) for t in tasks[:2]]
     with emulated() as emulation:
         executable = pipeline.build(lowered, H100, cuda_graph=False)
@@ -170,5 +170,5 @@ def test_tuning_on_a_board(
     assert records[64, 2].won and records[64, 2].host == "a GPU on paper"
     assert records[64, 2].key == tasks[0].key and records[64, 2].key.target.startswith("cuda sm_90")
     lookup = RecordLookup.default(H100, tmp_path / "s.db")
-    lowered = pipeline.lower(imported_module(model, H100, {}), H100, lookup=lookup, precision="fp16")
+    lowered = pipeline.lower(imported_module(model, {}), H100, lookup=lookup, precision="fp16")
     assert [k.knobs for k in lowered.kernels if k.source == "tuned"] == [{**first, "stages": 2}]

@@ -77,11 +77,11 @@ def test_a_kernel_of_64_bit_integers_is_a_task_like_others(tmp_path: Path) -> No
     )
     path = tmp_path / "ids.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    assert "embed" in str([t.nodes for t in tasks_of(imported_module(path, HOST, {}), HOST)])
+    assert "embed" in str([t.nodes for t in tasks_of(imported_module(path, {}), HOST)])
 
 
 def test_weights_and_outputs_of_a_task(model: Path) -> None:
-    tasks = tasks_of(imported_module(model, HOST, {}), HOST)
+    tasks = tasks_of(imported_module(model, {}), HOST)
     gemms = [t for t in tasks if t.key.family == "gemm"]
     assert all(t.kernel.constants == (1,) and t.kernel.outputs == 1 for t in gemms)
     assert choose(tasks, "second") == [t for t in tasks if "second" in str(t.nodes)]
@@ -140,7 +140,7 @@ def _workers(parent: int) -> list[int]:
 
 
 def test_shipped_records_are_used_and_told(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (task, *_) = (t for t in tasks_of(imported_module(model, HOST, {}), HOST) if "second" in str(t.nodes))
+    (task, *_) = (t for t in tasks_of(imported_module(model, {}), HOST) if "second" in str(t.nodes))
     knobs = {**task.space.analytic, "unroll_k": 4}
     won = Verdict(0.9, 0.88, 0.92, 1e-6, 40, True)
     mine = Record(task.key, Candidate(knobs), "ok", (1e-5,), verdict=won, shape=task.shape, date="2026-01-01T00:00:00Z")

@@ -11,6 +11,7 @@ import typer
 from tvmopt.cli.common import out, parse_shapes, print_json, progress, written
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable, write_text
+from tvmopt.texts import whole_number
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -190,7 +191,7 @@ def _words(text: str) -> list[str]:
 
 def _integers(text: str, flag: str) -> list[int]:
     words = _words(text)
-    if not all(w.isdigit() and int(w) > 0 for w in words):
+    if not all(map(whole_number, words)):
         raise InputError(f"{text!r} is not a list of positive numbers.", where=flag, fix=f"{flag} 1,2,4")
     return [int(w) for w in words]
 

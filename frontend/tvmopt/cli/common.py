@@ -20,6 +20,7 @@ from rich.text import Text
 
 from tvmopt.analysis.text import align
 from tvmopt.errors import InputError, collect, reason
+from tvmopt.texts import whole_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,7 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     for text in texts:
         name, colon, dims = text.rpartition(":")
         parts = [d for d in dims.replace(",", "x").strip("[]").split("x") if d]
-        if not colon or not name or not all(d.isdigit() and int(d) > 0 for d in parts):
+        if not colon or not name or not all(map(whole_number, parts)):
             problems.append(
                 InputError(
                     f"{text!r} is not a shape.",

@@ -213,7 +213,7 @@ def _calls(model: Path, target: str, precision: str, threads: int | None) -> dic
     from tvmopt.tuning.driver import imported_module, tasks_of
 
     machine = Machine.load(target).with_threads(threads)
-    return {t.key: t.weight for t in tasks_of(imported_module(model, machine, {}), machine, precision)}
+    return {t.key: t.weight for t in tasks_of(imported_module(model, {}), machine, precision)}
 
 
 def _changes(drawn: Curve) -> list[Point]:

@@ -95,7 +95,7 @@ def _list(
     machine = Machine.load(target).with_threads(threads)
     check(precision, machine)
     with progress() as tell:
-        module = driver.imported_module(model, machine, shapes, tell)
+        module = driver.imported_module(model, shapes, tell)
         tasks = driver.choose(driver.tasks_of(module, machine, precision), only)
     total = sum(t.weight * t.floor for t in tasks) or 1.0
     if as_json:

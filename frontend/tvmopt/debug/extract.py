@@ -23,6 +23,7 @@ from tvmopt.debug.graph import (
 from tvmopt.errors import InputError, collect
 from tvmopt.files import check_writable
 from tvmopt.importer.shapes import bind_shapes
+from tvmopt.texts import whole_number
 
 
 def extract(
@@ -145,7 +146,7 @@ def _input(text: str, model: onnx.ModelProto, types: Types) -> onnx.ValueInfoPro
             else helper.make_tensor_value_info(name, element, None)
         )
     sizes = [p for p in dims.replace(",", "x").strip("[]").split("x") if p]
-    if not all(s.isdigit() for s in sizes):
+    if not all(whole_number(s) or s == "0" for s in sizes):
         raise InputError(f"{dims!r} is no shape.", where=f"--inputs {text}", fix=f"--inputs {name}:1x3x224x224")
     return helper.make_tensor_value_info(name, element, [int(s) for s in sizes])
 

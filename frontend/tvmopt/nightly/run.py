@@ -174,7 +174,7 @@ def timed(
     from tvmopt.tuning.instance import Instance
     from tvmopt.tuning.logs import RecordLookup
 
-    module = imported_module(job.model, machine, job.shape)
+    module = imported_module(job.model, job.shape)
     instance = Instance(module, machine, RecordLookup.default(machine, store), job.precision)
     for _ in range(3):
         instance.run()

@@ -1,4 +1,5 @@
-"""TVM's runtime library, its threads, and loading a compiled library - without TVM's 260 MB compiler, for `Model`.
+"""TVM's runtime library, how many threads to use, and loading a compiled library - without TVM's 260 MB compiler,
+for `Model`.
 
 `import tvm` is not used: it loads the compiler and takes a second or two. `tvm_ffi` finds and loads the small
 `libtvm_runtime.so` by itself, and a later `import tvm` in the same process finds it already there.
@@ -6,13 +7,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import sys
 import tempfile
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -20,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import ArtifactError, InputError, MissingDependency
+from tvmopt.runtime import pool
 from tvmopt.targets.detect import usable_cores
-
-_POOL = threading.local()  # .threads: what this Python thread's TVM pool is configured for
-_ENVIRONMENT = threading.Lock()
+from tvmopt.texts import whole_number
 
 
 @cache
@@ -105,54 +102,10 @@ def default_threads(wanted: int) -> int:
     text = os.environ.get("TVM_NUM_THREADS", "")
     if not text:
         return int(max(1, min(wanted, usable_cores())))
-    if not text.isdigit() or int(text) < 1:
+    number = whole_number(text)
+    if number is None:
         raise InputError(f"TVM_NUM_THREADS is {text!r}, not a positive number.", fix="unset it, or set it to 1, 2, ...")
-    return int(text)
-
-
-def use_threads(threads: int) -> None:
-    """Configure the TVM thread pool of the calling Python thread (each Python thread has its own pool).
-
-    TVM sizes a pool when it is first used, from TVM_NUM_THREADS or else *half* the processors, and can only shrink
-    it afterwards: so the variable is set while the pool is made. It reads the variable again at every parallel loop
-    (`MaxConcurrency`) and runs the loop on one thread if that says 1, as it does on two processors without the
-    variable: so the C library keeps it. Python's `os.environ`, and with it what child processes get, is put back.
-    """
-    if getattr(_POOL, "threads", None) == threads:
-        return
-    module = ffi()
-    with _ENVIRONMENT:
-        size = max(threads, usable_cores())
-        with (
-            _environment("TVM_NUM_THREADS", str(size)),
-            _environment("TVM_BIND_THREADS", "0" if size > usable_cores() else None),
-        ):
-            module.get_global_func("runtime.config_threadpool")(1, threads)
-        ctypes.CDLL(None).setenv(b"TVM_NUM_THREADS", str(size).encode(), 1)
-    got = int(module.get_global_func("runtime.NumThreads")())
-    if got != threads:
-        warnings.warn(
-            f"this thread's TVM pool was made before tvmopt came to it: it has {got} threads, not {threads}; "
-            f"set TVM_NUM_THREADS={threads} before the process starts, or call from another thread",
-            stacklevel=3,
-        )
-    _POOL.threads = threads
-
-
-@contextmanager
-def _environment(name: str, value: str | None) -> Iterator[None]:
-    if value is None:
-        yield
-        return
-    old = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if old is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = old
+    return pool.check_threads(number, "TVM_NUM_THREADS")
 
 
 # -- a compiled library ----------------------------------------------------------------------------------
@@ -171,7 +124,9 @@ def load_library(data: bytes | memoryview, where: str) -> Any:
             path = Path(private) / "library.so"
             path.write_bytes(data)
             try:
-                return module.load_module(str(path))
+                loaded = module.load_module(str(path), keep_module_alive=False)  # True: never unloaded
+                pool.adopt(str(path))
+                return loaded
             except Exception as error:  # tvm_ffi raises RuntimeError, or the class that C++ named
                 problem = error
     raise ArtifactError(

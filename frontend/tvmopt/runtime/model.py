@@ -4,25 +4,28 @@
     y = model(x)                              # one output: an array; several: a tuple
     outputs = model.run({"data": x})          # by name
 
-Arrays that are 64-byte aligned and C-contiguous are read in place; others are copied into a staging buffer
-that each thread keeps. Outputs are views of TVM's memory: no copy, and yours until you drop them.
+Arrays that are 64-byte aligned and C-contiguous are read in place; others are copied into a staging buffer. Outputs
+are views of TVM's memory: no copy, and yours until you drop them. The library is unloaded when the model is closed, or
+when nobody refers to it any more.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from tvmopt.errors import ArtifactError, InputError, collect
 from tvmopt.runtime import artifact as artifacts
+from tvmopt.runtime import pool
 from tvmopt.runtime.artifact import Artifact
-from tvmopt.runtime.library import Session, cuda_available, default_threads, ffi, load_library, use_threads
+from tvmopt.runtime.library import Session, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import (
     ALIGNMENT,
@@ -39,23 +42,27 @@ from tvmopt.runtime.timing import Timing, measure
 
 
 @dataclass
-class _Local:
-    """What one thread owns: a virtual machine, staging buffers, and which outputs share memory that is not theirs."""
+class _Instance:
+    """What one call at a time uses: a virtual machine, staging buffers, and which outputs share memory that is not
+    theirs. A model makes as many as there are calls at once, and keeps them for later calls of any thread.
+    """
 
     session: Session
     staging: list[Array | None]
     staged: list[Any]
     aliased: tuple[int, ...] | None = None
-    device_inputs: list[Any] = field(default_factory=list)
+    owned: bool = False
 
 
 class Model:
     """A compiled model, ready to run. Safe to call from several threads at once; the weights are shared.
 
+    A process that is forked may go on calling it, and gets threads of its own (on a GPU it may not: that is an error).
+
     Args:
         artifact: from :func:`tvmopt.runtime.artifact.read` or a compile.
-        threads: TVM threads a call; default: TVM_NUM_THREADS, else what the artifact was compiled for, at
-            most the cores this process may use.
+        threads: threads a call; default: TVM_NUM_THREADS, else what the artifact was compiled for, at most the
+            cores this process may use.
 
     Raises:
         ArtifactError: its weights were stripped, it needs instructions or a GPU that are not here, or it is
@@ -70,8 +77,8 @@ class Model:
                 where=artifact.where,
                 fix=f"put them in: tvmopt refit {artifact.where} {manifest.model}",
             )
-        if threads is not None and threads < 1:
-            raise InputError(f"threads is {threads}, must be at least 1.", fix="threads=1, 2, ...")
+        if threads is not None:
+            pool.check_threads(threads, "threads")
         artifact.check_host()
         if "amx-tile" in manifest.features:
             use_tiles(artifact.where)
@@ -93,7 +100,9 @@ class Model:
         self._inputs, self._outputs = manifest.inputs, manifest.outputs
         self._names = tuple(i.name for i in self._inputs)
         self._checks = tuple((i.shape, i.numpy_dtype, i.dtype) for i in self._inputs)
-        self._local = threading.local()
+        self._idle: list[_Instance] = []
+        self._own = threading.local()  # .instance: of a thread that asked for a session
+        self._pid = os.getpid()
 
     # -- what it is --------------------------------------------------------------------------------------
 
@@ -113,13 +122,26 @@ class Model:
 
     @property
     def threads(self) -> int:
-        """TVM threads that a call uses."""
+        """Threads that a call uses, the caller among them."""
         return self._threads
 
     def __repr__(self) -> str:
         ins, outs = "; ".join(map(str, self._inputs)), "; ".join(map(str, self._outputs))
         where = f"{self.manifest.target}, {self._threads} threads"
         return f"<tvmopt.Model {self.manifest.model}: {ins} -> {outs} on {where}>"
+
+    def close(self) -> None:
+        """Unload the library and drop the weights. A later call is an error; outputs of earlier ones stay valid."""
+        self._library = None
+        self._weights, self._arrays = [], ()
+        self._idle.clear()
+        self._own = threading.local()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     # -- calling -----------------------------------------------------------------------------------------
 
@@ -156,12 +178,12 @@ class Model:
             iterations: calls to measure; more if `duration` (seconds) has not passed by then.
             warmup: calls before measuring.
         """
-        local = self._of_this_thread()
+        instance = self._of_this_thread()
         tensors = self._tensors(
-            local,
+            instance,
             [feeds[n] for n in self._names] if not self._problem_names(feeds) else self._in_order((), feeds),
         )
-        main, weights, sync = local.session.main, self._weights, _synchronise if self._cuda else None
+        main, weights, sync = instance.session.main, self._weights, _synchronise if self._cuda else None
 
         def call() -> None:
             main(*tensors, *weights)
@@ -171,37 +193,59 @@ class Model:
         return measure(call, iterations=iterations, warmup=warmup, duration=duration)
 
     def session(self) -> Session:
-        """This thread's virtual machine, for instruments (profilers)."""
+        """The virtual machine that all further calls of this thread use, for instruments (profilers)."""
         return self._of_this_thread().session
 
     def arguments(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The TVM tensors that `session().main` takes: inputs, then weights."""
-        local = self._of_this_thread()
-        return [*self._tensors(local, self._in_order((), feeds)), *self._weights]
+        instance = self._of_this_thread()
+        return [*self._tensors(instance, self._in_order((), feeds)), *self._weights]
 
     # -- inside ------------------------------------------------------------------------------------------
 
     def _invoke(self, values: Sequence[Any]) -> list[Array]:
-        local = self._of_this_thread()
-        tensors = self._tensors(local, values)
-        results = local.session.main(*tensors, *self._weights)
+        instance = getattr(self._own, "instance", None) or self._free_instance()
+        pool.use_threads(self._threads)
+        tensors = self._tensors(instance, values)
+        results = instance.session.main(*tensors, *self._weights)
         arrays = [from_ffi(r, info) for r, info in zip(results, self._outputs, strict=True)]
-        if local.aliased is None:
-            local.aliased = () if self._cuda else self._aliased(arrays, tensors)
-        for index in local.aliased:
+        if instance.aliased is None:
+            instance.aliased = () if self._cuda else self._aliased(arrays, tensors)
+        for index in instance.aliased:
             arrays[index] = arrays[index].copy()
+        if not instance.owned:
+            self._idle.append(instance)
         return arrays
 
-    def _of_this_thread(self) -> _Local:
-        local: _Local | None = getattr(self._local, "state", None)
-        use_threads(self._threads)
-        if local is None:
-            session = Session(self._library, cuda=self._cuda)
-            count = len(self._inputs)
-            local = self._local.state = _Local(session, [None] * count, [None] * count)
-        return local
+    def _free_instance(self) -> _Instance:
+        """One that no call uses. A call that fails does not give its own back."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._make_instance()
 
-    def _tensors(self, local: _Local, values: Sequence[Any]) -> list[Any]:
+    def _of_this_thread(self) -> _Instance:
+        """One that only this thread uses, from now on."""
+        instance: _Instance | None = getattr(self._own, "instance", None)
+        if instance is None:
+            instance = self._own.instance = self._free_instance()
+            instance.owned = True
+        pool.use_threads(self._threads)
+        return instance
+
+    def _make_instance(self) -> _Instance:
+        if self._library is None:
+            raise InputError("the model was closed.", where=self.manifest.model, fix="load it again: tvmopt.load")
+        if self._cuda and os.getpid() != self._pid:
+            raise InputError(
+                "the model was loaded on the GPU before this process was forked, and CUDA does not survive a fork.",
+                where=self.manifest.model,
+                fix="load the model in the child, or start it with multiprocessing.get_context('spawn')",
+            )
+        count = len(self._inputs)
+        return _Instance(Session(self._library, cuda=self._cuda), [None] * count, [None] * count)
+
+    def _tensors(self, instance: _Instance, values: Sequence[Any]) -> list[Any]:
         tensors = []
         for index, (value, (shape, dtype, name)) in enumerate(zip(values, self._checks, strict=True)):
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
@@ -209,12 +253,12 @@ class Model:
             if is_direct(value):
                 tensors.append(to_ffi(value, name))
                 continue
-            stage = local.staging[index]
+            stage = instance.staging[index]
             if stage is None:
-                stage = local.staging[index] = aligned_empty(shape, dtype)
-                local.staged[index] = to_ffi(stage, name)
+                stage = instance.staging[index] = aligned_empty(shape, dtype)
+                instance.staged[index] = to_ffi(stage, name)
             stage[...] = value
-            tensors.append(local.staged[index])
+            tensors.append(instance.staged[index])
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
 
     def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
@@ -281,7 +325,7 @@ def load(path: str | Path, *, threads: int | None = None, mapped: bool = False, 
 
     Args:
         path: the file that `tvmopt compile` wrote.
-        threads: TVM threads a call; default: see :class:`Model`.
+        threads: threads a call; default: see :class:`Model`.
         mapped: map the weights from the file (shared between processes) instead of reading them into huge
             pages.
         verify: check the hashes of library and weights.

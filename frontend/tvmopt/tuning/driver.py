@@ -123,7 +123,7 @@ def tune(
     if own:
         refuse_foreign(machine)
     tell = progress or (lambda stage: None)
-    module = imported_module(model, machine, shape or {}, tell)
+    module = imported_module(model, shape or {}, tell)
     peer = onnxruntime_seconds(model, shape or {}, cpu_threads(machine)) if own else 0.0
     tell("optimizing the graph")
     tasks = choose(tasks_of(module, machine, precision), only)
@@ -163,14 +163,10 @@ def _searched(tuner: Tuner) -> bool:
     return True
 
 
-def imported_module(
-    model: str | Path, machine: Machine, shape: Mapping[str, Sequence[int]], tell: Progress | None = None
-) -> Any:
-    """The Relax module of an ONNX file; TVM's pool gets the machine's threads."""
+def imported_module(model: str | Path, shape: Mapping[str, Sequence[int]], tell: Progress | None = None) -> Any:
+    """The Relax module of an ONNX file."""
     from tvmopt.importer import import_model
-    from tvmopt.runtime.library import use_threads
 
-    use_threads(cpu_threads(machine))
     if tell:
         tell("importing")
     return import_model(model, dict(shape), {}).module

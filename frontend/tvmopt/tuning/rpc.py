@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmopt.errors import InputError, TuningError
 from tvmopt.targets import Machine
+from tvmopt.texts import whole_number
 from tvmopt.tuning.effort import Kernel
 from tvmopt.tuning.measure import LocalRunner, Measurement, WorkerDied, WorkerHung
 from tvmopt.tuning.record import Candidate
@@ -47,7 +48,7 @@ class RpcRunner(LocalRunner):
         """
         machine = Machine.load(target).with_threads(threads)
         host, colon, port = tracker.rpartition(":")
-        if not colon or not port.isdigit():
+        if not colon or not whole_number(port):
             raise InputError(f"{tracker!r} is not HOST:PORT", where="--rpc-tracker", fix="--rpc-tracker HOST:9190")
         boards = known_boards(host, int(port))
         if not boards.get(key):
