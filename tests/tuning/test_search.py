@@ -76,6 +76,12 @@ def test_a_small_space_ends_by_itself(tmp_path: Path) -> None:
     assert tuner.trials == 12
 
 
+def test_a_floor_that_is_none_does_not_end_the_search(tmp_path: Path) -> None:
+    """A machine that is described as slower than it is: its kernels take less time than their floor."""
+    tuner = tune(tmp_path / "s.db", FakeRunner(), 30, [replace(task("one"), floor=1.0)])
+    assert tuner.trials == 30
+
+
 def test_heavier_tasks_get_more(tmp_path: Path) -> None:
     runner = FakeRunner()
     tune(tmp_path / "s.db", runner, 120, [task("heavy", weight=20.0), task("light", weight=1.0)])

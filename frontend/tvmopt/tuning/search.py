@@ -128,10 +128,15 @@ class State:
         return 0.6 if best < min(1.0, self.ratio) else 0.25 if best < 1.3 * self.ratio else 0.03
 
     def gain(self) -> float:
-        """Seconds of one inference that the next batch may save."""
+        """Seconds of one inference that the next batch may save.
+
+        A kernel that is faster than its floor shows that the machine is described as slower than it is (a generic
+        target). The floor then says nothing, and half of the time counts as room, as for a kernel not yet measured.
+        """
         if self.exhausted:
             return 0.0
-        room = max(0.0, 1 - self.task.floor / max(self.seconds, 1e-12))
+        seconds = max(self.seconds, 1e-12)
+        room = 1 - self.task.floor / seconds if self.task.floor < seconds else 0.5
         trials = len(self.records)
         recent = self.history[-17] - self.history[-1] if trials > 17 and self.history[-17] < 2 else room
         return self.task.weight * self.seconds * (0.7 * max(recent, 0.0) + 0.3 * room / (1 + trials / 16))
