@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.cli.test_commands import tvmopt
+from tests.cli.command import tvmopt
 from tests.runtime.small import small_model
 from tvmopt.errors import InputError
 from tvmopt.files import atomic_write, check_writable, save_arrays, write_text

@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.browser import chromium
 
+from tests.browser import chromium
 from tvmopt.analysis.peaks import Peaks
 from tvmopt.analysis.profile import profile
 

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.browser import opened
 
+from tests.browser import opened
 from tvmopt.analysis.graph_html import html
 from tvmopt.analysis.graph_view import view
 from tvmopt.analysis.memory import memory, memory_svg

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from tests.browser import opened
 
+from tests.browser import opened
 from tvmopt.analysis.profile_html import html, roofline_svg
 from tvmopt.analysis.svg import standalone
 

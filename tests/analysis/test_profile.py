@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.analysis.conftest import PEAKS
 
+from tests.analysis.conftest import PEAKS
 from tvmopt.analysis import profile as module
 from tvmopt.analysis import recorder
 from tvmopt.analysis.advice import advise, amdahl

@@ -3,8 +3,8 @@
 import onnx
 import pytest
 import same_code
-from tests.runtime.small import small_model
 
+from tests.runtime.small import small_model
 from tvmopt import pipeline
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect as signatures
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -20,26 +17,10 @@ import onnx
 import pytest
 import typer
 
+from tests.cli.command import COMMAND, tvmopt
 from tests.runtime.small import expected, small_model
 from tvmopt import api, cli
 from tvmopt.targets import Machine, names
-
-COMMAND = [sys.executable, "-m", "tvmopt"]
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def tvmopt(*arguments: object, cwd: Path | None = None) -> Done:
-    """The command, in this process (a start of Python costs more than most commands)."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), chdir(cwd or Path.cwd()):
-        code = cli.main([str(argument) for argument in arguments])
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from .emulator import Fault, Race, load, run
-from .emulator.ptx import UnknownInstruction, translate
+from tests.cuda.emulator import Fault, Race, load, run
+from tests.cuda.emulator.ptx import UnknownInstruction, translate
 
 REVERSE = """
 extern "C" __global__ void __launch_bounds__(96) kernel(const float* __restrict__ x, float* __restrict__ y) {

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 
 import tvmopt
-from tests.cli.test_commands import tvmopt as command
+from tests.cli.command import tvmopt as command
 from tests.debug.nets import info, model, residual, saved, spoiled, weight
 from tvmopt.debug.compare import compare
 from tvmopt.debug.html import html

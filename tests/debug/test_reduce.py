@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests.cli.test_commands import tvmopt
+from tests.cli.command import tvmopt
 from tests.debug.nets import info, model, residual, saved
 from tvmopt.debug.check import Command, Finding
 from tvmopt.debug.layers import Layers, sums

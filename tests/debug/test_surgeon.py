@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.cli.test_commands import tvmopt
+from tests.cli.command import tvmopt
 from tests.debug.nets import info, model, outputs, residual, saved, weight
 from tvmopt.debug.extract import extract
 from tvmopt.debug.files import save

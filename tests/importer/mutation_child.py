@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
-from onnx_check import model, value
+
+from tests.importer.onnx_check import model, value
 
 node = helper.make_node
 

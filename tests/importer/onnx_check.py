@@ -12,6 +12,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+from tvmopt.importer import load, prepare
 from tvmopt.importer.relax import to_relax
 from tvmopt.importer.types import Imported
 
@@ -80,3 +81,20 @@ def check(made: onnx.ModelProto, inputs: dict[str, Any] | None = None, tolerance
         assert got.dtype == expected.dtype and got.shape == expected.shape
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
     return imported
+
+
+def same(made, shapes=None, inputs=None):
+    """The prepared model, which must give what the original gives; the original must not change."""
+    before = made.SerializeToString()
+    prepared = prepare(load(made), shapes)
+    assert made.SerializeToString() == before
+    onnx.checker.check_model(prepared, full_check=True)
+    inputs = inputs if inputs is not None else random_inputs(prepared)
+    for got, expected in zip(run_ort(prepared, inputs), run_ort(made, inputs), strict=True):
+        assert got.dtype == expected.dtype and got.shape == expected.shape
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    return prepared
+
+
+def ops(made):
+    return [n.op_type for n in made.graph.node]

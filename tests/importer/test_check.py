@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_check import model, value
 from tvm import relax
 
+from tests.importer.onnx_check import model, value
 from tvmopt.errors import ModelError, UnsupportedOp
 from tvmopt.importer import check, import_model, load, prepare
 from tvmopt.importer.converters.context import Inputs, open_size

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_check import check, model, value
-from test_prepare import ops, same
 
+from tests.importer.onnx_check import check, model, ops, same, value
 from tvmopt.errors import UnsupportedOp
 from tvmopt.importer import import_model
 

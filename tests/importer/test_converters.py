@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_check import random_inputs, run_ort, run_relax, value
 
+from tests.importer.onnx_check import random_inputs, run_ort, run_relax, value
 from tvmopt.importer.prepare import prepare
 from tvmopt.importer.relax import to_relax
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from onnx import helper
-from onnx_check import model, run_ort, run_relax, value
 
+from tests.importer.onnx_check import model, run_ort, run_relax, value
 from tvmopt.importer import import_model
 
 

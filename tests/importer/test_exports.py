@@ -10,9 +10,9 @@ import warnings
 import numpy as np
 import pytest
 import tvm
-from onnx_check import run_ort, run_relax
 from tvm import relax
 
+from tests.importer.onnx_check import run_ort, run_relax
 from tvmopt import pipeline
 from tvmopt.errors import ModelError
 from tvmopt.importer import import_model, load, prepare

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_check import model, run_ort, value
 
+from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.errors import ModelError
 from tvmopt.importer import import_model, load
 from tvmopt.importer.tensors import all_tensors, tensor_problem

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-CHILD = Path(__file__).with_name("mutation_child.py")
+ROOT = Path(__file__).parents[2]
 SECONDS = 60.0
 """No mutated model may take longer; they take milliseconds."""
 
@@ -16,8 +16,8 @@ def verdicts(first: int, last: int) -> dict[int, str]:
     """The verdict of each seed, from as few child processes as survive."""
     found: dict[int, str] = {}
     while first < last:
-        command = [sys.executable, str(CHILD), str(first), str(last), "compile"]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        command = [sys.executable, "-m", "tests.importer.mutation_child", str(first), str(last), "compile"]
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         current, started = first, time.monotonic()
         assert child.stdout
         for line in child.stdout:
@@ -48,8 +48,7 @@ def test_mutations():
 
 def test_some_mutations_are_harmless():
     """The mutations must not be so brutal that only the first check is tested."""
-    from mutation_child import convolutional, elderly, shapely
-
+    from tests.importer.mutation_child import convolutional, elderly, shapely
     from tvmopt.importer import import_model
 
     for make in (convolutional, elderly, shapely):

@@ -6,31 +6,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_check import model, random_inputs, run_ort, value
 
+from tests.importer.onnx_check import model, ops, random_inputs, run_ort, same, value
 from tvmopt.errors import ModelError
 from tvmopt.importer import load, prepare
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.protos import static_shape
 
 node = helper.make_node
-
-
-def same(made, shapes=None, inputs=None):
-    """The prepared model, which must give what the original gives; the original must not change."""
-    before = made.SerializeToString()
-    prepared = prepare(load(made), shapes)
-    assert made.SerializeToString() == before
-    onnx.checker.check_model(prepared, full_check=True)
-    inputs = inputs if inputs is not None else random_inputs(prepared)
-    for got, expected in zip(run_ort(prepared, inputs), run_ort(made, inputs), strict=True):
-        assert got.dtype == expected.dtype and got.shape == expected.shape
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-    return prepared
-
-
-def ops(made):
-    return [n.op_type for n in made.graph.node]
 
 
 def test_shape_arithmetic_disappears():

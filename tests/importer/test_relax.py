@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_check import check, model, value
 from tvm import relax
 from tvm.relax.analysis import well_formed
 
+from tests.importer.onnx_check import check, model, value
 from tvmopt.errors import UnsupportedOp
 from tvmopt.importer.protos import attributes
 from tvmopt.importer.provenance import Names

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_check import model, run_ort, value
 
+from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.errors import InputError, ModelError
 from tvmopt.importer import prepare
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_check import model, value
 
+from tests.importer.onnx_check import model, value
 from tvmopt.errors import ModelError
 from tvmopt.importer import load
 from tvmopt.importer.structure import topological_order

@@ -5,8 +5,9 @@ import time
 import numpy as np
 import pytest
 from scipy import special
-from tests.schedules.harness import machines, run
 from tvm import relax
+
+from tests.schedules.harness import machines, run
 
 
 def mish(bb, x):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tests.schedules.harness import module_of, rand
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
+from tests.schedules.harness import module_of, rand
 from tvmopt.legalize.partition import HINT, bound_partitions
 from tvmopt.pipeline import lower
 from tvmopt.targets import Machine

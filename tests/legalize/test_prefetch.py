@@ -5,12 +5,12 @@ from itertools import product as product_of
 import numpy as np
 import pytest
 import tvm
-from tests.schedules.harness import close, run
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 
 import tvmopt.legalize.winograd as winograd
+from tests.schedules.harness import close, run
 from tvmopt import pipeline
 from tvmopt.legalize.name_values import name_module
 from tvmopt.legalize.prefetch import PREFETCH, STEP, lower_prefetch, panel_stride

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.schedules.harness import run
 from tvm import relax
+
+from tests.schedules.harness import run
 
 
 def test_an_index_out_of_range_is_clipped():

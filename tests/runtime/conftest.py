@@ -10,9 +10,8 @@ import onnx
 import pytest
 
 import tvmopt
+from tests.runtime.small import small_model
 from tvmopt.runtime.artifact import Artifact
-
-from .small import small_model
 
 
 @pytest.fixture(scope="session")

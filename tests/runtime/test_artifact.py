@@ -16,13 +16,12 @@ import onnx
 import pytest
 
 import tvmopt
+from tests.runtime.small import expected, small_model
 from tvmopt.errors import AccuracyError, ArtifactError, InputError
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import container
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.targets import Machine
-
-from .small import expected, small_model
 
 
 def test_round_trip(artifact: Artifact, artifact_file: Path) -> None:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import tvmopt
+from tests.runtime.small import expected
 from tvmopt.errors import InputError
 from tvmopt.runtime.tensors import aligned_empty, is_direct
-
-from .small import expected
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 import tvmopt
+from tests.runtime.small import small_model
 from tvmopt.analysis import recorder
 from tvmopt.errors import MissingDependency, TvmoptError
 from tvmopt.runtime.cuda_events import EventTimer
 from tvmopt.runtime.nvtx import Labels, ranges
-
-from .small import small_model
 
 
 class Cudart:

@@ -1,8 +1,9 @@
 """Elementwise chains become one block that knows all it reads."""
 
 import numpy as np
-from tests.schedules.harness import rand, run
 from tvm import relax
+
+from tests.schedules.harness import rand, run
 
 op = relax.op
 

@@ -75,6 +75,17 @@ class FakeRunner:
     def close(self) -> None: ...
 
 
+class Liar(FakeRunner):
+    """Half of the candidates give wrong output; they would be ten times faster. Some crash, some hang."""
+
+    def status(self, task: Task, candidate: Candidate) -> str:
+        a = candidate.knobs["a"]
+        return "wrong" if a % 2 == 0 else "crash" if a == 7 else "timeout" if a == 9 else "ok"
+
+    def seconds(self, task: Task, candidate: Candidate) -> float:
+        return model_seconds(candidate) / (10 if candidate.knobs["a"] % 2 == 0 else 1)
+
+
 class Logger:
     """Appends a line for each measurement that reached the store."""
 

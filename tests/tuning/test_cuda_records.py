@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import tvmopt
 from tests.cuda import needs_toolkit
+from tests.tuning import farm
 from tvmopt import pipeline
 from tvmopt.cli.tune import app
 from tvmopt.errors import TuningError
@@ -32,8 +33,6 @@ from tvmopt.tuning.rpc import RpcRunner
 from tvmopt.tuning.search import Budget, Tuner
 from tvmopt.tuning.store import Store
 from tvmopt.tuning.tasks import Task
-
-from . import farm
 
 H100 = Machine.load("cuda")
 WON = Verdict(0.8, 0.78, 0.82, 1e-6, 40, True)

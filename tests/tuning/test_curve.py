@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.tuning.fakes import FakeRunner, task
 from tvmopt.cli.logs import app
 from tvmopt.errors import InputError, TuningError
 from tvmopt.tuning.curve import calls_of, calls_text, curve, find_session, svg
 from tvmopt.tuning.record import Candidate, Key, Record, Verdict
 from tvmopt.tuning.search import Budget, Tuner
 from tvmopt.tuning.store import Store
-
-from .fakes import FakeRunner, task
 
 HEAVY, LIGHT = (Key(name, "llvm znver5 2c -", "0.27", "fake", 1) for name in ("heavy", "light"))
 TASKS = [replace(task("heavy", weight=3.0), key=HEAVY), replace(task("light"), key=LIGHT)]

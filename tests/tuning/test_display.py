@@ -7,12 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tests.tuning.fakes import FakeRunner, Liar, task
 from tvmopt.cli.tune_display import Board, Lines, observer
 from tvmopt.tuning.search import Budget, Tuner
 from tvmopt.tuning.store import Store
-
-from .fakes import FakeRunner, task
-from .test_search import Liar
 
 
 def run(tmp_path: Path, show: Lines | Board, runner: FakeRunner) -> Tuner:

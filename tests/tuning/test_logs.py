@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.tuning.records import KEY, WON, record
 from tvmopt.cli.logs import app
 from tvmopt.errors import InputError, TuningError
 from tvmopt.scheduling.family import Space
@@ -20,8 +21,6 @@ from tvmopt.tuning import logs
 from tvmopt.tuning.logs import RecordLookup, export_logs, from_line, import_logs, read_log_file, to_line
 from tvmopt.tuning.record import Candidate, Key, Verdict, fingerprint, log_name, tvm_version
 from tvmopt.tuning.store import Store
-
-from .test_store import KEY, WON, record
 
 MACHINE = Machine("m", "llvm", "znver5", cores=2, vector_bits=256, features=("avx2",))
 HERE = Key("00ff", fingerprint(MACHINE), tvm_version(), "gemm", 1)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuning.farm import farm as farm_of
+from tests.tuning.farm import kill
 from tvmopt.errors import InputError, TuningError
 from tvmopt.targets import Machine
 from tvmopt.tuning.effort import Effort
@@ -15,9 +17,6 @@ from tvmopt.tuning.record import Candidate, Record
 from tvmopt.tuning.rpc import RpcRunner
 from tvmopt.tuning.search import Budget, State, Tuner
 from tvmopt.tuning.store import Store
-
-from .farm import farm as farm_of
-from .farm import kill
 
 MACHINE = Machine.load("cpu").with_cores(1)
 

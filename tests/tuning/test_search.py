@@ -8,18 +8,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.tuning.fakes import FakeRunner, Liar, model_seconds, task
 from tvmopt.errors import TuningError
 from tvmopt.scheduling.family import Space
 from tvmopt.tuning.record import Candidate
 from tvmopt.tuning.search import Budget, Tuner, session_id
 from tvmopt.tuning.store import Store
 from tvmopt.tuning.tasks import Task
-
-from .fakes import FakeRunner, model_seconds, task
 
 
 def tune(path: Path, runner: FakeRunner, trials: int, tasks: list[Task] | None = None, seed: int = 1) -> Tuner:
@@ -94,17 +94,6 @@ def test_time_budget(tmp_path: Path) -> None:
         tuner = Tuner([task("one")], FakeRunner(seconds=0.01), store, Budget(seconds=0.3))
         tuner.run()
         assert 0.3 <= tuner.seconds < 3 and 2 < tuner.trials < 40
-
-
-class Liar(FakeRunner):
-    """Half of the candidates give wrong output; they would be ten times faster. Some crash, some hang."""
-
-    def status(self, task: Task, candidate: Candidate) -> str:
-        a = candidate.knobs["a"]
-        return "wrong" if a % 2 == 0 else "crash" if a == 7 else "timeout" if a == 9 else "ok"
-
-    def seconds(self, task: Task, candidate: Candidate) -> float:
-        return model_seconds(candidate) / (10 if candidate.knobs["a"] % 2 == 0 else 1)
 
 
 def test_a_wrong_kernel_never_wins(tmp_path: Path) -> None:

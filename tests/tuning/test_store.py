@@ -14,17 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuning.records import KEY, WON, record
 from tvmopt.errors import TuningError
-from tvmopt.tuning.record import Candidate, Key, Record, Verdict
+from tvmopt.tuning.record import Candidate
 from tvmopt.tuning.store import CLAIM_SECONDS, Store
-
-KEY = Key("00ff", "llvm znver5 2c avx2", "0.27", "gemm", 1)
-WON = Verdict(0.8, 0.78, 0.82, 1e-6, 30, True)
-
-
-def record(mr: int = 14, key: Key = KEY, verdict: Verdict | None = None, **fields: object) -> Record:
-    made = Record(key, Candidate({"mr": mr}), "ok", (1e-3, 2e-3, 1.5e-3), "abc:1e-7", shape="m=1", verdict=verdict)
-    return replace(made, **fields) if fields else made
 
 
 def test_a_record_comes_back_whole(tmp_path: Path) -> None:
@@ -135,7 +128,8 @@ def test_two_writers_on_one_new_file(tmp_path: Path) -> None:
 def test_a_killed_writer_loses_nothing_it_finished(tmp_path: Path) -> None:
     code = """
 import sys
-from tests.tuning.test_store import Store, record
+from tests.tuning.records import record
+from tvmopt.tuning.store import Store
 with Store(sys.argv[1]) as store:
     for mr in range(100000):
         store.add(record(mr))

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from .ptx import translate
+from tests.cuda.emulator.ptx import translate
 
 HERE = Path(__file__).parent
 MODES = ((0, False), (1, True), (2, True))

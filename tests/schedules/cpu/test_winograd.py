@@ -5,7 +5,7 @@ import pytest
 from tvm import relax
 
 import tvmopt.legalize.winograd as winograd
-from tests.schedules.cpu.test_conv2d import definition
+from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import machines, module_of, run
 from tvmopt.legalize import legalize
 from tvmopt.schedules.cpu import winograd as family

@@ -11,13 +11,12 @@ import tvm
 from tvm import relax
 
 from tests.cuda.emulator import MODES, emulated
+from tests.schedules.harness import module_of
 from tvmopt.legalize import legalize
 from tvmopt.pipeline import fusion_passes
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
 from tvmopt.targets import Machine
-
-from ..harness import module_of
 
 Build = Callable[..., relax.Expr]
 TOLERANCE = {"float16": 8e-3, "bfloat16": 6e-2, "float32": 1e-5}

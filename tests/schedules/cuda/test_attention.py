@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from .harness import array, close, families, run
+from tests.schedules.cuda.harness import array, close, families, run
 
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray | None, causal: str | None) -> np.ndarray:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.schedules.cuda.harness import array, close, families, run
 from tests.schedules.harness import convolution
-
-from .harness import array, close, families, run
 
 
 @pytest.mark.parametrize(

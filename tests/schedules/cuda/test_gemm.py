@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from .harness import array, close, families, run
+from tests.schedules.cuda.harness import array, close, families, run
 
 
 def product(m: int, n: int, k: int, dtype: str, lead: tuple[int, ...] = (), **options: object) -> list[str]:
