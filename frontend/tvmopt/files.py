@@ -4,6 +4,7 @@ that writes one for a user."""
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -89,6 +90,20 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
 
 def _full(path: Path, error: OSError) -> InputError:
     return InputError(f"cannot write the file: {reason(error)}", where=str(path), fix="free some space")
+
+
+def open_plain(path: str | Path) -> IO[bytes]:
+    """Open a plain file to read, links followed. A pipe would hang, and a device may never end.
+
+    Raises:
+        OSError, ValueError: it cannot be opened, or is another kind of file.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise ValueError("it is a folder" if stat.S_ISDIR(mode) else "it is not a plain file")
+    return os.fdopen(handle, "rb")
 
 
 def make_folder(path: str | Path) -> None:

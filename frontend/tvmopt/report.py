@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from tvmopt.errors import ArtifactError, reason
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -186,7 +188,19 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """From what :meth:`as_dict` made; an artifact keeps it without its timings."""
+        """From what :meth:`as_dict` made; an artifact keeps it without its timings.
+
+        Raises:
+            ArtifactError: it is not what a compile reports.
+        """
+        try:
+            return cls._from_dict(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            fix = "compile the model again"
+            raise ArtifactError(f"the report in the artifact is damaged: {reason(error)}", fix=fix) from error
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any]) -> Report:
         kernels = tuple(Kernel(**{**k, "nodes": tuple(map(tuple, k["nodes"]))}) for k in data["kernels"])
         decisions = tuple(Decision(**d) for d in data["decisions"])
         flow = Flow.from_dict(data.get("flow", {}))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -229,7 +229,7 @@ def _rewritten(artifact: Artifact, tmp_path: Path, **changes: object) -> Path:
 
 
 def test_another_format_version(artifact: Artifact, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"format version 99; this tvmopt reads version 1"):
+    with pytest.raises(ArtifactError, match=r"format version 99; this tvmopt reads version 2"):
         tvmopt.load(_rewritten(artifact, tmp_path, format=99))
 
 
@@ -246,6 +246,76 @@ def test_another_format_version(artifact: Artifact, tmp_path: Path) -> None:
 def test_a_manifest_that_lies(artifact: Artifact, tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(ArtifactError, match=r"manifest|size"):
         tvmopt.load(_rewritten(artifact, tmp_path, **changes))
+
+
+def test_every_flipped_bit_of_the_manifest_is_found(artifact: Artifact, artifact_file: Path, tmp_path: Path) -> None:
+    data = bytearray(artifact_file.read_bytes())
+    begin, path = data.index(b'{\n "accuracy"'), tmp_path / "flipped.tvmopt"
+    for position in range(begin, begin + len(artifact.manifest.to_json()), 53):
+        data[position] ^= 1 << position % 8
+        path.write_bytes(data)
+        with pytest.raises(ArtifactError):
+            artifacts.read_manifest(path)
+        data[position] ^= 1 << position % 8
+
+
+def test_a_file_of_another_version_of_tvm(artifact: Artifact, tmp_path: Path) -> None:
+    versions = {**artifact.manifest.versions, "apache-tvm": "0.26.0"}
+    path = _rewritten(artifact, tmp_path, versions=versions)
+    with pytest.raises(ArtifactError, match=r"made with other versions: apache-tvm 0\.26\.0, here is 0\.27"):
+        tvmopt.load(path)
+    assert artifacts.read_manifest(path).versions == versions  # to look at it is no risk
+
+
+def _edited(tensors: tuple[object, ...], **changes: object) -> list[dict[str, object]]:
+    first, *rest = [asdict(tensor) for tensor in tensors]
+    return [{**first, **changes}, *rest]
+
+
+@pytest.mark.parametrize("field", ["inputs", "outputs"])
+@pytest.mark.parametrize(
+    "change", [{"dtype": "int32"}, {"shape": [3]}, {"shape": [1, 3, 9, 9, 1]}, {"dtype": "str"}, {"dtype": "object"}]
+)
+def test_tensors_that_the_code_does_not_have(
+    artifact: Artifact, tmp_path: Path, field: str, change: dict[str, object]
+) -> None:
+    path = _rewritten(artifact, tmp_path, **{field: _edited(getattr(artifact.manifest, field), **change)})
+    with pytest.raises(ArtifactError, match=r"contradicts itself|manifest is damaged"):
+        model = tvmopt.load(path)
+        model.run({i.name: np.zeros(i.shape, i.numpy_dtype) for i in model.inputs})
+
+
+def test_a_tensor_more_than_the_code_takes(artifact: Artifact, tmp_path: Path) -> None:
+    more = [*_edited(artifact.manifest.inputs), {"name": "more", "shape": [1], "dtype": "float32"}]
+    with pytest.raises(ArtifactError, match="its code takes 5 tensors, its manifest has 6"):
+        tvmopt.load(_rewritten(artifact, tmp_path, inputs=more))
+
+
+def test_a_report_that_is_none(artifact: Artifact, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="report"):
+        tvmopt.explain(_rewritten(artifact, tmp_path, report={"kernels": 3}))
+
+
+@pytest.mark.parametrize("keep", [0, 3, 70, 400, -4096, -1])
+def test_a_library_that_is_cut_short_is_never_mapped(artifact: Artifact, keep: int) -> None:
+    """The hash finds it first; without the hash its headers do. To touch what is missing would be a SIGBUS."""
+    with pytest.raises(ArtifactError, match="the library is damaged"):
+        tvmopt.Model(replace(artifact, library=artifact.library[:keep]))
+
+
+@pytest.mark.parametrize("word", ["run", "inspect", "explain", "profile", "refit"])
+def test_what_is_no_plain_file(tmp_path: Path, word: str) -> None:
+    """A pipe would hang for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    given = {"run": [pipe], "refit": [pipe, pipe]}.get(word, [pipe])
+    with pytest.raises((ArtifactError, InputError), match="not a plain file"):
+        if word == "profile":
+            from tvmopt.analysis.profile import profile
+
+            profile(pipe)
+        else:
+            getattr(tvmopt, word)(*given)
 
 
 def test_missing_instructions_are_named(artifact: Artifact, tmp_path: Path) -> None:

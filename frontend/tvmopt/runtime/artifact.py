@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.errors import ArtifactError, InputError
-from tvmopt.files import atomic_write
+from tvmopt.errors import ArtifactError, InputError, reason
+from tvmopt.files import atomic_write, open_plain
 from tvmopt.runtime import container
 from tvmopt.runtime.manifest import Manifest, Part, Weight
 from tvmopt.runtime.tensors import ALIGNMENT, HUGE, Array, TensorInfo, aligned_empty
@@ -107,19 +107,18 @@ class Artifact:
 def is_artifact(path: str | Path) -> bool:
     """Whether a file is one of ours (a zip; ONNX files are not)."""
     try:
-        with Path(path).open("rb") as file:
+        with open_plain(path) as file:
             return file.read(4) == b"PK\x03\x04"
-    except OSError as error:
-        raise InputError(f"cannot open the file: {error.strerror}", where=str(path), fix="check the path") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot open the file: {reason(error)}", where=str(path), fix="check the path") from error
 
 
 def read_manifest(path: str | Path) -> Manifest:
     """The manifest alone (fast: nothing else is read or checked)."""
     where = str(path)
     with _open(Path(path)) as file:
-        offset, size = container.read_directory(file, where)["manifest.json"]
-        file.seek(offset)
-        return Manifest.from_json(file.read(size), where)
+        directory = container.read_directory(file, where)
+        return Manifest.from_json(directory.manifest, where, intact=directory.intact)
 
 
 def read(path: str | Path, *, mapped: bool = False, verify: bool = True) -> Artifact:
@@ -136,9 +135,8 @@ def read(path: str | Path, *, mapped: bool = False, verify: bool = True) -> Arti
     """
     where = str(path)
     with _open(Path(path)) as file:
-        parts = container.read_directory(file, where)
-        file.seek(parts["manifest.json"][0])
-        manifest = Manifest.from_json(file.read(parts["manifest.json"][1]), where)
+        directory = container.read_directory(file, where)
+        manifest, parts = Manifest.from_json(directory.manifest, where, intact=directory.intact), directory.members
         _check_parts(manifest, parts, where)
         file.seek(parts["library.so"][0])
         library = file.read(parts["library.so"][1])
@@ -166,10 +164,10 @@ def _open(path: Path) -> Any:
             "a folder, not an artifact.", where=str(path), fix="give the file that `tvmopt compile` wrote"
         )
     try:
-        return path.open("rb")
-    except OSError as error:
+        return open_plain(path)
+    except (OSError, ValueError) as error:
         raise ArtifactError(
-            f"cannot open the artifact: {error.strerror}",
+            f"cannot open the artifact: {reason(error)}",
             where=str(path),
             fix="give the file that `tvmopt compile` wrote",
         ) from error

@@ -1,8 +1,9 @@
 """The file an artifact is: a plain, uncompressed zip with aligned members and the same bytes every time.
 
 Any zip tool can list it. Members are stored, dated 1980-01-01 and start at multiples of 4096 bytes (padding in the
-local header's extra field, as Android's zipalign does it), so that weights can be mapped into memory as they lie.
-Reading trusts nothing: member names are never used as paths, and offsets and sizes must lie inside the file.
+local header's extra field, as Android's zipalign does it), so that weights can be mapped into memory as they lie. The
+archive's comment is the manifest's hash, and the manifest has those of the other members. Reading trusts nothing:
+member names are never used as paths, and offsets and sizes must lie inside the file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import IO, Any
 
 from tvmopt.errors import ArtifactError
@@ -26,10 +28,12 @@ Buffer = Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (t
 
 
 def write(file: IO[bytes], members: Mapping[str, Iterable[Buffer]]) -> None:
-    """Write the members in order, each the concatenation of its pieces."""
+    """Write the members in order, each the concatenation of its pieces; the manifest's hash is the comment."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, pieces in members.items():
             views = [memoryview(piece).cast("B") for piece in pieces]
+            if name == MEMBERS[0]:
+                archive.comment = _comment(views)
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             info.external_attr, info.create_system = 0o644 << 16, 3
             info.CRC, info.file_size = 0, sum(view.nbytes for view in views)
@@ -41,8 +45,18 @@ def write(file: IO[bytes], members: Mapping[str, Iterable[Buffer]]) -> None:
                     member.write(view)
 
 
-def read_directory(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
-    """Member -> (offset, size) in the file, everything checked.
+@dataclass(frozen=True)
+class Directory:
+    """What a file holds: member -> (offset, size), the manifest's bytes, and whether those have the hash that the file
+    says."""
+
+    members: dict[str, tuple[int, int]]
+    manifest: bytes
+    intact: bool
+
+
+def read_directory(file: IO[bytes], where: str) -> Directory:
+    """The members and the manifest, everything checked.
 
     Raises:
         ArtifactError: not a zip, truncated, with other members than an artifact has, compressed or
@@ -50,6 +64,7 @@ def read_directory(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
     """
     try:
         with zipfile.ZipFile(file) as archive:
+            comment = archive.comment
             infos = archive.infolist()
             size = file.seek(0, os.SEEK_END)
             names = [info.filename for info in infos]
@@ -59,7 +74,7 @@ def read_directory(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
             found = {info.filename: (_data_offset(file, info), info.file_size) for info in infos}
             if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in infos):
                 raise ArtifactError("a member is compressed or encrypted.", where=where, fix=_RECOMPILE)
-    except (zipfile.BadZipFile, struct.error, OSError, ValueError, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, struct.error, OSError, ValueError, NotImplementedError, EOFError, LookupError) as error:
         raise ArtifactError(f"not a tvmopt artifact, or damaged: {error}", where=where, fix=_RECOMPILE) from error
     end = 0
     for name, (offset, length) in sorted(found.items(), key=lambda item: item[1]):
@@ -68,7 +83,14 @@ def read_directory(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
                 f"the file is cut short or its member {name} overlaps another.", where=where, fix=_RECOMPILE
             )
         end = offset + length
-    return found
+    offset, length = found[MEMBERS[0]]
+    file.seek(offset)
+    manifest = file.read(length)
+    return Directory(found, manifest, comment == _comment([manifest]))
+
+
+def _comment(manifest: Iterable[Buffer]) -> bytes:
+    return b"manifest.json sha256 " + sha256(manifest).encode()
 
 
 def _name_problem(names: list[str]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import ArtifactError, InputError, MissingDependency
-from tvmopt.runtime import pool
+from tvmopt.runtime import elf, pool
 from tvmopt.targets.detect import usable_cores
 from tvmopt.texts import whole_number
 
@@ -117,6 +117,10 @@ def load_library(data: bytes | memoryview, where: str) -> Any:
     Raises:
         ArtifactError: it cannot be opened (damaged, or every temporary folder forbids execution).
     """
+    problem_of_elf = elf.problem(data)
+    if problem_of_elf:
+        what, fix = f"the library is damaged: {problem_of_elf}.", "copy the file again, or compile the model again"
+        raise ArtifactError(what, where=where, fix=fix)
     module = ffi()
     problem: Exception | None = None
     for folder in _temporary_folders():
@@ -139,6 +143,11 @@ def load_library(data: bytes | memoryview, where: str) -> Any:
 def _temporary_folders() -> list[str]:
     folders = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), os.path.expanduser("~/.cache")]
     return [f for f in folders if f and os.path.isdir(f)]
+
+
+def arity(library: Any) -> int:
+    """How many tensors the compiled model takes: inputs, then weights."""
+    return int(library["vm_load_executable"]()["get_function_arity"]("main"))
 
 
 class Session:

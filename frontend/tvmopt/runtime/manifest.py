@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import types
 import typing
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tvmopt.errors import ArtifactError
 from tvmopt.runtime.tensors import TensorInfo, numpy_dtype
 
-FORMAT = 1
+FORMAT = 2  # 1: without the manifest's hash and the pool of threads in the library
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,15 @@ class Manifest:
         return max((-(-(w.offset + w.info.nbytes) // 64) * 64 for w in self.weights), default=0)
 
     @classmethod
-    def from_json(cls, data: bytes, where: str) -> Manifest:
+    def from_json(cls, data: bytes, where: str, *, intact: bool = True) -> Manifest:
         """Parse and check.
 
+        Args:
+            intact: the bytes have the hash that the file says. Of another format version that is said first.
+
         Raises:
-            ArtifactError: not JSON, another format version, a field missing, unknown or of the wrong type.
+            ArtifactError: not JSON, another format version, changed, a field missing, unknown or of the wrong type or
+                value.
         """
         try:
             raw = json.loads(data)
@@ -112,13 +119,10 @@ class Manifest:
                     where=where,
                     fix="compile the model again with this tvmopt, or install the tvmopt that wrote the file",
                 )
+            if not intact:
+                raise ValueError("it does not have the hash that the file says")
             manifest: Manifest = _parse(cls, raw, "manifest")
-            for tensor in (*manifest.inputs, *manifest.outputs, *(w.info for w in manifest.weights)):
-                numpy_dtype(tensor.dtype)
-                if min(tensor.shape, default=0) < 0:
-                    raise TypeError(f"{tensor.name!r} has a negative dimension")
-            if any(w.offset < 0 or w.offset % 64 for w in manifest.weights):
-                raise TypeError("a weight is not 64-byte aligned")
+            manifest._check_values()
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ArtifactError(
                 f"the manifest is damaged: {error}",
@@ -126,6 +130,48 @@ class Manifest:
                 fix="compile the model again: tvmopt compile MODEL",
             ) from error
         return manifest
+
+    def _check_values(self) -> None:
+        """Raise a TypeError about the first field whose type is right and whose value cannot be."""
+        for tensor in (*self.inputs, *self.outputs, *(w.info for w in self.weights)):
+            if numpy_dtype(tensor.dtype).kind not in "biufV" or str(tensor.dtype) != tensor.dtype:
+                raise TypeError(f"{tensor.name!r} has the dtype {tensor.dtype!r}")
+            if min(tensor.shape, default=0) < 0:
+                raise TypeError(f"{tensor.name!r} has a negative dimension")
+        if any(w.offset < 0 or w.offset % 64 for w in self.weights):
+            raise TypeError("a weight is not 64-byte aligned")
+        if self.kind not in ("llvm", "cuda") or self.threads < 1:
+            raise TypeError(f"it is of kind {self.kind!r} for {self.threads} threads")
+
+
+def check_versions(manifest: Manifest, where: str) -> None:
+    """Compare the TVM that made an artifact's code with the one here; code and runtime must be of one version.
+
+    Raises:
+        ArtifactError: they differ.
+    """
+    here = installed_versions()
+    differ = [
+        f"{package} {manifest.versions.get(package, 'unknown')}, here is {version}"
+        for package, version in here.items()
+        if manifest.versions.get(package) != version
+    ]
+    if differ:
+        raise ArtifactError(
+            f"the artifact was made with other versions: {'; '.join(differ)}.",
+            where=where,
+            fix="compile the model again with the versions here, or install those that made it",
+        )
+
+
+@cache
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages whose runtime the artifact's code calls, as far as they are known here."""
+    found = {}
+    for package in ("apache-tvm", "apache-tvm-ffi"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _parse(kind: Any, value: Any, where: str) -> Any:

@@ -21,18 +21,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from tvmopt.errors import ArtifactError, InputError, collect
+from tvmopt.errors import ArtifactError, InputError, collect, reason
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import pool
 from tvmopt.runtime.artifact import Artifact
-from tvmopt.runtime.library import Session, cuda_available, default_threads, ffi, load_library
-from tvmopt.runtime.manifest import Manifest
+from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
+from tvmopt.runtime.manifest import Manifest, check_versions
 from tvmopt.runtime.tensors import (
     ALIGNMENT,
     Array,
     TensorInfo,
     address,
     aligned_empty,
+    as_array,
     from_ffi,
     is_direct,
     to_ffi,
@@ -91,9 +92,13 @@ class Model:
                 fix="run it on a machine with the GPU, its driver and libcudart.so.13 on the loader's path "
                 "(`tvmopt doctor` looks for them), or compile the model with --target cpu",
             )
+        check_versions(manifest, artifact.where)
         self._artifact = artifact
         self._threads = threads or default_threads(manifest.threads)
         self._library = load_library(artifact.library, artifact.where)
+        wanted, given = arity(self._library), len(manifest.inputs) + len(manifest.weights)
+        if wanted != given:
+            raise self._contradiction(f"its code takes {wanted} tensors, its manifest has {given}")
         self._arrays = artifact.weights
         weights = [to_ffi(array, w.dtype) for array, w in zip(artifact.weights, manifest.weights, strict=True)]
         self._weights = [_to_device(w) for w in weights] if self._cuda else weights
@@ -207,7 +212,12 @@ class Model:
         instance = getattr(self._own, "instance", None) or self._free_instance()
         pool.use_threads(self._threads)
         tensors = self._tensors(instance, values)
-        results = instance.session.main(*tensors, *self._weights)
+        try:
+            results = instance.session.main(*tensors, *self._weights)
+        except Exception as error:
+            raise self._failure(error) from error
+        if instance.aliased is None:
+            self._check_outputs(results)
         arrays = [from_ffi(r, info) for r, info in zip(results, self._outputs, strict=True)]
         if instance.aliased is None:
             instance.aliased = () if self._cuda else self._aliased(arrays, tensors)
@@ -272,6 +282,27 @@ class Model:
                 shared.append(index)
         return tuple(shared)
 
+    # -- an artifact that contradicts itself ------------------------------------------------------------------------
+
+    def _contradiction(self, what: str) -> ArtifactError:
+        return ArtifactError(
+            f"the artifact contradicts itself: {what}.",
+            where=self._artifact.where,
+            fix="the file was edited: compile the model again",
+        )
+
+    def _failure(self, error: Exception) -> Exception:
+        """What to raise for an error of a call: the machine and the kernels compare what they get with their types."""
+        if any(word in str(error) for word in ("match_cast", "CheckTensorInfo", "ErrorContext", "on argument #")):
+            return self._contradiction(f"its code takes other tensors than its manifest says ({reason(error)})")
+        return error
+
+    def _check_outputs(self, results: Sequence[Any]) -> None:
+        found = [f"{result.dtype}{list(result.shape)}" for result in results]
+        told = [f"{info.dtype}{list(info.shape)}" for info in self._outputs]
+        if found != told:
+            raise self._contradiction(f"its code gives {', '.join(found)}, its manifest says {', '.join(told)}")
+
     # -- wrong input -------------------------------------------------------------------------------------
 
     def _problem_names(self, feeds: Mapping[str, Any]) -> list[InputError]:
@@ -313,10 +344,10 @@ class Model:
 
     def _convert(self, values: Sequence[Any], index: int) -> Array:
         """An array of the right dtype and shape out of what is not one; or every problem of these inputs at once."""
-        array = _as_array(values[index], self._inputs[index])
+        array = as_array(values[index], self._inputs[index])
         if not isinstance(array, InputError):
             return array
-        found = [_as_array(value, info) for value, info in zip(values, self._inputs, strict=True)]
+        found = [as_array(value, info) for value, info in zip(values, self._inputs, strict=True)]
         raise collect([problem for problem in found if isinstance(problem, InputError)])
 
 
@@ -334,47 +365,6 @@ def load(path: str | Path, *, threads: int | None = None, mapped: bool = False, 
         ArtifactError: damaged, of another version, stripped, or for another machine.
     """
     return Model(artifacts.read(path, mapped=mapped, verify=verify), threads=threads)
-
-
-def _as_array(value: Any, info: TensorInfo) -> Array | InputError:
-    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception."""
-    where = f"input {info}"
-    try:
-        if isinstance(value, np.ndarray | np.generic):
-            array = np.asarray(value)
-        elif hasattr(value, "__dlpack__"):
-            array = _from_dlpack(value, info)
-        else:
-            array = np.asarray(value, info.numpy_dtype)
-    except (TypeError, ValueError, BufferError, RuntimeError, OverflowError) as error:
-        return InputError(
-            f"cannot read a {type(value).__name__} as a tensor: {error}",
-            where=where,
-            fix="pass a NumPy array",
-        )
-    if array.dtype.newbyteorder("=") != info.numpy_dtype:
-        return InputError(
-            f"the dtype is {array.dtype}, the model takes {info.dtype}.",
-            where=where,
-            fix=f"x.astype({info.dtype!r})",
-        )
-    if array.shape != info.shape:
-        fix = f"reshape it, or compile with --shape {info.name}:{'x'.join(map(str, array.shape))}"
-        return InputError(f"the shape is {array.shape}, the model takes {info.shape}.", where=where, fix=fix)
-    return array
-
-
-def _from_dlpack(value: Any, info: TensorInfo) -> Array:
-    device = getattr(value, "__dlpack_device__", lambda: (1, 0))()[0]
-    if int(device) != 1 and int(device) != 3:
-        raise ValueError("it is not in host memory; move it to the CPU first")
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError):  # bfloat16: NumPy has no name for it, TVM has
-        tensor = ffi().from_dlpack(value)
-        if str(tensor.dtype) != info.dtype or tuple(tensor.shape) != info.shape:
-            raise
-        return from_ffi(tensor, info)
 
 
 def _to_device(tensor: Any) -> Any:

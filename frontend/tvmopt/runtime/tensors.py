@@ -15,6 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tvmopt.errors import InputError
+
 ALIGNMENT = 64  # bytes; TVM's kAllocAlignment, one AVX-512 register, one cache line
 HUGE = 2 << 20  # bytes; a huge page of x86-64
 
@@ -125,3 +127,46 @@ def _to_host(tensor: Any, info: TensorInfo) -> Array:
     copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyToBytes")
     copy(tensor, host.ctypes.data_as(ctypes.c_void_p), host.nbytes)
     return host
+
+
+def as_array(value: Any, info: TensorInfo) -> Array | InputError:
+    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception."""
+    where = f"input {info}"
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            array = np.asarray(value)
+        elif hasattr(value, "__dlpack__"):
+            array = _from_dlpack(value, info)
+        else:
+            array = np.asarray(value, info.numpy_dtype)
+    except (TypeError, ValueError, BufferError, RuntimeError, OverflowError) as error:
+        return InputError(
+            f"cannot read a {type(value).__name__} as a tensor: {error}",
+            where=where,
+            fix="pass a NumPy array",
+        )
+    if array.dtype.newbyteorder("=") != info.numpy_dtype:
+        return InputError(
+            f"the dtype is {array.dtype}, the model takes {info.dtype}.",
+            where=where,
+            fix=f"x.astype({info.dtype!r})",
+        )
+    if array.shape != info.shape:
+        fix = f"reshape it, or compile with --shape {info.name}:{'x'.join(map(str, array.shape))}"
+        return InputError(f"the shape is {array.shape}, the model takes {info.shape}.", where=where, fix=fix)
+    return array
+
+
+def _from_dlpack(value: Any, info: TensorInfo) -> Array:
+    device = getattr(value, "__dlpack_device__", lambda: (1, 0))()[0]
+    if int(device) != 1 and int(device) != 3:
+        raise ValueError("it is not in host memory; move it to the CPU first")
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError):  # bfloat16: NumPy has no name for it, TVM has
+        import tvm_ffi
+
+        tensor = tvm_ffi.from_dlpack(value)
+        if str(tensor.dtype) != info.dtype or tuple(tensor.shape) != info.shape:
+            raise
+        return from_ffi(tensor, info)
