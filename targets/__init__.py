@@ -208,7 +208,8 @@ class Machine:
             )
             return replace(nearest, name=text, mcpu=text)
         known = [*names(), "cpu", *_ALIASES]
-        near = difflib.get_close_matches(text, known, n=3, cutoff=0.4)
+        near = [name for name in known if len(text) > 2 and text.lower() in name.lower()]
+        near = (near + [n for n in difflib.get_close_matches(text, known, n=3, cutoff=0.4) if n not in near])[:3]
         raise TargetError(
             f"unknown target {text!r}" + (f", did you mean {' or '.join(map(repr, near))}?" if near else ""),
             fix=f"one of {', '.join(known)}, or a TOML file; `tvmopt targets list` shows them",

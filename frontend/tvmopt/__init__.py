@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_API = ("Compiled", "Model", "compile", "explain", "inspect", "load", "refit", "run")
+_HOME = {  # where each name is, imported when it is first used: `import tvmopt` alone loads nothing heavy
+    **dict.fromkeys(("Compiled", "Model", "compile", "explain", "inspect", "load", "refit", "run"), "tvmopt.api"),
+    "bench": "tvmopt.bench",  # a package that can be called
+    "compare": "tvmopt.debug.compare",
+    "profile": "tvmopt.analysis.profile",
+    "surgeon": "tvmopt.debug.surgeon",
+    "tune": "tvmopt.tuning.driver",
+}
+_MODULES = ("bench", "surgeon")
 
 if TYPE_CHECKING:
+    from tvmopt import bench as bench
+    from tvmopt.analysis.profile import profile
     from tvmopt.api import Compiled, Model, compile, explain, inspect, load, refit, run
+    from tvmopt.debug import surgeon
+    from tvmopt.debug.compare import compare
+    from tvmopt.tuning.driver import tune
 
-__all__ = ["Compiled", "Model", "__version__", "compile", "explain", "inspect", "load", "refit", "run"]
+__all__ = [
+    "Compiled",
+    "Model",
+    "__version__",
+    "bench",
+    "compare",
+    "compile",
+    "explain",
+    "inspect",
+    "load",
+    "profile",
+    "refit",
+    "run",
+    "surgeon",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """`tvmopt.compile` and its like, imported when first used: `import tvmopt` alone loads nothing heavy."""
-    if name in _API:
-        from tvmopt import api
-
-        return getattr(api, name)
-    if name == "profile":
-        from tvmopt.analysis.profile import profile
-
-        return profile
-    if name == "compare":
-        from tvmopt.debug.compare import compare
-
-        return compare
-    if name == "surgeon":
-        from tvmopt.debug import surgeon
-
-        return surgeon
-    if name == "bench":  # a package that can be called
-        import tvmopt.bench
-
-        return tvmopt.bench
-    raise AttributeError(f"module 'tvmopt' has no attribute {name!r}")
+    """`tvmopt.compile` and its like."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'tvmopt' has no attribute {name!r}")
+    module = import_module(_HOME[name])
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

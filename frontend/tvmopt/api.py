@@ -3,8 +3,8 @@
 import tvmopt
 
 compiled = tvmopt.compile("resnet50.onnx", output="resnet50.tvmopt")
-print(compiled.report)
-y = compiled.model(x)
+print(compiled.report)                     # one line; its fields have the rest
+y = compiled(x)
 
 model = tvmopt.load("resnet50.tvmopt")     # needs TVM's runtime library only
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.errors import InputError
-from tvmopt.files import atomic_write, check_writable, save_arrays, write_text
+from tvmopt.files import array_format, atomic_write, check_writable, save_arrays, write_text
 from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact, is_artifact
@@ -37,9 +37,9 @@ Progress = Callable[[str], None]
 __all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "is_artifact", "load", "refit", "run"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compiled:
-    """A compiled model.
+    """A compiled model; called with inputs, it runs.
 
     Attributes:
         artifact: manifest, library and weights.
@@ -50,6 +50,15 @@ class Compiled:
     artifact: Artifact
     report: Report
     path: Path | None = None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run on positional or named inputs: see :meth:`Model.__call__`."""
+        return self.model(*args, **named)
+
+    def __repr__(self) -> str:
+        checked = self.report.accuracy.get("verified", False)
+        where = f" in {self.path}" if self.path else ""
+        return f"<tvmopt.Compiled {self.report.summary()}, {'verified' if checked else 'not verified'}{where}>"
 
     @cached_property
     def model(self) -> Model:
@@ -185,35 +194,41 @@ def _in_child(*, progress: Progress, **options: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What :func:`run` gives: `outputs` by name, `timing` if it was asked for, and the threads used."""
+    """What :func:`run` gives: `outputs` by name, `timing` if it was asked for, the threads used, what else to know."""
 
     outputs: dict[str, Array]
     timing: Timing | None
     threads: int
+    notes: tuple[str, ...] = ()
 
 
 def run(
     model: str | Path | Model,
     inputs: Mapping[str, Any] | None = None,
     *,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    precision: str = "fp32",
     fill: str = "random",
     seed: int = 0,
     output: str | Path | None = None,
     print_time: bool = False,
-    iterations: int = 100,
-    warmup: int = 10,
-    duration: float = 0.0,
+    iterations: int | None = None,
+    warmup: int | None = None,
+    duration: float | None = None,
     threads: int | None = None,
     nvtx: bool = False,
+    progress: Progress | None = None,
 ) -> RunResult:
     """Run a compiled model once, and time it if asked.
 
     Args:
-        model: the artifact's path, or a loaded model.
+        model: the artifact's path, a loaded model, or an ONNX file, which is compiled for this run only.
         inputs: arrays by name; those that are missing are filled.
+        shape, precision: for an ONNX file: as for :func:`compile`.
         fill: "random" (seeded; integers are 0 or 1), "zeros" or "ones".
-        output: write the outputs there, as .npz.
-        print_time: measure the latency of `iterations` calls, and more until `duration` seconds passed.
+        output: write the outputs there: .npz, or .npy if there is one.
+        print_time: measure the latency of `iterations` (100) calls after `warmup` (10), and more until `duration`
+            seconds passed; each of the three asks for it too.
         nvtx: open an NVTX range with its ONNX nodes around each kernel, for Nsight Systems.
 
     Raises:
@@ -226,10 +241,19 @@ def run(
 
     if fill not in ("random", "zeros", "ones"):
         raise InputError(f"there is no fill {fill!r}.", fix="random, zeros or ones")
-    if not isinstance(model, Model) and str(model).endswith(".onnx"):
-        raise InputError("an ONNX file must be compiled first.", where=str(model), fix=f"tvmopt compile {model}")
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise InputError(f"inputs is a {type(inputs).__name__}.", fix="give arrays by name: {'x': array}")
     check_writable(output)
-    loaded = model if isinstance(model, Model) else load(model, threads=threads)
+    form = array_format(output) if output is not None else ""
+    notes = []
+    if not isinstance(model, Model) and str(model).endswith(".onnx"):
+        loaded = _compiled_for_now(model, shape, precision, threads, progress)
+        notes.append(f"{model} was compiled for this run only; tvmopt compile {model} keeps it.")
+    else:
+        loaded = model if isinstance(model, Model) else load(model, threads=threads)
+    if form == "npy" and len(loaded.outputs) > 1:
+        names = ", ".join(info.name for info in loaded.outputs)
+        raise InputError(f"the model has several outputs: {names}.", where=str(output), fix="give a name in .npz")
     given = dict(inputs or {})
     missing = [info for info in loaded.inputs if info.name not in given]
     bounds = loaded.manifest.options.get("bounds", {})
@@ -241,11 +265,40 @@ def run(
         marked = ranges(loaded)
     with marked:
         outputs = loaded.run(feeds)
-        timing = loaded.time(feeds, iterations=iterations, warmup=warmup, duration=duration) if print_time else None
+        timed = print_time or not (iterations is warmup is duration is None)
+        calls, before = 100 if iterations is None else iterations, 10 if warmup is None else warmup
+        timing = loaded.time(feeds, iterations=calls, warmup=before, duration=duration or 0.0) if timed else None
     if output is not None:
-        with atomic_write(output) as file:
+        _write(output, form, outputs)
+    return RunResult(outputs, timing, loaded.threads, tuple(notes))
+
+
+def _compiled_for_now(
+    model: str | Path,
+    shape: Mapping[str, Sequence[int]] | None,
+    precision: str,
+    threads: int | None,
+    progress: Progress | None,
+) -> Model:
+    """An ONNX file, compiled in a child process and loaded; nothing is left on the disk."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tvmopt"
+        compile_isolated(
+            model, shape=shape, precision=precision, threads=threads, verify=False, output=path, progress=progress
+        )
+        return load(path, threads=threads)
+
+
+def _write(output: str | Path, form: str, outputs: Mapping[str, Array]) -> None:
+    import numpy as np
+
+    with atomic_write(output) as file:
+        if form == "npy":
+            np.lib.format.write_array(file, np.asanyarray(next(iter(outputs.values()))))
+        else:
             save_arrays(file, outputs)
-    return RunResult(outputs, timing, loaded.threads)
 
 
 def refit(

@@ -6,12 +6,13 @@ Every message has three parts::
       where: resnet50.onnx, node 'up_3/Resize' (opset 13), input 'x' f32[1,64,28,28]
       fix:   export with mode='linear', or register a converter: docs/how-to/add-operator.md
 
-The command line prints exactly this and exits with :attr:`TvmoptError.exit_code`. A bug of ours is *not*
-a ``TvmoptError`` and keeps its traceback.
+The command line prints exactly this and exits with :attr:`TvmoptError.exit_code`. In Python the options that it
+names are arguments (:func:`in_python`). A bug of ours is *not* a ``TvmoptError`` and keeps its traceback.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -33,12 +34,16 @@ class TvmoptError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
+        return in_python(self.told())
+
+    def told(self) -> str:
+        """The message in the words of the command line."""
         lines = [self.what]
         if self.where:
             lines.append(f"  where: {self.where}")
         if self.fix:
             lines.append(f"  fix:   {self.fix}")
-        lines += [f"{type(other).__name__}: {other}" for other in self.others]
+        lines += [f"{type(other).__name__}: {other.told()}" for other in self.others]
         return "\n".join(lines)
 
 
@@ -80,6 +85,46 @@ class MissingDependency(TvmoptError):
     """An optional package or tool is not installed; ``fix`` is the command that installs it."""
 
     exit_code = 5
+
+
+ARGUMENTS = (
+    *("batch", "budget", "exact", "kernel", "model", "node", "only"),
+    *("precision", "store", "streams", "target", "threads", "tolerance", "verify"),
+)
+"""Options of the command line that are arguments of Python's functions, by the same names."""
+
+_SHAPE = r"--shape (\S+):([\dxN]+)"
+_NAMES = "|".join((*ARGUMENTS, "shape"))
+_OPTION = re.compile(
+    rf"(?P<command>tvmopt \w.*)|(?P<shapes>{_SHAPE}(?: {_SHAPE})*)|"
+    rf"--(?P<no>no-)?(?P<name>{_NAMES})\b(?P<value> [\w./-]+(?=[,;)]|$| or ))?"
+)
+
+
+def in_python(text: str) -> str:
+    """A message for somebody who calls functions: options as arguments. What follows ``tvmopt`` is a command: it stays.
+
+    >>> in_python("bind them, for example: --shape x:1x3x224x224 --shape n:8")
+    "bind them, for example: shape={'x': (1, 3, 224, 224), 'n': (8,)}"
+    >>> in_python("--precision fp32, or leave --threads out (--no-verify skips this)")
+    "precision='fp32', or leave threads out (verify=False skips this)"
+    """
+    return _OPTION.sub(_argument, text)
+
+
+def _argument(found: re.Match[str]) -> str:
+    if found["command"]:
+        return found["command"]
+    if found["shapes"]:
+        pairs = re.findall(_SHAPE, found["shapes"])
+        sizes = {name: ", ".join(dims.split("x")) + "," * ("x" not in dims) for name, dims in pairs}
+        return "shape={" + ", ".join(f"{name!r}: ({dims})" for name, dims in sizes.items()) + "}"
+    if found["no"]:
+        return f"{found['name']}=False"
+    value = (found["value"] or "").strip()
+    if not value:
+        return str(found["name"])
+    return f"{found['name']}={value if value.isdigit() else repr(value)}"
 
 
 def reason(error: BaseException) -> str:

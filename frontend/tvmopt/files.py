@@ -125,6 +125,24 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text.encode())
 
 
+def array_format(path: str | Path) -> str:
+    """How arrays are written there: ``"npy"`` (one array) or ``"npz"`` (several, by name; also into a pipe).
+
+    Raises:
+        InputError: a name that promises another format.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in (".npy", ".npz"):
+        return suffix[1:]
+    if _special(Path(path)):
+        return "npz"
+    raise InputError(
+        f"arrays are not written as {suffix!r} files." if suffix else "the name does not say how to write arrays.",
+        where=str(path),
+        fix="give a name that ends in .npz (all outputs, by name) or .npy (the only output)",
+    )
+
+
 def save_arrays(file: str | Path | IO[bytes], arrays: Mapping[str, Any]) -> None:
     """Arrays by name into an .npz. `np.savez` would do, but takes the names as keyword arguments: an ONNX tensor may
     be called "file".

@@ -164,7 +164,7 @@ def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What one compile did: `tvmopt compile` prints it, `--json` dumps it, the artifact keeps it."""
 
@@ -181,6 +181,14 @@ class Report:
     accuracy: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     flow: Flow = field(default_factory=Flow)
+
+    def __repr__(self) -> str:
+        return f"<tvmopt.Report {self.summary()}>"
+
+    def summary(self) -> str:
+        """The report in a line: model, target, precision, kernels, work."""
+        made = f"{len(self.kernels)} kernels, {self.flops / 1e9:.3g} GFLOP"
+        return f"{self.model} for {self.target}, {self.precision}: {made}"
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""

@@ -88,7 +88,7 @@ def test_every_problem_at_once(model: tvmopt.Model, x: np.ndarray) -> None:
         model()
     with pytest.raises(InputError, match="given twice"):
         model(x, x=x)
-    with pytest.raises(InputError, match=r"shape is \(1, 3, 9, 8\)(.|\n)*--shape x:1x3x9x8"):
+    with pytest.raises(InputError, match=r"shape is \(1, 3, 9, 8\)(.|\n)*open dimension"):
         model(x[..., :8])
     with pytest.raises(InputError, match=r"dtype is float64(.|\n)*astype\('float32'\)"):
         model(x.astype(np.float64))

@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _arguments.update(arguments)
         application().main(args=arguments, prog_name="tvmopt")
     except TvmoptError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {error.told()}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(_interrupted(arguments), file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import out, parse_shapes, print_json, progress, written
+from tvmopt.cli.common import many_threads, out, parse_shapes, print_json, progress, written
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable, write_text
 from tvmopt.texts import whole_number
@@ -87,6 +87,7 @@ def command(
         save=save or load or "",
         reuse=bool(load),
     )
+    many_threads(max(settings.threads))
     plan = Plan(rounds, launches, duration / rounds, -(-iterations // rounds), pause, warmup, patience)
     points = _numbers(percentile, "--percentile")
     with progress(quiet or as_json) as show:

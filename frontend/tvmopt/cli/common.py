@@ -98,6 +98,22 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda stage: status.update(f"{stage} ... [dim]{time.perf_counter() - start:.0f} s[/]")
 
 
+def note(text: str) -> None:
+    """Something to know, beside the result: on stderr."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+def many_threads(threads: int | None) -> None:
+    """Say so if there are more threads than cores: they wait for each other."""
+    from tvmopt.targets.detect import usable_cores
+
+    cores = usable_cores()
+    if threads is not None and threads > cores:
+        note(
+            f"{threads} threads share {cores} core{'s' * (cores != 1)}: they wait for each other, and times say little."
+        )
+
+
 def written(*paths: str | None) -> None:
     """Say which files there are now; nothing for None and ""."""
     names = ", ".join(filter(None, paths))

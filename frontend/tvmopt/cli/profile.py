@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import human, out, parse_inputs, parse_shapes, print_json, progress, written
+from tvmopt.cli.common import human, many_threads, out, parse_inputs, parse_shapes, print_json, progress, written
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -43,6 +43,7 @@ def command(
     from tvmopt.runtime.artifact import is_artifact
 
     check_writable(html, svg, trace)
+    many_threads(threads)
     with tempfile.TemporaryDirectory() as folder, progress(as_json) as show:
         file = source
         if not is_artifact(source):

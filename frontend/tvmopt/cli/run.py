@@ -1,4 +1,4 @@
-"""`tvmopt run FILE.tvmopt`: run a compiled model; time it."""
+"""`tvmopt run FILE.tvmopt`: run a compiled model (or an ONNX file, compiled for the occasion); time it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import out, parse_inputs, print_json, table
+from tvmopt.cli.common import many_threads, note, out, parse_inputs, parse_shapes, print_json, progress, table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
 @app.command()
 def command(
-    model: Annotated[str, typer.Argument(help="The file that `tvmopt compile` wrote.", metavar="ARTIFACT")],
+    model: Annotated[
+        str,
+        typer.Argument(help="The file that `tvmopt compile` wrote, or an ONNX file.", metavar="ARTIFACT|MODEL"),
+    ],
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -23,15 +26,24 @@ def command(
             help="Inputs; repeatable. Missing ones are filled.",
         ),
     ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="For an ONNX file; repeatable.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="For an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")] = "fp32",
     fill: Annotated[str, typer.Option(help="Fill of inputs not given: random (seeded), zeros, ones.")] = "random",
     seed: Annotated[int, typer.Option(help="Seed of the random fill.")] = 0,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs there.")
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE.npz|FILE.npy", help="Write the outputs there (.npy: the only one)."
+        ),
     ] = None,
     print_time: Annotated[bool, typer.Option("--print-time", help="Time it, and print the summary.")] = False,
-    iterations: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 100,
-    warmup: Annotated[int, typer.Option(min=0, help="Calls before timing.")] = 10,
-    duration: Annotated[float, typer.Option(min=0, help="Time for at least this many seconds.")] = 0.0,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Time it, with so many calls.", show_default="100")
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Time it, after so many calls.", show_default="10")] = None,
+    duration: Annotated[float | None, typer.Option(min=0, help="Time it, for at least so many seconds.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges with ONNX names, for Nsight Systems.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print outputs' summary and times as JSON.")] = False,
@@ -39,25 +51,22 @@ def command(
     """Run a compiled model on files or filled inputs; print what came out and how long it took."""
     from tvmopt.api import run
 
-    result = run(
-        model,
-        parse_inputs(inputs or []),
-        fill=fill,
-        seed=seed,
-        threads=threads,
-        output=output,
-        print_time=print_time,
-        iterations=iterations,
-        warmup=warmup,
-        duration=duration,
-        nvtx=nvtx,
-    )
+    many_threads(threads)
+    with progress(as_json) as show:
+        result = run(
+            model, parse_inputs(inputs or []), shape=parse_shapes(shape or []), precision=precision, fill=fill,
+            seed=seed, threads=threads, output=output, print_time=print_time, iterations=iterations, warmup=warmup,
+            duration=duration, nvtx=nvtx, progress=show,
+        )  # fmt: skip
+    for told in result.notes:
+        note(told)
     summary = [{"name": name, **_summary(array)} for name, array in result.outputs.items()]
     if as_json:
         print_json({"outputs": summary, "timing": result.timing, "threads": result.threads})
         return
-    rows = [(o["name"], f"{o['dtype']}{o['shape']}", o["min"], o["mean"], o["max"]) for o in summary]
-    table(("output", "type", "min", "mean", "max"), rows, left=2)
+    figures = ("min", "mean", "max")
+    rows = [(o["name"], f"{o['dtype']}{o['shape']}", *(f"{o[name]:.6g}" for name in figures)) for o in summary]
+    table(("output", "type", *figures), rows, left=2)
     if result.timing:
         t = result.timing
         row = [f"{v:.3f}" for v in (t.min_ms, t.median_ms, t.mean_ms, t.p90_ms, t.p99_ms)]
@@ -78,6 +87,5 @@ def _summary(array: Any) -> dict[str, Any]:
     finite = array[np.isfinite(array)] if array.dtype.kind in "fV" else array
     values = np.asarray(finite, np.float64) if finite.size else np.zeros(1)
     shape = list(array.shape)
-    figures = {"min": values.min(), "mean": values.mean(), "max": values.max()}
-    told = {name: f"{value:.6g}" for name, value in figures.items()}
-    return {"dtype": str(array.dtype), "shape": shape, **told, "not_finite": int(array.size - finite.size)}
+    figures = {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+    return {"dtype": str(array.dtype), "shape": shape, **figures, "not_finite": int(array.size - finite.size)}

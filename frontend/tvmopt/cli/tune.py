@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmopt.cli.common import out, parse_shapes, print_json, progress, table
+from tvmopt.cli.common import many_threads, out, parse_shapes, print_json, progress, table
 
 if TYPE_CHECKING:
     from tvmopt.tuning.driver import TuningResult
@@ -54,6 +54,8 @@ def command(
     if list_tasks:
         _list(model, target, precision, shapes, threads, only, as_json)
         return
+    if target == "cpu" and not rpc_tracker:
+        many_threads(threads)
     show = observer()
     runner = None
     if rpc_tracker:

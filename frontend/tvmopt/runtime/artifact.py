@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ class Artifact:
     """
 
     manifest: Manifest
-    library: bytes
-    weights: tuple[Array, ...]
+    library: bytes = field(repr=False)
+    weights: tuple[Array, ...] = field(repr=False)
     where: str = "artifact"
 
     @classmethod

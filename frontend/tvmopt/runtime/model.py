@@ -165,6 +165,9 @@ class Model:
         Raises:
             InputError: a missing or unknown name, a wrong shape or dtype - all problems at once.
         """
+        if not isinstance(feeds, Mapping):
+            fix = f"give arrays by name, or call the model with them in order: model({', '.join(self._names)})"
+            raise InputError(f"run takes a dictionary, not a {type(feeds).__name__}.", fix=fix)
         try:
             values = [feeds[name] for name in self._names]
         except KeyError:
@@ -344,10 +347,11 @@ class Model:
 
     def _convert(self, values: Sequence[Any], index: int) -> Array:
         """An array of the right dtype and shape out of what is not one; or every problem of these inputs at once."""
-        array = as_array(values[index], self._inputs[index])
+        bound = self.manifest.options.get("shapes", {})
+        array = as_array(values[index], self._inputs[index], bound)
         if not isinstance(array, InputError):
             return array
-        found = [as_array(value, info) for value, info in zip(values, self._inputs, strict=True)]
+        found = [as_array(value, info, bound) for value, info in zip(values, self._inputs, strict=True)]
         raise collect([problem for problem in found if isinstance(problem, InputError)])
 
 

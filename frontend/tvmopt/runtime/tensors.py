@@ -6,7 +6,7 @@ crashes the process when it is passed straight in. Everything here hands over 64
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -22,7 +22,7 @@ HUGE = 2 << 20  # bytes; a huge page of x86-64
 
 Array = np.ndarray[Any, Any]
 
-_EXTENDED = {  # DLPack in NumPy has no code for these; they travel as unsigned integers of the same width
+EXTENDED = {  # DLPack in NumPy has no code for these; they travel as unsigned integers of the same width
     name: np.dtype(getattr(ml_dtypes, name))
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 }
@@ -59,7 +59,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     >>> numpy_dtype("bfloat16").itemsize
     2
     """
-    return _EXTENDED[name] if name in _EXTENDED else np.dtype(name)
+    return EXTENDED[name] if name in EXTENDED else np.dtype(name)
 
 
 def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any], alignment: int = ALIGNMENT) -> Array:
@@ -95,7 +95,7 @@ def to_ffi(array: Array, dtype: str) -> Any:
     """TVM's tensor over the memory of an array for which :func:`is_direct` holds; nothing is copied."""
     import tvm_ffi
 
-    if dtype not in _EXTENDED and array.size:
+    if dtype not in EXTENDED and array.size:
         return tvm_ffi.from_dlpack(array, require_alignment=ALIGNMENT, require_contiguous=True)
     raw = array.reshape(-1).view(np.uint8) if array.size else aligned_empty((1,), np.dtype(np.uint8))
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
@@ -109,7 +109,7 @@ def from_ffi(tensor: Any, info: TensorInfo) -> Array:
     """
     if tensor.device.dlpack_device_type() != 1:
         return _to_host(tensor, info)
-    if info.dtype not in _EXTENDED:
+    if info.dtype not in EXTENDED:
         return np.from_dlpack(tensor)
     import tvm_ffi
 
@@ -129,13 +129,20 @@ def _to_host(tensor: Any, info: TensorInfo) -> Array:
     return host
 
 
-def as_array(value: Any, info: TensorInfo) -> Array | InputError:
-    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception."""
+def as_array(value: Any, info: TensorInfo, bound: Collection[str] = ()) -> Array | InputError:
+    """`value` as an array of `info`'s dtype and shape. Never casts: a list, which has no dtype, is the exception.
+
+    Args:
+        bound: inputs whose open shapes the compile was given: with other ones it makes another model.
+    """
     where = f"input {info}"
     try:
         if isinstance(value, np.ndarray | np.generic):
             array = np.asarray(value)
         elif hasattr(value, "__dlpack__"):
+            dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+            if dtype in EXTENDED and dtype != info.dtype:  # NumPy has no name for it, and its error does not help
+                return _other_dtype(value, dtype, info)
             array = _from_dlpack(value, info)
         else:
             array = np.asarray(value, info.numpy_dtype)
@@ -146,15 +153,19 @@ def as_array(value: Any, info: TensorInfo) -> Array | InputError:
             fix="pass a NumPy array",
         )
     if array.dtype.newbyteorder("=") != info.numpy_dtype:
-        return InputError(
-            f"the dtype is {array.dtype}, the model takes {info.dtype}.",
-            where=where,
-            fix=f"x.astype({info.dtype!r})",
-        )
+        return _other_dtype(value, str(array.dtype), info)
     if array.shape != info.shape:
-        fix = f"reshape it, or compile with --shape {info.name}:{'x'.join(map(str, array.shape))}"
+        other = f"compile the model with --shape {info.name}:{'x'.join(map(str, array.shape))}"
+        fixed = "export the model with an open dimension: its file fixes this shape"
+        fix = f"reshape it, or {other if info.name in bound else fixed}"
         return InputError(f"the shape is {array.shape}, the model takes {info.shape}.", where=where, fix=fix)
     return array
+
+
+def _other_dtype(value: Any, dtype: str, info: TensorInfo) -> InputError:
+    torch = type(value).__module__.partition(".")[0] == "torch"
+    fix = f"x.to(torch.{info.dtype})" if torch else f"x.astype({info.dtype!r})"
+    return InputError(f"the dtype is {dtype}, the model takes {info.dtype}.", where=f"input {info}", fix=fix)
 
 
 def _from_dlpack(value: Any, info: TensorInfo) -> Array:
