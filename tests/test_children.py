@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from tvmopt import children
 from tvmopt.errors import ModelError, UnsupportedOp
 
@@ -76,15 +78,25 @@ def test_ctrl_c_while_the_child_starts(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is still importing: it has nothing to clean up, and no traceback to show."""
-    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
+    started, waited = tmp_path / "started", tmp_path / "waited"
+    lines = ("import pathlib, signal, time", f"pathlib.Path({str(started)!r}).touch()",
+             f"signal.signal(signal.SIGINT, lambda *_: pathlib.Path({str(waited)!r}).touch())",
+             "time.sleep(3600)")  # fmt: skip
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
     monkeypatch.setitem(HERE, "PYTHONPATH", str(tmp_path))
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    start = time.monotonic()
+
+    def press() -> None:
+        until(started.exists, "the child starts")
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+    presser = threading.Thread(target=press)
+    presser.start()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
             call("fine")
     finally:
+        presser.join()
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - start < 2.5  # killed, not waited for
+    assert not waited.exists(), "it is killed, not asked to end"
     assert capfd.readouterr() == ("", "")

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import typer
 
 from tests.cli.command import COMMAND, tvmopt
 from tests.runtime.small import expected, small_model
+from tests.waiting import FOREVER, until
 from tvmopt import api, cli
 from tvmopt.targets import Machine, names
 
@@ -37,19 +37,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_is_light() -> None:
-    """`tvmopt --help` loads nothing heavy; so it takes a tenth of a second."""
+    """`tvmopt --help` loads nothing heavy, and few modules at all; so it takes a tenth of a second."""
     heavy = ("tvm", "tvm_ffi", "onnx", "numpy", "onnxruntime", "torch")
     code = "import sys; from tvmopt.cli import main; main(['--help']); "
-    code += f"print([m for m in sys.modules if m in {heavy}], file=sys.stderr)"
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - start)
-    assert done.stderr.strip() == "[]"
+    code += f"print(len(sys.modules), [m for m in sys.modules if m in {heavy}], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, _, found = done.stderr.strip().partition(" ")
+    assert found == "[]" and int(count) < 500
     for name in cli.COMMANDS:
         assert f" {name} " in done.stdout
-    assert min(times) < 1.0  # 0.14 s alone; the machine may be busy
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
@@ -219,9 +215,10 @@ def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path) -> None:
         [*COMMAND, "compile", str(folder / "small.onnx"), "-o", str(tmp_path / "x.tvmopt")],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    time.sleep(0.7)
+    started = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until(lambda: process.poll() is not None or started.read_text(), "the process that compiles is started")
     os.killpg(process.pid, signal.SIGINT)
-    _, told = process.communicate(timeout=20)
+    _, told = process.communicate(timeout=FOREVER)
     assert process.returncode in (130, 0), told
     assert not [p.name for p in tmp_path.iterdir() if p.suffix == ".part"]
     assert "Traceback" not in told

@@ -36,10 +36,8 @@ def test_a_crash_is_an_error():
 
 
 def test_a_hang_is_an_error():
-    start = time.monotonic()
     with pytest.raises(ModelError, match="longer than"):
-        isolated(lambda: time.sleep(60), "test", seconds=0.3)
-    assert time.monotonic() - start < 20
+        isolated(lambda: time.sleep(3600), "test", seconds=0.3)
 
 
 def test_too_much_memory_is_an_error():

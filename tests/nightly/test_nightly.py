@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 from tvmopt.errors import InputError, TuningError, TvmoptError
 from tvmopt.nightly import run as nights
 from tvmopt.nightly.ledger import MODEL, Entry, KernelFigures, Ledger, changes
-from tvmopt.nightly.plan import read_plan
-from tvmopt.nightly.run import Regression, locked, nightly
+from tvmopt.nightly.plan import Job, read_plan
+from tvmopt.nightly.run import Regression, locked, nightly, timed
 from tvmopt.scheduling.family import Space
+from tvmopt.targets import Machine
+from tvmopt.tuning import instance
 from tvmopt.tuning.record import Candidate, Record, Verdict
 from tvmopt.tuning.store import Store
 
@@ -132,6 +134,31 @@ def jobs(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the machine's clock: a kernel takes the longer the fewer rows its schedule computes at a time."""
+
+    def timed(job: Job, machine: Machine, store: Path, kernels: dict[str, KernelFigures]) -> dict[str, object]:
+        rows = {name: int(dict(k.split("=") for k in f.knobs.split()).get("mr", 1)) for name, f in kernels.items()}
+        figures = {name: replace(f, seconds=samples(1e-2 / rows[name])) for name, f in kernels.items()}
+        return {"seconds": samples(sum(1e-2 / r for r in rows.values())), "probe": samples(5e-4), "kernels": figures}
+
+    monkeypatch.setattr(nights, "timed", timed)
+
+
+def test_samples_are_of_the_model_of_each_kernel_and_of_the_probe(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "disturbed", lambda seconds, delay: False)  # or a busy machine leaves some out
+    plan, machine = read_plan(jobs), Machine.load("cpu").with_threads(1)
+    (job,) = plan.jobs
+    plan.store.parent.mkdir(parents=True)
+    Store(plan.store).close()
+    kernels = nights._verified(plan, job, machine)["kernels"]
+    found = timed(job, machine, plan.store, kernels, rounds=3)
+    assert [len(found["seconds"]), len(found["probe"])] == [3, 3]
+    assert kernels and all(len(k.seconds) == 3 and min(k.seconds) > 0 for k in found["kernels"].values())
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_planted_slowdown_fails_and_is_named(jobs: Path) -> None:
     from tvmopt.cli.nightly import app
 
@@ -152,6 +179,7 @@ def test_a_planted_slowdown_fails_and_is_named(jobs: Path) -> None:
 EXAMPLE = Path(__file__).parents[2] / "docs/how-to/nightly-files/jobs.toml"
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_example_run_twice_by_the_command(jobs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The example of the documentation with one small model and a budget of one trial; then a gemm that computes one
     row at a time, as a change of the schedule might."""
@@ -184,7 +212,6 @@ def test_the_example_run_twice_by_the_command(jobs: Path, monkeypatch: pytest.Mo
 
 def plant(store: Path, model: Path) -> None:
     """A record that claims to be fast, and is not: one row at a time."""
-    from tvmopt.targets import Machine
     from tvmopt.tuning.driver import imported_module, tasks_of
 
     machine = Machine.load("cpu").with_cores(1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,20 +167,22 @@ def test_bad_thread_counts(artifact_file: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_call_overhead(model: tvmopt.Model) -> None:
-    """A warm call costs under 20 us more than its kernels (measured: 4 to 6); the best of several rounds."""
+    """A warm call does little besides its kernels (4 to 6 us on a quiet machine): what Python calls is counted."""
     x = aligned_empty((1, 3, 9, 9), np.dtype("float32"))
     x[...] = 0
-    tensors, main = model.arguments({"x": x}), model.session().main
-    best = 1e9
-    for _ in range(20):
-        rounds = []
-        for call in (lambda: model(x), lambda: main(*tensors)):
-            start = time.perf_counter()
-            for _ in range(100):
-                call()
-            rounds.append((time.perf_counter() - start) / 100)
-        best = min(best, rounds[0] - rounds[1])
-    assert best < 20e-6
+    model(x), model(x)
+    called: list[str] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            called.append(frame.f_code.co_name if event == "call" else argument.__name__)
+
+    sys.setprofile(trace)
+    try:
+        model(x)
+    finally:
+        sys.setprofile(None)
+    assert len(called) <= 45, called  # 31
 
 
 def test_timing(model: tvmopt.Model, x: np.ndarray) -> None:

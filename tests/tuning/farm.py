@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import psutil
 
+from tests.waiting import until
 from tvmopt.tuning.rpc import known_boards
 
 TRACKER = """
@@ -49,10 +49,7 @@ def farm(count: int) -> Iterator[tuple[int, list[subprocess.Popen[str]]]]:
         assert tracker.stdout is not None
         port = int(tracker.stdout.readline())
         servers += [python(SERVER, str(port)) for _ in range(count)]
-        deadline = time.monotonic() + 60
-        while known_boards("127.0.0.1", port).get("loop", 0) < count:
-            assert time.monotonic() < deadline, "the servers did not register"
-            time.sleep(0.2)
+        until(lambda: known_boards("127.0.0.1", port).get("loop", 0) >= count, "the servers register")
         yield port, servers
     finally:
         for process in (tracker, *servers):

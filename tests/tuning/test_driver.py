@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import tvmopt
+from tests.waiting import until
 from tvmopt.cli.tune import app
 from tvmopt.errors import InputError, TuningError
 from tvmopt.targets import Machine
@@ -94,17 +95,14 @@ def test_tune_kill_resume_and_compile(model: Path, tmp_path: Path) -> None:
     seen = 0
     for _ in range(2):
         child = subprocess.Popen(command(model, store, "--trials", "400"), stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline and len(_records(store)) <= seen:
-            time.sleep(0.1)
+        until(lambda before=seen: len(_records(store)) > before, "the tuner measures something")
         time.sleep(draw.random())
         child.send_signal(signal.SIGKILL)
         child.wait()
         found = _records(store)
         assert len(found) > seen, "the resumed tuner measured nothing"
         seen = len(found)
-    time.sleep(0.5)
-    assert not _workers(os.getpid()), "workers outlived their tuner"
+    until(lambda: not _workers(os.getpid()), "workers end with their tuner")
     done = subprocess.run(
         command(model, store, "--trials", str(seen + 6), "--no-generic", "--json"),
         check=True, capture_output=True, text=True,

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,7 +151,5 @@ with Store(sys.argv[1]) as store:
         child.wait()
         child.stdout.close()
         with Store(tmp_path / "s.db") as store:
-            start = time.monotonic()
             assert {r.candidate.knobs["mr"] for r in store.records()} >= set(range(done + 1))
-            store.add(record(-1 - done))
-            assert time.monotonic() - start < 30  # a dead writer's lock does not stand
+            store.add(record(-1 - done))  # a dead writer's lock does not stand: SQLite would refuse
