@@ -15,6 +15,7 @@ from tvm import relax
 
 from tvmopt.legalize import (
     amx,
+    any_norm,
     attention,
     conv,
     cuda,
@@ -35,8 +36,8 @@ from tvmopt.targets import Machine
 Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | None"]
 
 # an operator that two groups know: the first that does not return None
-_GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, attention, recurrent, take, extremes, positions,
-           elementwise)  # fmt: skip
+_GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, any_norm, attention, recurrent, take, extremes,
+           positions, elementwise)  # fmt: skip
 _APPROXIMATE = (winograd,)  # other roundings than the operator's definition; `exact` leaves them out
 
 
