@@ -79,7 +79,10 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
         threads = (1, 2, 2, 4)[options.seed % 4]
         engine = compiled(data, options.target, options.precision, threads, 1 + options.seed % 2, say)
     except UnsupportedOp as error:
-        return Outcome("refused", error.what[:160])
+        outcome = Outcome("refused", error.what[:160])
+        if "Error: " in error.what and options.valid:  # TVM's words: nobody decided that it is not supported
+            outcome.findings.append(Finding("refused", f"{error}"[:1500]))
+        return outcome
     except TvmoptError as error:
         outcome.status, outcome.why = "refused", f"{type(error).__name__}: {error.what}"[:200]
         if options.valid:

@@ -210,6 +210,46 @@ def swiglu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     return relax.op.multiply(_swish(b, inputs[0], attrs.get("alpha", 1.0)), inputs[1])
 
 
+def selu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Selu: ``gamma (alpha exp(x) - alpha)`` up to zero, ``gamma x`` above (TVM's stock one is float32 only)."""
+    b = Build(bb, ctx.name)
+    alpha, gamma = attrs.get("alpha", 1.67326319217681884765625), attrs.get("gamma", 1.05070102214813232421875)
+
+    def fn(x: Any) -> Any:
+        low = b.mul(b.sub(b.emit(relax.op.exp(b.minimum(x, 0.0))), 1.0), alpha)
+        return relax.op.multiply(b.where(b.less(x, 0.0), low, x), like(gamma, x))
+
+    return b.unary(fn, inputs[0])
+
+
+_ATANH = tuple(1 / n for n in range(25, 0, -2))
+"""The series of atanh up to x^25: below 1/4 the rest is less than 1e-16."""
+
+
+def atanh(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Atanh by its logarithm, and near zero, where that cancels, by its series."""
+    b = Build(bb, ctx.name)
+
+    def fn(x: Any) -> Any:
+        square = b.mul(x, x)
+        series = like(_ATANH[0], x)
+        for coefficient in _ATANH[1:]:
+            series = b.add(b.mul(series, square), coefficient)
+        small = b.less(b.emit(relax.op.abs(x)), 0.25)
+        return relax.op.where(small, b.mul(series, x), b.emit(relax.op.atanh(x)))
+
+    return b.unary(fn, inputs[0])
+
+
+def _by_float32(fn: Any) -> Converter:
+    """A function that TVM has no code for in 16 bits: those are computed in float32."""
+
+    def convert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+        return Build(bb, ctx.name).unary(fn, inputs[0])
+
+    return convert
+
+
 def matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """MatMul; float16 and bfloat16 are summed in float32."""
     return Build(bb, ctx.name).matmul(inputs[0], inputs[1])
@@ -236,4 +276,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "QuickGelu"): swish,
     ("", "SwiGLU"): swiglu,
     ("", "MatMul"): matmul,
+    ("", "Selu"): selu,
+    ("", "Atanh"): atanh,
+    **{("", n): _by_float32(getattr(relax.op, n.lower())) for n in ("Acos", "Acosh", "Asin", "Asinh", "Atan", "Tanh")},
 }
