@@ -119,6 +119,18 @@ def fusion_passes() -> list[Any]:
     ]
 
 
+MOST_FUSED = 64
+"""Operators that one kernel may take: the code of longer chains (200 times Tanh) nests deeper than the recursion of TVM
+and Python goes, and compiles for minutes."""
+
+
+def _fusion_context() -> Any:
+    """The current pass context, instruments included, with :data:`MOST_FUSED` for FuseOps."""
+    now = tvm.transform.PassContext.current()
+    config = {**now.config, "relax.FuseOps.max_depth": MOST_FUSED}
+    return tvm.transform.PassContext(now.opt_level, now.required_pass, now.disabled_pass, now.instruments, config)
+
+
 def memory_passes() -> list[Any]:
     """From scheduled kernels to VM code: storage planned once, freed never in between."""
     return [
@@ -174,7 +186,8 @@ def lower(
                 module = provenance.through([once], module, log)
         with _timed(seconds, "fuse"):
             unfused = module["main"]
-            module = tvm.transform.Sequential(fusion_passes()[:2])(module)
+            with _fusion_context():
+                module = tvm.transform.Sequential(fusion_passes()[:2])(module)
             provenance.fused(unfused, module)
             module = provenance.through(fusion_passes()[2:], module, log)
         with _timed(seconds, "schedule"):

@@ -187,6 +187,27 @@ def test_reductions(op: str) -> None:
     compare(op, [normal(3, 4, 5)], opset=18)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_the_mean_of_integers_is_divided_towards_zero(dtype: str) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    array = np.array([[-7, 2, -3, 1], [9, 9, 9, -1]], dtype)
+    compare("ReduceMean", [array, np.array([1])], weights=(1,), opset=18, out_types=(kind,))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int64"])
+def test_sign_of_integers(dtype: str) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    info = np.iinfo(dtype)
+    compare("Sign", [np.array([0, 1, 7, info.min, info.max], dtype)], out_types=(kind,))
+
+
+@pytest.mark.parametrize("op", ["Cosh", "Sinh"])
+def test_hyperbolic_functions_over_their_whole_range(op: str) -> None:
+    near = np.linspace(-2, 2, 401)
+    x = np.concatenate([np.linspace(-89.2, 89.2, 101), near, [0, 1e-30, np.inf, -np.inf, np.nan]]).astype(np.float32)
+    compare(op, [x], tolerance=1e-6)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_det(n: int) -> None:
     compare("Det", [normal(2, n, n)], tolerance=1e-4)

@@ -244,7 +244,7 @@ def test_nodes_that_give_nothing_are_constants():
     [
         (node("Conv", ["x", "w"], ["y"], kernel_shape=[5, 1]), "kernel_shape is [5, 1]"),
         (node("Conv", ["x", "w"], ["y"], group=2), "channels"),
-        (node("MaxPool", ["x"], ["y"], kernel_shape=[30, 30]), "float32[1,3,-"),
+        (node("MaxPool", ["x"], ["y"], kernel_shape=[30, 30]), "larger than the padded image"),
         (node("Cast", ["x"], ["y"], to=TensorProto.INT32), "declared float32"),
     ],
 )

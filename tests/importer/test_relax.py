@@ -10,6 +10,7 @@ from tvm.relax.analysis import well_formed
 
 from tests.importer.onnx_check import check, model, value
 from tvmopt.errors import UnsupportedOp
+from tvmopt.importer import import_model
 from tvmopt.importer.protos import attributes
 from tvmopt.importer.provenance import Names
 from tvmopt.importer.relax import has_converter, to_relax
@@ -195,6 +196,25 @@ def test_names_are_distinct():
         "v",
         "a_b_2_2",
     ]
+
+
+@pytest.mark.parametrize("name", ["main", "main_1", "packed", "__tvm_ffi_main", "int", "nan", "ä b\n:/", "", "x" * 500])
+def test_any_name_of_node_and_tensor(name):
+    made = model(
+        [node("Relu", [name or "x"], ["h"], name=name), node("Neg", ["h"], ["y"], name=name)],
+        [value(name or "x", (3,))],
+        [value("y", (3,))],
+    )
+    check(import_model(made).model)
+
+
+def test_the_default_domain_has_two_names():
+    function = helper.make_function(
+        "d", "F", ["p"], ["q"], [node("Relu", ["p"], ["q"], domain="ai.onnx")], [helper.make_opsetid("ai.onnx", 17)]
+    )
+    nodes = [node("F", ["x"], ["h"], domain="d"), node("Neg", ["h"], ["y"], domain="ai.onnx")]
+    made = model(nodes, [value("x", (3,))], [value("y", (3,))], domains={"d": 1}, functions=[function])
+    assert [n.op_type for n in import_model(made).model.graph.node] == ["Relu", "Neg"]
 
 
 def test_nothing_is_printed(capfd, recwarn):

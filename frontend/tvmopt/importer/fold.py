@@ -14,6 +14,8 @@ So every Shape of a static tensor becomes a constant, and with it everything com
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, shape_inference
@@ -21,6 +23,7 @@ from onnx import TensorProto, helper, shape_inference
 from tvmopt.errors import ModelError
 from tvmopt.importer import control, rules
 from tvmopt.importer.evaluate import evaluate, foldable
+from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
 from tvmopt.importer.protos import (
     attributes,
@@ -37,6 +40,7 @@ from tvmopt.importer.protos import (
     words,
 )
 from tvmopt.importer.walk import DATA_BYTES, Walk
+from tvmopt.importer.windows import POOLS, windows
 
 SAME_AS_FIRST = frozenset(
     {"Gelu", "FastGelu", "BiasGelu", "QuickGelu", "SimplifiedLayerNormalization"}
@@ -63,10 +67,12 @@ class Folder(Walk):
         """Infer types; fold the node, or expand it by its definition, or keep it."""
         key = (normal_domain(node.domain), node.op_type)
         types, contradiction = self._infer(node)
-        if self._empty(node, types) or self._fold(node, types):
+        disagreement = self._disagreement(node, types)
+        if disagreement:
+            self.problems.append(disagreement)
+        elif self._empty(node, types) or self._fold(node, types):
             return []
-        contradiction = contradiction or self._disagreement(node, types)
-        if contradiction:
+        elif contradiction:
             self.problems.append(contradiction)
         if not self.has_converter(*key):
             inputs = [self.types.get(i) if i else onnx.TypeProto() for i in node.input]
@@ -111,10 +117,8 @@ class Folder(Walk):
 
     def _infer(self, node: onnx.NodeProto) -> tuple[dict[str, onnx.TypeProto], ModelError | None]:
         """Types of the node's outputs, as far as they can be known, and why the node cannot be."""
-        domain = normal_domain(node.domain)
-        try:
-            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
-        except (onnx.defs.SchemaError, TypeError):
+        schema = self._schema(node)
+        if schema is None:
             return self._declared(node), None
         known = {name: self.types[name] for name in node_reads(node) if name in self.types}
         if any(i and i not in known for i in node.input):
@@ -124,26 +128,45 @@ class Folder(Walk):
             types: dict[str, onnx.TypeProto] = shape_inference.infer_node_outputs(
                 schema, node, known, self._data(node), opset_imports=imports, ir_version=8
             )
+            self._windowed(node, types)
             return types, None
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             return {}, self._contradiction(node, lines[-1])
 
     def _disagreement(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> ModelError | None:
-        """What ONNX's shape functions let pass: negative sizes, a convolution unlike its weights."""
+        """What ONNX's shape functions let pass: negative sizes, and inputs that do not belong together."""
+        if reason := misfit(self, node, self._schema(node)):
+            return self._contradiction(node, reason)
         for name, kind in types.items():
             if any(d.dim_value < 0 for d in kind.tensor_type.shape.dim):
                 return self._contradiction(node, f"output '{name}' would be {describe_type(kind)}")
-        if normal_domain(node.domain) == "" and node.op_type in ("Conv", "ConvTranspose"):
-            given, weight = attributes(node), self.shape(node.input[1])
-            data = self.shape(node.input[0])
-            if weight and given.get("kernel_shape", weight[2:]) != weight[2:]:
-                return self._contradiction(node, f"kernel_shape is {list(given['kernel_shape'])}")
-            groups = given.get("group", 1)
-            channels = weight[1] * groups if weight and node.op_type == "Conv" else weight and weight[0]
-            if weight and data and channels != data[1]:
-                return self._contradiction(node, f"the channels do not match with group {groups}")
         return None
+
+    def _schema(self, node: onnx.NodeProto) -> Any:
+        """The operator's schema at the model's opset, None where ONNX has none."""
+        domain = normal_domain(node.domain)
+        try:
+            return onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
+        except (onnx.defs.SchemaError, TypeError):
+            return None
+
+    def _windowed(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
+        """Correct the shape of a pooling: ONNX's inference counts windows of the older opsets that start in the
+        padding behind the image, which no runtime computes."""
+        if node.op_type not in POOLS or normal_domain(node.domain):
+            return
+        given, shape = attributes(node), self.shape(node.input[0])
+        kernel = given.get("kernel_shape", ())
+        if shape is None or len(shape) != len(kernel) + 2:
+            return
+        lengths = {"strides": len(kernel), "dilations": len(kernel), "pads": 2 * len(kernel)}
+        if any(len(given[k]) not in (0, n) for k, n in lengths.items() if k in given):
+            return
+        out = [*shape[:2], *windows(given, shape[2:], kernel).out]
+        for name in (o for o in node.output if o in types):
+            if min(out) >= 0:
+                types[name] = helper.make_tensor_type_proto(types[name].tensor_type.elem_type, out)
 
     def _data(self, node: onnx.NodeProto) -> dict[str, TensorProto]:
         """Values of the small constant inputs."""

@@ -22,10 +22,12 @@ from tvmopt.importer.protos import (
     count,
     describe_type,
     node_reads,
+    normal_domain,
     static_shape,
     to_tensor,
 )
 from tvmopt.importer.shapes import bind_shapes, bind_values
+from tvmopt.importer.structure import scopes
 
 OLDEST_IR = 8
 """IR version of prepared models: initialisers need not be inputs (4), opset 17 belongs to it (8)."""
@@ -102,10 +104,21 @@ def _split(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Weights]:
     graph.name = model.graph.name or "graph"
     for part in ("input", "output", "node", "value_info"):
         getattr(graph, part).extend(getattr(model.graph, part))
+    _normal_domains(skeleton)
     weights = {t.name: t for t in model.graph.initializer}
     for sparse in model.graph.sparse_initializer:
         weights[sparse.values.name] = _dense(sparse)
     return skeleton, weights
+
+
+def _normal_domains(model: onnx.ModelProto) -> None:
+    """Call the default domain by its empty name everywhere: to ONNX's inference "ai.onnx" is another one."""
+    for entries in (model.opset_import, *(f.opset_import for f in model.functions)):
+        for entry in entries:
+            entry.domain = normal_domain(entry.domain)
+    for _, nodes, _ in scopes(model):
+        for node in nodes:
+            node.domain = normal_domain(node.domain)
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:

@@ -13,8 +13,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 NODES = "tvmopt.nodes"
 """Attribute of `main`: the ONNX name of each binding's name, in the order of the model."""
 
-BUILT = re.compile(r"(lv|gv)\d*")
-"""Names that TVM's builder gives: they say nothing, and no node may have them."""
+BUILT = re.compile(r"(lv|gv)\d*|main")
+"""Names that TVM's builder gives: they say nothing, and no node may have them. It would rename the function `main`."""
 
 
 def without_names(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Conv, ConvTranspose, DeformConv and Col2Im; paddings are computed here, so a convolution stays one Relax operator."""
+"""Conv, ConvTranspose, DeformConv and Col2Im; a convolution stays one Relax operator, whatever its padding."""
 
 from __future__ import annotations
 
@@ -10,33 +10,7 @@ from tvm import relax, te, tirx
 
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-
-
-def paddings(
-    ctx: Context,
-    attrs: dict[str, Any],
-    image: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> list[int]:
-    """Begin pads then end pads; SAME_* give ceil(size / stride) outputs, the odd one at the end or the beginning."""
-    mode = attrs.get("auto_pad", "NOTSET") or "NOTSET"
-    n = len(kernel)
-    if mode == "NOTSET":
-        return list(attrs.get("pads", [0] * (2 * n)))
-    if mode == "VALID":
-        return [0] * (2 * n)
-    if mode not in ("SAME_UPPER", "SAME_LOWER"):
-        raise ctx.unsupported(f"auto_pad={mode!r} is no mode of the standard")
-    begin, end = [], []
-    for size, k, stride, dilation in zip(image, kernel, strides, dilations, strict=True):
-        total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
-        small, large = total // 2, total - total // 2
-        begin.append(small if mode == "SAME_UPPER" else large)
-        end.append(large if mode == "SAME_UPPER" else small)
-    return begin + end
-
+from tvmopt.importer.windows import windows
 
 _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 
@@ -48,7 +22,8 @@ def convolve(b: Build, ctx: Context, x: Any, w: Any, attrs: dict[str, Any]) -> A
         raise ctx.unsupported(f"{n} spatial dimensions; 1 to 3 are supported")
     kernel = shape_of(w)[2:]
     strides, dilations = attrs.get("strides", [1] * n), attrs.get("dilations", [1] * n)
-    pads = paddings(ctx, attrs, shape_of(x)[2:], kernel, strides, dilations)
+    found = windows(attrs, shape_of(x)[2:], kernel)
+    pads = [*found.begin, *found.end]
     if min(pads) < 0:
         x, pads = _crop(b, x, pads), [max(p, 0) for p in pads]
     dtype = dtype_of(x)

@@ -11,7 +11,6 @@ from tvm import relax, te, tirx
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.converters.convolution import paddings
 
 
 def _scalar(ctx: Context, expr: Any, what: str, default: float) -> float:
@@ -105,52 +104,6 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     return b.te(roi_align_max, x, rois, batch)
 
 
-def max_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """MaxPool; the flat index of each maximum is computed only where somebody reads it."""
-    value = ctx.stock(inputs, attrs)
-    if not ctx.wants(1):
-        return value
-    b = Build(bb, ctx.name)
-    value = b.emit(value)
-    x = inputs[0]
-    shape, out = shape_of(x), shape_of(value)
-    n = len(shape) - 2
-    kernel = attrs["kernel_shape"]
-    strides, dilations = attrs.get("strides", [1] * n), attrs.get("dilations", [1] * n)
-    pads = paddings(ctx, attrs, shape[2:], kernel, strides, dilations)
-    column_major = bool(attrs.get("storage_order", 0))
-
-    def max_pool_index(data: Any) -> Any:
-        axes = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(kernel)]
-
-        def pick(a: Any, c: Any) -> Any:
-            first = tirx.any(a[1] > c[1], tirx.all(a[1] == c[1], a[0] < c[0]))
-            return tirx.Select(first, a[0], c[0]), tirx.Select(first, a[1], c[1])
-
-        def nothing(index: Any, element: Any) -> Any:
-            return tirx.const(2**62, index), te.min_value(element)
-
-        best = te.comm_reducer(pick, nothing, name="argmax")
-
-        def one(*place: Any) -> Any:
-            where = [
-                p * s + k * d - pad for p, s, k, d, pad in zip(place[2:], strides, axes, dilations, pads, strict=False)
-            ]
-            inside = tirx.all(*[c for w, size in zip(where, shape[2:], strict=True) for c in (w >= 0, w < size)])
-            order = range(n - 1, -1, -1) if column_major else range(n)
-            flat = place[0] * shape[1] + place[1]
-            for i in order:
-                flat = flat * shape[2 + i] + where[i]
-            index = tirx.if_then_else(inside, tirx.Cast("int64", flat), tirx.const(2**62, "int64"))
-            element = tirx.if_then_else(inside, data(*place[:2], *where), te.min_value(data.dtype))
-            return best((index, element), axis=axes)
-
-        return te.compute(out, one, name="max_pool_index")
-
-    found = b.te(max_pool_index, x)
-    return value, relax.TupleGetItem(found, 0)
-
-
 def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """TopK; uint64, which TVM does not sort, as int64 with the sign bit turned round."""
     x = inputs[0]
@@ -182,6 +135,5 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "NonMaxSuppression"): non_max_suppression,
     ("", "RoiAlign"): roi_align,
-    ("", "MaxPool"): max_pool,
     ("", "TopK"): top_k,
 }

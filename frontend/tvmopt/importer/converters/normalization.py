@@ -18,6 +18,23 @@ WIDEST_WINDOW = 64
 """Channels of a window up to which LRN of more channels is a sum of shifted reads."""
 
 
+def _inner(b: Build, value: Any, inner: tuple[int, ...], neutral: int = 1) -> tuple[Any, Any]:
+    """A scale or bias over the normalised axes, and one that varies over the others too, left for a step of its own.
+
+    ONNX lets it be any tensor that broadcasts to the input; the operator of Relax takes the normalised axes only.
+    """
+    shape = shape_of(value)
+    extra = len(shape) - len(inner)
+    if all(d == 1 for d in shape[: max(extra, 0)]):
+        return b.broadcast(b.reshape(value, shape[max(extra, 0) :]), inner), None
+    return const(np.full(inner, neutral), dtype_of(value)), value
+
+
+def _applied(b: Build, y: Any, factor: Any, shift: Any) -> Any:
+    y = y if factor is None else b.mul(y, factor)
+    return y if shift is None else b.add(y, shift)
+
+
 def layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """LayerNormalization; the mean and the inverse standard deviation only if somebody reads them."""
     b = Build(bb, ctx.name)
@@ -26,11 +43,13 @@ def layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     axis = attrs.get("axis", -1) % len(shape)
     epsilon = attrs.get("epsilon", 1e-5)
     axes = list(range(axis, len(shape)))
-    inner = shape[axis:]
-    scale = b.broadcast(b.wide(scale), inner)
-    bias = const(np.zeros(inner), dtype_of(scale)) if bias is None else b.broadcast(b.wide(bias), inner)
-    wide = b.wide(x)
-    y = b.cast(b.emit(relax.op.nn.layer_norm(wide, scale, bias, axes=axes, epsilon=epsilon)), dtype)
+    inner, wide = shape[axis:], b.wide(x)
+    gamma, factor = _inner(b, b.wide(scale), inner)
+    beta, shift = (const(np.zeros(inner), dtype_of(gamma)), None) if bias is None else _inner(b, b.wide(bias), inner, 0)
+    if factor is not None and shift is None:  # the bias is added behind the factor
+        beta, shift = const(np.zeros(inner), dtype_of(gamma)), beta
+    y = b.emit(relax.op.nn.layer_norm(wide, gamma, beta, axes=axes, epsilon=epsilon))
+    y = b.cast(_applied(b, y, factor, shift), dtype)
     mean = inverse = None
     if ctx.wants(1) or ctx.wants(2):
         mean = b.mean(wide, axes, True)
@@ -48,9 +67,10 @@ def rms_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     axis = attrs.get("axis", -1) % len(shape)
     inner = int(np.prod(shape[axis:]))
     flat = b.reshape(b.wide(x), (*shape[:axis], inner) if axis else (1, inner))
-    weight = b.reshape(b.broadcast(b.wide(scale), shape[axis:]), (inner,))
+    weight, factor = _inner(b, b.wide(scale), shape[axis:])
+    weight = b.reshape(weight, (inner,))
     y = b.emit(relax.op.nn.rms_norm(flat, weight, axes=[-1], epsilon=attrs.get("epsilon", 1e-5)))
-    return b.cast(b.reshape(y, shape), dtype)
+    return b.cast(_applied(b, b.reshape(y, shape), factor, None), dtype)
 
 
 def batch_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

@@ -29,7 +29,7 @@ def _axes(ctx: Context, inputs: Inputs, attrs: dict[str, Any], rank: int) -> lis
         given = ctx.array(inputs[1], "axes")
     if given is None or not len(given):
         return None if attrs.get("noop_with_empty_axes", 0) else list(range(rank))
-    return sorted(int(a) % rank for a in np.ravel(given))
+    return sorted({int(a) % rank for a in np.ravel(given)})
 
 
 def _of_nothing(name: str, dtype: str) -> float | int | bool:
@@ -79,7 +79,10 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
     def fold(op: Callable[..., Any], value: Any) -> Any:
         return b.emit(op(value, axes, keep)) if axes else value
 
-    if name in _OPS:
+    if name == "ReduceMean" and not is_float(dtype):  # C's division, as in onnxruntime: towards zero
+        elements = int(np.prod([shape_of(x)[a] for a in axes]))
+        out = b.emit(relax.op.divide(fold(relax.op.sum, x), const(elements, dtype)))
+    elif name in _OPS:
         out = fold(_OPS[name], wide)
     elif name == "ReduceL1":
         out = fold(relax.op.sum, b.emit(relax.op.abs(wide)))

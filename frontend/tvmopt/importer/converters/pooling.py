@@ -1,0 +1,118 @@
+"""MaxPool, AveragePool and LpPool: every window is a full one for TVM, whatever `auto_pad` and `ceil_mode` say."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from tvmopt.importer.converters.common import Build, dtype_of, like, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.windows import Windows, windows
+
+_MAX = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d}
+_AVERAGE = {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}
+
+
+def _found(ctx: Context, x: Any, attrs: dict[str, Any]) -> Windows:
+    """The windows of this node over `x`."""
+    kernel = attrs["kernel_shape"]
+    if len(kernel) not in _MAX:
+        raise ctx.unsupported(f"{len(kernel)} spatial dimensions; 1 to 3 are supported")
+    return windows(attrs, shape_of(x)[2:], kernel)
+
+
+def _common(attrs: dict[str, Any]) -> dict[str, Any]:
+    n = len(attrs["kernel_shape"])
+    return {
+        "pool_size": list(attrs["kernel_shape"]),
+        "strides": list(attrs.get("strides") or [1] * n),
+        "dilation": list(attrs.get("dilations") or [1] * n),
+    }
+
+
+def _padding(found: Windows) -> list[int]:
+    """Begin pads, then end pads with what the last window needs beyond them (ceil_mode)."""
+    return [*found.begin, *(e + o for e, o in zip(found.end, found.over, strict=True))]
+
+
+def max_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """MaxPool; the flat index of each maximum is computed only where somebody reads it."""
+    x = inputs[0]
+    found = _found(ctx, x, attrs)
+    value = _MAX[len(found.out)](x, **_common(attrs), padding=_padding(found))
+    if not ctx.wants(1):
+        return value
+    return value, _indices(Build(bb, ctx.name), x, attrs, found)
+
+
+def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
+    """The flat index of each window's maximum, the first of equal ones."""
+    shape, n = shape_of(x), len(found.out)
+    common = _common(attrs)
+    out = (*shape[:2], *found.out)
+    column_major = bool(attrs.get("storage_order", 0))
+
+    def max_pool_index(data: Any) -> Any:
+        axes = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(common["pool_size"])]
+
+        def pick(a: Any, c: Any) -> Any:
+            first = tirx.any(a[1] > c[1], tirx.all(a[1] == c[1], a[0] < c[0]))
+            return tirx.Select(first, a[0], c[0]), tirx.Select(first, a[1], c[1])
+
+        def nothing(index: Any, element: Any) -> Any:
+            return tirx.const(2**62, index), te.min_value(element)
+
+        best = te.comm_reducer(pick, nothing, name="argmax")
+
+        def one(*place: Any) -> Any:
+            steps = zip(place[2:], common["strides"], axes, common["dilation"], found.begin, strict=True)
+            where = [p * s + k * d - pad for p, s, k, d, pad in steps]
+            inside = tirx.all(*[c for w, size in zip(where, shape[2:], strict=True) for c in (w >= 0, w < size)])
+            order = range(n - 1, -1, -1) if column_major else range(n)
+            flat = place[0] * shape[1] + place[1]
+            for i in order:
+                flat = flat * shape[2 + i] + where[i]
+            index = tirx.if_then_else(inside, tirx.Cast("int64", flat), tirx.const(2**62, "int64"))
+            element = tirx.if_then_else(inside, data(*place[:2], *where), te.min_value(data.dtype))
+            return best((index, element), axis=axes)
+
+        return te.compute(out, one, name="max_pool_index")
+
+    return relax.TupleGetItem(b.te(max_pool_index, x), 0)
+
+
+def average_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """AveragePool; taps in the padding count with `count_include_pad`, taps beyond the padding never do."""
+    b = Build(bb, ctx.name)
+    x, found = inputs[0], _found(ctx, inputs[0], attrs)
+    include = bool(attrs.get("count_include_pad", 0))
+    if include and any(found.over):  # padding that counts becomes part of the image, what lies beyond is padding
+        x = b.pad(x, [0, 0, *found.begin], [0, 0, *found.end])
+        none = (0,) * len(found.out)
+        found, include = Windows(none, none, found.out, found.over), False
+    dtype = dtype_of(x)
+    pooled = _AVERAGE[len(found.out)](b.wide(x), **_common(attrs), padding=_padding(found), count_include_pad=include)
+    return b.cast(b.emit(pooled), dtype)
+
+
+def lp_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """LpPool: the p-th root of the sum of ``|x|^p``, the sum being an average over full windows times their taps."""
+    b = Build(bb, ctx.name)
+    found = _found(ctx, inputs[0], attrs)
+    p, dtype = int(attrs.get("p", 2)), dtype_of(inputs[0])
+    x = b.emit(relax.op.abs(b.wide(inputs[0])))
+    raised = x if p == 1 else b.mul(x, x) if p == 2 else b.emit(relax.op.power(x, like(p, x)))
+    pooled = _AVERAGE[len(found.out)](raised, **_common(attrs), padding=_padding(found), count_include_pad=True)
+    total = b.mul(b.emit(pooled), float(prod(attrs["kernel_shape"])))
+    if p > 1:
+        total = b.emit(relax.op.sqrt(total) if p == 2 else relax.op.power(total, like(1 / p, x)))
+    return b.cast(total, dtype)
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "MaxPool"): max_pool,
+    ("", "AveragePool"): average_pool,
+    ("", "LpPool"): lp_pool,
+}

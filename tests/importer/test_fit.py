@@ -1,0 +1,153 @@
+"""Nodes that contradict their inputs are refused by name; unusual valid ones are not.
+
+onnxruntime refuses the same, but for scales of 0 and NaN and windows larger than the image: there it makes numbers up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.importer.onnx_check import model, run_ort, run_relax, value
+from tvmopt.errors import ModelError
+from tvmopt.importer import import_model
+
+node = helper.make_node
+F, I64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def ones(*shape: int) -> Any:
+    return np.ones(shape, "float32")
+
+
+def one_node(op: str, shape: tuple[int, ...], weights: dict[str, Any], attrs: dict[str, Any], **more: Any) -> Any:
+    """A model of one node that reads input x and these weights; an empty name leaves an input out."""
+    opset, dtype, outputs = more.get("opset", 17), more.get("dtype", F), more.get("outputs", ["y"])
+    names = ["x", *weights]
+    made = model(
+        [node(op, [n if not n.startswith("_") else "" for n in names], outputs, name="the node", **attrs)],
+        [value("x", shape, dtype)],
+        [],
+        {k: v for k, v in weights.items() if not k.startswith("_")},
+        opset=opset,
+    )
+    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    return made
+
+
+def recurrent(op: str, **changed: Any) -> Any:
+    """An LSTM, GRU or RNN of 5 steps, batch 2, input 7, hidden 6, with weights of other shapes as `changed` says."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    shapes = {"w": (1, gates * 6, 7), "r": (1, gates * 6, 6), "b": (1, 2 * gates * 6), "l": (2,), "h": (1, 2, 6)}
+    if op == "LSTM":
+        shapes |= {"c": (1, 2, 6), "p": (1, 18)}
+    weights = {k: ones(*changed.get(k, s)) for k, s in shapes.items()}
+    weights["l"] = np.full(shapes["l"], changed.get("length", 5), "int32")
+    attrs = {"hidden_size": 6, **({"direction": changed["direction"]} if "direction" in changed else {})}
+    return one_node(op, (5, 2, 7), weights, attrs)
+
+
+CONV = {"w": ones(4, 2, 3, 3), "b": ones(4)}
+DAMAGED = {
+    "LSTM R": (recurrent("LSTM", r=(6, 24, 1)), "R has shape"),
+    "LSTM W": (recurrent("LSTM", w=(1, 24, 8)), "W has shape"),
+    "LSTM B": (recurrent("LSTM", b=(1, 24)), "B has shape"),
+    "LSTM state": (recurrent("LSTM", h=(2, 1, 6)), "initial_h has shape"),
+    "LSTM cell": (recurrent("LSTM", c=(1, 2, 5)), "initial_c has shape"),
+    "LSTM peepholes": (recurrent("LSTM", p=(1, 12)), "P has shape"),
+    "LSTM lengths": (recurrent("LSTM", length=6), "sequence_lens"),
+    "LSTM directions": (recurrent("LSTM", direction="bidirectional"), "W has shape"),
+    "GRU R": (recurrent("GRU", r=(1, 12, 6)), "R has shape"),
+    "GRU B": (recurrent("GRU", b=(2, 36)), "B has shape"),
+    "RNN W": (recurrent("RNN", w=(2, 6, 7)), "W has shape"),
+    "OneHot": (one_node("OneHot", (3,), {"d": np.array(0), "v": ones(2)}, {}, dtype=I64), "depth"),
+    "OneHot values": (one_node("OneHot", (3,), {"d": np.array(4), "v": ones(3)}, {}, dtype=I64), "two"),
+    "pool": (one_node("AveragePool", (1, 1, 1, 3, 3), {}, {"kernel_shape": [2, 1, 2], "strides": [2, 2, 2]}), "larger"),
+    "pool pads": (one_node("MaxPool", (1, 1, 9), {}, {"kernel_shape": [2], "pads": [2, 0]}), "smaller than the kernel"),
+    "Conv window": (one_node("Conv", (1, 2, 2, 9), CONV, {}), "larger than the padded image"),
+    "Conv channels": (one_node("Conv", (1, 3, 9, 9), CONV, {}), "channels do not match"),
+    "Conv group": (one_node("Conv", (1, 6, 9, 9), CONV, {"group": 3}), "divide into 3 groups"),
+    "Conv bias": (one_node("Conv", (1, 2, 9, 9), {**CONV, "b": ones(3)}, {}), "bias has shape"),
+    "ConvTranspose": (one_node("ConvTranspose", (1, 2, 9, 9), CONV, {}), "channels do not match"),
+    "Gemm C": (one_node("Gemm", (3, 4), {"b": ones(4, 5), "c": ones(4)}, {}), "does not broadcast"),
+    "BatchNorm": (
+        one_node("BatchNormalization", (1, 4, 3), {"s": ones(4), "b": ones(4), "m": ones(3), "v": ones(4)}, {}),
+        "one number a channel",
+    ),
+    "LayerNorm": (one_node("LayerNormalization", (2, 4), {"s": ones(3)}, {}), "does not broadcast"),
+    "Split": (one_node("Split", (6,), {"s": np.array([3, 4])}, {}, outputs=["y", "z"]), "add up"),
+    "Slice": (
+        one_node("Slice", (6,), {"s": np.array([0]), "e": np.array([6]), "a": np.array([0]), "t": np.array([0])}, {}),
+        "step is 0",
+    ),
+    "Slice axes": (
+        one_node("Slice", (6, 2), {"s": np.array([0, 0]), "e": np.array([6, 1]), "a": np.array([0, -2])}, {}),
+        "twice",
+    ),
+    "Tile": (one_node("Tile", (6,), {"r": np.array([-1])}, {}), "negative"),
+    "TopK": (one_node("TopK", (6,), {"k": np.array([7])}, {}, outputs=["y", "z"]), "K is 7"),
+    "Pad": (one_node("Pad", (3,), {"p": np.array([-2, -2])}, {}), "cut"),
+    "DepthToSpace": (one_node("DepthToSpace", (1, 6, 2, 2), {}, {"blocksize": 2}), "divide"),
+    "perm": (one_node("Transpose", (2, 3), {}, {"perm": [0, 0]}), "perm"),
+    "ReduceSum axis": (one_node("ReduceSum", (2, 3), {"a": np.array([2])}, {}), "axis 2|out of range|axes"),
+    "CumSum": (one_node("CumSum", (2, 3), {"a": np.array(2)}, {}), "axis 2"),
+    "Softmax": (one_node("Softmax", (2, 3), {}, {"axis": 2}), "axis"),
+    "scale 0": (one_node("QuantizeLinear", (4,), {"s": np.float32(0), "z": np.uint8(0)}, {}), "scales are positive"),
+    "scale NaN": (one_node("QuantizeLinear", (4,), {"s": np.float32(np.nan)}, {}), "scales are positive"),
+    "scales": (one_node("DequantizeLinear", (2, 4), {"s": ones(3)}, {"axis": 1}, dtype=TensorProto.INT8), "3 scales"),
+    "Resize": (one_node("Resize", (1, 1, 4, 4), {"_r": 0, "_s": 0, "z": np.array([1, 1, 0, 4])}, {}), "positive"),
+    "ScatterElements": (
+        one_node("ScatterElements", (3, 3), {"i": np.zeros((2, 2), "int64"), "u": ones(2, 1)}, {}), "updates",
+    ),
+    "ScatterND": (one_node("ScatterND", (3, 3), {"i": np.zeros((2, 1), "int64"), "u": ones(2, 2)}, {}), "updates"),
+    "type": (one_node("Add", (3,), {"y2": np.ones(3, "int64")}, {}), "one type"),
+    "no such type": (one_node("Exp", (3,), {}, {}, dtype=TensorProto.UINT8), "cannot be uint8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_nodes_are_refused_with_their_name(name: str) -> None:
+    made, words = DAMAGED[name]
+    with pytest.raises(ModelError, match=words) as caught:
+        import_model(made)
+    assert "the node" in str(caught.value) and "fix:" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [n for n in DAMAGED if n not in ("scale 0", "scale NaN", "pool")])
+def test_onnxruntime_refuses_them_too(name: str) -> None:
+    made, _ = DAMAGED[name]
+    feeds = {}
+    for given in made.graph.input:
+        kind = given.type.tensor_type
+        feeds[given.name] = ones(*(d.dim_value for d in kind.shape.dim)).astype(
+            helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        )
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        run_ort(made, feeds)
+
+
+VALID = {
+    "a scale that varies over other axes": one_node("LayerNormalization", (2, 3, 4), {"s": ones(3, 1)}, {}),
+    "a pool of which the window is larger": one_node(
+        "MaxPool", (1, 1, 3), {}, {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}
+    ),
+    "C of one row": one_node("Gemm", (3, 4), {"b": ones(4, 5), "c": ones(1, 5)}, {}),
+    "scale and zero point of one element": one_node("QuantizeLinear", (4,), {"s": ones(1), "z": np.uint8(0)}, {}),
+    "a pad that cuts everything": one_node("Pad", (3,), {"p": np.array([-1, -1])}, {}),
+    "an axis twice": one_node("ReduceSum", (2, 3), {"a": np.array([0, -2])}, {}),
+    "Squeeze of a negative axis": one_node("Squeeze", (2, 1), {"a": np.array([-1])}, {}),
+}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_unusual_valid_nodes(name: str) -> None:
+    made = VALID[name]
+    shape = tuple(d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim)
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    for got, expected in zip(run_relax(import_model(made), {"x": x}), run_ort(made, {"x": x}), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
