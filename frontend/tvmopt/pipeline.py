@@ -112,6 +112,7 @@ def fusion_passes() -> list[Any]:
     """From legalized operators to one PrimFunc a kernel."""
     return [
         T.AnnotateTIROpPattern(),  # before FuseOps, which decides by pattern
+        P.LimitFusion,  # a padding that TVM calls elementwise
         T.FuseOps(),
         T.FuseTIR(),
         T.RewriteDataflowReshape(),  # before schedules: a reshape in threads or vectors is not recognised as a view
@@ -187,9 +188,9 @@ def lower(
         with _timed(seconds, "fuse"):
             unfused = module["main"]
             with _fusion_context():
-                module = tvm.transform.Sequential(fusion_passes()[:2])(module)
+                module = tvm.transform.Sequential(fusion_passes()[:3])(module)
             provenance.fused(unfused, module)
-            module = provenance.through(fusion_passes()[2:], module, log)
+            module = provenance.through(fusion_passes()[3:], module, log)
         with _timed(seconds, "schedule"):
             unscheduled = module
             module, how = apply_families(module, machine, log, lookup, [whole_name(g) for g in generic])

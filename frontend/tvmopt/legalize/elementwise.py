@@ -30,4 +30,17 @@ def sign(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     return bb.call_te(compute, x, primfunc_name_hint="sign")
 
 
-LEGALIZERS = {"relax.sign": sign}
+def logical_not(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.logical_not` of booleans."""
+    (x,) = call.args
+    if str(x.ty.dtype) != "bool" or x.ty.shape is None:
+        return None
+
+    def compute(data: te.Tensor) -> te.Tensor:
+        one = tirx.const(1, "uint8")
+        return te.compute(data.shape, lambda *i: (data(*i).astype("uint8") ^ one).astype("bool"), name="logical_not")
+
+    return bb.call_te(compute, x, primfunc_name_hint="logical_not")
+
+
+LEGALIZERS = {"relax.sign": sign, "relax.logical_not": logical_not}

@@ -1,9 +1,11 @@
-"""Maximum and minimum that keep NaN, as NumPy's do - the last rewrite of loops before code generation.
+"""Maximum, minimum and `!=` with NaN as NumPy has them - the last rewrite of loops before code generation.
 
     Before           After
     max(x, 0)        max(0, x)                                            one instruction, as before
     max(a, b)        let v = a in select(v != v, NaN, max(v, b))          three instructions
     for a GPU        let v = x in select(v < 0, 0, v);  let v = a, w = b in select(v != v, v, select(v > w, v, w))
+
+    a != b           not (a == b)                                         TVM's own code says false where one is NaN
 
 TVM's `max(a, b)` of floats is select(a > b, a, b), on x86 one `vmaxps`: b where one of them is NaN. So Relu(NaN) would
 be 0, and a model that has diverged would look healthy. CUDA's `fmaxf` returns the number where the other one is NaN.
@@ -39,7 +41,8 @@ def lower_extrema(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> ti
     """See the module's text. Integers stay as they are."""
     target = func.attrs.get("target", None)
     lower = _select if target is not None and target.kind.name == "cuda" else _ordered
-    body = structural_map(func.body, ((tirx.Max, partial(_float, lower)), (tirx.Min, partial(_float, lower))))
+    extreme = partial(_float, lower)
+    body = structural_map(func.body, ((tirx.Max, extreme), (tirx.Min, extreme), (tirx.NE, _unequal)))
     return func if body.same_as(func.body) else func.with_body(body)
 
 
@@ -47,13 +50,18 @@ LowerExtrema = tirx.transform.prim_func_pass(lower_extrema, opt_level=0, name="t
 
 
 def _float(lower: Callable[[Any, Expr, Expr], Expr], node: Any) -> Any:
-    """`lower(kind, a, b)` of floats, a constant second, the operand with fewer lets first."""
+    """`lower(kind, a, b)` of floats, a constant second, the operand with fewer lets first; of two with as many the
+    second: a reduction's first one is what it has so far, and to ask that would make every step wait."""
     if not str(node.ty.dtype).startswith(("float", "bfloat")):
         return node
     a, b = node.a, node.b
-    if _constant(a) or (not _constant(b) and _lets(a) > _lets(b)):
+    if _constant(a) or (not _constant(b) and _lets(a) >= _lets(b)):
         a, b = b, a
     return lower(type(node), a, b)
+
+
+def _unequal(node: Any) -> Any:
+    return tirx.Not(tirx.EQ(node.a, node.b)) if str(node.a.ty.dtype).startswith(("float", "bfloat")) else node
 
 
 def _ordered(kind: Any, a: Expr, b: Expr) -> Expr:

@@ -85,16 +85,14 @@ def _exp_bounded(x: Expr, bias: int = 127) -> Expr:
     return _let(x * _const(_LOG2E, x) + _const(_MAGIC, x), scaled, "t")
 
 
-def _exp_overflowing(x: Expr) -> Expr:
-    """e^x for -87 < x <= 89, which gives inf: 2^(n - 1), doubled, so that n = 128 is still finite."""
-    return _let(_exp_bounded(x, 126), lambda half: half + half, "half")
-
-
 def exp(x: Expr) -> Expr:
     """e^x, float32, any lanes; overflow gives inf, below e^-87 (1.6e-38) it is 0: no denormals."""
 
     def body(x: Expr) -> Expr:
-        value = _let(_at_most(x, 89.0), _exp_overflowing, "c")
+        def halves(c: Expr) -> Expr:  # 2^(n - 1), doubled: n = 128 is still finite
+            return _let(_exp_bounded(c, 126), lambda half: half + half, "half")
+
+        value = _let(_at_most(x, 89.0), halves, "c")
         return tirx.Select(x < _const(-87.0, x), _const(0.0, x), value)
 
     return _let(x, body, "x")
@@ -122,9 +120,13 @@ def _clip(x: Expr, low: float, high: float) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + e^-x); below -88.8 it is 0, so that x sigmoid(x) is nothing there and not -3e38 * 6e-39."""
-    negative = _clip(_const(0.0, x) - x, -87.0, 89.0)
-    return _const(1.0, x) / (_const(1.0, x) + _let(negative, _exp_overflowing, "c"))
+    """1 / (1 + e^-x) as 0.5 / (0.5 + 0.5 e^-x).
+
+    Below -89.1 it is 0, because the exponent of e^-x is that of infinity: x sigmoid(x) is then 0, not -3e38 * 6e-39.
+    """
+    negative = _clip(_const(0.0, x) - x, -87.0, 89.5)
+    half = _const(0.5, x)
+    return half / (half + _let(negative, lambda c: _exp_bounded(c, 126), "c"))
 
 
 def _abs(x: Expr) -> Expr:

@@ -1,7 +1,7 @@
 """Softmax, layer, RMS, group and instance norm, and sums, means and extrema of the last axes - as programs over rows.
 
     softmax       m = max x;  e = exp(x - m), s = sum e;  y = e / s                     3 passes over a row in L1
-    log_softmax   m = max x;  s = sum exp(x - m);         y = x - (m + log s)
+    log_softmax   m = max x;  s = sum exp(x - m);         y = (x - m) - log s
     layer_norm    mu = sum x / C;  v = sum (x - mu)^2 / C;  y = (x - mu) / sqrt(v + eps) * gamma + beta
     rms_norm      y = x / sqrt(sum x^2 / C + eps) * gamma
     group_norm    layer_norm over (channels of the group, pixels), gamma and beta by channel; instance: one channel
@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from tvm import relax, te, tirx, topi
+from tvm import relax, tirx, topi
 from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.legalize import math
-from tvmopt.legalize.common import OPAQUE, OUT_ELEMENTWISE_FUSABLE, call_with_pattern, static_shape
+from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, static_shape
 from tvmopt.legalize.lower_extrema import larger
+from tvmopt.legalize.norm_by_channel import channels_last
 from tvmopt.legalize.rows import INDEX, Row, load, loop, prim_func, store
 from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.targets import Machine
@@ -103,20 +104,28 @@ def log_softmax_program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> N
     x, y = buffers
     peak = row.keep(row.reduce(lambda i: load(x, *at, i), larger, -_INF))  # the sum shows a NaN
     total = row.reduce(lambda i: math.exp_nonpositive(load(x, *at, i) - peak), _add, 0.0)
-    shift = row.keep(peak + tirx.log(total))
-    row.map(lambda c: store(y, load(x, *at, c) - shift, *at, c))
+    shift = row.keep(tirx.log(total))  # subtracted by itself: beside a peak of 1e5 its digits would be lost
+    row.map(lambda c: store(y, (load(x, *at, c) - peak) - shift, *at, c))
 
 
-def _centred(row: Row, x: Any, at: tuple[Expr, ...], epsilon: float) -> tuple[Expr, Expr]:
-    """(mean, 1 / sqrt(variance + epsilon)) of a row."""
+def _centred(row: Row, x: Any, at: tuple[Expr, ...], epsilon: float) -> Callable[[Expr], Expr]:
+    """The function from an index to the normalized value of a row.
+
+    A mean of 1e5 has an error of 4e-3, the rounding of its own format. The mean of the centred values is what it
+    lacks: r = sum (x - mu) / C;  v = sum (x - mu)^2 / C - r^2;  y = (x - mu) * s - r * s,  s = 1 / sqrt(v + eps).
+    """
     inverse = tirx.const(1.0 / row.length, "float32")
     mean = row.keep(row.reduce(lambda i: load(x, *at, i), _add, 0.0) * inverse)
 
-    def square(i: Expr) -> Expr:
-        return (load(x, *at, i) - mean) * (load(x, *at, i) - mean)
+    def centred(i: Expr) -> Expr:
+        return load(x, *at, i) - mean
 
-    variance = row.reduce(square, _add, 0.0) * inverse
-    return mean, row.keep(_rsqrt(variance + tirx.const(epsilon, "float32")))
+    total, squares = row.sums(centred, lambda i: centred(i) * centred(i))
+    rest = row.keep(total * inverse)
+    variance = tirx.max(squares * inverse - rest * rest, tirx.const(0.0, "float32"))
+    scale = row.keep(_rsqrt(variance + tirx.const(epsilon, "float32")))
+    shift = row.keep(rest * scale)
+    return lambda i: centred(i) * scale - shift
 
 
 def _rsqrt(value: Expr) -> Expr:
@@ -126,10 +135,10 @@ def _rsqrt(value: Expr) -> Expr:
 def layer_norm_program(epsilon: float, scale: bool, center: bool) -> Program:
     def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
         x, gamma, beta, y = buffers
-        mean, rsqrt = _centred(row, x, at, epsilon)
+        normalized = _centred(row, x, at, epsilon)
 
         def value(c: Expr) -> Any:
-            v = (load(x, *at, c) - mean) * rsqrt
+            v = normalized(c)
             v = v * load(gamma, c) if scale else v
             return store(y, v + load(beta, c) if center else v, *at, c)
 
@@ -155,13 +164,13 @@ def group_norm_program(epsilon: float, channels: int, scale: bool, center: bool)
     def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
         x, gamma, beta, y = buffers
         pixels = row.length // channels
-        mean, rsqrt = _centred(row, x, at, epsilon)
+        normalized = _centred(row, x, at, epsilon)
 
         def channel(c: Expr) -> Any:
             which = at[-1] * channels + c
 
             def value(i: Expr) -> Any:
-                v = (load(x, *at, c * pixels + i) - mean) * rsqrt
+                v = normalized(c * pixels + i)
                 v = v * load(gamma, which) if scale else v
                 return store(y, v + load(beta, which) if center else v, *at, c * pixels + i)
 
@@ -276,7 +285,7 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups:
         return None
     groups = groups or shape[channel]
     if channel == len(shape) - 1:
-        return _channels_last(bb, call, shape, groups)
+        return channels_last(bb, call, shape, groups)
     if channel != 1:
         return None
     channels, length = shape[1] // groups, prod(shape[1:]) // groups
@@ -284,38 +293,6 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups:
     whole = (shape[0], groups, length)
     out = _emit(bb, [flat(bb, x, whole), gamma, beta], whole, whole[:2], length, machine, program, "group_norm")
     return _reshaped(bb, out, whole, shape)
-
-
-def _channels_last(bb: relax.BlockBuilder, call: relax.Call, shape: tuple[int, ...], groups: int) -> Any:
-    """A group norm of [N, ..., C]: sums over the pixels by channel, whose vectors no group cuts; small kernels that
-    join the channels of a group; one pass that applies both. All three read x from end to end."""
-    op, attrs, (x, gamma, beta) = relax.op, call.attrs, call.args
-    pixels, each = list(range(1, len(shape) - 1)), shape[-1] // groups
-    inverse = tirx.const(1.0 / (prod(shape[1:-1]) * each), "float32")
-
-    def by_group(value: Any, args: list[Any], finish: Callable[..., Any], name: str) -> Any:
-        """`finish(mean of the group, channel, *args)` for every channel: [N, 1, .., C]; never fused, so never
-        computed for every pixel."""
-
-        def compute(sums: te.Tensor, *others: te.Tensor) -> te.Tensor:
-            k = te.reduce_axis((0, each), name="k")
-            total = te.compute((shape[0], groups), lambda n, g: te.sum(sums(n, g * each + k), axis=k), name="total")
-            return te.compute(
-                (shape[0], *[1] * len(pixels), shape[-1]),
-                lambda *i: finish(total(i[0], i[-1] // each) * inverse, i[-1], *others), name=name,
-            )  # fmt: skip
-
-        return bb.emit(call_with_pattern(bb, compute, [bb.emit(op.sum(value, pixels)), *args], name, OPAQUE))
-
-    def factor(variance: Any, c: Any, *gammas: te.Tensor) -> Any:
-        root = tirx.sqrt(variance + tirx.const(float(attrs.epsilon), "float32"))
-        return (gammas[0](c) if gammas else tirx.const(1.0, "float32")) / root
-
-    mean = by_group(x, [], lambda m, c: m, "group_mean")
-    centred = bb.emit(op.subtract(x, mean))
-    times = by_group(bb.emit(op.multiply(centred, centred)), [gamma] if attrs.scale else [], factor, "group_factor")
-    out = op.multiply(bb.emit(op.subtract(x, mean)), times)  # subtracted again: not kept in memory between
-    return op.add(bb.emit(out), beta) if attrs.center else out
 
 
 def group_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:

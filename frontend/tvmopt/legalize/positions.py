@@ -1,10 +1,10 @@
 """ArgMax and ArgMin: where the extreme stands, the first of equals - as two reductions without a branch.
 
-    peak = max over k of x[k];   y = min over k of (k where x[k] = peak, else n)
+    peak = max over k of x[k];   y = min over k of (k where x[k] = peak or x[k] is NaN, else n - 1)
 
 TVM's own form carries (index, value) through one comparison an element, which no compiler makes vectors of. Along the
-last axis both reductions are one row program; along another they are two kernels over contiguous strips. A NaN is
-equal to nothing: a row in which it hides the peak gives n - 1 (ONNX leaves that open).
+last axis both reductions are one row program; along another they are two kernels over contiguous strips. Of a row with
+NaN they give the first NaN, as NumPy does.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ def _position(index: Expr) -> Expr:
     return tirx.Cast(POSITION if lanes == 1 else f"{POSITION}x{lanes}", index)
 
 
+def _found(value: Expr, peak: Expr) -> Expr:
+    """Whether a value is the extreme of its row, or NaN."""
+    if not str(value.ty.dtype).startswith("float"):
+        return value.equal(peak)
+    return tirx.any(value.equal(peak), tirx.isnan(value))
+
+
 def program(highest: bool, dtype: str) -> Callable[[Row, list[Any], tuple[Expr, ...]], None]:
     """The row's two passes; the second reads L1."""
     pick = tirx.max if highest else tirx.min
@@ -52,8 +59,8 @@ def program(highest: bool, dtype: str) -> Callable[[Row, list[Any], tuple[Expr, 
             lanes = int(place.ty.dtype.lanes)
             beyond = tirx.const(last, POSITION)
             if lanes > 1:
-                return tirx.Select(value.equal(tirx.Broadcast(peak, lanes)), place, tirx.Broadcast(beyond, lanes))
-            return tirx.Select(value.equal(peak), place, beyond)
+                return tirx.Select(_found(value, tirx.Broadcast(peak, lanes)), place, tirx.Broadcast(beyond, lanes))
+            return tirx.Select(_found(value, peak), place, beyond)
 
         first = row.reduce(here, lambda a, b: tirx.min(a, b), last, dtype=POSITION)
         ones = [0] * (len(y.shape) - len(at))
@@ -70,7 +77,7 @@ def _across(data: te.Tensor, peak: te.Tensor) -> te.Tensor:
     first = te.compute(
         (outer, inner),
         lambda o, i: least(
-            tirx.Select(data(o, k, i).equal(peak(o, i)), k.astype(POSITION), tirx.const(n - 1, POSITION)), axis=[k]
+            tirx.Select(_found(data(o, k, i), peak(o, i)), k.astype(POSITION), tirx.const(n - 1, POSITION)), axis=[k]
         ),
         name="first",
         attrs={"tvmopt.kernel": "reduce"},

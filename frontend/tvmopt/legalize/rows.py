@@ -144,30 +144,39 @@ class Row:
         `value` and `write` get a scalar index or a vector of `lanes` consecutive ones; they must not read
         what `write` stores, since the last vector overlaps the one before.
         """
+        return self._reduced([value], combine, identity, write, dtype)[0]
+
+    def sums(self, *values: Callable[[Index], Expr]) -> list[Expr]:
+        """The sums over c of several values, in one pass."""
+        return self._reduced(values, lambda a, b: a + b, 0.0, None, "float32")
+
+    def _reduced(
+        self, values: Sequence[Callable[[Index], Expr]], combine: Any, identity: float, write: Any, dtype: str
+    ) -> list[Expr]:
+        """See `reduce`; `write` is of a single value."""
         lanes, length = self.lanes, self.length
         if length < lanes:
-            return self._short(value, combine, identity, write, dtype)
+            return self._short(values, combine, identity, write, dtype)
         unroll = min(UNROLL, length // lanes)
-        parts = self.local(unroll * lanes, "acc", dtype)
+        accumulators = [self.local(unroll * lanes, "acc", dtype) for _ in values]
 
         def step(start: Index, u: int, mask: Expr | None = None) -> list[Any]:
-            index = vector(start, lanes)
-            part = vector(u * lanes, lanes)
-            if write is None:
-                term, done = value(index), []
-            else:
-                kept = self.local(lanes, "term", dtype)
-                done = [
-                    store(kept, value(index), vector(0, lanes)),
-                    write(index, load(kept, vector(0, lanes))),
-                ]
-                term = load(kept, vector(0, lanes))
-            if mask is not None:
-                term = tirx.Select(mask, term, splat(identity, lanes, dtype))
-            return [*done, store(parts, combine(load(parts, part), term), part)]
+            index, part, done = vector(start, lanes), vector(u * lanes, lanes), []
+            for parts, value in zip(accumulators, values, strict=True):
+                term = value(index)
+                if write is not None:
+                    kept = self.local(lanes, "term", dtype)
+                    done.append(store(kept, term, vector(0, lanes)))
+                    done.append(write(index, load(kept, vector(0, lanes))))
+                    term = load(kept, vector(0, lanes))
+                if mask is not None:
+                    term = tirx.Select(mask, term, splat(identity, lanes, dtype))
+                done.append(store(parts, combine(load(parts, part), term), part))
+            return done
 
-        for u in range(unroll):
-            self.statements.append(store(parts, splat(identity, lanes, dtype), vector(u * lanes, lanes)))
+        for parts in accumulators:
+            for u in range(unroll):
+                self.statements.append(store(parts, splat(identity, lanes, dtype), vector(u * lanes, lanes)))
         trips = length // (unroll * lanes)
         width = unroll * lanes
         self.statements.append(
@@ -179,26 +188,31 @@ class Row:
         if tail:
             mask = vector(0, lanes) >= tirx.Broadcast(tirx.const(lanes - tail, INDEX), lanes)
             self.statements += step(length - lanes, unroll - 1, mask)
-        total = load(parts, vector(0, lanes))
-        for u in range(1, unroll):
-            total = combine(total, load(parts, vector(u * lanes, lanes)))
-        return self._across(total, combine, dtype)
+        totals = []
+        for parts in accumulators:
+            total = load(parts, vector(0, lanes))
+            for u in range(1, unroll):
+                total = combine(total, load(parts, vector(u * lanes, lanes)))
+            totals.append(self._across(total, combine, dtype))
+        return totals
 
-    def _short(self, value: Any, combine: Any, identity: float, write: Any, dtype: str) -> Expr:
-        total = self.local(1, "acc", dtype)
-        self.statements.append(store(total, tirx.const(identity, dtype), 0))
+    def _short(self, values: Any, combine: Any, identity: float, write: Any, dtype: str) -> list[Expr]:
+        totals = [self.local(1, "acc", dtype) for _ in values]
+        self.statements += [store(total, tirx.const(identity, dtype), 0) for total in totals]
 
         def body(c: Expr) -> Any:
-            if write is None:
-                return store(total, combine(load(total, 0), value(c)), 0)
-            kept = self.local(1, "term", dtype)
-            return seq([
-                store(kept, value(c), 0), write(c, load(kept, 0)),
-                store(total, combine(load(total, 0), load(kept, 0)), 0),
-            ])  # fmt: skip
+            done = []
+            for total, value in zip(totals, values, strict=True):
+                term = value(c)
+                if write is not None:
+                    kept = self.local(1, "term", dtype)
+                    done += [store(kept, term, 0), write(c, load(kept, 0))]
+                    term = load(kept, 0)
+                done.append(store(total, combine(load(total, 0), term), 0))
+            return seq(done)
 
         self.statements.append(loop(self.length, body, "c"))
-        return load(total, 0)
+        return [load(total, 0) for total in totals]
 
     def _across(self, value: Expr, combine: Callable[[Expr, Expr], Expr], dtype: str) -> Expr:
         """One number from the lanes of a vector: halves of halves."""

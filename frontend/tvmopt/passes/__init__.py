@@ -22,6 +22,7 @@ from tvmopt.passes.fuse_pad import FusePad
 from tvmopt.passes.fuse_rms_norm import FuseRmsNorm
 from tvmopt.passes.fuse_softmax import FuseSoftmax
 from tvmopt.passes.fuse_transpose_matmul import FuseTransposeMatmul
+from tvmopt.passes.limit_fusion import LimitFusion
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.split_matmul import SplitMatmul
@@ -50,6 +51,7 @@ __all__ = [
     "FuseRmsNorm",
     "FuseSoftmax",
     "FuseTransposeMatmul",
+    "LimitFusion",
     "PropagateReshapes",
     "PropagateTransposes",
     "SplitMatmul",

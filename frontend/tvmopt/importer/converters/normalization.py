@@ -85,6 +85,7 @@ def batch_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     momentum = attrs.get("momentum", 0.9)
     own_mean = b.mean(x, axes, True)
     centred = b.sub(x, own_mean)
+    centred = b.sub(centred, b.mean(centred, axes, True))  # what the mean's own format has rounded off
     own_variance = b.mean(b.mul(centred, centred), axes, True)
     inverse = b.emit(relax.op.rsqrt(b.add(own_variance, attrs.get("epsilon", 1e-5))))
     y = b.add(b.mul(b.mul(centred, inverse), b.reshape(scale, channel)), b.reshape(bias, channel))
@@ -93,6 +94,18 @@ def batch_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
         return b.add(b.mul(running, momentum), b.mul(b.reshape(own, (shape[1],)), 1 - momentum))
 
     return y, blend(mean, own_mean), blend(variance, own_variance)
+
+
+def mean_variance_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """MeanVarianceNormalization. The variance is of centred values, whose own mean is what the first mean lacks: ONNX's
+    definition, E[x^2] - E[x]^2, cancels."""
+    b = Build(bb, ctx.name)
+    x = b.wide(inputs[0])
+    axes = [int(a) % len(shape_of(x)) for a in attrs.get("axes", (0, 2, 3))]
+    centred = b.sub(x, b.mean(x, axes, True))
+    centred = b.sub(centred, b.mean(centred, axes, True))
+    deviation = b.emit(relax.op.sqrt(b.mean(b.mul(centred, centred), axes, True)))
+    return b.cast(b.div(centred, b.add(deviation, 1e-9)), dtype_of(inputs[0]))
 
 
 def lp_normalization(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -192,6 +205,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "LayerNormalization"): layer_norm,
     ("", "RMSNormalization"): rms_norm,
     ("", "BatchNormalization"): batch_norm,
+    ("", "MeanVarianceNormalization"): mean_variance_norm,
     ("", "LpNormalization"): lp_normalization,
     ("", "GroupNormalization"): group_norm,
     ("", "InstanceNormalization"): instance_norm,

@@ -1,0 +1,46 @@
+"""Elementwise is what writes as many elements as it reads - between AnnotateTIROpPattern and FuseOps.
+
+    Before                                             After
+    op_pattern of y[i, j] = if j < 3: x[i, j] else 0   injective (2): not fused behind a reduction or a product
+    with 4 columns in y and 3 in x: elementwise (0)
+
+TVM sees that `i, j` are read where `i, j` are written and calls a Pad behind the last column elementwise. Behind a
+reduction, a softmax or a norm its block moves into the rows' loop, whose range TVM derives from what the row has
+written: the padding was never written.
+
+Applies when   a block reads a tensor at its own axes, and one of these is longer than the tensor's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+from tvm_ffi import structural_walk
+
+from tvmopt.scheduling.blocks import blocks_of
+
+BROADCAST, INJECTIVE = 1, 2
+"""TVM's op patterns (OpPatternKind): up to the first, a kernel is fused behind a reduction or a product."""
+
+
+def limit_fusion(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
+    """See the module's text."""
+    pattern = func.attrs.get("op_pattern", None) if func.attrs else None
+    if pattern is None or int(pattern) > BROADCAST or not any(_reads_beyond(b) for b in blocks_of(func)):
+        return func
+    return func.with_attr("op_pattern", INJECTIVE)
+
+
+LimitFusion = tirx.transform.prim_func_pass(limit_fusion, opt_level=0, name="tvmopt.LimitFusion")
+
+
+def _reads_beyond(block: Any) -> bool:
+    """Whether an axis of the block is longer than an axis of a tensor that it indexes."""
+    axes = {iv.var: iv.dom.extent for iv in block.iter_vars}
+    loads: list[Any] = []
+    structural_walk(block.body, (TensorLoad, loads.append))
+    places = [(axes[i], d) for x in loads for i, d in zip(x.indices, x.source.shape, strict=True) if i in axes]
+    return any(isinstance(e, tirx.IntImm) and isinstance(d, tirx.IntImm) and int(e) > int(d) for e, d in places)
