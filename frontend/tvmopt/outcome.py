@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmopt.analysis.samples import integer_bounds
+from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.extensions import extensions
 from tvmopt.linking import versions, without_timings
 from tvmopt.precision import notes as precision_notes

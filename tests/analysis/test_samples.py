@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_inputs
+from tvmopt.analysis.bounds import integer_bounds
+from tvmopt.analysis.samples import longest_reduction, sample_inputs
 from tvmopt.runtime.tensors import TensorInfo
 
 
@@ -37,7 +38,7 @@ def embedding_model(rows: int = 7) -> onnx.ModelProto:
 def test_token_ids_stay_in_the_table() -> None:
     model = embedding_model()
     bounds = integer_bounds(model)
-    assert bounds == {"ids": 7}
+    assert bounds == {"ids": (0, 7)}
     infos = [TensorInfo("ids", (1, 64), "int32"), TensorInfo("mask", (1, 64), "int64")]
     feeds = sample_inputs(infos, bounds=bounds)
     assert set(feeds["ids"].ravel()) == set(range(7))

@@ -13,10 +13,6 @@ import numpy as np
 
 from tvmopt.runtime.tensors import Array, numpy_dtype
 
-_FORWARD = {  # operators that hand their first input's values on
-    *("Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"),
-    *("Squeeze", "Transpose", "Unsqueeze"),
-}
 SMALL = 2  # bound of an integer input of which nothing is known: 0 and 1 are valid for masks, types, flags
 
 
@@ -32,15 +28,20 @@ class Info(Protocol):
 
 
 def sample_inputs(
-    inputs: Sequence[Info], *, seed: int = 0, fill: str = "random", bounds: Mapping[str, int] | None = None
+    inputs: Sequence[Info],
+    *,
+    seed: int = 0,
+    fill: str = "random",
+    bounds: Mapping[str, int | Sequence[int]] | None = None,
 ) -> dict[str, Array]:
     """Arrays by input name.
 
-    Floats are standard normal, booleans fair coins, integers uniform in [0, bound).
+    Floats are standard normal, booleans fair coins, integers uniform within their bounds.
 
     Args:
         fill: "random", "zeros" or "ones".
-        bounds: exclusive upper bounds of integer inputs, from :func:`integer_bounds`; default 2.
+        bounds: of integer inputs the lowest value and the first that is too large, from
+            :func:`tvmopt.analysis.bounds.integer_bounds` (older artifacts: only the latter); default 0 and 2.
     """
     generator = np.random.default_rng(seed)
     arrays = {}
@@ -49,48 +50,15 @@ def sample_inputs(
         if fill in ("zeros", "ones"):
             arrays[info.name] = np.full(info.shape, fill == "ones", dtype)
         elif dtype.kind in "iu":
-            bound = min((bounds or {}).get(info.name, SMALL), int(np.iinfo(dtype).max))
-            arrays[info.name] = generator.integers(0, max(1, bound), info.shape).astype(dtype)
+            bound = (bounds or {}).get(info.name, SMALL)
+            low, high = (0, bound) if isinstance(bound, int) else bound
+            high = min(high, int(np.iinfo(dtype).max))
+            arrays[info.name] = generator.integers(low, max(low + 1, high), info.shape).astype(dtype)
         elif dtype.kind == "b":
             arrays[info.name] = generator.integers(0, 2, info.shape).astype(dtype)
         else:
             arrays[info.name] = generator.standard_normal(info.shape).astype(dtype)
     return arrays
-
-
-def integer_bounds(model: Any) -> dict[str, int]:
-    """Exclusive upper bounds of the integer inputs of an ONNX model that index something: token ids."""
-    graph = model.graph
-    shapes = {i.name: tuple(i.dims) for i in graph.initializer}
-    for value in (*graph.value_info, *graph.input):
-        shapes.setdefault(value.name, tuple(d.dim_value for d in value.type.tensor_type.shape.dim))
-    users: dict[str, list[tuple[Any, int]]] = {}
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            users.setdefault(name, []).append((node, index))
-    bounds = {}
-    for value in graph.input:
-        found = _index_bounds(value.name, users, shapes)
-        if found:
-            bounds[value.name] = min(found)
-    return bounds
-
-
-def _index_bounds(
-    name: str, users: Mapping[str, list[tuple[Any, int]]], shapes: Mapping[str, tuple[int, ...]]
-) -> list[int]:
-    found, todo, seen = [], [name], {name}
-    while todo:
-        for node, index in users.get(todo.pop(), ()):
-            if node.op_type in ("Gather", "GatherElements") and index == 1:
-                axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-                shape = shapes.get(node.input[0], ())
-                if -len(shape) <= axis < len(shape) and shape[axis] > 0:
-                    found.append(int(shape[axis]))
-            elif node.op_type in _FORWARD and (index == 0 or node.op_type == "Concat"):
-                todo += [output for output in node.output if output not in seen]
-                seen.update(node.output)
-    return found
 
 
 SUMS = ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum", "ReduceSumSquare")

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.comparator import Comparison
 from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.peaks import Peaks, measure_peaks
-from tvmopt.analysis.samples import integer_bounds, longest_reduction, sample_inputs
+from tvmopt.analysis.samples import longest_reduction, sample_inputs
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure

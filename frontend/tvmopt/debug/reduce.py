@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tvmopt.analysis.samples import integer_bounds, sample_inputs
+from tvmopt.analysis.bounds import integer_bounds
+from tvmopt.analysis.samples import sample_inputs
 from tvmopt.debug.check import Check, Command, Finding, Numbers
 from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import inputs_of, needed

@@ -52,7 +52,7 @@ def checked_import(model: onnx.ModelProto) -> Imported:
     try:
         if not borders:
             imported = _converted(model)
-    except UnsupportedOp as error:
+    except ModelError as error:
         named = {p.where.partition(" (")[0] for p in problems}
         refused = [error, *error.others]
         problems += [p for p in refused if isinstance(p, ModelError) and p.where.partition(" (")[0] not in named]

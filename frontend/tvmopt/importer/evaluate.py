@@ -70,6 +70,8 @@ def evaluate(
         opset: version of the default domain.
         expected: element type and shape of the outputs as inferred, as far as known.
     """
+    if node.op_type in ("Div", "Mod") and (y := inputs[node.input[1]]).dtype.kind in "iu" and not y.all():
+        return None  # NumPy's integers make 0 of it
     outputs = [o for o in node.output if o]
     names = list(inputs)
     function = helper.make_function("tvmopt", "fold", names, outputs, [node], [helper.make_opsetid("", opset)])

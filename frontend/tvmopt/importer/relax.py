@@ -23,7 +23,7 @@ from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
-from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
+from tvmopt.errors import ModelError, TvmoptError, collect
 from tvmopt.importer.converters import Context, Inputs, find
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
@@ -83,7 +83,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         self.types: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._roots: dict[Any, str] = {}
         self._failed: set[str] = set()
-        self.errors: list[UnsupportedOp] = []
+        self.errors: list[ModelError] = []
 
     def convert_graph(self, graph: onnx.GraphProto) -> tuple[Any, dict[str, str]]:
         """The module, and the ONNX node of each binding's name."""
@@ -172,7 +172,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             else:
                 try:
                     results = self._convert_node(node, name, inputs, names)
-                except UnsupportedOp as error:
+                except ModelError as error:
                     self.errors.append(error)
                     results = self._stand_ins(node)
             for output, result in zip(node.output, results, strict=False):
@@ -202,6 +202,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             output_types=tuple(self.types.get(o) for o in node.output),
             node=node,
             stock_converter=lambda i, a: self._convert_stock(node, name, i, a),
+            node_inputs=inputs,
             input_elem_types=tuple(self._elem_type(i) for i in node.input),
             subgraph=lambda graph, values: self._convert_subgraph_inline(graph, values, names),
         )
@@ -214,7 +215,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                 result = self._convert_stock(node, name, inputs, self._parse_attr(node.attribute))
             else:
                 raise context.unsupported("it has no converter", ADD_A_CONVERTER)
-        except UnsupportedOp:
+        except ModelError:
             raise
         except Exception as error:  # foreign code on foreign input: whatever it says is the reason
             if unknown := open_size(node, inputs):

@@ -17,6 +17,7 @@ from tvmopt.legalize import (
     amx,
     any_norm,
     attention,
+    checked,
     conv,
     cuda,
     depthwise,
@@ -37,7 +38,7 @@ Legalizer = Callable[[relax.BlockBuilder, relax.Call, Machine], "relax.Expr | No
 
 # an operator that two groups know: the first that does not return None
 _GROUPS = (depthwise, winograd, amx, conv, matmul, pool, norm, any_norm, attention, recurrent, take, extremes,
-           positions, elementwise)  # fmt: skip
+           positions, elementwise, checked)  # fmt: skip
 _APPROXIMATE = (winograd,)  # other roundings than the operator's definition; `exact` leaves them out
 
 

@@ -15,6 +15,7 @@ import tvm
 from scipy import special
 from tvm import relax
 
+from tvmopt.checks import OP, check_of
 from tvmopt.passes.graph import (
     Array,
     Call,
@@ -73,6 +74,13 @@ def _take(call: Call, a: list[Array]) -> Array:
     return np.take(data, index, axis=axis)
 
 
+def _checked(call: Call, a: list[Array]) -> Array:
+    rule = check_of(call)
+    if not rule.allows(a[0]):
+        raise NotImplementedError("the check fails, at run time")
+    return rule.passed(a[0])
+
+
 def _divide(call: Call, a: list[Array]) -> Array:
     if a[0].dtype.kind in "iu":
         if not np.asarray(a[1]).all():
@@ -117,6 +125,7 @@ EVALUATE: dict[str, Callable[[Call, list[Array]], Array]] = {
     "stack": lambda c, a: np.stack(a, axis=0 if c.attrs.axis is None else int(c.attrs.axis)),
     "strided_slice": _slice,
     "take": _take,
+    OP: _checked,
     "tile": lambda c, a: np.tile(a[0], ints(c.attrs.repeats)),
     "repeat": lambda c, a: np.repeat(
         a[0], int(c.attrs.repeats), axis=None if c.attrs.axis is None else int(c.attrs.axis)
@@ -211,7 +220,7 @@ class FoldConstant(Rewrite):
             return None
         result = self._evaluate(graph, name, value)
         if result is None:
-            result = _ask_tvm(graph, value) if size <= LEFTOVER else None
+            result = _ask_tvm(graph, value) if size <= LEFTOVER and not _refused(name, value) else None
         if result is None or result.shape != dims:
             self.declined(var, f"2: {name} of constants is left to run time")
             return None
@@ -253,6 +262,11 @@ class FoldConstant(Rewrite):
             pieces = np.split(data, ints(parts), axis=axis)
         piece = pieces[int(value.index)]
         return const(piece) if piece.shape == shape(value) else None
+
+
+def _refused(name: str, call: Call) -> bool:
+    """Whether a run refuses this call, so that the compiler must not try it: TVM would divide by zero, or clamp."""
+    return name == OP or (name in ("divide", "floor_divide", "mod", "floor_mod") and "float" not in dtype(call))
 
 
 def _shape_constant(graph: Graph, call: Call) -> Expr | None:

@@ -27,6 +27,7 @@ from tvmopt.runtime import pool
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest, check_versions
+from tvmopt.runtime.refused import refusal, refusals
 from tvmopt.runtime.tensors import (
     ALIGNMENT,
     Array,
@@ -154,7 +155,8 @@ class Model:
         """Run on positional or named inputs; returns the output array, or a tuple when the model has several.
 
         Raises:
-            InputError: a wrong number, name, shape or dtype - all problems at once.
+            InputError: a wrong number, name, shape or dtype - all problems at once; or an index or a divisor that the
+                model cannot use.
         """
         results = self._invoke(self._in_order(args, named) if named or len(args) != len(self._names) else args)
         return results[0] if len(results) == 1 else tuple(results)
@@ -163,7 +165,8 @@ class Model:
         """Run on inputs by name; returns outputs by name.
 
         Raises:
-            InputError: a missing or unknown name, a wrong shape or dtype - all problems at once.
+            InputError: a missing or unknown name, a wrong shape or dtype - all problems at once; or an index or a
+                divisor that the model cannot use.
         """
         if not isinstance(feeds, Mapping):
             fix = f"give arrays by name, or call the model with them in order: model({', '.join(self._names)})"
@@ -198,7 +201,8 @@ class Model:
             if sync:
                 sync()
 
-        return measure(call, iterations=iterations, warmup=warmup, duration=duration)
+        with refusals(self.manifest.model):
+            return measure(call, iterations=iterations, warmup=warmup, duration=duration)
 
     def session(self) -> Session:
         """The virtual machine that all further calls of this thread use, for instruments (profilers)."""
@@ -218,6 +222,9 @@ class Model:
         try:
             results = instance.session.main(*tensors, *self._weights)
         except Exception as error:
+            if told := refusal(error, self.manifest.model):
+                self._idle += [] if instance.owned else [instance]  # its machine stopped between two kernels
+                raise told from None
             raise self._failure(error) from error
         if instance.aliased is None:
             self._check_outputs(results)

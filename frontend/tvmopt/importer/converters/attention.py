@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import within
 
 
 def split_heads(b: Build, x: Any, heads: int) -> Any:
@@ -209,6 +210,7 @@ def _rotary(
         ):  # com.microsoft: the offset of the first position
             start = b.reshape(b.cast(positions, "int64"), (1, 1))
             positions = b.broadcast(b.add(start, const(np.arange(length)[None, :], "int64")), (batch, length))
+        positions = within(b, ctx, 3 if ctx.domain == "" else 1, "a position", 0, shape_of(cos)[0] - 1, positions)
         cos, sin = b.take(cos, positions, 0), b.take(sin, positions, 0)
     angles = [b.reshape(a, (shape_of(a)[0], shape_of(a)[1], 1, shape_of(a)[2])) for a in (cos, sin)]
     out = rotate(b, x, angles[0], angles[1], dim, bool(attrs.get("interleaved", 0)))
@@ -271,12 +273,15 @@ def tensor_scatter(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
     shape, rank = shape_of(cache), len(shape_of(cache))
     axis = attrs.get("axis", -2) % rank
     room, count = shape[axis], shape_of(update)[axis]
+    linear = attrs.get("mode", "linear") == "linear"
     if indices is None:
         indices = const(np.zeros(shape[0]), "int64")
+    elif linear:
+        indices = within(b, ctx, 2, "a position", 0, room - count)
     start = b.reshape(b.cast(indices, "int64"), (shape[0], *[1] * (rank - 1)))
     slot = const(np.arange(room).reshape([room if i == axis else 1 for i in range(rank)]), "int64")
     source = b.sub(slot, start)  # the row of `update` that lands in each slot of the cache
-    if attrs.get("mode", "linear") == "circular":
+    if not linear:
         source = b.emit(relax.op.floor_mod(b.add(source, room), const(room, "int64")))
     inside = b.both(b.greater_equal(source, 0), b.less(source, count))
     clipped = b.broadcast(b.minimum(b.maximum(source, 0), count - 1), shape)

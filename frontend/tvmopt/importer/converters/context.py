@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnx
 import tvm
 from tvm import relax
 
-from tvmopt.errors import UnsupportedOp
+from tvmopt.errors import ModelError, UnsupportedOp
 
 
 class Inputs(list[Any]):
@@ -34,6 +34,7 @@ class Context:
         outputs: names of the outputs, ``""`` for one left out.
         output_types: ``(dtype, shape)`` an output where shape inference knows it, else ``None``.
         node: the NodeProto itself.
+        node_inputs: what its inputs were converted to.
         input_elem_types: the ONNX element types (``TensorProto.FLOAT8E4M3FN``), 0 where unknown;
             they tell apart what shares a storage dtype (see :mod:`tvmopt.importer.lowbits`).
         subgraph: converts a graph attribute in place, given its inputs; returns its outputs (how loops unroll).
@@ -47,6 +48,7 @@ class Context:
     output_types: tuple[tuple[str, tuple[int, ...]] | None, ...]
     node: onnx.NodeProto
     stock_converter: Callable[[Any, dict[str, Any]], Any]
+    node_inputs: Inputs = field(default_factory=Inputs)
     input_elem_types: tuple[int, ...] = ()
     subgraph: Callable[[onnx.GraphProto, Sequence[Any]], list[Any]] | None = None
 
@@ -79,6 +81,10 @@ class Context:
             where=f"node '{self.name}' (opset {self.opset})",
             fix=fix,
         )
+
+    def invalid(self, what: str, fix: str, number: int) -> ModelError:
+        """The error to raise when a constant input of this node has a value that the operator does not allow."""
+        return ModelError(what, where=f"node '{self.name}', input '{self.node.input[number]}'", fix=fix)
 
     def stock(self, inputs: Any, attrs: dict[str, Any]) -> Any:
         """What TVM's own converter makes of these inputs and attributes (same conventions as ours)."""

@@ -10,6 +10,7 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import within
 from tvmopt.importer.converters.normalization import layer_norm, rms_norm
 from tvmopt.importer.converters.quantized import ELEMENT_TYPES, saturate
 
@@ -65,15 +66,17 @@ def _skip_norm(simplified: bool) -> Converter:
 def embed_layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """EmbedLayerNormalization: word + position + segment embeddings, normalised; then lengths and the sum."""
     b = Build(bb, ctx.name)
-    ids, segments, word, position, segment, gamma, beta, mask, positions = (inputs[i] for i in range(9))
+    ids, _, word, position, segment, gamma, beta, mask, positions = (inputs[i] for i in range(9))
     batch, length = shape_of(ids)
-    total = b.take(word, ids, 0)
+    total = b.take(word, within(b, ctx, 0, "a token", 0, shape_of(word)[0] - 1), 0)
     if positions is None:
         total = b.add(total, b.slice(position, 0, 0, length))
     else:
-        total = b.add(total, b.take(position, positions, 0))
+        at = within(b, ctx, 8, "a position", 0, shape_of(position)[0] - 1)
+        total = b.add(total, b.take(position, at, 0))
     if segment is not None:
-        total = b.add(total, b.take(segment, segments, 0))
+        at = within(b, ctx, 1, "a segment", 0, shape_of(segment)[0] - 1)
+        total = b.add(total, b.take(segment, at, 0))
     epsilon = {"epsilon": attrs.get("epsilon", 1e-12)}
     y = layer_norm(bb, Inputs([total, gamma, beta]), epsilon, ctx)[0]
     lengths = const(np.zeros(batch), "int32") if mask is None else b.cast(b.sum(mask, 1), "int32")

@@ -11,6 +11,7 @@ from tvm import relax
 from tvmopt.importer.converters.attention import merge_heads, repeat_heads, rotate, split_heads
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import within
 
 
 def _attend(b: Build, q: Any, k: Any, v: Any, bias: Any, scale: float | None, softcap: float = 0.0) -> Any:
@@ -144,6 +145,7 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
     if attrs.get("do_rotary", 0):
         at = inputs[9]
         at = b.add(start, const(np.arange(length)[None, :], "int64")) if at is None else b.cast(at, "int64")
+        at = within(b, ctx, 5 if inputs[9] is None else 9, "a position", 0, shape_of(cos)[0] - 1, at)
         at = b.broadcast(at, (batch, length))
         angles = [b.reshape(b.take(a, at, 0), (batch, length, 1, shape_of(a)[1])) for a in (cos, sin)]
         turned = []

@@ -11,6 +11,7 @@ from tvm import relax, te, tirx
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import within
 
 
 def _scalar(ctx: Context, expr: Any, what: str, default: float) -> float:
@@ -55,10 +56,11 @@ def non_max_suppression(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str,
 
 def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """RoiAlign; mode "max" takes the largest weighted corner of all samples of a bin, as onnxruntime does."""
-    if attrs.get("mode", "avg") != "max":
-        return ctx.stock(inputs, attrs)
     b = Build(bb, ctx.name)
-    x, rois, batch = inputs[0], inputs[1], b.cast(inputs[2], "int32")
+    x, rois, batch = inputs[0], inputs[1], within(b, ctx, 2, "the number of a picture", 0, shape_of(inputs[0])[0] - 1)
+    if attrs.get("mode", "avg") != "max":
+        return ctx.stock([x, rois, batch], attrs)
+    batch = b.cast(batch, "int32")
     ratio = attrs.get("sampling_ratio", 0)
     if ratio <= 0:
         raise ctx.unsupported("mode='max' with an adaptive sampling_ratio", "export with sampling_ratio > 0")
@@ -82,7 +84,7 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
             at = begin + number(place) * step + (number(sample) + number(0.5)) * step / number(float(ratio))
             outside = tirx.any(at < number(-1.0), at > number(float(size)))
             at = te.max(at, number(0.0))
-            low = te.min(tirx.Cast("int32", at), size - 1)
+            low = te.max(te.min(tirx.Cast("int32", at), size - 1), 0)
             high = te.min(low + 1, size - 1)
             part = tirx.Select(low >= size - 1, number(0.0), at - number(low))
             return outside, low, high, part

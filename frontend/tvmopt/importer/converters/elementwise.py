@@ -11,6 +11,7 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, like, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import integer_ratio
 
 
 def _chain(binary: Callable[[Any, Any], Any]) -> Converter:
@@ -109,7 +110,7 @@ def modulo(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     b = Build(bb, ctx.name)
     x, y = inputs[0], inputs[1]
     if not is_float(dtype_of(x)):
-        return relax.op.mod(x, y) if attrs.get("fmod", 0) else relax.op.floor_mod(x, y)
+        return integer_ratio(bb, ctx, x, y, relax.op.mod if attrs.get("fmod", 0) else relax.op.floor_mod)
     wx, wy = b.wide(x), b.wide(y)
     rest = b.emit(relax.op.mod(wx, wy))
     if not attrs.get("fmod", 0):

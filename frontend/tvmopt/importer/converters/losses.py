@@ -9,18 +9,20 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import within
 
 
-def _nll(b: Build, log_prob: Any, target: Any, weight: Any, attrs: dict[str, Any]) -> Any:
+def _nll(b: Build, ctx: Context, log_prob: Any, target: Any, weight: Any, attrs: dict[str, Any]) -> Any:
     """``-w[t] * log_prob[n, t, ...]``, zero where the target is ignored; then sum, or mean over the weights."""
     shape, dtype = shape_of(log_prob), dtype_of(log_prob)
     flat = (shape[0], *shape[2:])
-    index = b.cast(target, "int64")
+    index = b.cast(target, "int64") if (known := ctx.array(target)) is None else const(known, "int64")
     ignore = attrs.get("ignore_index")
     valid = None
     if ignore is not None:
         valid = b.emit(relax.op.not_equal(index, const(ignore, "int64")))
-        index = b.where(valid, index, const(0, "int64"))
+        index = b.where(valid, index, 0) if known is None else const(np.where(known == ignore, 0, known), "int64")
+    index = within(b, ctx, 1, "a class", 0, shape[1] - 1, index)
     picked = b.emit(relax.op.gather_elements(log_prob, b.reshape(index, (shape[0], 1, *shape[2:])), 1))
     loss = b.emit(relax.op.negative(b.reshape(picked, flat)))
     weights = None
@@ -42,14 +44,14 @@ def _nll(b: Build, log_prob: Any, target: Any, weight: Any, attrs: dict[str, Any
 
 def nll(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """NegativeLogLikelihoodLoss of [N, C, d1, ...] log-probabilities."""
-    return _nll(Build(bb, ctx.name), inputs[0], inputs[1], inputs[2], attrs)
+    return _nll(Build(bb, ctx.name), ctx, inputs[0], inputs[1], inputs[2], attrs)
 
 
 def cross_entropy(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SoftmaxCrossEntropyLoss of [N, C, d1, ...] scores; the second output is the log-probabilities."""
     b = Build(bb, ctx.name)
     log_prob = b.emit(relax.op.nn.log_softmax(inputs[0], 1))
-    return _nll(b, log_prob, inputs[1], inputs[2], attrs), log_prob
+    return _nll(b, ctx, log_prob, inputs[1], inputs[2], attrs), log_prob
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {

@@ -11,6 +11,7 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import within
 from tvmopt.importer.converters.unrolled import unrolled
 from tvmopt.recurrence import GATES, Function, Spec, define, recurrent
 
@@ -66,6 +67,7 @@ def _convert(kind: str) -> Converter:
         steps, batch, size = shape_of(x)
         directions = shape_of(weight)[0]
         if lengths is not None:
+            lengths = within(b, ctx, 4, "a length", 0, steps)
             known = ctx.array(lengths)
             full = known is not None and (known >= steps).all()
             lengths = None if full else b.reshape(b.cast(lengths, "int32"), (batch,))

@@ -10,6 +10,7 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import within
 
 _PAD_MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
@@ -76,13 +77,10 @@ def center_crop_pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any
 
 def reverse_sequence(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """ReverseSequence: reverse the first `sequence_lens[b]` elements of the time axis."""
-    x = inputs[0]
-    return relax.op.reverse_sequence(
-        x,
-        Build(bb, ctx.name).cast(inputs[1], "int64"),
-        seq_axis=attrs.get("time_axis", 0),
-        batch_axis=attrs.get("batch_axis", 1),
-    )
+    x, b = inputs[0], Build(bb, ctx.name)
+    time, batch = attrs.get("time_axis", 0), attrs.get("batch_axis", 1)
+    lengths = within(b, ctx, 1, "a length", 0, shape_of(x)[time])
+    return relax.op.reverse_sequence(x, b.cast(lengths, "int64"), seq_axis=time, batch_axis=batch)
 
 
 def one_hot(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -171,6 +169,7 @@ def max_unpool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     wanted = ctx.array(inputs[2], "output_shape")
     target = full if wanted is None else [int(v) for v in wanted]
     count = int(np.prod(target))
+    index = within(b, ctx, 1, "an index", 0, int(np.prod(full)) - 1, index)
     if target != full:  # indices are flat in the inferred shape: recount them in the asked-for one
         place, rest = [], index
         for size in reversed(full):
@@ -180,6 +179,7 @@ def max_unpool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
         for position, size in zip(reversed(place), target, strict=True):
             flat = position if flat is None else b.add(b.mul(flat, size), position)
         index = flat
+    index = within(b, ctx, 1, "an index", 0, count - 1, index)
     zeros = const(np.zeros(count), dtype_of(x))
     total = int(np.prod(shape))
     out = b.emit(relax.op.scatter_elements(zeros, b.reshape(index, (total,)), b.reshape(x, (total,)), 0))

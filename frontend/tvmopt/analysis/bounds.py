@@ -1,0 +1,188 @@
+"""What integers an ONNX model can take at its inputs - for the inputs that verification, `run` and benchmarks draw.
+
+A value that becomes an index, a length or a divisor on its way through the graph must be in range: onnxruntime refuses
+others, and so do compiled models. The bounds are read off the operators and the shapes of what they index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+Shape = tuple[int, ...]
+Bound = tuple[int, int]
+"""The lowest value, and the first that is too large."""
+
+DIVISORS: Bound = (1, 4)
+
+_FORWARD = {  # operators that hand their first input's values on
+    *("Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"),
+    *("Squeeze", "Transpose", "Unsqueeze"),
+}
+
+
+class Use:
+    """A node as a rule sees it: its attributes and the shapes of its inputs, () where unknown."""
+
+    def __init__(self, node: Any, shapes: Mapping[str, Shape], numbers: Mapping[str, int]) -> None:
+        self.node, self._shapes, self._numbers = node, shapes, numbers
+
+    def attribute(self, name: str, default: int) -> int:
+        return next((int(a.i) for a in self.node.attribute if a.name == name), default)
+
+    def shape(self, index: int) -> Shape:
+        names = self.node.input
+        return self._shapes.get(names[index], ()) if index < len(names) else ()
+
+    def extent(self, index: int, axis: int) -> int:
+        """The size of an axis of an input, 0 where unknown."""
+        shape = self.shape(index)
+        return shape[axis] if -len(shape) <= axis < len(shape) else 0
+
+    def number(self, index: int) -> int:
+        """An input that is a constant of one element, 0 where it is not."""
+        names = self.node.input
+        return self._numbers.get(names[index], 0) if index < len(names) else 0
+
+
+def _up_to(size: int) -> Bound | None:
+    return (0, size) if size > 0 else None
+
+
+def _length(size: int) -> Bound | None:
+    return (1, size + 1) if size > 0 else None
+
+
+def _axis(use: Use) -> Bound | None:
+    return _up_to(use.extent(0, use.attribute("axis", 0)))
+
+
+def _position(use: Use) -> Bound | None:
+    first = use.attribute("batch_dims", 0)
+    sizes = use.shape(0)[first : first + use.extent(1, -1)]
+    return _up_to(min(sizes)) if sizes else None
+
+
+def _classes(use: Use) -> Bound | None:
+    return _up_to(use.extent(0, 1))
+
+
+def _unpooled(use: Use) -> Bound | None:
+    return _up_to(prod(use.shape(0)))  # the result has at least as many elements
+
+
+def _cache(use: Use) -> Bound | None:
+    axis = use.attribute("axis", -2)
+    return _up_to(use.extent(0, axis) - use.extent(1, axis) + 1)
+
+
+def _rotary(caches: int) -> Callable[[Use], Bound | None]:
+    def rule(use: Use) -> Bound | None:
+        offset = use.shape(1 if caches == 2 else 3) in ((), (1,))
+        length = use.extent(0, 1 if len(use.shape(0)) == 3 else 2) if offset else 1
+        return _up_to(use.extent(caches, 0) - length + 1)
+
+    return rule
+
+
+def _filled(use: Use) -> Bound | None:
+    """GroupQueryAttention's number of valid keys, less one: all of them."""
+    total = use.extent(3, 2) + use.extent(0, 1)
+    return (total - 1, total) if total > 0 else None
+
+
+Rule = Callable[[Use], Bound | None]
+_LENGTHS: dict[int, Rule] = {4: lambda use: _length(use.extent(0, use.attribute("layout", 0)))}
+_DIVISOR: Rule = lambda use: DIVISORS  # noqa: E731
+RULES: dict[tuple[str, str], dict[int, Rule]] = {
+    ("", "Gather"): {1: _axis},
+    ("", "GatherElements"): {1: _axis},
+    ("", "GatherND"): {1: _position},
+    ("", "Scatter"): {1: _axis},
+    ("", "ScatterElements"): {1: _axis},
+    ("", "ScatterND"): {1: _position},
+    ("", "TensorScatter"): {2: _cache},
+    ("", "RoiAlign"): {2: lambda use: _up_to(use.extent(0, 0))},
+    ("", "MaxUnpool"): {1: _unpooled},
+    ("", "NegativeLogLikelihoodLoss"): {1: _classes},
+    ("", "SoftmaxCrossEntropyLoss"): {1: _classes},
+    ("", "OneHot"): {0: lambda use: _up_to(use.number(1))},
+    ("", "ReverseSequence"): {1: lambda use: _length(use.extent(0, use.attribute("time_axis", 0)))},
+    ("", "LSTM"): _LENGTHS,
+    ("", "GRU"): _LENGTHS,
+    ("", "RNN"): _LENGTHS,
+    ("", "RotaryEmbedding"): {3: _rotary(1)},
+    ("", "Attention"): {6: lambda use: _length(use.extent(1, -2))},
+    ("", "Div"): {1: _DIVISOR},
+    ("", "Mod"): {1: _DIVISOR},
+    ("", "Range"): {2: _DIVISOR},
+    ("", "Slice"): {4: lambda use: (1, 2)},
+    ("com.microsoft", "RotaryEmbedding"): {1: _rotary(2)},
+    ("com.microsoft", "GroupQueryAttention"): {5: _filled, 9: lambda use: _up_to(use.extent(7, 0))},
+    ("com.microsoft", "EmbedLayerNormalization"): {
+        0: lambda use: _up_to(use.extent(2, 0)),
+        1: lambda use: _up_to(use.extent(4, 0)),
+        8: lambda use: _up_to(use.extent(3, 0)),
+    },
+}
+"""By domain and operator: of each input that is an index, a length or a divisor, what it may be."""
+
+
+def integer_bounds(model: Any) -> dict[str, Bound]:
+    """Bounds of the integer inputs of an ONNX model that index, measure or divide something: token ids, lengths."""
+    graph = model.graph
+    shapes: dict[str, Shape] = {}
+    numbers: dict[str, int] = {}
+    users: dict[str, list[tuple[Any, int]]] = {}
+    for scope in _graphs(graph):
+        for tensor in scope.initializer:
+            shapes[tensor.name] = tuple(tensor.dims)
+            if prod(tensor.dims) == 1 and tensor.data_type in (6, 7):  # int32, int64
+                numbers[tensor.name] = _number(tensor)
+        for value in (*scope.value_info, *scope.input):
+            shapes.setdefault(value.name, tuple(d.dim_value for d in value.type.tensor_type.shape.dim))
+        for node in scope.node:
+            for index, name in enumerate(node.input):
+                users.setdefault(name, []).append((node, index))
+    bounds = {}
+    for value in graph.input:
+        found = list(_found(value.name, users, shapes, numbers))
+        if found:
+            low, high = max(a for a, _ in found), min(b for _, b in found)
+            bounds[value.name] = (low, max(high, low + 1))
+    return bounds
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """A graph and those inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.type in (5, 10) else ():
+                yield from _graphs(inner)
+
+
+def _number(tensor: Any) -> int:
+    from onnx import numpy_helper
+
+    try:
+        return int(numpy_helper.to_array(tensor).reshape(-1)[0])
+    except Exception:  # its data lies in a file that was not loaded
+        return 0
+
+
+def _found(
+    name: str, users: Mapping[str, list[tuple[Any, int]]], shapes: Mapping[str, Shape], numbers: Mapping[str, int]
+) -> Iterator[Bound]:
+    todo, seen = [name], {name}
+    while todo:
+        for node, index in users.get(todo.pop(), ()):
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            rule = RULES.get((domain, node.op_type), {}).get(index)
+            bound = rule(Use(node, shapes, numbers)) if rule else None
+            if bound is not None:
+                yield bound
+            elif node.op_type in _FORWARD and (index == 0 or node.op_type == "Concat"):
+                todo += [output for output in node.output if output not in seen]
+                seen.update(node.output)

@@ -1,0 +1,171 @@
+"""Gather, Scatter and their kin; and the checks for every converter in which a value becomes an address or a divisor.
+
+A constant that is out of range is refused here, with the node's name. A value of a run is looked at by an operator of
+our own (:mod:`tvmopt.checks`), so that no kernel reads or writes where the caller's numbers point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from tvmopt.checks import Check, checked
+from tvmopt.importer.converters.common import Build, const, dtype_of, is_float
+from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, Context, Converter, Inputs, Result
+
+REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
+
+
+def index(b: Build, ctx: Context, number: int, extents: Sequence[int], value: Any = None, wrap: bool = True) -> Any:
+    """Input `number` of the node (or `value`, made of it) as indices from 0 to the extent - 1.
+
+    Args:
+        extents: of the axis; several: of the axes that each component of the last axis of the indices stands for.
+        wrap: negative values count from the end; else they are not allowed.
+
+    Raises:
+        ModelError: a constant is out of range.
+    """
+    low = tuple(-e if wrap else 0 for e in extents)
+    return _checked(b, ctx, number, value, "an index", low, tuple(e - 1 for e in extents), wrap)
+
+
+def within(b: Build, ctx: Context, number: int, what: str, low: int, high: int, value: Any = None) -> Any:
+    """Input `number` of the node (or `value`, made of it), refused where it is not from `low` to `high`; `what`: its
+    name with an article."""
+    return _checked(b, ctx, number, value, what, (low,), (high,), False)
+
+
+def nonzero(b: Build, ctx: Context, number: int, what: str, value: Any = None) -> Any:
+    """Input `number` of the node (or `value`, made of it), integers, refused where it is 0."""
+    return _checked(b, ctx, number, value, what, (), (), False)
+
+
+def _checked(
+    b: Build, ctx: Context, number: int, value: Any, what: str, low: tuple[int, ...], high: tuple[int, ...], wrap: bool
+) -> Any:
+    value = ctx.node_inputs[number] if value is None else value
+    name = f"{ctx.domain}::{ctx.op_type}" if ctx.domain else ctx.op_type
+    ranges = [f"from {a} to {z}" for a, z in zip(low, high, strict=True)]
+    bounds = " and ".join(dict.fromkeys(ranges)) if ranges else "other than 0"
+    check = Check(
+        f"{name}: {what} is {'out of range' if low else '0'}.",
+        f"node '{ctx.name}', input '{ctx.node.input[number]}'",
+        f"pass values {bounds}" if len(ranges) < 2 else f"pass components {bounds}, in this order",
+        *((low, high, wrap) if low else ()),
+    )
+    known = ctx.array(value)
+    if known is None:
+        _sized(ctx, value, number)
+        return b.emit(checked(value, check))
+    if not check.allows(known):
+        raise ctx.invalid(check.what, f"a constant of the model: {check.fix.replace('pass', 'it takes')}", number)
+    return const(check.passed(known), dtype_of(value))
+
+
+def _sized(ctx: Context, value: Any, number: int) -> None:
+    """Refuse a tensor of which not even a name of its sizes is known."""
+    if not isinstance(value.ty.shape, relax.ShapeExpr):
+        raise ctx.unsupported(f"the rank of its input '{ctx.node.input[number]}' is not known", CUT_BEFORE_SELECTION)
+
+
+def _extents(ctx: Context, x: Any, axes: Sequence[int]) -> list[int]:
+    """The sizes of these axes of the node's first input."""
+    shape = list(x.ty.shape)
+    if any(not isinstance(shape[a], tirx.IntImm) for a in axes):
+        raise ctx.unsupported("the size of the axis it indexes is decided by values, at run time", CUT_BEFORE_SELECTION)
+    return [int(shape[a]) for a in axes]
+
+
+def gather(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Gather: slices of x along an axis; of an axis whose size only a run tells, the nearest one there is."""
+    x, at = inputs[0], inputs[1]
+    axis = attrs.get("axis", 0) % len(x.ty.shape)
+    if not isinstance(x.ty.shape[axis], tirx.IntImm):
+        value = bb.normalize(ctx.stock(inputs, attrs))
+        return relax.op.take(*value.args, axis=axis, mode="clip") if isinstance(value, relax.Call) else value
+    at = index(Build(bb, ctx.name), ctx, 1, _extents(ctx, x, [axis]))
+    if all(isinstance(value, tvm.ir.GenericConst) for value in (x, at)):
+        return const(np.take(x.value.numpy(), at.value.numpy(), axis), dtype_of(x))
+    return relax.op.take(x, at, axis)
+
+
+def gather_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """GatherElements: for each index the element along one axis."""
+    axis = attrs.get("axis", 0) % len(inputs[0].ty.shape)
+    at = index(Build(bb, ctx.name), ctx, 1, _extents(ctx, inputs[0], [axis]))
+    return relax.op.gather_elements(inputs[0], at, axis)
+
+
+def gather_nd(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """GatherND: slices at positions behind the batch axes."""
+    x, batch = inputs[0], attrs.get("batch_dims", 0)
+    at = _position(Build(bb, ctx.name), ctx, x, inputs[1], batch)
+    return relax.op.gather_nd(x, at, batch)
+
+
+def _position(b: Build, ctx: Context, x: Any, at: Any, first: int) -> Any:
+    """Input 1 of the node: positions in the axes of x from `first` on."""
+    depth = at.ty.shape[-1]
+    if not isinstance(depth, tirx.IntImm):
+        raise ctx.unsupported("the length of a position is decided by values, at run time", CUT_BEFORE_SELECTION)
+    axes = range(first, first + int(depth))
+    return index(b, ctx, 1, _extents(ctx, x, axes)) if int(depth) else at
+
+
+def scatter_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """ScatterElements, and Scatter, its old name: write, or combine, elements along one axis."""
+    axis = attrs.get("axis", 0) % len(inputs[0].ty.shape)
+    at = index(Build(bb, ctx.name), ctx, 1, _extents(ctx, inputs[0], [axis]))
+    if ctx.op_type == "Scatter":
+        return ctx.stock([inputs[0], at, inputs[2]], attrs)
+    return relax.op.scatter_elements(inputs[0], at, inputs[2], axis, REDUCTIONS[attrs.get("reduction", "none")])
+
+
+def scatter_nd(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """ScatterND: write, or combine, slices at positions."""
+    at = _position(Build(bb, ctx.name), ctx, inputs[0], inputs[1], 0)
+    return relax.op.scatter_nd(inputs[0], at, inputs[2], REDUCTIONS[attrs.get("reduction", "none")])
+
+
+def divide(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Div: of integers towards zero; the smallest integer by -1 is itself, as NumPy has it."""
+    if is_float(dtype_of(inputs[0])):
+        return ctx.stock(inputs, attrs)
+    return integer_ratio(bb, ctx, inputs[0], inputs[1], relax.op.divide)
+
+
+def integer_ratio(bb: relax.BlockBuilder, ctx: Context, x: Any, y: Any, op: Any) -> Any:
+    """Quotient or remainder of integers: a divisor of 0 is refused, and the one quotient that overflows is avoided."""
+    b = Build(bb, ctx.name)
+    y = nonzero(b, ctx, 1, "a divisor")
+    known, dtype = ctx.array(y), dtype_of(x)
+    if dtype.startswith("int") and (known is None or (known == -1).any()):
+        other = b.emit(relax.op.bitwise_xor(x, const(np.iinfo(dtype).min, dtype)))  # TVM holds x == INT_MIN to be false
+        overflow = b.both(b.equal(y, -1), b.equal(other, 0))
+        y = b.where(overflow, 1, y)
+    return op(x, y)
+
+
+def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Range; a step that a run computes may not be 0, by which its length is divided."""
+    start, limit, step = inputs[0], inputs[1], inputs[2]
+    if not is_float(dtype_of(step)):
+        step = nonzero(Build(bb, ctx.name), ctx, 2, "the step")
+    return ctx.stock([start, limit, step], attrs)
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "Gather"): gather,
+    ("", "GatherElements"): gather_elements,
+    ("", "GatherND"): gather_nd,
+    ("", "Scatter"): scatter_elements,
+    ("", "ScatterElements"): scatter_elements,
+    ("", "ScatterND"): scatter_nd,
+    ("", "Div"): divide,
+    ("", "Range"): range_,
+}

@@ -1,0 +1,32 @@
+"""What a kernel refused: an index out of range, a divisor of zero - as the error that users of a model see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tvmopt.errors import InputError
+
+KIND = "InputError"
+"""The kind that compiled code gives its errors; the text has the three parts of a `TvmoptError`."""
+
+
+@contextmanager
+def refusals(model: str) -> Iterator[None]:
+    """Turn a compiled model's own refusals into `InputError`; other errors pass as they are."""
+    try:
+        yield
+    except Exception as error:
+        told = refusal(error, model)
+        if told is None:
+            raise
+        raise told from None
+
+
+def refusal(error: Exception, model: str) -> InputError | None:
+    """The `InputError` that an exception of the runtime stands for, None for any other exception."""
+    if str(getattr(getattr(error, "__tvm_ffi_error__", None), "kind", "")) != KIND:
+        return None
+    what, _, rest = str(error).partition("\n  where: ")
+    where, _, fix = rest.partition("\n  fix:   ")
+    return InputError(what, where=f"{model}, {where}", fix=fix)
