@@ -174,7 +174,7 @@ def compile_isolated(
             f"the compiler crashed ({crash.what}) while {crash.stage or 'starting'}.",
             crash.stage,
             where=str(model),
-            fix="this is a bug: please report it with the model",
+            fix=children.scarce_memory() or "this is a bug: please report it with the model",
         ) from crash
     return CompiledFile(Report.from_dict(answer["report"]), Path(answer["path"]) if answer["path"] else None)
 

@@ -16,11 +16,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvmopt import errors
 from tvmopt.errors import TvmoptError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _PIPE = "TVMOPT_CHILD_PIPE"
 _PR_SET_PDEATHSIG = 1
@@ -55,13 +61,20 @@ def call(
         Crash: the child died: killed by a signal, or an error that is a bug (its traceback is on stderr).
         TvmoptError: whatever error of ours the function raised.
     """
+    with tempfile.TemporaryDirectory(prefix="tvmopt-") as folder:  # a child that dies cannot clean up by itself
+        return _call(function, arguments, progress, {**(environment or {}), "TMPDIR": folder})
+
+
+def _call(
+    function: str, arguments: Mapping[str, Any], progress: Callable[[str], None] | None, environment: Mapping[str, str]
+) -> Any:
     reader, writer = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", "from tvmopt.children import main; main()"],
         stdin=subprocess.PIPE,
         pass_fds=[writer],
         process_group=0,
-        env={**os.environ, **(environment or {}), _PIPE: str(writer)},
+        env={**os.environ, **environment, _PIPE: str(writer)},
     )
     os.close(writer)
     answer: dict[str, Any] = {}
@@ -91,6 +104,19 @@ def call(
     if "result" not in answer:
         raise Crash(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}", stage)
     return answer["result"]
+
+
+def scarce_memory() -> str:
+    """How to mend a lack of memory that this process was started with (`ulimit -v`); empty where nothing limits it.
+
+    A C++ library that gets no memory ends the process, and no message says why.
+    """
+    if resource is None:
+        return ""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f"not enough memory, most likely: this process may have {limit >> 20} MB of addresses; raise `ulimit -v`"
 
 
 def _send(process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tvmopt.texts import printable, printable_line
+
 
 class TvmoptError(Exception):
     """Base of every error that a user can mend.
@@ -38,11 +40,11 @@ class TvmoptError(Exception):
 
     def told(self) -> str:
         """The message in the words of the command line."""
-        lines = [self.what]
+        lines = [printable(self.what)]  # names from a foreign model stand in an error
         if self.where:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {printable_line(self.where)}")
         if self.fix:
-            lines.append(f"  fix:   {self.fix}")
+            lines.append(f"  fix:   {printable_line(self.fix)}")
         lines += [f"{type(other).__name__}: {other.told()}" for other in self.others]
         return "\n".join(lines)
 

@@ -26,6 +26,9 @@ _FLAGS = (
 )  # fmt: skip
 
 
+_ROOM = 16 << 20  # bytes that a link may need for objects and library; models of the suite need up to 4 MB
+
+
 def find_cc() -> str:
     """The C compiler driver that links: $CC, else cc, gcc or clang on the path.
 
@@ -75,6 +78,10 @@ def export(executable: Any, arch: str) -> bytes:
     """
     linker = find_linker(arch)
     with tempfile.TemporaryDirectory(prefix="tvmopt-link-") as folder:
+        free = shutil.disk_usage(folder).free
+        if free < _ROOM:  # LLVM would abort the process
+            fix = "free some space, or name another folder in TMPDIR"
+            raise TvmoptError(f"the folder for temporary files has only {free >> 10} KB left.", where=folder, fix=fix)
         output = Path(folder) / "library.so"
         executable.export_library(str(output), fcompile=Linker(linker), workspace_dir=folder)
         return output.read_bytes()

@@ -95,7 +95,8 @@ def source_hash(source: Any) -> str:
     for tensor in model.graph.initializer:
         names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
     for name in (path.name, *sorted(names - {path.name})):
-        with (path.parent / name).open("rb") as file:
+        file_path = path.parent / name
+        with (file_path if file_path.exists() else path.resolve().parent / name).open("rb") as file:
             while chunk := file.read(1 << 24):
                 digest.update(chunk)
     return digest.hexdigest()

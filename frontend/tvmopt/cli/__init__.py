@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from tvmopt.errors import InputError, TvmoptError
+from tvmopt.texts import printable
 
 COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>
     "compile": "Compile an ONNX model to one file, checked against onnxruntime.",
@@ -157,7 +158,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `tvmopt explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except MemoryError as error:
+        print(f"InputError: there is not enough memory. {printable(str(error))}".rstrip(), file=sys.stderr)
+        return 2
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+            told = "no folder for temporary files can be written to.\n  fix:   name one in TMPDIR"
+            print(f"InputError: {told}", file=sys.stderr)
+            return 2
         if error.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

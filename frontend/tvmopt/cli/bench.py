@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import many_threads, out, parse_shapes, print_json, progress, written
+from tvmopt.cli.common import escape, many_threads, out, parse_shapes, print_json, progress, written
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable, write_text
 from tvmopt.texts import whole_number
@@ -144,13 +144,13 @@ def _show(case: Any, percentiles: list[float]) -> None:
         "wrong": "red bold",
     }
     head, *rows = report.text(case, percentiles)
-    out.print(f"[bold]{report.heading(case)}[/]\n[dim]{head}[/]")
+    out.print(f"[bold]{escape(report.heading(case))}[/]\n[dim]{escape(head)}[/]")
     for row in rows:
-        safe = row.rstrip().replace("[", "\\[")
+        safe = escape(row.rstrip())
         last = safe.rsplit(maxsplit=1)[-1]
         out.print(safe.removesuffix(last) + f"[{colours[last]}]{last}[/]" if last in colours else safe)
     for note in report.notes(case):
-        out.print(note.replace("[", "\\["), style="dim")
+        out.print(escape(note), style="dim")
     out.print()
 
 

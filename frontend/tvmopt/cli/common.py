@@ -13,19 +13,30 @@ from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape as rich_escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from tvmopt.analysis.text import align
 from tvmopt.errors import InputError, collect, reason
-from tvmopt.texts import whole_number
+from tvmopt.files import open_plain
+from tvmopt.texts import printable, printable_line, whole_number
 
 if TYPE_CHECKING:
     import numpy as np
 
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+
+class Terminal(Console):
+    """A console that shows what a terminal would obey - escape sequences in a node's name - instead of sending it."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+out = Terminal(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 LEAST = 8
 """Characters that a column of text keeps, however narrow the terminal."""
@@ -71,7 +82,7 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
     for text in texts:
         name, equals, file = text.rpartition("=")
         try:
-            with open(file, "rb") as stream:
+            with open_plain(file) as stream:
                 loaded = np.load(stream, allow_pickle=False)
                 if isinstance(loaded, np.ndarray) != bool(equals):
                     raise ValueError("several arrays, and one name" if equals else "one array, and no name for it")
@@ -89,18 +100,18 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
 @contextmanager
 def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """A function that shows the stage of long work on stderr - a spinner, and only on a terminal."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda stage: None
         return
     start = time.perf_counter()
     with console.status("starting") as status:
-        yield lambda stage: status.update(f"{stage} ... [dim]{time.perf_counter() - start:.0f} s[/]")
+        yield lambda stage: status.update(f"{escape(stage)} ... [dim]{time.perf_counter() - start:.0f} s[/]")
 
 
 def note(text: str) -> None:
     """Something to know, beside the result: on stderr."""
-    print(f"note: {text}", file=sys.stderr)
+    print(f"note: {printable(text)}", file=sys.stderr)
 
 
 def many_threads(threads: int | None) -> None:
@@ -151,16 +162,17 @@ def table(
     On a terminal the longest of the left columns are shortened until a line fits; in a file or a pipe nothing is.
     `prose`: columns of sentences, which lose their end; names lose their middle.
     """
-    columns, rows = list(columns), list(rows)
+    columns, title = [printable_line(column) for column in columns], printable(title)
+    rows = [[cell if isinstance(cell, Text) else printable_line(str(cell)) for cell in row] for row in rows]
     if not out.is_terminal:
         cells = [[c.plain if isinstance(c, Text) else str(c) for c in row] for row in rows]
         for line in [title] * bool(title) + align([columns, *cells], set(range(left))):
             print(line.rstrip(), file=out.file)
         return
-    grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    grid = Table(box=None, pad_edge=False, title=rich_escape(title) or None, title_justify="left", title_style="bold")
     texts = [[c.plain if isinstance(c, Text) else str(c) for c in row] for row in [columns, *rows]]
     for index, (column, width) in enumerate(zip(columns, fitting(texts, left, out.width - 1), strict=True)):
-        grid.add_column(column, justify="left" if index < left else "right", no_wrap=True, width=width)
+        grid.add_column(rich_escape(column), justify="left" if index < left else "right", no_wrap=True, width=width)
     widths = [column.width or 0 for column in grid.columns]
     for row in rows:
         fitted = [c if isinstance(c, Text) else _fitted(str(c), widths[i], i in prose) for i, c in enumerate(row)]
@@ -199,6 +211,15 @@ def shortened(text: str, width: int) -> str:
         return text
     tail = (width - 1) * 3 // 5
     return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
+
+
+def escape(text: Any, *, lines: bool = False) -> str:
+    """A text from outside, such as a name, for :data:`out`: as it is, no markup, in one line unless `lines`.
+
+    >>> escape("[red]a\\nb[/]")
+    '\\\\[red]a\\\\nb\\\\[/]'
+    """
+    return rich_escape(str(text) if lines else printable_line(str(text)))
 
 
 def human(number: float, unit: str = "") -> str:

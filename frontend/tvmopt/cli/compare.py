@@ -6,9 +6,8 @@ from math import isfinite
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from tvmopt.cli.common import out, parse_inputs, parse_shapes, print_json, progress, table, written
+from tvmopt.cli.common import escape, out, parse_inputs, parse_shapes, print_json, progress, table, written
 from tvmopt.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -174,7 +173,7 @@ def render_result(result: Any) -> None:
     if len(result.constants) > 5:
         out.print(f"... and {len(result.constants) - 5} more constants")
     if result.blame:
-        out.print(f"[bold red]to blame:[/] {result.blame.kind}: {escape(result.blame.text)}")
+        out.print(f"[bold red]to blame:[/] {result.blame.kind}: {escape(result.blame.text, lines=True)}")
         for tried in result.blame.experiments:
             out.print(f"  {tried.verdict:6} {escape(tried.name)}", style="dim")
     if result.repro:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvmopt.cli.common import human, out, parse_shapes, print_json, progress
+from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress
 from tvmopt.cli.rendering import coverage
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -89,4 +89,6 @@ def command(
     coverage(report)
     seconds = sum(report.seconds.values())
     assert compiled.path is not None  # an output was given
-    out.print(f"[bold]{compiled.path}[/]: {human(compiled.path.stat().st_size, 'B')}, compiled in {seconds:.1f} s")
+    out.print(
+        f"[bold]{escape(compiled.path)}[/]: {human(compiled.path.stat().st_size, 'B')}, compiled in {seconds:.1f} s"
+    )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.text import Text
 
-from tvmopt.cli.common import out, print_json, table
+from tvmopt.cli.common import escape, out, print_json, table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 

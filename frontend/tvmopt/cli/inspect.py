@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from tvmopt.cli.common import human, out, parse_shapes, print_json, progress, table, written
+from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress, table, written
 from tvmopt.cli.rendering import accuracy
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -116,4 +115,4 @@ def _model(found: Any, top: int) -> None:
         title="\nnodes with the most FLOPs" if top else "",
     )
     if found.unknown:
-        out.print(f"[yellow]note:[/] left out, shapes unknown: {', '.join(found.unknown[:5])}")
+        out.print(f"[yellow]note:[/] left out, shapes unknown: {escape(', '.join(found.unknown[:5]))}")

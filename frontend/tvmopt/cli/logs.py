@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmopt.cli.common import out, print_json, table
+from tvmopt.cli.common import escape, out, print_json, table
 from tvmopt.files import make_folder, write_text
 
 if TYPE_CHECKING:
@@ -54,9 +54,11 @@ def list_records(
         print_json([r.__dict__ for r in chosen])
         return
     for name, number in sorted(Counter(r.key.target for r in records).items()):
-        out.print(f"[bold]{name}[/]: {number} measured, {_statuses([r for r in records if r.key.target == name])}")
+        out.print(
+            f"[bold]{escape(name)}[/]: {number} measured, {_statuses([r for r in records if r.key.target == name])}"
+        )
     if not chosen:
-        out.print(NO_WINNERS if records else f"no records in {opened.path}")
+        out.print(NO_WINNERS if records else f"no records in {escape(opened.path)}")
         return
     rows = [
         (r.key.workload[:8], r.key.family, r.shape, str(r.candidate), r.status,
@@ -90,7 +92,10 @@ def show(
         for r in sorted(records, key=lambda r: r.seconds)
     ]  # fmt: skip
     first = records[0]
-    out.print(f"[bold]{first.key.family} {first.key.version}[/] {first.shape}\n{first.key.target}, TVM {first.key.tvm}")
+    out.print(
+        f"[bold]{escape(first.key.family)} {first.key.version}[/] {escape(first.shape)}\n"
+        f"{escape(first.key.target)}, TVM {escape(first.key.tvm)}"
+    )
     table(("knobs", "status", "median", "samples", "of analytic", "reference:error", "note"), rows, left=2)
 
 
@@ -113,7 +118,7 @@ def import_records(
 
             machine = Machine.load(target)
             added += sum(import_database(opened, one, machine) for folder in folders for one in databases(folder))
-    out.print(f"{added} new records in {opened.path}")
+    out.print(f"{added} new records in {escape(opened.path)}")
 
 
 @app.command("merge")
@@ -128,7 +133,7 @@ def merge(stores: Annotated[list[Path], typer.Argument(help="Other tuning stores
                 added += opened.merge(other.records())
                 for digest, module in other.workloads():
                     opened.put_workload(digest, module)
-    out.print(f"{added} new records in {opened.path}")
+    out.print(f"{added} new records in {escape(opened.path)}")
 
 
 @app.command("prune")
@@ -138,7 +143,7 @@ def prune(store: StoreFile = None) -> None:
 
     with _open(store) as opened:
         gone = opened.remove(keep=pruned(opened.records()))
-    out.print(f"{gone} records removed from {opened.path}")
+    out.print(f"{gone} records removed from {escape(opened.path)}")
 
 
 @app.command("export")
@@ -161,7 +166,7 @@ def export(
         else:
             written = export_logs(opened, folder, target=_fingerprint(target), everything=everything)
     for path, number in written.items():
-        out.print(f"{path}: {number} records")
+        out.print(f"{escape(path)}: {number} records")
     if not written:
         out.print("nothing to write: no measurement" if everything or metaschedule else NO_WINNERS)
 
@@ -200,7 +205,7 @@ def draw_curve(
         (p.trial, f"{p.seconds:.0f} s", f"{1e3 * p.confirmed:.3f} ms", f"{p.confirmed / drawn.untuned:.3f}")
         for p in _changes(drawn)
     ]
-    out.print(f"[bold]{drawn.model}[/] ({drawn.session}), {drawn.target}")
+    out.print(f"[bold]{escape(drawn.model)}[/] ({escape(drawn.session)}), {escape(drawn.target)}")
     table(("trial", "time", "best confirmed", "of untuned"), rows, left=0)
     out.print(
         f"{drawn.trials} trials in {drawn.seconds:.0f} s, {drawn.won} of {drawn.kernels} kernels faster: "

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvmopt.cli.common import out, print_json, progress, table
+from tvmopt.cli.common import escape, out, print_json, progress, table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -44,6 +44,6 @@ def command(
     else:
         history = {e.job: plan.ledger.entries(e.job) for e in done.entries}
         table(HEAD, rows(done.entries, history), left=2)
-        out.print(f"report: {done.report}")
+        out.print(f"report: {escape(done.report)}")
     if done.problems:
         raise collect(done.problems)

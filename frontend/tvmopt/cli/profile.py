@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import human, many_threads, out, parse_inputs, parse_shapes, print_json, progress, written
+from tvmopt.cli.common import (
+    escape,
+    human,
+    many_threads,
+    out,
+    parse_inputs,
+    parse_shapes,
+    print_json,
+    progress,
+    written,
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -95,22 +105,22 @@ def _show(found: Any, top: int) -> None:
     work = human(found.onnx_flops, "FLOP")
     definition = f"{work} by the model's definition ({rate}), " if found.onnx_flops else ""
     out.print(
-        f"[bold]{found.model}[/] for {found.target}, {found.precision}, {found.threads} threads: "
+        f"[bold]{escape(found.model)}[/] for {escape(found.target)}, {found.precision}, {found.threads} threads: "
         f"{found.latency_s * 1e3:.3f} ms, {definition}{human(found.flops, 'FLOP')} executed; "
         f"{added_up(found)}, "
         f"the {found.instrument} instrument adds {found.overhead}"
     )
     head, *lines = align([HEADER, *rows], {0, 1, 2, len(HEADER) - 1})
-    out.print(f"[dim]{head}[/]")
+    out.print(f"[dim]{escape(head)}[/]")
     for line in lines:
-        out.print(line.rstrip())
+        out.print(escape(line.rstrip()))
     rest = found.kernels[len(shown) :]
     if rest:
         out.print(f"[dim]and {len(rest)} more, {sum(k.share for k in rest):.1%}; --top 0 shows all[/]")
     for kernel in sorted(shown, key=lambda k: -k.advice.gain)[:5]:
         if kernel.advice.text and kernel.advice.gain >= 1.005:
             nodes = ", ".join(kernel.nodes[:3]) + (", ..." if len(kernel.nodes) > 3 else "")
-            out.print(f"{kernel.advice.gain:.2f}x  {kernel.name} ({nodes}): {kernel.advice.text}".replace("[", "\\["))
+            out.print(escape(f"{kernel.advice.gain:.2f}x  {kernel.name} ({nodes}): {kernel.advice.text}"))
     if found.memory and found.memory.peak >= 0:
         alive = ", ".join(f"{t.name} {human(t.bytes, 'B')}" for t in found.peak_tensors[:5])
         measured = (
@@ -120,8 +130,8 @@ def _show(found: Any, top: int) -> None:
         )
         step = found.flow.steps[found.memory.peak].kernel
         out.print(
-            f"activations: {human(found.memory.peak_bytes, 'B')} alive at the peak (in {step}: {alive}), "
-            f"{human(found.memory.planned, 'B')} planned{measured}".replace("[", "\\[")
+            f"activations: {human(found.memory.peak_bytes, 'B')} alive at the peak "
+            f"(in {escape(step)}: {escape(alive)}), {human(found.memory.planned, 'B')} planned{measured}"
         )
     out.print(f"[dim]the process grew by {human(found.resident_bytes, 'B')} over loading and the first run[/]")
     if found.disturbed:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tvmopt.cli.common import out, print_json, progress
+from tvmopt.cli.common import escape, out, print_json, progress
 from tvmopt.cli.rendering import accuracy
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -33,5 +33,5 @@ def command(
     if as_json:
         print_json({"path": fitted.path, "report": fitted.report.as_dict()})
         return
-    out.print(accuracy(fitted.report.accuracy))
-    out.print(f"[bold]{fitted.path}[/] has the weights of {fitted.manifest.model}")
+    out.print(escape(accuracy(fitted.report.accuracy)))
+    out.print(f"[bold]{escape(fitted.path)}[/] has the weights of {escape(fitted.manifest.model)}")

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.markup import escape
-
 from tvmopt.analysis.about import Fate
-from tvmopt.cli.common import human, out, table
+from tvmopt.cli.common import escape, human, out, table
 from tvmopt.report import Kernel, Report
 
 
@@ -30,13 +28,13 @@ def coverage(report: Report) -> None:
         for (family, source), kernels in sorted(groups.items(), key=lambda item: -_flops(item[1]))
     ]
     out.print(
-        f"[bold]{escape(report.model)}[/] for {report.target}, {report.precision}: "
+        f"[bold]{escape(report.model)}[/] for {escape(report.target)}, {escape(report.precision)}: "
         f"{human(report.flops, 'FLOP')} executed, "
         f"{human(report.parameters)} parameters, {human(report.activation_bytes, 'B')} of activations"
     )
     table(("family", "knobs", "kernels", "calls", "FLOPs"), rows, left=2)
     out.print(records(report))
-    out.print(accuracy(report.accuracy))
+    out.print(escape(accuracy(report.accuracy)))
     for warning in report.warnings:
         if not warning.startswith("not verified"):  # the line above
             out.print(f"[yellow]note:[/] {escape(warning)}")

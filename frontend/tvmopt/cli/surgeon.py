@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from tvmopt.cli.common import human, out, parse_shapes, print_json, progress
+from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress
 
 if TYPE_CHECKING:
     from tvmopt.debug.edit import Edited
@@ -144,7 +143,7 @@ def reduce(
     )
     for name in done.names[:20]:
         out.print(f"  {escape(name)}")
-    out.print(f"fails: {done.kind}: {escape(done.failure)}")
+    out.print(f"fails: {done.kind}: {escape(done.failure, lines=True)}")
     if done.inputs:
         out.print(f"inputs: {escape(done.inputs)}")
 

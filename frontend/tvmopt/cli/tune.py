@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmopt.cli.common import many_threads, out, parse_shapes, print_json, progress, table
+from tvmopt.cli.common import escape, many_threads, out, parse_shapes, print_json, progress, table
 
 if TYPE_CHECKING:
     from tvmopt.tuning.driver import TuningResult
@@ -134,7 +134,7 @@ def render(found: TuningResult) -> None:
         table(("kernel", "family", "knobs", "trials", "analytic", "tuned / analytic", "share"), rows, left=3)
     for t in found.tasks:
         if t.note:
-            out.print(f"[yellow]note:[/] {t.name} was not tuned: {t.note}")
+            out.print(f"[yellow]note:[/] {escape(t.name)} was not tuned: {escape(t.note)}")
     base, best = found.estimate
     out.print(
         f"{found.trials} trials ({found.trials - found.resumed} in this run), "

@@ -12,6 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tvmopt.cli.common import Terminal, escape
+from tvmopt.texts import printable_line
+
 if TYPE_CHECKING:
     from tvmopt.tuning.record import Candidate, Record, Verdict
     from tvmopt.tuning.search import State, Tuner
@@ -21,7 +24,7 @@ ROWS = 20
 
 def observer(stream: Any = None) -> Lines | Board:
     """The display for where the output goes."""
-    console = Console(file=stream or sys.stderr)
+    console = Terminal(file=stream or sys.stderr)
     return Board(console) if console.is_terminal else Lines(console)
 
 
@@ -71,7 +74,7 @@ class Lines:
     def stop(self) -> None: ...
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable_line(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(tuner: Tuner, start: float) -> str:
@@ -122,7 +125,7 @@ class Board:
         self.stop()
 
     def stage(self, name: str) -> None:
-        self.console.print(f"[dim]{name} ...[/]")
+        self.console.print(f"[dim]{escape(name)} ...[/]")
 
     def stop(self) -> None:
         self._live.stop()
@@ -136,7 +139,7 @@ class Board:
         for state in states[:ROWS]:
             score = min((r.score for r in state.records.values()), default=float("inf"))
             table.add_row(
-                ">" if state is self._at else "", state.task.name[:44], state.task.key.family,
+                ">" if state is self._at else "", escape(state.task.name[:44]), escape(state.task.key.family),
                 f"{state.task.weight:.0f}", str(len(state.records)), f"{1e6 * state.analytic_seconds:.1f} us",
                 f"{score:.3f}" if score < 9 else "", f"{state.ratio:.3f}" if state.winner else "",
                 f"{100 * state.task.weight * state.analytic_seconds / (base or 1):.1f} %",

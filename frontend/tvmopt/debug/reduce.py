@@ -30,7 +30,7 @@ from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import inputs_of, needed
 from tvmopt.debug.layers import Layers
 from tvmopt.errors import InputError, TvmoptError, collect, reason
-from tvmopt.files import check_writable
+from tvmopt.files import check_writable, open_plain
 from tvmopt.importer.protos import node_name, operator, static_shape, tensor_spec
 
 Progress = Callable[[str], None]
@@ -191,7 +191,7 @@ def feeds_of(model: onnx.ModelProto, inputs: str, seed: int) -> dict[str, Any]:
     given = {}
     if inputs:
         try:
-            with open(inputs, "rb") as stream:
+            with open_plain(inputs) as stream:
                 loaded = np.load(stream, allow_pickle=False)
                 if isinstance(loaded, np.ndarray):
                     raise ValueError("one array, and no name for it")

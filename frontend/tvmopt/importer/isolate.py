@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from tvmopt.children import scarce_memory
 from tvmopt.errors import ModelError, TvmoptError
 
 Result = TypeVar("Result")
@@ -70,7 +71,7 @@ def isolated(step: Callable[[], Result], what: str, where: str = "", seconds: fl
         raise ModelError(
             f"The {what} of this model {status or f'crashes ({died})'}.",
             where=where,
-            fix="the model is damaged or hostile; if it runs elsewhere, please report it",
+            fix=scarce_memory() or "the model is damaged or hostile; if it runs elsewhere, please report it",
         )
     verdict, value = pickle.loads(data)
     if verdict == "error":
@@ -114,7 +115,9 @@ def _limit_memory() -> None:
 
     process = psutil.Process()
     limit = process.memory_info().vms + psutil.virtual_memory().available
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    given = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]  # by `ulimit -v`; never widened
+    resource.setrlimit(resource.RLIMIT_AS, (min([limit, *given]), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -35,12 +35,12 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelError: what is wrong with the file, all problems of a kind at once.
     """
-    model, path, folder = _read(source)
+    model, path, file = _read(source)
     for verify in (verify_structure, verify_tensors):
         _raise(verify(model, path))
     if any(t.data_location == onnx.TensorProto.EXTERNAL for _, t in all_tensors(model)):
         model = _own(model, source)
-        _raise(load_external(model, folder, path))
+        _raise(load_external(model, file, path))
     _raise(verify_names(model, path))
     return sort_graphs(model, source)
 
@@ -58,7 +58,7 @@ def _own(model: onnx.ModelProto, source: object) -> onnx.ModelProto:
 
 
 def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, str, Path | None]:
-    """The parsed protobuf, what to call it in messages, and the folder of its external data."""
+    """The parsed protobuf, what to call it in messages, and its file, beside which external data lies."""
     if isinstance(source, onnx.ModelProto):
         return source, "the model", None
     if isinstance(source, bytes | bytearray | memoryview):
@@ -76,7 +76,7 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         raise ModelError(
             f"The model cannot be read: {reason}.", where=str(path), fix="check the path and its permissions"
         ) from None
-    return _parse(data, str(path)), str(path), path.resolve().parent
+    return _parse(data, str(path)), str(path), path
 
 
 def _file_bytes(path: Path) -> bytes:

@@ -124,17 +124,19 @@ def verify_tensors(model: onnx.ModelProto, path: str) -> list[ModelError]:
     return problems
 
 
-def load_external(model: onnx.ModelProto, folder: Path | None, path: str) -> list[ModelError]:
+def load_external(model: onnx.ModelProto, file: Path | None, path: str) -> list[ModelError]:
     """Read external data into the tensors; one error for each tensor whose data cannot or must not be read.
 
-    Data must be a regular file inside the model's folder, links followed; offset and length must lie in it.
+    Data must be a regular file; offset and length must lie in it. Links are followed if they lead into the folder that
+    the model lies in, or, where the model itself is a link, into the folder that the linked file lies in: Hugging
+    Face's cache links model and data to files beside each other.
     """
     problems = []
     for where, tensor in all_tensors(model):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         try:
-            tensor.raw_data = _external_bytes(tensor, folder)
+            tensor.raw_data = _external_bytes(tensor, file)
         except (OSError, ValueError) as error:
             text = f"{error.strerror}: '{error.filename}'" if isinstance(error, OSError) else str(error)
             problems.append(
@@ -150,17 +152,19 @@ def load_external(model: onnx.ModelProto, folder: Path | None, path: str) -> lis
     return problems
 
 
-def _external_bytes(tensor: TensorProto, folder: Path | None) -> bytes:
+def _external_bytes(tensor: TensorProto, file: Path | None) -> bytes:
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     if not isinstance(location, str) or not location or "\0" in location:
         raise ValueError("its location is missing or not text")
-    if folder is None:
+    if file is None:
         raise ValueError(f"the model was given as bytes, so '{location}' has no folder; give its path")
     if os.path.isabs(location) or ".." in Path(location).parts or location[1:2] == ":":
         raise ValueError(f"'{location}' leaves the model's folder")
-    real = Path(os.path.realpath(folder / location))
-    if not real.is_relative_to(os.path.realpath(folder)):
+    folders = [Path(os.path.realpath(folder)) for folder in (file.parent, file.resolve().parent)]
+    places = [folder / location for folder in folders]
+    real = Path(os.path.realpath(next((place for place in places if place.exists()), places[0])))
+    if not any(real.is_relative_to(folder) for folder in folders):
         raise ValueError(f"'{location}' is a link that leaves the model's folder")
     wanted = byte_size(tensor.data_type, count(tensor.dims))
     offset, length = (_integer(entries.get(k, d), k) for k, d in (("offset", "0"), ("length", str(wanted))))
@@ -171,11 +175,11 @@ def _external_bytes(tensor: TensorProto, folder: Path | None) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise ValueError(f"'{location}' is not a regular file")
-    with os.fdopen(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as data:
         if offset + length > status.st_size:
             raise ValueError(f"'{location}' has {status.st_size} bytes, {offset} + {length} are wanted")
-        file.seek(offset)
-        return file.read(length)
+        data.seek(offset)
+        return data.read(length)
 
 
 def _integer(text: str, key: str) -> int:

@@ -15,7 +15,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,14 +128,23 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, holding the write lock from the start: no upgrade that could fail half-way."""
-        self._db.execute("BEGIN IMMEDIATE")
+        """All or nothing, holding the write lock from the start: no upgrade that could fail half-way.
+
+        Raises:
+            TuningError: it cannot be written, as when the disk is full; what was there stays.
+        """
         try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # SQLite has rolled back by itself when the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            fix = "free some space or mend the permissions, then start again: what was measured is kept"
+            raise TuningError(f"cannot write the tuning store: {error}", where=str(self.path), fix=fix) from error
 
     # -- measurements ------------------------------------------------------------------------------
 
