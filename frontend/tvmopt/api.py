@@ -11,13 +11,14 @@ model = tvmopt.load("resnet50.tvmopt")     # needs TVM's runtime library only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmopt.children import Progress
 from tvmopt.errors import InputError
 from tvmopt.files import array_format, atomic_write, check_writable, save_arrays, write_text
 from tvmopt.report import Report
@@ -32,7 +33,6 @@ from tvmopt.targets import Machine
 if TYPE_CHECKING:
     import onnx
 
-Progress = Callable[[str], None]
 
 __all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "is_artifact", "load", "refit", "run"]
 

@@ -32,6 +32,10 @@ _PIPE = "TVMOPT_CHILD_PIPE"
 _PR_SET_PDEATHSIG = 1
 
 
+Progress = Callable[[str], None]
+"""Is told, in words, each stage of something that takes long."""
+
+
 class Crash(TvmoptError):
     """The child ended without an answer.
 
@@ -50,7 +54,7 @@ def call(
     function: str,
     arguments: Mapping[str, Any],
     *,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Any:
     """Call ``"module:function"`` with keyword arguments in a new Python process.

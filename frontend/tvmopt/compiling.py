@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmopt.children import Progress
 from tvmopt.errors import ArtifactError
 from tvmopt.linking import export, find_linker, structure_hash, versions
 from tvmopt.outcome import make_manifest, make_report
 from tvmopt.report import DecisionLog, Report
-from tvmopt.request import Progress, Progressed, Request, record_lookup, source_hash
+from tvmopt.request import Progressed, Request, record_lookup, source_hash
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.tuning.logs import RecordLookup

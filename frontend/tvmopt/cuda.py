@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt import children
+from tvmopt.children import Progress
 from tvmopt.cuda_toolkit import compiler, environment, find_toolkit
 from tvmopt.errors import InputError, MissingDependency, ScheduleError
 from tvmopt.linking import export, structure_hash
 from tvmopt.outcome import make_manifest, make_report
 from tvmopt.ptxas import Recorder, recording, unfit
 from tvmopt.report import DecisionLog, Report
-from tvmopt.request import Progress, Progressed, Request, as_file, record_lookup
+from tvmopt.request import Progressed, Request, as_file, record_lookup
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch

@@ -268,9 +268,10 @@ def recording(machine: Machine, nvcc: str = "") -> Iterator[Recorder]:
             else:
                 binary = bytes(stock.tvm_callback_cuda_compile(code))
         except RuntimeError as error:
-            told = str(error).rpartition("Compilation error:")[2].strip()
+            told = str(error).rpartition("Compilation error:")[2].strip().splitlines()
+            first = next((i for i, line in enumerate(told) if "error" in line), 0)  # behind hundreds of warnings
             raise ScheduleError(
-                "the CUDA compiler refused a kernel:\n    " + "\n    ".join(told.splitlines()[:5]),
+                "the CUDA compiler refused a kernel:\n    " + "\n    ".join(told[first : first + 5]),
                 fix="please report it with the model",
             ) from error
         recorder.binaries.append(len(binary))

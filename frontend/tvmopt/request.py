@@ -6,18 +6,17 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvmopt.children import Progress
 from tvmopt.precision import check as check_precision
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.targets import Machine
 from tvmopt.tuning.logs import RecordLookup
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def source_hash(source: Any) -> str:
 
 
 @contextmanager
-def as_file(source: Any, imported_values: bool = False) -> Iterator[Path]:
+def as_file(source: Any) -> Iterator[Path]:
     """The model as a file, for a child process; temporary when it came as bytes or as a ModelProto."""
     if isinstance(source, str | os.PathLike):
         yield Path(source)

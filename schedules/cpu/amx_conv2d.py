@@ -20,6 +20,7 @@ from tvmopt.legalize.tiles import HEIGHT, LINES
 from tvmopt.schedules.cpu.gemm import vectorize_columns
 from tvmopt.scheduling.amx import SWITCH, block_cycles, choose_height
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
+from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector
 from tvmopt.targets import Machine
@@ -69,8 +70,8 @@ def knobs(shape: Shape, machine: Machine) -> Space:
     height = choose_height(shape.rows(lines), shape.width, shape.steps, machine)
     return Space(
         {
-            "lines": (lines, *(d for d in _divisors(shape.oh) if d != lines)),
-            "panel_chunk": (panel_chunk, *(d for d in _divisors(shape.panels) if d != panel_chunk)),
+            "lines": (lines, *(d for d in divisors(shape.oh) if d != lines)),
+            "panel_chunk": (panel_chunk, *(d for d in divisors(shape.panels) if d != panel_chunk)),
             "height": (height, *(h for h in (32, 28, 26, 24, 16) if h != height)),
         }
     )
@@ -84,7 +85,7 @@ def choose_task(shape: Shape, machine: Machine) -> tuple[int, int]:
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
     panel_bytes = shape.steps * shape.width * 64
-    for lines in _divisors(shape.oh):
+    for lines in divisors(shape.oh):
         rows = shape.rows(lines)
         height = choose_height(rows, shape.width, shape.steps, machine)
         full, tail = divmod(rows, height)
@@ -93,7 +94,7 @@ def choose_task(shape: Shape, machine: Machine) -> tuple[int, int]:
         if rows * shape.width * 4 > machine.l1d // 2:  # sums that leave L1 before the epilogue reads them
             panel += rows * shape.width * 4 * 2 / machine.l2_rate
         copy = (lines + shape.extra) * shape.row_bytes * 2 / machine.l2_rate
-        for panels in _divisors(shape.panels):
+        for panels in divisors(shape.panels):
             tasks = shape.n * (shape.oh // lines) * (shape.panels // panels)
             weights = panels * panel_bytes
             stream = weights * 2 / machine.l2_rate if weights > machine.l2 // 2 else 0.0
@@ -103,10 +104,6 @@ def choose_task(shape: Shape, machine: Machine) -> tuple[int, int]:
                 best = (key, (lines, panels))
     assert best is not None
     return best[1]
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:

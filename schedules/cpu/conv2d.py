@@ -25,7 +25,7 @@ from tvm import tirx
 from tvmopt.schedules.cpu._loops import prefetch_panels
 from tvmopt.schedules.cpu.gemm import vectorize_columns, vectorize_epilogue
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
-from tvmopt.scheduling.facts import itemsize
+from tvmopt.scheduling.facts import divisors, itemsize
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import LIKED_ROWS, common_vector, fits, step_cycles
 from tvmopt.targets import Machine
@@ -95,7 +95,7 @@ def knobs(shape: Shape, machine: Machine) -> Space:
                 mr,
                 *(r for r in (4, 6, 7, 8, 10, 12, 13, 14) if r != mr and r <= shape.ow and fits(r, nv, machine)),
             ),
-            "row_chunk": (row_chunk, *(d for d in _divisors(shape.oh) if d != row_chunk)),
+            "row_chunk": (row_chunk, *(d for d in divisors(shape.oh) if d != row_chunk)),
             "panel_chunk": (panel_chunk, *(d for d in panel_chunks(shape) if d != panel_chunk)),
         }
     )
@@ -131,7 +131,7 @@ def choose_task(shape: Shape) -> tuple[int, int]:
     panel_bytes = 4 * shape.nr * kh * kw * c
     cycles = shape.flops / 4 / shape.lanes / shape.cores  # of one core, two FMAs a cycle
     total = shape.n * shape.oh * shape.panels
-    for rows in _divisors(shape.oh):
+    for rows in divisors(shape.oh):
         for panels in panel_chunks(shape):
             tasks = shape.n * (shape.oh // rows) * (shape.panels // panels)
             waves = -(-tasks // shape.cores)
@@ -153,11 +153,7 @@ def panel_chunks(shape: Shape) -> list[int]:
     """Panels that one task may compute: parts of a group or whole groups. A task across the border of two groups would
     read a number of channels that differs from task to task, and could not be scheduled."""
     group = shape.panels // shape.groups
-    return [d for d in _divisors(shape.panels) if group % d == 0 or d % group == 0]
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+    return [d for d in divisors(shape.panels) if group % d == 0 or d % group == 0]
 
 
 def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:

@@ -25,6 +25,7 @@ from tvmopt.schedules.cpu._loops import prefetch_panels
 from tvmopt.schedules.cpu.conv2d import choose_pixels
 from tvmopt.schedules.cpu.gemm import vectorize_columns
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
+from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.tile import common_vector, fits
 from tvmopt.targets import Machine
@@ -77,12 +78,12 @@ def knobs(shape: Shape, machine: Machine) -> Space:
     rows, chunk = choose_task(shape)
     mr = choose_pixels(shape.cols, shape.nr, machine)
     nv = max(1, shape.nr // machine.lanes())
-    rr = max(d for d in _divisors(rows) if d == 1 or (mr == shape.cols and fits(d * mr, nv, machine)))
+    rr = max(d for d in divisors(rows) if d == 1 or (mr == shape.cols and fits(d * mr, nv, machine)))
     return Space(
         {
-            "tile_rows": (rows, *(d for d in _divisors(shape.rows) if d != rows)),
-            "panel_chunk": (chunk, *(d for d in _divisors(shape.panels) if d != chunk)),
-            "mr": (mr, *(d for d in _divisors(shape.cols) if d != mr and d <= 14)),
+            "tile_rows": (rows, *(d for d in divisors(shape.rows) if d != rows)),
+            "panel_chunk": (chunk, *(d for d in divisors(shape.panels) if d != chunk)),
+            "mr": (mr, *(d for d in divisors(shape.cols) if d != mr and d <= 14)),
             "rr": (rr, *(d for d in (1, 2, 4) if d != rr)),
         }
     )
@@ -96,9 +97,9 @@ def choose_task(shape: Shape) -> tuple[int, int]:
     0.60 of the time; whole models 0.94 and 0.98).
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
-    for rows in _divisors(shape.rows):
+    for rows in divisors(shape.rows):
         tiles = rows * shape.cols
-        for panels in _divisors(shape.panels):
+        for panels in divisors(shape.panels):
             tasks = shape.n * (shape.rows // rows) * (shape.panels // panels)
             idle = -(-tasks // shape.cores) * shape.cores / tasks
             gemm = shape.places * tiles * shape.c * panels * shape.nr / shape.lanes / 2
@@ -110,10 +111,6 @@ def choose_task(shape: Shape) -> tuple[int, int]:
                 best = ((cost, tasks), (rows, panels))
     assert best is not None
     return best[1]
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:

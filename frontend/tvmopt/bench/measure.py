@@ -18,8 +18,7 @@ import numpy as np
 
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.records import Turn
-
-Progress = Callable[[str], None]
+from tvmopt.children import Progress
 
 
 @dataclass(frozen=True)

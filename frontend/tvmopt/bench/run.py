@@ -26,10 +26,10 @@ from tvmopt.bench.records import BenchResult, Case, EngineResult, Job
 from tvmopt.bench.reference import again, reference_outputs
 from tvmopt.bench.runners import make, parse, runner_class
 from tvmopt.bench.stats import Ratio, Rules, compare_rounds, is_open, latency
+from tvmopt.children import Progress
 from tvmopt.errors import InputError, MissingDependency, TvmoptError
 from tvmopt.files import save_arrays
 
-Progress = Callable[[str], None]
 MiB = 1 << 20
 
 

@@ -18,6 +18,7 @@ import onnx
 from tvmopt.analysis.comparator import Array, compare
 from tvmopt.analysis.samples import longest_reduction
 from tvmopt.bench.records import Job
+from tvmopt.children import Progress
 from tvmopt.debug import constants
 from tvmopt.debug.check import Finding, Numbers
 from tvmopt.debug.engines import job_of, run_engine
@@ -27,8 +28,6 @@ from tvmopt.debug.session import Session
 from tvmopt.errors import TvmoptError
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name
-
-Progress = Callable[[str], None]
 
 
 def explain(

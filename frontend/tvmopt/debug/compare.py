@@ -9,16 +9,15 @@ repro       the smallest piece that is wrong, as a file
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvmopt.children import Progress
 from tvmopt.debug.records import CompareResult, result_from
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable, save_arrays
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ pieces cut from the model. The reference is onnxruntime with basic optimisations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ import onnx
 
 from tvmopt.analysis.comparator import Array
 from tvmopt.analysis.verify import run_reference
+from tvmopt.children import Progress
 from tvmopt.debug.extract import borders
 from tvmopt.debug.files import save
 from tvmopt.debug.graph import cut, infer_types, inputs_of, value_info
@@ -25,8 +26,6 @@ from tvmopt.importer.protos import static_shape, tensor_type
 
 CHUNK = 1 << 28
 """Bytes of marked outputs in one run of the reference."""
-
-Progress = Callable[[str], None]
 
 
 class Layers:

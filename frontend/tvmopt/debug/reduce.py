@@ -25,6 +25,7 @@ import onnx
 
 from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.samples import sample_inputs
+from tvmopt.children import Progress
 from tvmopt.debug.check import Check, Command, Finding, Numbers
 from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import inputs_of, needed
@@ -33,7 +34,6 @@ from tvmopt.errors import InputError, TvmoptError, collect, reason
 from tvmopt.files import check_writable, open_plain
 from tvmopt.importer.protos import node_name, operator, static_shape, tensor_spec
 
-Progress = Callable[[str], None]
 MODES = ("bisect", "linear")
 SINGLES = 48
 """Pieces up to this size are tried node by node after a bisection."""

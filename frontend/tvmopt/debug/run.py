@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tvmopt.analysis.comparator import Array
+from tvmopt.children import Progress
 from tvmopt.debug import blame, constants, models
 from tvmopt.debug.compare import Settings
 from tvmopt.debug.records import CompareResult
 from tvmopt.debug.session import Session
 from tvmopt.runtime.artifact import is_artifact
-
-Progress = Callable[[str], None]
 
 
 def in_child(*, settings: dict[str, Any], folder: str, progress: Progress) -> dict[str, Any]:

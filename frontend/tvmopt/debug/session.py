@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import onnx
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison, compare
 from tvmopt.analysis.samples import longest_reduction
+from tvmopt.children import Progress
 from tvmopt.debug import watch
 from tvmopt.debug.compare import Settings
 from tvmopt.debug.engines import job_of, run_engine
@@ -24,8 +25,6 @@ from tvmopt.errors import InputError, MissingDependency, ModelError, TvmoptError
 from tvmopt.files import save_arrays
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name, operator
-
-Progress = Callable[[str], None]
 
 
 class Session:

@@ -27,6 +27,21 @@ def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
     return tuple(dims)
 
 
+def flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[int]) -> Any:
+    """A view of `x` with another shape."""
+    return x if static_shape(x) == tuple(shape) else bb.emit(relax.op.reshape(x, tuple(shape)))
+
+
+def trailing(axes: Sequence[Any], rank: int) -> int | None:
+    """How many last axes `axes` names; None where it is another set.
+
+    >>> trailing([-1, 2], 4), trailing([1, 2], 4)
+    (2, None)
+    """
+    named = sorted(int(a) % rank for a in axes)
+    return len(named) if named and named == list(range(rank - len(named), rank)) else None
+
+
 def constant(bb: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:
     """The value of a constant, also through a variable bound to one, else None."""
     while isinstance(expr, relax.Var):

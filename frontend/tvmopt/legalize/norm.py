@@ -21,7 +21,7 @@ from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.legalize import math
-from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, static_shape
+from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, flat, static_shape, trailing
 from tvmopt.legalize.lower_extrema import larger
 from tvmopt.legalize.norm_by_channel import channels_last
 from tvmopt.legalize.rows import INDEX, Row, load, loop, prim_func, store
@@ -204,17 +204,6 @@ def _float_shape(expr: Any) -> tuple[int, ...] | None:
     return shape if shape and 0 not in shape and str(expr.ty.dtype) == "float32" else None
 
 
-def _trailing(axes: Any, rank: int) -> int | None:
-    """How many last axes `axes` names; None where it is another set."""
-    named = sorted(int(a) % rank for a in axes)
-    return len(named) if named == list(range(rank - len(named), rank)) and named else None
-
-
-def flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[int]) -> Any:
-    """A view of `x` with another shape."""
-    return x if static_shape(x) == tuple(shape) else bb.emit(relax.op.reshape(x, tuple(shape)))
-
-
 def _emit(
     bb: relax.BlockBuilder, args: list[Any], output: Sequence[int], rows: Sequence[int], length: int,
     machine: Machine,
@@ -247,7 +236,7 @@ def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> An
     """`R.nn.layer_norm` over the last axes."""
     x, gamma, beta = call.args
     shape = _float_shape(x)
-    count = _trailing(call.attrs.axes, len(shape)) if shape else None
+    count = trailing(call.attrs.axes, len(shape)) if shape else None
     if shape is None or count is None or not (_float_shape(gamma) and _float_shape(beta)):
         return None
     rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
@@ -261,7 +250,7 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.nn.rms_norm` over the last axes."""
     x, gamma = call.args
     shape = _float_shape(x)
-    count = _trailing(call.attrs.axes, len(shape)) if shape else None
+    count = trailing(call.attrs.axes, len(shape)) if shape else None
     if shape is None or count is None or not _float_shape(gamma):
         return None
     rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
@@ -323,7 +312,7 @@ def _reduction(kind: str) -> Any:
         if shape is None or out is None:
             return None
         axes = call.attrs.axis if call.attrs.axis is not None else range(len(shape))
-        count = _trailing(axes, len(shape))
+        count = trailing(axes, len(shape))
         if count is None:
             return None
         if len(shape) == count:

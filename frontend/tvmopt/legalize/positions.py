@@ -15,8 +15,8 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.legalize.common import static_shape
-from tvmopt.legalize.norm import flat, row_kernel
+from tvmopt.legalize.common import flat, static_shape
+from tvmopt.legalize.norm import row_kernel
 from tvmopt.legalize.rows import Row, load, store
 from tvmopt.targets import Machine
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvmopt.legalize.common import static_shape
-from tvmopt.legalize.norm import flat, row_kernel
+from tvmopt.legalize.common import flat, static_shape
+from tvmopt.legalize.norm import row_kernel
 from tvmopt.legalize.rows import Row, load, loop, seq, store
 from tvmopt.targets import Machine
 

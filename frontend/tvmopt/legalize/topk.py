@@ -16,8 +16,7 @@ from tvm import relax, tirx
 from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
 
-from tvmopt.legalize.common import OPAQUE, static_shape
-from tvmopt.legalize.norm import flat
+from tvmopt.legalize.common import OPAQUE, flat, static_shape
 from tvmopt.legalize.rows import INDEX, NANOSECONDS, const_index, everything, load, loop, nest, prim_func, seq, store
 from tvmopt.targets import Machine
 

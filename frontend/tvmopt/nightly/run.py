@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tvmopt.children import Progress
 from tvmopt.errors import TuningError, TvmoptError
 from tvmopt.files import make_folder
 from tvmopt.nightly.ledger import Change, Entry, KernelFigures, changes
@@ -25,8 +26,6 @@ from tvmopt.targets import Machine
 from tvmopt.tuning.logs import export_logs, import_logs
 from tvmopt.tuning.record import fingerprint
 from tvmopt.tuning.store import Store
-
-Progress = Callable[[str], None]
 
 
 class Regression(TvmoptError):

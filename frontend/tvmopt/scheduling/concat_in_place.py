@@ -191,7 +191,7 @@ class _Plan:
             operand = site.args[part.source]
             at = tuple(o + part.start * (k == axis) for k, o in enumerate(origin))
             place = Place(shape, at)
-            reason = self._objection(operand, var, place, part, axis)
+            reason = self._objection(operand, var, place, axis)
             if reason or operand in chosen:
                 return reason or f"{operand.name} stands in it twice"
             chosen[operand] = (whole, place)
@@ -199,7 +199,7 @@ class _Plan:
         self.dropped[var] = None
         return ""
 
-    def _objection(self, operand: Any, var: Any, place: Place, part: Part, axis: int) -> str:
+    def _objection(self, operand: Any, var: Any, place: Place, axis: int) -> str:
         """Why an operand cannot lie in the whole, or ""."""
         maker = self.sites.get(operand) if isinstance(operand, relax.Var) else None
         if maker is None or not maker.movable:  # Decline 1

@@ -249,6 +249,15 @@ class _Scan:
         self.operations = before
 
 
+def divisors(n: int) -> list[int]:
+    """All of them, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
 def largest_divisor(n: int, limit: int) -> int:
     """The largest divisor of n that is at most `limit`.
 

@@ -116,12 +116,3 @@ def common_vector(n: int, lanes: int) -> int:
     from math import gcd
 
     return gcd(n, lanes)
-
-
-def divisor_near(n: int, want: int) -> int:
-    """The divisor of `n` nearest to `want` (the larger on a tie).
-
-    >>> divisor_near(28, 8), divisor_near(7, 2), divisor_near(12, 5)
-    (7, 1, 6)
-    """
-    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: (abs(d - want), -d))

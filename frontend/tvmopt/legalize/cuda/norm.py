@@ -12,13 +12,13 @@ island of a 16-bit graph) is read through, so that the row is loaded in 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.legalize.common import call_fusable, static_shape
+from tvmopt.legalize.common import call_fusable, flat, static_shape, trailing
 from tvmopt.targets import Machine
 
 Expr = Any
@@ -105,11 +105,6 @@ def _shape(x: Any) -> tuple[int, ...] | None:
     return shape if shape and 0 not in shape and str(x.ty.dtype) in FLOATS else None
 
 
-def _trailing(axes: Any, rank: int) -> int | None:
-    named = sorted(int(a) % rank for a in axes)
-    return len(named) if named and named == list(range(rank - len(named), rank)) else None
-
-
 def _softmax(log: bool) -> Any:
     def legalizer(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x = call.args[0]
@@ -127,7 +122,7 @@ def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> An
     """`R.nn.layer_norm` over the last axes."""
     x, gamma, beta = call.args
     shape, attrs = _shape(x), call.attrs
-    count = _trailing(attrs.axes, len(shape)) if shape else None
+    count = trailing(attrs.axes, len(shape)) if shape else None
     if shape is None or count is None or not (_shape(gamma) and _shape(beta)):
         return None
     depth, dtype = len(shape) - count, str(x.ty.dtype)
@@ -146,7 +141,7 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.nn.rms_norm` over the last axes."""
     x, gamma = call.args
     shape = _shape(x)
-    count = _trailing(call.attrs.axes, len(shape)) if shape else None
+    count = trailing(call.attrs.axes, len(shape)) if shape else None
     if shape is None or count is None or not _shape(gamma):
         return None
     depth, dtype = len(shape) - count, str(x.ty.dtype)
@@ -165,11 +160,11 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, groups: int | None) -> An
     shape, attrs = _shape(x), call.attrs
     if shape is None or len(shape) < 3 or not (_shape(gamma) and _shape(beta)):
         return None
-    if int(attrs.channel_axis) % len(shape) != 1 or _trailing(attrs.axes, len(shape)) != len(shape) - 2:
+    if int(attrs.channel_axis) % len(shape) != 1 or trailing(attrs.axes, len(shape)) != len(shape) - 2:
         return None
     groups = groups or shape[1]
     channels, dtype = shape[1] // groups, str(x.ty.dtype)
-    flat = (shape[0], groups, channels, prod(shape[2:]))
+    whole = (shape[0], groups, channels, prod(shape[2:]))
 
     def compute(data: te.Tensor, scale: te.Tensor, shift: te.Tensor) -> te.Tensor:
         def affine(value: Expr, n: Expr, g: Expr, c: Expr, i: Expr) -> Expr:
@@ -178,12 +173,8 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, groups: int | None) -> An
 
         return norm_te(data, 2, float(attrs.epsilon), dtype, affine, True, "group_norm")
 
-    out = call_fusable(bb, compute, [_view(bb, source(bb, x), flat), gamma, beta], "group_norm")
+    out = call_fusable(bb, compute, [flat(bb, source(bb, x), whole), gamma, beta], "group_norm")
     return relax.op.reshape(bb.emit(out), shape)
-
-
-def _view(bb: relax.BlockBuilder, x: Any, shape: Sequence[int]) -> Any:
-    return x if static_shape(x) == tuple(shape) else bb.emit(relax.op.reshape(x, tuple(shape)))
 
 
 def group_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
