@@ -100,7 +100,7 @@ def compile(
         precision: "fp32"; "bf16" or "fp16": 16-bit operands, sums in fp32; on GPUs "tf32": operands of products
             rounded to 11 bits (docs/explanation/precision.md).
         shape: shapes of inputs whose dimensions the model leaves open: ``{"x": (1, 3, 224, 224)}``.
-        values: inputs known at compile time, by name; they become constants.
+        values: inputs known at compile time, by name, as arrays, numbers or lists of them; they become constants.
         verify: run module and onnxruntime on the same seeded inputs and refuse a wrong result.
         tolerance: of the verification, relative to each output's largest value; default: derived
             from dtype and reduction length.
@@ -157,11 +157,12 @@ def compile_isolated(
     """
     from tvmopt import children
 
-    if values:
-        raise InputError("values cannot be sent to a child process.", fix="use tvmopt.compile")
+    if any(hasattr(value, "__array__") for value in (values or {}).values()):
+        raise InputError("arrays cannot be sent to a child process.", fix="give numbers, or use tvmopt.compile")
     check_writable(output)
     request = {
         "model": str(model),
+        "values": dict(values or {}),
         "target": str(target),
         "output": None if output is None else str(output),
         **({"store": str(options.pop("store"))} if options.get("store") else {}),

@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.importer.onnx_check import check, model, ops, same, value
-from tvmopt.errors import UnsupportedOp
-from tvmopt.importer import import_model
+from tvmopt.errors import ModelError, UnsupportedOp
+from tvmopt.importer import import_model, load, prepare
 
 node = helper.make_node
 BOOL, INT64 = TensorProto.BOOL, TensorProto.INT64
@@ -155,3 +155,23 @@ def test_a_scan_is_written_out(backward, axis):
         [value("final", (3,)), value("all", (3, 5))],
     )
     assert "Scan" not in ops(same(made))
+
+
+def test_a_damaged_branch_names_the_input_that_decides():
+    """silero_vad.onnx: the branch for another sampling rate reads what only that rate makes."""
+    then = helper.make_graph([node("Relu", ["x"], ["t"])], "then", [], [value("t", None)])
+    other = helper.make_graph([node("MatMul", ["x", "w"], ["e"], name="inner")], "else", [], [value("e", None)])
+    nodes = [
+        node("Equal", ["sr", "rate"], ["c"]),
+        node("If", ["c"], ["y"], name="choice", then_branch=then, else_branch=other),
+    ]
+    inputs = [value("x", (2, 3)), value("unused", (1,)), value("sr", (), TensorProto.INT64)]
+    weights = {"rate": np.array(16000), "w": np.ones((4, 5), "float32")}
+    made = model(nodes, inputs, [value("y", None)], weights)
+    with pytest.raises(ModelError) as caught:
+        prepare(load(made))
+    text = str(caught.value)
+    assert "in a branch of the If 'choice'" in text and "inner'" in text and "--value sr=NUMBER" in text
+    assert "unused" not in text
+    prepared = prepare(load(made), values={"sr": 16000})
+    assert ops(prepared)[0] == "Relu" and "If" not in ops(prepared)

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.errors import InputError, ModelError
-from tvmopt.importer import prepare
+from tvmopt.importer import load, prepare
 
 node = helper.make_node
 
@@ -39,7 +39,7 @@ def test_all_open_inputs_at_once_with_their_flags():
     text = str(caught.value)
     assert "'image' has open dimensions: float32[batch,3,?,width]" in text
     assert "'tokens' has open dimensions: float32[batch,4]" in text
-    assert "--shape image:1x3x224x224 --shape tokens:1x4" in text
+    assert "shape={'image': (1, 3, 224, 224), 'tokens': (1, 4)}" in text
 
 
 def test_the_flag_proposed_works():
@@ -97,3 +97,19 @@ def test_wrong_values(given, words):
     with pytest.raises(InputError) as caught:
         prepare(two_inputs(), {"image": (1, 3, 8, 8)}, given)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["?", "", "-1", "None", "unk__7"])
+def test_names_that_are_none_may_have_several_sizes(name):
+    made = model([node("Relu", ["x"], ["y"])], [value("x", (1, 3, name, name))], [value("y", None)])
+    prepared = prepare(load(made), {"x": (1, 3, 48, 192)})
+    assert [d.dim_value for d in prepared.graph.input[0].type.tensor_type.shape.dim] == [1, 3, 48, 192]
+
+
+def test_numbers_become_values_of_the_declared_type():
+    made = model([node("Add", ["x", "n"], ["y"])], [value("x", (2,)), value("n", ())], [value("y", (2,))])
+    prepared = prepare(load(made), values={"n": 2})
+    assert [v.name for v in prepared.graph.input] == ["x"]
+    made.graph.input[1].type.tensor_type.elem_type = TensorProto.UINT8
+    with pytest.raises(InputError, match="dtype is uint8"):
+        prepare(load(made), values={"n": 300})

@@ -70,6 +70,36 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def parse_values(texts: Sequence[str]) -> dict[str, Any]:
+    """``["sr=16000", "axes=[0, 1]"]`` -> numbers and lists of them by name.
+
+    >>> parse_values(["sr=16000", "on=true", "axes=[0, 1]"])
+    {'sr': 16000, 'on': True, 'axes': [0, 1]}
+
+    Raises:
+        InputError: every malformed one.
+    """
+    values, problems = {}, []
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        try:
+            value = json.loads(number)
+        except ValueError:
+            value = None
+        if not equals or not name or not _numbers(value):
+            fix = "--value NAME=16000, or a list: --value NAME=[0,1]"
+            problems.append(InputError(f"{text!r} is not a value.", where="--value", fix=fix))
+        else:
+            values[name] = value
+    if problems:
+        raise collect(problems)
+    return values
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, list) and all(map(_numbers, value)))
+
+
 def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
     """``["x=x.npy", "all.npz"]`` -> arrays by name. Pickles are refused.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress
+from tvmopt.cli.common import escape, human, out, parse_shapes, parse_values, print_json, progress
 from tvmopt.cli.rendering import coverage
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -31,6 +31,10 @@ def command(
     shape: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:1x3x224x224", help="Shape of an input with open dimensions; repeatable."),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--value", metavar="NAME=16000", help="An input that becomes a constant; repeatable."),
     ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare with onnxruntime on seeded inputs; refuse a wrong result.")
@@ -71,6 +75,7 @@ def command(
             target=target,
             precision=precision,
             shape=parse_shapes(shape or []),
+            values=parse_values(values or []),
             verify=verify,
             tolerance=tolerance,
             output=output or f"{Path(model).stem}.tvmopt",

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tvmopt.errors import ModelError
 from tvmopt.importer.inline import instantiate
-from tvmopt.importer.protos import attributes, node_name
+from tvmopt.importer.protos import attributes, node_name, node_reads
 from tvmopt.importer.walk import Nodes, Rule, Walk
 
 MOST_NODES = 5_000
@@ -56,10 +57,34 @@ def fold_if(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
         return []
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
+    before = len(walk.problems)
     for attr in copy.attribute:
         _fold_branch(walk, attr.g, f"{node_name(node)}/{attr.name.removesuffix('_branch')}")
+    walk.problems[before:] = [_in_branch(walk, node, problem) for problem in walk.problems[before:]]
     walk.infer_and_emit(copy)
     return []
+
+
+def _in_branch(walk: Walk, node: onnx.NodeProto, problem: ModelError) -> ModelError:
+    """A problem of a branch, with what decides whether it is ever taken."""
+    where = f"{problem.where}; in a branch of the If '{node_name(node)}'"
+    inputs = deciding_inputs(walk, node.input[0])
+    if not inputs:
+        return ModelError(problem.what, where=where, fix=problem.fix)
+    names, flags = ", ".join(f"'{i}'" for i in inputs), " ".join(f"--value {i}=NUMBER" for i in inputs)
+    fix = f"input {names} decides which branch is taken; if this one never is, fix it: {flags} (in Python: values)"
+    return ModelError(problem.what, where=where, fix=fix)
+
+
+def deciding_inputs(walk: Walk, name: str) -> list[str]:
+    """The inputs of the model that a value is computed from, in the model's order."""
+    producers = {o: n for n in walk.nodes for o in n.output}
+    seen, waiting = set[str](), [walk.alias.get(name, name)]
+    while waiting:
+        if (current := waiting.pop()) not in seen:
+            seen.add(current)
+            waiting += node_reads(producers[current]) if current in producers else ()
+    return [v.name for v in walk.model.graph.input if v.name in seen]
 
 
 def _fold_branch(walk: Walk, graph: onnx.GraphProto, prefix: str) -> None:

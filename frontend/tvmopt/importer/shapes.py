@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,18 @@ from tvmopt.importer.protos import STRING, describe_type, dtype_name, to_tensor
 
 GUESSES = (("channel", 3), ("height", 224), ("width", 224), ("seq", 128), ("len", 128), ("time", 128))
 """Sizes to propose for a dimension whose name contains the word."""
+
+
+ANONYMOUS = re.compile(r"\s*|\?+|-1|None|unk__\d+", re.IGNORECASE)
+"""Names of dimensions that are none: exporters write them for every size they do not know, and no two need be equal."""
+
+
+def forget_anonymous(graph: onnx.GraphProto) -> None:
+    """Take the names off open dimensions of inputs that only look like names, in place."""
+    for value in graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_param") and ANONYMOUS.fullmatch(dim.dim_param):
+                dim.ClearField("dim_param")
 
 
 def real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
@@ -39,12 +52,13 @@ def bind_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> 
     """Write `shapes` into the inputs of `graph`, in place.
 
     A key is an input's name, or the name of a symbolic dimension with one size (``{"batch": [1]}``).
-    A symbolic dimension bound in one input is bound in all.
+    A symbolic dimension bound in one input is bound in all; "?" and the like are names of none (:data:`ANONYMOUS`).
 
     Raises:
         InputError: a name that the model lacks, a wrong rank, a size that contradicts the model.
         ModelError: dimensions that are still open; all of them, with the flags that would bind them.
     """
+    forget_anonymous(graph)
     inputs = {v.name: v for v in real_inputs(graph)}
     symbols: dict[str, int] = {}
     problems: list[TvmoptError] = []
@@ -140,7 +154,8 @@ def bind_values(graph: onnx.GraphProto, values: Mapping[str, npt.ArrayLike]) -> 
     """Turn inputs into initialisers, in place.
 
     Raises:
-        InputError: a name that the model lacks, or an array of another dtype or shape than declared.
+        InputError: a name that the model lacks, an array of another dtype or shape than declared, or numbers that the
+            declared dtype does not hold.
     """
     inputs = {v.name: v for v in real_inputs(graph)}
     problems: list[TvmoptError] = []
@@ -148,7 +163,7 @@ def bind_values(graph: onnx.GraphProto, values: Mapping[str, npt.ArrayLike]) -> 
         if name not in inputs:
             problems.append(unknown_name(name, inputs, "value"))
             continue
-        array: npt.NDArray[Any] = np.asarray(given)
+        array = _as_declared(inputs[name], given)
         problem = _value_problem(inputs[name], array)
         if problem:
             declared = describe_type(inputs[name].type)
@@ -162,6 +177,18 @@ def bind_values(graph: onnx.GraphProto, values: Mapping[str, npt.ArrayLike]) -> 
     kept = [v for v in graph.input if v.name not in values]
     del graph.input[:]
     graph.input.extend(kept)
+
+
+def _as_declared(value: onnx.ValueInfoProto, given: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Arrays as they are; numbers and lists of them in the input's own type, if that holds them exactly."""
+    array: npt.NDArray[Any] = np.asarray(given)
+    elem = value.type.tensor_type.elem_type
+    if isinstance(given, np.ndarray | np.generic) or elem in (0, STRING) or array.dtype.kind not in "biuf":
+        return array
+    with np.errstate(all="ignore"):
+        declared = array.astype(onnx.helper.tensor_dtype_to_np_dtype(elem))
+    exact = (array.dtype.kind == "f" and declared.dtype.kind not in "biu") or (declared == array).all()
+    return declared if exact else array
 
 
 def _value_problem(value: onnx.ValueInfoProto, array: npt.NDArray[Any]) -> str:
