@@ -7,6 +7,12 @@ import pytest
 from tvmopt.analysis import peaks as module
 from tvmopt.analysis.peaks import Peaks, measure_peaks
 
+
+@pytest.fixture(autouse=True)
+def nothing_declared(monkeypatch):
+    monkeypatch.setattr(module, "_declared", lambda threads: {})
+
+
 FAKE = Peaks(
     "m",
     2,

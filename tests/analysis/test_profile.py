@@ -172,7 +172,9 @@ def test_executed_and_algorithmic_work_are_told_apart(found):
     first = next(k for k in by_name.values() if "first" in k.nodes)
     assert first.onnx_flops == pytest.approx(2 * 128 * 256 * 256 + 128 * 256)  # MatMul and Relu
     assert found.onnx_flops == pytest.approx(sum(n.flops for n in found.flow.nodes.values()))
-    assert first.position.compute_share == pytest.approx(first.gflops / 100)  # the executed ones
+    assert first.position.compute_share == pytest.approx(
+        first.gflops * 1e9 / found.peaks.compute()
+    )  # the executed ones
 
 
 def test_memory_planned_and_measured(found):
@@ -198,7 +200,7 @@ def test_growth_of_a_run_is_seen():
 
 @pytest.mark.parametrize("busy_again", [False, True])
 def test_a_kernel_above_the_roof_proves_the_roof_wrong(artifact, monkeypatch, busy_again):
-    """The peaks are measured again, and what is still above them is told."""
+    """The peaks are measured again; what is still above them is the roof then, and is kept."""
     low = replace(PEAKS, flops={"fp32": 1e3})
     asked = []
 
@@ -207,7 +209,28 @@ def test_a_kernel_above_the_roof_proves_the_roof_wrong(artifact, monkeypatch, bu
         return PEAKS if again and not busy_again else low
 
     monkeypatch.setattr(module, "measure_peaks", measured)
-    monkeypatch.setattr(module, "ABOVE", 50.0)  # PEAKS are made up as well
+    kept = []
+    monkeypatch.setattr(module, "remember", kept.append)
+    monkeypatch.setattr(module, "SURE", 0.0)
     found = profile(artifact, threads=1, runs=2, seconds=0.05)
     assert asked == [False, True]
-    assert bool(found.above) is busy_again and found.peaks is (low if busy_again else PEAKS)
+    assert not found.above and max(k.position.roof_share for k in found.kernels) <= 1.001
+    assert all(k.position.floor_s <= k.seconds / k.calls * 1.001 for k in found.kernels)
+    if busy_again:
+        fastest = max(k.flops / k.seconds for k in found.kernels)
+        assert found.peaks.compute() == pytest.approx(fastest) and found.peaks.raised["fp32"] == "observed"
+        assert kept and kept[-1].compute() == found.peaks.compute()
+
+
+def test_peaks_are_raised_only_where_there_is_more():
+    peaks = PEAKS.at_least({"fp32": PEAKS.flops["fp32"] / 2, "bf16": 7e15}, {"dram": 1.0}, "observed")
+    assert peaks.flops["fp32"] == PEAKS.flops["fp32"] and peaks.flops["bf16"] == 7e15
+    assert peaks.bandwidth == PEAKS.bandwidth and peaks.raised == {"bf16": "observed"}
+
+
+def test_what_was_observed_is_the_floor_of_bench_too(tmp_path):
+    from tvmopt.analysis.peaks import measure_peaks, remember
+
+    measured = replace(measure_peaks(1, cache=tmp_path), raised={})
+    remember(measured.at_least({"fp32": 1e15}, {}, "observed"), cache=tmp_path)
+    assert measure_peaks(1, cache=tmp_path).floor(1e15, 1.0) == pytest.approx(1.0)

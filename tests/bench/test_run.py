@@ -127,10 +127,21 @@ def test_tuning_records_can_be_left_out(model):
 
 @pytest.mark.parametrize(
     ("rows", "code"),
-    [("ok failed", 0), ("ok missing", 0), ("failed ok", 2), ("missing ok", 5), ("ok wrong", 3), ("failed wrong", 3)],
+    [
+        ("ok ok failed", 0),
+        ("ok missing ok", 0),
+        ("failed ok", 2),
+        ("missing ok", 5),
+        ("ok wrong", 3),
+        ("failed wrong", 3),
+        ("ok failed", 2),
+        ("ok missing", 5),
+        ("ok missing missing", 5),
+        ("ok failed missing", 2),
+    ],
 )
 def test_exit_codes(rows, code):
-    """An opponent that cannot run is a row; the subject that cannot is an error; wrong numbers always are."""
+    """One opponent that cannot run is a row; all, or the subject, are an error; wrong numbers always are."""
     from tvmopt.cli.bench import _exit_code
 
     case = SimpleNamespace(engines=[SimpleNamespace(status=status) for status in rows.split()])
@@ -244,3 +255,45 @@ def test_the_package_is_the_function():
     with pytest.raises(InputError, match="no engine"):
         tvmopt.bench(["m.onnx"], Settings(engines=("nothing",), floor=False))
     assert tvmopt.profile.__name__ == "profile"
+
+
+def test_a_batch_that_cannot_be_is_refused_before_anything_is_timed(tmp_path):
+    from tests.runtime.small import small_model
+
+    onnx.save(small_model(), str(tmp_path / "fixed.onnx"))
+    told = []
+    with pytest.raises(InputError, match="batch 2: input 'x' has its batch fixed to 1"):
+        bench([tmp_path / "fixed.onnx"], Settings(batches=(1, 2)), plan=FAST, progress=told.append)
+    assert not told
+
+
+def test_disturbed_rounds_give_an_interval_and_no_verdict():
+    """On a machine that is never quiet the figures that there are are shown."""
+    from tvmopt.bench.measure import Series
+    from tvmopt.bench.run import _ratio
+    from tvmopt.bench.stats import Rules
+
+    first = Series(launches=[[], []], every=[[1.0, 1.1, 1.0]] * 2, disturbed=6)
+    one = Series(launches=[[], []], every=[[2.0, 2.1, 1.9]] * 2, disturbed=6)
+    found = _ratio(first, one, Rules())
+    assert found.verdict == "unstable" and 0.4 < found.low <= found.value <= found.high < 0.6
+    assert "in 6 of 6 rounds" in found.reason and "over all rounds" in found.reason and found.rounds == 0
+
+
+def test_a_heading_starts_a_line_of_its_own(monkeypatch):
+    """The spinner on stderr and the table on stdout share a terminal."""
+    import io
+
+    from rich.console import Console
+
+    from tvmopt.cli import common
+
+    screen = io.StringIO()
+    monkeypatch.setattr(common, "Console", lambda **_: Console(file=screen, force_terminal=True, width=80))
+    with common.progress() as show:
+        show("launch 1 of 6")
+        common.without_spinner()
+        screen.write("HEADING")
+        show("launch 2 of 6")
+    line = next(line for line in screen.getvalue().splitlines() if "HEADING" in line)
+    assert "launch" not in line.rpartition("\x1b[2K")[2].rpartition("HEADING")[0]

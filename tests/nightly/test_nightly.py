@@ -21,6 +21,7 @@ from tvmopt.nightly.run import Regression, locked, nightly, timed
 from tvmopt.scheduling.family import Space
 from tvmopt.targets import Machine
 from tvmopt.tuning import instance
+from tvmopt.tuning.disturbance import timed as clean_time
 from tvmopt.tuning.record import Candidate, Record, Verdict
 from tvmopt.tuning.store import Store
 
@@ -116,6 +117,30 @@ def test_a_wrong_jobs_file_is_told_before_the_night(tmp_path: Path, text: str, w
     assert words in str(caught.value) and str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[nigthly]\nfolder = 'x'", "unknown key 'nigthly', did you mean 'nightly'?"),
+        ("[[jobs]]\nname = 'a'", "unknown key 'jobs', did you mean 'job'?"),
+        ("[nightly]\ntolerence = 0.1", "unknown key 'tolerence', did you mean 'tolerance'?"),
+        ("[[job]]\nname = 'a'\nmodle = 'm.onnx'", "unknown key 'modle', did you mean 'model'?"),
+        ("color = 3", "unknown key 'color'"),
+    ],
+)
+def test_unknown_keys_are_errors(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text(text)
+    with pytest.raises(TvmoptError) as caught:
+        read_plan(path)
+    assert words in str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else runs here, the rounds of these nights count."""
+    monkeypatch.setattr(nights, "clean_time", lambda call, delay: (clean_time(call, delay)[0], True))
+
+
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
     """A jobs file for a model of one matrix product that takes about a millisecond."""
@@ -174,6 +199,19 @@ def test_a_planted_slowdown_fails_and_is_named(jobs: Path) -> None:
     report = plan.folder / "report-2026-01-02.html"
     assert name in report.read_text() and "<svg" in report.read_text()
     assert (jobs.parent / "logs").exists()
+
+
+def test_a_night_under_load_is_unstable_and_no_regression(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = read_plan(jobs)
+    assert nightly(plan, night="2026-01-01").entries[0].status == "ok"
+    plant(plan.store, jobs.parent / "m.onnx")  # slower, if anything could be measured
+    monkeypatch.setattr(nights, "clean_time", lambda call, delay: (clean_time(call, delay)[0], False))
+    night = nightly(plan, night="2026-01-02")
+    (entry,) = night.entries
+    assert entry.status == "unstable" and not entry.changes and not night.problems
+    assert entry.note == "something else used the processor in 100 of 100 rounds" and len(entry.seconds) == 100
+    assert plan.ledger.reference("m", "2026-01-03", entry.target).night == "2026-01-01"  # type: ignore[union-attr]
+    assert "unstable" in night.report.read_text()
 
 
 EXAMPLE = Path(__file__).parents[2] / "docs/how-to/nightly-files/jobs.toml"

@@ -16,8 +16,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class Peaks:
         bandwidth: bytes a second, by level: ``l2``, ``l3``, ``dram`` (reads), ``triad`` (STREAM, from memory).
         l2, l3: bytes of these caches (L2: all threads').
         source: ``"measured"``, or ``"numpy"`` for the lower bounds taken without a C compiler.
+        raised: which figures are higher than that, because the machine's description (``"declared"``) or a kernel
+            (``"observed"``) had more.
     """
 
     machine: str
@@ -47,6 +49,18 @@ class Peaks:
     l2: int
     l3: int
     source: str
+    raised: dict[str, str] = field(default_factory=dict)
+
+    def at_least(self, flops: Mapping[str, float], bandwidth: Mapping[str, float], by: str) -> Peaks:
+        """The peaks with these figures where they are higher: what something else had is no more than the roof."""
+        more = {k: v for k, v in flops.items() if v > self.flops.get(k, 0.0)}
+        wider = {k: v for k, v in bandwidth.items() if v > self.bandwidth.get(k, 0.0)}
+        raised = {**self.raised, **dict.fromkeys((*more, *wider), by)}
+        return replace(self, flops={**self.flops, **more}, bandwidth={**self.bandwidth, **wider}, raised=raised)
+
+    def level(self, working_set: float) -> str:
+        """Where a working set of this size lies: ``l2``, ``l3`` or ``dram``."""
+        return "l2" if working_set <= self.l2 else "l3" if working_set <= self.l3 else "dram"
 
     def compute(self, precision: str = "fp32") -> float:
         """Peak operations a second: the tile unit's where there is one, fp32's where unknown."""
@@ -55,9 +69,7 @@ class Peaks:
 
     def reach(self, working_set: float) -> float:
         """Bandwidth, bytes a second, of a working set of this size that is used again and again."""
-        if working_set <= self.l2:
-            return self.bandwidth["l2"]
-        return self.bandwidth["l3" if working_set <= self.l3 else "dram"]
+        return self.bandwidth[self.level(working_set)]
 
     def floor(self, flops: float, nbytes: float, precision: str = "fp32") -> float:
         """Seconds below which no implementation that does `flops` operations on `nbytes` can come.
@@ -76,26 +88,50 @@ def measure_peaks(threads: int = 1, *, cache: Path | None = None, again: bool = 
         again: measure even if the cache has them, and keep the larger of each two figures: what else runs
             can only make a peak look lower.
     """
-    folder = cache or cache_folder()
-    name, caches = machine_name(), cache_sizes()
-    key = hashlib.sha256(f"{VERSION} {name} {os.cpu_count()} {caches}".encode()).hexdigest()[:12]
-    path = folder / f"peaks-{key}-{threads}.json"
+    path = _place(threads, cache)
     known = _read(path)
     if known and not again:
         return known
-    peaks = _measure(name, threads, *caches)
+    peaks = _measure(machine_name(), threads, *cache_sizes())
     if known and known.source == peaks.source:
         peaks = replace(
-            peaks, flops=_larger(peaks.flops, known.flops), bandwidth=_larger(peaks.bandwidth, known.bandwidth)
-        )
+            peaks, flops=_larger(peaks.flops, known.flops), bandwidth=_larger(peaks.bandwidth, known.bandwidth),
+            raised=known.raised,
+        )  # fmt: skip
+    peaks = peaks.at_least(_declared(threads), {}, "declared")
+    _keep(peaks, path)
+    return peaks
+
+
+def remember(peaks: Peaks, *, cache: Path | None = None) -> None:
+    """Keep peaks that a kernel has raised, for profiles and floors to come."""
+    _keep(peaks, _place(peaks.threads, cache))
+
+
+def _declared(threads: int) -> dict[str, float]:
+    """What the description of this machine promises; nothing where only its instruction set is known."""
+    from tvmopt.targets import Machine
+
+    machine = Machine.load("cpu")
+    if machine.kind != "llvm" or machine.name.startswith("x86-64"):
+        return {}
+    mine = machine.with_cores(min(threads, machine.cores))
+    return {"fp32": mine.peak_flops, **({"amx-bf16": mine.peak_tiles} if mine.peak_tiles else {})}
+
+
+def _place(threads: int, cache: Path | None) -> Path:
+    key = hashlib.sha256(f"{VERSION} {machine_name()} {os.cpu_count()} {cache_sizes()}".encode()).hexdigest()[:12]
+    return (cache or cache_folder()) / f"peaks-{key}-{threads}.json"
+
+
+def _keep(peaks: Peaks, path: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps(asdict(peaks), indent=1))
         part.replace(path)
     except OSError:
         pass  # a read-only home: measure again next time
-    return peaks
 
 
 def _read(path: Path) -> Peaks | None:

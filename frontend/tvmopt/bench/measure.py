@@ -61,12 +61,14 @@ class Series:
 
     Attributes:
         launches: median seconds of each undisturbed round, for each launch; index-paired between engines.
+        every: the same of all rounds, the disturbed ones too.
         samples: single-call seconds of the undisturbed rounds; `noisy` those of the disturbed ones.
         after_others: median seconds of the first turn of each undisturbed round; `after_itself` of the second.
         disturbed: rounds thrown away.
     """
 
     launches: list[list[float]] = field(default_factory=list)
+    every: list[list[float]] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
     noisy: list[float] = field(default_factory=list)
     after_others: list[float] = field(default_factory=list)
@@ -110,6 +112,7 @@ def rotate(engines: Sequence[Engine], series: Sequence[Series], plan: Plan, most
     """
     for one in series:
         one.launches.append([])
+        one.every.append([])
     played = kept = 0
     while kept < plan.of_launch and played < min(most, 2 * plan.of_launch):
         turns: dict[int, tuple[Turn, Turn]] = {}
@@ -122,6 +125,7 @@ def rotate(engines: Sequence[Engine], series: Sequence[Series], plan: Plan, most
         kept += not disturbed
         for index, (first, second) in turns.items():
             one, both = series[index], first.seconds + second.seconds
+            one.every[-1].append(float(np.median(both)))
             if disturbed:
                 one.disturbed += 1
                 one.noisy.extend(both)

@@ -84,6 +84,7 @@ def bench(
     for spec in settings.engines:
         name, options = parse(spec)
         make(Job(name, "", options=options))  # refuses unknown options before anything runs
+    _check_batches(models, source, settings)
     machine = describe_machine()
     cases, used = [], {}
     for model in models:
@@ -99,6 +100,19 @@ def bench(
                     finished(case)
     asked = asdict(settings) | {"plan": asdict(plan), "rules": asdict(rules)}
     return BenchResult(machine, asked, tuple(cases), used)
+
+
+def _check_batches(models: Sequence[str | Path], source: str | Path | None, settings: Settings) -> None:
+    """Refuse a batch that a model cannot have before the first is timed."""
+    from tvmopt.api import is_artifact
+    from tvmopt.importer import load
+
+    for model in models if settings.batches else ():
+        file = Path(source or "") if is_artifact(model) else Path(model)
+        if file.is_file():
+            loaded = load(file)
+            for batch in settings.batches:
+                with_batch(loaded, batch, {n: tuple(s) for n, s in settings.shapes.items()})
 
 
 @dataclass(frozen=True)
@@ -358,14 +372,19 @@ def _ratios(rows: Sequence[EngineResult], series: Mapping[int, Series], rules: R
     """The first engine over each other one."""
     if 0 not in series:
         return {}
-    first = series[0]
-    return {
-        rows[i].label: compare_rounds(
-            first.launches, one.launches, rules, disturbed=one.disturbed, rotation=(first.rotation, one.rotation)
-        )
-        for i, one in series.items()
-        if i
-    }
+    return {rows[i].label: _ratio(series[0], one, rules) for i, one in series.items() if i}
+
+
+def _ratio(first: Series, one: Series, rules: Rules) -> Ratio:
+    """The verdict; where too few rounds were undisturbed, no verdict, and the interval over all rounds."""
+    found = compare_rounds(
+        first.launches, one.launches, rules, disturbed=one.disturbed, rotation=(first.rotation, one.rotation)
+    )
+    if found.rounds >= rules.clean or sum(map(len, one.every)) <= found.rounds:
+        return found
+    wide = compare_rounds(first.every, one.every, rules)
+    reason = f"{found.reason}; the interval is over all rounds, the disturbed ones too"
+    return replace(found, value=wide.value, low=wide.low, high=wide.high, reason=reason)
 
 
 def labels(specs: Sequence[str]) -> list[str]:

@@ -91,7 +91,10 @@ class Commands(TyperGroup):
 
 
 def _asked_for() -> set[str]:
-    return _arguments & COMMANDS.keys()
+    asked = _arguments
+    for words in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"):  # a shell asks how the line goes on
+        asked = asked | set(os.environ.get(words, "").split())
+    return asked & COMMANDS.keys()
 
 
 _arguments: set[str] = set()
@@ -112,7 +115,6 @@ def application() -> Any:
     app = typer.Typer(
         cls=Commands,
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )

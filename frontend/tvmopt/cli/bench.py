@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import escape, many_threads, out, parse_shapes, print_json, progress, written
+from tvmopt.cli.common import escape, many_threads, out, parse_shapes, print_json, progress, without_spinner, written
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable, write_text
 from tvmopt.texts import whole_number
@@ -93,7 +94,7 @@ def command(
     with progress(quiet or as_json) as show:
         result = bench(
             models, settings, plan=plan, rules=Rules(margin=margin), source=model, progress=show,
-            finished=None if as_json else lambda case: _show(case, points),
+            finished=None if as_json else partial(_show, percentiles=points),
         )  # fmt: skip
     if as_json:
         print_json(result.as_dict())
@@ -108,12 +109,15 @@ def command(
 
 
 def _exit_code(result: Any) -> int:
-    """3: outputs of an engine are wrong; 2 or 5: the engine that the others are compared with failed, or is missing. An
-    opponent that cannot run is a row, and no error."""
+    """3: outputs of an engine are wrong; 2 or 5: the engine that the others are compared with failed, or is missing, or
+    all the others did. One opponent of several that cannot run is a row, and no error."""
     if any(row.status == "wrong" for case in result.cases for row in case.engines):
         return 3
-    subjects = {case.engines[0].status for case in result.cases}
-    return 2 if "failed" in subjects else 5 if "missing" in subjects else 0
+    found = {case.engines[0].status for case in result.cases}
+    for case in result.cases:
+        others = {row.status for row in case.engines[1:]}
+        found |= others if "ok" not in others else set()
+    return 2 if "failed" in found else 5 if "missing" in found else 0
 
 
 def _files_wanted(models: list[str], save: str | None, load: str | None, profile: str | None) -> None:
@@ -144,6 +148,7 @@ def _show(case: Any, percentiles: list[float]) -> None:
         "wrong": "red bold",
     }
     head, *rows = report.text(case, percentiles)
+    without_spinner()
     out.print(f"[bold]{escape(report.heading(case))}[/]\n[dim]{escape(head)}[/]")
     for row in rows:
         safe = escape(row.rstrip())

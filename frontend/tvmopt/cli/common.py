@@ -16,6 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape as rich_escape
 from rich.segment import Segment
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -135,8 +136,26 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda stage: None
         return
     start = time.perf_counter()
+
+    def tell(stage: str) -> None:
+        status.update(f"{escape(stage)} ... [dim]{time.perf_counter() - start:.0f} s[/]")
+        status.start()
+
     with console.status("starting") as status:
-        yield lambda stage: status.update(f"{escape(stage)} ... [dim]{time.perf_counter() - start:.0f} s[/]")
+        _spinning.append(status)
+        try:
+            yield tell
+        finally:
+            _spinning.remove(status)
+
+
+_spinning: list[Status] = []
+
+
+def without_spinner() -> None:
+    """Take the spinner off the line that is about to be printed; the next stage brings it back."""
+    for status in _spinning:
+        status.stop()
 
 
 def note(text: str) -> None:

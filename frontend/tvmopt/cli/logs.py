@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections import Counter
 from pathlib import Path
@@ -70,9 +71,21 @@ def list_records(
     table(("workload", "family", "shape", "knobs", "status", "median", "of analytic", "date"), rows, left=5)
 
 
+def _kernels(store: Store) -> dict[str, list[str]]:
+    """Workload -> the names that kernels of it have in the models that were tuned."""
+    found: dict[str, set[str]] = {}
+    for session in store.sessions():
+        for digest, names in store.facts(session.id).get("names", {}).items():
+            found.setdefault(digest, set()).update(names)
+    return {digest: sorted(names) for digest, names in found.items()}
+
+
 @app.command("show")
 def show(
-    workload: Annotated[str, typer.Argument(help="The first digits of a workload's hash (`tvmopt logs list`).")],
+    workload: Annotated[
+        str,
+        typer.Argument(help="A kernel's name, or the first digits of a workload's hash (`tvmopt logs list`)."),
+    ],
     store: StoreFile = None,
     as_json: Json = False,
 ) -> None:
@@ -80,8 +93,14 @@ def show(
     from tvmopt.errors import TuningError
 
     with _open(store) as opened:
-        records = [r for r in opened.records() if r.key.workload.startswith(workload)]
+        names = _kernels(opened)
+        found = {digest for digest, known in names.items() if workload in known}
+        records = [r for r in opened.records() if r.key.workload in found or r.key.workload.startswith(workload)]
     if not records:
+        every = sorted({name for known in names.values() for name in known})
+        if near := difflib.get_close_matches(workload, every, n=3, cutoff=0.5):
+            fix = f"did you mean {' or '.join(map(repr, near))}?"
+            raise TuningError(f"no record of a kernel {workload!r}", where=str(opened.path), fix=fix)
         raise TuningError(f"no record of a workload {workload!r}", where=str(opened.path), fix="tvmopt logs list --all")
     if as_json:
         print_json([r.__dict__ for r in records])
@@ -96,6 +115,8 @@ def show(
         f"[bold]{escape(first.key.family)} {first.key.version}[/] {escape(first.shape)}\n"
         f"{escape(first.key.target)}, TVM {escape(first.key.tvm)}"
     )
+    if known := names.get(first.key.workload):
+        out.print(f"kernels: {escape(', '.join(known))}")
     table(("knobs", "status", "median", "samples", "of analytic", "reference:error", "note"), rows, left=2)
 
 

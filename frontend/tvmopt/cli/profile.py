@@ -139,11 +139,9 @@ def _show(found: Any, top: int) -> None:
             "[yellow]note:[/] the machine was never quiet: each time is the quickest of all runs, "
             "and they need not add up"
         )
-    if found.above:
-        out.print(
-            f"[yellow]note:[/] {len(found.above)} kernels are above the roof: the machine was busy when its peaks were "
-            "measured; profile again when it is quiet"
-        )
+    if found.peaks.raised:
+        told = ", ".join(f"{name} ({by})" for name, by in found.peaks.raised.items())
+        out.print(f"[yellow]note:[/] the measured peaks were too low; higher is what was declared or reached: {told}")
     if not found.disturbed and found.instrument == "python":
         out.print("[yellow]note:[/] no C compiler: the Python instrument makes short kernels look slower")
 

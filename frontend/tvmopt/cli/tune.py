@@ -135,6 +135,8 @@ def render(found: TuningResult) -> None:
     for t in found.tasks:
         if t.note:
             out.print(f"[yellow]note:[/] {escape(t.name)} was not tuned: {escape(t.note)}")
+    if found.spent:
+        out.print(f"[yellow]note:[/] {found.spent}")
     base, best = found.estimate
     out.print(
         f"{found.trials} trials ({found.trials - found.resumed} in this run), "

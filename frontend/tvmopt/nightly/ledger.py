@@ -43,7 +43,8 @@ class Entry:
 
     Attributes:
         night: the date, ``2026-01-31``. job: the job's name.
-        status: "ok", "slower" (a regression), or "failed" (it did not compile, or its output was wrong).
+        status: "ok", "slower" (a regression), "unstable" (something else used the processor: its figures are of no use,
+            and no night is compared with it), or "failed" (it did not compile, or its output was wrong).
         seconds: samples of one inference. probe: of the probe, in between.
         versions: of tvmopt, TVM, onnxruntime.
         trials: measured by this night's tuning. tuned: kernels with a record. accuracy: the largest relative

@@ -16,8 +16,9 @@ budget = "30m"                # or trials = 200; neither: no tuning, only the ch
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def read_plan(path: Path) -> Plan:
     for name, kind, words in (("nightly", dict, "a table: [nightly]"), ("job", list, "a list of tables: [[job]]")):
         if not isinstance(data.get(name, kind()), kind):
             raise InputError(f"{name!r} is not {words}", where=str(path))
+    problems += [InputError(text, where=str(path)) for text in _unknown(data, ("nightly", "job"))]
     for number, table in enumerate(data.get("job", []), 1):
         where = f"{path}, job {table.get('name', number)!r}"
         try:
@@ -95,8 +97,7 @@ def read_plan(path: Path) -> Plan:
         InputError(f"two jobs are named {n!r}", where=str(path)) for n in sorted(set(names)) if names.count(n) > 1
     ]
     head = data.get("nightly", {})
-    unknown = sorted(set(head) - {"folder", "merge", "export", "tolerance"})
-    problems += [InputError(f"unknown key {key!r} in [nightly]", where=str(path)) for key in unknown]
+    problems += [InputError(text, where=f"{path}, [nightly]") for text in _unknown(head, HEAD)]
     problems += [InputError(text, where=f"{path}, [nightly]") for text in _mistyped(head, HEAD)]
     if problems:
         raise collect(problems)
@@ -113,6 +114,15 @@ JOB: Mapping[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
+def _unknown(table: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """The keys that mean nothing, each with the nearest that does."""
+    found = []
+    for key in sorted(set(table) - set(known)):
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        found.append(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+    return found
+
+
 def _mistyped(table: dict[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> list[str]:
     """What has another type than it must; a number of TOML is no truth value."""
     return [
@@ -123,10 +133,10 @@ def _mistyped(table: dict[str, Any], kinds: Mapping[str, type | tuple[type, ...]
 
 
 def _job(table: dict[str, Any], base: Path, where: str) -> Job:
-    unknown = sorted(set(table) - set(Job.__dataclass_fields__))
+    unknown = _unknown(table, Job.__dataclass_fields__)
     missing = sorted({"name", "model"} - set(table))
     if unknown or missing:
-        what = [f"unknown key {k!r}" for k in unknown] + [f"no {k!r}" for k in missing]
+        what = unknown + [f"no {k!r}" for k in missing]
         raise InputError("; ".join(what), where=where, fix=f"keys: {', '.join(Job.__dataclass_fields__)}")
     wrong = _mistyped(table, JOB)
     if not wrong and not all(

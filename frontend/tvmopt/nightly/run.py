@@ -23,9 +23,17 @@ from tvmopt.nightly.ledger import Change, Entry, KernelFigures, changes
 from tvmopt.nightly.plan import Job, Plan
 from tvmopt.nightly.report import write_report
 from tvmopt.targets import Machine
+from tvmopt.tuning.disturbance import RunDelay
+from tvmopt.tuning.disturbance import timed as clean_time
 from tvmopt.tuning.logs import export_logs, import_logs
 from tvmopt.tuning.record import fingerprint
 from tvmopt.tuning.store import Store
+
+CLEAN = 6
+"""The least number of undisturbed rounds, as in `bench`."""
+
+PATIENCE = 4
+"""Rounds are played until this many times those wanted were."""
 
 
 class Regression(TvmoptError):
@@ -113,12 +121,14 @@ def run_job(plan: Plan, job: Job, night: str, tell: Progress) -> Entry:
         tell("timing")
         entry = replace(entry, **timed(job, machine, plan.store, entry.kernels))
         before = plan.ledger.reference(job.name, night, entry.target)
-        if before is None:
+        if before is None or entry.status == "unstable":
             return entry
         found = changes(before, entry, plan.tolerance)
         if any(c.slower for c in found):  # once more: what was noise does not come twice
             tell("timing again")
             again = replace(entry, **timed(job, machine, plan.store, entry.kernels))
+            if again.status == "unstable":
+                return again
             found = _confirmed(found, changes(before, again, plan.tolerance))
         status = "slower" if any(c.slower for c in found) else "ok"
         return replace(entry, changes=tuple(found), status=status)
@@ -168,7 +178,11 @@ def _verified(plan: Plan, job: Job, machine: Machine) -> dict[str, Any]:
 def timed(
     job: Job, machine: Machine, store: Path, kernels: dict[str, KernelFigures], rounds: int = 25
 ) -> dict[str, Any]:
-    """Samples of the model, of each kernel inside it, and of the probe, taken in turn."""
+    """Samples of the model, of each kernel inside it, and of the probe, taken in turn.
+
+    As in `bench`, a round counts if nothing else used the processor during it. Where too few do after four times
+    `rounds`, the figures are those of all, and the status is "unstable".
+    """
     from tvmopt.tuning.driver import imported_module
     from tvmopt.tuning.instance import Instance
     from tvmopt.tuning.logs import RecordLookup
@@ -177,15 +191,21 @@ def timed(
     instance = Instance(module, machine, RecordLookup.default(machine, store), job.precision)
     for _ in range(3):
         instance.run()
-    seconds, probe, profiles = [], [], []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        instance.run()
-        seconds.append(time.perf_counter() - start)
-        profiles.append(instance.profile())
-        probe.append(probed())
+    delay, samples, clean = RunDelay(), list[_Sample](), list[_Sample]()
+    while len(clean) < rounds and len(samples) < PATIENCE * rounds:
+        took, fine = clean_time(instance.run, delay)
+        samples.append((took, instance.profile(), probed()))
+        clean += samples[-1:] if fine else []
+    told: dict[str, Any] = {}
+    if len(clean) < min(CLEAN, rounds):
+        others = len(samples) - len(clean)
+        told = {"status": "unstable", "note": f"something else used the processor in {others} of {len(samples)} rounds"}
+    seconds, profiles, probe = zip(*(samples if told else clean), strict=True)
     figures = {name: replace(k, seconds=tuple(p[name] for p in profiles if name in p)) for name, k in kernels.items()}
-    return {"seconds": tuple(seconds), "probe": tuple(probe), "kernels": figures}
+    return {"seconds": seconds, "probe": probe, "kernels": figures, **told}
+
+
+_Sample = tuple[float, dict[str, float], float]  # of the model, its kernels, the probe
 
 
 _BLOCK = bytes(1 << 20)

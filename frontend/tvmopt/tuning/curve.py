@@ -69,9 +69,9 @@ class Curve:
 
 
 def calls_text(tasks: Sequence[Task]) -> str:
-    """What a session remembers of its tasks: keys, and calls in one inference."""
+    """What a session remembers of its tasks: keys, calls in one inference, and the kernels' names."""
     rows = [[t.key.workload, t.key.tvm, t.key.family, t.key.version, t.weight] for t in tasks]
-    return json.dumps({"tasks": rows})
+    return json.dumps({"tasks": rows, "names": {t.key.workload: sorted(set(t.names)) for t in tasks}})
 
 
 def calls_of(session: Session) -> dict[Key, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class TuningResult:
             compare.
         onnxruntime: seconds of one inference before tuning began, median; 0: not measured.
         curve: (trials, seconds spent, estimated seconds of one inference) as this run went on.
+        spent: why this run measured nothing, in words; "" if it did. The winners are those of the run before then.
     """
 
     session: str
@@ -75,6 +76,7 @@ class TuningResult:
     onnxruntime: float = 0.0
     interrupted: bool = False
     curve: tuple[tuple[int, float, float], ...] = ()
+    spent: str = ""
 
 
 def tune(
@@ -135,16 +137,39 @@ def tune(
                 tasks, runner, opened, limits, session=session, model=Path(model).name, seed=seed,
                 generic=second, observer=observer, peer=peer,
             )  # fmt: skip
+            spent = _spent(tuner)
             outcome, interrupted = None, not _searched(tuner)
             if compare and own and not interrupted:  # elsewhere measured, elsewhere to be compared
-                tell("comparing the tuned model with the untuned one")
-                outcome = model_verdict(module, machine, tuner, tell, precision)
-            return result(tuner, outcome, interrupted)
+                outcome = _judged(module, machine, tuner, tell, precision)
+            return replace(result(tuner, outcome, interrupted), spent=spent if tuner.trials == tuner.resumed else "")
     finally:
         if second is not None:
             second.close()
         if own:
             runner.close()
+
+
+def _spent(tuner: Tuner) -> str:
+    """Why nothing will be measured, if nothing will."""
+    if tuner.share_left > 0:
+        return "nothing is left to measure: every point of these kernels is known"
+    known = f"{tuner.trials} of {tuner.budget.trials} trials" if tuner.budget.trials else ""
+    known = known or f"{tuner.seconds:.0f} of {tuner.budget.seconds:.0f} s"
+    return f"the budget is spent ({known}, all runs together): nothing was measured; a larger one goes on from here"
+
+
+def _judged(module: Any, machine: Machine, tuner: Tuner, tell: Progress, precision: str) -> Verdict | None:
+    """The model's verdict. Where nothing was measured since the last one, that one: judging the same candidates again
+    would choose among equals by chance."""
+    known = tuner.store.facts(tuner.session).get("judged")
+    if known and known["trials"] == tuner.trials == tuner.resumed:
+        return Verdict(**known["verdict"]) if known["verdict"] else None
+    tell("comparing the tuned model with the untuned one")
+    found = model_verdict(module, machine, tuner, tell, precision)
+    verdict = asdict(found) if found else None
+    tuner.store.tell(tuner.session, {"judged": None})  # a patch keeps what it does not name
+    tuner.store.tell(tuner.session, {"judged": {"trials": tuner.trials, "verdict": verdict}})
+    return found
 
 
 def _limits(trials: int, budget: str | float, tasks: int) -> Budget:

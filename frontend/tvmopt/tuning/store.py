@@ -14,7 +14,7 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,8 +268,27 @@ class Store:
                 "INSERT OR IGNORE INTO session(id,model,target,started,info) VALUES(?,?,?,?,?)",
                 (session, model, target, now(), info),
             )
-            self._db.execute("UPDATE session SET info=? WHERE id=? AND ?<>''", (info, session, info))
+            self._tell(session, info)
         return self.used(session)
+
+    def tell(self, session: str, facts: Mapping[str, Any]) -> None:
+        """Have a session remember something, beside what it remembers already."""
+        with self._transaction():
+            self._tell(session, json.dumps(facts))
+
+    def _tell(self, session: str, info: str) -> None:
+        if info:
+            known = "CASE WHEN json_valid(info) THEN info ELSE '{}' END"
+            self._db.execute(f"UPDATE session SET info=json_patch({known}, ?) WHERE id=?", (info, session))
+
+    def facts(self, session: str) -> dict[str, Any]:
+        """What a session remembers."""
+        row = self._db.execute("SELECT coalesce(info,'') FROM session WHERE id=?", (session,)).fetchone()
+        try:
+            found = json.loads(row[0]) if row else {}
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def sessions(self) -> list[Session]:
         """Every session, in the order they were begun."""
