@@ -249,11 +249,12 @@ def detect_host() -> Machine:
     found = (Machine.load(name) for name in host.descriptions)
     machine = next(m for m in found if m.name == host.descriptions[-1] or not host.hides & set(m.features))
     hidden = [f"-{f}" for f in machine.features if f not in host.features]  # by a hypervisor: LLVM must not use it
+    more = [f"+{f}" for f in host.features if f not in machine.features]  # families use it: LLVM must know it
     return replace(
         machine,
         cores=host.cores,
         features=host.features,
-        tvm={**machine.tvm, "mattr": hidden} if hidden else machine.tvm,
+        tvm={**machine.tvm, "mattr": hidden + more} if hidden + more else machine.tvm,
         l1d=host.l1d or machine.l1d,
         l2=host.l2 or machine.l2,
         l3=host.l3 or machine.l3,

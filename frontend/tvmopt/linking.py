@@ -18,6 +18,8 @@ from tvmopt.errors import MissingDependency, TvmoptError
 from tvmopt.runtime.pool import SOURCE
 from tvmopt.targets.detect import host_arch
 
+BFLOAT16 = SOURCE.with_name("bfloat16.c")
+
 _FLAGS = (
     "-shared", "-fPIC",
     "-s",  # the symbol table names temporary files
@@ -100,7 +102,11 @@ class Linker:
         folder = os.path.dirname(output)
         names = [os.path.relpath(name, folder) for name in objects]
         shutil.copy(SOURCE, folder)  # relative names only: the library must not depend on where tvmopt is installed
-        command = [*self.command, *_FLAGS, "-o", os.path.basename(output), *names, SOURCE.name, "-lm"]
+        sources = [SOURCE.name]
+        if any(b"__truncsfbf2" in Path(name).read_bytes() for name in objects):
+            shutil.copy(BFLOAT16, folder)
+            sources.append(BFLOAT16.name)
+        command = [*self.command, *_FLAGS, "-o", os.path.basename(output), *names, *sources, "-lm"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TvmoptError(

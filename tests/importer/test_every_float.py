@@ -5,34 +5,36 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import tvmopt
 from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.runtime.tensors import numpy_dtype
 
 FUNCTIONS = (
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu",
     "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Celu",
     "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh", "ThresholdedRelu",
 )  # fmt: skip
-TYPES = {"float64": 1e-7, "float32": 2e-6, "float16": 2e-3}
+TYPES = {"float64": 1e-7, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_functions_of_one_element(dtype: str) -> None:
-    number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    spelled = {"float64": "tensor(double)", "float32": "tensor(float)", "float16": "tensor(float16)"}[dtype]
-    takes = lambda f: any(spelled in c.allowed_type_strs for c in onnx.defs.get_schema(f, 20).type_constraints)  # noqa: E731
-    nodes = [helper.make_node(f, ["x"], [f]) for f in FUNCTIONS if takes(f)]
+    kind = numpy_dtype(dtype)
+    number = helper.np_dtype_to_tensor_dtype(kind)
+    spelled = f"tensor({ {'float64': 'double', 'float32': 'float'}.get(dtype, dtype) })"
+    known = {f: str(onnx.defs.get_schema(f, 22).type_constraints[0].allowed_type_strs) for f in FUNCTIONS}
+    nodes = [helper.make_node(f, ["x"], [f]) for f in FUNCTIONS if spelled in known[f]]
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes, "g", [value("x", number, [9, 17])], [value(n.output[0], number, [9, 17]) for n in nodes]
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     compiled = tvmopt.compile(model, verify=False, records=False).model
     rng = np.random.default_rng(0)
     for scale in (1.0, 0.01, 20.0):
-        x = (rng.standard_normal((9, 17)) * scale).astype(dtype)
+        x = (rng.standard_normal((9, 17)) * scale).astype(kind)
         found, expected = compiled.run({"x": x}), Oracle(model).run({"x": x})
         for name, want in expected.items():
             got, fine = found[name].astype("float64"), np.isfinite(want)
@@ -40,3 +42,29 @@ def test_functions_of_one_element(dtype: str) -> None:
             largest = np.abs(want[fine]).max(initial=1e-30)
             cancels = 100 if name in ("Elu", "Celu", "Selu") and scale < 1 and dtype == "float32" else 1
             assert np.abs(got[fine] - want[fine]).max(initial=0) <= TYPES[dtype] * largest * cancels, (name, scale)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_windows_of_every_float(dtype: str) -> None:
+    """Operators whose weights or terms were float32 whatever the model said."""
+    kind = numpy_dtype(dtype)
+    number = helper.np_dtype_to_tensor_dtype(kind)
+    rng = np.random.default_rng(1)
+    weight = (rng.standard_normal((6, 4, 3, 3)) * 0.2).astype(kind)
+    nodes = [
+        helper.make_node("LRN", ["x"], ["lrn"], size=3, alpha=0.1),
+        helper.make_node("ConvTranspose", ["x", "w"], ["transposed"], strides=[2, 2]),
+        helper.make_node("MatMul", ["x", "m"], ["product"]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("x", number, [2, 6, 5, 8])], [value(n.output[0], number, None) for n in nodes],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(rng.standard_normal((8, 9)).astype(kind), "m")],
+    )  # fmt: skip
+    for output in graph.output:
+        output.type.tensor_type.ClearField("shape")
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    x = rng.standard_normal((2, 6, 5, 8)).astype(kind)
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})
+    for name, want in Oracle(model).run({"x": x}).items():
+        assert np.abs(found[name].astype("float64") - want).max() <= TYPES[dtype] * np.abs(want).max(), name

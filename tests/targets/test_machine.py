@@ -89,7 +89,7 @@ SAPPHIRE = f"{V4} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8
 
 
 @pytest.mark.parametrize(
-    ("vendor", "family", "model", "flags", "name", "bits", "hidden"),
+    ("vendor", "family", "model", "flags", "name", "bits", "differs"),
     [
         ("GenuineIntel", 6, 143, SAPPHIRE, "sapphirerapids", 512, ()),  # LLVM calls some of these rocketlake
         ("GenuineIntel", 6, 143, SAPPHIRE.replace(" amx_tile amx_bf16 amx_int8", ""), "sapphirerapids", 512,
@@ -100,6 +100,7 @@ SAPPHIRE = f"{V4} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8
         ("GenuineIntel", 6, 143, "fma avx2 f16c", "x86-64-v3", 256, ()),  # a hypervisor that hides AVX-512
         ("AuthenticAMD", 26, 2, V4 + " avx512_vnni avx512_bf16 avx_vnni", "znver5", 512, ()),
         ("GenuineIntel", 6, 85, V4, "x86-64-v4", 512, ()),
+        ("AuthenticAMD", 25, 17, V4 + " avx512_vnni avx512_bf16", "x86-64-v4", 512, ("+avx512vnni", "+avx512bf16")),
         ("AuthenticAMD", 23, 1, "fma avx2 f16c", "x86-64-v3", 256, ()),
         ("GenuineIntel", 6, 42, "avx sse4_2", "x86-64-v2", 128, ()),
         ("", 0, 0, "", "x86-64-v2", 128, ()),
@@ -107,14 +108,14 @@ SAPPHIRE = f"{V4} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8
 )  # fmt: skip
 def test_detection(
     monkeypatch: pytest.MonkeyPatch,
-    vendor: str, family: int, model: int, flags: str, name: str, bits: int, hidden: tuple[str, ...],
+    vendor: str, family: int, model: int, flags: str, name: str, bits: int, differs: tuple[str, ...],
 ) -> None:  # fmt: skip
     info = {"vendor_id": vendor, "cpu family": str(family), "model": str(model), "flags": flags}
     monkeypatch.setattr(detect, "_cpuinfo", lambda: info)
     monkeypatch.setattr(detect.platform, "machine", lambda: "x86_64")
     machine = detect_host.__wrapped__()
     assert (machine.name, machine.vector_bits) == (name, bits)
-    assert set(machine.tvm.get("mattr", ())) == set(hidden)
+    assert set(machine.tvm.get("mattr", ())) == set(differs)
     machine.tvm_target()
 
 

@@ -101,7 +101,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         crop = [max(0, -v) for v in after]  # k < s: the last phases hold nothing
         after = [max(0, v) for v in after]
         conv = relax.op.nn.conv2d if len(size) == 2 else relax.op.nn.conv3d
-        z = emit(conv(x, relax.const(kernel), padding=[*before, *after], groups=groups))
+        z = emit(conv(x, relax.const(kernel, str(kernel.dtype)), padding=[*before, *after], groups=groups))
         out_g, axes = weight.shape[1], range(len(size))
         grid = [q + c for q, c in zip(steps, crop, strict=True)]
         z = emit(relax.op.reshape(z, (batch, groups, *strides, out_g, *grid)))

@@ -158,18 +158,19 @@ def lrn(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     """LRN of [N, C, ...]: y = x / (bias + alpha / size * sum of x * x over neighbouring channels)^beta.
 
     The sum is a product with a band of ones (:func:`_band`) up to `WIDEST_BAND` channels, beyond them one term a
-    neighbour. Float32; TVM's own pooling over channels serves the rest.
+    neighbour. 16-bit numbers are computed in float32; float64 has the terms always. TVM's own pooling over channels
+    serves the rest.
     """
-    shape, x, size = shape_of(inputs[0]), inputs[0], int(attrs["size"])
-    wide = len(shape) > 1 and shape[1] > WIDEST_BAND
-    if len(shape) < 2 or dtype_of(x) != "float32" or 0 in shape or (wide and size > WIDEST_WINDOW):
+    shape, size, b = shape_of(inputs[0]), int(attrs["size"]), Build(bb, ctx.name)
+    x = b.wide(inputs[0])
+    wide = len(shape) > 1 and (shape[1] > WIDEST_BAND or dtype_of(x) != "float32")
+    if len(shape) < 2 or 0 in shape or (wide and size > WIDEST_WINDOW):
         return ctx.stock(inputs, attrs)
-    b = Build(bb, ctx.name)
     factor = attrs.get("alpha", 1e-4) / size
     squares = b.mul(x, x)
     total = b.mul(_shifted(b, squares, shape, size), factor) if wide else _band(b, squares, shape, size, factor)
-    scale = relax.op.power(b.add(total, attrs.get("bias", 1.0)), const(attrs.get("beta", 0.75), "float32"))
-    return b.emit(relax.op.divide(x, b.emit(scale)))
+    scale = relax.op.power(b.add(total, attrs.get("bias", 1.0)), const(attrs.get("beta", 0.75), dtype_of(x)))
+    return b.cast(b.emit(relax.op.divide(x, b.emit(scale))), dtype_of(inputs[0]))
 
 
 def _band(b: Build, squares: Any, shape: tuple[int, ...], size: int, factor: float) -> Any:
