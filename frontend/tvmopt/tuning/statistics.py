@@ -6,10 +6,9 @@ Times on a shared machine are a floor plus bursts, far from normal: everything h
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from functools import cache
-from math import erfc, exp, lgamma, log, sqrt
+from math import exp, lgamma, log
 
 from tvmopt.tuning.record import Verdict
 
@@ -92,11 +91,21 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def bootstrap(values: Sequence[float], level: float = 0.95, draws: int = 500) -> tuple[float, float]:
-    """Percentile interval of the median, from resamples drawn with a fixed seed."""
-    draw = random.Random(len(values))
-    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(draws))
-    cut = int(draws * (1 - level) / 2)
-    return medians[cut], medians[-1 - cut]
+    """Percentile interval of the median, from resamples drawn with a fixed seed.
+
+    >>> bootstrap([2.0]), bootstrap([1.0, 1.0, 1.0])
+    ((2.0, 2.0), (1.0, 1.0))
+    """
+    if len(values) == 1:
+        return float(values[0]), float(values[0])
+    import numpy as np
+    from scipy import stats
+
+    found = stats.bootstrap(
+        (np.asarray(values, float),), np.median, n_resamples=draws, confidence_level=level, method="percentile",
+        rng=np.random.default_rng(len(values)),
+    ).confidence_interval  # fmt: skip
+    return float(found.low), float(found.high)
 
 
 def mann_whitney(smaller: Sequence[float], larger: Sequence[float]) -> float:
@@ -105,18 +114,9 @@ def mann_whitney(smaller: Sequence[float], larger: Sequence[float]) -> float:
     >>> mann_whitney(range(20), range(20, 40)) < 1e-6, round(mann_whitney(range(20), range(20)), 1)
     (True, 0.5)
     """
-    n, m = len(smaller), len(larger)
-    pooled = sorted([(v, 0) for v in smaller] + [(v, 1) for v in larger])
-    rank_sum, ties, i = 0.0, 0.0, 0
-    while i < n + m:
-        j = i
-        while j < n + m and pooled[j][0] == pooled[i][0]:
-            j += 1
-        rank_sum += (i + j + 1) / 2 * sum(1 for k in range(i, j) if pooled[k][1] == 0)
-        ties += (j - i) ** 3 - (j - i)
-        i = j
-    u = rank_sum - n * (n + 1) / 2
-    variance = n * m / 12 * ((n + m + 1) - ties / ((n + m) * (n + m - 1)))
-    if variance <= 0:
+    from scipy import stats
+
+    if len({*smaller, *larger}) == 1:  # nothing has a rank
         return 1.0
-    return 0.5 * erfc(-(u - n * m / 2) / sqrt(variance) / sqrt(2))
+    test = stats.mannwhitneyu(smaller, larger, alternative="less", method="asymptotic", use_continuity=False)
+    return float(test.pvalue)
