@@ -53,10 +53,17 @@ def _row(case: Case, row: EngineResult, percentiles: Sequence[float]) -> tuple[s
     )  # fmt: skip
 
 
-def text(case: Case, percentiles: Sequence[float] = ()) -> list[str]:
-    """The table as aligned lines, header first."""
+LESS = ("engine", "median ms", "against it", "verdict")
+
+
+def text(case: Case, percentiles: Sequence[float] = (), width: int = 0) -> list[str]:
+    """The table as aligned lines, header first; with a `width`, the columns of LESS only if all of them are wider."""
     header, rows = table(case, percentiles)
-    return align([header, *rows], {0, len(header) - 1})
+    lines = align([header, *rows], {0, len(header) - 1})
+    if not width or max(map(len, lines)) <= width:
+        return lines
+    kept = [i for i, name in enumerate(header) if name in LESS or name in {f"p{p:g}" for p in percentiles}]
+    return align([[row[i] for i in kept] for row in [header, *rows]], {0, len(kept) - 1})
 
 
 def ratio_words(ratio: Ratio | None) -> str:

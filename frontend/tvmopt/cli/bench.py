@@ -147,7 +147,7 @@ def _show(case: Any, percentiles: list[float]) -> None:
         "missing": "yellow",
         "wrong": "red bold",
     }
-    head, *rows = report.text(case, percentiles)
+    head, *rows = report.text(case, percentiles, out.width if out.is_terminal else 0)
     without_spinner()
     out.print(f"[bold]{escape(report.heading(case))}[/]\n[dim]{escape(head)}[/]")
     for row in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +19,10 @@ from tvmopt.cli.common import (
     parse_shapes,
     print_json,
     progress,
+    table,
     written,
 )
+from tvmopt.cli.rendering import counted
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -84,9 +87,7 @@ def command(
         written(html, svg, trace)
 
 
-HEADER = (
-    "kernel", "family", "knobs", "calls", "us", "share", "GFLOP/s", "by ONNX", "FLOP/B", "of roof", "bound",
-)  # fmt: skip
+HEADER = ("kernel", "ONNX node", "family", "us", "share", "GFLOP/s", "of roof", "bound")
 
 
 def added_up(found: Any) -> str:
@@ -97,10 +98,8 @@ def added_up(found: Any) -> str:
 
 
 def _show(found: Any, top: int) -> None:
-    from tvmopt.analysis.text import align
-
     shown = found.kernels[:top] if top else found.kernels
-    rows = [_row(k) for k in shown]
+    rows = [_row(k, found.flow.nodes) for k in shown]
     rate = human(found.onnx_flops / found.latency_s, "FLOP/s")
     work = human(found.onnx_flops, "FLOP")
     definition = f"{work} by the model's definition ({rate}), " if found.onnx_flops else ""
@@ -110,17 +109,13 @@ def _show(found: Any, top: int) -> None:
         f"{added_up(found)}, "
         f"the {found.instrument} instrument adds {found.overhead}"
     )
-    head, *lines = align([HEADER, *rows], {0, 1, 2, len(HEADER) - 1})
-    out.print(f"[dim]{escape(head)}[/]")
-    for line in lines:
-        out.print(escape(line.rstrip()))
+    table(HEADER, rows, left=3)
     rest = found.kernels[len(shown) :]
     if rest:
         out.print(f"[dim]and {len(rest)} more, {sum(k.share for k in rest):.1%}; --top 0 shows all[/]")
     for kernel in sorted(shown, key=lambda k: -k.advice.gain)[:5]:
         if kernel.advice.text and kernel.advice.gain >= 1.005:
-            nodes = ", ".join(kernel.nodes[:3]) + (", ..." if len(kernel.nodes) > 3 else "")
-            out.print(escape(f"{kernel.advice.gain:.2f}x  {kernel.name} ({nodes}): {kernel.advice.text}"))
+            out.print(escape(f"{kernel.advice.gain:.2f}x  {kernel.name}: {kernel.advice.text}"))
     if found.memory and found.memory.peak >= 0:
         alive = ", ".join(f"{t.name} {human(t.bytes, 'B')}" for t in found.peak_tensors[:5])
         measured = (
@@ -146,10 +141,11 @@ def _show(found: Any, top: int) -> None:
         out.print("[yellow]note:[/] no C compiler: the Python instrument makes short kernels look slower")
 
 
-def _row(kernel: Any) -> tuple[str, ...]:
+def _row(kernel: Any, nodes: Mapping[str, Any]) -> tuple[str, ...]:
     k = kernel
+    calls = f" x{k.calls}" if k.calls > 1 else ""
+    node = counted(k.nodes, lambda name: (nodes[name].flops or 0.0) if name in nodes else 0.0)
     return (
-        k.name[:36], k.family, k.source, str(k.calls), f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}",
-        f"{k.gflops:.1f}", f"{k.onnx_gflops:.1f}", f"{k.position.intensity:.1f}",
+        k.name + calls, node, k.family, f"{k.seconds * 1e6:.1f}", f"{k.share:.1%}", f"{k.gflops:.1f}",
         f"{k.position.roof_share:.0%}", k.position.bound,
     )  # fmt: skip
