@@ -133,3 +133,13 @@ def test_the_list_of_tasks(artifact: Path, tmp_path: Path) -> None:
     task = next(t for t in json.loads(done.stdout) if "conv" in t["kernel"])
     assert task["nodes"] == [["conv", "relu"]] and task["calls"] == 1
     assert isinstance(task["floor_s"], float) and isinstance(task["share"], float) and task["share"] <= 1
+
+
+def test_a_verbose_compile(tmp_path: Path) -> None:
+    from tests.runtime.small import small_model
+
+    onnx.save(small_model(), str(tmp_path / "small.onnx"))
+    words = ("compile", tmp_path / "small.onnx", "-o", tmp_path / "a.tvmopt", "--no-verify", "--threads", "1")
+    short, long = (command(*words, *more).stdout for more in ((), ("--verbose",)))
+    assert "fused_conv2d_add_relu" not in short and "linking" not in short
+    assert "fused_conv2d_add_relu" in long and "linking" in long and "ConvertLayout" in long

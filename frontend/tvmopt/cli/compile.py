@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tvmopt.cli.common import escape, human, out, parse_shapes, parse_values, print_json, progress
-from tvmopt.cli.rendering import coverage
+from tvmopt.cli.common import escape, human, out, parse_shapes, parse_values, print_json, progress, table
+from tvmopt.cli.rendering import coverage, decisions, kernels
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -64,6 +64,9 @@ def command(
     store: Annotated[
         Path | None, typer.Option(help="Tuning store.", show_default="~/.local/share/tvmopt/tuning.db")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every stage's time, every kernel, what passes did and declined.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Compile an ONNX model to one file, checked against onnxruntime on the same inputs."""
@@ -92,6 +95,12 @@ def command(
         return
     report = compiled.report
     coverage(report)
+    if verbose:
+        kernels(report)
+        for verdict in ("applied", "declined"):
+            decisions(report, verdict)
+        rows = [(stage, f"{seconds:.2f} s") for stage, seconds in report.seconds.items()]
+        table(("stage", "time"), rows, title="\nstages")
     seconds = sum(report.seconds.values())
     assert compiled.path is not None  # an output was given
     out.print(
