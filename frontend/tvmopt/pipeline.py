@@ -149,6 +149,16 @@ def memory_passes() -> list[Any]:
     ]
 
 
+PLANNING = "StaticPlanBlockMemory"
+"""The pass that shares storage. It takes an If for straight code: what the branch that runs reuses, the other one would
+have allocated, so a function with branches allocates each tensor when it is made."""
+
+
+def _has_branches(func: relax.Function) -> bool:
+    """Whether an If chooses at run time."""
+    return any(isinstance(binding.value, relax.If) for block in func.body.blocks for binding in block.bindings)
+
+
 def lower(
     module: tvm.IRModule,
     machine: Machine,
@@ -212,7 +222,8 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
         with _timed(lowered.seconds, "plan memory"):
             module = name_module(lowered.module) if machine.kind == "llvm" else lowered.module
-            module = tvm.transform.Sequential(memory_passes())(module)
+            passes = [p for p in memory_passes() if not (p.info.name == PLANNING and _has_branches(module["main"]))]
+            module = tvm.transform.Sequential(passes)(module)
         with _timed(lowered.seconds, "generate code"):
             return relax.build(
                 module, target=machine.tvm_target(), relax_pipeline=None, tir_pipeline=lower_extrema.PIPELINE
