@@ -65,6 +65,10 @@ CASES = {  # operator -> inputs, the name of what is checked, wrong values of it
         {"x": RAMP, "r": ROIS, "i": ints(1)}, "i", [ints(2), ints(-1)],
         {"output_height": 2, "output_width": 2, "sampling_ratio": 2},
     ),
+    "MaxRoiPool": (
+        {"x": RAMP, "r": np.array([[1, 0, 0, 3, 3]], "f")}, "r",
+        [np.array([[value, 0, 0, 3, 3]], "f") for value in (2, -1, 1e30, np.nan)], {"pooled_shape": [2, 2]},
+    ),
     "MaxUnpool": (
         {"x": POOLED, "i": ints([[[0, 3], [9, 15]]])[None][0]}, "i", [ints([[[0, 3], [9, 16]]])],
         {"kernel_shape": [2, 2], "strides": [2, 2]},
@@ -113,7 +117,7 @@ def test_what_is_out_of_range_is_refused_and_the_model_goes_on(op, compiled):
     np.testing.assert_array_equal(model.run(inputs)["o0"], before)
 
 
-@pytest.mark.parametrize("op", [op for op in CASES if op != "SoftmaxCrossEntropyLoss"])
+@pytest.mark.parametrize("op", [op for op in CASES if op not in ("SoftmaxCrossEntropyLoss", "MaxRoiPool")])
 def test_a_constant_out_of_range_is_refused_at_import(op):
     inputs, name, wrong, attributes = CASES[op]
     with pytest.raises(ModelError) as error:

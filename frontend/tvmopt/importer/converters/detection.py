@@ -134,8 +134,19 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     return values, relax.TupleGetItem(found, 1)
 
 
+def max_roi_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """MaxRoiPool; the first number of a region says in which picture it lies."""
+    b = Build(bb, ctx.name)
+    pictures, dtype = shape_of(inputs[0])[0], dtype_of(inputs[1])
+    picture = b.cast(b.slice(inputs[1], 1, 0, 1), "int64")
+    picture = within(b, ctx, 1, "the number of a picture", 0, pictures - 1, picture)
+    regions = b.concat([b.cast(picture, dtype), b.slice(inputs[1], 1, 1, 5)], 1)
+    return ctx.stock([inputs[0], regions], attrs)
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "NonMaxSuppression"): non_max_suppression,
     ("", "RoiAlign"): roi_align,
+    ("", "MaxRoiPool"): max_roi_pool,
     ("", "TopK"): top_k,
 }
