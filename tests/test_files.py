@@ -113,3 +113,15 @@ def test_no_command_starts_work_that_it_cannot_write(
         assert done.stdout == ""
     assert not started
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.parametrize("word", ["run", "inspect", "nightly", "logs"])
+def test_a_pipe_in_place_of_a_file_is_refused(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To open it would hang for ever."""
+    from tvmopt import cli
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    arguments = ["logs", "import", "--store", str(tmp_path / "db")] if word == "logs" else [word]
+    assert cli.main([*arguments, str(pipe)]) == 2
+    assert "not a plain file" in capsys.readouterr().err

@@ -26,6 +26,7 @@ from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact, is_artifact
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model, load
+from tvmopt.runtime.pool import check_threads
 from tvmopt.runtime.tensors import Array
 from tvmopt.runtime.timing import Timing
 from tvmopt.targets import Machine
@@ -123,9 +124,7 @@ def compile(
 
     machine = Machine.load(target)
     if threads is not None:
-        if threads < 1:
-            raise InputError(f"threads is {threads}, must be at least 1.", fix="threads=1, 2, ...")
-        machine = machine.with_threads(threads)
+        machine = machine.with_threads(check_threads(threads, "threads"))
     check_writable(output)
     request = Request(
         model, machine, precision, shape or {}, values or {}, exact,

@@ -106,6 +106,16 @@ def open_plain(path: str | Path) -> IO[bytes]:
     return os.fdopen(handle, "rb")
 
 
+def read_plain(path: str | Path) -> str:
+    """The text of a plain file, as UTF-8.
+
+    Raises:
+        OSError, ValueError: as for :func:`open_plain`, or it is no UTF-8.
+    """
+    with open_plain(path) as file:
+        return file.read().decode()
+
+
 def make_folder(path: str | Path) -> None:
     """Make a folder to write to, with those above it; one that is there is fine.
 

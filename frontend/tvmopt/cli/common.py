@@ -164,8 +164,16 @@ def note(text: str) -> None:
 
 
 def many_threads(threads: int | None) -> None:
-    """Say so if there are more threads than cores: they wait for each other."""
+    """Say so if there are more threads than cores: they wait for each other.
+
+    Raises:
+        InputError: there cannot be so many.
+    """
+    from tvmopt.runtime.pool import check_threads
     from tvmopt.targets.detect import usable_cores
+
+    if threads is not None:
+        check_threads(threads, "--threads")
 
     cores = usable_cores()
     if threads is not None and threads > cores:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import InputError, TvmoptError, collect, reason
+from tvmopt.files import read_plain
 from tvmopt.nightly.ledger import TOLERANCE, Ledger
 from tvmopt.precision import check as check_precision
 from tvmopt.targets import Machine
@@ -73,8 +74,8 @@ def read_plan(path: Path) -> Plan:
         InputError: every problem of the file at once.
     """
     try:
-        data = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data = tomllib.loads(read_plain(path))
+    except (OSError, ValueError) as error:
         raise InputError(
             f"cannot read the jobs file: {reason(error)}", where=str(path), fix="docs/how-to/nightly.md has an example"
         ) from error

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import TuningError, TvmoptError, collect, reason
+from tvmopt.files import read_plain
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
@@ -124,8 +125,8 @@ def read_log(text: str, where: str) -> Log:
 def read_log_file(path: Path) -> Log:
     """A log from a file; see `read_log`."""
     try:
-        return read_log(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+        return read_log(read_plain(path), str(path))
+    except (OSError, ValueError) as error:
         raise TuningError(
             f"cannot read the tuning log: {reason(error)}", where=str(path), fix="a file of `tvmopt logs export`"
         ) from error
