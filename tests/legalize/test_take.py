@@ -14,6 +14,13 @@ def test_an_index_out_of_range_is_clipped():
     np.testing.assert_array_equal(y, table[[0, 3, 3, 0]])
 
 
+@pytest.mark.parametrize("axis", [-3, -2, -1])
+def test_constant_indices_along_a_negative_axis(axis):
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype("float32")
+    (y,), _ = run(lambda bb, x: relax.op.take(x, relax.const(np.array([1, 0, 1]), "int64"), axis), [x])
+    np.testing.assert_array_equal(y, np.take(x, [1, 0, 1], axis))
+
+
 @pytest.mark.parametrize("index", [np.array([3, 1]), np.array([[0, 2, 1]]), np.array(2)])
 def test_constant_indices_in_range_stay_unchecked(index, capfd):
     x = np.random.default_rng(0).standard_normal((5, 4)).astype("float32")

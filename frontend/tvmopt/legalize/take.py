@@ -18,12 +18,14 @@ def take(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Ex
     """`R.take` with mode "fast", clipped."""
     x, indices = call.args
     shape, axis = static_shape(x), call.attrs.axis
-    if str(call.attrs.mode) != "fast" or shape is None:
+    if str(call.attrs.mode) != "fast":
         return None
-    extent = int(np.prod(shape)) if axis is None else shape[int(axis)]
     known = constant(bb, indices)
-    if known is not None and known.size and known.min() >= 0 and known.max() < extent:
-        return None if axis is None else bb.call_te(_gather, x, indices, int(axis), primfunc_name_hint="take")
+    if shape is not None and known is not None and known.size:
+        extent = int(np.prod(shape)) if axis is None else shape[int(axis)]
+        if known.min() >= 0 and known.max() < extent:
+            at = None if axis is None else int(axis) % len(shape)
+            return None if at is None else bb.call_te(_gather, x, indices, at, primfunc_name_hint="take")
     clipped = bb.normalize(relax.op.take(x, indices, None if axis is None else int(axis), mode="clip"))
     return tvm.ir.Op.get("relax.take").get_attr("FLegalize")(bb, clipped)
 
