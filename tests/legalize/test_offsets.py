@@ -86,3 +86,20 @@ def test_a_row_of_equal_numbers() -> None:
     x = np.random.default_rng(2).uniform(-1e4, 1e4, (64, 1)).astype("float32").repeat(C, 1)
     got = tvmopt.compile(proto, verify=False, records=False).model.run({"x": x})["y"]
     assert np.abs(got).max() < 1e-2
+
+
+@pytest.mark.parametrize("case", ["layer_norm", "layer_norm short", "instance_norm", "group_norm, channels last"])
+def test_squares_that_overflow(case: str) -> None:
+    """The variance is infinite and the result 0, as onnxruntime's; a NaN stays in its row."""
+    nodes, shape, constants, _ = CASES[case]
+    name = nodes[0].input[0]
+    ends = [h.make_tensor_value_info(name, 1, shape)], [h.make_tensor_value_info("y", 1, None)]
+    graph = h.make_graph(nodes, "g", *ends, [nh.from_array(v, k) for k, v in constants.items()])
+    proto = h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=9)
+    x = np.random.default_rng(3).standard_normal(shape).astype("float32") * np.float32(1e30)
+    model = tvmopt.compile(proto, verify=False, records=False).model
+    assert (model.run({name: x})["y"] == 0).all()
+    x[0].flat[0] = np.nan
+    got = model.run({name: x})["y"]
+    assert np.isnan(got[0].flat[0])
+    assert (got[1] == 0).all()

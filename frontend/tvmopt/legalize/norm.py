@@ -23,7 +23,7 @@ from tvm.tirx.stmt import BufferRegion
 from tvmopt.legalize import math
 from tvmopt.legalize.common import OUT_ELEMENTWISE_FUSABLE, flat, static_shape, trailing
 from tvmopt.legalize.lower_extrema import larger
-from tvmopt.legalize.norm_by_channel import channels_last
+from tvmopt.legalize.norm_by_channel import channels_last, variance_of
 from tvmopt.legalize.rows import INDEX, Row, load, loop, prim_func, store
 from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.targets import Machine
@@ -122,7 +122,7 @@ def _centred(row: Row, x: Any, at: tuple[Expr, ...], epsilon: float) -> Callable
 
     total, squares = row.sums(centred, lambda i: centred(i) * centred(i))
     rest = row.keep(total * inverse)
-    variance = tirx.max(squares * inverse - rest * rest, tirx.const(0.0, "float32"))
+    variance = variance_of(squares * inverse, rest)
     scale = row.keep(_rsqrt(variance + tirx.const(epsilon, "float32")))
     shift = row.keep(rest * scale)
     return lambda i: centred(i) * scale - shift

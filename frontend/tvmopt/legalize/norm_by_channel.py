@@ -22,6 +22,13 @@ from tvmopt.legalize.common import OPAQUE, call_with_pattern
 Expr = Any
 
 
+def variance_of(mean_square: Expr, mean: Expr) -> Expr:
+    """The variance of values by the mean of their squares and their mean, which is small: not below 0, and infinite
+    (the square of the mean may be, too) where the squares overflow."""
+    zero, infinite = tirx.const(0.0, "float32"), tirx.const(float("inf"), "float32")
+    return tirx.Select(mean_square < infinite, tirx.max(mean_square - mean * mean, zero), mean_square)
+
+
 def channels_last(bb: relax.BlockBuilder, call: relax.Call, shape: tuple[int, ...], groups: int) -> Any:
     """`R.nn.group_norm` or `instance_norm` of a float32 tensor of this shape."""
     op, attrs, (x, gamma, beta) = relax.op, call.attrs, call.args
@@ -56,8 +63,7 @@ def channels_last(bb: relax.BlockBuilder, call: relax.Call, shape: tuple[int, ..
         return tensor(n, *[0] * (rank - 2), c)
 
     def factor(mean_square: Expr, n: Expr, c: Expr, low: te.Tensor, *gammas: te.Tensor) -> Expr:
-        variance = tirx.max(mean_square - at(low, n, c) * at(low, n, c), tirx.const(0.0, "float32"))
-        root = tirx.sqrt(variance + tirx.const(float(attrs.epsilon), "float32"))
+        root = tirx.sqrt(variance_of(mean_square, at(low, n, c)) + tirx.const(float(attrs.epsilon), "float32"))
         return (gammas[0](c) if gammas else tirx.const(1.0, "float32")) / root
 
     def shifted(n: Expr, c: Expr, low: te.Tensor, scale: te.Tensor, *betas: te.Tensor) -> Expr:
