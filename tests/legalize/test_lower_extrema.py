@@ -164,6 +164,23 @@ def test_comparisons_and_positions() -> None:
         np.testing.assert_array_equal(outputs[name], want, err_msg=name)
 
 
+def test_scalars() -> None:
+    """A scalar 0 hides no NaN in a product, and divides; infinity is an exponent."""
+    x = edges(17)
+    nodes = [h.make_node("Mul", ["x", "zero"], ["mul"]), h.make_node("Div", ["x", "zero"], ["div"])]
+    nodes += [h.make_node("Div", ["zero", "x"], ["over"]), h.make_node("Pow", ["x", "inf"], ["pow"])]
+    outs = [h.make_tensor_value_info(n, 1, None) for n in ("mul", "div", "over", "pow")]
+    scalars = [nh.from_array(np.array(v, "float32"), n) for n, v in (("zero", 0), ("inf", np.inf))]
+    graph = h.make_graph(nodes, "g", [h.make_tensor_value_info("x", 1, x.shape)], outs, scalars)
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 20)], ir_version=9)
+    outputs = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})
+    with np.errstate(all="ignore"):
+        zero = np.float32(0)
+        wants = {"mul": x * zero, "div": x / zero, "over": zero / x, "pow": x ** np.float32(np.inf)}
+    for name, want in wants.items():
+        np.testing.assert_array_equal(outputs[name], want, err_msg=name)
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_pooling(before: bool) -> None:
     """A window with NaN is NaN, one of padding and -inf is -inf; channels first and, behind a convolution, last."""

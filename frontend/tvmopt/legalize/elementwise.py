@@ -5,10 +5,13 @@ sign     1, -1, else x where x is 0 or NaN; TVM's is 0 for NaN
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
+from tvmopt.legalize.common import constant
 from tvmopt.targets import Machine
 
 
@@ -43,4 +46,19 @@ def logical_not(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> A
     return bb.call_te(compute, x, primfunc_name_hint="logical_not")
 
 
-LEGALIZERS = {"relax.sign": sign, "relax.logical_not": logical_not}
+def _from_memory(function: Callable[..., te.Tensor], name: str) -> Any:
+    def legalizer(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+        if not str(call.ty.dtype).startswith(("float", "bfloat")):
+            return None
+        values = [constant(bb, a) for a in call.args]
+        if not any(v is not None and v.ndim == 0 and (float(v) == 0 or not isfinite(float(v))) for v in values):
+            return None
+        return bb.call_te(function, *call.args, primfunc_name_hint=name)
+
+    return legalizer
+
+
+LEGALIZERS = {
+    "relax.multiply": _from_memory(topi.multiply, "multiply"), "relax.divide": _from_memory(topi.divide, "divide"),
+    "relax.power": _from_memory(topi.power, "power"), "relax.sign": sign, "relax.logical_not": logical_not,
+}  # fmt: skip

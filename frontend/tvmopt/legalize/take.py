@@ -51,7 +51,7 @@ def power(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.E
     if value is None or value.size != 1 or str(x.ty.dtype) != "float32":
         return None
     quarters = float(value.reshape(())) * 4
-    if quarters != int(quarters) or not 1 <= quarters <= 16 or static_shape(x) != static_shape(call):
+    if not 1 <= quarters <= 16 or quarters != int(quarters) or static_shape(x) != static_shape(call):
         return None
     whole, half, quarter = int(quarters) // 4, int(quarters) // 2 % 2, int(quarters) % 2
 
