@@ -163,11 +163,13 @@ class _Kernel:
         for j, u in tile:
             place = vector((key + j) * p.strip + u * lanes, lanes)
             statements.append(store(self.st, self._masked(load(self.acc, at(j, u)), first, key + j, u), place))
-        for u in range(p.nq):
-            peak = load(self.top, vector(u * lanes, lanes))
+        for u in range(
+            p.nq
+        ):  # a store for each key: `larger` names both values twice, and nested that doubles each time
+            top = vector(u * lanes, lanes)
             for j in range(rows):
-                peak = larger(peak, load(self.st, vector((key + j) * p.strip + u * lanes, lanes)))
-            statements.append(store(self.top, peak, vector(u * lanes, lanes)))
+                score = load(self.st, vector((key + j) * p.strip + u * lanes, lanes))
+                statements.append(store(self.top, larger(load(self.top, top), score), top))
         return seq(statements)
 
     def _masked(self, score: Expr, first: Expr, key: Expr, u: int) -> Expr:
