@@ -193,7 +193,7 @@ def _cache_and_mask(given: Given, q: Shape, k: Shape, v: Shape) -> Texts:
     whole = (q[0], q[1], q[2], k[2] + earlier)
     if mask is None or (given.has(4) and past is None):
         return
-    if not 2 <= len(mask) <= 4 or mask[-1] > whole[3]:
+    if not 1 <= len(mask) <= 4 or mask[-1] > whole[3]:
         yield f"its mask has shape {list(mask)} for scores of {list(whole)}"
     elif not broadcasts((*mask[:-1], 1), (*whole[:-1], 1)):
         yield f"its mask {list(mask)} does not broadcast to its scores, {list(whole)}"
