@@ -69,6 +69,13 @@ def assembly_hashes(text: str) -> dict[str, str]:
     True
     >>> assembly_hashes(one) == assembly_hashes(one.replace("retq", "ud2"))
     False
+
+    What a function calls does:
+
+    >>> callee = "k_compute_:\n.Lfunc_begin1:\n\tnop\n\tretq\n.Lfunc_end1:\n"
+    >>> caller = one.replace("retq", "callq\tk_compute_") + callee
+    >>> assembly_hashes(caller) == assembly_hashes(caller.replace("nop", "ud2"))
+    False
     """
     constants = {hit["label"]: hit["body"] for hit in _CONSTANT.finditer(text)}
     functions = {}
@@ -90,12 +97,12 @@ def _plain(body: str, constants: Mapping[str, str]) -> str:
 
 
 def _with_callees(name: str, functions: Mapping[str, str], above: tuple[str, ...]) -> str:
-    """A function, then the local functions that it names, in the order of first mention: bodies of parallel loops."""
+    """A function, then the functions that it names, in the order of first mention: loops, and their parallel bodies."""
     body = functions[name]
-    named = dict.fromkeys(re.findall(r"\.L__[\w.]+", body))
+    named = dict.fromkeys(re.findall(r"[A-Za-z_.][\w.$]+", body))
     text = body
-    for number, callee in enumerate(c for c in named if c in functions and c not in above):
-        text = text.replace(callee, f".Lcallee{number}")
+    for number, callee in enumerate(c for c in named if c in functions and c not in (name, *above)):
+        text = re.sub(rf"(?<![\w.$]){re.escape(callee)}(?![\w.$])", f".Lcallee{number}", text)
         text += _with_callees(callee, functions, (*above, name))
     return text
 
