@@ -1,6 +1,7 @@
 """Compile a model and run it as a user would, with guard pages round its tensors - inside a worker.
 
-It is `tvmopt.compile` and `Model`, but for three things: the steps that an import runs in forks run in this process
+It is `tvmopt.compile` and `Model`, but for four things: the C source that is linked into every library is compiled
+once for all of them, the steps that an import runs in forks run in this process
 where the model is known to be valid (two forks of a large process cost as much as half a compile), TVM's virtual
 machine allocates each tensor by itself instead of from a pool (so that a guard page stands behind each), and weights
 are copied between guard pages.
@@ -29,6 +30,8 @@ def prepare_process(forks: bool) -> None:
 
     warm()
     compiling, model = import_module("tvmopt.compiling"), import_module("tvmopt.runtime.model")
+    linking = import_module("tvmopt.linking")
+    linking.SOURCE = guard.built(linking.SOURCE, ".o", "-c", "-O2", "-pthread")
 
     class Unpooled(Session):
         """A virtual machine that asks for the memory of each tensor, and gives it back."""

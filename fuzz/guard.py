@@ -24,20 +24,24 @@ BEHIND, BEFORE = 1, 2
 
 
 def library() -> Path:
-    """The shared library, built once a version of its source, in a folder that only this user can write."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    """The shared library that a worker preloads."""
+    return built(SOURCE, ".so", "-O1", "-shared", "-ldl", "-lpthread")
+
+
+def built(source: Path, suffix: str, *flags: str) -> Path:
+    """What the C compiler makes of a source, once a version of it, in a folder that only this user can write."""
+    digest = hashlib.sha256(source.read_bytes() + " ".join(flags).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"tvmopt-fuzz-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to somebody else")
-    built = folder / f"guard-{digest}.so"
-    if not built.exists():
+    made = folder / f"{source.stem}-{digest}{suffix}"
+    if not made.exists():
         with tempfile.TemporaryDirectory(dir=folder) as private:
-            made = Path(private) / "guard.so"
-            command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-ldl", "-lpthread"]
-            subprocess.run(command, check=True, capture_output=True)
-            made.rename(built)
-    return built
+            result = Path(private) / f"made{suffix}"
+            subprocess.run(["cc", "-fPIC", "-o", str(result), str(source), *flags], check=True, capture_output=True)
+            result.rename(made)
+    return made
 
 
 @cache
