@@ -17,6 +17,8 @@ import onnx
 import onnx.shape_inference
 from onnx import TensorProto, helper, numpy_helper
 
+from fuzz.inputs import noted
+
 F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 I8, I16, I32, I64 = TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64
 U8, U16, U32, U64, BOOL = (
@@ -97,6 +99,7 @@ class Builder:
         self.constants: dict[str, onnx.TensorProto] = {}
         self.made: dict[str, Value] = {}
         self._odd = bool(rng.random() < 0.05)
+        self._known = bool(rng.random() < 0.04)  # everything is a constant: what the importer folds is tried too
 
     # -- choices ------------------------------------------------------------------------------------------
 
@@ -138,6 +141,10 @@ class Builder:
 
     def input(self, dtype: int, shape: Sequence[int], note: str = "") -> Value:
         """A graph input. `note` says what it may hold: see :mod:`fuzz.inputs`."""
+        if self._known:
+            return self.constant(
+                noted(note, tuple(shape), self.rng) if note else self.random(dtype, shape), dtype, True
+            )
         name = self._name("x")
         info = helper.make_tensor_value_info(name, dtype, list(shape))
         info.doc_string = note
@@ -188,8 +195,6 @@ class Builder:
         else:
             note = f"range {low} {high}"
         if self.chance(0.4):
-            from fuzz.inputs import noted
-
             return self.constant(noted(note, tuple(shape), self.rng), dtype)
         return self.input(dtype, shape, note)
 

@@ -73,6 +73,8 @@ _INTEGERS = {2, 3, 4, 5, 6, 7, 12, 13}
 def noted(note: str, shape: tuple[int, ...], rng: np.random.Generator, outside: bool = False) -> Array:
     """Integers as a note asks for them; with `outside` some of them beyond the range."""
     words = note.split()
+    if words == ["positive"]:
+        return rng.integers(1, 10, shape)
     low, high = int(words[-2]), int(words[-1])
     if words[0] == "unique" and not outside:
         axis = int(words[1])

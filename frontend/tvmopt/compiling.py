@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.children import Progress
-from tvmopt.errors import ArtifactError
+from tvmopt.errors import ArtifactError, ModelError, collect
 from tvmopt.linking import export, find_linker, structure_hash, versions
 from tvmopt.outcome import make_manifest, make_report
 from tvmopt.report import DecisionLog, Report
@@ -21,6 +21,10 @@ from tvmopt.tuning.logs import RecordLookup
 
 if TYPE_CHECKING:
     from tvmopt.importer import Imported
+
+
+PACKED = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+"""Types of several numbers a byte: the importer unpacks constants of them."""
 
 
 def compile_model(request: Request, progress: Progress | None = None) -> tuple[Artifact, Report]:
@@ -104,6 +108,7 @@ def lower(request: Request, stages: Progressed, lookup: RecordLookup | None = No
     log = DecisionLog()
     with stages.stage("importing"):
         imported = import_model(request.source, dict(request.shapes), dict(request.values))
+    _check_borders(imported)
     from tvmopt import pipeline
     from tvmopt.passes.lift_constants import lift_constants
 
@@ -114,6 +119,22 @@ def lower(request: Request, stages: Progressed, lookup: RecordLookup | None = No
         )  # fmt: skip
         lowered.module, weights = lift_constants(lowered.module)
     return imported, lowered, weights
+
+
+def _check_borders(imported: Imported) -> None:
+    """Refuse inputs and outputs of types that no array of a caller has: several numbers a byte."""
+    borders = [("Input", i) for i in imported.inputs] + [("Output", o) for o in imported.outputs]
+    problems = [
+        ModelError(
+            f"{role} '{info.name}' is {info.dtype}, of which NumPy and DLPack have no arrays.",
+            where=str(info),
+            fix="cast it inside the model: take and give int8, uint8 or float32",
+        )
+        for role, info in borders
+        if info.dtype in PACKED
+    ]
+    if problems:
+        raise collect(problems)
 
 
 def verified(

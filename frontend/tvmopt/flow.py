@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
+from onnx.shape_inference import InferenceError
 from tvm import relax
 
 from tvmopt.analysis.metrics import metrics
@@ -43,7 +44,7 @@ def onnx_nodes(imported: Imported) -> dict[str, OnnxNode]:
     """Every node of the imported model by its name, as steps, kernels and decisions call it."""
     try:
         costs = {op.name: op for op in metrics(imported.model).ops}
-    except (ValueError, RuntimeError):  # onnx's shape inference refuses some models that compile
+    except (ValueError, RuntimeError, InferenceError):  # onnx's shape inference refuses some models that compile
         costs = {}
     known = {node_name(node): node for node in imported.model.graph.node}
     found = {}

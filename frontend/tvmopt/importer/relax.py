@@ -168,31 +168,33 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             binding = names.fresh(name, "n")
             inputs = Inputs(self._nodes[i] if i else None for i in node.input)
             if self._failed.intersection(node.input):
-                results = self._stand_ins(node)  # a refused node is behind this one
+                results = self._stand_ins(node, binding)  # a refused node is behind this one
             else:
                 try:
-                    results = self._convert_node(node, name, inputs, names)
+                    results = self._convert_node(node, name, binding, inputs, names)
                 except ModelError as error:
                     self.errors.append(error)
-                    results = self._stand_ins(node)
+                    results = self._stand_ins(node, binding)
             for output, result in zip(node.output, results, strict=False):
                 if output and result is not None:
-                    self._nodes[output] = self._emit(result, binding)
+                    self._nodes[output] = result
             for output in node.output:
                 if output and output not in self._nodes:
                     self._nodes[output] = None
                     if self.errors:
                         self._failed.add(output)
 
-    def _stand_ins(self, node: onnx.NodeProto) -> list[Any]:
+    def _stand_ins(self, node: onnx.NodeProto, binding: str) -> list[Any]:
         """Placeholders of a refused node's outputs, as inferred, to find the next refusals too."""
         types = [self.types.get(o) for o in node.output]
-        return [relax.op.zeros(t[1], t[0]) if t and t[0] != "object" else None for t in types]
+        zeros = [relax.op.zeros(t[1], t[0]) if t and t[0] != "object" else None for t in types]
+        return [None if z is None else self._emit(z, binding) for z in zeros]
 
-    def _convert_node(self, node: onnx.NodeProto, name: str, inputs: Inputs, names: Names) -> list[Any]:
+    def _convert_node(self, node: onnx.NodeProto, name: str, binding: str, inputs: Inputs, names: Names) -> list[Any]:
+        """The node's results, bound to variables called `binding`."""
         domain = normal_domain(node.domain)
         if (domain, node.op_type) == ("", "If"):
-            return self._convert_if(node, inputs, names)
+            return [None if r is None else self._emit(r, binding) for r in self._convert_if(node, inputs, names)]
         context = Context(
             op_type=node.op_type,
             domain=domain,
@@ -215,6 +217,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                 result = self._convert_stock(node, name, inputs, self._parse_attr(node.attribute))
             else:
                 raise context.unsupported("it has no converter", ADD_A_CONVERTER)
+            results = self._results(node, result)  # binding them infers their types, which can fail too
+            return [None if r is None else self._emit(r, binding) for r in results]
         except ModelError:
             raise
         except Exception as error:  # foreign code on foreign input: whatever it says is the reason
@@ -222,7 +226,6 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                 raise context.unsupported(unknown, CUT_BEFORE_SELECTION) from error
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
-        return self._results(node, result)
 
     def _elem_type(self, name: str) -> int:
         """The ONNX element type of a value, 0 where unknown."""

@@ -52,7 +52,8 @@ class Build:
     """
 
     def __init__(self, bb: relax.BlockBuilder, name: str = "") -> None:
-        self.bb, self.name = bb, "".join(c if c.isalnum() else "_" for c in name) or "v"
+        hint = "".join(c if c.isalnum() else "_" for c in name) or "v"
+        self.bb, self.name = bb, "n_main" if hint == "main" else hint  # the builder would rename the function `main`
 
     def emit(self, expr: Any) -> Any:
         """Bind an expression (constants and variables stay what they are)."""

@@ -119,11 +119,32 @@ def _position(b: Build, ctx: Context, x: Any, at: Any, first: int) -> Any:
 
 def scatter_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """ScatterElements, and Scatter, its old name: write, or combine, elements along one axis."""
-    axis = attrs.get("axis", 0) % len(inputs[0].ty.shape)
-    at = index(Build(bb, ctx.name), ctx, 1, _extents(ctx, inputs[0], [axis]))
+    b, axis = Build(bb, ctx.name), attrs.get("axis", 0) % len(inputs[0].ty.shape)
+    at = index(b, ctx, 1, _extents(ctx, inputs[0], [axis]))
+    own, shape = _sizes(at), _sizes(inputs[0])
+    if own and shape and any(o != s for i, (o, s) in enumerate(zip(own, shape, strict=True)) if i != axis):
+        whole = b.emit(_coordinates(b, at, own, axis))  # TVM's own steps through the data by the indices' shape
+        return relax.op.scatter_nd(inputs[0], whole, inputs[2], REDUCTIONS[attrs.get("reduction", "none")])
     if ctx.op_type == "Scatter":
         return ctx.stock([inputs[0], at, inputs[2]], attrs)
     return relax.op.scatter_elements(inputs[0], at, inputs[2], axis, REDUCTIONS[attrs.get("reduction", "none")])
+
+
+def _sizes(expr: Any) -> tuple[int, ...]:
+    """The static shape; () where a size is open."""
+    return tuple(int(d) for d in expr.ty.shape) if all(isinstance(d, tirx.IntImm) for d in expr.ty.shape) else ()
+
+
+def _coordinates(b: Build, at: Any, shape: tuple[int, ...], axis: int) -> Any:
+    """All coordinates, [*shape, rank], of elements of which `at` has the one along `axis`."""
+    parts = []
+    for i, extent in enumerate(shape):
+        if i == axis:
+            parts.append(b.reshape(b.cast(at, "int64"), (*shape, 1)))
+        else:
+            steps = np.arange(extent).reshape([extent if k == i else 1 for k in range(len(shape))])
+            parts.append(const(np.broadcast_to(steps, shape)[..., None], "int64"))
+    return relax.op.concat(parts, len(shape))
 
 
 def scatter_nd(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

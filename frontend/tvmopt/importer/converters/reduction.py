@@ -75,6 +75,8 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
             return b.cast(b.emit(_OPS[name](b.cast(x, "int8"), axes, keep)), "bool")
         return _OPS[name](x, axes, keep)
     wide = b.wide(x)
+    if name in ("ReduceLogSum", "ReduceLogSumExp") and not is_float(dtype):
+        wide = b.cast(x, "float64")
 
     def fold(op: Callable[..., Any], value: Any) -> Any:
         return b.emit(op(value, axes, keep)) if axes else value

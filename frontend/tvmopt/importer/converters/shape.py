@@ -229,7 +229,18 @@ def hardmax(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     return b.reshape(b.cast(b.equal(ramp, best), dtype), shape)
 
 
+def trilu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Trilu; a diagonal beyond the corners is the corner's, which kernels can count to in 32 bits."""
+    k = ctx.array(inputs[1]) if inputs[1] is not None else np.zeros((), np.int64)
+    if k is None:
+        return ctx.stock(inputs, attrs)
+    rows, columns = shape_of(inputs[0])[-2:]
+    offset = int(np.clip(int(k.reshape(-1)[0]), -rows, columns))
+    return (relax.op.triu if attrs.get("upper", 1) else relax.op.tril)(inputs[0], offset)
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "Trilu"): trilu,
     ("", "Pad"): pad,
     ("", "Reshape"): reshape,
     ("", "Unsqueeze"): unsqueeze,
