@@ -13,6 +13,7 @@ An input that is a sequence or an optional becomes as many tensors as the first 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,7 @@ def _compile(
 ) -> tuple[Imported, Any]:
     imported = to_relax(prepare(load(model), shapes, values), dynamic=True)
     if pipeline == "stock":
+        import_module("tvmopt.legalize.checked")  # what TVM's pipeline makes of checked values
         executable = tvm.compile(imported.module, target=tvm.target.Target({"kind": "llvm", "opt-level": 0}))
     else:
         from tvmopt.pipeline import build, lower
