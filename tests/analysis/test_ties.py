@@ -9,7 +9,6 @@ from onnx import helper, numpy_helper
 
 import tvmopt
 from tvmopt.analysis.comparator import OutputComparison
-from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.ties import Choice, choices, settle
 from tvmopt.analysis.verify import verify
 from tvmopt.errors import AccuracyError
@@ -90,30 +89,14 @@ def test_scores_that_are_no_numbers_tie_with_nothing(value):
     assert settle(WRONG, Choice("s", 1), np.array([2]), np.array([1]), scores, 0.25).ok
 
 
-def judged(folder: Path, reference, found, moved, precision="bf16"):
-    w = np.zeros((TERMS, CLASSES), "float32")
-    classifier(folder / "m.onnx", ABOVE, w, [33, CLASSES], onnx.TensorProto.BOOL)
-    judge = Judge(folder / "m.onnx", folder, precision, 1, 1)
-    return judge({"i": reference}, {"i": found}, lambda path, rounded: {"i": moved} if rounded else {}).ok
-
-
-def test_other_outputs_by_the_share_that_flips(tmp_path):
-    reference = np.arange(100) % 2 == 0
-    few, some, most = (reference ^ (np.arange(100) < n) for n in (3, 6, 7))
-    assert judged(tmp_path, reference, some, few)
-    assert not judged(tmp_path, reference, most, few)
-    assert not judged(tmp_path, reference, some, few, "fp32")
-    assert not judged(tmp_path, reference, few, reference)
-
-
 @pytest.mark.skipif(not Machine.load("cpu").has("avx512bf16"), reason="no avx512_bf16 here")
 @pytest.mark.parametrize(("nodes", "shape"), [(ARGMAX, [33]), (TOPK, [33, 3])])
 def test_near_ties_compile_in_bf16_and_wrong_weights_do_not(tmp_path, nodes, shape):
     rng = np.random.default_rng(0)
     weights = tied(rng)
     classifier(tmp_path / "m.onnx", nodes, weights, shape)
-    compiled = tvmopt.compile(tmp_path / "m.onnx", precision="bf16")  # verified against onnxruntime
+    compiled = tvmopt.compile(tmp_path / "m.onnx", precision="bf16")  # verified
     assert 0 < compiled.report.accuracy["outputs"]["i"] < 0.1  # of the scores: some choices do differ
     classifier(tmp_path / "other.onnx", nodes, weights[::-1].copy(), shape)
-    with pytest.raises(AccuracyError, match="another score"):
+    with pytest.raises(AccuracyError):
         verify(compiled.artifact, tmp_path / "other.onnx")

@@ -67,6 +67,8 @@ class OutputComparison:
         needed: the tolerance that would pass.
         worst: index of the largest error; `expected` and `found` are the values there.
         spread: largest minus smallest value of the reference.
+        peer_error: the largest error of onnxruntime against the same reference; -1 where it is not known.
+        excess: the error over what is allowed, at the worst place.
     """
 
     name: str
@@ -81,6 +83,8 @@ class OutputComparison:
     expected: float = 0.0
     found: float = 0.0
     spread: float = 0.0
+    peer_error: float = -1.0
+    excess: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -88,6 +92,8 @@ class OutputComparison:
 
     def __str__(self) -> str:
         figures = f"max error {self.max_error:.3g}, mean {self.mean_error:.3g}, p99 {self.p99_error:.3g}"
+        if self.peer_error >= 0:
+            figures += f"; onnxruntime's max error {self.peer_error:.3g}"
         figures += f" (largest value {self.scale:.3g}; tolerance {self.tolerance:.2g} of it)"
         if self.ok:
             return f"{self.name}: agrees, {figures}"

@@ -61,6 +61,52 @@ def sample_inputs(
     return arrays
 
 
+KINDS = ("random", "random", "around 1000", "times 1000", "zeros", "one Inf", "one NaN")
+"""What the first seeds stand for, in every word of tvmopt: two random inputs, then floats that are random around 1000,
+a thousand times larger, zero, and random with one infinite or undefined value. Later seeds are random."""
+
+
+def described(seed: int) -> str:
+    """A seed in words.
+
+    >>> described(6)
+    'seed 6 (one NaN)'
+    """
+    kind = KINDS[seed] if seed < len(KINDS) else "random"
+    return f"seed {seed} ({kind})"
+
+
+def trial_inputs(
+    inputs: Sequence[Info], seed: int, bounds: Mapping[str, int | Sequence[int]] | None = None
+) -> dict[str, Array]:
+    """The inputs of a seed.
+
+    >>> from tvmopt.runtime.tensors import TensorInfo
+    >>> trial_inputs([TensorInfo("x", (2,), "float32")], 6)["x"]
+    array([0.12573022,        nan], dtype=float32)
+    """
+    kind = KINDS[seed] if seed < len(KINDS) else "random"
+    arrays = sample_inputs(inputs, seed=0 if kind != "random" else seed, bounds=bounds)
+    floats = {n: a for n, a in arrays.items() if a.dtype.kind not in "iub"}
+    for name, array in floats.items():
+        if kind == "around 1000":
+            arrays[name] = (array.astype(np.float32) + 1000).astype(array.dtype)
+        elif kind == "times 1000":
+            arrays[name] = (array.astype(np.float32) * 1000).astype(array.dtype)
+        elif kind == "zeros":
+            arrays[name] = np.zeros_like(array)
+    first = next((a for a in floats.values() if a.size), None)
+    if kind.startswith("one") and first is not None:
+        first.reshape(-1)[first.size // 2] = np.inf if kind == "one Inf" else np.nan
+    return arrays
+
+
+def trials(inputs: Sequence[Info]) -> tuple[int, ...]:
+    """The seeds that verification tries; models without float inputs have only the random ones."""
+    known = any(numpy_dtype(i.dtype).kind not in "iub" for i in inputs)
+    return tuple(range(len(KINDS))) if known else (0, 1)
+
+
 SUMS = ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum", "ReduceSumSquare")
 USUAL = 64  # terms of a sum of which nothing is known
 

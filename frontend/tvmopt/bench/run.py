@@ -7,23 +7,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvmopt.analysis.bounds import integer_bounds
-from tvmopt.analysis.comparator import Comparison
-from tvmopt.analysis.judge import Judge
+from tvmopt.analysis.comparator import Comparison, compare
+from tvmopt.analysis.judge import Judge, Truth
 from tvmopt.analysis.metrics import ModelMetrics, metrics
+from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.peaks import Peaks, measure_peaks
-from tvmopt.analysis.samples import longest_reduction, sample_inputs
+from tvmopt.analysis.samples import longest_reduction, trial_inputs
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
 from tvmopt.bench.records import BenchResult, Case, EngineResult, Job
-from tvmopt.bench.reference import again, reference_outputs
+from tvmopt.bench.reference import reference_outputs
 from tvmopt.bench.runners import make, parse, runner_class
 from tvmopt.bench.stats import Ratio, Rules, compare_rounds, is_open, latency
 from tvmopt.children import Progress
@@ -154,7 +154,7 @@ class Subject:
             shapes = with_batch(loaded, batch, shapes)
         static = prepare(loaded, shapes)
         cost = metrics(static, Path(path).name)
-        feeds = sample_inputs(cost.inputs, seed=settings.seed, bounds=integer_bounds(static))
+        feeds = trial_inputs(cost.inputs, settings.seed, integer_bounds(static))
         reduction, depth = longest_reduction(static)
         return cls(Path(path).name, str(file.resolve()), artifact, shapes, feeds, reduction, depth, cost)
 
@@ -250,9 +250,11 @@ def _prepare(
     inputs = folder / "inputs.npz"
     save_arrays(inputs, subject.feeds)
     reference = reference_outputs(
-        Job("onnxruntime", subject.onnx, shapes=subject.shapes), inputs, folder / "reference.npz"
+        Job("onnxruntime", subject.onnx, shapes=subject.shapes, options={"opt_level": "none"}),
+        inputs,
+        folder / "reference.npz",
     )
-    judge = _judge(subject, folder, settings)
+    judge = _judge(subject, settings)
     rows: list[EngineResult] = []
     for label, spec in zip(labels(settings.engines), settings.engines, strict=True):
         if progress:
@@ -274,11 +276,23 @@ def _prepare(
     return rows
 
 
-def _judge(subject: Subject, folder: Path, settings: Settings) -> Callable[..., Comparison]:
-    """What says of every engine's outputs whether they are right; the reference runs again only where it must."""
-    precision = None if settings.precision == "fp32" else settings.precision
-    judge = Judge(subject.onnx, folder, precision, subject.reduction, subject.depth, settings.tolerance)
-    return partial(judge, run=again(subject.shapes, subject.feeds, folder, settings.precision))
+def _judge(subject: Subject, settings: Settings) -> Callable[..., Comparison]:
+    """What says of every engine's outputs whether they are right: the oracle, asked once for all engines."""
+    judge = Judge(subject.onnx, settings.precision, settings.tolerance)
+    kept: list[Truth] = []
+
+    def judged(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Comparison:
+        try:
+            kept.extend([] if kept else [judge.truth(subject.feeds)])
+        except Unsupported:
+            precision = None if settings.precision == "fp32" else settings.precision
+            return compare(
+                reference, outputs,
+                reduction=subject.reduction, depth=subject.depth, precision=precision, rtol=settings.tolerance,
+            )  # fmt: skip
+        return judge(kept[0], outputs, reference)
+
+    return judged
 
 
 def _check(

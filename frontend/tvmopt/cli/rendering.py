@@ -59,10 +59,12 @@ def accuracy(found: dict[str, Any]) -> str:
         return "not verified"
     if not found.get("verified"):
         return f"not verified: {found.get('reason', '')}"
+    peer = found.get("peer_relative_error")
     return (
         f"agrees with {found['reference']}: "
-        f"largest error {found['max_relative_error']:.1e} of the largest value "
-        f"(tolerance {found['tolerance']:.1e})"
+        f"largest error {found['max_relative_error']:.1e} of the largest value"
+        + (f", onnxruntime's {peer:.1e}" if peer is not None else "")
+        + f" (tolerance {found['tolerance']:.1e})"
     )
 
 

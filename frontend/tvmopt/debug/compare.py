@@ -82,7 +82,7 @@ def compare(
 ) -> CompareResult:
     """Compare engines, precisions, an artifact or a second model with the reference, on the same inputs.
 
-    The reference is onnxruntime in the model's own types with basic optimisations, else ONNX's own evaluator.
+    The reference is onnxruntime in the model's own types without optimisations, else ONNX's own evaluator.
 
     Args:
         model: the ONNX file.

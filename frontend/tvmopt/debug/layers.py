@@ -1,7 +1,7 @@
 """Every tensor of a model as a reference runtime computes it, kept in files - what layers are compared with.
 
 Outputs are marked a few at a time, so that memory stays bounded; weights are written once and shared by all
-pieces cut from the model. The reference is onnxruntime with basic optimisations, else ONNX's own evaluator.
+pieces cut from the model. The reference is onnxruntime without optimisations, else ONNX's own evaluator.
 """
 
 from __future__ import annotations

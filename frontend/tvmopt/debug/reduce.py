@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 
 from tvmopt.analysis.bounds import integer_bounds
-from tvmopt.analysis.samples import sample_inputs
+from tvmopt.analysis.samples import trial_inputs
 from tvmopt.children import Progress
 from tvmopt.debug.check import Check, Command, Finding, Numbers
 from tvmopt.debug.files import save, save_inputs
@@ -218,7 +218,7 @@ def feeds_of(model: onnx.ModelProto, inputs: str, seed: int) -> dict[str, Any]:
             fix=f"--shape {open_[0]}:1x3x224x224",
         )
     return {
-        **sample_inputs([tensor_spec(v) for v in missing], seed=seed, bounds=integer_bounds(model)),
+        **trial_inputs([tensor_spec(v) for v in missing], seed, integer_bounds(model)),
         **given,
     }
 

@@ -7,77 +7,18 @@ nodes it computes, whatever its layout: axes permuted (NHWC), reshaped, or sever
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import permutations
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison, compare
+from tvmopt.analysis.observe import Seen, candidates, laid_out
 from tvmopt.debug.layers import Layers
 from tvmopt.debug.records import Layer, Trace
 from tvmopt.importer.protos import node_name, node_reads, operator
-from tvmopt.runtime.tensors import TensorInfo, from_ffi
 
 HOW = "every kernel of the compiled model, observed in one run"
-SAMPLE = 1 << 12
-"""Elements compared to find out how a tensor is laid out."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One call of a kernel: its symbol, the bindings it computes, what it wrote, the weights it read."""
-
-    symbol: str
-    nodes: tuple[str, ...]
-    file: str
-    weights: tuple[int, ...]
-
-
-def observe(model: Any, feeds: Mapping[str, Array], folder: Path) -> list[Seen]:
-    """Run a loaded model once and keep what every kernel wrote, as files; its last argument is its output."""
-    folder.mkdir(exist_ok=True)
-    sites = {k["name"]: k["nodes"] for k in model.manifest.report["kernels"]}
-    calls: dict[str, int] = {}
-    seen: list[Seen] = []
-    arguments = model.arguments(feeds)
-    weights = {int(w.data_ptr()): i for i, w in enumerate(arguments[len(model.inputs) :])}
-
-    def instrument(function: Any, symbol: str, before: bool, result: Any, *values: Any) -> int:
-        if before or symbol not in sites:
-            return 0
-        number = calls[symbol] = calls.get(symbol, 0) + 1
-        nodes = sites[symbol][min(number, len(sites[symbol])) - 1] if sites[symbol] else ()
-        tensors = [v for v in values if hasattr(v, "data_ptr")]
-        read = tuple(weights[p] for p in (int(t.data_ptr()) for t in tensors[:-1]) if p in weights)
-        array = _array(tensors[-1]) if tensors else None
-        if array is not None:
-            file = folder / f"{len(seen)}.npy"
-            np.save(file, array)
-            seen.append(Seen(symbol, tuple(nodes), str(file), read))
-        return 0
-
-    session = model.session()
-    session.set_instrument(instrument)
-    try:
-        session.main(*arguments)
-    finally:
-        session.set_instrument(None)
-    return seen
-
-
-def _array(tensor: Any) -> Array | None:
-    """A copy of a tensor in host memory; None where NumPy lacks its type."""
-    try:
-        dtype = str(tensor.dtype)
-        if dtype in ("bfloat16", "float16") or dtype.startswith("float8"):  # .npy files know none of these
-            info = TensorInfo("", tuple(map(int, tensor.shape)), dtype)
-            return np.array(from_ffi(tensor, info)).astype(np.float32)
-        return np.array(np.from_dlpack(tensor))
-    except (BufferError, RuntimeError, TypeError, ValueError):
-        return None
 
 
 def trace(
@@ -97,7 +38,7 @@ def trace(
     mine = [sorted({index[n] for n in s.nodes if n in index}) for s in seen]
     named = {i for nodes in mine for i in nodes}
     found = [
-        _layer(layers, s, nodes, candidates(layers, nodes, named), tolerances, options)
+        _layer(layers, s, nodes, candidates(layers.nodes, nodes, named), tolerances, options)
         for s, nodes in zip(seen, mine, strict=True)
     ]
     ordered = sorted((one for one in found if one is not None), key=lambda one: one.index)
@@ -129,25 +70,6 @@ def judged(layers: Layers, found: Trace) -> Trace:
 def positions(layers: Layers) -> dict[str, int]:
     """Name of a node -> its index."""
     return {node_name(node): i for i, node in enumerate(layers.nodes)}
-
-
-def candidates(layers: Layers, inside: Sequence[int], named: Collection[int]) -> list[str]:
-    """Tensors that a kernel computing these nodes may have written, likeliest first.
-
-    Outputs of its nodes, the last one's first; then of following nodes that no kernel names (folded into a
-    weight, or a reshape); then what the nodes read (a kernel that only brings an input into another layout).
-    """
-    nodes = layers.nodes
-    names = [o for i in reversed(inside) for o in nodes[i].output if o]
-    front, follow = set(names), []
-    for i in range((inside[-1] if inside else -1) + 1, len(nodes)):
-        if i not in named and front & set(nodes[i].input):
-            front |= set(nodes[i].output)
-            follow += [o for o in nodes[i].output if o]
-        if len(follow) > 8:
-            break
-    reads = [n for i in inside for n in nodes[i].input if n]
-    return list(dict.fromkeys([*names, *follow, *reads]))
 
 
 def _layer(
@@ -236,30 +158,3 @@ def matched(name: str, expected: Array, found: Array, **options: Any) -> OutputC
     if moved.dtype != expected.dtype:
         moved = moved.astype(expected.dtype)
     return compare({name: np.asarray(expected)}, {name: moved}, **options).outputs[0]
-
-
-def laid_out(expected: Array, found: Array) -> Array:
-    """`found` with the shape of `expected`, its axes in the order that a sample of elements fits best."""
-    axes = [a for a, size in enumerate(expected.shape) if size > 1]
-    best, least = found.reshape(expected.shape), float("inf")
-    if len(axes) > 5:
-        return best
-    picks = np.random.default_rng(0).integers(0, max(1, found.size), min(SAMPLE, found.size))
-    flat = found.reshape(-1)[picks].astype(np.float64)
-    for order in permutations(range(len(axes))):
-        sizes = [expected.shape[axes[k]] for k in order]
-        where = np.unravel_index(picks, sizes) if sizes else ()
-        index: list[Any] = [0] * expected.ndim
-        for k, position in zip(order, where, strict=True):
-            index[axes[k]] = position
-        with np.errstate(all="ignore"):
-            error = (
-                float(np.nanmean(np.minimum(np.abs(expected[tuple(index)].astype(np.float64) - flat), 1e30)))
-                if picks.size
-                else 0.0
-            )
-        if error < least:
-            least = error
-            inverse = np.argsort(order)
-            best = found.reshape(sizes).transpose(inverse).reshape(expected.shape) if sizes else best
-    return best

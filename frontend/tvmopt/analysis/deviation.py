@@ -1,0 +1,248 @@
+"""How far a tensor may be from the oracle's, and how far it is: slice by slice - for the judge.
+
+    slices     rows, channels and the whole: one bad row among good ones shows
+    scale      the root mean square of a slice, without fills: the few huge, nearly equal values of a mask
+    allowed    a few eps of that scale, or a multiple of the error that runs which only round have in the same slice
+    rms        of a slice: errors of one sign add up, and rms errors hardly vary, so a few per cent in one kernel show
+    largest    of an element, beyond what the rms allows: a single wrong one shows
+
+Integers, booleans and quantised values have no tolerance: an element may differ where a run that only rounds does, and
+by no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmopt.analysis.comparator import Array, OutputComparison
+
+LEAST = 64
+"""Elements of a slice: the rms of fewer says little."""
+PEAK = 8.0
+"""How much larger than the rms a single error of a slice may be."""
+FILL = 100.0
+"""How much larger than all other values a fill is."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is allowed without a question, relative to a slice's scale.
+
+    Attributes:
+        rms: error of a slice. cross: of any slice, relative to the scale of the whole tensor: what a Relu left of a
+            channel is smaller than what was rounded, and Winograd's transforms carry a little to the neighbours.
+        factor: how many times the error of a run that only rounds.
+        element: of a single value, relative to itself.
+    """
+
+    rms: float
+    cross: float
+    factor: float
+    element: float
+
+
+LIMITS = {
+    "fp32": Limits(3e-5, 1e-5, 16.0, 1e-5),
+    "tf32": Limits(2.0**-11, 2.0**-11, 6.0, 2.0**-9),
+    "fp16": Limits(2.0**-11, 2.0**-11, 6.0, 2.0**-9),
+    "bf16": Limits(2.0**-7, 2.0**-7, 6.0, 2.0**-7),
+}
+SLOPE = {"fp32": 2e-3, "tf32": 4e-3, "fp16": 4e-3, "bf16": 1e-2}
+"""How much of a product a kernel's error may be. Rounding has no direction: of thousands of elements it leaves next to
+nothing along the product itself, so a few per cent too much show even where a large residual hides them."""
+
+
+def limits_of(precision: str, dtype: np.dtype[Any]) -> Limits:
+    """Of a precision, at least what the tensor's own type can hold."""
+    own = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype.name, "fp32")
+    named = LIMITS.get(precision, LIMITS["fp32"])
+    return named if named.rms >= LIMITS[own].rms else LIMITS[own]
+
+
+def partitions(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Sets of axes to take a slice over: all; the last ones; all but the channels, in either layout."""
+    every = tuple(range(len(shape)))
+    yield every
+    found = {every}
+    size, last = 1, len(shape)
+    while last > 0 and size < LEAST:
+        last -= 1
+        size *= shape[last]
+    for axes in (every[last:], *(tuple(a for a in every if a != kept) for kept in (1, len(shape) - 1))):
+        if axes not in found and axes and int(np.prod([shape[a] for a in axes])) >= LEAST:
+            found.add(axes)
+            yield axes
+
+
+def counted(exact: Array, finite: Array) -> Array:
+    """Which elements make the scale: all finite ones but fills."""
+    sizes = np.abs(exact)
+    keep = finite
+    for _ in range(3):
+        chosen = sizes[keep] if not keep.all() else sizes
+        top = float(chosen.max(initial=0.0))
+        if top < 1e3:
+            break
+        group = keep & (sizes >= top / 2)
+        rest = keep & ~group
+        if not rest.any() or float(sizes[rest].max()) * FILL > float(sizes[group].min()):
+            break
+        keep = rest
+    return keep
+
+
+def deviation(
+    name: str, exact: Array, found: Array, limits: Limits, naturals: Sequence[Array] = (), peer: Array | None = None
+) -> OutputComparison:
+    """One tensor against the oracle's.
+
+    Args:
+        exact: the oracle's numbers. found: an engine's, of the same shape.
+        naturals: of runs that only round, of the same shape.
+        peer: onnxruntime's; its error is told beside ours.
+    """
+    if exact.dtype.kind not in "fc":
+        return _steps(name, exact, found, naturals)
+    wide = np.result_type(exact.dtype, np.float32)
+    a, b = exact.astype(wide, copy=False), found.astype(wide, copy=False)
+    problem = placement(a, b, naturals)
+    finite = np.isfinite(a) & np.isfinite(b)
+    with np.errstate(all="ignore"):
+        error = np.where(finite, np.abs(b - a), 0)
+    if error.size == 0:
+        return OutputComparison(name, problem)
+    keep = counted(a, finite)
+    errors = [_natural(a, n, finite) for n in naturals if n.shape == a.shape]
+    ratio, worst, allowed = _worst(a, error, keep, errors, limits)
+    size = np.abs(np.where(keep, a, 0))
+    scale = float(size.max(initial=0.0))
+    return OutputComparison(
+        name,
+        problem or ("" if ratio <= 1 else "differs"),
+        max_error=float(error.max()),
+        mean_error=float(error.mean()),
+        p99_error=float(np.percentile(error, 99)) if ratio > 1 or error.size < 1 << 14 else 0.0,
+        scale=scale,
+        tolerance=allowed / (scale or 1.0),
+        needed=allowed * ratio / (scale or 1.0),
+        worst=tuple(map(int, worst)),
+        expected=float(a[worst]),
+        found=float(b[worst]),
+        spread=float(np.ptp(a[keep])) if keep.any() else 0.0,
+        peer_error=float(_natural(a, peer, finite).max()) if peer is not None and peer.shape == a.shape else -1.0,
+        excess=ratio,
+    )
+
+
+def _natural(a: Array, other: Array, finite: Array) -> Array:
+    with np.errstate(all="ignore"):
+        error = np.abs(other.astype(a.dtype) - a)
+    return np.where(finite & np.isfinite(error), error, 0)
+
+
+def _worst(
+    a: Array, error: Array, keep: Array, naturals: Sequence[Array], limits: Limits
+) -> tuple[float, tuple[Any, ...], float]:
+    """(error over what is allowed, at most; where; what is allowed there)."""
+    whole = bool(keep.all())
+    power = np.square(np.where(keep, a, 0)) if not whole else np.square(a)
+    overall = float(np.sqrt(power.sum() / max(1, int(keep.sum()))))
+    size = np.abs(a)
+    best, where, limit = 0.0, np.unravel_index(int(error.argmax()), error.shape), 0.0
+    for axes in partitions(a.shape):
+        number = float(np.prod([a.shape[x] for x in axes]))
+        count = number if whole else np.maximum(keep.sum(axes, keepdims=True), 1)
+        scale = np.sqrt(power.sum(axes, keepdims=True) / count)
+        allowed = limits.rms * scale + limits.cross * overall + np.finfo(np.float32).tiny
+        for natural in naturals:
+            own = np.sqrt(np.square(np.where(keep, natural, 0)).sum(axes, keepdims=True) / count)
+            usual = float(np.sqrt(np.mean(np.square(own)))) / (float(np.sqrt(np.mean(np.square(scale)))) or 1.0)
+            allowed = np.maximum(allowed, limits.factor * np.maximum(own, usual * scale))
+        rms = np.sqrt(np.square(np.where(keep, error, 0)).sum(axes, keepdims=True) / count)
+        each = PEAK * allowed + limits.element * size
+        for natural in naturals:
+            each = np.maximum(each, limits.factor * natural)
+        peaks = error / each
+        for ratios, bound in ((rms / allowed, allowed), (peaks, each)):
+            at = np.unravel_index(int(ratios.argmax()), ratios.shape)
+            if float(ratios[at]) > best:
+                best, limit = float(ratios[at]), float(bound[at])
+                inside = tuple(slice(None) if x in axes and ratios.shape[x] == 1 else at[x] for x in range(a.ndim))
+                where = _largest(error, inside)
+    return best, where, limit
+
+
+def _largest(error: Array, inside: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The index of the largest error of a slice."""
+    kept = tuple(i if isinstance(i, slice) else slice(int(i), int(i) + 1) for i in inside)
+    part = error[kept]
+    at = np.unravel_index(int(part.argmax()), part.shape)
+    return tuple(int(p) + (k.start or 0) for p, k in zip(at, kept, strict=True))
+
+
+def slope(exact: Array, found: Array, product: Array) -> float:
+    """The share of `product` that the error of `found` is, by least squares over the elements that are not zero.
+
+    >>> p = np.random.default_rng(0).standard_normal((64, 64))
+    >>> round(slope(p + 9, 1.03 * p + 9, p), 6)
+    0.03
+    """
+    if product.size != exact.size or product.size < 256:
+        return 0.0
+    flat, p = exact.reshape(-1), product.reshape(-1)
+    with np.errstate(all="ignore"):
+        keep = (flat != 0) & np.isfinite(flat) & np.isfinite(p) & np.isfinite(found.reshape(-1))
+        p = np.where(keep, p, 0)
+        error = np.where(keep, found.reshape(-1) - flat, 0)
+        power = float(np.dot(p, p))
+        return float(np.dot(error, p)) / power if np.isfinite(power) and power > 0 else 0.0
+
+
+def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:
+    """How NaN and Inf differ in place, in words; where a run that only rounds has what `b` has, it is no difference."""
+    if np.isfinite(a).all() and np.isfinite(b).all():
+        return ""
+    for what, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
+        wrong = test(a) != test(b)
+        for natural in naturals:
+            if natural.shape == a.shape:
+                wrong &= test(natural) != test(b)
+        if wrong.any():
+            at = [int(i) for i in np.argwhere(wrong)[0]]
+            return f"{int(wrong.sum())} elements differ in {what}, the first at {at}"
+    return ""
+
+
+def _steps(name: str, exact: Array, found: Array, naturals: Sequence[Array]) -> OutputComparison:
+    """Integers, booleans, quantised values, strings: exact but for what rounding moves."""
+    wrong = np.asarray(exact != found)
+    if exact.dtype.kind in "OUS":
+        return OutputComparison(name, "strings differ" if wrong.any() else "")
+    a, b = exact.astype(np.float64), found.astype(np.float64)
+    error = np.abs(b - a)
+    allowed = np.zeros(a.shape)
+    for natural in naturals:
+        if natural.shape == a.shape:
+            allowed = np.maximum(allowed, np.abs(natural.astype(np.float64) - a))
+    beyond = error > allowed
+    scale = float(np.abs(a).max(initial=0.0))
+    worst = np.unravel_index(int((error - allowed).argmax()), a.shape) if a.size else ()
+    return OutputComparison(
+        name,
+        f"{int(beyond.sum())} of {a.size} elements differ where rounding changes nothing" if beyond.any() else "",
+        max_error=float(error.max(initial=0.0)),
+        mean_error=float(error.mean()) if a.size else 0.0,
+        p99_error=float(np.percentile(error, 99)) if a.size else 0.0,
+        scale=scale,
+        tolerance=0.0,
+        needed=float(error.max(initial=0.0)) / (scale or 1.0),
+        worst=tuple(map(int, worst)),
+        expected=float(a[worst]) if a.size else 0.0,
+        found=float(b[worst]) if a.size else 0.0,
+        spread=float(np.ptp(a)) if a.size else 0.0,
+        excess=float("inf") if beyond.any() else 0.0,
+    )

@@ -1,0 +1,178 @@
+"""A compiled model examined on one set of inputs: its outputs and its kernels against the oracle - for verify, compare
+and surgeon, which therefore never contradict each other.
+
+    ordinary inputs     outputs and every kernel against the oracle
+    unusual inputs      outputs against onnxruntime's; the oracle is asked where they differ
+    both                where the outputs differ more than rounding explains, but each kernel, given what the kernels
+                        before it wrote, is right: the model amplifies errors, and the result stands
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
+from tvmopt.analysis.deviation import deviation, limits_of
+from tvmopt.analysis.judge import Judge
+from tvmopt.analysis.kernels import Found, check_kernels
+from tvmopt.analysis.observe import Seen, observe
+from tvmopt.analysis.oracle.values import Unsupported
+
+SPREADING = {"winograd", "amx_conv2d"}
+"""Families whose kernels compute whole tiles from all they read."""
+AMPLIFIED = 16.0
+"""How many times what rounding explains an output may differ where every kernel is right."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one examination found.
+
+    Attributes:
+        comparison: of the outputs; a kernel that is wrong makes it fail, too.
+        kernel: the first wrong kernel, with its nodes. compared: how many of its tensors were compared.
+        reference: "float64" or, where nothing differed from it, "onnxruntime".
+        notes: what was not evaluated in double precision.
+    """
+
+    comparison: Comparison
+    kernel: str = ""
+    compared: int = 0
+    reference: str = "float64"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.comparison.ok
+
+
+class Examiner:
+    """Examines runs of one compiled model.
+
+    Args:
+        model: the loaded artifact.
+        path: its ONNX file. prepared: the same as the importer prepares it, whose nodes the kernels name.
+        rtol, atol: the user's, in place of what follows from rounding.
+    """
+
+    def __init__(
+        self, model: Any, path: str | Path, prepared: Any, rtol: float | None = None, atol: float = 0.0
+    ) -> None:
+        self.model, self.path, self.prepared = model, path, prepared
+        self.precision = model.manifest.precision
+        self.judge = Judge(prepared, self.precision, rtol, atol)
+        self.cpu = model.manifest.kind == "llvm"
+        families = {k["family"] for k in model.manifest.report.get("kernels", ())}
+        self.spreads = bool(families & SPREADING) or any(n.op_type == "LRN" for n in prepared.graph.node)
+
+    def thoroughly(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
+        """Outputs and kernels against the oracle.
+
+        Args:
+            peer: onnxruntime's outputs, where it runs the model.
+
+        Raises:
+            Unsupported: the oracle cannot evaluate the model.
+        """
+        outputs, seen = self._run(feeds)
+        truth = self.judge.truth(feeds)
+        compared = self.judge(truth, outputs, peer)
+        found = Found()
+        if self.judge.rtol is None and seen:
+            found = check_kernels(self.prepared, feeds, outputs, seen, self.precision)
+        return Examined(ruled(compared, found), found.kernel, found.compared, notes=tuple(truth.notes))
+
+    def quickly(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, slack: float = 1.0) -> Examined:
+        """Outputs against onnxruntime's; everything against the oracle where they differ.
+
+        Args:
+            slack: how many times the usual limits the two may differ by: what they did on other inputs.
+        """
+        if peer is not None and self.judge.rtol is None:
+            found = self.model.run(feeds)
+            alike = [self._alike(n, peer[n], found[n], slack) for n in found if n in peer]
+            if len(alike) == len(found) and all(o.ok for o in alike):
+                return Examined(Comparison(tuple(alike)), reference="onnxruntime")
+        try:
+            return self.thoroughly(feeds, peer)
+        except Unsupported:
+            if peer is None:
+                raise
+            return self.without_oracle(feeds, peer)
+
+    def hostile(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
+        """Inputs with one value that is no number: none may be lost on its way.
+
+        Where the oracle and onnxruntime have no number, ours must not have one. More than theirs are allowed where a
+        kernel computes whole tiles or bands (Winograd, LRN; docs/limits.md), and everywhere behind an infinite value.
+        """
+        found = self.model.run(feeds)
+        if peer is not None and all(n in peer and _same_places(peer[n], a) for n, a in found.items()):
+            return Examined(Comparison(tuple(OutputComparison(n) for n in found)), reference="onnxruntime")
+        exact = self.judge.truth(feeds).exact
+        spreads = self.spreads or not any(np.isnan(a).any() for a in feeds.values() if a.dtype.kind == "f")
+        results = []
+        for name, ours in found.items():
+            if ours.dtype.kind != "f" or ours.shape != exact[name].shape:
+                continue
+            theirs = peer[name] if peer is not None and name in peer else exact[name]
+            lost = ~np.isfinite(exact[name]) & ~np.isfinite(theirs) & np.isfinite(ours)
+            more = np.isfinite(exact[name]) & np.isfinite(theirs) & np.isnan(ours) & (not spreads)
+            problem = _places("is a number, though the oracle and onnxruntime have none", lost)
+            results.append(OutputComparison(name, problem or _places("is no number, though it ought to be", more)))
+        return Examined(Comparison(tuple(results)))
+
+    def without_oracle(self, feeds: Mapping[str, Array], peer: Mapping[str, Array]) -> Examined:
+        """Outputs against onnxruntime's only, generously: its error is among them."""
+        found = self.model.run(feeds)
+        alike = tuple(self._alike(n, peer[n], found[n], AMPLIFIED) for n in found if n in peer)
+        return Examined(Comparison(alike), reference="onnxruntime", notes=("the oracle cannot evaluate the model",))
+
+    def _alike(self, name: str, theirs: Array, ours: Array, slack: float) -> OutputComparison:
+        if theirs.shape != ours.shape:
+            return OutputComparison(name, f"shape {ours.shape}, expected {theirs.shape}")
+        if theirs.dtype != ours.dtype:
+            return OutputComparison(name, f"dtype {ours.dtype}, expected {theirs.dtype}")
+        limits = limits_of(self.precision, ours.dtype)
+        limits = replace(limits, rms=limits.rms * slack, cross=limits.cross * slack)
+        return deviation(name, theirs, ours, limits)
+
+    def _run(self, feeds: Mapping[str, Array]) -> tuple[dict[str, Array], list[Seen]]:
+        if not self.cpu:
+            return dict(self.model.run(feeds)), []
+        outputs, seen = observe(self.model, feeds)
+        named = dict(zip([o.name for o in self.model.outputs], outputs, strict=True))
+        return {n: np.asarray(a) for n, a in named.items()}, seen
+
+
+def ruled(compared: Comparison, found: Found) -> Comparison:
+    """Outputs and kernels together."""
+    local = {o.name: o for o in found.wrong}
+    results = []
+    for one in compared.outputs:
+        if one.name in local and one.ok:
+            one = local[one.name]
+        elif one.problem == "differs" and found.compared and not local and one.excess <= AMPLIFIED:
+            one = replace(one, problem="", tolerance=max(one.tolerance, one.needed))
+        results.append(one)
+    names = {o.name for o in compared.outputs}
+    results += [o for o in found.wrong if o.name not in names]
+    return Comparison(tuple(results))
+
+
+def _same_places(theirs: Array, ours: Array) -> bool:
+    """Whether the same elements are numbers."""
+    if ours.dtype.kind != "f" or theirs.shape != ours.shape:
+        return bool(ours.dtype.kind != "f")
+    return bool(np.array_equal(np.isfinite(theirs), np.isfinite(ours)))
+
+
+def _places(words: str, where: Array) -> str:
+    if not where.any():
+        return ""
+    return f"{int(where.sum())} elements: the value {words}, first at {[int(i) for i in np.argwhere(where)[0]]}"

@@ -1,0 +1,148 @@
+"""Every kernel of a compiled model in a real run: what it wrote, and which tensor of the model that is.
+
+Marking inner tensors as outputs would change what is fused. Here the module runs as it is; TVM's instrument hook copies
+what each kernel wrote, in whatever layout: axes permuted (NHWC), reshaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmopt.analysis.comparator import Array
+from tvmopt.runtime.tensors import TensorInfo, from_ffi
+
+SAMPLE = 1 << 12
+"""Elements compared to find out how a tensor is laid out."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One call of a kernel: its symbol, the bindings it computes, what it wrote, the weights it read.
+
+    What it wrote is in `array`, or in `file` where a run kept it there.
+    """
+
+    symbol: str
+    nodes: tuple[str, ...]
+    file: str
+    weights: tuple[int, ...]
+    array: Any = None
+
+
+def observe(
+    model: Any, feeds: Mapping[str, Array], folder: Path | None = None, room: int = 1 << 31
+) -> tuple[list[Array], list[Seen]]:
+    """Run a loaded model once: its outputs, and what every kernel wrote (its last argument is its output).
+
+    Args:
+        folder: to keep the arrays as files there; else they stay in memory, at most `room` bytes of them.
+    """
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
+    sites = {k["name"]: k["nodes"] for k in model.manifest.report["kernels"]}
+    calls: dict[str, int] = {}
+    seen: list[Seen] = []
+    left = [room]
+    arguments = model.arguments(feeds)
+    weights = {int(w.data_ptr()): i for i, w in enumerate(arguments[len(model.inputs) :])}
+
+    def instrument(function: Any, symbol: str, before: bool, result: Any, *values: Any) -> int:
+        if before or symbol not in sites:
+            return 0
+        number = calls[symbol] = calls.get(symbol, 0) + 1
+        nodes = sites[symbol][min(number, len(sites[symbol])) - 1] if sites[symbol] else ()
+        tensors = [v for v in values if hasattr(v, "data_ptr")]
+        read = tuple(weights[p] for p in (int(t.data_ptr()) for t in tensors[:-1]) if p in weights)
+        array = written(tensors[-1]) if tensors else None
+        if array is None:
+            return 0
+        if folder is not None:
+            file = folder / f"{len(seen)}.npy"
+            np.save(file, array)
+            seen.append(Seen(symbol, tuple(nodes), str(file), read))
+        elif left[0] >= array.nbytes:
+            left[0] -= array.nbytes
+            seen.append(Seen(symbol, tuple(nodes), "", read, array))
+        return 0
+
+    session = model.session()
+    session.set_instrument(instrument)
+    try:
+        results = session.main(*arguments)
+        outputs = [np.array(from_ffi(r, info)) for r, info in zip(results, model.outputs, strict=True)]
+    finally:
+        session.set_instrument(None)
+    return outputs, seen
+
+
+def written(tensor: Any) -> Array | None:
+    """A copy of a tensor in host memory; None where NumPy lacks its type."""
+    try:
+        dtype = str(tensor.dtype)
+        if dtype in ("bfloat16", "float16") or dtype.startswith("float8"):  # .npy files know none of these
+            info = TensorInfo("", tuple(map(int, tensor.shape)), dtype)
+            return np.array(from_ffi(tensor, info)).astype(np.float32)
+        return np.array(np.from_dlpack(tensor))
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def candidates(nodes: Sequence[Any], inside: Sequence[int], named: Collection[int]) -> list[str]:
+    """Tensors that a kernel computing these nodes may have written, likeliest first.
+
+    Outputs of its nodes, the last one's first; then of following nodes that no kernel names (folded into a
+    weight, or a reshape); then what the nodes read (a kernel that only brings an input into another layout).
+    """
+    names = [o for i in reversed(inside) for o in nodes[i].output if o]
+    front, follow = set(names), []
+    for i in range((inside[-1] if inside else -1) + 1, len(nodes)):
+        if i not in named and front & set(nodes[i].input):
+            front |= set(nodes[i].output)
+            follow += [o for o in nodes[i].output if o]
+        if len(follow) > 8:
+            break
+    reads = [n for i in inside for n in nodes[i].input if n]
+    return list(dict.fromkeys([*names, *follow, *reads]))
+
+
+def bindings(nodes: Sequence[Any]) -> dict[str, int]:
+    """Name of a node, as kernels tell it -> its index."""
+    from tvmopt.importer.protos import node_name
+
+    return {node_name(node): i for i, node in enumerate(nodes)}
+
+
+def laid_out(expected: Array, found: Array) -> Array:
+    """`found` with the shape of `expected`, its axes in the order that a sample of elements fits best."""
+    return fitted(expected, found)[0]
+
+
+def fitted(expected: Array, found: Array) -> tuple[Array, float]:
+    """(`found` in the layout of `expected` that a sample fits best, the mean error of that sample)."""
+    axes = [a for a, size in enumerate(expected.shape) if size > 1]
+    best, least = found.reshape(expected.shape), float("inf")
+    picks = np.random.default_rng(0).integers(0, max(1, found.size), min(SAMPLE, found.size))
+    flat = found.reshape(-1)[picks].astype(np.float64)
+    orders = permutations(range(len(axes))) if len(axes) <= 5 else iter([tuple(range(len(axes)))])
+    for order in orders:
+        sizes = [expected.shape[axes[k]] for k in order]
+        where = np.unravel_index(picks, sizes) if sizes else ()
+        index: list[Any] = [0] * expected.ndim
+        for k, position in zip(order, where, strict=True):
+            index[axes[k]] = position
+        with np.errstate(all="ignore"):
+            values = expected[tuple(index)].astype(np.float64)
+            error = float(np.nanmean(np.minimum(np.abs(values - flat), 1e30))) if picks.size else 0.0
+        if error < least:
+            least = error
+            inverse = np.argsort(order)
+            best = found.reshape(sizes).transpose(inverse).reshape(expected.shape) if sizes else best
+            if error <= 1e-3 * float(np.nanmean(np.abs(flat[np.isfinite(flat)]))) if np.isfinite(flat).any() else False:
+                break
+    return best, least

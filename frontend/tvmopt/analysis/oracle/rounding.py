@@ -1,0 +1,107 @@
+"""What rounding alone does to a model: runs of the oracle that round, and cross the edges of discontinuous operators.
+
+A result of Floor, a comparison or a quantisation jumps where its input is near an edge; an engine may stand on either
+side. So these runs move the inputs of such operators by a little more than their own rounding error, up in one run and
+down in the other: what jumps there may jump in an engine; what does not has to be exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.values import EXACT, Arithmetic, Array, Call, Value, is_real
+
+TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32": np.float16}
+"""Precisions whose operands have fewer bits than float32 (float16 has the 11 bits of tf32)."""
+EDGES = {
+    *("Floor", "Ceil", "Round", "Cast", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear", "Hardmax"),
+    *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "NonMaxSuppression"),
+}
+HEAVY = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention", "FusedMatMul"}
+MOVES = {
+    *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
+    *("Pad", "Identity", "Expand", "Dropout"),
+}
+MARGIN = 4.0
+"""How much farther than its own error a run moves an input."""
+
+
+def arithmetic_of(precision: str) -> Arithmetic:
+    """The arithmetic that rounds as an engine does in this precision."""
+    return Arithmetic(np.float32, TYPES.get(precision), stores=True)
+
+
+def operands(nodes: Sequence[Any]) -> set[str]:
+    """Tensors that products read, also behind data movement: they are in memory in 16 bits, for every reader."""
+    found: set[str] = set()
+    for node in reversed(nodes):
+        if node.op_type in HEAVY or (node.op_type in MOVES and found & set(node.output)):
+            found.update(n for n in node.input if n)
+    return found
+
+
+class Recorder(Oracle):
+    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, EXACT)
+        self.edges: dict[str, list[Any]] = {}
+
+    def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        if call.op in EDGES:
+            self.edges[call.node.output[0]] = [v.array if v is not None else None for v in values]
+        return super().evaluate(call, domain, values)
+
+
+class Rounded(Oracle):
+    """A run that rounds.
+
+    Args:
+        edges: of the exact run.
+        sign: where inputs at edges are moved: +1 up, -1 down.
+    """
+
+    def __init__(self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], sign: int) -> None:
+        super().__init__(model, arithmetic)
+        self.edges, self.sign = edges, sign
+        self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
+        self.generator = np.random.default_rng(sign + 1)
+
+    def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        if call.op in EDGES and values and values[0] is not None and is_real(values[0].kind):
+            values = [self._moved(call, values), *values[1:]]
+        results = super().evaluate(call, domain, values)
+        for index, name in enumerate(call.node.output[: len(results)]):
+            value = results[index]
+            if name in self.narrow and value is not None and is_real(value.kind):
+                results[index] = Value(self.arithmetic.rounded(value.array), value.kind)
+        return results
+
+    def _moved(self, call: Call, values: list[Value | None]) -> Value:
+        first = values[0]
+        assert first is not None
+        width = np.zeros(())
+        for value, exact in zip(values, self.edges.get(call.node.output[0], ()), strict=False):
+            if value is None or not is_real(value.kind) or np.shape(exact) != value.array.shape:
+                continue
+            if call.op == "QuantizeLinear" and value is not first:
+                break
+            error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
+            spread = float(np.sqrt(np.mean(np.square(error, dtype=np.float64)))) if error.size else 0.0
+            width = width + MARGIN * (error + spread)
+        if call.op == "QuantizeLinear":  # one engine divides, another multiplies by the reciprocal
+            width = width + 2.0**-22 * np.abs(first.array)
+        if width.shape != first.array.shape:
+            width = np.broadcast_to(width, np.broadcast_shapes(width.shape, first.array.shape))
+            if width.shape != first.array.shape:
+                width = np.asarray(width.max(initial=0.0))
+        way: Any = self.sign
+        if call.op in ("ArgMax", "ArgMin", "TopK", "Hardmax"):
+            way = self.generator.uniform(-1, 1, first.array.shape)
+        moved: Array = first.array + (way * width).astype(first.array.dtype)
+        return Value(moved, first.kind)

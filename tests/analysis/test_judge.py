@@ -1,0 +1,120 @@
+"""Errors planted in one weight are found, right results pass: in fp32 and bf16, behind masks, in masks of bits."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvmopt
+from tests.debug.nets import residual, saved
+from tvmopt.analysis.deviation import LIMITS, deviation, slope
+from tvmopt.analysis.verify import verify
+from tvmopt.errors import AccuracyError
+from tvmopt.targets import Machine
+
+bf16 = pytest.mark.skipif(not Machine.load("cpu").has("avx512bf16"), reason="no avx512_bf16 here")
+FILLS = [-3.4e38, float(np.finfo(np.float32).min), -np.inf, -1e4]
+
+
+def changed(model: onnx.ModelProto, name: str, change) -> onnx.ModelProto:
+    """The model with another value of an initializer."""
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    tensor = next(t for t in copy.graph.initializer if t.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
+    return copy
+
+
+def refused(folder: Path, good: onnx.ModelProto, bad: onnx.ModelProto, precision: str = "fp32") -> str:
+    """The right model is accepted; what the error says of a compile of the wrong one."""
+    saved(good, folder / "good.onnx")
+    tvmopt.compile(folder / "good.onnx", precision=precision)
+    wrong = tvmopt.compile(bad, precision=precision, verify=False)
+    with pytest.raises(AccuracyError) as error:
+        verify(wrong.artifact, folder / "good.onnx")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("precision", "factor"), [("fp32", 1.03), pytest.param("bf16", 1.05, marks=bf16)])
+def test_a_few_per_cent_in_one_convolution(tmp_path, precision, factor):
+    good = residual()
+    told = refused(tmp_path, good, changed(good, "w2", lambda w: (w * factor).astype("f")), precision)
+    assert "wrong kernel" in told and "--seed 0" in told and "onnxruntime's max error" in told
+
+
+def masked(fill: float) -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    nodes = [helper.make_node("MatMul", ["a", "x"], ["p"]), helper.make_node("Where", ["c", "p", "n"], ["y"])]
+    values = {
+        "a": rng.standard_normal((40, 24)).astype("f"),
+        "c": rng.random((1, 50)) < 0.9,
+        "n": np.float32(fill),
+    }
+    return made(nodes, {"x": [24, 50]}, {"y": (TensorProto.FLOAT, [40, 50])}, values)
+
+
+def made(nodes, inputs, outputs, values) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info(n, t, s) for n, (t, s) in outputs.items()],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in values.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_one_wrong_row_beside_a_mask(tmp_path, fill):
+    def row(a):
+        a[7] *= 1.05
+        return a
+
+    refused(tmp_path, masked(fill), changed(masked(fill), "a", row))
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.BOOL])
+def test_one_wrong_bit_of_a_mask(tmp_path, kind):
+    threshold = np.full((12, 50), -1e9, "f")
+    nodes = [helper.make_node("Greater", ["x", "t"], ["b"]), helper.make_node("Cast", ["b"], ["y"], to=kind)]
+    good = made(nodes, {"x": [12, 50]}, {"y": (kind, [12, 50])}, {"t": threshold})
+
+    def bit(t):
+        t[5, 6] = 1e9
+        return t
+
+    assert "1 of 600 elements" in refused(tmp_path, good, changed(good, "t", bit))
+
+
+def test_slices_show_a_row_that_the_whole_hides():
+    exact = np.random.default_rng(0).standard_normal((512, 64))
+    found = exact.copy()
+    found[100] *= 1.01
+    assert deviation("y", exact, exact * (1 + 1e-6), LIMITS["fp32"]).ok
+    one = deviation("y", exact, found, LIMITS["fp32"])
+    assert not one.ok and one.worst[0] == 100
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_fill_is_no_scale(fill):
+    exact = np.random.default_rng(0).standard_normal((8, 64))
+    exact[:, 60:] = fill
+    found = exact.copy()
+    found[2, 3] += 0.01
+    assert not deviation("y", exact, found, LIMITS["fp32"]).ok
+
+
+def test_steps_differ_only_where_rounding_moves_them():
+    exact, found, natural = (np.array(v, np.uint8) for v in ([3, 4, 5], [3, 5, 5], [3, 5, 5]))
+    assert not deviation("q", exact, found, LIMITS["fp32"]).ok
+    assert deviation("q", exact, found, LIMITS["fp32"], [natural]).ok
+    assert not deviation("q", exact, found + np.uint8(1), LIMITS["fp32"], [natural]).ok
+
+
+def test_an_error_along_a_product_shows_under_a_residual():
+    rng = np.random.default_rng(0)
+    product, rest = rng.standard_normal((64, 64)), 30 * rng.standard_normal((64, 64))
+    noise = 0.1 * rng.standard_normal((64, 64))
+    assert abs(slope(product + rest, product + rest + noise, product)) < 0.01
+    assert abs(slope(product + rest, 1.05 * product + rest + noise, product) - 0.05) < 0.01
