@@ -30,7 +30,7 @@ class Plan:
         kind: "graphs", "mutants" or "indices".
         seed, start: models are numbered from `start` on; the same seed and number is the same model.
         count, seconds: it ends after so many models, or so much time.
-        shrinks: so many findings of one signature are shrunk; further ones are counted only.
+        shrinks: so many findings of one signature are shrunk and written, further ones counted; 0: one is not shrunk.
         models: a folder of further valid models to mutate.
         inputs: kinds of inputs; empty: those that fit each model.
     """
@@ -147,7 +147,7 @@ class Run:
         name = signature(finding, model)
         with self._lock:
             self.summary.kinds[finding["kind"]] += 1
-            known = self.summary.signatures[name] >= self.plan.shrinks
+            known = self.summary.signatures[name] >= max(1, self.plan.shrinks)
             if known:
                 self.summary.signatures[name] += 1
         if known:
