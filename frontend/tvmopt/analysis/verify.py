@@ -104,9 +104,11 @@ def verify(
     Raises:
         AccuracyError: the outputs differ, or the compiled code crashed.
     """
+    from tvmopt.importer.relax import operators
+
     with tempfile.TemporaryDirectory(prefix="tvmopt-verify-") as folder:
         path = artifact.save(Path(folder) / "candidate.tvmopt")
-        request = {"artifact": str(path), "model": str(model), "rtol": rtol}
+        request = {"artifact": str(path), "model": str(model), "rtol": rtol, "operators": operators()}
         try:
             raw = children.call("tvmopt.analysis.verify:in_child", request, progress=progress)
         except children.Crash as crash:
@@ -146,13 +148,22 @@ def _trial(data: dict[str, Any]) -> Trial:
     return Trial(**{**data, "comparison": Comparison(found)})
 
 
-def in_child(artifact: str, model: str, rtol: float | None, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The child's part: both runs on every seed, compared. Returns plain data."""
+def in_child(
+    artifact: str, model: str, rtol: float | None, operators: list[list[str]], progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """The child's part: both runs on every seed, compared. Returns plain data.
+
+    Args:
+        operators: what the importer converts; to ask it would load TVM's compiler, which takes seconds.
+    """
     from tvmopt.importer import load, prepare
+    from tvmopt.importer.protos import normal_domain
 
     loaded = read(artifact)
     manifest = loaded.manifest
-    prepared = prepare(load(model), {i.name: list(i.shape) for i in manifest.inputs})
+    known = {(domain, name) for domain, name in operators}
+    shapes = {i.name: list(i.shape) for i in manifest.inputs}
+    prepared = prepare(load(model), shapes, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
     bounds = integer_bounds(prepared)
     feeds = {seed: trial_inputs(manifest.inputs, seed, bounds) for seed in trials(manifest.inputs)}
     progress("running the reference")

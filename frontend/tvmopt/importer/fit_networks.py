@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from tvmopt.importer.given import Given, Rule, Texts, broadcasts
 from tvmopt.importer.protos import count
 from tvmopt.importer.windows import windows
-from tvmopt.recurrence import GATES
 
 Shape = tuple[int, ...]
 
@@ -111,9 +110,8 @@ def _layer_norm(given: Given) -> Texts:
             yield f"'{given.node.input[i]}' is {list(found)}, which does not broadcast to {list(shape)}"
 
 
-def _recurrence(kind: str) -> Rule:
+def _recurrence(kind: str, gates: int) -> Rule:
     """LSTM, GRU or RNN; X is [steps, batch, size], or with layout 1 [batch, steps, size]."""
-    gates = GATES[kind]
 
     def rule(given: Given) -> Texts:
         x, w, r = given.shape(0), given.shape(1), given.shape(2)
@@ -332,13 +330,13 @@ RULES: dict[str, Rule] = {
     "ConvTranspose": _convolution(0, 1, 2, transposed=True),
     "DeformConv": _deformed,
     "DequantizeLinear": _quantised,
-    "GRU": _recurrence("GRU"),
+    "GRU": _recurrence("GRU", 3),
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "GridSample": _grid,
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _per_channel(1, 2),
-    "LSTM": _recurrence("LSTM"),
+    "LSTM": _recurrence("LSTM", 4),
     "LayerNormalization": _layer_norm,
     "LpPool": _pool,
     "MaxPool": _pool,
@@ -348,7 +346,7 @@ RULES: dict[str, Rule] = {
     "QLinearConv": _convolution(0, 3, 8),
     "QuantizeLinear": _quantised,
     "RMSNormalization": _layer_norm,
-    "RNN": _recurrence("RNN"),
+    "RNN": _recurrence("RNN", 1),
     "ScatterElements": _gather_elements,
     "ScatterND": _scatter_nd,
     "SoftmaxCrossEntropyLoss": _loss,

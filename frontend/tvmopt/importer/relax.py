@@ -24,7 +24,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.errors import ModelError, TvmoptError, collect
-from tvmopt.importer.converters import Context, Inputs, find
+from tvmopt.extensions import converters
+from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
 from tvmopt.importer.protos import (
@@ -69,6 +70,12 @@ def has_converter(domain: str, op_type: str) -> bool:
     domain = normal_domain(domain)
     own = find(domain, op_type) is not None or (domain, op_type) in {("", "If"), ("", "Constant")}
     return own or op_type in STOCK_DOMAINS.get(domain, ())
+
+
+def operators() -> list[tuple[str, str]]:
+    """Domain and name of every operator of :func:`has_converter`, for a process that prepares a model without TVM."""
+    taken = {*CONVERTERS, *converters(), ("", "If"), ("", "Constant")}
+    return sorted(taken | {(domain, name) for domain, names in STOCK_DOMAINS.items() for name in names})
 
 
 class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no types
