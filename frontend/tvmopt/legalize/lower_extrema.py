@@ -3,7 +3,7 @@
     Before           After
     max(x, 0)        max(0, x)                                            one instruction, as before
     max(a, b)        let v = a in select(v != v, NaN, max(v, b))          three instructions
-    for a GPU        let v = x in select(v < 0, 0, v);  let v = a, w = b in select(v != v, v, select(v > w, v, w))
+    for a GPU        let v = x in select(v < 0, 0, v);  let v = a, w = b in select(v >= v, select(v > w, v, w), v)
 
     a != b           not (a == b)                                         TVM's own code says false where one is NaN
 
@@ -81,7 +81,8 @@ def _select(kind: Any, a: Expr, b: Expr) -> Expr:
     wins = tirx.GT if kind is tirx.Max else tirx.LT
     if _constant(b):
         return tirx.Let(v, a, tirx.Select(wins(b, v), b, v))
-    return tirx.Let(v, a, tirx.Let(w, b, tirx.Select(tirx.isnan(v), v, tirx.Select(wins(v, w), v, w))))
+    # `v >= v` is false for NaN only; isnan becomes `v != v`, which CUDA has not for half4 and float4
+    return tirx.Let(v, a, tirx.Let(w, b, tirx.Select(v >= v, tirx.Select(wins(v, w), v, w), v)))
 
 
 def _constant(value: Expr) -> bool:
