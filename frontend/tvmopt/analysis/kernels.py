@@ -6,7 +6,7 @@ own numbers: what is compared next has only the rounding of the kernels since th
 
     first     in float32, with a few eps of tolerance: nearly all there is to do for a right model
     second    what differed: against float64, with runs that only round as the measure
-    third     a kernel that still differs wrote its tensor wrongly if what follows fits better with what it wrote than
+    third     a kernel that still differs wrote its tensor wrongly if what follows fits with what it wrote no worse than
               with what it ought to have written; else its result is not that tensor (its bias is the next kernel's)
 """
 
@@ -27,8 +27,9 @@ from tvmopt.analysis.oracle.values import Arithmetic, Value, is_real
 
 ALIKE = 0.5
 """The relative error of a result that may still be the tensor it is compared with."""
-BETTER = 0.8
-"""How much smaller the next tensors' errors must be for a kernel's own numbers to be the better explanation."""
+WORSE = 1.01
+"""How much larger the next tensors' errors may be with a kernel's own numbers: what is behind a softmax hardly shows
+its scores. Numbers that are another tensor's make them much larger."""
 
 
 @dataclass
@@ -184,8 +185,19 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
             group = set(inside)
             inner = {o for i in inside for o in nodes[i].output if readers.get(o, {-1}) <= group}
             products = {nodes[i].output[0] for i in inside if nodes[i].op_type in HEAVY}
-            found.append(Kernel(one, set(candidates(nodes, inside, named)) - inner, products))
+            names = set(candidates(nodes, inside, named)) - inner
+            found += [Kernel(part, set(names), set(products)) for part in side_by_side(model, one, inside)]
     return found
+
+
+def side_by_side(model: Any, seen: Seen, inside: Sequence[int]) -> list[Seen]:
+    """A result in its parts, where a kernel computes several products of one input as one (query, key and value)."""
+    widths = {t.name: t.dims[-1] for t in model.graph.initializer if len(t.dims) > 1}
+    heavy = [n for n in (model.graph.node[i] for i in inside) if n.op_type in HEAVY and len(n.input) > 1]
+    sizes = [widths.get(n.input[1], 0) for n in heavy]
+    if len(sizes) < 2 or not all(sizes) or seen.array.ndim == 0 or sum(sizes) != seen.array.shape[-1]:
+        return [seen]
+    return [replace(seen, array=part) for part in np.split(seen.array, np.cumsum(sizes)[:-1], -1)]
 
 
 class _Measured:
@@ -265,7 +277,7 @@ class _Measured:
             own = self._exact({**self.walk.taken, name: self.found[name]})
             for next_one in self.frontier[name]:
                 ought = _distance(self.exact[next_one], self.found[next_one])
-                if _distance(own[next_one], self.found[next_one]) < BETTER * ought:
+                if 0 < _distance(own[next_one], self.found[next_one]) <= WORSE * ought:
                     return name
         return None
 
