@@ -58,7 +58,8 @@ tensor = ((picture - mean) / spread).transpose(2, 0, 1)[None].astype("float32")
 
 plt.figure(figsize=(2.4, 2.4), dpi=100)
 plt.imshow(picture)
-plt.axis("off")
+plt.axis("off");
+
 # %% [markdown]
 # Five classes with the highest scores, and what onnxruntime says of the same picture:
 
@@ -92,10 +93,8 @@ except tvmopt.errors.InputError as error:
 
 # %%
 timing = model.time({name: tensor}, iterations=30)
-print(
-    f"{timing.median_ms:.1f} ms a picture with {model.threads} threads (median of {timing.n} calls, "
-    f"p90 {timing.p90_ms:.1f} ms)"
-)
+print(f"{timing.median_ms:.1f} ms a picture with {model.threads} threads (median of {timing.n} calls, "
+      f"p90 {timing.p90_ms:.1f} ms)")
 
 # %% [markdown]
 # ## Read the report

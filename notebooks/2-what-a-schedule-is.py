@@ -25,10 +25,8 @@ from tvmopt.analysis.peaks import measure_peaks
 from tvmopt.targets import Machine
 
 machine = Machine.load("cpu")
-print(
-    f"{machine.name}: {machine.cores} cores, {machine.vector_bits}-bit vectors ({machine.lanes()} floats), "
-    f"{machine.vector_registers} vector registers, {machine.fma_ports} multiply-add ports"
-)
+print(f"{machine.name}: {machine.cores} cores, {machine.vector_bits}-bit vectors ({machine.lanes()} floats), "
+      f"{machine.vector_registers} vector registers, {machine.fma_ports} multiply-add ports")
 
 # %% [markdown]
 # ## The roof
@@ -254,13 +252,9 @@ figure.tight_layout()
 
 # %%
 first, last = history["plain loops"], history["shipped family"]
-print(
-    f"From {first:.1f} to {last:.0f} GFLOP/s: {last / first:.0f} times as fast, with the same additions and products."
-)
-print(
-    f"The shipped family reaches {last / peak_all:.0%} of the peak of {machine.cores} threads, "
-    f"and {history['packed weights'] / blas:.2f} times the speed of NumPy's BLAS in one thread (step 4)."
-)
+print(f"From {first:.1f} to {last:.0f} GFLOP/s: {last / first:.0f} times as fast, with the same additions and products.")
+print(f"The shipped family reaches {last / peak_all:.0%} of the peak of {machine.cores} threads, "
+      f"and {history['packed weights'] / blas:.2f} times the speed of NumPy's BLAS in one thread (step 4).")
 
 # %% [markdown]
 # ## Where next

@@ -21,10 +21,8 @@ from tvmopt.targets import Machine
 
 machine = Machine.load("nvidia-h100")
 nvcc = shutil.which("nvcc")
-print(
-    f"{machine.name}: {machine.cores} multiprocessors, {machine.bandwidth / 1e9:.0f} GB/s of memory, "
-    f"architecture {machine.mcpu}"
-)
+print(f"{machine.name}: {machine.cores} multiprocessors, {machine.bandwidth / 1e9:.0f} GB/s of memory, "
+      f"architecture {machine.mcpu}")
 print("nvcc: found" if nvcc else "nvcc: not found. Registers and occupancy are left out below.")
 
 # %% [markdown]
@@ -44,12 +42,9 @@ history = {}
 
 def heart(source, keep=18):
     """The innermost loop of the first kernel, and what follows it."""
-    lines = [line for line in source[source.index("__launch_bounds__") :].splitlines() if line.strip()]
-    deepest = (
-        max((len(line) - len(line.lstrip()), -i) for i, line in enumerate(lines) if "for (" in line)
-        if any("for (" in line for line in lines)
-        else (0, 0)
-    )
+    lines = [line for line in source[source.index("__launch_bounds__"):].splitlines() if line.strip()]
+    deepest = max((len(line) - len(line.lstrip()), -i) for i, line in enumerate(lines) if "for (" in line) if any(
+        "for (" in line for line in lines) else (0, 0)
     start = max(0, -deepest[1] - 1)
     return "\n".join(line[:150] for line in lines[start : start + keep])
 
@@ -67,10 +62,8 @@ def step(name, func, bm, bn, threads, keep=12):
         (used,) = usage.values()
         share, limit = occupancy(threads, used.registers, used.shared, machine)
         history[name]["occupancy"] = share
-        print(
-            f"{threads} threads a block, {used.registers} registers a thread, {used.shared} B shared, "
-            f"{used.spill_stores} B spilled; occupancy {share:.0%}, limited by {limit}"
-        )
+        print(f"{threads} threads a block, {used.registers} registers a thread, {used.shared} B shared, "
+              f"{used.spill_stores} B spilled; occupancy {share:.0%}, limited by {limit}")
     print(f"{traffic:.1f} operations for each byte from global memory")
 
 
@@ -196,11 +189,9 @@ for precision in ("fp32", "fp16") if nvcc else ():
     print(precision)
     for kernel in compiled.report.kernels:
         for launch in kernel.launches:
-            print(
-                f"  {kernel.family:14} {kernel.name[:28]:28} grid {launch['grid']}, {launch['threads']} threads, "
-                f"{launch['registers']} registers, {launch['shared'] / 1024:.1f} KiB shared, {launch['spilled']} B spilled, "
-                f"occupancy {launch['occupancy']:.0%} ({launch['limit']})"
-            )
+            print(f"  {kernel.family:14} {kernel.name[:28]:28} grid {launch['grid']}, {launch['threads']} threads, "
+                  f"{launch['registers']} registers, {launch['shared'] / 1024:.1f} KiB shared, {launch['spilled']} B spilled, "
+                  f"occupancy {launch['occupancy']:.0%} ({launch['limit']})")
         print(f"  {'':14} knobs {kernel.knobs}")
 if not nvcc:
     print("nvcc is not installed: nothing can be compiled for a GPU here")

@@ -81,10 +81,8 @@ result = tune("model.onnx", store="records.db", trials=48, budget="25s", generic
 
 # %%
 before, after = result.estimate
-print(
-    f"{result.trials} candidates in {result.elapsed:.0f} s; the kernels together: {1e6 * before:.0f} us untuned, "
-    f"{1e6 * after:.0f} us with the winners"
-)
+print(f"{result.trials} candidates in {result.elapsed:.0f} s; the kernels together: {1e6 * before:.0f} us untuned, "
+      f"{1e6 * after:.0f} us with the winners")
 for task in sorted(result.tasks, key=lambda t: -t.share):
     won = f"{1 / task.ratio:.2f} times as fast: {task.knobs}" if task.ratio < 1 else "the analytic point stays"
     print(f"  {task.name[:32]:32} {task.share:4.0%} of the time, {task.trials:2} tried: {won}")
@@ -184,10 +182,8 @@ print(f"{again.resumed} candidates were known, {again.trials - again.resumed} me
 
 # %%
 compiled = tvmopt.compile("model.onnx", store="records.db")
-print(
-    f"share of the arithmetic by tuned kernels: {compiled.report.share('tuned'):.0%}, "
-    f"by analytic ones: {compiled.report.share('analytic'):.0%}"
-)
+print(f"share of the arithmetic by tuned kernels: {compiled.report.share('tuned'):.0%}, "
+      f"by analytic ones: {compiled.report.share('analytic'):.0%}")
 for decision in compiled.report.decisions:
     if decision.stage == "tvmopt.TuningRecords":
         print(f"  {decision.node[:40]}: {decision.reason.split('; ')[0]}")

@@ -44,10 +44,8 @@ for name in ("cnn", "transformer"):
 # %%
 profiles = {name: tvmopt.profile(f"{name}.tvmopt", seconds=2.0) for name in ("cnn", "transformer")}
 for name, found in profiles.items():
-    print(
-        f"{name}: {1e3 * found.latency_s:.2f} ms, {found.flops / found.latency_s / 1e9:.0f} GFLOP/s; "
-        f"the kernels' times add up to {found.accounted_s / found.latency_s:.0%} of it"
-    )
+    print(f"{name}: {1e3 * found.latency_s:.2f} ms, {found.flops / found.latency_s / 1e9:.0f} GFLOP/s; "
+          f"the kernels' times add up to {found.accounted_s / found.latency_s:.0%} of it")
 
 # %% [markdown]
 # ## The plot
@@ -62,23 +60,12 @@ peak = peaks.compute() / 1e9
 figure, axis = plt.subplots(figsize=(8, 4.6), dpi=110)
 intensity = np.logspace(-1.2, 3, 200)
 for level, style in (("l2", ":"), ("l3", "-."), ("dram", "-")):
-    axis.plot(
-        intensity,
-        np.minimum(peak, intensity * peaks.bandwidth[level] / 1e9),
-        style,
-        color="grey",
-        label=f"roof with {level.upper()}: {peaks.bandwidth[level] / 1e9:.0f} GB/s",
-    )
+    axis.plot(intensity, np.minimum(peak, intensity * peaks.bandwidth[level] / 1e9), style, color="grey",
+              label=f"roof with {level.upper()}: {peaks.bandwidth[level] / 1e9:.0f} GB/s")
 for (name, found), colour in zip(profiles.items(), ("#4477aa", "#ee6677"), strict=True):
     kernels = [k for k in found.kernels if k.flops]
-    axis.scatter(
-        [k.position.intensity for k in kernels],
-        [k.gflops for k in kernels],
-        s=[20 + 900 * k.share for k in kernels],
-        color=colour,
-        alpha=0.55,
-        label=name,
-    )
+    axis.scatter([k.position.intensity for k in kernels], [k.gflops for k in kernels],
+                 s=[20 + 900 * k.share for k in kernels], color=colour, alpha=0.55, label=name)
 axis.set_xscale("log"), axis.set_yscale("log")
 axis.set_ylim(0.5, 2 * peak)
 axis.set_xlabel("arithmetic intensity, FLOP/byte"), axis.set_ylabel("GFLOP/s")
@@ -94,10 +81,8 @@ figure.tight_layout()
 
 # %%
 for name, found in profiles.items():
-    share = {
-        bound: sum(k.share for k in found.kernels if k.position.bound == bound)
-        for bound in ("compute", "memory", "latency")
-    }
+    share = {bound: sum(k.share for k in found.kernels if k.position.bound == bound)
+             for bound in ("compute", "memory", "latency")}
     print(f"{name:12}", ", ".join(f"{bound} {part:.0%}" for bound, part in share.items()), "of the time")
 
 # %% [markdown]
@@ -110,10 +95,8 @@ for name, found in profiles.items():
 for name, found in profiles.items():
     print(name)
     for kernel in sorted(found.kernels, key=lambda k: -k.advice.gain)[:3]:
-        print(
-            f"  {kernel.name[:34]:34} {kernel.share:4.0%} of the time, {kernel.position.roof_share:4.0%} of its roof: "
-            f"{kernel.advice.text} (model x {kernel.advice.gain:.2f})"
-        )
+        print(f"  {kernel.name[:34]:34} {kernel.share:4.0%} of the time, {kernel.position.roof_share:4.0%} of its roof: "
+              f"{kernel.advice.text} (model x {kernel.advice.gain:.2f})")
 
 # %% [markdown]
 # ## Act on it
@@ -122,31 +105,20 @@ for name, found in profiles.items():
 # night finds more. The kernel with the largest promised gain:
 
 # %%
-candidates = [
-    (k.advice.gain, name, k) for name, found in profiles.items() for k in found.kernels if "tune it" in k.advice.text
-]
+candidates = [(k.advice.gain, name, k) for name, found in profiles.items() for k in found.kernels
+              if "tune it" in k.advice.text]
 if candidates:
     _, name, kernel = max(candidates, key=lambda c: c[0])
 else:  # nothing is far from its roof: take the kernel that takes most of the time
     name, kernel = "cnn", profiles["cnn"].kernels[0]
-print(
-    f"{kernel.name} of the {name}: {kernel.share:.0%} of the time, at {kernel.position.roof_share:.0%} of its roof, "
-    f"knobs {kernel.knobs}"
-)
+print(f"{kernel.name} of the {name}: {kernel.share:.0%} of the time, at {kernel.position.roof_share:.0%} of its roof, "
+      f"knobs {kernel.knobs}")
 
 # %%
 from tvmopt.tuning.driver import tune
 
-result = tune(
-    f"{name}.onnx",
-    only=kernel.name,
-    trials=20,
-    budget="15s",
-    store="records.db",
-    generic=False,
-    compare=False,
-    threads=1,
-)
+result = tune(f"{name}.onnx", only=kernel.name, trials=20, budget="15s", store="records.db", generic=False, compare=False,
+              threads=1)
 for task in result.tasks:
     found = f"{1 / task.ratio:.2f} times as fast with {task.knobs}" if task.ratio < 1 else "nothing faster beyond noise"
     print(f"{task.name}: {task.trials} candidates measured, {found}")
@@ -164,10 +136,8 @@ feeds = {x.name: np.random.default_rng(0).standard_normal(x.shape, dtype="float3
 rounds = [(before.time(feeds, iterations=20).min_ms, after.time(feeds, iterations=20).min_ms) for _ in range(9)]
 ratio = np.array([b / a for b, a in rounds])
 low, high = np.percentile(ratio, [10, 90])
-print(
-    f"{name}: {np.median([b for b, _ in rounds]):.3f} ms before, {np.median([a for _, a in rounds]):.3f} ms after; "
-    f"{np.median(ratio):.3f} times as fast (most rounds between {low:.2f} and {high:.2f})"
-)
+print(f"{name}: {np.median([b for b, _ in rounds]):.3f} ms before, {np.median([a for _, a in rounds]):.3f} ms after; "
+      f"{np.median(ratio):.3f} times as fast (most rounds between {low:.2f} and {high:.2f})")
 promised = kernel.advice.gain
 print(f"The advice promised at most {promised:.2f}." if candidates else "No gain was promised.")
 

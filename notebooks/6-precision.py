@@ -30,10 +30,8 @@ onnx.save(encoder(layers=1, width=768, heads=12, length=128), "model.onnx")
 # %%
 for dtype in (np.float32, ml_dtypes.bfloat16, np.float16):
     facts = ml_dtypes.finfo(dtype)
-    print(
-        f"{np.dtype(dtype).name:9} {facts.bits} bits, {facts.nmant} of them digits: eps {float(facts.eps):.1e}, "
-        f"largest {float(facts.max):.1e}, smallest normal {float(facts.smallest_normal):.1e}"
-    )
+    print(f"{np.dtype(dtype).name:9} {facts.bits} bits, {facts.nmant} of them digits: eps {float(facts.eps):.1e}, "
+          f"largest {float(facts.max):.1e}, smallest normal {float(facts.smallest_normal):.1e}")
 
 # %% [markdown]
 # ## What this machine has
@@ -59,18 +57,14 @@ for kind, value in peaks.flops.items():
 compiled, refused = {}, {}
 for precision in ("fp32", "bf16", "fp16"):
     try:
-        compiled[precision] = tvmopt.compile(
-            "model.onnx", precision=precision, output=f"{precision}.tvmopt", records=False
-        )
+        compiled[precision] = tvmopt.compile("model.onnx", precision=precision, output=f"{precision}.tvmopt", records=False)
     except tvmopt.errors.TvmoptError as error:
         refused[precision] = error
         print(f"{precision}: {error}")
         continue
     report = compiled[precision].report
-    print(
-        f"{precision}: weights {report.weight_bytes / 1e6:.2f} MB, activations {report.activation_bytes / 1e6:.2f} MB, "
-        f"agrees with onnxruntime: {report.accuracy['verified']}"
-    )
+    print(f"{precision}: weights {report.weight_bytes / 1e6:.2f} MB, activations {report.activation_bytes / 1e6:.2f} MB, "
+          f"agrees with onnxruntime: {report.accuracy['verified']}")
 
 # %% [markdown]
 # ## Error
@@ -86,13 +80,9 @@ references = [session.run(None, {"x": x})[0] for x in inputs]
 errors = {}
 for precision, found in compiled.items():
     outputs = [np.asarray(found.model(x), "float32") for x in inputs]
-    relative = np.concatenate(
-        [np.abs(o - r).ravel() / np.abs(r).max() for o, r in zip(outputs, references, strict=True)]
-    )
+    relative = np.concatenate([np.abs(o - r).ravel() / np.abs(r).max() for o, r in zip(outputs, references, strict=True)])
     errors[precision] = relative
-    print(
-        f"{precision}: median {np.median(relative):.1e}, p99 {np.percentile(relative, 99):.1e}, largest {relative.max():.1e}"
-    )
+    print(f"{precision}: median {np.median(relative):.1e}, p99 {np.percentile(relative, 99):.1e}, largest {relative.max():.1e}")
 
 figure, axis = plt.subplots(figsize=(7, 3), dpi=110)
 bins = np.logspace(-9, -1, 70)
@@ -117,10 +107,8 @@ for _ in range(9):
         times[precision].append(model.time({"x": inputs[0]}, iterations=10, warmup=2).min_ms)
 for precision, samples in times.items():
     ratio = np.array(times["fp32"]) / np.array(samples)
-    print(
-        f"{precision}: {np.median(samples):.3f} ms, {np.median(ratio):.2f} times as fast as fp32 "
-        f"(rounds from {ratio.min():.2f} to {ratio.max():.2f})"
-    )
+    print(f"{precision}: {np.median(samples):.3f} ms, {np.median(ratio):.2f} times as fast as fp32 "
+          f"(rounds from {ratio.min():.2f} to {ratio.max():.2f})")
 
 # %% [markdown]
 # ## Error against speed
@@ -139,14 +127,9 @@ figure.tight_layout()
 
 # %%
 best = min(times, key=lambda p: np.median(times[p]))
-print(
-    f"The fastest here is {best}. "
-    + (
-        "Sixteen bits did not pay in this run, on this machine, for this model."
-        if best == "fp32"
-        else f"It costs {np.percentile(errors[best], 99):.0e} of the largest output (p99)."
-    )
-)
+print(f"The fastest here is {best}. " + (
+    "Sixteen bits did not pay in this run, on this machine, for this model."
+    if best == "fp32" else f"It costs {np.percentile(errors[best], 99):.0e} of the largest output (p99)."))
 
 # %% [markdown]
 # Whether an error matters is a question to your data: a classifier may not notice one that spoils a detector's boxes.

@@ -84,7 +84,8 @@ def moving_average(bb, inputs, attrs, ctx):
 
 
 CONVERTERS = {("com.example", "MovingAverage"): moving_average}
-''')
+''');
+
 # %% [markdown]
 # ## A pass
 #
@@ -129,7 +130,8 @@ from example.operators import CONVERTERS
 from example.passes import PASSES
 
 __all__ = ["CONVERTERS", "PASSES"]
-''')
+''');
+
 # %% [markdown]
 # ## Make it known
 #
@@ -243,7 +245,8 @@ def apply(sch, shape, knobs):
     init = sch.decompose_reduction(total, k)
     *_, zeros, zero_lane = sch.get_loops(init)
     sch.unroll(zeros)
-''')
+''');
+
 # %% language="bash"
 # tvmopt compile model.onnx --no-verify --no-records -o with-family.tvmopt
 
@@ -252,9 +255,7 @@ fast = tvmopt.load("with-family.tvmopt")
 np.testing.assert_allclose(fast(x), expected, atol=1e-6)
 rounds = [(plain.time({"x": x}, iterations=20).min_ms, fast.time({"x": x}, iterations=20).min_ms) for _ in range(9)]
 before, after = np.median(rounds, axis=0)
-print(
-    f"generic schedule {before:.3f} ms, our family {after:.3f} ms: {np.median([b / a for b, a in rounds]):.2f} times as fast"
-)
+print(f"generic schedule {before:.3f} ms, our family {after:.3f} ms: {np.median([b / a for b, a in rounds]):.2f} times as fast")
 
 figure, axis = plt.subplots(figsize=(6, 1.6), dpi=110)
 bars = axis.barh(["our family", "without it"], [after, before], color=["#228833", "#4477aa"])
@@ -271,7 +272,7 @@ figure.tight_layout()
 # chooses another strip. No code changes.
 
 # %%
-Path("old.toml").write_text("""
+Path("old.toml").write_text('''
 kind = "llvm"
 mcpu = "x86-64-v2"
 cores = 2
@@ -279,7 +280,7 @@ vector_bits = 128
 vector_registers = 16
 fma_ports = 1
 fma_latency = 4
-""")
+''')
 from example.schedules.cpu import moving_average
 
 from tvmopt.targets import Machine
@@ -287,10 +288,8 @@ from tvmopt.targets import Machine
 for target in ("cpu", "old.toml"):
     machine = Machine.load(target)
     shape = moving_average.Shape(rows, length, window, machine.lanes())
-    print(
-        f"{machine.name}: {machine.vector_bits}-bit vectors, {machine.vector_registers} registers -> "
-        f"{moving_average.knobs(shape, machine).analytic}"
-    )
+    print(f"{machine.name}: {machine.vector_bits}-bit vectors, {machine.vector_registers} registers -> "
+          f"{moving_average.knobs(shape, machine).analytic}")
 
 # %% language="bash"
 # tvmopt compile model.onnx --no-verify --no-records --target old.toml -o old.tvmopt

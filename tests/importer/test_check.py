@@ -87,7 +87,7 @@ def test_every_refusal_of_a_converter_is_told_once():
     inputs, outputs = [value("x", (2, 3)), value("y", (5,))], [value("a", (7,)), value("b", (7,))]
     text = refused(model(nodes, inputs, outputs, {"to": np.array([7], "int64")}))
     assert text.count("node 'one'") == text.count("node 'two'") == 1
-    assert text.count("if you gave --shape") == 2
+    assert text.count("if you gave shape") == 2
 
 
 def test_a_rank_that_only_a_run_tells():

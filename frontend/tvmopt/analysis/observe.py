@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array
+from tvmopt.runtime.refused import refusals
 from tvmopt.runtime.tensors import TensorInfo, from_ffi
 
 SAMPLE = 1 << 12
@@ -74,7 +75,8 @@ def observe(
     session = model.session()
     session.set_instrument(instrument)
     try:
-        results = session.main(*arguments)
+        with refusals(model.manifest.model):
+            results = session.main(*arguments)
         outputs = [np.array(from_ffi(r, info)) for r, info in zip(results, model.outputs, strict=True)]
     finally:
         session.set_instrument(None)
