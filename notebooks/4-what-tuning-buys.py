@@ -135,7 +135,7 @@ from tvmopt.targets import Machine
 from tvmopt.tuning.driver import imported_module, tasks_of
 
 machine = Machine.load("cpu")
-module = imported_module("model.onnx", machine, {}, lambda stage: None)
+module = imported_module("model.onnx", {})
 task = max((t for t in tasks_of(module, machine) if t.key.family == "gemm"), key=lambda t: t.floor * t.weight)
 gemm = next(f for f in families("llvm") if f.NAME == "gemm")
 with machine.tvm_target():
