@@ -163,12 +163,13 @@ def _judged(module: Any, machine: Machine, tuner: Tuner, tell: Progress, precisi
     would choose among equals by chance."""
     known = tuner.store.facts(tuner.session).get("judged")
     if known and known["trials"] == tuner.trials == tuner.resumed:
-        return Verdict(**known["verdict"]) if known["verdict"] else None
+        verdict = known.get("verdict")  # the store keeps no key whose value is None
+        return Verdict(**verdict) if verdict else None
     tell("comparing the tuned model with the untuned one")
     found = model_verdict(module, machine, tuner, tell, precision)
-    verdict = asdict(found) if found else None
+    kept = asdict(found) if found else None
     tuner.store.tell(tuner.session, {"judged": None})  # a patch keeps what it does not name
-    tuner.store.tell(tuner.session, {"judged": {"trials": tuner.trials, "verdict": verdict}})
+    tuner.store.tell(tuner.session, {"judged": {"trials": tuner.trials, "verdict": kept}})
     return found
 
 
