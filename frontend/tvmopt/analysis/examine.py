@@ -83,6 +83,19 @@ class Examiner:
             found = check_kernels(self.prepared, feeds, outputs, seen, self.precision)
         return Examined(ruled(compared, found), found.kernel, found.compared, notes=tuple(truth.notes))
 
+    def fully(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
+        """Thoroughly or, where the oracle cannot evaluate the model, against onnxruntime's outputs only.
+
+        Raises:
+            Unsupported: neither can run the model.
+        """
+        try:
+            return self.thoroughly(feeds, peer)
+        except Unsupported:
+            if peer is None:
+                raise
+            return self.without_oracle(feeds, peer)
+
     def quickly(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, slack: float = 1.0) -> Examined:
         """Outputs against onnxruntime's; everything against the oracle where they differ.
 
@@ -94,12 +107,7 @@ class Examiner:
             alike = [self._alike(n, peer[n], found[n], slack) for n in found if n in peer]
             if len(alike) == len(found) and all(o.ok for o in alike):
                 return Examined(Comparison(tuple(alike)), reference="onnxruntime")
-        try:
-            return self.thoroughly(feeds, peer)
-        except Unsupported:
-            if peer is None:
-                raise
-            return self.without_oracle(feeds, peer)
+        return self.fully(feeds, peer)
 
     def hostile(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
         """Inputs with one value that is no number: none may be lost on its way.

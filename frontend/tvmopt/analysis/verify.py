@@ -196,12 +196,7 @@ def examine(
     """One seed: the first in full, the others by onnxruntime where that is enough; None where an engine refuses it."""
     try:
         if seed == 0 and not (large and peer is not None):
-            try:
-                return examiner.thoroughly(feeds, peer)
-            except Unsupported:
-                if peer is None:
-                    raise
-                return examiner.without_oracle(feeds, peer)
+            return examiner.fully(feeds, peer)
         if _broken(feeds):
             return examiner.hostile(feeds, peer)
         if seed > 1 and peer is None:  # onnxruntime refuses these inputs
