@@ -24,8 +24,8 @@ from tvmopt.targets import Machine
 
 def plan(lowered: Any, machine: Machine, imported: Imported) -> Flow:
     """The flow of a lowered module; nothing is compiled."""
-    names = [p.info.name for p in memory_passes()]
-    passes = memory_passes()[: names.index("StaticPlanBlockMemory") + 1]
+    passes = memory_passes(lowered.module["main"])
+    passes = passes[: [p.info.name for p in passes].index("RewriteCUDAGraph")]  # up to there storage is planned
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3):
         planned = tvm.transform.Sequential(passes)(lowered.module)
     reader = _Reader(lowered.kernels, onnx_nodes(imported))

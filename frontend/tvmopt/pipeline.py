@@ -132,13 +132,17 @@ def _fusion_context() -> Any:
     return tvm.transform.PassContext(now.opt_level, now.required_pass, now.disabled_pass, now.instruments, config)
 
 
-def memory_passes() -> list[Any]:
-    """From scheduled kernels to VM code: storage planned once, freed never in between."""
+def memory_passes(main: relax.Function) -> list[Any]:
+    """From scheduled kernels to VM code: storage planned once, freed never in between.
+
+    Storage is not planned for a function with branches. TVM takes an If for straight code: what the branch that runs
+    reuses, the other one would have allocated. So there each tensor is allocated when it is made.
+    """
     return [
         T.ToNonDataflow(),
         T.RemovePurityChecking(),
         T.CallTIRRewrite(),
-        T.StaticPlanBlockMemory(),
+        *([] if _has_branches(main) else [T.StaticPlanBlockMemory()]),
         T.RewriteCUDAGraph(),  # on the planned storage; only under the config that `build` sets for GPUs
         T.LowerAllocTensor(),
         T.KillAfterLastUse(),
@@ -147,11 +151,6 @@ def memory_passes() -> list[Any]:
         T.VMShapeLower(),
         T.AttachGlobalSymbol(),
     ]
-
-
-PLANNING = "StaticPlanBlockMemory"
-"""The pass that shares storage. It takes an If for straight code: what the branch that runs reuses, the other one would
-have allocated, so a function with branches allocates each tensor when it is made."""
 
 
 def _has_branches(func: relax.Function) -> bool:
@@ -222,8 +221,7 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
         with _timed(lowered.seconds, "plan memory"):
             module = name_module(lowered.module) if machine.kind == "llvm" else lowered.module
-            passes = [p for p in memory_passes() if not (p.info.name == PLANNING and _has_branches(module["main"]))]
-            module = tvm.transform.Sequential(passes)(module)
+            module = tvm.transform.Sequential(memory_passes(module["main"]))(module)
         with _timed(lowered.seconds, "generate code"):
             return relax.build(
                 module, target=machine.tvm_target(), relax_pipeline=None, tir_pipeline=lower_extrema.PIPELINE
