@@ -25,6 +25,7 @@ from tvmopt.legalize.ordered import lower_ordered
 from tvmopt.legalize.winograd import instead_of_bf16
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
+from tvmopt.passes.relax_alignment import relax_alignment
 from tvmopt.report import DecisionLog, Kernel
 from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families
 from tvmopt.scheduling.concat_in_place import STAGE, InPlace, concat_in_place, whole_name
@@ -220,7 +221,7 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
     config: dict[str, Any] = {"relax.backend.use_cuda_graph": cuda_graph} if machine.kind == "cuda" else BUILD_CONFIG
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
         with _timed(lowered.seconds, "plan memory"):
-            module = name_module(lowered.module) if machine.kind == "llvm" else lowered.module
+            module = name_module(relax_alignment(lowered.module)) if machine.kind == "llvm" else lowered.module
             module = tvm.transform.Sequential(memory_passes(module["main"]))(module)
         with _timed(lowered.seconds, "generate code"):
             return relax.build(

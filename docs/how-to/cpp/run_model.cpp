@@ -53,7 +53,7 @@ class Model {
     std::stringstream text;
     text << file.rdbuf();
     manifest_ = json::Parse(text.str()).cast<json::Object>();
-    if (manifest_["format"].cast<int64_t>() != 2) throw std::runtime_error("another format version");
+    if (manifest_["format"].cast<int64_t>() != 3) throw std::runtime_error("another format version");
 
     // TVM sizes its pool when it is first used, from this variable or else half the processors.
     setenv("TVM_NUM_THREADS", std::to_string(threads).c_str(), /*overwrite=*/0);

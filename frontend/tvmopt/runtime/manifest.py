@@ -18,7 +18,7 @@ from typing import Any
 from tvmopt.errors import ArtifactError
 from tvmopt.runtime.tensors import TensorInfo, numpy_dtype
 
-FORMAT = 2  # 1: without the manifest's hash and the pool of threads in the library
+FORMAT = 3  # 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the pool of threads in the library
 
 
 @dataclass(frozen=True)

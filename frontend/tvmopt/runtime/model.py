@@ -4,7 +4,7 @@
     y = model(x)                              # one output: an array; several: a tuple
     outputs = model.run({"data": x})          # by name
 
-Arrays that are 64-byte aligned and C-contiguous are read in place; others are copied into a staging buffer. Outputs
+C-contiguous arrays are read in place, wherever they begin; others are copied into a staging buffer. Outputs
 are views of TVM's memory: no copy, and yours until you drop them. The library is unloaded when the model is closed, or
 when nobody refers to it any more.
 """

@@ -1,11 +1,12 @@
 """Tensors between NumPy and TVM: names of dtypes, aligned memory, views that copy nothing - for `Model`.
 
-TVM's kernels use aligned vector loads: a NumPy array that is only 16-byte aligned (all that NumPy promises)
-crashes the process when it is passed straight in. Everything here hands over 64-byte aligned memory.
+TVM's kernels load whole vectors from 64-byte aligned memory: weights and everything between kernels lie so. A model's
+inputs may begin at any element (`passes/relax_alignment.py`), since NumPy promises no more than 16 bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,27 +81,35 @@ def address(array: Array) -> int:
 
 
 def is_direct(array: Array) -> bool:
-    """Whether TVM may read the array's own memory: aligned, C-contiguous, exportable by DLPack, not empty."""
+    """Whether a kernel may read the array's own memory: whole elements in order, in this machine's bytes; not empty."""
     flags = array.flags
-    return (
-        flags.c_contiguous
-        and flags.writeable  # DLPack cannot say "read only": NumPy refuses to export such an array
-        and array.size > 0
-        and address(array) % ALIGNMENT == 0
-        and array.dtype.isnative
-    )
+    return bool(flags.c_contiguous and flags.aligned and array.size > 0 and array.dtype.isnative)
 
 
 def to_ffi(array: Array, dtype: str) -> Any:
-    """TVM's tensor over the memory of an array for which :func:`is_direct` holds; nothing is copied."""
+    """TVM's tensor over the memory of an array for which :func:`is_direct` holds; nothing is copied.
+
+    An array that NumPy holds to be read only is no exception: no kernel writes into an input.
+    """
     import tvm_ffi
 
+    if not array.flags.writeable:
+        array = _same_memory(array)
     if dtype not in EXTENDED and array.size:
-        return tvm_ffi.from_dlpack(array, require_alignment=ALIGNMENT, require_contiguous=True)
+        return tvm_ffi.from_dlpack(array, require_contiguous=True)
     raw = array.reshape(-1).view(np.uint8) if array.size else aligned_empty((1,), np.dtype(np.uint8))
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
-    base = tvm_ffi.from_dlpack(raw, require_alignment=ALIGNMENT, require_contiguous=True)
+    base = tvm_ffi.from_dlpack(raw, require_contiguous=True)
     return view(base, tvm_ffi.Shape(array.shape), tvm_ffi.dtype(dtype), 0)
+
+
+def _same_memory(array: Array) -> Array:
+    """A read-only array's memory as a writable array, which NumPy refuses otherwise to export by DLPack; it keeps the
+    array alive.
+    """
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(address(array))
+    memory.owner = array
+    return np.frombuffer(memory, np.uint8).view(array.dtype).reshape(array.shape)
 
 
 def from_ffi(tensor: Any, info: TensorInfo) -> Array:
@@ -119,8 +128,6 @@ def from_ffi(tensor: Any, info: TensorInfo) -> Array:
 
 
 def _to_host(tensor: Any, info: TensorInfo) -> Array:
-    import ctypes
-
     import tvm_ffi
 
     host = np.empty(info.shape, info.numpy_dtype)
