@@ -58,3 +58,30 @@ def test_a_reshape_that_is_the_output_is_a_copy() -> None:
     )
     ran = Counter(step.kernel for step in compiled.report.flow.steps)
     assert ran == {kernel.name: kernel.calls for kernel in compiled.report.kernels}
+
+
+def test_branches_share_no_storage_and_both_are_in_the_flow() -> None:
+    value = helper.make_tensor_value_info
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node(first, ["x"], [f"{name}a"]), helper.make_node("Softmax", [f"{name}a"], [f"{name}b"])],
+            name, [], [value(f"{name}b", TensorProto.FLOAT, [8, 64])],
+        )
+        for name, first in (("then", "Softplus"), ("else", "Exp"))
+    }  # fmt: skip
+    graph = helper.make_graph(
+        [
+            helper.make_node("If", ["c"], ["r"], then_branch=branches["then"], else_branch=branches["else"]),
+            helper.make_node("Softmax", ["r"], ["y"], axis=0),
+        ],
+        "choice", [value("x", TensorProto.FLOAT, [8, 64]), value("c", TensorProto.BOOL, [])],
+        [value("y", TensorProto.FLOAT, [8, 64])],
+    )  # fmt: skip
+    compiled = tvmopt.compile(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), threads=1, verify=False
+    )
+    flow = compiled.report.flow
+    ran = Counter(step.kernel for step in flow.steps)
+    assert ran == {kernel.name: kernel.calls for kernel in compiled.report.kernels}
+    assert compiled.report.activation_bytes == sum(flow.storages)
+    assert sum(flow.storages) >= 4 * 8 * 64 * 4, "no two tensors share memory: two a branch at least"

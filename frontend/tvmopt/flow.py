@@ -82,6 +82,10 @@ class _Reader:
             self.written.add(self.env[param])
         self._sequence(main.body)
         self.outputs = list(dict.fromkeys(self._indices(main.body.body)))
+        for index, value in enumerate(self.values):  # where nothing is planned, each tensor has memory of its own
+            if value["kind"] == "output" and index not in self.outputs:
+                value |= {"kind": "activation", "storage": len(self.storages)}
+                self.storages.append(value["bytes"])
 
     def _sequence(self, body: Any) -> None:
         for block in body.blocks:
