@@ -95,7 +95,7 @@ def code() -> str:
         *(root / f for f in ("schedules", "targets")),
     ]
     files = [f for folder in folders for f in folder.rglob("*.*") if f.suffix in (".py", ".toml", ".c")]
-    files += [root / "frontend/tvmopt/pipeline.py", root / "frontend/tvmopt/compiling.py"]
+    files += [root / "frontend/tvmopt/pipeline.py", root / "frontend/tvmopt/compiler/driver.py"]
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.read_bytes())

@@ -29,8 +29,7 @@ def prepare_process(forks: bool) -> None:
     from tvmopt.runtime.library import Session
 
     warm()
-    compiling, model = import_module("tvmopt.compiling"), import_module("tvmopt.runtime.model")
-    linking = import_module("tvmopt.linking")
+    model, linking = import_module("tvmopt.runtime.model"), import_module("tvmopt.toolchain.linking")
     linking.SOURCE = guard.built(linking.SOURCE, ".o", "-c", "-O2", "-pthread")
 
     class Unpooled(Session):
@@ -41,7 +40,6 @@ def prepare_process(forks: bool) -> None:
             self.module["vm_initialization"](1, 0, 1)
 
     model.Session = Unpooled  # type: ignore[attr-defined]
-    compiling.usable_cores = lambda: 1  # type: ignore[attr-defined]  # no pools of threads: workers are many
     if not forks:
         for name in ("tvmopt.importer.prepare", "tvmopt.importer.check"):
             module: Any = import_module(name)
@@ -96,8 +94,8 @@ class Overwritten(Exception):
 
 def compiled(data: bytes, target: str, precision: str, threads: int, side: int, say: Callable[[str], None]) -> Engine:
     """Compile the bytes of a model; `side`: where the guard pages touch its weights, and in the first run the rest."""
-    from tvmopt.compiling import compile_model
-    from tvmopt.request import Request
+    from tvmopt.compiler.driver import compile_model
+    from tvmopt.compiler.request import Request
     from tvmopt.runtime.model import Model
 
     request = Request(data, machine(target, threads), precision, records=False)

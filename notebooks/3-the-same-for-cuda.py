@@ -16,7 +16,7 @@ from looking import nest
 from tvm import te
 from tvm.s_tir import Schedule
 
-from tvmopt.ptxas import compile_source, occupancy
+from tvmopt.toolchain.ptxas import compile_source, occupancy
 from tvmopt.targets import Machine
 
 machine = Machine.load("nvidia-h100")

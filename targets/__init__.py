@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -180,6 +181,11 @@ class Machine:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Machine:
+        """The machine that :meth:`as_dict` wrote, also where it was kept as JSON."""
+        return cls(**{**data, "features": tuple(data["features"])})
 
     # -- loading -----------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ def test_no_command_starts_work_that_it_cannot_write(
 ) -> None:
     onnx.save(small_model(), str(tmp_path / "m.onnx"))
     started: list[object] = []
-    for where in ("tvmopt.children.call", "tvmopt.compiling.compile_model", "tvmopt.bench.run.bench"):
+    for where in ("tvmopt.children.call", "tvmopt.compiler.driver.compile_model", "tvmopt.bench.run.bench"):
         monkeypatch.setattr(where, lambda *_, **__: started.append(1))
     for bad in ("missing/out.x", "."):
         arguments = [{"M": "m.onnx", "OUT": bad}.get(word, word) for word in words.split()]

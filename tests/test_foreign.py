@@ -15,13 +15,13 @@ from tvm import relax
 
 import tvmopt
 from tests.schedules.harness import module_of, rand
-from tvmopt import linking
 from tvmopt.errors import ArtifactError, MissingDependency
 from tvmopt.legalize.name_values import name_module
 from tvmopt.pipeline import BUILD_CONFIG, lower
 from tvmopt.runtime.artifact import read
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
+from tvmopt.toolchain import linking
 
 OTHER = "aarch64" if host_arch() == "x86_64" else "x86_64"
 ELF = {"x86_64": 62, "aarch64": 183}  # e_machine

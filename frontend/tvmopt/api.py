@@ -34,6 +34,8 @@ from tvmopt.targets import Machine
 if TYPE_CHECKING:
     import onnx
 
+    from tvmopt.compiler.request import Request
+
 
 __all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "is_artifact", "load", "refit", "run"]
 
@@ -119,21 +121,50 @@ def compile(
         AccuracyError: the compiled module is wrong.
         MissingDependency: a tool is missing (C compiler; nvcc or NVRTC for CUDA).
     """
-    from tvmopt.compiling import compile_model, verified
-    from tvmopt.request import Request, as_file
+    request = _request(
+        model, target=target, precision=precision, shape=shape, values=values, threads=threads, exact=exact,
+        records=records, cuda_graph=cuda_graph, store=store,
+    )  # fmt: skip
+    check_writable(output)
+    return _compiled(request, verify, tolerance, output, strip_weights, progress)
+
+
+def _request(
+    model: Any,
+    *,
+    target: str | Path | Machine = "cpu",
+    precision: str = "fp32",
+    shape: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    **options: Any,
+) -> Request:
+    """What :func:`compile` is asked for; `options` are further fields of a request."""
+    from tvmopt.compiler.request import Request
 
     machine = Machine.load(target)
     if threads is not None:
         machine = machine.with_threads(check_threads(threads, "threads"))
-    check_writable(output)
-    request = Request(
-        model, machine, precision, shape or {}, values or {}, exact,
-        records=records, cuda_graph=cuda_graph, store=store,
-    )  # fmt: skip
+    return Request(model, machine, precision, shape or {}, values or {}, **options)
+
+
+def _compiled(
+    request: Request,
+    verify: bool,
+    tolerance: float | None,
+    output: str | Path | None,
+    strip_weights: bool,
+    progress: Progress | None,
+) -> Compiled:
+    """Compiled, verified and written in this process."""
+    from tvmopt.compiler.accuracy import verified
+    from tvmopt.compiler.driver import compile_model
+    from tvmopt.compiler.request import as_file
+
     artifact, report = compile_model(request, progress)
     if verify:
-        with as_file(model) as path:
-            artifact, report = verified(artifact, report, path, tolerance, progress, bool(values))
+        with as_file(request.source) as path:
+            artifact, report = verified(artifact, report, path, tolerance, progress, bool(request.values))
     written: Path | None = None
     if output is not None:
         written = (artifact.stripped() if strip_weights else artifact).save(output)
@@ -143,9 +174,10 @@ def compile(
 def compile_isolated(
     model: str | Path,
     *,
-    target: str | Path | Machine = "cpu",
-    values: Mapping[str, Any] | None = None,
+    verify: bool = True,
+    tolerance: float | None = None,
     output: str | Path | None = None,
+    strip_weights: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> CompiledFile:
@@ -156,19 +188,17 @@ def compile_isolated(
     """
     from tvmopt import children
 
-    if any(hasattr(value, "__array__") for value in (values or {}).values()):
-        raise InputError("arrays cannot be sent to a child process.", fix="give numbers, or use tvmopt.compile")
+    request = _request(model, **options)
     check_writable(output)
-    request = {
-        "model": str(model),
-        "values": dict(values or {}),
-        "target": str(target),
+    arguments = {
+        "request": request.to_dict(),
+        "verify": verify,
+        "tolerance": tolerance,
         "output": None if output is None else str(output),
-        **({"store": str(options.pop("store"))} if options.get("store") else {}),
-        **{key: dict(value) if isinstance(value, Mapping) else value for key, value in options.items()},
+        "strip_weights": strip_weights,
     }
     try:
-        answer = children.call("tvmopt.api:_in_child", request, progress=progress)
+        answer = children.call("tvmopt.api:_in_child", arguments, progress=progress)
     except children.Crash as crash:
         raise children.Crash(
             f"the compiler crashed ({crash.what}) while {crash.stage or 'starting'}.",
@@ -187,8 +217,10 @@ class CompiledFile:
     path: Path | None
 
 
-def _in_child(*, progress: Progress, **options: Any) -> dict[str, Any]:
-    compiled = compile(progress=progress, **options)
+def _in_child(*, request: dict[str, Any], progress: Progress, **options: Any) -> dict[str, Any]:
+    from tvmopt.compiler.request import Request
+
+    compiled = _compiled(Request.from_dict(request), progress=progress, **options)
     return {"report": compiled.report.as_dict(), "path": str(compiled.path) if compiled.path else None}
 
 
@@ -322,9 +354,9 @@ def refit(
             description have changed.
         AccuracyError: see :func:`compile`.
     """
-    from tvmopt.compiling import refit as refit_weights
-    from tvmopt.compiling import verified
-    from tvmopt.request import as_file, request_of
+    from tvmopt.compiler.accuracy import verified
+    from tvmopt.compiler.driver import refit as refit_weights
+    from tvmopt.compiler.request import as_file, request_of
 
     check_writable(output)
     old = artifact if isinstance(artifact, Artifact) else artifacts.read(artifact)

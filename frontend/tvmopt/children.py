@@ -151,6 +151,9 @@ def main() -> None:
     print(json.dumps({"ready": True}), file=pipe)
     try:
         request = json.load(sys.stdin)
+    except ValueError:  # the parent was interrupted before it had written all
+        os._exit(130)
+    try:
         module, _, name = request["function"].partition(":")
         function = getattr(importlib.import_module(module), name)
         result = function(

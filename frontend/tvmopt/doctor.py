@@ -98,7 +98,7 @@ def _runtime() -> list[Check]:
 
 
 def _compiler() -> list[Check]:
-    from tvmopt.linking import find_cc
+    from tvmopt.toolchain.linking import find_cc
 
     try:
         path = find_cc()

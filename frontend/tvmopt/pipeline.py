@@ -174,7 +174,7 @@ def lower(
     Args:
         lookup: finds tuned knobs; None: analytic points only.
         exact: no algorithm that rounds differently from the operator's definition (Winograd).
-        precision: see `tvmopt.precision`.
+        precision: see `tvmopt.targets.precision`.
         without: names of passes to leave out, of the graph's and `tvmopt.ConcatInPlace`, and `generic`: kernels that
             only the generic family may schedule (``"*"``: all) - how `tvmopt compare` finds the one to blame.
     """

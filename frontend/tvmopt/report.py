@@ -65,8 +65,8 @@ class Kernel:
         nodes: the ONNX nodes it computes, one tuple a call site.
         flops: floating point operations of one call (a multiply-add counts as two).
         bytes: bytes of its distinct inputs and outputs, each touched once: the traffic floor of one call.
-        launches: on a GPU, the kernels it launches (`tvmopt.ptxas.Launch` as dictionaries): grid, threads, registers,
-            shared memory, spills, occupancy.
+        launches: on a GPU, the kernels it launches (`tvmopt.toolchain.ptxas.Launch` as dictionaries): grid, threads,
+            registers, shared memory, spills, occupancy.
     """
 
     name: str

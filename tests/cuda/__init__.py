@@ -2,8 +2,8 @@
 
 import pytest
 
-from tvmopt import cuda_toolkit
 from tvmopt.errors import MissingDependency
+from tvmopt.toolchain import cuda as cuda_toolkit
 
 
 def _toolkit() -> bool:

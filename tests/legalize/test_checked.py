@@ -8,8 +8,8 @@ import tvm
 from tvm import relax
 
 from tests.schedules.harness import module_of, run
-from tvmopt.checks import Check, checked
 from tvmopt.legalize.checked import kernel
+from tvmopt.operators.checks import Check, checked
 from tvmopt.passes import FoldConstant
 from tvmopt.report import DecisionLog
 from tvmopt.targets import Machine

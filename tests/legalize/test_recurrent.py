@@ -15,7 +15,7 @@ from tvmopt.importer.converters.unrolled import unrolled
 from tvmopt.legalize import recurrent as legalizer
 from tvmopt.legalize.recurrent_plan import Plan, plan
 from tvmopt.legalize.recurrent_plan import tile as tile_of
-from tvmopt.recurrence import GATES, OPTIONAL, Spec, recurrent, spec_of
+from tvmopt.operators.recurrence import GATES, OPTIONAL, Spec, recurrent, spec_of
 from tvmopt.report import DecisionLog
 from tvmopt.targets import Machine
 

@@ -5,7 +5,7 @@ import pytest
 from tvm import relax
 
 from tests.passes.helpers import build, check_rewrite, ops, rand, run
-from tvmopt.checks import OP
+from tvmopt.operators.checks import OP
 from tvmopt.passes import FoldConstant
 from tvmopt.passes.fold_constant import EVALUATE
 from tvmopt.report import DecisionLog

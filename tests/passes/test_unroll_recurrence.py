@@ -8,8 +8,8 @@ from tvm import relax
 
 import tvmopt.importer.converters  # noqa: F401  # the step-by-step form is registered there
 from tests.passes.helpers import build, check_rewrite, ops, rand
+from tvmopt.operators.recurrence import OP, Spec, recurrent
 from tvmopt.passes.unroll_recurrence import UnrollRecurrence
-from tvmopt.recurrence import OP, Spec, recurrent
 from tvmopt.report import DecisionLog
 
 USUAL = (("sigmoid", 0.0, 0.0), ("tanh", 0.0, 0.0), ("tanh", 0.0, 0.0))

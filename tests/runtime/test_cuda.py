@@ -11,9 +11,9 @@ import pytest
 import tvmopt
 from tests.cuda import needs_toolkit
 from tests.runtime.small import expected, small_model
-from tvmopt import cuda_toolkit
 from tvmopt.errors import ArtifactError, MissingDependency
 from tvmopt.runtime.library import cuda_available
+from tvmopt.toolchain import cuda as cuda_toolkit
 
 FATBIN = bytes.fromhex("50ed55ba")  # the magic number of a fatbin, little endian
 

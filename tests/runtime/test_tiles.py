@@ -9,8 +9,8 @@ import pytest
 import tvmopt
 from tests.amx import real
 from tests.amx.nets import save_cnn
+from tvmopt.compiler.results import used_features
 from tvmopt.errors import ArtifactError
-from tvmopt.outcome import used_features
 from tvmopt.report import Kernel, Report
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tiles import request, use_tiles

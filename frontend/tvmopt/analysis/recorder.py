@@ -25,11 +25,11 @@ import numpy as np
 
 from tvmopt.analysis.contention import Usage
 from tvmopt.errors import MissingDependency, TvmoptError
-from tvmopt.linking import find_cc
 from tvmopt.runtime.cuda_events import EventTimer, load_cudart
 from tvmopt.runtime.library import ffi
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.nvtx import Labels, instrument, load_nvtx
+from tvmopt.toolchain.linking import find_cc
 
 T = TypeVar("T")
 

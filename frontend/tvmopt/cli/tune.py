@@ -90,8 +90,8 @@ def _list(
     as_json: bool,
 ) -> None:
     from tvmopt.cli.rendering import counted
-    from tvmopt.precision import check
     from tvmopt.targets import Machine
+    from tvmopt.targets.precision import check
     from tvmopt.tuning import driver
 
     machine = Machine.load(target).with_threads(threads)

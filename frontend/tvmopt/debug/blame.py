@@ -217,11 +217,11 @@ def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[st
     import tvm_ffi
 
     from tvmopt import pipeline
-    from tvmopt.compiling import compile_model
+    from tvmopt.compiler.driver import compile_model
+    from tvmopt.compiler.request import Request
     from tvmopt.extensions import extended
     from tvmopt.importer import import_model
     from tvmopt.report import DecisionLog
-    from tvmopt.request import Request
     from tvmopt.scheduling.concat_in_place import STAGE
     from tvmopt.targets import Machine
 

@@ -57,7 +57,7 @@ class Numbers:
     Attributes:
         target, precision: as `tvmopt.compile` takes them.
         rtol, atol: instead of the derived tolerance; added.
-        options: further fields of :class:`tvmopt.request.Request`: `exact`, `records`, `without`,
+        options: further fields of :class:`tvmopt.compiler.request.Request`: `exact`, `records`, `without`,
         `generic`.
         compare: whether to run and compare; else compiling is the check.
         seconds: a check that takes longer counts as a crash.
@@ -79,8 +79,8 @@ class Numbers:
 
     def _check(self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Finding:
         """In the child."""
-        from tvmopt.compiling import compile_model
-        from tvmopt.request import Request
+        from tvmopt.compiler.driver import compile_model
+        from tvmopt.compiler.request import Request
         from tvmopt.targets import Machine
 
         try:

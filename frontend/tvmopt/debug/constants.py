@@ -98,23 +98,20 @@ def _differences(artifact_path: str, model: str) -> tuple[dict[int, Array], list
     Raises:
         ArtifactError: the model compiles to another program today.
     """
-    from tvmopt.compiling import lower
-    from tvmopt.linking import structure_hash
-    from tvmopt.request import Progressed, request_of
+    from tvmopt.compiler.driver import Stages, lower
+    from tvmopt.compiler.request import request_of
     from tvmopt.runtime.artifact import read
     from tvmopt.tuning.logs import RecordLookup
 
     artifact = read(artifact_path)
     manifest = artifact.manifest
     request = request_of(manifest, Path(model))
-    machine = request.machine
-    lookup = RecordLookup.of_lines(machine, manifest.records)
-    _, lowered, weights = lower(request, Progressed(), lookup)
-    if structure_hash(lowered.module, machine.tvm_target()) != manifest.structure:
+    lowered = lower(request, Stages(), RecordLookup.of_lines(request.machine, manifest.records))
+    if lowered.structure != manifest.structure:
         raise ArtifactError("the model compiles to another program than the artifact's.", where=artifact_path)
     fresh: dict[int, Array] = {}
     wrong = []
-    for index, ((info, expected), found) in enumerate(zip(weights, artifact.weights, strict=True)):
+    for index, ((info, expected), found) in enumerate(zip(lowered.weights, artifact.weights, strict=True)):
         one = difference(f"w{index}", (), np.asarray(expected), np.asarray(found), str(info))
         if one is not None:
             wrong.append(one)
@@ -178,8 +175,8 @@ def _transplant(
     other: Path,
 ) -> tuple[int, bool]:
     """In a fork: how many weights were replaced, and whether the result is wrong."""
-    from tvmopt.compiling import compile_model
-    from tvmopt.request import request_of
+    from tvmopt.compiler.driver import compile_model
+    from tvmopt.compiler.request import request_of
     from tvmopt.runtime.artifact import read
     from tvmopt.runtime.model import Model
 

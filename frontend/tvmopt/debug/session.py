@@ -142,8 +142,8 @@ class Session:
             return {n: file[n] for n in file.files}, facts
 
     def _compile(self, path: str, target: str, precision: str, flags: dict[str, Any]) -> None:
-        from tvmopt.compiling import compile_model
-        from tvmopt.request import Request
+        from tvmopt.compiler.driver import compile_model
+        from tvmopt.compiler.request import Request
         from tvmopt.targets import Machine
 
         machine = Machine.load(target).with_threads(self.settings.threads)

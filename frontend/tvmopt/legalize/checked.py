@@ -18,9 +18,9 @@ from tvm import relax, te, tirx
 from tvm.ir import StringImm
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmopt.checks import OP, Check, check_of, define
 from tvmopt.legalize.common import OPAQUE
 from tvmopt.legalize.rows import everything, load, seq, store
+from tvmopt.operators.checks import OP, Check, check_of, define
 from tvmopt.runtime.refused import KIND
 from tvmopt.targets import Machine
 

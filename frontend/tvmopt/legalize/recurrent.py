@@ -39,7 +39,7 @@ from tvmopt.legalize.rows import (
     store,
     vector,
 )
-from tvmopt.recurrence import OP, Function, Spec, spec_of
+from tvmopt.operators.recurrence import OP, Function, Spec, spec_of
 from tvmopt.targets import Machine
 
 Expr = Any
@@ -298,7 +298,7 @@ def _buffer(name: str, *shape: int, dtype: str = "float32") -> Any:
 
 
 def recurrent(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
-    """The operator of :mod:`tvmopt.recurrence`."""
+    """The operator of :mod:`tvmopt.operators.recurrence`."""
     if declines(call, machine) is not None:
         return None
     spec = spec_of(call)

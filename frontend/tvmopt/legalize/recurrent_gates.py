@@ -10,7 +10,7 @@ from tvm import tirx
 
 from tvmopt.legalize import math
 from tvmopt.legalize.rows import load, splat, store, vector
-from tvmopt.recurrence import Function, Spec
+from tvmopt.operators.recurrence import Function, Spec
 
 Expr = Any
 Statements = list[Any]

@@ -26,8 +26,8 @@ from typing import Any
 from tvmopt.errors import InputError, TvmoptError, collect, reason
 from tvmopt.files import read_plain
 from tvmopt.nightly.ledger import TOLERANCE, Ledger
-from tvmopt.precision import check as check_precision
 from tvmopt.targets import Machine
+from tvmopt.targets.precision import check as check_precision
 from tvmopt.tuning.driver import parse_duration
 
 

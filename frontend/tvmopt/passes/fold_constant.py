@@ -15,7 +15,7 @@ import tvm
 from scipy import special
 from tvm import relax
 
-from tvmopt.checks import OP, check_of
+from tvmopt.operators.checks import OP, check_of
 from tvmopt.passes.graph import (
     Array,
     Call,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import tvm
 from tvm import relax
 
+from tvmopt.operators.recurrence import OP
 from tvmopt.passes.graph import Call, Expr, Graph, Rewrite, Var, name_of, op_name, rewrite_pass, shape
-from tvmopt.recurrence import OP
 from tvmopt.report import DecisionLog
 
 Reason = Callable[[Call], "str | None"]

@@ -12,11 +12,11 @@ from typing import Any
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.children import Progress
 from tvmopt.errors import InputError, TuningError
-from tvmopt.precision import check as check_precision
 from tvmopt.runtime.library import cuda_architecture
 from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
+from tvmopt.targets.precision import check as check_precision
 from tvmopt.tuning.compare import model_verdict
 from tvmopt.tuning.record import Verdict
 from tvmopt.tuning.search import Budget, Generic, Observer, State, Tuner

@@ -14,14 +14,14 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvmopt.cuda_toolkit import compiler
 from tvmopt.errors import ScheduleError
 from tvmopt.legalize import lower_extrema
-from tvmopt.ptxas import recording, unfit
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.cuda_tile import TF32
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
+from tvmopt.toolchain.cuda import compiler
+from tvmopt.toolchain.ptxas import recording, unfit
 from tvmopt.tuning.kernel import Bench, Sample, compiled_module
 from tvmopt.tuning.record import Candidate
 from tvmopt.tuning.remote import RemoteBench, timed_there

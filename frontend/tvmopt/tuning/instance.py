@@ -27,7 +27,7 @@ class Instance:
         from tvm import relax
 
         from tvmopt import pipeline
-        from tvmopt.cuda_toolkit import compiling_here
+        from tvmopt.toolchain.cuda import compiling_here
         from tvmopt.tuning.kernel import seeded
 
         lowered = pipeline.lower(module, machine, lookup=lookup, precision=precision)

@@ -196,7 +196,7 @@ class LocalRunner:
     def __post_init__(self) -> None:
         cores, variables = self.machine.cores, dict[str, str]()
         if self.machine.kind == "cuda":  # its cores are not this machine's
-            from tvmopt.cuda_toolkit import environment, find_toolkit
+            from tvmopt.toolchain.cuda import environment, find_toolkit
 
             cores, variables = usable_cores(), environment(find_toolkit())
         self.workers = self.workers or min(8, cores)

@@ -11,9 +11,9 @@ import tvm
 
 from tests.cuda.emulator import emulated, run
 from tests.schedules.cuda import kernels as k
-from tvmopt.ptxas import compile_source
 from tvmopt.scheduling.discover import families
 from tvmopt.targets import Machine
+from tvmopt.toolchain.ptxas import compile_source
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 EDGES = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)

@@ -11,11 +11,11 @@ from tvm import relax
 
 from tests.cuda.emulator import _source
 from tests.schedules.cuda.harness import scheduled
-from tvmopt import cuda_toolkit
 from tvmopt.errors import MissingDependency
-from tvmopt.ptxas import compile_source
 from tvmopt.scheduling.cuda_tile import Tile
 from tvmopt.targets import Machine
+from tvmopt.toolchain import cuda as cuda_toolkit
+from tvmopt.toolchain.ptxas import compile_source
 
 ARCHITECTURES = {"sm_80": "nvidia-a100", "sm_90": "nvidia-h100", "sm_100": "nvidia-b200"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import gpu_suite
 import pytest
 
-from tvmopt import cuda_toolkit
 from tvmopt.errors import MissingDependency
+from tvmopt.toolchain import cuda as cuda_toolkit
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 KEPT = json.loads((BENCHMARKS / "results/nvidia-h100-compiled/fp16.json").read_text())

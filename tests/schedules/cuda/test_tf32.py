@@ -9,10 +9,11 @@ from tvm import relax
 
 from tests.cuda.emulator import MODES, emulated
 from tvmopt import pipeline
+from tvmopt.compiler.results import precision_notes
 from tvmopt.errors import InputError
-from tvmopt.precision import check, notes
 from tvmopt.report import DecisionLog
 from tvmopt.targets import Machine
+from tvmopt.targets.precision import check
 
 H100 = Machine.load("nvidia-h100")
 
@@ -74,5 +75,5 @@ def test_who_has_it_and_what_is_told() -> None:
     check("tf32", H100)
     with pytest.raises(InputError, match=r"tensor cores of GPUs(.|\n)*bf16"):
         check("tf32", Machine.load("znver5"))
-    (note,) = notes("tf32", [])
+    (note,) = precision_notes("tf32", [])
     assert "11 significant bits" in note

@@ -1,7 +1,7 @@
 """Gather, Scatter and their kin; and the checks for every converter in which a value becomes an address or a divisor.
 
 A constant that is out of range is refused here, with the node's name. A value of a run is looked at by an operator of
-our own (:mod:`tvmopt.checks`), so that no kernel reads or writes where the caller's numbers point.
+our own (:mod:`tvmopt.operators.checks`), so that no kernel reads or writes where the caller's numbers point.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvmopt.checks import Check, checked
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, Context, Converter, Inputs, Result
+from tvmopt.operators.checks import Check, checked
 
 REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 

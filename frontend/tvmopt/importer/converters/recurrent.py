@@ -1,5 +1,5 @@
 """LSTM, GRU and RNN: the input's share of all gates, steps and directions is one matrix product, the rest one operator
-(:mod:`tvmopt.recurrence`).
+(:mod:`tvmopt.operators.recurrence`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tvmopt.importer.converters.common import Build, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 from tvmopt.importer.converters.unrolled import unrolled
-from tvmopt.recurrence import GATES, Function, Spec, define, recurrent
+from tvmopt.operators.recurrence import GATES, Function, Spec, define, recurrent
 
 _ALPHA = {"leakyrelu": 0.01, "thresholdedrelu": 1.0, "hardsigmoid": 0.2, "elu": 1.0, "affine": 1.0, "scaledtanh": 1.0}
 _BETA = {"hardsigmoid": 0.5, "affine": 0.0, "scaledtanh": 1.0}

@@ -1,4 +1,4 @@
-"""A recurrence step by step, in operators that every machine has: what :mod:`tvmopt.recurrence` means.
+"""A recurrence step by step, in operators that every machine has: what :mod:`tvmopt.operators.recurrence` means.
 
 The input projection is one product for all steps already; here each step becomes a product with R, the gates, and a
 place in the output. Code and compile time grow with the number of steps.
@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
-from tvmopt.recurrence import Function, Spec, spec_of
+from tvmopt.operators.recurrence import Function, Spec, spec_of
 
 
 def activation(b: Build, function: Function, x: Any) -> Any:

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from tvmopt.errors import ScheduleError
-from tvmopt.ptxas import Launch, Recorder, Usage, compile_source, exceeded, occupancy, parse
 from tvmopt.targets import Machine
+from tvmopt.toolchain.ptxas import Launch, Recorder, Usage, compile_source, exceeded, occupancy, parse
 
 nvcc = shutil.which("nvcc")
 SPILL = """

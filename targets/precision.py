@@ -1,11 +1,8 @@
-"""Which arithmetic a machine has to offer - for `compile`, which refuses what it could not honour."""
+"""Which arithmetic a machine has to offer - for `compile` and `tune`, which refuse what they could not honour."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tvmopt.errors import InputError
-from tvmopt.report import Decision
 from tvmopt.targets import Machine
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -49,28 +46,3 @@ def check(precision: str, machine: Machine) -> None:
             where=f"{machine.name} has {', '.join(machine.features) or 'no features listed'}",
             fix="--precision fp32, or a target such as znver5 or sapphirerapids",
         )
-
-
-def notes(precision: str, decisions: Iterable[Decision]) -> tuple[str, ...]:
-    """What was asked for and not done, in one line for the report; nothing where all was done.
-
-    >>> notes("bf16", [Decision("tvmopt.ConvertPrecision", "declined", "dw", "3: a reduction of one term")])
-    ('asked for bf16; in it: 0 operators, in fp32: 1 (a reduction of one term)',)
-    >>> notes("fp16", [Decision("tvmopt.ConvertPrecision", "declined", "fc", "1: operands are float16")])
-    ()
-    """
-    if precision == "fp32":
-        return ()
-    if precision == "tf32":
-        return (
-            "tf32: products and convolutions round their operands to 11 significant bits (by up to 4.9e-4 of "
-            "each); sums, attention and all else are fp32",
-        )
-    mine = [d for d in decisions if d.stage == "tvmopt.ConvertPrecision" and d.node != "main"]
-    already = f"operands are {dict(fp16='float16', bf16='bfloat16').get(precision)}"  # as the model has it
-    left = [d.reason.partition(": ")[2] for d in mine if d.verdict == "declined" and not d.reason.endswith(already)]
-    done = len(mine) - len(left)
-    if done and not left:
-        return ()
-    why = f" ({'; '.join(sorted(set(left)))})" if left else ""
-    return (f"asked for {precision}; in it: {done} operators, in fp32: {len(left)}{why}",)

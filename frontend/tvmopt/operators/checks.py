@@ -76,7 +76,7 @@ def check_of(call: Any) -> Check:
 
 @lru_cache(maxsize=1)
 def _register() -> None:
-    ir_api.RegisterOp(OP, "see tvmopt.checks")
+    ir_api.RegisterOp(OP, "see tvmopt.operators.checks")
     register_op_attr(OP, "FPurity", True)
     register_op_attr(OP, "FInferType", lambda call, _bb: call.args[0].ty)
 

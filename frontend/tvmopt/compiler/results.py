@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.analysis.bounds import integer_bounds
+from tvmopt.compiler.request import Request, source_hash
 from tvmopt.extensions import extensions
-from tvmopt.linking import versions, without_timings
-from tvmopt.precision import notes as precision_notes
-from tvmopt.report import Flow, Report
-from tvmopt.request import Request, source_hash
+from tvmopt.report import Decision, Flow, Report
 from tvmopt.runtime.manifest import FORMAT, Manifest
 from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.runtime.tiles import FEATURES as TILE_FEATURES
@@ -45,6 +45,7 @@ def make_manifest(
         options={
             "shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())},
             "exact": request.exact,
+            **({"values": request.to_dict()["values"]} if request.values else {}),
             **({"extensions": names} if (names := sorted(map(str, extensions()))) else {}),
             "bounds": integer_bounds(imported.model),  # for `tvmopt run --fill random`
         },
@@ -94,3 +95,60 @@ def parameter_count(model: Any) -> int:
 
     floats = {1, 10, 11, 16}  # FLOAT, FLOAT16, DOUBLE, BFLOAT16 (TensorProto.DataType)
     return int(sum(np.prod(i.dims, dtype=np.int64) for i in model.graph.initializer if i.data_type in floats))
+
+
+def precision_notes(precision: str, decisions: Iterable[Decision]) -> tuple[str, ...]:
+    """What was asked for and not done, in one line for the report; nothing where all was done.
+
+    >>> precision_notes("bf16", [Decision("tvmopt.ConvertPrecision", "declined", "dw", "3: a reduction of one term")])
+    ('asked for bf16; in it: 0 operators, in fp32: 1 (a reduction of one term)',)
+    >>> precision_notes("fp16", [Decision("tvmopt.ConvertPrecision", "declined", "fc", "1: operands are float16")])
+    ()
+    """
+    if precision == "fp32":
+        return ()
+    if precision == "tf32":
+        return (
+            "tf32: products and convolutions round their operands to 11 significant bits (by up to 4.9e-4 of "
+            "each); sums, attention and all else are fp32",
+        )
+    mine = [d for d in decisions if d.stage == "tvmopt.ConvertPrecision" and d.node != "main"]
+    already = f"operands are {dict(fp16='float16', bf16='bfloat16').get(precision)}"  # as the model has it
+    left = [d.reason.partition(": ")[2] for d in mine if d.verdict == "declined" and not d.reason.endswith(already)]
+    done = len(mine) - len(left)
+    if done and not left:
+        return ()
+    why = f" ({'; '.join(sorted(set(left)))})" if left else ""
+    return (f"asked for {precision}; in it: {done} operators, in fp32: {len(left)}{why}",)
+
+
+def structure_hash(module: Any, target: Any) -> str:
+    """Hash of a lowered module whose weights are parameters: equal for two models that differ in weights only.
+
+    TVM's structural hash ignores names of variables and sees everything else, schedules and scalar constants included.
+    """
+    import tvm
+    import tvm_ffi
+
+    content = f"{tvm_ffi.structural_hash(module, map_free_vars=True) & (2**64 - 1):016x}|{target}|{tvm.__version__}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def without_timings(report: dict[str, Any]) -> dict[str, Any]:
+    """A report as the artifact keeps it: what differs from run to run is left out."""
+    kept = {key: value for key, value in report.items() if key != "seconds"}
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    return plain
+
+
+def versions() -> dict[str, str]:
+    """Versions that made an artifact."""
+    from importlib.metadata import version
+
+    from tvmopt import __version__
+
+    return {
+        "tvmopt": __version__,
+        "apache-tvm": version("apache-tvm"),
+        "apache-tvm-ffi": version("apache-tvm-ffi"),
+    }

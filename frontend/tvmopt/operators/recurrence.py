@@ -103,7 +103,7 @@ def _types(call: Any, _bb: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _register() -> None:
-    ir_api.RegisterOp(OP, "see tvmopt.recurrence")
+    ir_api.RegisterOp(OP, "see tvmopt.operators.recurrence")
     register_op_attr(OP, "FPurity", True)
     register_op_attr(OP, "FInferType", _types)
 

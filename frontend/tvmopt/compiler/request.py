@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvmopt.children import Progress
-from tvmopt.precision import check as check_precision
+import numpy as np
+
 from tvmopt.runtime.manifest import Manifest
+from tvmopt.runtime.tensors import numpy_dtype
 from tvmopt.targets import Machine
-from tvmopt.tuning.logs import RecordLookup
+from tvmopt.targets.precision import check as check_precision
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,30 @@ class Request:
     def __post_init__(self) -> None:
         check_precision(self.precision, self.machine)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The request as JSON data, for another process; the model has to be a file (:func:`as_file`)."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return plain | {
+            "source": os.fspath(self.source),
+            "machine": self.machine.as_dict(),
+            "shapes": {name: list(map(int, shape)) for name, shape in self.shapes.items()},
+            "values": {name: _written(value) for name, value in self.values.items()},
+            "store": None if self.store is None else os.fspath(self.store),
+            "without": list(self.without),
+            "generic": list(self.generic),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Request:
+        """The request that :meth:`to_dict` wrote."""
+        read = {
+            "machine": Machine.from_dict(data["machine"]),
+            "values": {name: _read(value) for name, value in data["values"].items()},
+            "without": tuple(data["without"]),
+            "generic": tuple(data["generic"]),
+        }
+        return cls(**{**data, **read})
+
     @property
     def title(self) -> str:
         """What the model is called: as asked, or as its file is."""
@@ -47,36 +72,36 @@ class Request:
         return Path(self.source).name if isinstance(self.source, str | os.PathLike) else "model.onnx"
 
 
+def _written(value: Any) -> Any:
+    """The value of an input as JSON data: numbers and lists as they are, an array by its type, shape and bytes.
+
+    >>> _written([1, 2]), _written(np.zeros((2, 1), np.int8))
+    ([1, 2], {'dtype': 'int8', 'shape': [2, 1], 'bytes': 'AAA='})
+    """
+    if not hasattr(value, "__array__"):
+        return value
+    array = np.asarray(value)
+    data = base64.b64encode(array.tobytes()).decode()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "bytes": data}
+
+
+def _read(value: Any) -> Any:
+    """The value that :func:`_written` wrote."""
+    if not isinstance(value, dict):
+        return value
+    data = base64.b64decode(value["bytes"])
+    return np.frombuffer(data, numpy_dtype(value["dtype"])).reshape(value["shape"])
+
+
 def request_of(manifest: Manifest, model: Any) -> Request:
     """What an artifact was asked for, of another model."""
     machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
     if manifest.kind == "llvm":
         machine = machine.with_cores(manifest.threads)
     options = manifest.options
-    return Request(model, machine, manifest.precision, options.get("shapes", {}), exact=options.get("exact", False))
-
-
-@dataclass
-class Progressed:
-    """Reports stages and times them."""
-
-    report: Progress | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        if self.report:
-            self.report(name)
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-def record_lookup(request: Request) -> RecordLookup | None:
-    """The tuning records a compile considers: the user's store, then those that ship for exactly this target."""
-    if not request.records:
-        return None
-    return RecordLookup.default(request.machine, Path(request.store) if request.store else None)
+    values = {name: _read(value) for name, value in options.get("values", {}).items()}
+    shapes, exact = options.get("shapes", {}), options.get("exact", False)
+    return Request(model, machine, manifest.precision, shapes, values, exact)
 
 
 def source_hash(source: Any) -> str:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmopt.errors import MissingDependency, TvmoptError
-from tvmopt.linking import find_cc
-from tvmopt.ptxas import Recorder, recording
 from tvmopt.targets import Machine
+from tvmopt.toolchain.linking import find_cc
+from tvmopt.toolchain.ptxas import Recorder, recording
 
 _STUB = "".join(
     f"int {name}(){{return 100;}}\n"  # CUDA_ERROR_NO_DEVICE
@@ -160,5 +160,5 @@ def compiling_here(machine: Machine) -> Iterator[Recorder]:
 
 
 def compiler() -> str:
-    """For :func:`tvmopt.ptxas.recording`, in a process with :func:`environment`: nvcc, or "" where NVRTC compiles."""
+    """What :func:`recording` is given in a process with :func:`environment`: nvcc, or "" where NVRTC compiles."""
     return "nvcc" if os.environ.get("TVM_CUDA_COMPILE_MODE") == "nvcc" else ""

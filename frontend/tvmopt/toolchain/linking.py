@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -114,35 +112,3 @@ class Linker:
                 where=" ".join(command),
                 fix="`tvmopt doctor` checks the compiler",
             )
-
-
-def structure_hash(module: Any, target: Any) -> str:
-    """Hash of a lowered module whose weights are parameters: equal for two models that differ in weights only.
-
-    TVM's structural hash ignores names of variables and sees everything else, schedules and scalar constants included.
-    """
-    import tvm
-    import tvm_ffi
-
-    content = f"{tvm_ffi.structural_hash(module) & (2**64 - 1):016x}|{target}|{tvm.__version__}"
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def without_timings(report: dict[str, Any]) -> dict[str, Any]:
-    """A report as the artifact keeps it: what differs from run to run is left out."""
-    kept = {key: value for key, value in report.items() if key != "seconds"}
-    plain: dict[str, Any] = json.loads(json.dumps(kept))
-    return plain
-
-
-def versions() -> dict[str, str]:
-    """Versions that made an artifact."""
-    from importlib.metadata import version
-
-    from tvmopt import __version__
-
-    return {
-        "tvmopt": __version__,
-        "apache-tvm": version("apache-tvm"),
-        "apache-tvm-ffi": version("apache-tvm-ffi"),
-    }

@@ -1,0 +1,51 @@
+"""The last stage of a compile: the module's numbers compared with the model's - for `tvmopt.compile` and `refit`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tvmopt.children import Progress
+from tvmopt.report import Report
+from tvmopt.runtime.artifact import Artifact
+
+
+def verified(
+    artifact: Artifact,
+    report: Report,
+    model: Path,
+    tolerance: float | None,
+    progress: Progress | None,
+    bound: bool,
+) -> tuple[Artifact, Report]:
+    """The artifact and report with the accuracy found in them; `bound`: inputs were bound at compile time.
+
+    Raises:
+        AccuracyError: the compiled module is wrong.
+    """
+    reason = ""
+    if bound:
+        reason = "inputs were bound at compile time"
+    elif artifact.manifest.kind == "cuda":
+        from tvmopt.runtime.library import cuda_available
+
+        reason = "" if cuda_available() else "there is no GPU here"
+    else:
+        reason = artifact.unfit()
+    if reason:
+        accuracy: dict[str, Any] = {"verified": False, "reason": reason}
+    else:
+        from tvmopt.analysis.verify import verify
+
+        if progress:
+            progress("verifying")
+        accuracy = verify(artifact, model, rtol=tolerance, progress=progress).as_accuracy()
+    warnings = report.warnings
+    if not accuracy["verified"]:
+        warnings += (f"not verified: {accuracy['reason']}",)
+    elif accuracy["degenerate"]:
+        warnings += ("the outputs hardly vary (untrained weights?): that they agree proves little",)
+    report = replace(report, accuracy=accuracy, warnings=warnings)
+    kept = {**artifact.manifest.report, "accuracy": accuracy, "warnings": list(warnings)}
+    return replace(artifact, manifest=replace(artifact.manifest, accuracy=accuracy, report=kept)), report

@@ -1,0 +1,248 @@
+"""One compile, from the ONNX file to an `Artifact` - what `tvmopt.compile` calls, for CPUs and GPUs.
+
+import -> lower (pipeline.py) -> generate code -> link -> manifest and report
+
+What differs between kinds of machines stands in :data:`BACKENDS`. Where code has to be made in another process, the
+request is written for it and this same driver runs there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmopt import children
+from tvmopt.children import Progress
+from tvmopt.compiler.backend import Backend, Code
+from tvmopt.compiler.cuda import Cuda
+from tvmopt.compiler.llvm import Llvm
+from tvmopt.compiler.request import Request, as_file, source_hash
+from tvmopt.compiler.results import make_manifest, make_report, structure_hash, versions
+from tvmopt.errors import ArtifactError, ModelError, ScheduleError, collect
+from tvmopt.report import DecisionLog, Report
+from tvmopt.runtime.artifact import Artifact, read
+from tvmopt.runtime.manifest import Manifest
+from tvmopt.toolchain.linking import export
+from tvmopt.tuning.logs import RecordLookup
+
+if TYPE_CHECKING:
+    from tvmopt.importer import Imported
+
+BACKENDS: dict[str, Backend] = {"llvm": Llvm(), "cuda": Cuda()}
+"""By the kind of a machine, which is TVM's."""
+
+PACKED = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+"""Types of several numbers a byte: the importer unpacks constants of them."""
+
+
+@dataclass
+class Stages:
+    """Reports the stages of a compile, and times them."""
+
+    report: Progress | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        if self.report:
+            self.report(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model as scheduled kernels.
+
+    Attributes:
+        imported: the model as the importer read it.
+        program: `tvmopt.pipeline.Lowered`; its module takes the weights as parameters.
+        weights: their descriptions and values.
+        structure: hash of the module, see :func:`tvmopt.compiler.results.structure_hash`.
+    """
+
+    imported: Imported
+    program: Any
+    weights: Any
+    structure: str
+
+
+def compile_model(request: Request, progress: Progress | None = None) -> tuple[Artifact, Report]:
+    """Compile; nothing is verified or written yet.
+
+    Raises:
+        ModelError, UnsupportedOp: the model cannot be imported.
+        MissingDependency: no C compiler to link with; no CUDA compiler or libcudart.
+        ScheduleError: the machine's compiler refused a kernel.
+    """
+    environment = BACKENDS[request.machine.kind].environment(request.machine)
+    if environment is None:
+        return _compile(request, progress)
+    with as_file(request.source) as model, tempfile.TemporaryDirectory(prefix="tvmopt-compile-") as folder:
+        output = str(Path(folder) / "out.tvmopt")
+        arguments = {"request": replace(request, source=str(model)).to_dict(), "output": output}
+        answer = children.call("tvmopt.compiler.driver:in_child", arguments, progress=progress, environment=environment)
+        return read(output), Report.from_dict(answer)
+
+
+def in_child(*, request: dict[str, Any], output: str, progress: Progress) -> dict[str, Any]:
+    """The child's part of :func:`compile_model`: the artifact is written to `output`; its report."""
+    artifact, report = _compile(Request.from_dict(request), progress)
+    artifact.save(output)
+    return report.as_dict()
+
+
+def _compile(request: Request, progress: Progress | None) -> tuple[Artifact, Report]:
+    """Compile in this process."""
+    stages, backend = Stages(progress), BACKENDS[request.machine.kind]
+    imported = _imported(request, stages)
+    backend.check()
+    lookup = _record_lookup(request)
+    lowered, code = _with_records(request, backend, imported, stages, lookup)
+    code.check()
+    program = lowered.program
+    program.kernels = tuple(replace(k, launches=code.launches(k.name)) for k in program.kernels)
+    with stages.stage("linking"):
+        library = export(code.executable, backend.arch(request.machine))
+    notes = lookup.tell(program.log) if lookup else ()
+    from tvmopt.compiler.flow import plan
+
+    report = make_report(
+        request,
+        imported,
+        program,
+        lowered.weights,
+        stages.seconds,
+        plan(program, request.machine, imported),
+        (*notes, *backend.warnings(program), *code.warnings()),
+    )
+    manifest = make_manifest(request, imported, lowered.structure, report, lookup.used_lines() if lookup else ())
+    return Artifact.build(manifest, library, lowered.weights), report
+
+
+def refit(artifact: Artifact, request: Request, progress: Progress | None = None) -> Artifact:
+    """The artifact's code with another model's weights: the model is lowered, no code is generated.
+
+    Raises:
+        ArtifactError: the model compiles to another program, or with other versions than the artifact's.
+    """
+    old = artifact.manifest
+    lowered = lower(request, Stages(progress), RecordLookup.of_lines(request.machine, old.records))
+    if lowered.structure != old.structure:
+        told = [
+            f"{package} was {old.versions.get(package)} then and is {now} now"
+            for package, now in versions().items()
+            if old.versions.get(package) != now
+        ]
+        raise ArtifactError(
+            "the model does not have the structure that the artifact was compiled from"
+            + (f" ({'; '.join(told)})." if told else "."),
+            where=f"{artifact.where}: {old.structure[:12]}, model: {lowered.structure[:12]}",
+            fix="refit needs the same graph, shapes and scalar constants; compile the model instead",
+        )
+    report = {**old.report, "model": request.title}
+    manifest = Manifest(
+        **{
+            **{name: getattr(old, name) for name in Manifest.__dataclass_fields__},
+            "model": request.title,
+            "model_sha256": source_hash(request.source),
+            "accuracy": {},
+            "report": report,
+        }
+    )
+    return artifact.with_weights(lowered.weights, manifest)
+
+
+def lower(request: Request, stages: Stages, lookup: RecordLookup | None = None) -> Lowered:
+    """A model imported and lowered to scheduled kernels, its weights apart; `lookup`: the tuning records to use."""
+    return _lowered(request, _imported(request, stages), stages, lookup)
+
+
+def _imported(request: Request, stages: Stages) -> Imported:
+    from tvmopt.importer import import_model  # a bad file is refused before TVM's compiler is loaded
+
+    with stages.stage("importing"):
+        imported = import_model(request.source, dict(request.shapes), dict(request.values))
+    _check_borders(imported)
+    return imported
+
+
+def _lowered(request: Request, imported: Imported, stages: Stages, lookup: RecordLookup | None) -> Lowered:
+    from tvmopt import pipeline
+    from tvmopt.passes.lift_constants import lift_constants
+
+    with stages.stage("optimizing"):
+        program = pipeline.lower(
+            imported.module, request.machine, DecisionLog(), lookup, exact=request.exact, precision=request.precision,
+            without=request.without, generic=request.generic,
+        )  # fmt: skip
+        program.module, weights = lift_constants(program.module)
+        structure = structure_hash(program.module, request.machine.tvm_target())
+    return Lowered(imported, program, weights, structure)
+
+
+def _record_lookup(request: Request) -> RecordLookup | None:
+    """The tuning records a compile considers: the user's store, then those that ship for exactly this target."""
+    if not request.records:
+        return None
+    return RecordLookup.default(request.machine, Path(request.store) if request.store else None)
+
+
+def _with_records(
+    request: Request, backend: Backend, imported: Imported, stages: Stages, lookup: RecordLookup | None
+) -> tuple[Lowered, Code]:
+    """Lowered, and its code; a second time without those records whose kernels cannot be compiled or must not run."""
+
+    def once() -> tuple[Lowered, Code]:
+        lowered = _lowered(request, imported, stages, lookup)
+        with stages.stage("generating code"):
+            return lowered, backend.generate(lowered.program, request)
+
+    try:
+        lowered, code = once()
+    except ScheduleError as error:
+        if lookup is None or not lookup.used:
+            raise
+        lookup.ignored |= {r.key: (r, error.what.replace("\n", " ")[:200]) for r, _ in lookup.used}
+    else:
+        if lookup is None or not _refuse_records(lowered, code, request, lookup):
+            return lowered, code
+    lookup.used.clear()
+    return once()
+
+
+def _refuse_records(lowered: Lowered, code: Code, request: Request, lookup: RecordLookup) -> bool:
+    """Whether some records were turned down, because their kernels must not run."""
+    from tvmopt.scheduling.discover import families
+    from tvmopt.scheduling.normalize import normalize
+
+    refused = False
+    for kernel in lowered.program.kernels:
+        problems = code.unfit(kernel.name) if kernel.source == "tuned" else []
+        if problems:
+            family = next(f for f in families(request.machine.kind) if kernel.family == f.NAME)
+            lookup.refused(normalize(lowered.program.unscheduled[kernel.name]), family, "; ".join(problems))
+            refused = True
+    return refused
+
+
+def _check_borders(imported: Imported) -> None:
+    """Refuse inputs and outputs of types that no array of a caller has: several numbers a byte."""
+    borders = [("Input", i) for i in imported.inputs] + [("Output", o) for o in imported.outputs]
+    problems = [
+        ModelError(
+            f"{role} '{info.name}' is {info.dtype}, of which NumPy and DLPack have no arrays.",
+            where=str(info),
+            fix="cast it inside the model: take and give int8, uint8 or float32",
+        )
+        for role, info in borders
+        if info.dtype in PACKED
+    ]
+    if problems:
+        raise collect(problems)

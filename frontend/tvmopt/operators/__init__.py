@@ -1,0 +1,1 @@
+"""Relax operators of our own: values that are checked before they are used as indices; LSTM, GRU and RNN."""
