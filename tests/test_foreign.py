@@ -16,8 +16,7 @@ from tvm import relax
 import tvmopt
 from tests.schedules.harness import module_of, rand
 from tvmopt.errors import ArtifactError, MissingDependency
-from tvmopt.legalize.name_values import name_module
-from tvmopt.pipeline import BUILD_CONFIG, lower
+from tvmopt.pipeline import BUILD_CONFIG, lower, rewrite_kernels
 from tvmopt.runtime.artifact import read
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
@@ -37,7 +36,7 @@ def test_code_for_each_has_its_instructions(target: str, words: tuple[str, ...])
     kernels = [(g, f) for g, f in low.module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     functions = {g: f.with_attr("global_symbol", g.name_hint) for g, f in kernels}
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
-        code = tvm.compile(name_module(tvm.IRModule(functions)), target=machine.tvm_target())
+        code = tvm.compile(rewrite_kernels(tvm.IRModule(functions)), target=machine.tvm_target())
     text = code.mod.inspect_source("asm")
     assert all(word in text for word in words)
 

@@ -39,7 +39,7 @@ def _copy_notebooks(app: Any, _config: Any) -> None:
 
 def _fill(app: Any, name: str, source: list[str]) -> None:
     makers = {"commands": commands, "passes": passes, "families": families, "machines": machines}
-    makers["failures"] = failures
+    makers |= {"failures": failures, "stages": stages}
     source[0] = MARKER.sub(lambda marker: makers[marker[1]](), source[0])
     depth = name.count("/")  # in the repository the notebooks are beside docs/, in the site within it
     source[0] = source[0].replace(f"]({'../' * (depth + 1)}notebooks/", f"]({'../' * depth}notebooks/")
@@ -84,6 +84,19 @@ def passes() -> str:
         if name.startswith("tvmopt."):
             seen.setdefault(name.removeprefix("tvmopt."), item)
     return "\n".join(_literal(name, _class_docstring(name)) for name in seen)
+
+
+def stages() -> str:
+    """The whole list of stages for a CPU, as a table."""
+    from tvmopt import pipeline
+    from tvmopt.targets import Machine
+
+    rows = ["| | stage | part | can be left out |", "|---:|---|---|---|"]
+    for part in pipeline.stages(pipeline.Job(Machine.load("x86-64-v3"), lift=True)):
+        for stage in part.stages:
+            optional = "" if stage.needed else "yes"
+            rows.append(f"| {len(rows) - 1} | {stage.short} | {part.heading} | {optional} |")
+    return "\n".join(rows)
 
 
 def families() -> str:

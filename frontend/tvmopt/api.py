@@ -93,6 +93,10 @@ def compile(
     records: bool = True,
     cuda_graph: bool = True,
     store: str | Path | None = None,
+    without: Sequence[str] | None = None,
+    dump_after: Mapping[str, str | Path] | None = None,
+    dump_all: str | Path | None = None,
+    dump_code: Mapping[str, str | Path] | None = None,
     progress: Progress | None = None,
 ) -> Compiled:
     """Compile an ONNX model.
@@ -114,6 +118,10 @@ def compile(
         records: use what tuning recorded for exactly this target: the user's store, then what ships here.
         cuda_graph: on a GPU, capture runs of kernels once as CUDA graphs and replay them.
         store: the tuning store to use in place of the user's.
+        without: names of stages of the pipeline to leave out (docs/reference/passes.md lists them).
+        dump_after: names of stages, and the folders to write the module behind each into.
+        dump_all: a folder for the modules behind all stages.
+        dump_code: names of kernels, and the folders for each one's loops, LLVM IR and assembly, or CUDA C++ and PTX.
         progress: called with the name of each stage.
 
     Raises:
@@ -123,7 +131,8 @@ def compile(
     """
     request = _request(
         model, target=target, precision=precision, shape=shape, values=values, threads=threads, exact=exact,
-        records=records, cuda_graph=cuda_graph, store=store,
+        records=records, cuda_graph=cuda_graph, store=store, without=without,
+        dump_after=dump_after, dump_all=dump_all, dump_code=dump_code,
     )  # fmt: skip
     check_writable(output)
     return _compiled(request, verify, tolerance, output, strip_weights, progress)
@@ -137,15 +146,24 @@ def _request(
     shape: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Any] | None = None,
     threads: int | None = None,
+    without: Sequence[str] | None = None,
+    dump_after: Mapping[str, str | Path] | None = None,
+    dump_all: str | Path | None = None,
+    dump_code: Mapping[str, str | Path] | None = None,
     **options: Any,
 ) -> Request:
     """What :func:`compile` is asked for; `options` are further fields of a request."""
+    from tvmopt.compiler.dump import Dumps
     from tvmopt.compiler.request import Request
 
     machine = Machine.load(target)
     if threads is not None:
         machine = machine.with_threads(check_threads(threads, "threads"))
-    return Request(model, machine, precision, shape or {}, values or {}, **options)
+    after, code = (tuple((n, str(f)) for n, f in (wanted or {}).items()) for wanted in (dump_after, dump_code))
+    dumps = Dumps(after, str(dump_all or ""), code)
+    return Request(
+        model, machine, precision, shape or {}, values or {}, without=tuple(without or ()), dumps=dumps, **options
+    )
 
 
 def _compiled(
@@ -164,7 +182,7 @@ def _compiled(
     artifact, report = compile_model(request, progress)
     if verify:
         with as_file(request.source) as path:
-            artifact, report = verified(artifact, report, path, tolerance, progress)
+            artifact, report = verified(artifact, report, path, tolerance, progress, bool(request.values))
     written: Path | None = None
     if output is not None:
         written = (artifact.stripped() if strip_weights else artifact).save(output)
@@ -365,7 +383,7 @@ def refit(
     report = Report.from_dict(fitted.manifest.report)
     if verify:
         with as_file(model) as path:
-            fitted, report = verified(fitted, report, path, tolerance, progress)
+            fitted, report = verified(fitted, report, path, tolerance, progress, False)
     return Compiled(fitted, report, fitted.save(output) if output is not None else None)
 
 

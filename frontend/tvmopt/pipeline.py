@@ -1,38 +1,52 @@
-"""How a model flows through: the ordered list of passes, with the reason for each order constraint - read it top
-to bottom.
+"""How a model flows through: every stage in one ordered list, with the reason for each order constraint - read
+:func:`stages` top to bottom.
 
-    import -> graph passes -> layout -> legalize -> fuse -> schedule (families) -> plan memory -> build
+    import -> the graph -> lowering to loops -> fusion -> schedules -> weights apart -> kernels -> memory -> loops
+
+`tvmopt compile --dump-after NAME DIR` writes the module behind any stage, `without` leaves one out.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import tvm
 import tvm.relax.backend
 from tvm import relax, tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
 
 from tvmopt import passes as P
 from tvmopt.extensions import extended
 from tvmopt.importer.provenance import without_names
-from tvmopt.legalize import legalize, lower_extrema, recurrent
-from tvmopt.legalize.name_values import name_module
+from tvmopt.legalize import legalize, recurrent
+from tvmopt.legalize.lower_extrema import LowerExtrema
+from tvmopt.legalize.name_values import name_values
 from tvmopt.legalize.ordered import lower_ordered
+from tvmopt.legalize.pairs import lower_pairs
+from tvmopt.legalize.partition import bound_partitions
+from tvmopt.legalize.prefetch import lower_prefetch
+from tvmopt.legalize.tiles import lower_tiles
 from tvmopt.legalize.winograd import instead_of_bf16
+from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
 from tvmopt.passes.relax_alignment import relax_alignment
+from tvmopt.passes.stages import Part, Run, Stage, Watch, check_names, each_kernel, stage, through
 from tvmopt.report import DecisionLog, Kernel
+from tvmopt.scheduling import concat_in_place
+from tvmopt.scheduling.apply import STAGE as APPLY
 from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families
-from tvmopt.scheduling.concat_in_place import STAGE, InPlace, concat_in_place, whole_name
 from tvmopt.scheduling.cost import kernel_cost
 from tvmopt.targets import Machine
 
 T = relax.transform
+
+MOST_FUSED = 64
+"""Operators that one kernel may take: the code of longer chains (200 times Tanh) nests deeper than the recursion of TVM
+and Python goes, and compiles for minutes."""
 
 BUILD_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 """Families hint which row loop has a tail; without this TVM keeps the tail's branch in the inner loop."""
@@ -46,8 +60,10 @@ class Lowered:
         module: scheduled PrimFuncs and `main`, memory not yet planned.
         kernels: every kernel with its family, knobs, ONNX nodes, FLOPs and bytes.
         log: what each pass did and declined.
-        seconds: wall time of each stage.
+        seconds: wall time of each part of the list.
         unscheduled: the module before families were applied: the workloads of the tuner's tasks.
+        weights: those that were lifted out of the module, in the order of its parameters.
+        job: what was asked for.
     """
 
     module: tvm.IRModule
@@ -55,6 +71,144 @@ class Lowered:
     log: DecisionLog
     seconds: dict[str, float]
     unscheduled: tvm.IRModule
+    weights: Weights
+    job: Job
+
+
+@dataclass
+class Job:
+    """What the list of stages depends on, and what stages leave for each other.
+
+    Attributes:
+        machine: for which it is.
+        log: what stages did and declined.
+        lookup: finds tuned knobs; None: analytic points only.
+        exact: no algorithm that rounds differently from the operator's definition (Winograd).
+        precision: see `tvmopt.targets.precision`.
+        without: names of stages to leave out.
+        generic: kernels that only the generic family may schedule (``"*"``: all) - with `without`, how `tvmopt compare`
+            finds the one to blame.
+        lift: weights become parameters of `main`.
+        watch: is shown the module after each stage.
+        provenance: which ONNX nodes each binding computes.
+        unscheduled, how: the kernels before they were scheduled, and how each was.
+        weights: those that were lifted.
+    """
+
+    machine: Machine
+    log: DecisionLog = field(default_factory=DecisionLog)
+    lookup: Lookup | None = None
+    exact: bool = False
+    precision: str = "fp32"
+    without: Collection[str] = ()
+    generic: Collection[str] = ()
+    lift: bool = False
+    watch: Watch | None = None
+    provenance: Provenance | None = None
+    unscheduled: tvm.IRModule | None = None
+    how: dict[str, Scheduled] = field(default_factory=dict)
+    weights: Weights = field(default_factory=list)
+
+
+def stages(job: Job) -> list[Part]:
+    """The whole way, from the imported module to the code generator, in order.
+
+    The first five parts are :func:`lower`'s, the others :func:`build`'s. Behind memory planning `main` becomes code of
+    the virtual machine, and only kernels are left.
+    """
+    machine = job.machine
+    # before memory is planned: a view of an input is still a reshape
+    alignment = Stage("tvmopt.RelaxAlignment", relax_alignment, needed=True)
+    return [
+        Part("graph passes", _graph(job)),
+        Part(
+            "legalize",
+            [
+                # scans and top-k, before TVM's own kernels of them
+                Stage("tvmopt.LowerOrdered", lambda m: lower_ordered(m, machine)),
+                stage(relax.backend.DispatchSortScan(), needed=True),  # sorting, on GPUs all three: TVM's own kernels
+                Stage("tvmopt.Legalize", lambda m: legalize(m, machine, job.exact, job.precision), needed=True),
+                # what legalizers prepare for each of several readers of a value
+                Stage("tvmopt.CancelDuplicates", lambda m: _once(m, job.log)),
+            ],
+        ),
+        Part("fuse", fusion_stages()),
+        Part(
+            "schedule",
+            [
+                Stage(APPLY, lambda m: _apply_families(m, job), needed=True, follow="kernels"),
+                # after families: records are of workloads with tensors of their own
+                Stage(concat_in_place.STAGE, lambda m: _concat_in_place(m, job), follow="kernels"),
+            ],
+        ),
+        # after all that wants to see constants
+        Part("weights", [Stage("tvmopt.LiftConstants", lambda m: _lift(m, job), needed=True)] if job.lift else []),
+        Part("kernels", [alignment, *kernel_stages()] if machine.kind == "llvm" else []),
+        Part("plan memory", memory_stages()),
+        Part("loops", loop_stages(machine)),
+    ]
+
+
+def fusion_stages() -> list[Stage]:
+    """From operators as loops to one PrimFunc a kernel."""
+    return [
+        stage(T.AnnotateTIROpPattern(), needed=True),  # before FuseOps, which decides by pattern
+        stage(P.LimitFusion),  # a padding that TVM calls elementwise
+        Stage("FuseOps", _fuse_ops, follow="functions"),
+        stage(T.FuseTIR(), needed=True),
+        stage(T.RewriteDataflowReshape()),  # before schedules: a reshape in threads or vectors is not seen as a view
+        stage(T.DeadCodeElimination()),
+    ]
+
+
+def kernel_stages() -> list[Stage]:
+    """The rewrites of scheduled kernels for CPUs, before TVM's own passes of loops."""
+    return [
+        each_kernel("tvmopt.NameValues", name_values),  # one transcendental function a statement
+        each_kernel("tvmopt.LowerPrefetch", lower_prefetch),  # the next panel of weights
+        each_kernel("tvmopt.LowerTiles", lower_tiles),  # AMX; before LowerPairs, which takes the products that are left
+        each_kernel("tvmopt.LowerPairs", lower_pairs),  # products of bfloat16
+        each_kernel("tvmopt.BoundPartitions", bound_partitions),  # last: it looks at the loops as TVM will cut them
+    ]
+
+
+def memory_stages() -> list[Stage]:
+    """From calls of kernels to code of the virtual machine."""
+    return [
+        stage(T.ToNonDataflow(), needed=True),
+        stage(T.RemovePurityChecking(), needed=True),
+        stage(T.CallTIRRewrite(), needed=True),
+        Stage("StaticPlanBlockMemory", _plan_memory),
+        stage(T.RewriteCUDAGraph()),  # on the planned storage; only under the config that `build` sets for GPUs
+        stage(T.LowerAllocTensor(), needed=True),
+        stage(T.KillAfterLastUse()),
+        stage(T.LowerRuntimeBuiltin(), needed=True),
+        stage(T.ComputePrimValue(), needed=True),
+        stage(T.VMShapeLower(), needed=True),
+        stage(T.AttachGlobalSymbol(), needed=True),
+    ]
+
+
+def loop_stages(machine: Machine) -> list[Stage]:
+    """From scheduled loops to what the code generator takes."""
+    loops, host, device = default_s_tir_pipeline()
+    return [
+        Stage("tirx.BindTarget", tirx.transform.BindTarget(_with_host(machine)), needed=True),
+        Stage("s_tir.Loops", loops, needed=True),  # TVM's own passes of loops, some sixty
+        # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
+        stage(LowerExtrema),
+        Stage("tirx.Finalize", lambda m: _finalized(m, host(), device()), needed=True),
+    ]
+
+
+CODEGEN: Any = import_module("tvm.tirx.build")  # the name in the package is a function
+
+LOWERING = 5
+"""Parts of the list that are :func:`lower`'s."""
+
+
+def _graph(job: Job) -> list[Stage]:
+    return [stage(one) for one in extended(graph_passes(job.machine, job.log, job.precision, job.exact), job.log)]
 
 
 def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False) -> list[Any]:
@@ -109,107 +263,41 @@ def precision_passes(machine: Machine, log: DecisionLog, precision: str, exact: 
     return [P.ConvertPrecision(log, precision, unsupported)]
 
 
-def fusion_passes() -> list[Any]:
-    """From legalized operators to one PrimFunc a kernel."""
-    return [
-        T.AnnotateTIROpPattern(),  # before FuseOps, which decides by pattern
-        P.LimitFusion,  # a padding that TVM calls elementwise
-        T.FuseOps(),
-        T.FuseTIR(),
-        T.RewriteDataflowReshape(),  # before schedules: a reshape in threads or vectors is not recognised as a view
-        T.DeadCodeElimination(),
-    ]
-
-
-MOST_FUSED = 64
-"""Operators that one kernel may take: the code of longer chains (200 times Tanh) nests deeper than the recursion of TVM
-and Python goes, and compiles for minutes."""
-
-
-def _fusion_context() -> Any:
-    """The current pass context, instruments included, with :data:`MOST_FUSED` for FuseOps."""
-    now = tvm.transform.PassContext.current()
-    config = {**now.config, "relax.FuseOps.max_depth": MOST_FUSED}
-    return tvm.transform.PassContext(now.opt_level, now.required_pass, now.disabled_pass, now.instruments, config)
-
-
-def memory_passes(main: relax.Function) -> list[Any]:
-    """From scheduled kernels to VM code: storage planned once, freed never in between.
-
-    Storage is not planned for a function with branches. TVM takes an If for straight code: what the branch that runs
-    reuses, the other one would have allocated. So there each tensor is allocated when it is made.
-    """
-    return [
-        T.ToNonDataflow(),
-        T.RemovePurityChecking(),
-        T.CallTIRRewrite(),
-        *([] if _has_branches(main) else [T.StaticPlanBlockMemory()]),
-        T.RewriteCUDAGraph(),  # on the planned storage; only under the config that `build` sets for GPUs
-        T.LowerAllocTensor(),
-        T.KillAfterLastUse(),
-        T.LowerRuntimeBuiltin(),
-        T.ComputePrimValue(),
-        T.VMShapeLower(),
-        T.AttachGlobalSymbol(),
-    ]
-
-
-def _has_branches(func: relax.Function) -> bool:
-    """Whether an If chooses at run time."""
-    return any(isinstance(binding.value, relax.If) for block in func.body.blocks for binding in block.bindings)
-
-
 def lower(
     module: tvm.IRModule,
     machine: Machine,
     log: DecisionLog | None = None,
     lookup: Lookup | None = None,
-    exact: bool = False,
-    precision: str = "fp32",
-    without: Collection[str] = (),
-    generic: Collection[str] = (),
+    **options: Any,
 ) -> Lowered:
-    """Everything between the importer and the code generator.
+    """Everything between the importer and memory planning.
 
     Args:
-        lookup: finds tuned knobs; None: analytic points only.
-        exact: no algorithm that rounds differently from the operator's definition (Winograd).
-        precision: see `tvmopt.targets.precision`.
-        without: names of passes to leave out, of the graph's and `tvmopt.ConcatInPlace`, and `generic`: kernels that
-            only the generic family may schedule (``"*"``: all) - how `tvmopt compare` finds the one to blame.
+        log, lookup, options: the further fields of :class:`Job`.
+
+    Raises:
+        InputError: `without` names no stage, or one that cannot be left out.
     """
-    log = log or DecisionLog()
-    seconds: dict[str, float] = {}
+    job = Job(machine, log or DecisionLog(), lookup, **options)
     with machine.tvm_target():
-        with _timed(seconds, "graph passes"):
-            passes = extended(graph_passes(machine, log, precision, exact), log)
-            module, names = without_names(module)
-            provenance = Provenance(module, names)
-            module = provenance.through([p for p in passes if p.info.name not in without], module, log)
-        with _timed(seconds, "legalize"):
-            unlegalized = module["main"]
-            module = lower_ordered(module, machine)  # scans and top-k, before TVM's own kernels of them
-            module = relax.backend.DispatchSortScan()(module)  # sorting, and on GPUs all three: TVM's own kernels
-            module = legalize(module, machine, exact, precision)
-            provenance.follow(unlegalized, module["main"])
-            if not relax.analysis.defined_symbolic_vars(module["main"]):  # the binding that computes a size must stay
-                once = P.CancelDuplicates(log)  # what legalizers prepare for each of several readers of a value
-                module = provenance.through([once], module, log)
-        with _timed(seconds, "fuse"):
-            unfused = module["main"]
-            with _fusion_context():
-                module = tvm.transform.Sequential(fusion_passes()[:3])(module)
-            provenance.fused(unfused, module)
-            module = provenance.through(fusion_passes()[3:], module, log)
-        with _timed(seconds, "schedule"):
-            unscheduled = module
-            module, how = apply_families(module, machine, log, lookup, [whole_name(g) for g in generic])
-            done = InPlace(module, unscheduled, how)
-            if STAGE not in without:  # after families: records are of workloads with tensors of their own
-                done = concat_in_place(module, unscheduled, how, machine, log)
-            provenance.joined(done.nodes)
-    kernels = tuple(_kernels(done.module, done.unscheduled, done.how, provenance))
-    return Lowered(done.module, kernels, log, seconds, done.unscheduled)
+        parts = stages(job)
+        check_names(parts, job.without, optional=True)
+        module, names = without_names(module)
+        job.provenance = Provenance(module, names)
+        run = Run(module, job.without, job.provenance, job.log, job.watch)
+        for part in parts[:LOWERING]:
+            run.through(part)
+    assert job.unscheduled is not None
+    kernels = tuple(_kernels(run.module, job.unscheduled, job.how, job.provenance))
+    return Lowered(run.module, kernels, job.log, run.seconds, job.unscheduled, job.weights, job)
+
+
+def planned(lowered: Lowered, machine: Machine) -> tvm.IRModule:
+    """The module with storage planned and every call in place, for who reads the run off it."""
+    memory = memory_stages()
+    until = [one.name for one in memory].index("RewriteCUDAGraph")
+    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3):
+        return through([one for one in memory[:until] if not one.left_out(lowered.job.without)], lowered.module)
 
 
 def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
@@ -219,14 +307,104 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
         cuda_graph: runs of kernels with static shapes are captured once as CUDA graphs and replayed.
     """
     config: dict[str, Any] = {"relax.backend.use_cuda_graph": cuda_graph} if machine.kind == "cuda" else BUILD_CONFIG
+    parts = stages(lowered.job)
+    number = sum(len(part.stages) for part in parts[:LOWERING])
+    run = Run(lowered.module, lowered.job.without, watch=lowered.job.watch, seconds=lowered.seconds, number=number)
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
-        with _timed(lowered.seconds, "plan memory"):
-            module = name_module(relax_alignment(lowered.module)) if machine.kind == "llvm" else lowered.module
-            module = tvm.transform.Sequential(memory_passes(module["main"]))(module)
-        with _timed(lowered.seconds, "generate code"):
-            return relax.build(
-                module, target=machine.tvm_target(), relax_pipeline=None, tir_pipeline=lower_extrema.PIPELINE
-            )
+        *planning, loops = parts[LOWERING:]
+        for part in planning:
+            run.through(part)
+        builder = relax.ExecBuilder()
+        left = tvm.get_global_func("relax.VMCodeGen")(builder, run.module)
+        kernels = {gvar: func for gvar, func in left.functions_items() if isinstance(func, tirx.PrimFunc)}
+        run.module = tvm.IRModule(kernels, attrs=left.attrs)
+        run.through(loops)
+        library = generate(run.module, machine) if kernels else None
+        constants = dict((left.attrs or {}).get("const_name_to_constant", {}))
+        linked = tvm.get_global_func("relax.VMLink")(builder, machine.tvm_target(), library, [], constants)
+    return relax.VMExecutable(linked)
+
+
+def compile_kernels(module: tvm.IRModule, machine: Machine) -> tvm.runtime.Executable:
+    """Scheduled kernels alone, with the code that they have in a model."""
+    config, rewrites = (BUILD_CONFIG, kernel_stages()) if machine.kind == "llvm" else ({}, [])
+    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
+        return tvm.runtime.Executable(generate(through([*rewrites, *loop_stages(machine)], module), machine))
+
+
+def rewrite_kernels(module: tvm.IRModule) -> tvm.IRModule:
+    """A module whose kernels went through :func:`kernel_stages`; TVM's own passes are left to do."""
+    return through(kernel_stages(), module)
+
+
+# -- the stages that are not a pass of their own ---------------------------------------------------------------------
+
+
+def _once(module: tvm.IRModule, log: DecisionLog) -> tvm.IRModule:
+    if relax.analysis.defined_symbolic_vars(module["main"]):  # the binding that computes a size must stay
+        return module
+    cancel: Any = P.CancelDuplicates(log)
+    return cancel(module)
+
+
+def _fuse_ops(module: tvm.IRModule) -> tvm.IRModule:
+    """FuseOps under the current pass context, with :data:`MOST_FUSED`."""
+    now = tvm.transform.PassContext.current()
+    config = {**now.config, "relax.FuseOps.max_depth": MOST_FUSED}
+    with tvm.transform.PassContext(now.opt_level, now.required_pass, now.disabled_pass, now.instruments, config):
+        return T.FuseOps()(module)
+
+
+def _apply_families(module: tvm.IRModule, job: Job) -> tvm.IRModule:
+    job.unscheduled = module
+    generic = [concat_in_place.whole_name(name) for name in job.generic]
+    module, job.how = apply_families(module, job.machine, job.log, job.lookup, generic)
+    return module
+
+
+def _concat_in_place(module: tvm.IRModule, job: Job) -> tvm.IRModule:
+    assert job.unscheduled is not None and job.provenance is not None
+    done = concat_in_place.concat_in_place(module, job.unscheduled, job.how, job.machine, job.log)
+    job.unscheduled, job.how = done.unscheduled, done.how
+    job.provenance.joined(done.nodes)
+    return done.module
+
+
+def _lift(module: tvm.IRModule, job: Job) -> tvm.IRModule:
+    module, job.weights = lift_constants(module)
+    return module
+
+
+def _plan_memory(module: tvm.IRModule) -> tvm.IRModule:
+    """Storage is planned once, and freed never in between; not for a function with branches. TVM takes an If for
+    straight code: what the branch that runs reuses, the other one would have allocated. So there each tensor is
+    allocated when it is made."""
+    return module if _has_branches(module["main"]) else T.StaticPlanBlockMemory()(module)
+
+
+def _has_branches(func: relax.Function) -> bool:
+    """Whether an If chooses at run time."""
+    return any(isinstance(binding.value, relax.If) for block in func.body.blocks for binding in block.bindings)
+
+
+def _with_host(machine: Machine) -> tvm.target.Target:
+    target = machine.tvm_target()
+    return target.with_host(target.host or target)
+
+
+def _finalized(module: tvm.IRModule, host: Any, device: Any) -> tvm.IRModule:
+    """TVM's last passes, of host and device functions each."""
+    on_host, on_devices = CODEGEN.split_host_device_mods(module)
+    functions = dict(host(on_host).functions_items())
+    for one in on_devices.values():
+        functions |= dict(device(one).functions_items())
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def generate(module: tvm.IRModule, machine: Machine) -> Any:
+    """Machine code of kernels that went through all stages: a `tvm.runtime.Module`."""
+    on_host, on_devices = CODEGEN.split_host_device_mods(module)
+    return CODEGEN.tir_to_runtime(on_host, on_devices, _with_host(machine).host)
 
 
 def _kernels(
@@ -243,10 +421,3 @@ def _kernels(
         yield Kernel(
             name, done.family, done.source, done.knobs, len(sites), tuple(sites), cost.flops, cost.bytes, done.note
         )
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start

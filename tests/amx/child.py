@@ -24,7 +24,6 @@ import tvmopt
 from tests.amx import KINDS, machine
 from tests.schedules.harness import convolution, lowered_bf16, rand, rounded
 from tvmopt import pipeline
-from tvmopt.legalize.name_values import name_module
 from tvmopt.runtime import model as runtime
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.tiles import request
@@ -151,7 +150,7 @@ def guarded(m: int, k: int, n: int) -> dict[str, Any]:
     (value,) = (c for c in constants(low.module) if c.dtype == np.uint32)
     target, config = MACHINE.with_cores(1).tvm_target(), pipeline.BUILD_CONFIG
     with target, tvm.transform.PassContext(opt_level=3, config=config):
-        module = name_module(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+        module = pipeline.rewrite_kernels(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
         kernel = tvm.compile(module, target=target)["main"]
     operands = (x.astype(ml_dtypes.bfloat16), value, np.zeros((m, n), "float32"))
     data = [before_a_guard(operand) for operand in operands]

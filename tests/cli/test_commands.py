@@ -267,7 +267,7 @@ def test_options_are_the_functions_parameters(name: str) -> None:
     command = signatures.signature(import_module(f"tvmopt.cli.{name}").command)
     function = signatures.signature(getattr(api, name))
     only_api = {"progress"} if name == "compile" else {"progress", "values"}
-    only_command = {"as_json", "top", "verbose"}
+    only_command = {"as_json", "top", "verbose", "list_passes"}
     assert set(command.parameters) - only_command == set(function.parameters) - only_api
     for parameter in set(command.parameters) & set(function.parameters):
         here, there = command.parameters[parameter].default, function.parameters[parameter].default

@@ -12,7 +12,6 @@ from tvm_ffi import structural_map, structural_walk
 import tvmopt.legalize.winograd as winograd
 from tests.schedules.harness import close, run
 from tvmopt import pipeline
-from tvmopt.legalize.name_values import name_module
 from tvmopt.legalize.prefetch import PREFETCH, STEP, lower_prefetch, panel_stride
 from tvmopt.targets import Machine
 
@@ -131,7 +130,7 @@ def _value(index, at):
 def test_accumulators_stay_in_registers(rows, k, n):
     """LLVM's own prefetch made it store all accumulators each step: 128x64x768 took 3.1 times as long."""
     machine = Machine.load("znver5").with_cores(1)
-    module = name_module(tvm.IRModule({"kernel": scheduled(rows, k, n, machine)}))
+    module = pipeline.rewrite_kernels(tvm.IRModule({"kernel": scheduled(rows, k, n, machine)}))
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=pipeline.BUILD_CONFIG):
         library = tvm.compile(module, target=machine.tvm_target()).mod
     lines = library.inspect_source("s").splitlines()

@@ -10,8 +10,8 @@ import tvm
 from tvm import relax
 
 from tvmopt.legalize import legalize
-from tvmopt.legalize.name_values import name_module
-from tvmopt.pipeline import BUILD_CONFIG, Lowered, fusion_passes, lower
+from tvmopt.passes.stages import through
+from tvmopt.pipeline import BUILD_CONFIG, Lowered, fusion_stages, lower, rewrite_kernels
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
 from tvmopt.targets import Machine
@@ -76,9 +76,9 @@ def run(
     """Outputs and how each kernel was scheduled; `build(bb, *vars)` emits the expression."""
     target = Machine.load(MACHINES[machine]).with_cores(cores)
     with target.tvm_target():
-        module = tvm.transform.Sequential(fusion_passes())(legalize(module_of(build, inputs), target, exact))
+        module = through(fusion_stages(), legalize(module_of(build, inputs), target, exact))
         module, how = apply_families(module, target, DecisionLog())
-    module = name_module(module)
+    module = rewrite_kernels(module)
     with tvm.transform.PassContext(config=BUILD_CONFIG):
         vm = relax.VirtualMachine(tvm.compile(module, target=target.tvm_target()), tvm.cpu())
     result = vm["main"](*(tvm.runtime.tensor(x) for x in inputs))

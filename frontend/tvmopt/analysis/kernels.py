@@ -12,7 +12,6 @@ own numbers: what is compared next has only the rounding of the kernels since th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,21 +38,14 @@ class Kernel:
 
     Attributes:
         names: tensors that it may have written. products: results of matrix products and convolutions in it.
-        shared: those that another kernel may have completed: a bias may be the next kernel's.
-        alike: relative errors of the tensors that its result resembles, though it differs from each.
+        closest: (error, tensor, comparison) of the most alike.
     """
 
     seen: Seen
     names: set[str]
     products: set[str]
-    shared: set[str] = field(default_factory=set)
     tensor: str = ""
-    alike: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def likeliest(self) -> str:
-        """The tensor that it ought to have written, as far as that can be told; empty where it cannot."""
-        return min(self.alike, key=self.alike.__getitem__, default="")
+    closest: tuple[float, str, OutputComparison | None] = (float("inf"), "", None)
 
     @property
     def title(self) -> str:
@@ -70,7 +62,6 @@ class Walk:
     taken: dict[str, Array] = field(default_factory=dict)
     wrong: dict[str, OutputComparison] = field(default_factory=dict)
     products: dict[str, Array] = field(default_factory=dict)
-    agreed: int = 0
 
     def __post_init__(self) -> None:
         self.inside = {n for k in self.kernels for n in k.products}
@@ -99,7 +90,6 @@ class Walk:
         if not one.ok:
             self.wrong[name] = one
             return None
-        self.agreed += 1
         return self._take(name, found, value)
 
     def _kernel(self, kernel: Kernel, name: str, value: Value) -> Value | None:
@@ -114,13 +104,13 @@ class Walk:
         one = deviation(name, value.array, placed, limits_of(self.precision, value.kind))
         one = along(one, value.array, placed, [self.products.get(p) for p in kernel.products], self.precision)
         if not one.ok:
-            kernel.alike[name] = error / (scale or 1.0)
+            if error / (scale or 1.0) < kernel.closest[0]:
+                kernel.closest = error / (scale or 1.0), name, one
             return None
         kernel.tensor = name
-        self.agreed += 1
         for product in kernel.products:
             self.products.pop(product, None)
-        return None if name in kernel.shared else self._take(name, placed, value)
+        return self._take(name, placed, value)
 
     def _take(self, name: str, found: Array, value: Value) -> Value:
         self.taken[name] = found
@@ -167,16 +157,16 @@ def check_kernels(
     kernels = kernels_of(model, seen)
     walk = Walk(precision, outputs, kernels)
     Oracle(model, Arithmetic(np.float32)).run(feeds, observe=walk)
-    suspects = {k.likeliest: k for k in kernels if not k.tensor and k.likeliest}
+    suspects = {k.closest[1]: k for k in kernels if not k.tensor and k.closest[1]}
     if not walk.wrong and not suspects:
-        return Found(compared=walk.agreed)
+        return Found(compared=len(walk.taken))
     again = _Measured(model, feeds, precision, walk, suspects)
     wrong = [one for one in map(again.compared, walk.wrong) if not one.ok]
     guilty = again.guilty()
     if guilty is not None:
-        wrong = [again.compared(guilty, suspects[guilty]), *(w for w in wrong if w.name != guilty)]
-        return Found(tuple(wrong), suspects[guilty].title, walk.agreed)
-    return Found(tuple(wrong), compared=walk.agreed)
+        wrong = [again.compared(guilty), *(w for w in wrong if w.name != guilty)]
+        return Found(tuple(wrong), suspects[guilty].title, len(walk.taken))
+    return Found(tuple(wrong), compared=len(walk.taken))
 
 
 def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
@@ -184,7 +174,7 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
     nodes = list(model.graph.node)
     index = bindings(nodes)
     mine = [sorted({index[n] for n in s.nodes if n in index}) for s in seen]
-    times = Counter(i for inside in mine for i in inside)
+    named = {i for inside in mine for i in inside}
     readers: dict[str, set[int]] = {o.name: {-1} for o in model.graph.output}
     for i, node in enumerate(nodes):
         for name in node.input:
@@ -192,12 +182,11 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
     found = []
     for one, inside in zip(seen, mine, strict=True):
         if inside and one.array is not None:
-            group = {i for i in inside if times[i] == 1}  # another kernel may be the one that computes a node of both
+            group = set(inside)
             inner = {o for i in inside for o in nodes[i].output if readers.get(o, {-1}) <= group}
             products = {nodes[i].output[0] for i in inside if nodes[i].op_type in HEAVY}
-            names = set(candidates(nodes, inside, times)) - inner
-            shared = {o for i in inside if times[i] > 1 for o in nodes[i].output}
-            found += [Kernel(part, set(names), set(products), shared) for part in side_by_side(model, one, inside)]
+            names = set(candidates(nodes, inside, named)) - inner
+            found += [Kernel(part, set(names), set(products)) for part in side_by_side(model, one, inside)]
     return found
 
 
@@ -221,9 +210,8 @@ class _Measured:
         self.order = {o: i for i, n in enumerate(model.graph.node) for o in n.output}
         self.frontier = {name: self._behind(name) for name in suspects}
         behind = {n for names in self.frontier.values() for n in names}
-        alike = {n for k in suspects.values() for n in k.alike}
         products = {p for k in suspects.values() for p in k.products if p in self.order}
-        self.wanted = {*walk.wrong, *alike, *behind, *products}
+        self.wanted = [*dict.fromkeys([*suspects, *walk.wrong, *behind, *products])]
         self.kinds: dict[str, Any] = {}
         self.found = {**walk.taken, **{n: walk.outputs[n] for n in walk.wrong}}
         self.edges: dict[str, list[Any]] = {}
@@ -247,10 +235,11 @@ class _Measured:
     def _exact(self, taken: Mapping[str, Array], keep: bool = False) -> dict[str, Array]:
         """Tensors in float64 as they are computed, each from the compiled model's numbers before it."""
         made: dict[str, Array] = {}
+        wanted = set(self.wanted)
 
         def replaced(name: str, value: Value) -> Value | None:
             self.kinds[name] = value.kind
-            if name in self.wanted:
+            if name in wanted:
                 made[name] = value.array
             return Value(taken[name].astype(value.array.dtype), value.kind) if name in taken else None
 
@@ -262,30 +251,28 @@ class _Measured:
 
     def _rounded(self, sign: int) -> dict[str, Array]:
         made: dict[str, Array] = {}
-        taken = self.walk.taken
+        wanted, taken = set(self.wanted), self.walk.taken
 
         def replaced(name: str, value: Value) -> Value | None:
-            if name in self.wanted:
+            if name in wanted:
                 made[name] = value.array
             return Value(taken[name].astype(value.array.dtype), value.kind) if name in taken else None
 
         Rounded(self.model, arithmetic_of(self.precision), self.edges, sign).run(self.feeds, observe=replaced)
         return made
 
-    def compared(self, name: str, kernel: Kernel | None = None) -> OutputComparison:
-        """An output, or what a kernel would have written if it is this tensor."""
-        exact = self.exact[name]
-        found = self.found[name] if kernel is None else fitted(exact, kernel.seen.array)[0]
+    def compared(self, name: str) -> OutputComparison:
+        exact, found = self.exact[name], self.found[name]
         naturals = [n[name] for n in self.naturals if name in n]
         one = deviation(name, exact, found, limits_of(self.precision, self.kinds[name]), naturals)
+        kernel = self.suspects.get(name)
         products = [self.exact.get(p) for p in kernel.products] if kernel else []
         return along(one, exact, found, products, self.precision)
 
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
         for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
-            kernel = self.suspects[name]
-            if not self.frontier[name] or any(self.compared(n, kernel).ok for n in kernel.alike):
+            if self.compared(name).ok or not self.frontier[name]:
                 continue
             own = self._exact({**self.walk.taken, name: self.found[name]})
             for next_one in self.frontier[name]:

@@ -3,17 +3,67 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tvmopt.cli.common import escape, human, out, parse_shapes, parse_values, print_json, progress, table
 from tvmopt.cli.rendering import coverage, decisions, kernels
+from tvmopt.errors import InputError
+
+PAIRS = ("--dump-after", "--dump-code")
+"""Options that take a name and a folder."""
+
+
+class Command(TyperCommand):
+    """With repeatable options of two words, which Typer has not: they are handed on as one, a NUL between the two."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = iter(args)
+        joined = []
+        for word in words:
+            joined.append(word)
+            if word in PAIRS:
+                joined.append("\0".join(value for value in (next(words, ""), next(words, "")) if value))
+        return list(super().parse_args(ctx, joined))
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
-@app.command()
+def _folders(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Names and folders, as :class:`Command` joined them.
+
+    >>> _folders("--dump-after", ["FuseOps\\0dumps"])
+    {'FuseOps': 'dumps'}
+
+    Raises:
+        InputError: a folder is missing.
+    """
+    for text in texts or ():
+        if "\0" not in text:
+            fix = f"{option} {text or 'NAME'} DIR"
+            raise InputError("there is no folder to write to.", where=option, fix=fix)
+    return dict(text.split("\0") for text in texts or ())
+
+
+def list_stages(wanted: bool) -> None:
+    """Print every stage of the pipeline for CPUs, with its part."""
+    if wanted:
+        from tvmopt import pipeline
+        from tvmopt.targets import Machine
+
+        number, rows = 0, []
+        for part in pipeline.stages(pipeline.Job(Machine.load("cpu"), lift=True)):
+            for stage in part.stages:
+                number += 1
+                rows.append((f"{number:02d}", stage.short, part.heading, "" if stage.needed else "yes"))
+        table(("", "stage", "part", "can be left out"), rows, left=3)
+        raise typer.Exit
+
+
+@app.command(cls=Command)
 def command(
     model: Annotated[str, typer.Argument(help="The ONNX file.", metavar="MODEL")],
     target: Annotated[
@@ -64,6 +114,27 @@ def command(
     store: Annotated[
         Path | None, typer.Option(help="Tuning store.", show_default="~/.local/share/tvmopt/tuning.db")
     ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="STAGE", help="Leave a stage of the pipeline out; repeatable.")
+    ] = None,
+    dump_after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE DIR", help="Write the module behind a stage into a folder; repeatable."),
+    ] = None,
+    dump_all: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write the module behind each stage, numbered in their order.")
+    ] = None,
+    dump_code: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KERNEL DIR",
+            help="Write a kernel's loops, LLVM IR and assembly (CUDA C++, PTX and SASS); repeatable.",
+        ),
+    ] = None,
+    list_passes: Annotated[
+        bool,
+        typer.Option("--list-passes", is_eager=True, callback=list_stages, help="Print the stages in order, and end."),
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Every stage's time, every kernel, what passes did and declined.")
     ] = False,
@@ -88,6 +159,10 @@ def command(
             records=records,
             cuda_graph=cuda_graph,
             store=store,
+            without=without,
+            dump_after=_folders("--dump-after", dump_after),
+            dump_all=dump_all,
+            dump_code=_folders("--dump-code", dump_code),
             progress=show,
         )
     if as_json:

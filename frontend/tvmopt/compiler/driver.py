@@ -20,6 +20,7 @@ from tvmopt import children
 from tvmopt.children import Progress
 from tvmopt.compiler.backend import Backend, Code
 from tvmopt.compiler.cuda import Cuda
+from tvmopt.compiler.dump import Dumper
 from tvmopt.compiler.llvm import Llvm
 from tvmopt.compiler.request import Request, as_file, source_hash
 from tvmopt.compiler.results import make_manifest, make_report, structure_hash, versions
@@ -81,6 +82,7 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
         MissingDependency: no C compiler to link with; no CUDA compiler or libcudart.
         ScheduleError: the machine's compiler refused a kernel.
     """
+    request.dumps.make_folders()
     environment = BACKENDS[request.machine.kind].environment(request.machine)
     if environment is None:
         return _compile(request, progress)
@@ -103,8 +105,13 @@ def _compile(request: Request, progress: Progress | None) -> tuple[Artifact, Rep
     stages, backend = Stages(progress), BACKENDS[request.machine.kind]
     imported = _imported(request, stages)
     backend.check()
+    dumper = Dumper(request.dumps, request.machine) if request.dumps else None
+    if dumper:
+        dumper.check()
     lookup = _record_lookup(request)
-    lowered, code = _with_records(request, backend, imported, stages, lookup)
+    lowered, code = _with_records(request, backend, imported, stages, lookup, dumper)
+    if dumper:
+        dumper.finish()
     code.check()
     program = lowered.program
     program.kernels = tuple(replace(k, launches=code.launches(k.name)) for k in program.kernels)
@@ -173,18 +180,18 @@ def _imported(request: Request, stages: Stages) -> Imported:
     return imported
 
 
-def _lowered(request: Request, imported: Imported, stages: Stages, lookup: RecordLookup | None) -> Lowered:
+def _lowered(
+    request: Request, imported: Imported, stages: Stages, lookup: RecordLookup | None, dumper: Dumper | None = None
+) -> Lowered:
     from tvmopt import pipeline
-    from tvmopt.passes.lift_constants import lift_constants
 
     with stages.stage("optimizing"):
         program = pipeline.lower(
             imported.module, request.machine, DecisionLog(), lookup, exact=request.exact, precision=request.precision,
-            without=request.without, generic=request.generic,
+            without=request.without, generic=request.generic, lift=True, watch=dumper,
         )  # fmt: skip
-        program.module, weights = lift_constants(program.module)
         structure = structure_hash(program.module, request.machine.tvm_target())
-    return Lowered(imported, program, weights, structure)
+    return Lowered(imported, program, program.weights, structure)
 
 
 def _record_lookup(request: Request) -> RecordLookup | None:
@@ -195,12 +202,17 @@ def _record_lookup(request: Request) -> RecordLookup | None:
 
 
 def _with_records(
-    request: Request, backend: Backend, imported: Imported, stages: Stages, lookup: RecordLookup | None
+    request: Request,
+    backend: Backend,
+    imported: Imported,
+    stages: Stages,
+    lookup: RecordLookup | None,
+    dumper: Dumper | None,
 ) -> tuple[Lowered, Code]:
     """Lowered, and its code; a second time without those records whose kernels cannot be compiled or must not run."""
 
     def once() -> tuple[Lowered, Code]:
-        lowered = _lowered(request, imported, stages, lookup)
+        lowered = _lowered(request, imported, stages, lookup, dumper)
         with stages.stage("generating code"):
             return lowered, backend.generate(lowered.program, request)
 

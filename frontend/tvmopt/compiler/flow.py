@@ -16,7 +16,7 @@ from tvm import relax
 from tvmopt.analysis.metrics import metrics
 from tvmopt.importer import Imported
 from tvmopt.importer.protos import node_name
-from tvmopt.pipeline import memory_passes
+from tvmopt.pipeline import planned
 from tvmopt.report import Flow, Kernel, OnnxNode, Step, Value
 from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
@@ -24,12 +24,8 @@ from tvmopt.targets import Machine
 
 def plan(lowered: Any, machine: Machine, imported: Imported) -> Flow:
     """The flow of a lowered module; nothing is compiled."""
-    passes = memory_passes(lowered.module["main"])
-    passes = passes[: [p.info.name for p in passes].index("RewriteCUDAGraph")]  # up to there storage is planned
-    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3):
-        planned = tvm.transform.Sequential(passes)(lowered.module)
     reader = _Reader(lowered.kernels, onnx_nodes(imported))
-    reader.read(planned["main"])
+    reader.read(planned(lowered, machine)["main"])
     return Flow(
         nodes=reader.nodes,
         values=tuple(Value(**v) for v in reader.values),

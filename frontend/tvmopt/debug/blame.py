@@ -200,45 +200,36 @@ def _first_wrong(passes: Sequence[str], guilty: Sequence[str], right: Callable[.
 
 
 def _every_pass(check: Numbers) -> list[str]:
-    """The names of all graph passes, in order."""
+    """The names of all stages that can be left out, in order."""
     from tvmopt import pipeline
-    from tvmopt.extensions import extended
-    from tvmopt.report import DecisionLog
     from tvmopt.targets import Machine
 
-    log = DecisionLog()
-    found = extended(pipeline.graph_passes(Machine.load(check.target), log, check.precision), log)
-    return list(dict.fromkeys(str(one.info.name) for one in found))
+    parts = pipeline.stages(pipeline.Job(Machine.load(check.target), precision=check.precision, lift=True))
+    return list(dict.fromkeys(one.name for part in parts for one in part.stages if not one.needed))
 
 
 def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[str]]:
-    """In a fork: the piece's kernels with their families, and the graph passes that change its module."""
-    import tvm
+    """In a fork: the piece's kernels with their families, and the stages that can be left out and change its module."""
     import tvm_ffi
 
     from tvmopt import pipeline
-    from tvmopt.compiler.driver import compile_model
-    from tvmopt.compiler.request import Request
-    from tvmopt.extensions import extended
     from tvmopt.importer import import_model
-    from tvmopt.report import DecisionLog
-    from tvmopt.scheduling.concat_in_place import STAGE
     from tvmopt.targets import Machine
 
-    machine = Machine.load(check.target)
-    _, report = compile_model(Request(path, machine, check.precision, **dict(check.options)))
-    module = import_model(path).module
+    module, before = import_model(path).module, list[Any]()
     changed: list[str] = []
-    with machine.tvm_target():
-        log = DecisionLog()
-        for one in extended(pipeline.graph_passes(machine, log, check.precision), log):
-            after = tvm.transform.Sequential([one])(module)
-            if not tvm_ffi.structural_equal(module, after):
-                changed.append(str(one.info.name))
-            module = after
-    if any(d.stage == STAGE and d.verdict == "applied" for d in report.decisions):
-        changed.append(STAGE)
-    return [(k.name, k.family) for k in report.kernels], list(dict.fromkeys(changed))
+
+    def watch(number: int, name: str, after: Any) -> None:
+        if not before or not tvm_ffi.structural_equal(before.pop(), after):
+            changed.append(name)
+        before.append(after)
+
+    machine, options = Machine.load(check.target), dict(check.options)
+    known = {name: options[name] for name in ("exact", "without", "generic") if name in options}
+    made = pipeline.lower(module, machine, precision=check.precision, lift=True, watch=watch, **known)
+    behind = [one.name for part in pipeline.stages(made.job)[pipeline.LOWERING :] for one in part.stages]
+    passes = [name for name in _every_pass(check) if name in changed or name in behind]
+    return [(k.name, k.family) for k in made.kernels], passes
 
 
 def _verdict(found: Finding) -> str:

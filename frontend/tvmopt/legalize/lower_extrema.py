@@ -21,15 +21,9 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.s_tir.pipeline import default_s_tir_pipeline
-from tvm.tirx.compilation_pipeline import register_tir_pipeline
 from tvm_ffi import structural_map, structural_walk
 
 Expr = Any
-
-PIPELINE = "tvmopt"
-"""The name of TVM's passes of loops with this one behind them, for `relax.build` and `tvm.compile`. Before them, the
-simplifier would fold `v != v`, and the reductions of GPU threads would not find their maximum."""
 
 
 def larger(a: Expr, b: Expr) -> Expr:
@@ -96,11 +90,3 @@ def _lets(value: Expr) -> int:
     found: list[Any] = []
     structural_walk(value, (tirx.Let, found.append))
     return len(found)
-
-
-def _pipeline() -> tuple[Any, Any, Any]:
-    loops, host, device = default_s_tir_pipeline()
-    return tvm.transform.Sequential([loops, LowerExtrema]), host, device
-
-
-register_tir_pipeline(PIPELINE, _pipeline)

@@ -13,32 +13,15 @@ vectorizer does not widen a buffer that is allocated inside one: it stores all l
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
-import tvm
 from tvm import tirx
 from tvm.ir.expr import Call
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm_ffi import structural_map, structural_mutate
 
 from tvmopt.legalize import math
-from tvmopt.legalize.pairs import lower_pairs
-from tvmopt.legalize.partition import bound_partitions
-from tvmopt.legalize.prefetch import lower_prefetch
-from tvmopt.legalize.tiles import lower_tiles
 from tvmopt.scheduling.blocks import with_root
-
-
-def name_module(module: tvm.IRModule) -> tvm.IRModule:
-    """Every PrimFunc of the module, its values named; then prefetches (prefetch.py), products of bfloat16 (tiles.py,
-    pairs.py), and loops that TVM may cut (partition.py)."""
-    steps = (name_values, lower_prefetch, lower_tiles, lower_pairs, bound_partitions)
-    functions = {
-        gvar: reduce(lambda made, step: step(made), steps, func) if isinstance(func, tirx.PrimFunc) else func
-        for gvar, func in module.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
 def name_values(func: tirx.PrimFunc) -> tirx.PrimFunc:

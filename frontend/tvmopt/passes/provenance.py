@@ -15,7 +15,7 @@ the operators inside are looked up by callee and arguments instead.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from tvmopt.passes.graph import RESULT, Constant, Expr, Var, op_name, variables
 from tvmopt.report import DecisionLog
 
 Nodes = tuple[str, ...]
+Transform = Callable[[tvm.IRModule], tvm.IRModule]
 Ident = Any  # what an expression is, wherever it stands: nested tuples of strings and numbers
 
 
@@ -52,11 +53,11 @@ class Provenance:
 
     # ---- passes
 
-    def through(self, transforms: Iterable[Any], module: tvm.IRModule, log: DecisionLog) -> tvm.IRModule:
+    def through(self, transforms: Iterable[Transform], module: tvm.IRModule, log: DecisionLog) -> tvm.IRModule:
         """The module after these passes, followed; what they log is about ONNX nodes, not about bindings."""
         for transform in transforms:
             before, logged = module["main"], len(log.decisions)
-            module = tvm.transform.Sequential([transform])(module)
+            module = transform(module)
             self.follow(before, module["main"])
             told = [replace(d, node=self.names.get(d.node, d.node)) for d in log.decisions[logged:]]
             log.decisions[logged:] = told

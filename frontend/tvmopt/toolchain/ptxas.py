@@ -14,9 +14,10 @@ NVRTC tells no figures: then registers and spills are unknown (-1).
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -126,17 +127,41 @@ def compile_source(source: str, arch: str, nvcc: str = "nvcc") -> tuple[bytes, d
     """
     suffix = arch.removeprefix("sm_")
     with tempfile.TemporaryDirectory(prefix="tvmopt-nvcc-") as folder:
-        code, out = Path(folder) / "tvm_kernels.cu", Path(folder) / "tvm_kernels.fatbin"
-        code.write_text(source)
-        command = [
-            nvcc, "--fatbin", "-O3", "-gencode", f"arch=compute_{suffix},code=sm_{suffix}", *_LANGUAGE,
-            "--ptxas-options=-v,--register-usage-level=10", "-o", str(out), str(code),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        told = done.stdout + done.stderr
-        if done.returncode:
-            raise RuntimeError(told)
+        out = Path(folder) / "tvm_kernels.fatbin"
+        flags = ("-gencode", f"arch=compute_{suffix},code=sm_{suffix}", "--ptxas-options=-v,--register-usage-level=10")
+        told = _nvcc(nvcc, ("--fatbin", *flags), source, out)
         return out.read_bytes(), parse(told)
+
+
+def listings(source: str, arch: str, nvcc: str = "nvcc") -> dict[str, str]:
+    """CUDA C++ as `ptx`, and as `sass` where the toolkit has `cuobjdump`; nothing without nvcc.
+
+    Raises:
+        RuntimeError: nvcc refused it; the text is nvcc's.
+    """
+    if not nvcc:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="tvmopt-nvcc-") as folder:
+        ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        _nvcc(nvcc, ("--ptx", f"-arch={arch}"), source, ptx)
+        found = {"ptx": ptx.read_text()}
+        if disassembler := shutil.which("cuobjdump"):
+            _nvcc(nvcc, ("--cubin", f"-arch={arch}", "--ptxas-options=--register-usage-level=10"), source, cubin)
+            done = subprocess.run([disassembler, "-sass", str(cubin)], capture_output=True, text=True, check=True)
+            found["sass"] = done.stdout
+    return found
+
+
+def _nvcc(nvcc: str, flags: Sequence[str], source: str, out: Path) -> str:
+    """What nvcc says while it compiles a source to `out`."""
+    code = out.with_suffix(".cu")
+    code.write_text(source)
+    command = [nvcc, *flags, "-O3", *_LANGUAGE, "-o", str(out), str(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = done.stdout + done.stderr
+    if done.returncode:
+        raise RuntimeError(told)
+    return told
 
 
 _LANGUAGE = (

@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 
 from tvmopt.errors import ScheduleError
-from tvmopt.legalize import lower_extrema
+from tvmopt.pipeline import compile_kernels
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.cuda_tile import TF32
 from tvmopt.targets import Machine
@@ -37,9 +37,8 @@ def machine_code(func: tirx.PrimFunc, machine: Machine, spills: bool = False) ->
         ScheduleError: nvcc refuses it, it exceeds the GPU's limits, or it spills.
     """
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    target = machine.tvm_target()
-    with recording(machine, compiler()) as recorder, target, tvm.transform.PassContext(opt_level=3):
-        made = tvm.compile(module, target=target, tir_pipeline=lower_extrema.PIPELINE)
+    with recording(machine, compiler()) as recorder:
+        made = compile_kernels(module, machine)
     if not recorder.binaries:
         raise ScheduleError("TVM made no machine code for the GPU", where=machine.name)
     problems = unfit(recorder.launches(), machine, spills=not spills)

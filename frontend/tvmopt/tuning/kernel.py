@@ -21,9 +21,8 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmopt.analysis.comparator import compare
-from tvmopt.legalize import lower_extrema, math
-from tvmopt.legalize.name_values import name_module
-from tvmopt.pipeline import BUILD_CONFIG
+from tvmopt.legalize import math
+from tvmopt.pipeline import compile_kernels
 from tvmopt.runtime.tiles import request
 from tvmopt.scheduling.amx import has_tiles
 from tvmopt.scheduling.blocks import blocks_of
@@ -284,9 +283,7 @@ def compiled_module(func: tirx.PrimFunc, machine: Machine) -> Any:
     math.install()
     if has_tiles(machine):
         request()
-    module = name_module(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
-    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
-        return tvm.compile(module, target=machine.tvm_target(), tir_pipeline=lower_extrema.PIPELINE)
+    return compile_kernels(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), machine)
 
 
 def tensor_type(param: Any) -> tuple[tuple[int, ...], str]:

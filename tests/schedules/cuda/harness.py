@@ -13,7 +13,8 @@ from tvm import relax
 from tests.cuda.emulator import MODES, emulated
 from tests.schedules.harness import module_of
 from tvmopt.legalize import legalize
-from tvmopt.pipeline import fusion_passes
+from tvmopt.passes.stages import through
+from tvmopt.pipeline import fusion_stages
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
 from tvmopt.targets import Machine
@@ -45,7 +46,7 @@ def scheduled(
         return dict(knobs)
 
     with target.tvm_target():
-        module = tvm.transform.Sequential(fusion_passes())(legalize(module_of(build, inputs), target))
+        module = through(fusion_stages(), legalize(module_of(build, inputs), target))
         module, how = apply_families(module, target, DecisionLog(), lookup)
     return module, how, target
 

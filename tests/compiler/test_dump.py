@@ -1,0 +1,120 @@
+"""Dumps: a file a stage, numbered in their order, for CPUs and GPUs; the code of one kernel; wrong names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvmopt
+from tests.cuda import needs_toolkit
+from tvmopt import pipeline
+from tvmopt.errors import InputError
+from tvmopt.targets import Machine
+
+TARGETS = ["x86-64-v3", pytest.param("nvidia-h100", marks=needs_toolkit)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A product and a SiLU."""
+    weight = np.random.default_rng(0).standard_normal((16, 24), dtype=np.float32)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"], name="product"),
+            helper.make_node("Sigmoid", ["h"], ["s"], name="sigmoid"),
+            helper.make_node("Mul", ["h", "s"], ["y"], name="times"),
+        ],
+        "silu", [value("x", TensorProto.FLOAT, [33, 16])], [value("y", TensorProto.FLOAT, [33, 24])],
+        [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("model") / "silu.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def stages(target: str) -> list[str]:
+    """The files that a dump of everything has."""
+    parts = pipeline.stages(pipeline.Job(Machine.load(target), lift=True))
+    names = [stage.short for part in parts for stage in part.stages]
+    return [f"{number:02d}-{name}.py" for number, name in enumerate(names, 1)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_file_a_stage_in_order(model: Path, target: str, tmp_path: Path) -> None:
+    """What a stage did stands in its file and in none before it."""
+    compiled = tvmopt.compile(
+        model, target=target, verify=False, records=False, dump_all=tmp_path / "all" / "of it",
+        dump_after={"FuseActivations": tmp_path / "one", "tvmopt.FoldConstant": tmp_path / "one"},
+    )  # fmt: skip
+    files = sorted(path.name for path in (tmp_path / "all" / "of it").iterdir())
+    assert files == sorted(stages(target))
+    texts = [(tmp_path / "all" / "of it" / name).read_text() for name in files]
+    fused = next(i for i, name in enumerate(files) if "FuseActivations" in name)
+    assert all("R.sigmoid" in text for text in texts[:fused])
+    assert "R.nn.silu" in texts[fused] and "R.sigmoid" not in texts[fused]
+    loops = next(i for i, name in enumerate(files) if name.endswith("-Legalize.py"))
+    assert "T.prim_func" not in texts[loops - 1] and "T.prim_func" in texts[loops]
+    assert "thread_binding" in texts[-5] if target.startswith("nvidia") else "T.vectorized" in texts[-5]
+    (kernel,) = compiled.report.kernels
+    assert kernel.name in texts[-1] and "R.function" not in texts[-1]
+    wanted = {name for name in files if "FuseActivations" in name or "FoldConstant" in name}
+    assert {path.name for path in (tmp_path / "one").iterdir()} == wanted and len(wanted) == 4
+    for name in wanted:
+        assert (tmp_path / "one" / name).read_text() == (tmp_path / "all" / "of it" / name).read_text()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_dump_changes_nothing(model: Path, target: str, tmp_path: Path) -> None:
+    plain = tvmopt.compile(model, target=target, verify=False, records=False)
+    (kernel,) = plain.report.kernels
+    dumped = tvmopt.compile(
+        model, target=target, verify=False, records=False, dump_all=tmp_path, dump_code={kernel.name: tmp_path}
+    )
+    assert dumped.artifact.library == plain.artifact.library
+    texts = {path.name.removeprefix(kernel.name): path.read_text() for path in tmp_path.glob(f"{kernel.name}.*")}
+    assert "T.prim_func" in texts[".tir.py"] and "T.prim_func" in texts[".lowered.py"]
+    if target.startswith("nvidia"):
+        assert "__global__" in texts[".cu"] and ".visible .entry" in texts[".ptx"] and "sm_90" in texts[".ptx"]
+    else:
+        assert f"@__tvm_ffi_{kernel.name}" in texts[".ll"] and "vfmadd" in texts[".s"]
+
+
+def test_names_that_do_not_exist(model: Path, tmp_path: Path) -> None:
+    for wrong in ({"dump_after": {"FuseLayerNrm": tmp_path}}, {"without": ["FuseLayerNrm"]}):
+        with pytest.raises(InputError, match=r"no stage 'FuseLayerNrm'(.|\n)*did you mean FuseLayerNorm(.|\n)*FuseOps"):
+            tvmopt.compile(model, verify=False, **wrong)
+    with pytest.raises(InputError, match=r"no kernel 'matmul_silu'(.|\n)*did you mean fused_matmul"):
+        tvmopt.compile(model, verify=False, dump_code={"matmul_silu": tmp_path})
+    with pytest.raises(InputError, match=r"'Legalize' cannot be left out"):
+        tvmopt.compile(model, verify=False, without=["Legalize"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot make the folder"):
+        tvmopt.compile(model, verify=False, dump_all=tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize("stage", ["FuseActivations", "FuseOps", "StaticPlanBlockMemory", "tvmopt.ConcatInPlace"])
+def test_a_stage_left_out_keeps_the_numbers(model: Path, stage: str, tmp_path: Path) -> None:
+    compiled = tvmopt.compile(model, without=[stage], dump_all=tmp_path)
+    assert not any(stage.removeprefix("tvmopt.") in path.name for path in tmp_path.iterdir())
+    assert compiled.report.accuracy["verified"]
+
+
+def test_on_the_command_line(model: Path, tmp_path: Path) -> None:
+    words = ["--dump-after", "FuseOps", tmp_path / "a", "--dump-after", "Loops", tmp_path / "b", "--without", "FusePad"]
+    command: list[Any] = [sys.executable, "-m", "tvmopt", "compile", model]
+    subprocess.run([*command, "--no-verify", "-o", tmp_path / "x.tvmopt", *words], check=True)
+    assert [path.name[3:] for folder in "ab" for path in (tmp_path / folder).iterdir()] == ["FuseOps.py", "Loops.py"]
+    listed = subprocess.run(
+        [sys.executable, "-m", "tvmopt", "compile", "--list-passes"], capture_output=True, text=True
+    )
+    alone = subprocess.run([*command[:5], "--dump-after", "FuseOps"], capture_output=True, text=True, check=False)
+    assert alone.returncode == 2 and "there is no folder to write to" in alone.stderr
+    assert listed.returncode == 0 and len(listed.stdout.splitlines()) == 1 + len(stages("cpu"))
