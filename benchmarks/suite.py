@@ -89,7 +89,7 @@ def current(path: Path, engines: Sequence[str]) -> bool:
 def code() -> str:
     """A hash of everything that decides what is compiled: a result belongs to one state of the compiler."""
     root = HERE.parent
-    rooms = ("importer", "passes", "legalize", "scheduling", "runtime")
+    rooms = ("importer", "passes", "lowering", "scheduling", "runtime")
     folders = [
         *(root / "frontend/tvmopt" / room for room in rooms),
         *(root / f for f in ("schedules", "targets")),

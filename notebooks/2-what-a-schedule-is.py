@@ -156,7 +156,8 @@ step("register tile", sch.mod["main"])
 # of a vector: the last panel is filled with zeros, and no kernel needs a special case.
 
 # %%
-from tvmopt.legalize.matmul import gemm_te, pack_panels
+from tvmopt.schedules.cpu._panels import pack_panels
+from tvmopt.schedules.cpu.gemm.compute import gemm_te
 
 width = 2 * lanes
 panels = pack_panels(b, width)
@@ -205,7 +206,7 @@ print(f"{machine.cores} threads: {history['parallel'] / peak_all:.0%} of their m
 # %% [markdown]
 # ## Step 6: what ships
 #
-# `schedules/cpu/gemm.py` is this schedule with its numbers computed. The family *recognises* the kernel, *chooses* the tile
+# `schedules/cpu/gemm/` is this kernel with its numbers computed. The family *recognises* the kernel, *chooses* the tile
 # from the machine's registers, latency and load ports, and *applies* it. A number of rows that does not divide `M` is fine: the
 # rest becomes a loop of its own.
 
@@ -214,7 +215,7 @@ from tvmopt.schedules.cpu import gemm
 
 from tvmopt.scheduling.normalize import normalize
 
-func = normalize(packed_matmul().mod["main"])
+func = normalize(packed_matmul().mod["main"], machine)
 shape = gemm.recognise(func, machine)
 space = gemm.knobs(shape, machine)
 print(f"recognised: {shape}")

@@ -130,6 +130,11 @@ class Machine:
         return feature in self.features
 
     @property
+    def has_tiles(self) -> bool:
+        """Whether it multiplies tiles of bf16 (AMX)."""
+        return self.has("amx-tile") and self.has("amx-bf16")
+
+    @property
     def foreign(self) -> bool:
         """Whether its code has other instructions than this host's: it can be made here, but not run."""
         return self.kind == "llvm" and self.arch != host_arch()

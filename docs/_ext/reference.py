@@ -103,11 +103,11 @@ def families() -> str:
     """The schedule families that ship, with the arithmetic of their docstrings."""
     parts = []
     for kind in ("cpu", "cuda"):
-        files = [f for f in sorted((ROOT / "schedules" / kind).glob("*.py")) if not f.name.startswith("_")]
-        if files:
-            parts.append(f"## {'CPUs' if kind == 'cpu' else 'CUDA'}\n")
-        for file in files:
-            parts.append(_literal(file.stem, ast.get_docstring(ast.parse(file.read_text())) or "", level=3))
+        parts.append(f"## {'CPUs' if kind == 'cpu' else 'CUDA'}\n")
+        for folder in sorted(p.parent for p in (ROOT / "schedules" / kind).glob("[a-z]*/__init__.py")):
+            files = (folder / "schedule.py", folder / "compute.py")
+            text = next(file for file in files if file.exists()).read_text()
+            parts.append(_literal(folder.name, ast.get_docstring(ast.parse(text)) or "", level=3))
     return "\n".join(parts)
 
 

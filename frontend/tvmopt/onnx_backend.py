@@ -141,7 +141,7 @@ def _compile(
 ) -> tuple[Imported, Any]:
     imported = to_relax(prepare(load(model), shapes, values), dynamic=True)
     if pipeline == "stock":
-        import_module("tvmopt.legalize.checked")  # what TVM's pipeline makes of checked values
+        import_module("tvmopt.lowering.clamp").install()  # what TVM's pipeline makes of checked values
         executable = tvm.compile(imported.module, target=tvm.target.Target({"kind": "llvm", "opt-level": 0}))
     else:
         from tvmopt.pipeline import build, lower

@@ -21,15 +21,13 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvmopt import passes as P
 from tvmopt.extensions import extended
 from tvmopt.importer.provenance import without_names
-from tvmopt.legalize import legalize, recurrent
-from tvmopt.legalize.lower_extrema import LowerExtrema
-from tvmopt.legalize.name_values import name_values
-from tvmopt.legalize.ordered import lower_ordered
-from tvmopt.legalize.pairs import lower_pairs
-from tvmopt.legalize.partition import bound_partitions
-from tvmopt.legalize.prefetch import lower_prefetch
-from tvmopt.legalize.tiles import lower_tiles
-from tvmopt.legalize.winograd import instead_of_bf16
+from tvmopt.lowering import STAGE as LOWER
+from tvmopt.lowering import finish, keeps_fp32, lower_operators, lower_ordered, why_unrolled
+from tvmopt.lowering.lower_extrema import LowerExtrema
+from tvmopt.lowering.name_values import name_values
+from tvmopt.lowering.pairs import lower_pairs
+from tvmopt.lowering.partition import bound_partitions
+from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
@@ -122,13 +120,13 @@ def stages(job: Job) -> list[Part]:
     return [
         Part("graph passes", _graph(job)),
         Part(
-            "legalize",
+            "lower",
             [
                 # scans and top-k, before TVM's own kernels of them
-                Stage("tvmopt.LowerOrdered", lambda m: lower_ordered(m, machine)),
+                Stage("tvmopt.LowerOrdered", lambda m: lower_ordered(m, machine, job.exact, job.log)),
                 stage(relax.backend.DispatchSortScan(), needed=True),  # sorting, on GPUs all three: TVM's own kernels
-                Stage("tvmopt.Legalize", lambda m: legalize(m, machine, job.exact, job.precision), needed=True),
-                # what legalizers prepare for each of several readers of a value
+                Stage(LOWER, lambda m: lower_operators(m, machine, job.exact, job.precision, job.log), needed=True),
+                # what lowerings prepare for each of several readers of a value
                 Stage("tvmopt.CancelDuplicates", lambda m: _once(m, job.log)),
             ],
         ),
@@ -166,7 +164,8 @@ def kernel_stages() -> list[Stage]:
     return [
         each_kernel("tvmopt.NameValues", name_values),  # one transcendental function a statement
         each_kernel("tvmopt.LowerPrefetch", lower_prefetch),  # the next panel of weights
-        each_kernel("tvmopt.LowerTiles", lower_tiles),  # AMX; before LowerPairs, which takes the products that are left
+        # what families rewrite behind their schedules: AMX; before LowerPairs, which takes the products that are left
+        each_kernel("tvmopt.FinishKernels", finish),
         each_kernel("tvmopt.LowerPairs", lower_pairs),  # products of bfloat16
         each_kernel("tvmopt.BoundPartitions", bound_partitions),  # last: it looks at the loops as TVM will cut them
     ]
@@ -214,7 +213,7 @@ def _graph(job: Job) -> list[Stage]:
 def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
-        P.UnrollRecurrence(log, lambda call: recurrent.declines(call, machine)),  # its steps are operators like any
+        P.UnrollRecurrence(log, lambda call: why_unrolled(call, machine)),  # its steps are operators like any
         P.FoldConstant(log),  # before what looks for constant weights
         P.CancelCasts(log),
         P.EliminateIdentities(log),  # before the fusions, which then need not know these spellings
@@ -255,12 +254,7 @@ def precision_passes(machine: Machine, log: DecisionLog, precision: str, exact: 
     """What `--precision` adds; nothing for fp32 and tf32, whose values are fp32 in memory."""
     if precision in ("fp32", "tf32"):
         return []
-
-    def unsupported(name: str, call: Any) -> str | None:
-        winograd = name == "nn.conv2d" and machine.kind == "llvm" and not exact
-        return "Winograd in fp32 is faster" if winograd and instead_of_bf16(call, machine) else None
-
-    return [P.ConvertPrecision(log, precision, unsupported)]
+    return [P.ConvertPrecision(log, precision, lambda name, call: keeps_fp32(name, call, machine, exact))]
 
 
 def lower(

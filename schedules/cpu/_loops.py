@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmopt.legalize.prefetch import PREFETCH, STEP, panel_stride
+from tvmopt.lowering.prefetch import PREFETCH, STEP, panel_stride
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
-from tvmopt.scheduling.strides import contiguous_suffix
+from tvmopt.scheduling.strides import contiguous_suffix, vector_axis
+from tvmopt.scheduling.tile import common_vector
 from tvmopt.targets import Machine
 
 LAUNCH_NS = 15_000.0
@@ -94,3 +95,65 @@ def prefetch_panels(
         for loop in (*tiles, *steps):
             sch.annotate(loop, STEP, 1)
         sch.annotate(steps[-1], PREFETCH, stride)
+
+
+def vectorize_columns(sch: Any, loop: Any, lanes: int) -> None:
+    """Split a loop over columns into unrolled vectors."""
+    outer, inner = sch.split(loop, [None, lanes])
+    sch.vectorize(inner)
+    sch.unroll(outer)
+
+
+def vectorize_epilogue(sch: Any, loop: Any, columns: int, nr: int, lanes: int) -> None:
+    """The loop over the columns of a panel of `nr`, of which the last panel of a row of `columns` may have fewer."""
+    width = common_vector(columns if columns % nr else nr, lanes)
+    rest = width < lanes < columns < nr  # one panel: bounds without its number, which TVM can split
+    outer, inner = sch.split(loop, [None, lanes if rest else width])
+    if rest:
+        sch.annotate(outer, "pragma_loop_partition_hint", 1)
+    sch.vectorize(inner)
+    sch.unroll(outer)
+
+
+def reduction_nest(sch: Any, block: Any, here: BlockFacts, machine: Machine, parallel: bool, limit: int) -> None:
+    """Schedule one reduction block: contiguous spatial strip innermost, else partial sums in lanes."""
+    loops = sch.get_loops(block)
+    if len(loops) != len(here.extents):
+        return
+    spatial = [i for i, kind in enumerate(here.kinds) if kind == "S"]
+    reduce = [i for i, kind in enumerate(here.kinds) if kind == "R"]
+    inner = vector_axis(here, spatial)
+    if inner is not None:
+        outer = [i for i in spatial if i != inner]
+        sch.reorder(*[loops[i] for i in (*outer, *reduce, inner)])
+        block_outer, strip = sch.split(loops[inner], [None, largest_divisor(here.extents[inner], limit)])
+        sch.reorder(*[loops[i] for i in outer], block_outer, *[loops[i] for i in reduce], strip)
+        _threads(sch, [*[loops[i] for i in outer], block_outer], parallel)
+        return
+    _threads(sch, [loops[i] for i in spatial], parallel)
+    _partial_sums(sch, block, here, machine)
+
+
+def _threads(sch: Any, loops: list[Any], parallel: bool) -> None:
+    if parallel and loops:
+        sch.parallel(sch.fuse(*loops) if len(loops) > 1 else loops[0])
+
+
+def _partial_sums(sch: Any, block: Any, here: BlockFacts, machine: Machine) -> None:
+    last = here.kinds.rfind("R")
+    lanes = largest_divisor(here.extents[last], 4 * machine.lanes())
+    if lanes < 4 or here.extents[last] < 2 * lanes:
+        return
+    loop = sch.get_loops(block)[-1]
+    _, lane = sch.split(loop, [None, lanes])
+    partial = sch.rfactor(lane, -1)
+    rest = sch.get_loops(partial)
+    spatial_loops = sch.get_loops(block)
+    if len(spatial_loops) > 1:
+        sch.compute_at(partial, spatial_loops[-2], preserve_unit_loops=True)
+        rest = sch.get_loops(partial)
+    # ... x chunks x lanes: the lanes innermost, so that LLVM makes vectors of them
+    if len(rest) >= 2:
+        kinds = [int(v.iter_type) for v in sch.get(partial).iter_vars]
+        if kinds[-1] == 0 and int(sch.get(rest[-1]).extent) != lanes:
+            sch.reorder(rest[-1], rest[-2])

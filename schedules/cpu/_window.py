@@ -42,7 +42,7 @@ class Shape:
 
 
 def recognise(func: Any, machine: Machine, kernel: str) -> Shape | None:
-    """The blocks that a legalizer marked `kernel`, `<kernel>_out` and perhaps `<kernel>_pad` or `<kernel>_copy`."""
+    """The blocks that a lowering marked `kernel`, `<kernel>_out` and perhaps `<kernel>_pad` or `<kernel>_copy`."""
     main, out = annotated(func, kernel), annotated(func, f"{kernel}_out")
     if main is None or out is None:
         return None

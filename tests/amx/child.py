@@ -221,7 +221,7 @@ def model(path: str, threads: int = 1, seed: int = 0) -> dict[str, Any]:
 
 def misuse() -> dict[str, Any]:
     """A kernel whose tiles of A are one pair narrower than those of B are high."""
-    from tvmopt.legalize import tile_code
+    from tvmopt.schedules.cpu._amx import instructions as tile_code
 
     words, narrow = (tile_code.configuration(16, 16, pairs, 32) for pairs in (16, 15))
     words[3] = narrow[3]  # bytes a row of tiles 4 to 7

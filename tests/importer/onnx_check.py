@@ -43,7 +43,7 @@ def model(
 
 def run_relax(imported: Imported, inputs: dict[str, Any]) -> list[Any]:
     """The outputs of the imported module, compiled with TVM's default pipeline."""
-    importlib.import_module("tvmopt.legalize.checked")  # what TVM's pipeline makes of checked values
+    importlib.import_module("tvmopt.lowering.clamp").install()  # what TVM's pipeline makes of checked values
     executable = tvm.compile(imported.module, target=tvm.target.Target({"kind": "llvm"}))
     vm = relax.VirtualMachine(executable, tvm.cpu())
     return [r.numpy() for r in vm["main"](*(tvm.runtime.tensor(inputs[s.name]) for s in imported.inputs))]

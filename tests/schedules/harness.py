@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmopt.legalize import legalize
+from tvmopt.lowering import lower_operators
 from tvmopt.passes.stages import through
 from tvmopt.pipeline import BUILD_CONFIG, Lowered, fusion_stages, lower, rewrite_kernels
 from tvmopt.report import DecisionLog
@@ -76,7 +76,7 @@ def run(
     """Outputs and how each kernel was scheduled; `build(bb, *vars)` emits the expression."""
     target = Machine.load(MACHINES[machine]).with_cores(cores)
     with target.tvm_target():
-        module = through(fusion_stages(), legalize(module_of(build, inputs), target, exact))
+        module = through(fusion_stages(), lower_operators(module_of(build, inputs), target, exact))
         module, how = apply_families(module, target, DecisionLog())
     module = rewrite_kernels(module)
     with tvm.transform.PassContext(config=BUILD_CONFIG):

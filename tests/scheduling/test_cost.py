@@ -69,7 +69,8 @@ def test_winograd_executes_less_than_the_convolution_it_computes(tile, products_
     """F(4x4, 3x3): 36 products for 144, F(2x2, 3x3): 16 for 36, and the transforms (some 15 % at 64 channels)."""
     from tvm import relax
 
-    from tvmopt.legalize import legalize, winograd
+    from tvmopt.lowering import lower_operators
+    from tvmopt.schedules.cpu.winograd import compute as winograd
     from tvmopt.targets import Machine
 
     monkeypatch.setattr(winograd, "output_tile", lambda *_: tile)
@@ -81,7 +82,7 @@ def test_winograd_executes_less_than_the_convolution_it_computes(tile, products_
             y = relax.op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
             out = bb.emit_output(y)
         bb.emit_func_output(out)
-    module = legalize(bb.get(), Machine.load("znver5"), False)
+    module = lower_operators(bb.get(), Machine.load("znver5"), False)
     executed = next(kernel_cost(f).flops for g, f in module.functions.items() if "winograd" in g.name_hint)
     direct = 2 * 56 * 56 * 64 * 9 * 64
     products = 2 * products_a_tile * (56 // tile) ** 2 * 64 * 64

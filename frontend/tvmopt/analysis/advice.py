@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tvmopt.analysis.peaks import Peaks
 from tvmopt.analysis.roofline import Position
+from tvmopt.scheduling.discover import family_of_any_kind
 
 REACHABLE = 0.85
 WORTH = 1.005  # a smaller gain is not worth a sentence
@@ -51,8 +52,9 @@ def advise(
     gain = amdahl(share, max(headroom, 1.0))
     if position.bound == "compute":
         lower = [p for p in _FEWER_BITS if p != precision and peaks.compute(p) > peaks.compute(precision)]
-        if family == "winograd":
-            return Advice("at the roof with Winograd's few operations: a lower precision does without, for little", 1.0)
+        known = family_of_any_kind(family)
+        if known is not None and known.AT_ROOF:
+            return Advice(known.AT_ROOF, 1.0)
         if not lower:
             return Advice("at the arithmetic roof: only fewer operations would help (Winograd, a smaller model)", 1.0)
         best = lower[0]
@@ -66,7 +68,7 @@ def advise(
         return Advice("", 1.0)
     if gain < WORTH:
         return Advice("", gain)
-    if source == "generic" or family == "generic":
+    if source == "generic":
         return Advice("no family knows it: tune it, or write a family for it", gain)
     if seconds / calls < SMALL:
         return Advice("small: calling costs as much as computing; fuse it, or run a larger batch", gain)

@@ -12,10 +12,10 @@ from tvmopt.analysis.layout import layout
 from tvmopt.analysis.memory import memory
 from tvmopt.analysis.profile import Profile
 from tvmopt.report import Flow, Kernel, OnnxNode, Report
+from tvmopt.scheduling.discover import family_of_any_kind
 
 WIDTH, HEAD, ROW, FOOT = 236.0, 26.0, 17.0, 24.0
 ROWS = 7  # ONNX nodes shown in a box; the rest are counted
-HEAVY = ("attention", "batch_gemm", "conv2d", "depthwise", "gemm", "pool", "reduce", "rows", "winograd")
 
 
 @dataclass
@@ -149,13 +149,14 @@ def _boundary(flow: Flow, value: int, readers: Sequence[int], kernels: Mapping[s
     found = []
     for step in readers:
         name = flow.steps[step].kernel
-        family = kernels[name].family if name in kernels else "runtime"
-        if family in HEAVY:
-            found.append(f"its reader ({family}) reads elements more than once: it starts a kernel of its own")
-        elif family == "layout":
+        name = kernels[name].family if name in kernels else "runtime"
+        family = family_of_any_kind(name)
+        if family is not None and family.REREADS:
+            found.append(f"its reader ({name}) reads elements more than once: it starts a kernel of its own")
+        elif family is not None and family.MOVES:
             found.append("its reader moves elements to other places")
         else:
-            found.append(f"operator fusion did not join it to its reader ({family})")
+            found.append(f"operator fusion did not join it to its reader ({name})")
     return found
 
 

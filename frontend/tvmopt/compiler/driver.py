@@ -239,7 +239,8 @@ def _refuse_records(lowered: Lowered, code: Code, request: Request, lookup: Reco
         problems = code.unfit(kernel.name) if kernel.source == "tuned" else []
         if problems:
             family = next(f for f in families(request.machine.kind) if kernel.family == f.NAME)
-            lookup.refused(normalize(lowered.program.unscheduled[kernel.name]), family, "; ".join(problems))
+            func = normalize(lowered.program.unscheduled[kernel.name], request.machine)
+            lookup.refused(func, family, "; ".join(problems))
             refused = True
     return refused
 

@@ -13,7 +13,7 @@ from tvmopt.extensions import extensions
 from tvmopt.report import Decision, Flow, Report
 from tvmopt.runtime.manifest import FORMAT, Manifest
 from tvmopt.runtime.tensors import TensorInfo
-from tvmopt.runtime.tiles import FEATURES as TILE_FEATURES
+from tvmopt.scheduling.discover import families
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
 
@@ -56,8 +56,9 @@ def make_manifest(
 def used_features(machine: Machine, report: Report) -> tuple[str, ...]:
     """What the code may use: all the machine has, but AMX only where a kernel was written for it (LLVM never uses it
     by itself), so that other code runs where a hypervisor hides AMX."""
-    amx = TILE_FEATURES if any(k.family.startswith("amx_") for k in report.kernels) else ()
-    return tuple(sorted(f for f in machine.features if not f.startswith("amx-") or f in amx))
+    used = {k.family for k in report.kernels}
+    tiles = {feature for family in families(machine.kind) if family.NAME in used for feature in family.NEEDS}
+    return tuple(sorted(f for f in machine.features if not f.startswith("amx-") or f in tiles))
 
 
 def make_report(

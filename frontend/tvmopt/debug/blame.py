@@ -161,7 +161,7 @@ def blame_tvmopt(
         kernels, passes = [], _every_pass(check)
     if right("all kernels scheduled by the generic family", generic=("*",)):
         for name, family in kernels:
-            if family != "generic" and right(f"kernel {name} by the generic family", generic=(name,)):
+            if right(f"kernel {name} by the generic family", generic=(name,)):
                 return result(
                     "kernel",
                     name,
@@ -209,7 +209,7 @@ def _every_pass(check: Numbers) -> list[str]:
 
 
 def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[str]]:
-    """In a fork: the piece's kernels with their families, and the stages that can be left out and change its module."""
+    """In a fork: kernels that a family of its own scheduled, and stages that can be left out and change the piece."""
     import tvm_ffi
 
     from tvmopt import pipeline
@@ -229,7 +229,7 @@ def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[st
     made = pipeline.lower(module, machine, precision=check.precision, lift=True, watch=watch, **known)
     behind = [one.name for part in pipeline.stages(made.job)[pipeline.LOWERING :] for one in part.stages]
     passes = [name for name in _every_pass(check) if name in changed or name in behind]
-    return [(k.name, k.family) for k in made.kernels], passes
+    return [(k.name, k.family) for k in made.kernels if k.source != "generic"], passes
 
 
 def _verdict(found: Finding) -> str:

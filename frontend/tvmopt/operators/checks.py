@@ -3,8 +3,8 @@ importer writes it where a value from outside would become an address.
 
     y = tvmopt.checked(x)        x of any shape; y = x, or, if x are indices that count from the end, x from the start
 
-A value that is not allowed ends the call with an error on a CPU (:mod:`tvmopt.legalize.checked`). A kernel of a GPU
-cannot raise: there the nearest allowed value stands in for it.
+A value that is not allowed ends the call with an error on a CPU. A kernel of a GPU cannot raise: there the nearest
+allowed value stands in for it.
 """
 
 from __future__ import annotations

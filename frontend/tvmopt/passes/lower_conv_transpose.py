@@ -22,7 +22,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmopt.legalize.common import static_shape
+from tvmopt.lowering.common import static_shape
 from tvmopt.report import DecisionLog
 
 STAGE = "tvmopt.LowerConvTranspose"

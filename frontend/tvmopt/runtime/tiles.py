@@ -2,7 +2,7 @@
 
 Linux gives a process the 8 KB of tile state a thread on request only (since 5.16); without it the first tile
 instruction is a SIGILL. The permission holds for all threads, also those that exist already. Each kernel configures the
-tiles of the thread it runs on, and releases them, by itself (:mod:`tvmopt.legalize.tiles`).
+tiles of the thread it runs on, and releases them, by itself (:mod:`tvmopt.schedules.cpu._amx.lower`).
 """
 
 from __future__ import annotations

@@ -81,11 +81,11 @@ def schedule_one(
     notes = []
     original = func
     try:
-        func = normalize(func)
+        func = normalize(func, machine)
     except Exception as error:  # as below: then no GEMM family recognises it
         notes.append(f"not normalized: {_first_line(error)}")
     for family in families(machine.kind):
-        shape = family.recognise(func, machine) if family.NAME == "generic" or not generic else None
+        shape = family.recognise(func, machine) if family.FALLBACK or not generic else None
         if shape is None:
             continue
         recorded = lookup(func, family, shape) if lookup else None
@@ -106,7 +106,7 @@ def schedule_one(
                 if source == "tuned" and isinstance(lookup, Records):
                     lookup.refused(func, family, notes[-1])
                 continue
-            if family.NAME == "generic" and source == "analytic":
+            if family.FALLBACK and source == "analytic":
                 source = "generic"
             if isinstance(knobs, Replay):
                 notes, knobs = [*notes, knobs.note], {}

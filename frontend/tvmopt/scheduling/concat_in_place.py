@@ -32,6 +32,7 @@ from tvm import relax, tirx
 
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, schedule_one
+from tvmopt.scheduling.discover import family_named
 from tvmopt.scheduling.parts import Part, Place, concatenation, runs_stay, within
 from tvmopt.targets import Machine
 
@@ -39,8 +40,6 @@ STAGE = "tvmopt.ConcatInPlace"
 LEAST_RUN = 64
 """Bytes of a part's row next to each other in the whole."""
 SUFFIX = "_part"
-ALIKE = ("elementwise", "layout", "pool")
-"""Families whose kernels are scheduled again for a part: none of them packs anything, or has much to lose."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +115,19 @@ class _Kernels:
         how = self.how.get(name)
         if how is None:  # it came with its schedule: a sort, say
             return None
-        if how.family.startswith("amx"):  # its tiles are loaded by row pitch, of a kernel not yet written
+        family = family_named(self.machine.kind, how.family)
+        if family is not None and not family.WRITES_PARTS:
             return None
         stays = runs_stay(self.module[name], places)
         func = within(self.module[name] if stays else self.unscheduled[name], places, free)
         if stays or func is None:
             return None if func is None else (func, how)
+        if how.source == "tuned" or family is None or not family.RESCHEDULED_FOR_PARTS:
+            return None
         with self.machine.tvm_target():
             again = schedule_one(name, func, self.machine, DecisionLog())
-        return again if again[1].family in ALIKE and how.family in ALIKE and how.source != "tuned" else None
+        other = family_named(self.machine.kind, again[1].family)
+        return again if other is not None and other.RESCHEDULED_FOR_PARTS else None
 
 
 @dataclass(frozen=True)

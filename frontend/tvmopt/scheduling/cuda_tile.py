@@ -10,7 +10,7 @@ steps ahead. Per block, in cycles of one SM (the terms overlap, so the longest c
     blocks  = ceil(m/bm) * ceil(n/bn) * batch * splits;   waves = ceil(blocks / SMs)
     time    = the longer of waves * steps * max(tensor, L2) and rounds * steps * latency, a tenth of the shorter, edges
 
-For the legalizers, which split K, and for the families of `schedules/cuda`.
+For the lowerings, which split K, and for the schedules of `schedules/cuda`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPLIT = 3000  # cycles of the second kernel that adds the parts up, beside its t
 L2_SHARE = 0.7  # of the L2 rate that a kernel sees
 
 PLAIN, TF32 = 1, 2
-"""What a legalizer writes into a product's annotation "tvmopt.mma": how tensor cores may multiply it."""
+"""What a lowering writes into a product's annotation "tvmopt.mma": how tensor cores may multiply it."""
 
 _TENSOR = {"sm_70": 512, "sm_75": 512, "sm_80": 1024, "sm_86": 512, "sm_87": 1024, "sm_89": 512}
 """fp16 multiply-adds a cycle and SM: NVIDIA's architecture whitepapers. Newer ones: 1024, the half of their

@@ -16,7 +16,7 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlockRealize
 
 KERNEL = "tvmopt.kernel"
-"""The block annotation by which a legalizer tells a family "this is yours"."""
+"""The block annotation by which a lowering tells a family "this is yours"."""
 
 _NAMES = """exp exp2 exp10 erf tanh sigmoid log log2 log10 log1p pow sqrt rsqrt sin cos tan sinh cosh asin
 acos atan asinh acosh atanh atan2 hypot fmod"""
@@ -111,7 +111,7 @@ def facts(func: Any) -> tuple[BlockFacts, ...] | None:
 
 
 def moving_blocks(func: Any) -> tuple[BlockFacts, ...] | None:
-    """The blocks of a function if all are spatial, write one buffer with plain loops and no legalizer claimed them,
+    """The blocks of a function if all are spatial, write one buffer with plain loops and no lowering claimed them,
     else None: what `elementwise` and `layout` have in common, on every kind of machine."""
     blocks = facts(func)
     if blocks is None or any(not b.spatial or b.kernel or b.store is None or not b.trivial for b in blocks):

@@ -1,23 +1,29 @@
-"""The Family protocol: one schedule, three sources of knobs - for whoever writes a file in `schedules/`.
+"""What a schedule family is: one kind of kernel, from the operators that become it to its machine code - for whoever
+writes a folder in `schedules/`, or a package of their own.
 
-A family is a *module* with three small functions and two constants::
+A family is a module or a package with the names of :class:`Family` in it. Two constants and three functions schedule
+kernels::
 
     NAME, VERSION = "gemm", 1
 
-    def recognise(func, machine) -> Shape | None     # pure analysis: "this is mine", in microseconds
-    def knobs(shape, machine) -> Space               # the choices; the first point is the analytic answer
-    def apply(sch, shape, knobs) -> None             # schedule primitives only
+    def recognise(func, machine) -> Problem | None   # pure analysis: "this is mine", in microseconds
+    def knobs(problem, machine) -> Space             # the choices; the first point is the analytic answer
+    def apply(sch, problem, knobs) -> None           # schedule primitives only
+
+and each of the others is left out where its default is meant. One more makes operators kernels of the family::
+
+    LOWERS = {"relax.matmul": matmul}                # matmul(bb, call, machine) -> Expr | Declined | None
 
 Knobs come from a tuning record for this workload *and this target*, else from the analytic point; while tuning,
-MetaSchedule draws them. `VERSION` is part of a record's key: raise it when `apply` changes meaning.
+MetaSchedule draws them. Families are asked in the order of one list (`schedules/cpu/__init__.py`, `schedules/cuda/`).
 Recognisers are disjoint: a function that two families recognise is a bug, and a test says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from tvmopt.targets import Machine
 
@@ -58,18 +64,101 @@ class Space:
         )
 
 
-@runtime_checkable
-class Family(Protocol):
-    """What a file in `schedules/` provides."""
+@dataclass(frozen=True)
+class Declined:
+    """Why a family does not lower a call that it would otherwise lower: the condition that does not hold, in a few
+    words (``"float16 operands"``). `tvmopt explain` shows it beside the family's name and the ONNX node."""
+
+    reason: str
+
+
+Lowering = Callable[[Any, Any, Machine], Any]
+"""`fn(bb, call, machine)`: an expression that replaces the call of a Relax operator, :class:`Declined`, or None for a
+call that is not of the family's kind at all. It chooses a form of the loops and packs constant weights for it; it never
+schedules."""
+
+
+def _recognises_nothing(func: Any, machine: Machine) -> Any | None:
+    return None
+
+
+def _nothing_to_choose(problem: Any, machine: Machine) -> Space:
+    return Space({})
+
+
+def _applies_nothing(sch: Any, problem: Any, knobs: Knobs) -> None:
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A family's fields, by the names that its module gives them.
+
+    Attributes:
+        NAME: what reports, tuning records and the annotation `tvmopt.kernel` of its blocks call it.
+        VERSION: part of a record's key; raise it when `apply` changes meaning.
+        recognise: `(func, machine)`: the problem that `apply` needs, or None: not mine. Pure; it never raises on a
+            foreign function. A family that only lowers operators leaves the three functions out.
+        knobs: `(problem, machine)`: the tunable choices, the analytic point first.
+        apply: `(sch, problem, knobs)`: schedule `sch` in place. The number of loops that it makes must not depend on a
+            knob: MetaSchedule replays traces.
+        LOWERS: Relax operator -> the function that makes it a kernel of this family.
+        UNROLLED: operator of ours that a graph pass writes out where no kernel takes it -> `(call, machine)`, which
+            says why this family does not take a call, None if it does.
+        NEEDS: features of the instruction set without which the family is not asked. What AMX needs stands in an
+            artifact only if one of its kernels uses it.
+        ROUNDS_DIFFERENTLY: it rounds in other places than the operator's definition: `--exact` leaves it out.
+        FALLBACK: it takes what no other family recognises, and is asked last.
+        normalise: `(func)`: its kernels in the form that it recognises and that tuning records are of; any other
+            function as it is.
+        INDEX_BITS: of indices in its kernels; 64 where their instructions take strides of 64 bits.
+        finish: `(func)`: what it rewrites behind its schedule; any other function as it is.
+        WRITES_PARTS: its scheduled kernels may write their result into a part of a larger tensor.
+        RESCHEDULED_FOR_PARTS: where loops over several rows do not stay in a part, its kernels are scheduled again.
+        REREADS: its kernels read elements more than once: an operator before them is not computed in them.
+        MOVES: its kernels move elements to other places and compute nothing.
+        keeps_fp32: `(operator, call, machine)`: why a call stays in fp32 with a 16-bit precision, else None.
+        AT_ROOF: what `tvmopt profile` advises for a kernel at the arithmetic roof; empty: the usual.
+        origin: the module that it was read from.
+    """
 
     NAME: str
     VERSION: int
+    recognise: Callable[[Any, Machine], Any | None] = _recognises_nothing
+    knobs: Callable[[Any, Machine], Space] = _nothing_to_choose
+    apply: Callable[[Any, Any, Knobs], None] = _applies_nothing
+    LOWERS: Mapping[str, Lowering] = field(default_factory=dict)
+    UNROLLED: Mapping[str, Callable[[Any, Machine], str | None]] = field(default_factory=dict)
+    NEEDS: tuple[str, ...] = ()
+    ROUNDS_DIFFERENTLY: bool = False
+    FALLBACK: bool = False
+    normalise: Callable[[Any], Any] | None = None
+    INDEX_BITS: int = 32
+    finish: Callable[[Any], Any] | None = None
+    WRITES_PARTS: bool = True
+    RESCHEDULED_FOR_PARTS: bool = False
+    REREADS: bool = False
+    MOVES: bool = False
+    keeps_fp32: Callable[[str, Any, Machine], str | None] | None = None
+    AT_ROOF: str = ""
+    origin: str = ""
 
-    def recognise(self, func: Any, machine: Machine) -> Any | None:
-        """The shape that `apply` needs, or None: not mine. Pure; never raises on a foreign function."""
+    @classmethod
+    def of(cls, module: Any) -> Family | None:
+        """The family that a module describes; None where it has no NAME and VERSION, or neither schedules nor lowers.
 
-    def knobs(self, shape: Any, machine: Machine) -> Space:
-        """The tunable choices; the analytic point first."""
+        >>> from types import SimpleNamespace
+        >>> Family.of(SimpleNamespace(NAME="mine", VERSION=1, LOWERS={"relax.erf": None})).NAME
+        'mine'
+        >>> Family.of(SimpleNamespace(NAME="mine")) is None
+        True
+        """
+        given = {f.name: getattr(module, f.name) for f in fields(cls) if hasattr(module, f.name)}
+        schedules = given.keys() >= {"recognise", "knobs", "apply"}
+        if not given.keys() >= {"NAME", "VERSION"} or not (schedules or "LOWERS" in given):
+            return None
+        return cls(**{**given, "origin": getattr(module, "__name__", "")})
 
-    def apply(self, sch: Any, shape: Any, knobs: Knobs) -> None:
-        """Schedule `sch` in place. The number of loops made must not depend on a knob (MetaSchedule replays traces)."""
+    def runs_on(self, machine: Machine) -> bool:
+        """Whether the machine has what the family needs."""
+        return all(machine.has(feature) for feature in self.NEEDS)

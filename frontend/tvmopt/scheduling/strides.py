@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from tvmopt.scheduling.facts import Access, BlockFacts
+from tvmopt.scheduling.facts import Access, BlockFacts, moving_blocks
 
 
 def evaluate(expr: Any, env: dict[Any, int]) -> int | None:
@@ -125,6 +125,15 @@ def last_axis_contiguous(block: BlockFacts) -> bool:
         return True
     accesses = [*block.loads, *([block.store] if block.store else [])]
     return all(_plain(a, last) for a in accesses)
+
+
+def one_pass_blocks(func: Any) -> tuple[BlockFacts, ...] | None:
+    """The blocks of a function that one pass over memory computes: all spatial and unclaimed, without borders or seams,
+    contiguous or constant along the last axis; None for any other."""
+    blocks = moving_blocks(func)
+    if blocks is None or any(b.guarded or not last_axis_contiguous(b) for b in blocks):
+        return None
+    return blocks
 
 
 def _plain(access: Access, last: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The register tile of a matrix product, as arithmetic - for the legalizers, which pack weights in panels of its
+"""The register tile of a matrix product, as arithmetic - for the lowerings, which pack weights in panels of its
 width, and for the families, which unroll its height.
 """
 
@@ -105,6 +105,63 @@ def choose_tile(m: int, n: int, machine: Machine, *, rows: int | None = None, dt
                 best = (key, Tile(mr, nv, nv * lanes, cycles))
     assert best is not None  # mr = nv = 1 always fits
     return best[1]
+
+
+def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) -> int:
+    """The tile's height for panels of width `nr`: the fewest modelled cycles of the slowest core, tail included.
+
+    With `panels` fewer than keep all cores busy, heights count for which the rows can be cut in pieces too.
+
+    >>> z = Machine.load("znver5")
+    >>> choose_rows(196, 32, z), choose_rows(197, 32, z), choose_rows(128, 32, z), choose_rows(1, 128, z)
+    (7, 8, 8, 1)
+    >>> choose_rows(12544, 16, z), choose_rows(12544, 16, z, panels=1)  # 30 leaves a tail: one task on one core
+    (30, 28)
+    >>> choose_rows(3025, 16, z, panels=1)  # 121 tiles: 61 and 60
+    25
+    """
+    nv = max(1, nr // machine.lanes())
+
+    def cost(mr: int) -> tuple[float, int, int]:
+        full, tail = divmod(m, mr)
+        cycles = full * step_cycles(mr, nv, machine) + (step_cycles(tail, nv, machine) if tail else 0.0)
+        if panels is not None:
+            pieces = row_pieces(m, mr, panels, machine.cores)
+            cycles *= -(-panels * pieces // machine.cores) * machine.cores / panels
+            cycles *= -(-full // pieces) / full if pieces > 1 else 1.0
+        return round(cycles, 3), min(tail, 1), abs(mr - LIKED_ROWS)
+
+    return min((mr for mr in range(1, min(m, 32) + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
+
+
+def row_pieces(m: int, mr: int, panels: int, cores: int) -> int:
+    """Pieces of M with which the slowest core has the fewest tiles; 1 where panels alone divide evenly or are many, or
+    where the rows have a tail (its partition needs the whole row loop in one task).
+
+    >>> row_pieces(12544, 14, 1, 2), row_pieces(12544, 30, 1, 2), row_pieces(196, 14, 8, 2), row_pieces(729, 9, 1, 2)
+    (2, 1, 1, 2)
+    """
+    tiles, tail = divmod(m, mr)
+    if panels % cores == 0 or panels >= 8 * cores or tail:
+        return 1
+    return min(range(1, cores + 1), key=lambda c: (-(-panels * c // cores) * -(-tiles // c), c))
+
+
+def choose_pixels(ow: int, nr: int, machine: Machine) -> int:
+    """The tile's width in output pixels: fewest modelled cycles for one row of `ow`, its tail included.
+
+    >>> z = Machine.load("znver5")
+    >>> [choose_pixels(ow, 32, z) for ow in (112, 56, 28, 14, 13, 7, 1)]
+    [8, 8, 7, 7, 13, 7, 1]
+    """
+    nv = max(1, nr // machine.lanes())
+
+    def cost(mr: int) -> tuple[float, int, int]:
+        full, tail = divmod(ow, mr)
+        cycles = full * step_cycles(mr, nv, machine) + (step_cycles(tail, nv, machine) if tail else 0.0)
+        return round(cycles, 3), min(tail, 1), abs(mr - LIKED_ROWS)
+
+    return min((mr for mr in range(1, min(ow, 32) + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
 
 
 def common_vector(n: int, lanes: int) -> int:

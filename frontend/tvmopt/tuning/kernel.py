@@ -21,10 +21,9 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmopt.analysis.comparator import compare
-from tvmopt.legalize import math
+from tvmopt.lowering import math
 from tvmopt.pipeline import compile_kernels
 from tvmopt.runtime.tiles import request
-from tvmopt.scheduling.amx import has_tiles
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.replay import Replay
@@ -281,7 +280,7 @@ def _sweep(machine: Machine) -> Callable[[], None]:
 def compiled_module(func: tirx.PrimFunc, machine: Machine) -> Any:
     """The function compiled as the product compiles it; this process may run it, tiles included, if the host can."""
     math.install()
-    if has_tiles(machine):
+    if machine.has_tiles:
         request()
     return compile_kernels(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), machine)
 

@@ -88,7 +88,7 @@ def _same_machine(target: dict[str, Any], machine: Machine) -> bool:
 
 
 def _imported(store: Store, module: Any, trace: Any, seconds: Any, machine: Machine) -> Record | None:
-    func = normalize(module["main"])
+    func = normalize(module["main"], machine)
     for family in families(machine.kind):
         shape = family.recognise(func, machine)
         if shape is not None:
@@ -232,7 +232,7 @@ class StoreDatabase(ms.database.PyDatabase):  # type: ignore[misc]  # TVM has no
         return len(self.store.records(target=fingerprint(self.machine)))
 
     def _key(self, module: Any) -> Key | None:
-        func = normalize(module["main"])
+        func = normalize(module["main"], self.machine)
         family = next((f for f in families(self.machine.kind) if f.recognise(func, self.machine)), None)
         return key_of(func, family, self.machine) if family else None
 

@@ -63,7 +63,7 @@ def extract(lowered: Lowered, machine: Machine) -> list[Task]:
         func = lowered.unscheduled[kernel.name]
         if family is None or func.attrs.get("tirx.is_scheduled", False):
             continue
-        func = normalize(func)
+        func = normalize(func, machine)
         shape = family.recognise(func, machine)
         space, key = family.knobs(shape, machine), key_of(func, family, machine)
         module = packed(func, constants.get(kernel.name, ()), outputs.get(kernel.name, 1))

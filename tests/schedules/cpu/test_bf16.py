@@ -17,7 +17,7 @@ import tvmopt
 from tests.schedules.harness import lowered_bf16, rand, rounded
 from tvmopt import pipeline
 from tvmopt.errors import InputError
-from tvmopt.legalize.pairs import llvm_functions
+from tvmopt.lowering.pairs import llvm_functions
 from tvmopt.runtime.model import Model
 from tvmopt.targets import Machine
 

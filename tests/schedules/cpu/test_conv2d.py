@@ -7,7 +7,7 @@ from tvm import relax
 from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import close, machines, module_of, rand, run
 from tvmopt.pipeline import lower
-from tvmopt.schedules.cpu.conv2d import Shape, choose_task, panel_chunks
+from tvmopt.schedules.cpu.conv2d.schedule import Shape, choose_task, panel_chunks
 from tvmopt.targets import Machine
 
 CASES = {  # n, h, w, c, o, kernel, strides, pads, dilation, groups

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
-from tvmopt.legalize.depthwise import depthwise_te, pack
-from tvmopt.legalize.window import Window, channel_vector
+from tvmopt.lowering.window import Window, channel_vector
 from tvmopt.schedules.cpu import conv2d, depthwise, elementwise
+from tvmopt.schedules.cpu.depthwise.compute import depthwise_te, pack
 from tvmopt.targets import Machine
 
 

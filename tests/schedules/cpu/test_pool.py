@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
-from tvmopt.legalize.pool import pool_te
-from tvmopt.legalize.window import Window
+from tvmopt.lowering.window import Window
 from tvmopt.schedules.cpu import depthwise, elementwise, pool
+from tvmopt.schedules.cpu.pool.compute import pool_te
 
 
 def window(size, kernel, stride, pad, dilation=1, ceil=False):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tvm import relax
 
-import tvmopt.legalize.winograd as winograd
+import tvmopt.schedules.cpu.winograd.compute as winograd
 from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import machines, module_of, run
-from tvmopt.legalize import legalize
+from tvmopt.lowering import lower_operators
 from tvmopt.schedules.cpu import winograd as family
 from tvmopt.targets import Machine
 
@@ -84,7 +84,7 @@ def test_the_family_reads_the_tile_off_the_block(tile, monkeypatch):
     monkeypatch.setattr(winograd, "output_tile", lambda *_: tile)
     x, w, b = layer((1, 3, 3, 16), 16)
     machine = Machine.load("x86-64-v4")
-    module = legalize(module_of(conv(w, b, (0, 0, 0, 0)), [x]), machine)
+    module = lower_operators(module_of(conv(w, b, (0, 0, 0, 0)), [x]), machine)
     shape = next(s for f in module.functions.values() if (s := family.recognise(f, machine)) is not None)
     assert (shape.out, shape.rows, shape.cols, shape.places) == (tile, 1, 1, (tile + 2) ** 2)
 
@@ -120,5 +120,5 @@ def test_exact_leaves_it_out():
             )
         bb.emit_func_output(out)
     z = Machine.load("znver5")
-    assert "winograd" in legalize(bb.get(), z).script()
-    assert "winograd" not in legalize(bb.get(), z, exact=True).script()
+    assert "winograd" in lower_operators(bb.get(), z).script()
+    assert "winograd" not in lower_operators(bb.get(), z, exact=True).script()

@@ -12,7 +12,7 @@ from tvm import relax
 
 from tests.cuda.emulator import MODES, emulated
 from tests.schedules.harness import module_of
-from tvmopt.legalize import legalize
+from tvmopt.lowering import lower_operators
 from tvmopt.passes.stages import through
 from tvmopt.pipeline import fusion_stages
 from tvmopt.report import DecisionLog
@@ -46,7 +46,7 @@ def scheduled(
         return dict(knobs)
 
     with target.tvm_target():
-        module = through(fusion_stages(), legalize(module_of(build, inputs), target))
+        module = through(fusion_stages(), lower_operators(module_of(build, inputs), target))
         module, how = apply_families(module, target, DecisionLog(), lookup)
     return module, how, target
 

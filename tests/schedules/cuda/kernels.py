@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx, topi
 
-from tvmopt.legalize.cuda import depthwise as dw
-from tvmopt.legalize.cuda import norm
-from tvmopt.legalize.window import Window
+from tvmopt.lowering.window import Window
+from tvmopt.schedules.cuda.depthwise import compute as dw
+from tvmopt.schedules.cuda.rows import compute as norm
 
 Case = tuple[Any, list[tuple[tuple[int, ...], str]], tuple[tuple[int, ...], str], Callable[..., Any]]
 """The PrimFunc, shapes and types of its inputs and of its output, and what it computes."""

@@ -1,0 +1,109 @@
+"""What every lowering needs: static shapes, constants, and kernels that FuseOps may extend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+OUT_ELEMENTWISE_FUSABLE = 4
+"""TVM's op pattern of a reduction whose output an elementwise chain may be fused into (OpPatternKind)."""
+OPAQUE = 8
+"""TVM's op pattern of a kernel that nothing is fused with."""
+
+
+def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
+    """The shape of a tensor expression if every dimension is a constant, else None."""
+    shape = getattr(expr.ty, "shape", None)
+    if shape is None or not hasattr(shape, "values"):
+        return None
+    dims = []
+    for dim in shape.values:
+        if not isinstance(dim, int | tirx.IntImm):
+            return None
+        dims.append(int(dim))
+    return tuple(dims)
+
+
+def flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[int]) -> Any:
+    """A view of `x` with another shape."""
+    return x if static_shape(x) == tuple(shape) else bb.emit(relax.op.reshape(x, tuple(shape)))
+
+
+def trailing(axes: Sequence[Any], rank: int) -> int | None:
+    """How many last axes `axes` names; None where it is another set.
+
+    >>> trailing([-1, 2], 4), trailing([1, 2], 4)
+    (2, None)
+    """
+    named = sorted(int(a) % rank for a in axes)
+    return len(named) if named and named == list(range(rank - len(named), rank)) else None
+
+
+def constant(bb: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:
+    """The value of a constant, also through a variable bound to one, else None."""
+    while isinstance(expr, relax.Var):
+        bound = bb.lookup_binding(expr)
+        if bound is None:
+            return None
+        expr = bound
+    return expr.value.numpy() if hasattr(expr, "value") and hasattr(expr.value, "numpy") else None
+
+
+def batch_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
+    """Where a matrix of a batch [..., m, n] of this shape lies, at a position of the broadcast batch."""
+    tail = index[len(index) - (len(shape) - 2) :] if len(shape) > 2 else ()
+    return [0 if d == 1 else i for i, d in zip(tail, shape[:-2], strict=True)]
+
+
+def nhwc_shapes(call: relax.Call) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The shapes of data and weight of `R.nn.conv2d` in NHWC/OHWI; None if a layout is another one, or a shape is open
+    or empty."""
+    attrs = call.attrs
+    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
+        return None
+    xs, ws = (static_shape(a) for a in call.args)
+    return None if xs is None or ws is None or 0 in xs + ws else (xs, ws)
+
+
+def nhwc_convolution(
+    bb: relax.BlockBuilder, call: relax.Call
+) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray] | None:
+    """The shapes of data and weight of `R.nn.conv2d` in NHWC/OHWI and the weight's value; None where
+    :func:`nhwc_shapes` is, or if the weight is not constant."""
+    shapes, value = nhwc_shapes(call), constant(bb, call.args[1])
+    return None if shapes is None or value is None else (*shapes, value)
+
+
+def is_rows_product(call: relax.Call) -> bool:
+    """Whether `R.nn.conv2d` in NHWC/OHWI is the product of rows (n, y, x) and a matrix: a 1x1 window, one group, no
+    padding, no stride."""
+    attrs, shapes = call.attrs, nhwc_shapes(call)
+    steps = [int(v) for v in attrs.strides] + [int(v) for v in attrs.padding]
+    return shapes is not None and shapes[1][1:3] == (1, 1) and int(attrs.groups) == 1 and steps == [1, 1, 0, 0, 0, 0]
+
+
+def operand_types(call: relax.Call) -> str:
+    """The types of a call's first two operands, for people: ``"float16 operands"``."""
+    return " and ".join(dict.fromkeys(str(a.ty.dtype) for a in call.args[:2])) + " operands"
+
+
+def call_fusable(
+    bb: relax.BlockBuilder, compute: Callable[..., te.Tensor], args: Sequence[relax.Expr], name: str
+) -> relax.Expr:
+    """Emit `compute` as a PrimFunc into which FuseOps may fuse the elementwise chain that follows it."""
+    return call_with_pattern(bb, compute, args, name, OUT_ELEMENTWISE_FUSABLE)
+
+
+def call_with_pattern(
+    bb: relax.BlockBuilder, compute: Callable[..., Any], args: Sequence[relax.Expr], name: str, pattern: int
+) -> relax.Expr:
+    """`BlockBuilder.call_te` whose PrimFunc carries an explicit `op_pattern` (the analysis guesses 8, opaque, for
+    a reduction with a second block behind it)."""
+    tensors = [te.placeholder(static_shape(a), name=f"arg{i}", dtype=str(a.ty.dtype)) for i, a in enumerate(args)]
+    out = compute(*tensors)
+    func = te.create_prim_func([*tensors, out], "int64").with_attr("op_pattern", pattern).without_attr("global_symbol")
+    gvar = bb.add_func(func, name)
+    return relax.call_tir(gvar, list(args), relax.TensorType([int(d) for d in out.shape], out.dtype))

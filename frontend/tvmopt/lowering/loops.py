@@ -1,0 +1,95 @@
+"""Loops and statements of TIR in a few words - for the families that write their kernels out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Range
+from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx.stmt import BufferRegion
+
+Expr = Any
+Index = Any
+NANOSECONDS = "tvmopt.nanoseconds"
+"""The annotation of a block of rows whose work is not its bytes: one core's time for all rows, roughly."""
+INDEX = "int64"
+"""The type of indices that TVM's own legalizations use: FuseTIR refuses to join buffers of other shapes' types."""
+
+
+def const_index(value: int) -> Expr:
+    """A constant index."""
+    return tirx.const(value, INDEX)
+
+
+def loop(extent: Index, body: Callable[[Expr], Any], name: str = "i") -> Any:
+    """`for name in range(extent)`, serial."""
+    var = tirx.Var(name, INDEX)
+    return _serial(var, extent, body(var))
+
+
+def _serial(var: Expr, extent: Index, body: Any) -> Any:
+    return tirx.For(var, const_index(0), _index(extent), tirx.ForKind.SERIAL, body)
+
+
+def seq(statements: Sequence[Any]) -> Any:
+    """Statements one after the other."""
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+
+
+def load(buffer: Any, *indices: Index) -> Expr:
+    """buffer[indices]; the last index may be a vector (a ramp)."""
+    return tirx.BufferLoad(buffer, [_index(i) for i in indices])
+
+
+def store(buffer: Any, value: Expr, *indices: Index) -> Any:
+    """buffer[indices] = value."""
+    return tirx.BufferStore(buffer, value, [_index(i) for i in indices])
+
+
+def _index(index: Index) -> Expr:
+    return const_index(index) if isinstance(index, int) else index
+
+
+def vector(start: Index, lanes: int) -> Expr:
+    """Indices start, start + 1, ..., `lanes` of them."""
+    return tirx.Ramp(_index(start), const_index(1), lanes) if lanes > 1 else _index(start)
+
+
+def splat(value: float, lanes: int, dtype: str = "float32") -> Expr:
+    """A constant in every lane."""
+    return spread(tirx.const(value, dtype), lanes)
+
+
+def spread(value: Expr, lanes: int) -> Expr:
+    """A value in every lane."""
+    return tirx.Broadcast(value, lanes) if lanes > 1 else value
+
+
+def everything(buffer: Any) -> Any:
+    """The region of a whole buffer."""
+    return BufferRegion(buffer, [Range.from_min_extent(const_index(0), d) for d in buffer.shape])
+
+
+def nest(
+    name: str, axes: Sequence[tuple[Expr, int]], names: Sequence[str], reads: Any, writes: Any, body: Any,
+    buffers: Sequence[Any], annotations: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Loops, called `names`, around one block of spatial `axes` (its variable, extent); `buffers` are its own."""
+    iterations = [
+        tirx.IterVar(Range(const_index(0), const_index(extent)), var, tirx.IterVar.DataPar) for var, extent in axes
+    ]
+    block = SBlock(iterations, reads, writes, name, body, alloc_buffers=buffers, annotations=annotations)
+    loops = [tirx.Var(n, INDEX) for n in names]
+    around: Any = SBlockRealize(loops, tirx.const(True, "bool"), block)
+    for var, (_, extent) in reversed(list(zip(loops, axes, strict=True))):
+        around = _serial(var, extent, around)
+    return around
+
+
+def prim_func(params: Sequence[Any], body: Any, pattern: int) -> Any:
+    """A PrimFunc of one root block, without aliasing parameters, with an op pattern for FuseOps."""
+    root = SBlock([], [], [], "root", body)
+    realize = SBlockRealize([], tirx.const(True, "bool"), root)
+    return tirx.PrimFunc(list(params), realize).with_attrs({"tirx.noalias": True, "op_pattern": pattern, "s_tir": True})

@@ -1,0 +1,1 @@
+"""Forms of operators that families of every kind of machine lower alike."""

@@ -1,0 +1,102 @@
+"""Functions of one element whose form in TVM is wrong somewhere - for every kind of machine.
+
+sign     1, -1, else x where x is 0 or NaN; TVM's is 0 for NaN
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from tvm import relax, te, tirx, topi
+
+from tvmopt.lowering.common import constant, static_shape
+from tvmopt.targets import Machine
+
+
+def sign(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.sign` of floats."""
+    (x,) = call.args
+    dtype = str(x.ty.dtype)
+    if not dtype.startswith("float") or x.ty.shape is None:
+        return None
+    zero, one = tirx.const(0.0, dtype), tirx.const(1.0, dtype)
+
+    def compute(data: te.Tensor) -> te.Tensor:
+        def value(*index: Any) -> Any:
+            v = data(*index)
+            return tirx.Select(v > zero, one, tirx.Select(v < zero, zero - one, v))
+
+        return te.compute(data.shape, value, name="sign")
+
+    return bb.call_te(compute, x, primfunc_name_hint="sign")
+
+
+def logical_not(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.logical_not` of booleans."""
+    (x,) = call.args
+    if str(x.ty.dtype) != "bool" or x.ty.shape is None:
+        return None
+
+    def compute(data: te.Tensor) -> te.Tensor:
+        one = tirx.const(1, "uint8")
+        return te.compute(data.shape, lambda *i: (data(*i).astype("uint8") ^ one).astype("bool"), name="logical_not")
+
+    return bb.call_te(compute, x, primfunc_name_hint="logical_not")
+
+
+def _from_memory(function: Callable[..., te.Tensor], name: str) -> Any:
+    def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+        if not str(call.ty.dtype).startswith(("float", "bfloat")):
+            return None
+        values = [constant(bb, a) for a in call.args]
+        if not any(v is not None and v.ndim == 0 and (float(v) == 0 or not isfinite(float(v))) for v in values):
+            return None
+        return bb.call_te(function, *call.args, primfunc_name_hint=name)
+
+    return lowering
+
+
+def _roots(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | None:
+    """`R.power(x, c)` for c a positive multiple of 1/4 up to 4: products of x, sqrt(x) and sqrt(sqrt(x)).
+
+    x**0.75 (local response normalisation) is sqrt(x) * sqrt(sqrt(x)): two vector instructions where libm's `powf` is a
+    call an element. For x < 0 both are NaN unless c is whole, when no root is taken; sqrt's error is half an ulp each.
+    """
+    x, exponent = call.args
+    value = constant(bb, exponent)
+    if value is None or value.size != 1 or str(x.ty.dtype) != "float32":
+        return None
+    quarters = float(value.reshape(())) * 4
+    if not 1 <= quarters <= 16 or quarters != int(quarters) or static_shape(x) != static_shape(call):
+        return None
+    whole, half, quarter = int(quarters) // 4, int(quarters) // 2 % 2, int(quarters) % 2
+
+    def compute(a: te.Tensor) -> te.Tensor:
+        def element(*i: tirx.Var) -> tirx.Expr:
+            root = tirx.sqrt(a(*i))
+            factors = [a(*i)] * whole + [root] * half + [tirx.sqrt(root)] * quarter
+            product = factors[0]
+            for factor in factors[1:]:
+                product = product * factor
+            return product
+
+        return te.compute(a.shape, element, name="power")
+
+    return bb.call_te(compute, x, primfunc_name_hint="power")
+
+
+def power(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.power`."""
+    found = _roots(bb, call, machine)
+    return found if found is not None else _from_memory(topi.power, "power")(bb, call, machine)
+
+
+LOWERS = {
+    "relax.multiply": _from_memory(topi.multiply, "multiply"),
+    "relax.divide": _from_memory(topi.divide, "divide"),
+    "relax.power": power,
+    "relax.sign": sign,
+    "relax.logical_not": logical_not,
+}

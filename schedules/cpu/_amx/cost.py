@@ -1,0 +1,136 @@
+"""AMX tiles as arithmetic: how a sum is cut into steps, how high a block of tiles is, when tiles pay - for the
+lowerings, which pack weights for them, and for the schedules.
+
+A tile is 16 rows of 64 bytes. `tdpbf16ps` multiplies A (rows x 32 bf16) by B (16 pairs x 16 columns) into C (rows x 16
+fp32). A block is up to 2 x 2 tiles of C, which leaves two tiles for A and two for B: eight in all, four loads for four
+products a step of 32 terms.
+
+Cycles     a product one a row of A (16 of them: 16), result after 52; a load two rows a cycle, a store one; uops.info's
+           figures for Sapphire Rapids at 16 rows. That fewer rows cost fewer cycles is Intel's description of the unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvmopt.scheduling.tile import choose_tile
+from tvmopt.targets import Machine
+
+ROWS, PAIRS, COLUMNS = 16, 16, 16
+"""Of one tile: rows of A and C, pairs of terms, columns of C."""
+LATENCY = 52
+SWITCH = 150
+"""Cycles for a task's first and last instruction, which configure and release the tiles: assumed, not measured."""
+HEIGHT = 2 * ROWS
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A sum of `length` terms (even) in `count` steps of `pairs` pairs each.
+
+    The last step starts at length - 2*pairs: where the length is no multiple it overlaps the one before, and the
+    weights of terms that were summed already are zero. So no step reads beyond a row, and no step is short.
+
+    >>> Steps.of(64), Steps.of(70), Steps.of(70).start(2), Steps.of(24)
+    (Steps(length=64, pairs=16, count=2), Steps(length=70, pairs=16, count=3), 38, Steps(length=24, pairs=12, count=1))
+    """
+
+    length: int
+    pairs: int
+    count: int
+
+    @classmethod
+    def of(cls, length: int) -> Steps:
+        """Raises ValueError for a length that has no form: odd and shorter than a step."""
+        if length < 2 * PAIRS:
+            if length < 2 or length % 2:
+                raise ValueError(f"no pairs in {length} terms")
+            return cls(length, length // 2, 1)
+        return cls(length, PAIRS, -(-length // (2 * PAIRS)))
+
+    def start(self, step: int) -> int:
+        """The first term of a step."""
+        return min(2 * self.pairs * step, self.length - 2 * self.pairs)
+
+    def fresh(self, step: int) -> int:
+        """The first term of a step that no step before has summed."""
+        return 2 * self.pairs * step
+
+
+def pairable(length: int) -> bool:
+    """Whether a sum of so many terms has steps.
+
+    >>> [pairable(n) for n in (1, 2, 31, 32, 33)]
+    [False, True, False, True, True]
+    """
+    return length >= 2 * PAIRS or (length >= 2 and length % 2 == 0)
+
+
+def panel_width(n: int) -> int:
+    """Columns of a packed panel: two tiles, or one where that holds all."""
+    return COLUMNS if n <= COLUMNS else 2 * COLUMNS
+
+
+def block_cycles(rows: int, width: int, steps: int, machine: Machine) -> float:
+    """Cycles of one core for a block of `rows` x `width`, `steps` steps, its result stored and read again.
+
+    Each step takes the slowest of::
+
+        multiply  rows * width / 16          a row of A a cycle and product
+        latency   52                         each accumulator waits for itself
+        load      (rows + width) / load_ports
+        stream    what comes from L2: the rows of A, and B's panel if it is longer than half of L1
+
+    >>> m = Machine.load("sapphirerapids")
+    >>> block_cycles(32, 32, 1, m) - block_cycles(32, 32, 0, m), block_cycles(32, 32, 24, m) / 24
+    (64.0, 133.33333333333334)
+    """
+    panel = steps * width * 4 * PAIRS
+    stream = (64 * rows + (width * 4 * PAIRS if panel > machine.l1d // 2 else 0)) / machine.l2_rate
+    step = max(rows * width / COLUMNS, LATENCY, (rows + width) / machine.load_ports, stream)
+    result = rows * width / COLUMNS * 2  # stored a row a cycle, read and stored again by the epilogue
+    return float(steps * step + result)
+
+
+def choose_height(m: int, width: int, steps: int, machine: Machine) -> int:
+    """Rows of a block: the fewest cycles for `m` rows, the last block's included; the higher on a tie.
+
+    >>> m = Machine.load("sapphirerapids")
+    >>> [choose_height(rows, 32, 8, m) for rows in (5, 16, 17, 49, 64, 196, 12544)]
+    [5, 16, 17, 26, 32, 28, 32]
+    """
+
+    def cost(height: int) -> tuple[float, int]:
+        full, tail = divmod(m, height)
+        cycles = full * block_cycles(height, width, steps, machine)
+        return (cycles + (block_cycles(tail, width, steps, machine) if tail else 0.0), -height)
+
+    return min(range(1, min(m, HEIGHT) + 1), key=cost)
+
+
+def product_cycles(m: int, n: int, k: int, machine: Machine) -> float:
+    """Cycles of one core for C[m, n] of k terms by tiles."""
+    width, steps = panel_width(n), -(-k // (2 * PAIRS))
+    height = choose_height(m, width, steps, machine)
+    full, tail = divmod(m, height)
+    panel = full * block_cycles(height, width, steps, machine)
+    panel += block_cycles(tail, width, steps, machine) if tail else 0.0
+    return -(-n // width) * (panel + SWITCH)
+
+
+def pays(m: int, n: int, k: int, machine: Machine) -> bool:
+    """Whether C[m, n] of k terms is faster by tiles than by `vdpbf16ps`; False on machines without tiles.
+
+    One row is a matrix times a vector: both read all of B, and tiles do 15/16 of their work for nothing.
+
+    >>> m = Machine.load("sapphirerapids")
+    >>> [pays(*mnk, m) for mnk in ((1, 1000, 2048), (4, 768, 768), (8, 768, 768), (128, 768, 768), (64, 64, 2))]
+    [False, False, True, True, False]
+    >>> pays(128, 768, 768, Machine.load("znver5"))
+    False
+    """
+    if not machine.has_tiles or not pairable(k):
+        return False
+    one = machine.with_cores(1)
+    vectors = choose_tile(m, n, one).cycles * -(-k // 2) + 2 * m * -(-n // machine.lanes())
+    return bool(product_cycles(m, n, k, one) < vectors)

@@ -1,0 +1,134 @@
+"""The sizes of an attention kernel - strips, register tiles, tasks - as arithmetic, and what a call asks for: for the
+kernels in vectors and in tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from tvm import relax
+
+from tvmopt.lowering.common import operand_types, static_shape
+from tvmopt.scheduling.family import Declined
+from tvmopt.targets import Machine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One attention kernel.
+
+    Attributes:
+        batch, heads, queries, keys, depth, depth_v: sizes; `kv_heads` divides `heads`.
+        lanes, registers: of the machine.
+        scale: of the scores.
+        offset: None, or a query i sees keys j <= i + offset.
+        bias: shape of the additive mask, each dimension full or 1, or None; a constant mask that differs by query
+            comes transposed, `[B, N, Sk, Sq padded to strips]`.
+        chunks: tasks a head, each a run of whole strips.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    depth: int
+    depth_v: int
+    lanes: int
+    registers: int
+    scale: float
+    offset: int | None
+    bias: tuple[int, ...] | None
+    bias_transposed: bool
+    chunks: int
+
+    @property
+    def nq(self) -> int:
+        """Vectors of queries in a strip: two, or one where the queries fit in one."""
+        return 1 if self.queries <= self.lanes else 2
+
+    @property
+    def strip(self) -> int:
+        """Queries of a strip."""
+        return self.nq * self.lanes
+
+    @property
+    def strips(self) -> int:
+        """Strips of a head."""
+        return -(-self.queries // self.strip)
+
+    @property
+    def mk(self) -> int:
+        """Keys of a register tile: mk*nq + nq + 1 <= registers, tiles as equal as can be.
+
+        >>> plan(1, 12, 128, 128, 64).mk, plan(1, 12, 197, 197, 64).mk, plan(1, 1, 5, 5, 8).mk
+        (13, 14, 5)
+        """
+        most = max(1, (self.registers - self.nq - 1) // self.nq)
+        tiles = -(-self.keys // most)
+        return -(-self.keys // tiles)
+
+    @property
+    def v_lanes(self) -> int:
+        """Vector width along the depth of V."""
+        return gcd(self.depth_v, self.lanes)
+
+    @property
+    def output_tile(self) -> tuple[int, int]:
+        """(mo, no): queries and vectors of depth of a tile of the output; mo divides the strip.
+
+        >>> plan(1, 12, 128, 128, 64).output_tile, plan(1, 12, 128, 128, 48).output_tile
+        ((8, 2), (8, 3))
+        """
+        vectors = self.depth_v // self.v_lanes
+        no = next(n for n in (2, 3, 1) if vectors % n == 0)
+        most = (self.registers - no - 1) // no
+        return next(m for m in (8, 4, 2, 1) if m <= most and self.strip % m == 0), no
+
+
+def plan(
+    batch: int, heads: int, queries: int, keys: int, depth: int, *, kv_heads: int | None = None,
+    depth_v: int | None = None, lanes: int = 16, registers: int = 32, cores: int = 1,
+    scale: float | None = None,
+    offset: int | None = None, bias: tuple[int, ...] | None = None, bias_transposed: bool = False,
+) -> Plan:  # fmt: skip
+    """A plan; `chunks` leaves three tasks a core where there are strips enough."""
+    first = Plan(
+        batch, heads, kv_heads or heads, queries, keys, depth, depth_v or depth, lanes, registers,
+        depth**-0.5 if scale is None else scale, offset, bias, bias_transposed, 1,
+    )  # fmt: skip
+    wanted = -(-3 * cores // (batch * heads)) if cores > 1 else 1
+    chunks = next((c for c in range(min(wanted, first.strips), 0, -1) if first.strips % c == 0), 1)
+    return Plan(**{**first.__dict__, "chunks": chunks})
+
+
+def plan_of(call: relax.Call, machine: Machine) -> Plan | Declined:
+    """The plan of `R.nn.attention` or `R.nn.attention_bias`, without its mask: q, k, v as [B, S, N, H], float32 or
+    bfloat16, the mask float32."""
+    attrs = call.attrs
+    shapes = [static_shape(a) for a in call.args]
+    if any(s is None or len(s) != 4 or 0 in s for s in shapes):
+        return Declined("an open or empty shape")
+    if getattr(attrs, "window_size", None) is not None:
+        return Declined("a sliding window")
+    kinds = {str(a.ty.dtype) for a in call.args[:3]}
+    if kinds not in ({"float32"}, {"bfloat16"}):
+        return Declined(operand_types(call))
+    if any(str(a.ty.dtype) != "float32" for a in call.args[3:]):
+        return Declined(f"a {call.args[3].ty.dtype} mask")
+    (batch, queries, heads, depth), (_, keys, kv_heads, _), v_shape = (tuple(s or ()) for s in shapes[:3])
+    if heads % kv_heads or v_shape[2] != kv_heads:
+        return Declined(f"{heads} heads of queries do not share {kv_heads} of keys evenly")
+    causal = str(attrs.causal_mask) if attrs.causal_mask is not None else None
+    return plan(
+        batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=v_shape[3], lanes=machine.lanes(),
+        registers=machine.vector_registers, cores=machine.cores,
+        scale=depth**-0.5 if attrs.scale is None else float(attrs.scale.value),
+        offset=None if causal is None else (0 if causal == "TopLeft" else abs(keys - queries)),
+    )  # fmt: skip
+
+
+def output_type(call: relax.Call, p: Plan) -> Any:
+    """The type of the result, [B, S, N, H] like the queries."""
+    return relax.TensorType([p.batch, p.queries, p.heads, p.depth_v], str(call.args[0].ty.dtype))

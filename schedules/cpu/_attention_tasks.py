@@ -1,0 +1,51 @@
+"""Tasks of an attention kernel: heads and runs of queries to threads - for the kernels in vectors and in tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvmopt.schedules.cpu._loops import spatial_nest, worth_threads
+from tvmopt.scheduling.blocks import annotated, extents, root_blocks
+from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
+
+
+@dataclass(frozen=True)
+class Shape:
+    """tasks: heads and runs of queries; flops: of both products."""
+
+    tasks: int
+    flops: float
+    nanoseconds: float
+
+
+def recognise(func: Any, machine: Machine, kernel: str) -> Shape | None:
+    """The one block that is annotated `kernel`."""
+    block = annotated(func, kernel)
+    if block is None:
+        return None
+    batch, heads, chunks = extents(block)
+    q, k = ([int(d) for d in region.source.shape] for region in block.reads[:2])
+    flops = 4.0 * batch * heads * q[1] * k[1] * q[3]
+    return Shape(batch * heads * chunks, flops, 1.5 * flops / (machine.peak_flops / machine.cores) * 1e9)
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """Threads or not."""
+    parallel = int(shape.tasks > 1 and worth_threads(shape.nanoseconds, machine))
+    return Space({"parallel": (parallel, 1 - parallel)})
+
+
+def apply(sch: Any, shape: Shape, knobs: Knobs, kernel: str) -> None:
+    """One parallel loop over the tasks; an epilogue stays behind it, in one pass of its own."""
+    main = sch.get_sblock(kernel)
+    task = sch.fuse(*sch.get_loops(main))
+    if knobs["parallel"]:
+        sch.parallel(task)
+    names = [sch.get(b).name_hint for b in root_blocks(sch)]
+    after = root_blocks(sch)[names.index(kernel) + 1 :]
+    for block in after[:-1]:
+        sch.compute_inline(block)
+    if after:
+        spatial_nest(sch, after[-1], bool(knobs["parallel"]))

@@ -1,0 +1,86 @@
+"""Weights in panels as wide as the register tile - what the products with constant weights share: GEMM, convolution,
+Winograd.
+
+    Wp[p, k, j] = W[k, p*nr + j], zero beyond N
+
+The inner loop of a product then reads Wp forwards, one cache line after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from tvmopt.lowering.common import operand_types, static_shape
+from tvmopt.lowering.pairs import bits, dot2, pack_pairs, pair
+
+
+def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
+    """Pack W[..., K, N] into panels [..., ceil(N/nr), K, nr], zeros beyond N.
+
+    >>> pack_panels(np.arange(6.0).reshape(2, 3), 2)[1]
+    array([[2., 0.],
+           [5., 0.]])
+    """
+    *lead, k, n = weight.shape
+    panels = -(-n // nr)
+    padded = np.zeros((*lead, k, panels * nr), weight.dtype)
+    padded[..., :n] = weight
+    return np.ascontiguousarray(np.moveaxis(padded.reshape(*lead, k, panels, nr), -2, -3))
+
+
+def weight_panels(value: np.ndarray, nr: int) -> relax.Expr:
+    """W[..., K, N] as packed panels: float32, or uint32 pairs of bfloat16."""
+    if value.dtype == np.float32:
+        return relax.const(pack_panels(value, nr), "float32")
+    return relax.const(pack_panels(pack_pairs(value), nr), "uint32")
+
+
+def unfit(call: relax.Call) -> str | None:
+    """Why register tiles do not multiply the operands of a product or convolution, in a few words; None if they do."""
+    x, w = call.args
+    xs, ws = static_shape(x), static_shape(w)
+    if xs is None or ws is None:
+        return "an open shape"
+    if 0 in xs + ws:
+        return "an empty operand"
+    if (str(x.ty.dtype), str(w.ty.dtype)) not in (("float32", "float32"), ("bfloat16", "bfloat16")):
+        return operand_types(call)
+    return None if str(call.ty.dtype) == "float32" else f"a {call.ty.dtype} result"
+
+
+def product(data: Callable[..., Any], index: tuple[Any, ...], weight: Any, length: int) -> Any:
+    """One term of the sum over k = index[-1]: data * weight, or two terms where the weight is a pair of bfloat16.
+
+    Args:
+        index: the place in `data`; its last element counts numbers, or pairs of them.
+        length: numbers along the last axis; behind an odd one stands a zero.
+    """
+    if str(weight.ty.dtype) == "float32":
+        return data(*index) * weight
+    *rows, k = index
+    low, high = bits(data(*rows, 2 * k)), bits(data(*rows, 2 * k + 1))
+    if length % 2:
+        high = te.if_then_else(2 * k + 1 < length, high, tirx.const(0, "uint16"))
+    return dot2(pair(low, high), weight)
+
+
+def packed_at_run_time(bb: relax.BlockBuilder, weight: relax.Expr, groups: int, nr: int) -> relax.Expr:
+    """The same panels of a weight that is no constant, by a kernel."""
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        out_c, kh, kw, in_g = (int(d) for d in w.shape)
+        out_g = out_c // groups
+        panels = -(-out_g // nr)
+
+        def entry(p: tirx.Expr, ky: tirx.Expr, kx: tirx.Expr, c: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+            column = p % panels * nr + j
+            value = w(p // panels * out_g + column, ky, kx, c)
+            return value if out_g % nr == 0 else te.if_then_else(column < out_g, value, tirx.const(0.0, w.dtype))
+
+        return te.compute((groups * panels, kh, kw, in_g, nr), entry, name="pack_weight")
+
+    return bb.emit(bb.call_te(pack, weight, primfunc_name_hint="pack_weight"))

@@ -1,0 +1,114 @@
+"""Convolutions of bfloat16 for AMX tiles, as TE.
+
+    conv[y, x, p, j] = sum_{ky, t, i} dot2(pair(row[s(t) + 2i], row[s(t) + 2i + 1]), Wp[p, ky, t, i, j])
+                       row = the kw * C numbers under the window's row ky, which lie side by side in NHWC
+
+s(t) is :class:`tvmopt.schedules.cpu._amx.cost.Steps`' start of a step of up to 32 terms. Wp is uint32 pairs, packed at
+compile time. The rows lie at a constant distance, s*C numbers, also from one output row to the next, if the padded
+image is as wide as a multiple of the stride says and its rows are apart by phase::
+
+    pad[n, f, Y, X, c] = x[n, Y*s + f - top, X - left, c]     f < s rows' phase;  X < q*s,  q = ow + ceil((kw - s) / s)
+
+so that all output pixels of a task are rows of one product, y*q + x, of which the last q - ow a line are of no use.
+lower.py writes the instructions, after scheduling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from tvmopt.lowering.common import call_fusable, is_rows_product, nhwc_convolution
+from tvmopt.lowering.pairs import bits, dot2, pair
+from tvmopt.schedules.cpu._amx.cost import Steps, pairable, panel_width, pays
+from tvmopt.schedules.cpu._amx.panels import pack_steps, start_of, tag
+from tvmopt.scheduling.family import Declined
+from tvmopt.targets import Machine
+
+
+def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
+    """`R.nn.conv2d` in NHWC/OHWI, bfloat16, one group, constant weights, where tiles pay."""
+    found, attrs, x = nhwc_convolution(bb, call), call.attrs, call.args[0]
+    if found is None or int(attrs.groups) != 1 or str(x.ty.dtype) != "bfloat16" or is_rows_product(call):
+        return None
+    (xs, ws, value), out = found, str(call.ty.dtype)
+    if out != "float32" or str(value.dtype) != "bfloat16":
+        return Declined(f"{value.dtype} weights, a {out} result")
+    strides, dilation = [int(v) for v in attrs.strides], [int(v) for v in attrs.dilation]
+    padding = [int(v) for v in attrs.padding]
+    out_c, kh, kw, in_c = ws
+    if kw > 1 and dilation[1] > 1:
+        return Declined("dilated columns: the numbers under a row of the window do not lie side by side")
+    channels = in_c + in_c % 2
+    batch, out_h, out_w, _ = (int(d) for d in call.ty.shape.values)
+    if not pairable(kw * channels) or not pays(batch * out_h * out_w, out_c, kh * kw * channels, machine):
+        return Declined("vdpbf16ps is as fast")
+    weight = np.zeros((kh, kw, channels, out_c), value.dtype)
+    weight[:, :, :in_c] = np.moveaxis(value, 0, -1)
+    steps, width = Steps.of(kw * channels), panel_width(out_c)
+    packed = pack_steps(weight.reshape(kh, kw * channels, out_c), steps, width)
+    form = _Window(xs, (batch, out_h, out_w, out_c), (kh, kw), strides, dilation[0], padding[:2], channels)
+    return call_fusable(
+        bb, lambda data, w: form.compute(data, w, steps, width), [x, relax.const(packed, "uint32")], "conv2d"
+    )
+
+
+class _Window:
+    """The sizes of one convolution, and its blocks."""
+
+    def __init__(
+        self, xs: Any, out: tuple[int, int, int, int], kernel: tuple[int, int], strides: list[int], dilation: int,
+        before: list[int], channels: int,
+    ) -> None:  # fmt: skip
+        self.xs, self.out, self.kernel, self.dilation, self.channels = xs, out, kernel, dilation, channels
+        self.before = before
+        self.row_stride = strides[0]
+        self.decimated = strides[1] if kernel[1] == 1 else 1  # columns that no window reads are not copied
+        self.column_stride = strides[1] // self.decimated
+        self.pitch = out[2] + -(-max(0, kernel[1] - self.column_stride) // self.column_stride)
+
+    def source(self, data: te.Tensor) -> te.Tensor:
+        """`pad` of the module's docstring, uint16."""
+        batch, height, width, in_c = self.xs
+        top, left = self.before
+        reach = (self.kernel[0] - 1) * self.dilation
+        phases = sorted({ky * self.dilation % self.row_stride for ky in range(self.kernel[0])})
+        self.phases = len(phases) if phases == list(range(len(phases))) else self.row_stride
+        shape = (batch, self.phases, self.out[1] + reach // self.row_stride, self.pitch * self.column_stride)
+
+        def at(n: Any, f: Any, row: Any, column: Any, c: Any) -> Any:
+            y, x = row * self.row_stride + f, column * self.decimated
+            inside = [y >= top, y < height + top, x >= left, x < width + left]
+            inside += [c < in_c] if in_c != self.channels else []
+            return te.if_then_else(te.all(*inside), bits(data(n, y - top, x - left, c)), tirx.const(0, "uint16"))
+
+        return te.compute((*shape, self.channels), at, name="pad", attrs=tag("pad"))
+
+    def compute(self, data: te.Tensor, weight: te.Tensor, steps: Steps, width: int) -> te.Tensor:
+        batch, out_h, out_w, out_c = self.out
+        pad, c = self.source(data), self.channels
+        ky = te.reduce_axis((0, self.kernel[0]), name="ky")
+        t, i = te.reduce_axis((0, steps.count), name="t"), te.reduce_axis((0, steps.pairs), name="i")
+
+        def number(n: Any, y: Any, x: Any, at: Any) -> Any:
+            row = ky * self.dilation
+            phase, down = (row % self.row_stride, row // self.row_stride) if self.row_stride > 1 else (0, row)
+            return pad(n, phase, y + down, x * self.column_stride + at // c, at % c)
+
+        def term(n: Any, y: Any, x: Any, p: Any, j: Any) -> Any:
+            first = start_of(t, steps) + 2 * i
+            both = pair(number(n, y, x, first), number(n, y, x, first + 1))
+            return te.sum(dot2(both, weight(p, ky, t, i, j)), axis=[ky, t, i])
+
+        acc = te.compute(
+            (batch, out_h, out_w, -(-out_c // width), width), term, name="amx_conv2d",
+            attrs=tag(
+                "amx_conv2d", pitch=self.pitch, stride=self.column_stride, terms=steps.length,
+                row_stride=self.row_stride, dilation=self.dilation,
+            ),
+        )  # fmt: skip
+        return te.compute(
+            self.out, lambda n, y, x, o: acc(n, y, x, o // width, o % width), name="unpack", attrs=tag("unpack")
+        )

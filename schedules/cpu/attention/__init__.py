@@ -1,0 +1,8 @@
+"""Attention, CPU: one kernel a head, in vectors over the queries."""
+
+from tvmopt.schedules.cpu.attention.compute import attention
+from tvmopt.schedules.cpu.attention.schedule import apply, knobs, recognise
+
+NAME, VERSION = "attention", 1
+LOWERS = {"relax.nn.attention": attention, "relax.nn.attention_bias": attention}
+REREADS = True

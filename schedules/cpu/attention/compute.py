@@ -1,0 +1,295 @@
+"""Scaled-dot-product attention as one kernel a head: scores and probabilities never leave the cache.
+
+For a strip of Q = nq*V queries of one head, all in vectors over the *queries*::
+
+    Qt[d, i]   = scale * q[i, d]                    the strip, transposed: S*D moves a head in all
+    St[j, i]   = sum_d k[j, d] * Qt[d, i]           mk x nq register tiles: k is broadcast, nothing of K is repacked
+    m[i]       = max_j (St + mask);  St = exp(St - m);  l[i] = sum_j St    vertical: no sum across lanes anywhere
+    o[i, d]    = (sum_j St[j, i] * v[j, d]) / l[i]  mo x no register tiles: St is the broadcast operand, as it lies
+
+With the queries in the lanes softmax needs no horizontal step and both products read K and V in their own
+layout, [B, S, N, H]. With bfloat16 operands (`--precision bf16`) the kernel widens what it loads and rounds what it
+stores; its arithmetic stays float32. A causal strip stops at its last visible key (half the work). The strip of scores,
+Sk*Q*4 bytes, is in L2 up to 4096 keys. Float32, static shapes; anything else is TVM's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+
+from tvmopt.lowering import math
+from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, constant, static_shape
+from tvmopt.lowering.loops import (
+    INDEX,
+    const_index,
+    everything,
+    load,
+    loop,
+    nest,
+    prim_func,
+    seq,
+    splat,
+    spread,
+    store,
+    vector,
+)
+from tvmopt.lowering.lower_extrema import larger
+from tvmopt.schedules.cpu._attention_plan import Plan, output_type, plan_of
+from tvmopt.scheduling.family import Declined
+from tvmopt.targets import Machine
+
+Expr = Any
+
+
+def attention_func(p: Plan, dtype: str = "float32") -> Any:
+    """The PrimFunc(q, k, v, [bias], out); `dtype` of q, k, v and out."""
+    return _Kernel(p, dtype).func()
+
+
+class _Kernel:
+    """Writes the kernel of a plan."""
+
+    def __init__(self, p: Plan, dtype: str = "float32") -> None:
+        self.p, self.dtype = p, dtype
+        self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
+        self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth, dtype=dtype)
+        self.v = self._buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v, dtype=dtype)
+        self.bias = self._buffer("bias", *p.bias) if p.bias else None
+        self.out = self._buffer("out", p.batch, p.queries, p.heads, p.depth_v, dtype=dtype)
+        self.locals: list[Any] = []
+        self.qt = self._local("qt", p.depth * p.strip)
+        self.st = self._local("st", p.keys * p.strip)
+        self.top = self._local("top", p.strip)
+        self.total = self._local("total", p.strip)
+        self.acc = self._local("acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.v_lanes))
+        self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
+
+    @staticmethod
+    def _buffer(name: str, *shape: int, dtype: str = "float32") -> Any:
+        return tirx.decl_buffer([const_index(d) for d in shape], dtype, name, layout=None)
+
+    def _local(self, name: str, size: int) -> Any:
+        buffer = tirx.decl_buffer([const_index(size)], "float32", name, layout=None)
+        self.locals.append(buffer)
+        return buffer
+
+    def _narrow(self, value: Expr) -> Expr:
+        if self.dtype == "float32":
+            return value
+        lanes = self.p.v_lanes
+        return value.astype(self.dtype if lanes == 1 else f"{self.dtype}x{lanes}")
+
+    def func(self) -> Any:
+        p = self.p
+        inputs = [self.q, self.k, self.v, *([self.bias] if self.bias is not None else [])]
+        axes = [(self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks)]
+        body = nest(
+            "attention", axes, "bhc", list(map(everything, inputs)), [everything(self.out)], self._strips(),
+            self.locals, {"tvmopt.kernel": "attention"},
+        )  # fmt: skip
+        return prim_func([*inputs, self.out], body, OUT_ELEMENTWISE_FUSABLE)
+
+    def _strips(self) -> Any:
+        each = self.p.strips // self.p.chunks
+        return loop(each, lambda s: self._strip((self.chunk * each + s) * self.p.strip), "s")
+
+    def _strip(self, first: Expr) -> Any:
+        """Queries first .. first + strip."""
+        p = self.p
+        visible: Expr = const_index(p.keys)
+        if p.offset is not None:  # keys that the last query of the strip sees
+            visible = tirx.max(tirx.min(visible, first + (p.strip + p.offset)), const_index(min(1, p.keys)))
+        return seq([
+            self._transpose(first), self._start(), self._scores(first, visible), self._softmax(visible),
+            self._output(first, visible),
+        ])  # fmt: skip
+
+    def _transpose(self, first: Expr) -> Any:
+        p = self.p
+
+        def one(i: Expr, d: Expr) -> Any:
+            row = tirx.min(first + i, const_index(p.queries - 1)) if p.queries % p.strip else first + i
+            return store(
+                self.qt,
+                _wide(load(self.q, self.b, row, self.h, d)) * tirx.const(p.scale, "float32"),
+                d * p.strip + i,
+            )
+
+        return loop(p.strip, lambda i: loop(p.depth, lambda d: one(i, d), "d"), "i")
+
+    def _start(self) -> Any:
+        minus = splat(float("-inf"), self.p.lanes)
+        return seq([store(self.top, minus, vector(u * self.p.lanes, self.p.lanes)) for u in range(self.p.nq)])
+
+    # -- scores -------------------------------------------------------------------------------------
+
+    def _scores(self, first: Expr, visible: Expr) -> Any:
+        p = self.p
+        full, rest = divmod(p.keys, p.mk)
+        if p.offset is None:
+            parts = [loop(full, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
+            return seq([*parts, *([self._score_tile(first, const_index(full * p.mk), rest)] if rest else [])])
+        tiles = tirx.min(tirx.floordiv(visible + (p.mk - 1), p.mk), const_index(full))
+        parts = [loop(tiles, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
+        if rest:
+            parts.append(
+                tirx.IfThenElse(visible > full * p.mk, self._score_tile(first, const_index(full * p.mk), rest), None)
+            )
+        return seq(parts)
+
+    def _score_tile(self, first: Expr, key: Expr, rows: int) -> Any:
+        """St[key .. key + rows] and the running maximum."""
+        p, lanes = self.p, self.p.lanes
+
+        def at(j: int, u: int) -> Expr:
+            return vector((j * p.nq + u) * lanes, lanes)
+
+        tile = [(j, u) for j in range(rows) for u in range(p.nq)]
+        statements = [store(self.acc, splat(0.0, lanes), at(j, u)) for j, u in tile]
+
+        def step(d: Expr) -> Any:
+            kv_head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
+            out = []
+            for j in range(rows):
+                scalar = tirx.Broadcast(_wide(load(self.k, self.b, key + j, kv_head, d)), lanes)
+                for u in range(p.nq):
+                    query = load(self.qt, vector(d * p.strip + u * lanes, lanes))
+                    out.append(store(self.acc, load(self.acc, at(j, u)) + scalar * query, at(j, u)))
+            return seq(out)
+
+        statements.append(loop(p.depth, step, "d"))
+        for j, u in tile:
+            place = vector((key + j) * p.strip + u * lanes, lanes)
+            statements.append(store(self.st, self._masked(load(self.acc, at(j, u)), first, key + j, u), place))
+        for u in range(
+            p.nq
+        ):  # a store for each key: `larger` names both values twice, and nested that doubles each time
+            top = vector(u * lanes, lanes)
+            for j in range(rows):
+                score = load(self.st, vector((key + j) * p.strip + u * lanes, lanes))
+                statements.append(store(self.top, larger(load(self.top, top), score), top))
+        return seq(statements)
+
+    def _masked(self, score: Expr, first: Expr, key: Expr, u: int) -> Expr:
+        p, lanes = self.p, self.p.lanes
+        if self.bias is not None and p.bias is not None:
+            b = self.b if p.bias[0] > 1 else const_index(0)
+            h = self.h if p.bias[1] > 1 else const_index(0)
+            if p.bias_transposed:
+                score = score + load(self.bias, b, h, key, vector(first + u * lanes, lanes))
+            else:  # the same for every query
+                j = key if p.bias[3] > 1 else const_index(0)
+                score = score + tirx.Broadcast(load(self.bias, b, h, const_index(0), j), lanes)
+        if p.offset is not None:
+            last = tirx.Ramp(first + (u * lanes + p.offset), const_index(1), lanes)
+            score = tirx.Select(tirx.Broadcast(key, lanes) <= last, score, splat(float("-inf"), lanes))
+        return score
+
+    # -- softmax and output -------------------------------------------------------------------------
+
+    def _softmax(self, visible: Expr) -> Any:
+        p, lanes = self.p, self.p.lanes
+        cells = [vector(u * lanes, lanes) for u in range(p.nq)]
+        zero = [store(self.total, splat(0.0, lanes), cell) for cell in cells]
+
+        def step(j: Expr) -> Any:
+            out = []
+            for u, cell in enumerate(cells):
+                place = vector(j * p.strip + u * lanes, lanes)
+                value = math.exp_nonpositive(load(self.st, place) - load(self.top, cell))
+                out.append(store(self.st, value, place))
+                out.append(store(self.total, load(self.total, cell) + load(self.st, place), cell))
+            return seq(out)
+
+        inverse = [store(self.total, splat(1.0, lanes) / load(self.total, cell), cell) for cell in cells]
+        return seq([*zero, loop(visible, step, "j"), *inverse])
+
+    def _output(self, first: Expr, visible: Expr) -> Any:
+        p = self.p
+        mo, no = p.output_tile
+        blocks = p.depth_v // (no * p.v_lanes)
+        return loop(
+            blocks,
+            lambda d: loop(
+                p.strip // mo, lambda t: self._output_tile(first, visible, t * mo, d * (no * p.v_lanes)), "t"
+            ),
+            "db",
+        )
+
+    def _output_tile(self, first: Expr, visible: Expr, query: Expr, depth: Expr) -> Any:
+        p, lanes = self.p, self.p.v_lanes
+        mo, no = p.output_tile
+
+        def at(i: int, n: int) -> Expr:
+            return vector((i * no + n) * lanes, lanes)
+
+        tile = [(i, n) for i in range(mo) for n in range(no)]
+        zero = tirx.const(0.0, "float32")
+        start = [store(self.acc, splat(0.0, lanes) if lanes > 1 else zero, at(i, n)) for i, n in tile]
+        kv_head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
+
+        def step(j: Expr) -> Any:
+            out = []
+            for i in range(mo):
+                weight = spread(load(self.st, j * p.strip + query + i), lanes)
+                for n in range(no):
+                    value = _wide(load(self.v, self.b, j, kv_head, vector(depth + n * lanes, lanes)))
+                    out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
+            return seq(out)
+
+        finish = []
+        place = [vector(depth + n * lanes, lanes) for n in range(no)]
+        for i in range(mo):
+            scale = spread(load(self.total, query + i), lanes)
+            row = first + query + i
+            puts = seq([
+                store(self.out, self._narrow(load(self.acc, at(i, n)) * scale), self.b, row, self.h, place[n])
+                for n in range(no)
+            ])  # fmt: skip
+            finish.append(tirx.IfThenElse(row < p.queries, puts, None) if p.queries % p.strip else puts)
+        return seq([*start, loop(visible, step, "j"), *finish])
+
+
+def _wide(value: Expr) -> Expr:
+    """A loaded number, or vector of them, in float32."""
+    lanes = int(value.ty.dtype.lanes)
+    return value.astype("float32" if lanes == 1 else f"float32x{lanes}")
+
+
+# -- lowering -------------------------------------------------------------------------------------
+
+
+def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.nn.attention` and `R.nn.attention_bias`: q, k, v as [B, S, N, H]."""
+    p, args = plan_of(call, machine), list(call.args)
+    if isinstance(p, Declined):
+        return p
+    if len(args) == 4:
+        bias, args[3], transposed = _bias(bb, args[3], p)
+        p = replace(p, bias=bias, bias_transposed=transposed)
+    func = attention_func(p, str(call.args[0].ty.dtype))
+    return relax.call_tir(bb.add_func(func, "attention"), args, output_type(call, p))
+
+
+def _bias(bb: relax.BlockBuilder, bias: Any, p: Plan) -> tuple[tuple[int, ...], Any, bool]:
+    """The mask's shape as the kernel reads it, the expression, and whether it is transposed to [.., Sk, strips]."""
+    shape = static_shape(bias) or ()
+    if shape[2] == 1:
+        return shape, bias, False
+    wide = p.strips * p.strip
+    value = constant(bb, bias)
+    if value is not None:
+        full = np.broadcast_to(value, (*shape[:2], p.queries, p.keys))
+        turned = np.zeros((*shape[:2], p.keys, wide), "float32")
+        turned[..., : p.queries] = np.swapaxes(full, 2, 3)
+        return turned.shape, relax.const(turned), True
+    turned_expr = bb.emit(
+        relax.op.permute_dims(relax.op.broadcast_to(bias, (*shape[:2], p.queries, p.keys)), [0, 1, 3, 2])
+    )
+    if wide != p.queries:
+        turned_expr = bb.emit(relax.op.nn.pad(turned_expr, [0, 0, 0, 0, 0, 0, 0, wide - p.queries]))
+    return (*shape[:2], p.keys, wide), turned_expr, True

@@ -1,0 +1,113 @@
+"""Batched GEMM of two activations, CPU: C[batch, m, n] = sum_k A[batch, m, k] * B[batch, k, n] - the register tile
+of GEMM on unpacked operands.
+
+B's rows are read where they lie: nr consecutive elements a step of k, the next step N*4 bytes further. Packing B would
+cost K*N moves for K*N*M/lanes FMAs; below M = 64 or so it does not pay, and above it the hardware prefetcher follows
+the stride. Where N is no multiple of half a vector (197 tokens), the lowering packs B into zero-padded panels instead.
+Tasks: the batch; where that is less than two a core, the column tiles of each too (each packs its own columns).
+Measured   Zen 5, one core: 12 x 128x64x128 236, 12 x 128x128x64 249 GFLOP/s; two matrices of 64x256x256 246.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+
+from tvmopt.scheduling.blocks import annotated, consumer, extents
+from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.tile import choose_rows, common_vector, fits
+from tvmopt.targets import Machine
+
+
+@dataclass(frozen=True)
+class Shape:
+    """C is [batch, m, n], the reduction is k long; nr: width of a packed panel of B, 0 where B is read as it lies;
+    batch is 0 for two plain matrices; cores: of the machine."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    nr: int
+    lanes: int
+    cores: int = 1
+
+    @property
+    def split(self) -> bool:
+        """Whether the batch alone is too few tasks."""
+        return self.batch < 2 * self.cores and self.cores > 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * max(1, self.batch) * self.m * self.n * self.k
+
+
+def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
+    """A block that the lowering marked `batch_gemm`."""
+    block, out = annotated(func, "batch_gemm"), consumer(func, "batch_gemm")
+    if block is None or out is None:
+        return None
+    packed = annotated(func, "pack") is not None
+    *batch, m, n = extents(out)
+    *_, last, k = extents(block)
+    if len(batch) > 1:
+        return None
+    return Shape(batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes(), machine.cores)
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """`vec`: lanes of a vector; `nv`: vectors of the tile; `mr`: its rows."""
+    if shape.nr:
+        vec, options = shape.lanes, [shape.nr // shape.lanes]
+    else:
+        vec = vector_width(shape.n, shape.lanes)
+        count = -(-shape.n // vec)
+        options = sorted((v for v in (1, 2, 3, 4) if count % v == 0), key=lambda v: abs(v - 2))
+    mr = choose_rows(shape.m, options[0] * shape.lanes, machine)
+    heights = (r for r in (4, 6, 8, 12, 14) if r != mr and r <= shape.m and fits(r, options[0], machine))
+    return Space({"vec": (vec,), "nv": tuple(options), "mr": (mr, *heights)})
+
+
+def vector_width(n: int, lanes: int) -> int:
+    """The vector in which rows of `n` are read as they lie: gcd(n, lanes), or all of a short row.
+
+    >>> vector_width(64, 16), vector_width(24, 16), vector_width(3, 16)
+    (16, 8, 3)
+    """
+    width = common_vector(n, lanes)
+    return width if width * 2 >= lanes or n > lanes else n
+
+
+def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
+    """Tile rows and columns, accumulate in registers, parallel over the batch."""
+    gemm = sch.get_sblock("batch_gemm")
+    (out,) = sch.get_consumers(gemm)
+    *lead, m, n = sch.get_loops(out)
+    m_tile, m_in = sch.split(m, [None, knobs["mr"]])
+    n_tile, n_vec, n_in = sch.split(n, [None, knobs["nv"], knobs["vec"]])
+    sch.reorder(n_tile, m_tile, m_in, n_vec, n_in)
+    sch.compute_at(gemm, m_tile, preserve_unit_loops=True)
+    *ones, cols, k = sch.get_loops(gemm)[len(lead) + 2 :]
+    rows = ones.pop(len(lead))
+    vectors, col = sch.split(cols, [None, knobs["vec"]])
+    sch.reorder(k, *ones, rows, vectors, col)
+    sch.vectorize(col)
+    sch.unroll(vectors)
+    sch.unroll(rows)
+    if shape.m % knobs["mr"]:
+        sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
+    if shape.nr:
+        pack = sch.get_sblock("pack")
+        sch.compute_at(pack, lead[-1] if lead and not shape.split else n_tile, preserve_unit_loops=True)
+        sch.vectorize(sch.split(sch.get_loops(pack)[-1], [None, common_vector(shape.n, shape.lanes)])[1])
+    if shape.flops > 500_000 and (lead or shape.split):
+        sch.parallel(sch.fuse(*lead, n_tile) if shape.split and lead else n_tile if shape.split else lead[0])
+    sch.decompose_reduction(gemm, k)
+    sch.unroll(m_in)
+    if shape.nr:  # columns beyond N are dropped
+        sch.vectorize(sch.split(sch.fuse(n_vec, n_in), [None, common_vector(shape.n, shape.lanes)])[1])
+    else:
+        sch.unroll(n_vec)
+        sch.vectorize(n_in)

@@ -1,0 +1,11 @@
+"""Convolution, CPU, NHWC: dense and in groups, weights in panels, a register tile."""
+
+from tvmopt.schedules._operators.convolutions import LOWERS as OTHER_FORMS
+from tvmopt.schedules.cpu.conv2d.compute import conv2d
+from tvmopt.schedules.cpu.conv2d.schedule import apply, knobs, recognise
+from tvmopt.scheduling.normalize import groups_apart
+
+NAME, VERSION = "conv2d", 3
+LOWERS = {"relax.nn.conv2d": conv2d, **OTHER_FORMS}
+REREADS = True
+normalise = groups_apart("conv2d")

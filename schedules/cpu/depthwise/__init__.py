@@ -1,0 +1,8 @@
+"""Depthwise convolution, CPU, NHWC."""
+
+from tvmopt.schedules.cpu.depthwise.compute import depthwise
+from tvmopt.schedules.cpu.depthwise.schedule import apply, knobs, recognise
+
+NAME, VERSION = "depthwise", 1
+LOWERS = {"relax.nn.conv2d": depthwise}
+REREADS = True

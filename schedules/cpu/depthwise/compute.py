@@ -1,0 +1,89 @@
+"""Depthwise convolution, NHWC, as TE with weights packed by vectors of channels - for the depthwise family.
+
+    acc[n, y, x, b, v] = sum_{ky, kx} src[n, y*s + ky*d, x*s + kx*d, b*V + v] * Wp[b, ky, kx, v]
+    out[n, y, x, c]    = acc[n, y, x, c / V, c mod V]
+
+With m > 1 outputs a channel, output o reads channel o / m.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from tvmopt.lowering.common import call_fusable, constant, nhwc_shapes, operand_types
+from tvmopt.lowering.window import Window, channel_vector, padded_source
+from tvmopt.scheduling.family import Declined
+from tvmopt.targets import Machine
+
+
+def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
+    """`R.nn.conv2d` in NHWC/OHWI with one input channel a group; anything else is not ours. A weight that is no
+    constant is packed by a kernel of its own.
+    """
+    found, attrs, (x, w) = nhwc_shapes(call), call.attrs, call.args
+    if found is None:
+        return None
+    xs, ws = found
+    groups = int(attrs.groups)
+    if groups != xs[3] or ws[3] != 1 or groups == 1:
+        return None
+    if {str(x.ty.dtype), str(w.ty.dtype)} != {"float32"}:
+        return Declined(operand_types(call))
+    window = Window.of(attrs, (ws[1], ws[2]), (xs[1], xs[2]))
+    vector, copied = channel_vector(ws[0], ws[0] // groups, machine.lanes())
+    value = constant(bb, w)
+    packed = _packed_at_run_time(bb, w, vector) if value is None else relax.const(pack(value, vector), "float32")
+    return call_fusable(
+        bb, lambda data, weight: depthwise_te(data, weight, ws[0], window, copied), [x, packed], "depthwise"
+    )
+
+
+def pack(weight: np.ndarray[Any, Any], vector: int) -> np.ndarray[Any, Any]:
+    """[O, KH, KW, 1] -> [ceil(O/V), KH, KW, V], zeros beyond O."""
+    out, kh, kw, _ = weight.shape
+    blocks = -(-out // vector)
+    full = np.zeros((blocks * vector, kh, kw), weight.dtype)
+    full[:out] = weight[..., 0]
+    return np.ascontiguousarray(np.moveaxis(full.reshape(blocks, vector, kh, kw), 1, 3))
+
+
+def _packed_at_run_time(bb: relax.BlockBuilder, weight: relax.Expr, vector: int) -> relax.Expr:
+    """What :func:`pack` does, by a kernel."""
+
+    def compute(w: te.Tensor) -> te.Tensor:
+        out, kh, kw, _ = (int(d) for d in w.shape)
+
+        def entry(b: tirx.Expr, ky: tirx.Expr, kx: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
+            o = b * vector + v
+            value = w(o, ky, kx, 0)
+            return value if out % vector == 0 else te.if_then_else(o < out, value, tirx.const(0.0, w.dtype))
+
+        return te.compute((-(-out // vector), kh, kw, vector), entry, name="pack_weight")
+
+    return bb.emit(bb.call_te(compute, weight, primfunc_name_hint="pack_weight"))
+
+
+def depthwise_te(data: te.Tensor, weight: te.Tensor, out_c: int, window: Window, copied: bool) -> te.Tensor:
+    """The loops; `weight` as :func:`pack` leaves it."""
+    blocks, kh, kw, vector = (int(d) for d in weight.shape)
+    source = padded_source(data, window, out_c, copied, vector, 0.0, "depthwise")
+    ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
+    (sy, sx), (dy, dx) = window.strides, window.dilation
+    acc = te.compute(
+        (int(data.shape[0]), *window.out, blocks, vector),
+        lambda n, y, x, b, v: te.sum(
+            source(n, y * sy + ky * dy, x * sx + kx * dx, b * vector + v) * weight(b, ky, kx, v),
+            axis=[ky, kx],
+        ),
+        name="depthwise",
+        attrs={"tvmopt.kernel": "depthwise"},
+    )
+    return te.compute(
+        (int(data.shape[0]), *window.out, out_c),
+        lambda n, y, x, c: acc(n, y, x, c // vector, c % vector),
+        name="unpack",
+        attrs={"tvmopt.kernel": "depthwise_out"},
+    )

@@ -1,0 +1,78 @@
+"""Matrix products as TE, weights packed in panels at compile time.
+
+The product of rows X[..., K] and a constant W[K, N] is computed in panels::
+
+    gemm[..., p, j] = sum_k X[..., k] * Wp[p, k, j]          Wp[p, k, j] = W[k, p*nr + j], zero beyond N
+    out[..., n]     = gemm[..., n // nr, n % nr]
+
+`nr` is the width of the register tile (:func:`tvmopt.scheduling.tile.choose_tile`). The second block is the epilogue's
+entry: bias, activation and residual are fused into it by TVM's FuseOps. A 1x1 convolution without stride or padding is
+the product of rows (n, y, x).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import relax, te
+
+from tvmopt.lowering.common import call_fusable, constant, is_rows_product, nhwc_shapes, static_shape
+from tvmopt.schedules.cpu._panels import packed_at_run_time, product, unfit, weight_panels
+from tvmopt.scheduling.family import Declined
+from tvmopt.scheduling.tile import choose_tile
+from tvmopt.targets import Machine
+
+
+def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
+    """`R.matmul` of rows and one constant matrix, float32 or bfloat16, summed in float32."""
+    x, w = call.args
+    value = constant(bb, w)
+    if value is None or value.ndim < 2 or prod(value.shape[:-2]) != 1:
+        return None
+    if (reason := unfit(call)) is not None:
+        return Declined(reason)
+    xs, (k_len, n_len) = static_shape(x) or (), value.shape[-2:]
+    if len(xs) < 2 or value.ndim > len(xs):
+        return Declined("a vector, or a result of more dimensions than the rows")
+    nr = choose_tile(prod(xs[:-1]), n_len, machine).nr
+    panels = weight_panels(value.reshape(k_len, n_len), nr)
+    return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:-1], k_len, n_len, nr), [x, panels], "matmul")
+
+
+def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
+    """`R.nn.conv2d` in NHWC/OHWI that is a product of rows; a weight that is computed at run time is packed by a kernel
+    of its own, and is float32."""
+    x, w = call.args
+    shapes = nhwc_shapes(call)
+    if shapes is None or not is_rows_product(call):
+        return None
+    value, (xs, ws) = constant(bb, w), shapes
+    if (reason := unfit(call)) is not None:
+        return Declined(reason)
+    if value is None and str(w.ty.dtype) != "float32":
+        return Declined("bfloat16 weights that are no constants")
+    out_c, in_c = ws[0], ws[3]
+    nr = choose_tile(prod(xs[:3]), out_c, machine).nr
+    if value is None:
+        panels = bb.emit(relax.op.squeeze(packed_at_run_time(bb, w, 1, nr), [1, 2]))
+    else:
+        panels = weight_panels(value.reshape(out_c, in_c).T, nr)
+    return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:3], in_c, out_c, nr), [x, panels], "conv1x1")
+
+
+def gemm_te(data: te.Tensor, weight: te.Tensor, rows: tuple[int, ...], k_len: int, n_len: int, nr: int) -> te.Tensor:
+    """The two blocks of the module's docstring; `data` is [*rows, K], `weight` [P, K, nr]; result [*rows, N]."""
+    steps = int(weight.shape[1])
+    k = te.reduce_axis((0, steps), name="k")
+    acc = te.compute(
+        (*rows, -(-n_len // nr), nr),
+        lambda *i: te.sum(product(data, (*i[:-2], k), weight(i[-2], k, i[-1]), k_len), axis=[k]),
+        name="gemm",
+        attrs={"tvmopt.kernel": "gemm"},
+    )
+    return te.compute(
+        (*rows, n_len),
+        lambda *i: acc(*i[:-1], i[-1] // nr, i[-1] % nr),
+        name="unpack",
+        attrs={"tvmopt.kernel": "unpack"},
+    )

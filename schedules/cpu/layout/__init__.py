@@ -1,0 +1,8 @@
+"""Data movement, CPU."""
+
+from tvmopt.schedules._operators.take import LOWERS
+from tvmopt.schedules.cpu.layout.schedule import apply, knobs, recognise
+
+NAME, VERSION = "layout", 1
+RESCHEDULED_FOR_PARTS = True
+MOVES = True

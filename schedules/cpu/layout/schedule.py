@@ -1,0 +1,136 @@
+"""Data movement, CPU: transposes, concatenations, splits, pads, gathers and resizes, with what is fused to them.
+
+transpose      two axes matter: the one contiguous in the store and the one contiguous in the load.
+               One of them short (<= 8: RGB, channel shuffle): it goes innermost, unrolled; LLVM makes
+               vectors along the other and interleaves them.
+               A channel shuffle with its reshapes inlined is the same: c is split into (c / g, c mod g).
+               Both long: tiles of 16 x 16, so that a line is used whole while it is in L1 (untiled,
+               every element of a power-of-two matrix misses: 277 us for 512 x 512, tiled 60)
+seams          a condition on the last axis (concatenation, padding) cuts its loop into pieces without
+               conditions (`pragma_loop_partition_hint`); on another axis it is one branch a row
+otherwise      as `elementwise`: contiguous suffix innermost, outer loop to threads
+floor          bytes read and written once / bandwidth
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
+from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
+from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.strides import evaluate, one_pass_blocks, transposed
+from tvmopt.targets import Machine
+
+SHORT = 8
+"""LLVM interleaves at most eight streams."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Iterations of the outputs, and one core's time for them."""
+
+    elements: int
+    nanoseconds: float
+
+
+def recognise(func: Any, machine: Machine) -> Shape | None:
+    """All blocks spatial and unclaimed, and some access that `elementwise` would not take."""
+    blocks = moving_blocks(func)
+    if blocks is None or one_pass_blocks(func) is not None:
+        return None
+    return Shape(blocks[-1].elements, 2 * sum(b.nanoseconds(machine.lanes(), machine.ghz) for b in blocks))
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """Threads or not; the edge of a tile of a transpose: a cache line of floats, or two."""
+    line = machine.line // 4
+    parallel = int(worth_threads(shape.nanoseconds, machine))
+    return Space({"parallel": (parallel, 1 - parallel), "tile": (line, 2 * line, line // 2), "chunk": (4096, 1024)})
+
+
+def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+    for block in inline_cheap(sch):
+        here = block_facts(sch, block)
+        axes = transposed(here) if here is not None and here.trivial else None
+        ways = interleaved(here) if here is not None and here.trivial else None
+        if here is not None and axes is not None and len(sch.get_loops(block)) == len(here.extents):
+            _transpose(sch, block, here, axes, knobs)
+        elif ways is not None:
+            _shuffle(sch, block, ways, knobs)
+        else:
+            spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"])
+            if here is not None and _seam(here):
+                sch.annotate(sch.get_loops(block)[-1], "pragma_loop_partition_hint", 1)
+
+
+def _seam(here: BlockFacts) -> bool:
+    """Whether a condition depends on the last axis."""
+    return bool(here.extents) and here.variables[-1] in here.guarded and here.extents[-1] > 1
+
+
+def interleaved(here: BlockFacts) -> int | None:
+    """The number g <= 8 of streams that the last axis takes in turn: steps of g move the load by one element.
+
+    This is a channel shuffle, `y[c] = x[c mod g * C/g + c / g]`, after its reshapes are inlined.
+    """
+    if here.store is None or not here.extents or len(here.loads) != 1 or here.variables[-1] in here.guarded:
+        return None
+    last, load = here.extents[-1], here.loads[0]
+    for ways in range(2, SHORT + 1):
+        if last % ways or last < 4 * ways:
+            continue
+        here_is = {v: 0 for v in here.variables}
+        places = []
+        for c in range(0, min(last, 64 * ways), ways):
+            index = [evaluate(i, {**here_is, here.variables[-1]: c}) for i in load.indices]
+            if any(i is None for i in index):
+                return None
+            shape = [int(d) for d in load.buffer.shape]
+            places.append(sum((i or 0) * math.prod(shape[k + 1 :]) for k, i in enumerate(index)))
+        if all(b - a == 1 for a, b in pairwise(places)):
+            return ways
+    return None
+
+
+def _shuffle(sch: Any, block: Any, ways: int, knobs: Knobs) -> None:
+    *outer, last = sch.get_loops(block)
+    _, turn = sch.split(last, [None, ways])
+    sch.unroll(turn)
+    if outer and knobs["parallel"]:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+
+
+def _transpose(sch: Any, block: Any, here: BlockFacts, axes: tuple[int, int], knobs: Knobs) -> None:
+    loops = sch.get_loops(block)
+    stored, loaded = axes
+    outer = [loop for i, loop in enumerate(loops) if i not in axes]
+    short = min(axes, key=lambda i: here.extents[i])
+    if here.extents[short] <= SHORT:
+        long = loaded if short == stored else stored
+        sch.reorder(*outer, loops[long], loops[short])
+        sch.unroll(loops[short])
+        _threads(sch, outer, loops[long], here.extents[long], knobs)
+        return
+    rows, row = sch.split(loops[stored], [None, knobs["tile"]])
+    columns, column = sch.split(loops[loaded], [None, knobs["tile"]])
+    sch.reorder(*outer, columns, rows, column, row)
+    for loop, extent in ((rows, here.extents[stored]), (columns, here.extents[loaded])):
+        if extent % knobs["tile"]:
+            sch.annotate(loop, "pragma_loop_partition_hint", 1)
+    if outer and knobs["parallel"] and math.prod(int(sch.get(o).extent) for o in outer) >= 2:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+    elif knobs["parallel"]:
+        sch.parallel(columns)
+
+
+def _threads(sch: Any, outer: list[Any], long: Any, extent: int, knobs: Knobs) -> None:
+    if not knobs["parallel"]:
+        return
+    if outer and math.prod(int(sch.get(o).extent) for o in outer) >= 2:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+    elif extent % 64 == 0 and extent > 64:
+        sch.parallel(sch.split(long, [None, 64])[0])

@@ -1,0 +1,42 @@
+"""Recurrences, CPU: directions and runs of sequences to threads; compute.py writes the kernel.
+
+Where cores share each step (mode "steps") the kernel has its parallel loop inside, and nothing is left to choose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvmopt.scheduling.blocks import annotated, extents
+from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.targets import Machine
+
+
+@dataclass(frozen=True)
+class Shape:
+    """tasks: directions times runs of sequences; mode: see `Plan` in tile.py."""
+
+    tasks: int
+    mode: str
+
+
+def recognise(func: Any, machine: Machine) -> Shape | None:
+    """A block that the lowering marked `recurrent`."""
+    block = annotated(func, "recurrent")
+    return None if block is None else Shape(prod(extents(block)), str(block.annotations["tvmopt.mode"]))
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """Threads or not."""
+    parallel = int(shape.mode == "tasks" and machine.cores > 1)
+    free = shape.mode != "steps" and shape.tasks > 1
+    return Space({"parallel": (parallel, 1 - parallel) if free else (0,)})
+
+
+def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+    """One loop over the tasks."""
+    task = sch.fuse(*sch.get_loops(sch.get_sblock("recurrent")))
+    if knobs["parallel"]:
+        sch.parallel(task)

@@ -1,0 +1,11 @@
+"""Softmax, norms, reductions, scans and top-k of rows, CPU: a row's data in L1 for all its passes."""
+
+from tvmopt.schedules.cpu.rows.norm import LOWERS as NORMS
+from tvmopt.schedules.cpu.rows.positions import LOWERS as POSITIONS
+from tvmopt.schedules.cpu.rows.scan import LOWERS as SCANS
+from tvmopt.schedules.cpu.rows.schedule import apply, knobs, recognise
+from tvmopt.schedules.cpu.rows.topk import LOWERS as TOPK
+
+NAME, VERSION = "rows", 1
+LOWERS = {**NORMS, **POSITIONS, **SCANS, **TOPK}
+REREADS = True

@@ -1,0 +1,351 @@
+"""Softmax, layer, RMS, group and instance norm, and sums, means and extrema of the last axes - as programs over rows.
+
+    softmax       m = max x;  e = exp(x - m), s = sum e;  y = e / s                     3 passes over a row in L1
+    log_softmax   m = max x;  s = sum exp(x - m);         y = (x - m) - log s
+    layer_norm    mu = sum x / C;  v = sum (x - mu)^2 / C;  y = (x - mu) / sqrt(v + eps) * gamma + beta
+    rms_norm      y = x / sqrt(sum x^2 / C + eps) * gamma
+    group_norm    layer_norm over (channels of the group, pixels), gamma and beta by channel; instance: one channel
+
+The variance is of centred values: E[x^2] - mu^2 cancels. Float32, static shapes; anything else is TVM's.
+Several reduced axes become one by a reshape, which is a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from tvm import relax, tirx, topi
+from tvm.ir import Range
+from tvm.tirx.stmt import BufferRegion
+
+from tvmopt.lowering import math
+from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, flat, static_shape, trailing
+from tvmopt.lowering.loops import INDEX, load, loop, prim_func, store
+from tvmopt.lowering.lower_extrema import larger
+from tvmopt.schedules.cpu.rows.norm_by_channel import channels_last, variance_of
+from tvmopt.schedules.cpu.rows.program import Row
+from tvmopt.scheduling.facts import largest_divisor
+from tvmopt.scheduling.family import Declined
+from tvmopt.targets import Machine
+
+Expr = Any
+Program = Callable[[Row, list[Any], tuple[Expr, ...]], None]
+
+
+def row_kernel(
+    inputs: Sequence[Sequence[int]],
+    output: Sequence[int],
+    rows: Sequence[int],
+    length: int,
+    lanes: int,
+    program: Program,
+    name: str,
+    dtypes: tuple[str, str] = ("float32", "float32"),
+) -> Any:
+    """A PrimFunc that runs `program(row, [*inputs, output], row indices)` for every row.
+
+    Inputs whose leading dimensions are `rows` are read row by row, others (gamma, beta) whole. `dtypes`: of the
+    inputs, and of the output.
+    """
+    buffers = [
+        tirx.decl_buffer(
+            [tirx.const(d, INDEX) for d in shape],
+            *((dtypes[0], f"x{i}") if i < len(inputs) else (dtypes[1], "y")),
+            layout=None,
+        )
+        for i, shape in enumerate([*inputs, output])
+    ]
+    variables = tuple(tirx.Var(f"v{i}", INDEX) for i in range(len(rows)))
+    row = Row(length, lanes)
+    program(row, buffers, variables)
+    regions = [_region(b, variables, rows) for b in buffers]
+    body = row.block(name, rows, regions[:-1], regions[-1:], variables, "rows")
+    return prim_func(buffers, body, OUT_ELEMENTWISE_FUSABLE)
+
+
+def _region(buffer: Any, variables: Sequence[Expr], rows: Sequence[int]) -> Any:
+    shape = [int(d) for d in buffer.shape]
+    by_row = shape[: len(rows)] == list(rows) and len(shape) >= len(rows)
+    ranges = []
+    for axis, extent in enumerate(shape):
+        if by_row and axis < len(rows):
+            ranges.append(Range.from_min_extent(variables[axis], tirx.const(1, INDEX)))
+        else:
+            ranges.append(Range.from_min_extent(tirx.const(0, INDEX), tirx.const(extent, INDEX)))
+    return BufferRegion(buffer, ranges)
+
+
+def _add(a: Expr, b: Expr) -> Expr:
+    return a + b
+
+
+def _max(a: Expr, b: Expr) -> Expr:
+    return tirx.max(a, b)
+
+
+def _min(a: Expr, b: Expr) -> Expr:
+    return tirx.min(a, b)
+
+
+_INF = float("inf")
+UNFIT = "another type than float32, or an open or empty shape"
+NOT_LAST = "axes that are not the last"
+
+
+def softmax_program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
+    x, y = buffers
+    peak = row.keep(row.reduce(lambda i: load(x, *at, i), larger, -_INF))  # the sum shows a NaN
+    total = row.reduce(
+        lambda i: math.exp_nonpositive(load(x, *at, i) - peak), _add, 0.0, lambda i, e: store(y, e, *at, i)
+    )
+    scale = row.keep(tirx.const(1.0, "float32") / total)
+    row.map(lambda c: store(y, load(y, *at, c) * scale, *at, c))
+
+
+def log_softmax_program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
+    x, y = buffers
+    peak = row.keep(row.reduce(lambda i: load(x, *at, i), larger, -_INF))  # the sum shows a NaN
+    total = row.reduce(lambda i: math.exp_nonpositive(load(x, *at, i) - peak), _add, 0.0)
+    shift = row.keep(tirx.log(total))  # subtracted by itself: beside a peak of 1e5 its digits would be lost
+    row.map(lambda c: store(y, (load(x, *at, c) - peak) - shift, *at, c))
+
+
+def _centred(row: Row, x: Any, at: tuple[Expr, ...], epsilon: float) -> Callable[[Expr], Expr]:
+    """The function from an index to the normalized value of a row.
+
+    A mean of 1e5 has an error of 4e-3, the rounding of its own format. The mean of the centred values is what it
+    lacks: r = sum (x - mu) / C;  v = sum (x - mu)^2 / C - r^2;  y = (x - mu) * s - r * s,  s = 1 / sqrt(v + eps).
+    """
+    inverse = tirx.const(1.0 / row.length, "float32")
+    mean = row.keep(row.reduce(lambda i: load(x, *at, i), _add, 0.0) * inverse)
+
+    def centred(i: Expr) -> Expr:
+        return load(x, *at, i) - mean
+
+    total, squares = row.sums(centred, lambda i: centred(i) * centred(i))
+    rest = row.keep(total * inverse)
+    variance = variance_of(squares * inverse, rest)
+    scale = row.keep(_rsqrt(variance + tirx.const(epsilon, "float32")))
+    shift = row.keep(rest * scale)
+    return lambda i: centred(i) * scale - shift
+
+
+def _rsqrt(value: Expr) -> Expr:
+    return tirx.const(1.0, "float32") / tirx.sqrt(value)
+
+
+def layer_norm_program(epsilon: float, scale: bool, center: bool) -> Program:
+    def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
+        x, gamma, beta, y = buffers
+        normalized = _centred(row, x, at, epsilon)
+
+        def value(c: Expr) -> Any:
+            v = normalized(c)
+            v = v * load(gamma, c) if scale else v
+            return store(y, v + load(beta, c) if center else v, *at, c)
+
+        row.map(value)
+
+    return program
+
+
+def rms_norm_program(epsilon: float) -> Program:
+    def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
+        x, gamma, y = buffers
+        square = row.reduce(lambda i: load(x, *at, i) * load(x, *at, i), _add, 0.0)
+        mean = square * tirx.const(1.0 / row.length, "float32")
+        rsqrt = row.keep(_rsqrt(mean + tirx.const(epsilon, "float32")))
+        row.map(lambda c: store(y, load(x, *at, c) * rsqrt * load(gamma, c), *at, c))
+
+    return program
+
+
+def group_norm_program(epsilon: float, channels: int, scale: bool, center: bool) -> Program:
+    """Rows are (n, g); a row is `channels` channels of `length / channels` pixels."""
+
+    def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
+        x, gamma, beta, y = buffers
+        pixels = row.length // channels
+        normalized = _centred(row, x, at, epsilon)
+
+        def channel(c: Expr) -> Any:
+            which = at[-1] * channels + c
+
+            def value(i: Expr) -> Any:
+                v = normalized(c * pixels + i)
+                v = v * load(gamma, which) if scale else v
+                return store(y, v + load(beta, which) if center else v, *at, c * pixels + i)
+
+            return loop(pixels, value, "i")
+
+        row.statements.append(loop(channels, channel, "c"))
+
+    return program
+
+
+def reduce_program(kind: str) -> Program:
+    """ "sum", "mean", "max" or "min" of a row, to one number."""
+
+    def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
+        x, y = buffers
+        combine, identity = {"max": (_max, -_INF), "min": (_min, _INF)}.get(kind, (_add, 0.0))
+        value = row.reduce(lambda i: load(x, *at, i), combine, identity)
+        if kind == "mean":
+            value = value * tirx.const(1.0 / row.length, "float32")
+        ones = [tirx.const(0, INDEX)] * (len(y.shape) - len(at))
+        row.statements.append(store(y, value, *at, *ones))
+
+    return program
+
+
+# -- lowerings ------------------------------------------------------------------------------------
+
+
+def _float_shape(expr: Any) -> tuple[int, ...] | None:
+    shape = static_shape(expr)
+    return shape if shape and 0 not in shape and str(expr.ty.dtype) == "float32" else None
+
+
+def _emit(
+    bb: relax.BlockBuilder, args: list[Any], output: Sequence[int], rows: Sequence[int], length: int,
+    machine: Machine,
+    program: Program, name: str,
+) -> Any:  # fmt: skip
+    shapes = [static_shape(a) or () for a in args]
+    func = row_kernel(shapes, output, rows, length, machine.lanes(), program, name)
+    return relax.call_tir(bb.add_func(func, name), args, relax.TensorType(list(output), "float32"))
+
+
+def _softmax(program: Program, name: str) -> Any:
+    def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+        x, shape = call.args[0], _float_shape(call.args[0])
+        if not shape:
+            return Declined(UNFIT)
+        axis, last = int(call.attrs.axis) % len(shape), len(shape) - 1
+        if axis == last:
+            return _emit(bb, [x], shape, shape[:-1], shape[-1], machine, program, name)
+        swap = list(range(len(shape)))  # its own inverse; rows must be contiguous
+        swap[axis], swap[last] = last, axis
+        turned = [shape[i] for i in swap]
+        x = bb.emit(bb.call_te(topi.transpose, x, swap, primfunc_name_hint="transpose"))
+        y = bb.emit(_emit(bb, [x], turned, turned[:-1], turned[-1], machine, program, name))
+        return bb.call_te(topi.transpose, y, swap, primfunc_name_hint="transpose")
+
+    return lowering
+
+
+def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.nn.layer_norm` over the last axes."""
+    x, gamma, beta = call.args
+    shape = _float_shape(x)
+    count = trailing(call.attrs.axes, len(shape)) if shape else None
+    if shape is None or not (_float_shape(gamma) and _float_shape(beta)):
+        return Declined(UNFIT)
+    if count is None:
+        return Declined(NOT_LAST)
+    rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
+    args = [flat(bb, x, (*rows, length)), flat(bb, gamma, (length,)), flat(bb, beta, (length,))]
+    program = layer_norm_program(float(call.attrs.epsilon), bool(call.attrs.scale), bool(call.attrs.center))
+    out = _emit(bb, args, (*rows, length), rows, length, machine, program, "layer_norm")
+    return _reshaped(bb, out, (*rows, length), shape)
+
+
+def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.nn.rms_norm` over the last axes."""
+    x, gamma = call.args
+    shape = _float_shape(x)
+    count = trailing(call.attrs.axes, len(shape)) if shape else None
+    if shape is None or not _float_shape(gamma):
+        return Declined(UNFIT)
+    if count is None:
+        return Declined(NOT_LAST)
+    rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
+    args = [flat(bb, x, (*rows, length)), flat(bb, gamma, (length,))]
+    program = rms_norm_program(float(call.attrs.epsilon))
+    out = _emit(bb, args, (*rows, length), rows, length, machine, program, "rms_norm")
+    return _reshaped(bb, out, (*rows, length), shape)
+
+
+def _reshaped(bb: relax.BlockBuilder, value: Any, shape: Sequence[int], wanted: Sequence[int]) -> Any:
+    return value if tuple(shape) == tuple(wanted) else relax.op.reshape(bb.emit(value), tuple(wanted))
+
+
+def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups: int | None) -> Any:
+    x, gamma, beta = call.args
+    shape, attrs = _float_shape(x), call.attrs
+    if shape is None or len(shape) < 3 or not (_float_shape(gamma) and _float_shape(beta)):
+        return Declined(UNFIT)
+    channel = int(attrs.channel_axis) % len(shape)
+    if sorted(int(a) % len(shape) for a in attrs.axes) != [a for a in range(1, len(shape)) if a != channel]:
+        return Declined("axes that are not all but the batch's and the channels'")
+    groups = groups or shape[channel]
+    if channel == len(shape) - 1:
+        return channels_last(bb, call, shape, groups)
+    if channel != 1:
+        return Declined("channels that are neither second nor last")
+    channels, length = shape[1] // groups, prod(shape[1:]) // groups
+    program = group_norm_program(float(attrs.epsilon), channels, bool(attrs.scale), bool(attrs.center))
+    whole = (shape[0], groups, length)
+    out = _emit(bb, [flat(bb, x, whole), gamma, beta], whole, whole[:2], length, machine, program, "group_norm")
+    return _reshaped(bb, out, whole, shape)
+
+
+def group_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.nn.group_norm`, channels second."""
+    return _grouped(bb, call, machine, int(call.attrs.num_groups))
+
+
+def instance_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.nn.instance_norm`, channels second."""
+    return _grouped(bb, call, machine, None)
+
+
+def _of_everything(bb: relax.BlockBuilder, x: Any, length: int, out: Sequence[int], kind: str, machine: Machine) -> Any:
+    """A reduction over all axes: of equal parts, which threads share, then of their results. One chain of additions
+    would be slow, and its error would grow with the length."""
+    parts = largest_divisor(length, 64)
+    program = reduce_program(kind)
+    x = flat(bb, x, (parts, length // parts))
+    each = bb.emit(_emit(bb, [x], (parts,), (parts,), length // parts, machine, program, f"{kind}_rows"))
+    row = flat(bb, each, (1, parts))
+    return _reshaped(bb, _emit(bb, [row], (1,), (1,), parts, machine, program, f"{kind}_rows"), (1,), out)
+
+
+def _reduction(kind: str) -> Any:
+    def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+        x = call.args[0]
+        shape, out = _float_shape(x), static_shape(call)
+        if shape is None or out is None:
+            return Declined(UNFIT)
+        axes = call.attrs.axis if call.attrs.axis is not None else range(len(shape))
+        count = trailing(axes, len(shape))
+        if count is None:
+            return Declined(NOT_LAST)
+        if len(shape) == count:
+            return _of_everything(bb, x, prod(shape), out, kind, machine)
+        rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
+        return _emit(
+            bb,
+            [flat(bb, x, (*rows, length))],
+            out,
+            rows,
+            length,
+            machine,
+            reduce_program(kind),
+            f"{kind}_rows",
+        )
+
+    return lowering
+
+
+LOWERS = {
+    "relax.nn.softmax": _softmax(softmax_program, "softmax"),
+    "relax.nn.log_softmax": _softmax(log_softmax_program, "log_softmax"),
+    "relax.nn.layer_norm": layer_norm,
+    "relax.nn.rms_norm": rms_norm,
+    "relax.nn.group_norm": group_norm,
+    "relax.nn.instance_norm": instance_norm,
+    **{f"relax.{kind}": _reduction(kind) for kind in ("sum", "mean", "max", "min")},
+}

@@ -1,0 +1,114 @@
+"""ArgMax and ArgMin: where the extreme stands, the first of equals - as two reductions without a branch.
+
+    peak = max over k of x[k];   y = min over k of (k where x[k] = peak or x[k] is NaN, else n - 1)
+
+TVM's own form carries (index, value) through one comparison an element, which no compiler makes vectors of. Along the
+last axis both reductions are one row program; along another they are two kernels over contiguous strips. Of a row with
+NaN they give the first NaN, as NumPy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from tvmopt.lowering.common import flat, static_shape
+from tvmopt.lowering.loops import load, store
+from tvmopt.schedules.cpu.rows.norm import row_kernel
+from tvmopt.schedules.cpu.rows.program import Row
+from tvmopt.scheduling.family import Declined
+from tvmopt.targets import Machine
+
+Expr = Any
+DTYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+POSITION = "int32"
+
+
+def _worst(dtype: str, highest: bool) -> Expr:
+    """What every number of the type exceeds, or equals."""
+    if dtype.startswith("float"):
+        return tirx.const(float("-inf" if highest else "inf"), dtype)
+    return tirx.min_value(dtype) if highest else tirx.max_value(dtype)
+
+
+def _position(index: Expr) -> Expr:
+    """An index, or a vector of them, as a position."""
+    lanes = int(index.ty.dtype.lanes)
+    return tirx.Cast(POSITION if lanes == 1 else f"{POSITION}x{lanes}", index)
+
+
+def _found(value: Expr, peak: Expr) -> Expr:
+    """Whether a value is the extreme of its row, or NaN."""
+    if not str(value.ty.dtype).startswith("float"):
+        return value.equal(peak)
+    return tirx.any(value.equal(peak), tirx.isnan(value))
+
+
+def program(highest: bool, dtype: str) -> Callable[[Row, list[Any], tuple[Expr, ...]], None]:
+    """The row's two passes; the second reads L1."""
+    pick = tirx.max if highest else tirx.min
+
+    def run(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
+        x, y = buffers
+        worst, last = _worst(dtype, highest).value, row.length - 1
+        peak = row.keep(row.reduce(lambda i: load(x, *at, i), lambda a, b: pick(a, b), worst, dtype=dtype), dtype=dtype)
+
+        def here(i: Expr) -> Expr:
+            value, place = load(x, *at, i), _position(i if not isinstance(i, int) else tirx.const(i, "int64"))
+            lanes = int(place.ty.dtype.lanes)
+            beyond = tirx.const(last, POSITION)
+            if lanes > 1:
+                return tirx.Select(_found(value, tirx.Broadcast(peak, lanes)), place, tirx.Broadcast(beyond, lanes))
+            return tirx.Select(_found(value, peak), place, beyond)
+
+        first = row.reduce(here, lambda a, b: tirx.min(a, b), last, dtype=POSITION)
+        ones = [0] * (len(y.shape) - len(at))
+        row.statements.append(store(y, first.astype("int64"), *at, *ones))
+
+    return run
+
+
+def _across(data: te.Tensor, peak: te.Tensor) -> te.Tensor:
+    """[outer, n, inner] and its extremes [outer, inner] -> positions [outer, inner]."""
+    outer, n, inner = (int(d) for d in data.shape)
+    k = te.reduce_axis((0, n), name="k")
+    least = te.comm_reducer(lambda a, b: tirx.min(a, b), lambda dtype: tirx.const(n - 1, dtype), name="first")
+    first = te.compute(
+        (outer, inner),
+        lambda o, i: least(
+            tirx.Select(_found(data(o, k, i), peak(o, i)), k.astype(POSITION), tirx.const(n - 1, POSITION)), axis=[k]
+        ),
+        name="first",
+        attrs={"tvmopt.kernel": "reduce"},
+    )
+    return te.compute((outer, inner), lambda *i: first(*i).astype("int64"), name="position")
+
+
+def _extreme_at(highest: bool) -> Callable[[relax.BlockBuilder, relax.Call, Machine], Any]:
+    def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+        x, out = call.args[0], static_shape(call)
+        shape, dtype = static_shape(x), str(x.ty.dtype)
+        if not shape or out is None or 0 in shape or dtype not in DTYPES or prod(shape) >= 2**31:
+            return Declined(f"an open or empty shape, or the type {dtype}")
+        axis = call.attrs.axis
+        first, after = (0, len(shape)) if axis is None else (int(axis) % len(shape), int(axis) % len(shape) + 1)
+        name = "argmax" if highest else "argmin"
+        n, inner = prod(shape[first:after]), prod(shape[after:])
+        if inner == 1:
+            rows, wanted = (shape[:first], out) if prod(shape[:first]) > 1 else ((1,), (1,))
+            x = flat(bb, x, (*rows, n))
+            run = program(highest, dtype)
+            func = row_kernel([(*rows, n)], wanted, rows, n, machine.lanes(), run, name, (dtype, "int64"))
+            found = relax.call_tir(bb.add_func(func, name), [x], relax.TensorType(list(wanted), "int64"))
+            return found if wanted == out else relax.op.reshape(bb.emit(found), out)
+        data = flat(bb, x, (prod(shape[:first]), n, inner))
+        peak = bb.emit((relax.op.max if highest else relax.op.min)(data, 1))
+        return relax.op.reshape(bb.emit(bb.call_te(_across, data, peak, primfunc_name_hint=name)), out)
+
+    return lowering
+
+
+LOWERS = {"relax.argmax": _extreme_at(True), "relax.argmin": _extreme_at(False)}

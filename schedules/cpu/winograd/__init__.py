@@ -1,0 +1,10 @@
+"""3x3 convolution by Winograd, CPU, NHWC, where it is faster than the direct form."""
+
+from tvmopt.schedules.cpu.winograd.compute import conv2d, keeps_fp32
+from tvmopt.schedules.cpu.winograd.schedule import apply, knobs, recognise
+
+NAME, VERSION = "winograd", 3
+LOWERS = {"relax.nn.conv2d": conv2d}
+ROUNDS_DIFFERENTLY = True
+REREADS = True
+AT_ROOF = "at the roof with Winograd's few operations: a lower precision does without, for little"

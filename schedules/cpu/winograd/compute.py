@@ -1,0 +1,249 @@
+"""3x3 convolution by Winograd's F(4x4, 3x3) or F(2x2, 3x3): 36 multiplications for 16 outputs instead of 144, or 16 for
+4 instead of 36 - for the family.
+
+    V[i, j]  = B^T d B           input tile d, 6x6 stepping by 4, or 4x4 stepping by 2
+    M[i, j]  = sum_c V[i, j, c] * U[i, j, c, o]        36 or 16 small GEMMs;  U = G g G^T at compile time
+    Y        = A^T M A           4x4 or 2x2 outputs
+
+The matrices come from Toom-Cook interpolation at 0, 1, -1, 1/2, -2 and infinity, or at 0, 1, -1 and infinity (Lavin &
+Gray 2016, section 5.1, for the algorithm; Barabasz et al. 2018, "Error analysis and improving the accuracy of Winograd
+convolution", table 3, for the points: the usual 0, +-1, +-2 err twice as much). Against float64, for outputs of
+variance 1 and 64 to 512 channels (56x56 to 7x7), F(4x4)'s err 1.1e-6 to 2.5e-6 rms and 2.9e-5 at most, F(2x2)'s 2.6e-7
+to 6.1e-7 and 3.2e-6, the direct form's 4.2e-7 to 1.0e-6 and 8.7e-6: F(2x2) errs less than it, its sums being nine times
+shorter. `exact=True` turns both off.
+
+U is 4 times as large as the weights for F(4x4), 1.8 times for F(2x2): where U comes from memory, or few 4x4 tiles cover
+the image (7x7: 64 outputs computed for 49), the small tile is ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.polynomial import polynomial
+from tvm import relax, te, tirx
+
+from tvmopt.lowering.common import call_fusable, constant, operand_types, static_shape
+from tvmopt.schedules.cpu._panels import pack_panels
+from tvmopt.scheduling.family import Declined
+from tvmopt.scheduling.tile import choose_tile, step_cycles
+from tvmopt.targets import Machine
+
+POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 0.5, -2.0)}
+"""By the size of the output tile: where Toom-Cook interpolates, besides infinity."""
+KERNEL = 3
+FORMS = (4, 2)
+"""The output tiles that :func:`output_tile` chooses from."""
+TRANSFORM = {2: 8.0, 4: 16.0}
+"""Vector operations an element of V or M in the transforms, by the size of the output tile."""
+UNHIDDEN = 0.35
+"""Share of U's traffic that prefetching does not hide behind the arithmetic, or of this behind the traffic."""
+BF16_RATE = 1.86
+"""Operations by vdpbf16ps for one by fp32 FMA: measured in C on a Zen 5, both in one run. AMX tiles: `tile_macs`."""
+BF16_MARGIN = 1.25
+"""How far ahead fp32's Winograd must be to replace a bf16 convolution: measured before its weights lay in one run."""
+
+
+@cache
+def matrices(out: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(A^T [out, tile], G [tile, 3], B^T [tile, tile]) in float64, tile = out + 2.
+
+    With points p_i: A^T[k, i] = p_i^k, G[i, k] = p_i^k / prod_{j != i}(p_i - p_j), and row i of B^T holds the
+    coefficients of prod_{j != i}(x - p_j); the last row and column stand for infinity.
+
+    >>> at, g, bt = matrices(4)
+    >>> d, k = np.arange(6.0) ** 2, np.array([1.0, -2.0, 3.0])
+    >>> np.allclose(at @ ((g @ k) * (bt @ d)), [d[i : i + 3] @ k for i in range(4)])
+    True
+    >>> matrices(2)[0].astype(int).tolist()
+    [[1, 1, 1, 0], [0, 1, -1, 1]]
+    """
+    tile, points = out + KERNEL - 1, POINTS[out]
+    at, g, bt = np.zeros((out, tile)), np.zeros((tile, KERNEL)), np.zeros((tile, tile))
+    for i, p in enumerate(points):
+        others = [q for j, q in enumerate(points) if j != i]
+        at[:, i] = [p**k for k in range(out)]
+        g[i] = [p**k / np.prod([p - q for q in others]) for k in range(KERNEL)]
+        bt[i, : len(others) + 1] = polynomial.polyfromroots(others)
+    at[-1, -1] = g[-1, -1] = 1.0
+    bt[-1] = polynomial.polyfromroots(points)
+    return at, g, bt
+
+
+def output_tile(
+    out_h: int, out_w: int, in_c: int, out_c: int, batch: int, machine: Machine, rate: float = 1.0, margin: float = 1.0
+) -> int:
+    """The output tile of the fastest form, by :func:`direct_cycles` and :func:`winograd_cycles`: 4 or 2; 1: direct.
+
+    `rate`: how much faster the direct form multiplies than fp32 does (BF16_RATE with `--precision bf16`, 16 by tiles);
+    `margin`: how far ahead Winograd must be.
+    """
+    if min(in_c, out_c) < machine.lanes():
+        return 1
+    direct = direct_cycles(out_h * out_w * batch, in_c, out_c, machine, rate)
+    cycles = {
+        out: margin * winograd_cycles(out, -(-out_h // out), -(-out_w // out), in_c, out_c, batch, machine)
+        for out in FORMS
+    }
+    return min({1: direct, **cycles}.items(), key=lambda form: form[1])[0]
+
+
+def direct_cycles(pixels: int, in_c: int, out_c: int, machine: Machine, rate: float = 1.0) -> float:
+    """9 * C * O / lanes FMAs a pixel at 0.95 of the full rate, and half of the time that its weights take to arrive:
+    what the next panel's prefetch does not hide."""
+    products = 9 * in_c * out_c / machine.lanes() * pixels / machine.fma_ports / 0.95 / rate
+    return float(products / machine.cores + stream_cycles(9 * in_c * out_c * 4, machine) / 2)
+
+
+def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch: int, machine: Machine) -> float:
+    """Arithmetic or U's traffic for `rows` x `cols` tiles of `out` x `out` outputs, whichever is longer, and UNHIDDEN
+    of the other.
+
+    Products    (out+2)^2 * C * O / lanes FMAs a tile (tiles may hang over the edge) in register tiles as high as the
+                image has tiles, which few tiles leave bound by FMA latency.
+    Transforms  some vector operations an element of V and of M, (out+2)^2 of each a tile and channel.
+    Weights     (out+2)^2 * C * O * 4 bytes, once: see :func:`stream_cycles`. Cores share memory, not the arithmetic.
+
+    Its constants are fitted to 82 layers inside six networks, on one core and two of Zen 5: choosing by it costs 2 % of
+    the time of the best choices (docs/performance.md).
+    """
+    tiles, places = batch * rows * cols, (out + KERNEL - 1) ** 2
+    lanes = machine.lanes()
+    height = min(8, rows * cols)
+    gemm = places * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
+    transforms = TRANSFORM[out] * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
+    arithmetic, stream = (gemm + transforms) / machine.cores, stream_cycles(places * in_c * out_c * 4, machine)
+    return float(max(arithmetic, stream) + UNHIDDEN * min(arithmetic, stream))
+
+
+def stream_cycles(weights: int, machine: Machine) -> float:
+    """Cycles in which so many bytes of weights arrive, once, for all cores together: from memory, for a network's other
+    layers drive them out of L3 between two calls; what fits half of L2 is free."""
+    return weights / (machine.bandwidth / machine.ghz / 1e9) if weights > machine.l2 // 2 else 0.0
+
+
+def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
+    """Whether a convolution in NHWC is faster by Winograd in fp32 than directly in bf16."""
+    a, (x, w) = call.attrs, call.args
+    xs, ws = static_shape(x), static_shape(w)
+    if (a.data_layout, a.kernel_layout) != ("NHWC", "OHWI") or int(a.groups) != 1 or xs is None or ws is None:
+        return False
+    if ws[1:3] != (KERNEL, KERNEL) or [int(v) for v in (*a.strides, *a.dilation)] != [1, 1, 1, 1]:
+        return False
+    top, left, bottom, right = (int(v) for v in a.padding)
+    size = (xs[1] + top + bottom - 2, xs[2] + left + right - 2)
+    rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if machine.has_tiles else BF16_RATE
+    return 0 not in (*xs, *size) and output_tile(*size, xs[3], ws[0], xs[0], machine, rate, BF16_MARGIN) > 1
+
+
+def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
+    """`R.nn.conv2d`, 3x3, stride 1, one group, constant weights, where it pays."""
+    a = call.attrs
+    if (a.data_layout, a.kernel_layout, a.out_layout) != ("NHWC", "OHWI", "NHWC") or int(a.groups) != 1:
+        return None
+    x, w = call.args
+    xs, ws = static_shape(x), static_shape(w)
+    if ws is None or ws[1:3] != (KERNEL, KERNEL):
+        return None
+    if [int(v) for v in (*a.strides, *a.dilation)] != [1, 1, 1, 1]:
+        return Declined("a stride or a dilation")
+    value = constant(bb, w)
+    if xs is None or value is None:
+        return Declined("an open shape" if xs is None else "a weight that is no constant")
+    if str(x.ty.dtype) != "float32":
+        return Declined(operand_types(call))
+    batch, height, width, in_c = xs
+    out_c = value.shape[0]
+    top, left, bottom, right = (int(v) for v in a.padding)
+    out_h, out_w = height + top + bottom - 2, width + left + right - 2
+    out = output_tile(out_h, out_w, in_c, out_c, batch, machine) if 0 not in (*xs, out_h, out_w) else 1
+    if out == 1:
+        return Declined("the direct form is as fast")
+    rows, cols = -(-out_h // out), -(-out_w // out)
+    nr = choose_tile(rows * cols, out_c, machine, rows=cols).nr
+    _, g, _ = matrices(out)
+    transformed = np.einsum("ia,jb,oabc->ijco", g, g, value.astype("float64")).astype("float32")
+    panels = np.moveaxis(pack_panels(transformed, nr), 2, 0)  # [P, tile, tile, C, nr]: a panel is read from end to end
+    packed = relax.const(np.ascontiguousarray(panels), "float32")
+
+    def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        zero = tirx.const(0.0, "float32")
+        pad = te.compute(
+            (batch, rows * out + 2, cols * out + 2, in_c),
+            lambda n, y, x_, c: te.if_then_else(
+                te.all(y >= top, y < height + top, x_ >= left, x_ < width + left),
+                data(n, y - top, x_ - left, c),
+                zero,
+            ),
+            name="pad",
+            attrs={"tvmopt.kernel": "pad"},
+        )
+        return winograd_te(pad, weight, (batch, out_h, out_w, out_c), out)
+
+    return call_fusable(bb, compute, [x, packed], "winograd")
+
+
+def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[int, int, int, int], out: int) -> te.Tensor:
+    """The blocks of the module's docstring, each transform in two steps: rows, then columns."""
+    at, _, bt = matrices(out)
+    batch, out_h, out_w, out_c = shape
+    tile, rows, cols = out + KERNEL - 1, -(-out_h // out), -(-out_w // out)
+    in_c, nr = int(pad.shape[3]), int(weight.shape[4])
+
+    def tag(name: str) -> dict[str, Any]:
+        return {"name": name, "attrs": {"tvmopt.kernel": name}}
+
+    half = te.compute(
+        (tile, tile, batch, rows, cols, in_c),
+        lambda i, j, n, y, x, c: combine(bt, i, lambda k: pad(n, y * out + k, x * out + j, c)),
+        **tag("wino_half_in"),
+    )
+    v = te.compute(
+        (tile, tile, batch, rows, cols, in_c),
+        lambda i, j, n, y, x, c: combine(bt, j, lambda k: half(i, k, n, y, x, c)),
+        **tag("wino_in"),
+    )
+    c = te.reduce_axis((0, in_c), name="c")
+    m = te.compute(
+        (tile, tile, batch, rows, cols, int(weight.shape[0]), nr),
+        lambda i, j, n, y, x, p, o: te.sum(v(i, j, n, y, x, c) * weight(p, i, j, c, o), axis=[c]),
+        **tag("winograd"),
+    )
+    half_out = te.compute(
+        (out, tile, batch, rows, cols, int(weight.shape[0]), nr),
+        lambda i, j, n, y, x, p, o: combine(at, i, lambda k: m(k, j, n, y, x, p, o)),
+        **tag("wino_half_out"),
+    )
+    whole = te.compute(
+        (out, out, batch, rows, cols, int(weight.shape[0]), nr),
+        lambda i, j, n, y, x, p, o: combine(at, j, lambda k: half_out(i, k, n, y, x, p, o)),
+        **tag("wino_out"),
+    )
+    return te.compute(
+        (batch, out_h, out_w, out_c),
+        lambda n, y, x, o: whole(y % out, x % out, n, y // out, x // out, o // nr, o % nr),
+        **tag("unpack"),
+    )
+
+
+def combine(matrix: np.ndarray, row: tirx.Expr, term: Callable[[int], Any]) -> tirx.Expr:
+    """sum_k matrix[row, k] * term(k), zeros left out; `row` becomes a constant once its loop is unrolled, and the
+    selection with it."""
+    result = None
+    for r in range(matrix.shape[0]):
+        value = None
+        for k, factor in enumerate(matrix[r]):
+            if factor == 0:
+                continue
+            t = term(k) if factor == 1 else term(k) * tirx.const(float(factor), "float32")
+            value = t if value is None else value + t
+        result = value if result is None else tirx.Select(row == r, value, result)
+    return result
+
+
+def keeps_fp32(name: str, call: relax.Call, machine: Machine) -> str | None:
+    """Why a convolution stays in fp32 with `--precision bf16`."""
+    return "Winograd in fp32 is faster" if name == "nn.conv2d" and instead_of_bf16(call, machine) else None

@@ -1,0 +1,178 @@
+"""Winograd convolution F(4x4, 3x3) and F(2x2, 3x3), CPU, NHWC: T*T register-tiled GEMMs, T = 6 or 4, between two
+transforms that stay in L2. Which of both is read off the block.
+
+task       `tile_rows` rows of output tiles (all columns, all channels), or a chunk of the panels of those
+transform  V = B^T d B for the task's tiles, T*T * tiles * C * 4 bytes, kept in L2; 16 channels a vector, the TxT tile
+           unrolled
+gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduction over C; U, [P, T, T, C, nr], comes
+           from L2, L3 or memory in one run (with the panels inside, in runs of C*nr*4 bytes, whole models took 1.02 to
+           1.05 times as long)
+ahead      while a block of U, C*nr numbers, is multiplied the next one is prefetched (lowering/prefetch.py)
+output     Y = A^T M A per tile and panel, epilogue fused, from T*T * tiles * nr * 4 bytes of M
+floor      T*T*C*O*2 FLOPs a tile at peak, or U's T*T*C*O*4 bytes at L3's or memory's bandwidth
+Measured   see docs/explanation/how-a-model-flows.md and docs/performance.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns
+from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
+from tvmopt.scheduling.facts import divisors
+from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.tile import choose_pixels, common_vector, fits
+from tvmopt.targets import Machine
+
+
+@dataclass(frozen=True)
+class Shape:
+    """rows x cols tiles of out x out outputs, in images n; c input channels; o outputs in panels of nr."""
+
+    n: int
+    oh: int
+    ow: int
+    rows: int
+    cols: int
+    out: int
+    c: int
+    o: int
+    panels: int
+    nr: int
+    lanes: int
+    cores: int
+    l2: int
+    u_rate: float  # bytes of U a cycle and core: from L2, L3 or memory, by its size
+
+    @property
+    def places(self) -> int:
+        """Elements of a transformed tile: one GEMM each."""
+        return (self.out + 2) ** 2
+
+
+def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
+    """A block that the lowering marked `winograd`."""
+    block, out = annotated(func, "winograd"), annotated(func, "unpack")
+    if block is None or out is None:
+        return None
+    n, oh, ow, o = extents(out)
+    tile, _, _, rows, cols, panels, nr, c = extents(block)
+    u_bytes = tile * tile * c * panels * nr * 4
+    if u_bytes > machine.l3 // 8:  # the other layers drive it out of L3 between two calls
+        rate = machine.bandwidth / machine.cores / machine.ghz / 1e9
+    else:
+        rate = machine.l2_rate / 2 if u_bytes > machine.l2 // 2 else float(machine.l2_rate)
+    return Shape(n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2, rate)
+
+
+def knobs(shape: Shape, machine: Machine) -> Space:
+    """`tile_rows`, `panel_chunk`: what one task computes; `mr` columns by `rr` rows of tiles: the register tile."""
+    rows, chunk = choose_task(shape)
+    mr = choose_pixels(shape.cols, shape.nr, machine)
+    nv = max(1, shape.nr // machine.lanes())
+    rr = max(d for d in divisors(rows) if d == 1 or (mr == shape.cols and fits(d * mr, nv, machine)))
+    return Space(
+        {
+            "tile_rows": (rows, *(d for d in divisors(shape.rows) if d != rows)),
+            "panel_chunk": (chunk, *(d for d in divisors(shape.panels) if d != chunk)),
+            "mr": (mr, *(d for d in divisors(shape.cols) if d != mr and d <= 14)),
+            "rr": (rr, *(d for d in (1, 2, 4) if d != rr)),
+        }
+    )
+
+
+def choose_task(shape: Shape) -> tuple[int, int]:
+    """(tile rows, panels) of a task: even over the cores, V within half of L2, U read as rarely as possible.
+
+    The products and the reading of U add up: a block of U, C*nr*4 bytes, serves too few rows of tiles to hide the next
+    one's way from L3. So cores share the panels rather than the rows, and transform the same tiles twice (28x28x128:
+    0.60 of the time; whole models 0.94 and 0.98).
+    """
+    best: tuple[tuple[float, int], tuple[int, int]] | None = None
+    for rows in divisors(shape.rows):
+        tiles = rows * shape.cols
+        for panels in divisors(shape.panels):
+            tasks = shape.n * (shape.rows // rows) * (shape.panels // panels)
+            idle = -(-tasks // shape.cores) * shape.cores / tasks
+            gemm = shape.places * tiles * shape.c * panels * shape.nr / shape.lanes / 2
+            transform = shape.places * tiles * 8 * (shape.c + panels * shape.nr) / shape.lanes
+            stream = shape.places * shape.c * panels * shape.nr * 4 / shape.u_rate
+            spill = 1.0 + (0.15 if shape.places * tiles * shape.c * 4 > 0.75 * shape.l2 else 0.0)
+            cost = idle * tasks * (gemm * spill + stream + transform)
+            if best is None or (cost, tasks) < best[0]:
+                best = ((cost, tasks), (rows, panels))
+    assert best is not None
+    return best[1]
+
+
+def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
+    """Tasks; input transform per task; GEMMs per panel; output transform per tile."""
+    get = sch.get_sblock
+    gemm, half_in, v, half_out, whole = (
+        get(n) for n in ("winograd", "wino_half_in", "wino_in", "wino_half_out", "wino_out")
+    )
+    out = epilogue_of(sch, whole, (shape.n, shape.oh, shape.ow, shape.o))
+    n, h, w, o = sch.get_loops(out)
+    h_task, h_tile, h_in = sch.split(h, [None, knobs["tile_rows"], shape.out])
+    w_tile, w_in = sch.split(w, [None, shape.out])
+    p_task, panel, vec, o_in = sch.split(o, [None, knobs["panel_chunk"], -(-shape.nr // shape.lanes), shape.lanes])
+    sch.reorder(n, h_task, p_task, panel, h_tile, w_tile, vec, h_in, w_in, o_in)
+    task = sch.fuse(n, h_task, p_task)
+    sch.compute_at(whole, vec, preserve_unit_loops=True)
+    sch.compute_at(half_out, vec, preserve_unit_loops=True)
+    sch.compute_at(gemm, panel, preserve_unit_loops=True)
+    sch.compute_at(v, task, preserve_unit_loops=True)
+    _tile_gemm(sch, gemm, shape, knobs["mr"], knobs["rr"])
+    _transform_in(sch, v, half_in, shape.lanes)
+    sch.compute_at(get("pad"), task, preserve_unit_loops=True)
+    channels = sch.get_loops(get("pad"))[-1]
+    sch.vectorize(sch.split(channels, [None, common_vector(shape.c, shape.lanes)])[1])
+    sch.parallel(task)
+    for block in (whole, half_out):
+        loops = sch.get_loops(block)[5:]
+        sch.vectorize(loops[-1])
+        for loop in loops[:2]:
+            sch.unroll(loop)
+    sch.unroll(h_in)
+    sch.unroll(w_in)
+    _vectorize_store(sch, o_in, shape)
+    sch.decompose_reduction(gemm, _reduction_loop(sch, gemm))
+
+
+def _vectorize_store(sch: tvm.s_tir.Schedule, o_in: Any, shape: Shape) -> None:
+    width = common_vector(shape.o if shape.o % shape.nr else shape.nr, shape.lanes)
+    outer, inner = sch.split(o_in, [None, width])
+    sch.unroll(outer)
+    sch.vectorize(inner)
+
+
+def _tile_gemm(sch: tvm.s_tir.Schedule, gemm: Any, shape: Shape, mr: int, rr: int) -> None:
+    i, j, one_n, rows, cols, one_p, chan, c = sch.get_loops(gemm)[2:]
+    row, row_in = sch.split(rows, [None, rr])
+    tile, tile_in = sch.split(cols, [None, mr])
+    sch.reorder(i, j, one_n, row, tile, c, one_p, row_in, tile_in, chan)
+    sch.unroll(row_in)
+    sch.unroll(tile_in)
+    vectorize_columns(sch, chan, common_vector(shape.nr, shape.lanes))
+    blocks, size = shape.panels * shape.places, shape.nr * shape.c
+    prefetch_panels(sch, [row, tile], [c], blocks, size, shape.nr, least=1)
+
+
+def _reduction_loop(sch: tvm.s_tir.Schedule, gemm: Any) -> Any:
+    return sch.get_loops(gemm)[2 + 5]
+
+
+def _transform_in(sch: tvm.s_tir.Schedule, v: Any, half: Any, lanes: int) -> None:
+    i, j, one_n, rows, cols, c = sch.get_loops(v)[1:]
+    c_out, c_in = sch.split(c, [None, common_vector(int(sch.get(c).extent), lanes)])
+    sch.reorder(one_n, rows, cols, c_out, i, j, c_in)
+    sch.compute_at(half, c_out, preserve_unit_loops=True)
+    loops = sch.get_loops(half)[5:]
+    for loop in (i, j, *loops[:2]):
+        sch.unroll(loop)
+    sch.vectorize(c_in)
+    sch.vectorize(loops[-1])

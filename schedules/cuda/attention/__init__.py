@@ -1,0 +1,8 @@
+"""Attention, GPU: flash attention on tensor cores."""
+
+from tvmopt.schedules.cuda.attention.compute import attention
+from tvmopt.schedules.cuda.attention.schedule import apply, knobs, recognise
+
+NAME, VERSION = "attention", 1
+LOWERS = {"relax.nn.attention": attention, "relax.nn.attention_bias": attention}
+REREADS = True

@@ -1,0 +1,8 @@
+"""Depthwise convolution, GPU, NHWC."""
+
+from tvmopt.schedules.cuda.depthwise.compute import depthwise
+from tvmopt.schedules.cuda.depthwise.schedule import apply, knobs, recognise
+
+NAME, VERSION = "depthwise", 1
+LOWERS = {"relax.nn.conv2d": depthwise}
+REREADS = True
