@@ -149,8 +149,8 @@ class _Asked:
         return run
 
     def _find(self, call: relax.Call) -> None:
-        """Note which binding a call is of: it has the name of its node. Calls come in the bindings' order, perhaps built
-        again; what a lowering emits is asked about right after it, and is of the same node."""
+        """Note which binding a call is of: it has the name of its node. Calls come in the bindings' order, perhaps
+        built again; what a lowering emits is asked about right after it, and is of the same node."""
         for place, (var, value) in enumerate(self.bindings):
             if _same(call, value):
                 self.node = str(var.name)
