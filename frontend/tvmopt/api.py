@@ -182,7 +182,7 @@ def _compiled(
     artifact, report = compile_model(request, progress)
     if verify:
         with as_file(request.source) as path:
-            artifact, report = verified(artifact, report, path, tolerance, progress, bool(request.values))
+            artifact, report = verified(artifact, report, path, tolerance, progress)
     written: Path | None = None
     if output is not None:
         written = (artifact.stripped() if strip_weights else artifact).save(output)
@@ -383,7 +383,7 @@ def refit(
     report = Report.from_dict(fitted.manifest.report)
     if verify:
         with as_file(model) as path:
-            fitted, report = verified(fitted, report, path, tolerance, progress, False)
+            fitted, report = verified(fitted, report, path, tolerance, progress)
     return Compiled(fitted, report, fitted.save(output) if output is not None else None)
 
 

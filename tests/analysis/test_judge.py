@@ -1,5 +1,6 @@
 """Errors planted in one weight are found, right results pass: in fp32 and bf16, behind masks, in masks of bits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +119,14 @@ def test_an_error_along_a_product_shows_under_a_residual():
     noise = 0.1 * rng.standard_normal((64, 64))
     assert abs(slope(product + rest, product + rest + noise, product)) < 0.01
     assert abs(slope(product + rest, 1.05 * product + rest + noise, product) - 0.05) < 0.01
+
+
+def test_bound_values_are_verified_too(tmp_path):
+    nodes = [helper.make_node("Mul", ["x", "k"], ["y"])]
+    saved(made(nodes, {"x": [33], "k": []}, {"y": (TensorProto.FLOAT, [33])}, {}), tmp_path / "m.onnx")
+    done = tvmopt.compile(tmp_path / "m.onnx", values={"k": 3.0})
+    assert done.report.accuracy["verified"]
+    manifest = done.artifact.manifest
+    wrong = replace(manifest, options=manifest.options | {"values": {"k": 3.5}})
+    with pytest.raises(AccuracyError, match=r"--value k=3\.5"):
+        verify(replace(done.artifact, manifest=wrong), tmp_path / "m.onnx")

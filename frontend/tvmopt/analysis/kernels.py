@@ -12,6 +12,7 @@ own numbers: what is compared next has only the rounding of the kernels since th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,14 +39,21 @@ class Kernel:
 
     Attributes:
         names: tensors that it may have written. products: results of matrix products and convolutions in it.
-        closest: (error, tensor, comparison) of the most alike.
+        shared: those that another kernel may have completed: a bias may be the next kernel's.
+        alike: relative errors of the tensors that its result resembles, though it differs from each.
     """
 
     seen: Seen
     names: set[str]
     products: set[str]
+    shared: set[str] = field(default_factory=set)
     tensor: str = ""
-    closest: tuple[float, str, OutputComparison | None] = (float("inf"), "", None)
+    alike: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def likeliest(self) -> str:
+        """The tensor that it ought to have written, as far as that can be told; empty where it cannot."""
+        return min(self.alike, key=self.alike.__getitem__, default="")
 
     @property
     def title(self) -> str:
@@ -62,6 +70,7 @@ class Walk:
     taken: dict[str, Array] = field(default_factory=dict)
     wrong: dict[str, OutputComparison] = field(default_factory=dict)
     products: dict[str, Array] = field(default_factory=dict)
+    agreed: int = 0
 
     def __post_init__(self) -> None:
         self.inside = {n for k in self.kernels for n in k.products}
@@ -90,6 +99,7 @@ class Walk:
         if not one.ok:
             self.wrong[name] = one
             return None
+        self.agreed += 1
         return self._take(name, found, value)
 
     def _kernel(self, kernel: Kernel, name: str, value: Value) -> Value | None:
@@ -104,13 +114,13 @@ class Walk:
         one = deviation(name, value.array, placed, limits_of(self.precision, value.kind))
         one = along(one, value.array, placed, [self.products.get(p) for p in kernel.products], self.precision)
         if not one.ok:
-            if error / (scale or 1.0) < kernel.closest[0]:
-                kernel.closest = error / (scale or 1.0), name, one
+            kernel.alike[name] = error / (scale or 1.0)
             return None
         kernel.tensor = name
+        self.agreed += 1
         for product in kernel.products:
             self.products.pop(product, None)
-        return self._take(name, placed, value)
+        return None if name in kernel.shared else self._take(name, placed, value)
 
     def _take(self, name: str, found: Array, value: Value) -> Value:
         self.taken[name] = found
@@ -157,16 +167,16 @@ def check_kernels(
     kernels = kernels_of(model, seen)
     walk = Walk(precision, outputs, kernels)
     Oracle(model, Arithmetic(np.float32)).run(feeds, observe=walk)
-    suspects = {k.closest[1]: k for k in kernels if not k.tensor and k.closest[1]}
+    suspects = {k.likeliest: k for k in kernels if not k.tensor and k.likeliest}
     if not walk.wrong and not suspects:
-        return Found(compared=len(walk.taken))
+        return Found(compared=walk.agreed)
     again = _Measured(model, feeds, precision, walk, suspects)
     wrong = [one for one in map(again.compared, walk.wrong) if not one.ok]
     guilty = again.guilty()
     if guilty is not None:
-        wrong = [again.compared(guilty), *(w for w in wrong if w.name != guilty)]
-        return Found(tuple(wrong), suspects[guilty].title, len(walk.taken))
-    return Found(tuple(wrong), compared=len(walk.taken))
+        wrong = [again.compared(guilty, suspects[guilty]), *(w for w in wrong if w.name != guilty)]
+        return Found(tuple(wrong), suspects[guilty].title, walk.agreed)
+    return Found(tuple(wrong), compared=walk.agreed)
 
 
 def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
@@ -174,7 +184,7 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
     nodes = list(model.graph.node)
     index = bindings(nodes)
     mine = [sorted({index[n] for n in s.nodes if n in index}) for s in seen]
-    named = {i for inside in mine for i in inside}
+    times = Counter(i for inside in mine for i in inside)
     readers: dict[str, set[int]] = {o.name: {-1} for o in model.graph.output}
     for i, node in enumerate(nodes):
         for name in node.input:
@@ -182,11 +192,12 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
     found = []
     for one, inside in zip(seen, mine, strict=True):
         if inside and one.array is not None:
-            group = set(inside)
+            group = {i for i in inside if times[i] == 1}  # another kernel may be the one that computes a node of both
             inner = {o for i in inside for o in nodes[i].output if readers.get(o, {-1}) <= group}
             products = {nodes[i].output[0] for i in inside if nodes[i].op_type in HEAVY}
-            names = set(candidates(nodes, inside, named)) - inner
-            found += [Kernel(part, set(names), set(products)) for part in side_by_side(model, one, inside)]
+            names = set(candidates(nodes, inside, times)) - inner
+            shared = {o for i in inside if times[i] > 1 for o in nodes[i].output}
+            found += [Kernel(part, set(names), set(products), shared) for part in side_by_side(model, one, inside)]
     return found
 
 
@@ -210,8 +221,9 @@ class _Measured:
         self.order = {o: i for i, n in enumerate(model.graph.node) for o in n.output}
         self.frontier = {name: self._behind(name) for name in suspects}
         behind = {n for names in self.frontier.values() for n in names}
+        alike = {n for k in suspects.values() for n in k.alike}
         products = {p for k in suspects.values() for p in k.products if p in self.order}
-        self.wanted = [*dict.fromkeys([*suspects, *walk.wrong, *behind, *products])]
+        self.wanted = {*walk.wrong, *alike, *behind, *products}
         self.kinds: dict[str, Any] = {}
         self.found = {**walk.taken, **{n: walk.outputs[n] for n in walk.wrong}}
         self.edges: dict[str, list[Any]] = {}
@@ -235,11 +247,10 @@ class _Measured:
     def _exact(self, taken: Mapping[str, Array], keep: bool = False) -> dict[str, Array]:
         """Tensors in float64 as they are computed, each from the compiled model's numbers before it."""
         made: dict[str, Array] = {}
-        wanted = set(self.wanted)
 
         def replaced(name: str, value: Value) -> Value | None:
             self.kinds[name] = value.kind
-            if name in wanted:
+            if name in self.wanted:
                 made[name] = value.array
             return Value(taken[name].astype(value.array.dtype), value.kind) if name in taken else None
 
@@ -251,28 +262,30 @@ class _Measured:
 
     def _rounded(self, sign: int) -> dict[str, Array]:
         made: dict[str, Array] = {}
-        wanted, taken = set(self.wanted), self.walk.taken
+        taken = self.walk.taken
 
         def replaced(name: str, value: Value) -> Value | None:
-            if name in wanted:
+            if name in self.wanted:
                 made[name] = value.array
             return Value(taken[name].astype(value.array.dtype), value.kind) if name in taken else None
 
         Rounded(self.model, arithmetic_of(self.precision), self.edges, sign).run(self.feeds, observe=replaced)
         return made
 
-    def compared(self, name: str) -> OutputComparison:
-        exact, found = self.exact[name], self.found[name]
+    def compared(self, name: str, kernel: Kernel | None = None) -> OutputComparison:
+        """An output, or what a kernel would have written if it is this tensor."""
+        exact = self.exact[name]
+        found = self.found[name] if kernel is None else fitted(exact, kernel.seen.array)[0]
         naturals = [n[name] for n in self.naturals if name in n]
         one = deviation(name, exact, found, limits_of(self.precision, self.kinds[name]), naturals)
-        kernel = self.suspects.get(name)
         products = [self.exact.get(p) for p in kernel.products] if kernel else []
         return along(one, exact, found, products, self.precision)
 
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
         for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
-            if self.compared(name).ok or not self.frontier[name]:
+            kernel = self.suspects[name]
+            if not self.frontier[name] or any(self.compared(n, kernel).ok for n in kernel.alike):
                 continue
             own = self._exact({**self.walk.taken, name: self.found[name]})
             for next_one in self.frontier[name]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping
@@ -126,8 +127,8 @@ def verify(
             f"the compiled model's outputs differ from {verdict.reference} with {described(wrong.seed)}:\n    "
             + "\n    ".join([*lines, *([f"the first wrong kernel is {wrong.kernel}"] if wrong.kernel else [])]),
             where=artifact.manifest.model,
-            fix=f"see it: {_command(artifact, model, wrong.seed)}; give --tolerance if the difference does no harm "
-            "here, else please report it with the model",
+            fix=f"see it: {_command(artifact, model, wrong.seed)}; give --tolerance if the difference does no "
+            "harm here, else please report it with the model",
         )
     return verdict
 
@@ -139,6 +140,9 @@ def _command(artifact: Artifact, model: str | Path, seed: int) -> str:
     words += ["--precision", manifest.precision] if manifest.precision != "fp32" else []
     for name, shape in manifest.options.get("shapes", {}).items():
         words += ["--shape", f"{name}:{'x'.join(map(str, shape))}"]
+    for name, value in manifest.values.items():
+        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        words += ["--value", f"{name}={json.dumps(plain, default=float)}"]
     return shlex.join(words)
 
 
@@ -158,16 +162,19 @@ def in_child(
     """
     from tvmopt.importer import load, prepare
     from tvmopt.importer.protos import normal_domain
+    from tvmopt.importer.shapes import bound_arrays
 
     loaded = read(artifact)
     manifest = loaded.manifest
     known = {(domain, name) for domain, name in operators}
     shapes = {i.name: list(i.shape) for i in manifest.inputs}
-    prepared = prepare(load(model), shapes, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
+    original = load(model)
+    values = bound_arrays(original.graph, manifest.values)
+    prepared = prepare(original, shapes, values, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
     bounds = integer_bounds(prepared)
     feeds = {seed: trial_inputs(manifest.inputs, seed, bounds) for seed in trials(manifest.inputs)}
     progress("running the reference")
-    name, peers = peers_of(model, feeds)
+    name, peers = peers_of(model, feeds, values)
     progress("running the compiled model")
     examiner = Examiner(Model(loaded), model, prepared, rtol)
     large = float(manifest.report.get("flops", 0.0)) > LARGE
@@ -234,8 +241,10 @@ def _apart(trial: Trial) -> float:
     return max((o.excess for o in trial.comparison.outputs if np.isfinite(o.excess)), default=0.0)
 
 
-def peers_of(model: str | Path, feeds: Mapping[int, dict[str, Array]]) -> tuple[str, dict[int, dict[str, Array]]]:
-    """onnxruntime's outputs by seed, those that it refuses left out."""
+def peers_of(
+    model: str | Path, feeds: Mapping[int, dict[str, Array]], values: Mapping[str, Array]
+) -> tuple[str, dict[int, dict[str, Array]]]:
+    """onnxruntime's outputs by seed, those that it refuses left out; `values`: of the inputs that every seed shares."""
     found = {}
     name = ""
     try:
@@ -244,7 +253,7 @@ def peers_of(model: str | Path, feeds: Mapping[int, dict[str, Array]]) -> tuple[
         return "", {}
     for seed, one in feeds.items():
         try:
-            found[seed] = session.run(one)
+            found[seed] = session.run({**one, **values})
             name = session.name
         except TvmoptError:
             continue

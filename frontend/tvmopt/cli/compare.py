@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import escape, out, parse_inputs, parse_shapes, print_json, progress, table, written
+from tvmopt.cli.common import (
+    escape,
+    out,
+    parse_inputs,
+    parse_shapes,
+    parse_values,
+    print_json,
+    progress,
+    table,
+    written,
+)
 from tvmopt.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -41,6 +51,10 @@ def command(
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--value", metavar="NAME=16000", help="An input that becomes a constant; repeatable."),
     ] = None,
     rtol: Annotated[
         list[str] | None,
@@ -84,6 +98,7 @@ def command(
             target=target,
             threads=threads,
             shape=parse_shapes(shape or []),
+            values=parse_values(values or []),
             inputs=parse_inputs(inputs or []),
             seed=seed,
             rtol=tolerances(rtol or [], "--rtol"),

@@ -17,17 +17,14 @@ def verified(
     model: Path,
     tolerance: float | None,
     progress: Progress | None,
-    bound: bool,
 ) -> tuple[Artifact, Report]:
-    """The artifact and report with the accuracy found in them; `bound`: inputs were bound at compile time.
+    """The artifact and report with the accuracy found in them.
 
     Raises:
         AccuracyError: the compiled module is wrong.
     """
     reason = ""
-    if bound:
-        reason = "inputs were bound at compile time"
-    elif artifact.manifest.kind == "cuda":
+    if artifact.manifest.kind == "cuda":
         from tvmopt.runtime.library import cuda_available
 
         reason = "" if cuda_available() else "there is no GPU here"

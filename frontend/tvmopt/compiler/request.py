@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import tempfile
@@ -12,11 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tvmopt.compiler.dump import Dumps
 from tvmopt.runtime.manifest import Manifest
-from tvmopt.runtime.tensors import numpy_dtype
+from tvmopt.runtime.tensors import from_plain, to_plain
 from tvmopt.targets import Machine
 from tvmopt.targets.precision import check as check_precision
 
@@ -49,7 +46,7 @@ class Request:
             "source": os.fspath(self.source),
             "machine": self.machine.as_dict(),
             "shapes": {name: list(map(int, shape)) for name, shape in self.shapes.items()},
-            "values": {name: _written(value) for name, value in self.values.items()},
+            "values": {name: to_plain(value) for name, value in self.values.items()},
             "store": None if self.store is None else os.fspath(self.store),
             "without": list(self.without),
             "generic": list(self.generic),
@@ -61,7 +58,7 @@ class Request:
         """The request that :meth:`to_dict` wrote."""
         read = {
             "machine": Machine.from_dict(data["machine"]),
-            "values": {name: _read(value) for name, value in data["values"].items()},
+            "values": {name: from_plain(value) for name, value in data["values"].items()},
             "without": tuple(data["without"]),
             "generic": tuple(data["generic"]),
             "dumps": Dumps.from_dict(data["dumps"]),
@@ -76,36 +73,14 @@ class Request:
         return Path(self.source).name if isinstance(self.source, str | os.PathLike) else "model.onnx"
 
 
-def _written(value: Any) -> Any:
-    """The value of an input as JSON data: numbers and lists as they are, an array by its type, shape and bytes.
-
-    >>> _written([1, 2]), _written(np.zeros((2, 1), np.int8))
-    ([1, 2], {'dtype': 'int8', 'shape': [2, 1], 'bytes': 'AAA='})
-    """
-    if not hasattr(value, "__array__"):
-        return value
-    array = np.asarray(value)
-    data = base64.b64encode(array.tobytes()).decode()
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "bytes": data}
-
-
-def _read(value: Any) -> Any:
-    """The value that :func:`_written` wrote."""
-    if not isinstance(value, dict):
-        return value
-    data = base64.b64decode(value["bytes"])
-    return np.frombuffer(data, numpy_dtype(value["dtype"])).reshape(value["shape"])
-
-
 def request_of(manifest: Manifest, model: Any) -> Request:
     """What an artifact was asked for, of another model."""
     machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
     if manifest.kind == "llvm":
         machine = machine.with_cores(manifest.threads)
     options = manifest.options
-    values = {name: _read(value) for name, value in options.get("values", {}).items()}
     shapes, exact = options.get("shapes", {}), options.get("exact", False)
-    return Request(model, machine, manifest.precision, shapes, values, exact)
+    return Request(model, machine, manifest.precision, shapes, manifest.values, exact)
 
 
 def source_hash(source: Any) -> str:

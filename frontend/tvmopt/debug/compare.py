@@ -27,6 +27,7 @@ class Settings:
     Attributes:
         model: the ONNX file; `other` a second one, or an artifact, or empty.
         engines: engine specs as `tvmopt bench` takes them; `precisions` to try with each.
+        values: of inputs that become constants.
         rtol: instead of the derived tolerance, for all outputs (key ``""``) or by name; `atol` is added.
         layers: look at inner tensors also where the outputs agree.
         bisect: on a difference, find who is to blame and write the reproducing model to `repro`.
@@ -40,6 +41,7 @@ class Settings:
     target: str = "cpu"
     threads: int = 1
     shapes: dict[str, list[int]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     inputs: str = ""
     seed: int = 0
     rtol: dict[str, float] = field(default_factory=dict)
@@ -47,6 +49,11 @@ class Settings:
     layers: bool = False
     bisect: bool = True
     repro: str = ""
+
+    @property
+    def bound(self) -> bool:
+        """Whether the model that is compared is not the file as it is."""
+        return bool(self.shapes or self.values)
 
     @property
     def flags(self) -> str:
@@ -71,6 +78,7 @@ def compare(
     target: str = "cpu",
     threads: int | None = None,
     shape: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
     inputs: Mapping[str, Any] | None = None,
     seed: int = 0,
     rtol: float | Mapping[str, float] | None = None,
@@ -91,6 +99,7 @@ def compare(
         precision: each is tried with each engine that can be asked.
         target, threads: of tvmopt.
         shape: shapes of open inputs.
+        values: inputs that become constants, by name: numbers or lists of them.
         inputs: arrays by name; those missing are random with `seed`.
         rtol, atol: relative to an output's largest value, and absolute; one number, or by output name.
         layers: compare inner tensors also where the outputs agree.
@@ -124,7 +133,7 @@ def compare(
         check_writable(target_file)
     settings = Settings(
         str(model), str(other or ""), chosen, tuple(precision), str(target), threads or usable_cores(),
-        {k: list(map(int, v)) for k, v in (shape or {}).items()}, "", seed,
+        {k: list(map(int, v)) for k, v in (shape or {}).items()}, dict(values or {}), "", seed,
         _numbers(rtol), _numbers(atol), layers, bisect, str(target_file),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="tvmopt-compare-") as folder:

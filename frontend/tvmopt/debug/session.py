@@ -45,7 +45,7 @@ class Session:
         progress("reading")
         from tvmopt.importer import load, prepare
 
-        self.model = prepare(load(settings.model), settings.shapes)
+        self.model = prepare(load(settings.model), settings.shapes, settings.values)
         warm()
         self.feeds = feeds_of(self.model, settings.inputs, settings.seed)
         self.layers = Layers(self.model, self.feeds, _new(folder / "layers"))
@@ -57,10 +57,10 @@ class Session:
         self.wrong: set[str] = set()  # rows whose difference can be led back
 
     def reference(self) -> dict[str, Array]:
-        """The original file's outputs by the reference; by the prepared model where shapes are open."""
+        """The original file's outputs by the reference; by the prepared model where shapes or values are bound."""
         from tvmopt.analysis.verify import run_reference
 
-        source = self.layers.path if self.settings.shapes else Path(self.settings.model)
+        source = self.layers.path if self.settings.bound else Path(self.settings.model)
         name, (outputs,) = isolated(lambda: run_reference(source, [self.feeds]), "reference run", str(source))
         self.layers.reference = name
         return outputs
@@ -71,7 +71,7 @@ class Session:
             if not spec or spec.partition(":")[0] == "tvmopt":
                 outputs, facts = self.tvmopt(spec, precision, label)
             else:
-                source = self.layers.path if self.settings.shapes else Path(self.settings.model).resolve()
+                source = self.layers.path if self.settings.bound else Path(self.settings.model).resolve()
                 job = job_of(spec, str(source), precision, self.settings.threads, {})
                 outputs, facts = run_engine(job, self.feeds, self.folder)
         except MissingDependency as error:
@@ -147,7 +147,7 @@ class Session:
         from tvmopt.targets import Machine
 
         machine = Machine.load(target).with_threads(self.settings.threads)
-        request = Request(self.settings.model, machine, precision, self.settings.shapes, **flags)
+        request = Request(self.settings.model, machine, precision, self.settings.shapes, self.settings.values, **flags)
         compile_model(request)[0].save(path)
 
     def _observe(self, path: str, folder: Path) -> tuple[dict[str, str], list[Seen]]:

@@ -157,26 +157,35 @@ def bind_values(graph: onnx.GraphProto, values: Mapping[str, npt.ArrayLike]) -> 
         InputError: a name that the model lacks, an array of another dtype or shape than declared, or numbers that the
             declared dtype does not hold.
     """
+    graph.initializer.extend(to_tensor(array, name) for name, array in bound_arrays(graph, values).items())
+    kept = [v for v in graph.input if v.name not in values]
+    del graph.input[:]
+    graph.input.extend(kept)
+
+
+def bound_arrays(graph: onnx.GraphProto, values: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[Any]]:
+    """Values for inputs as arrays of the types and shapes that the graph declares.
+
+    Raises:
+        InputError: see :func:`bind_values`.
+    """
     inputs = {v.name: v for v in real_inputs(graph)}
     problems: list[TvmoptError] = []
+    arrays = {}
     for name, given in values.items():
         if name not in inputs:
             problems.append(unknown_name(name, inputs, "value"))
             continue
-        array = _as_declared(inputs[name], given)
+        array = arrays[name] = _as_declared(inputs[name], given)
         problem = _value_problem(inputs[name], array)
         if problem:
             declared = describe_type(inputs[name].type)
             found = f"{array.dtype}{list(array.shape)}"
             text = f"The value of input '{name}' is {found}, but the input is {declared}: {problem}."
             problems.append(InputError(text, where=f"value {name}", fix="convert the array"))
-            continue
-        graph.initializer.append(to_tensor(array, name))
     if problems:
         raise collect(problems)
-    kept = [v for v in graph.input if v.name not in values]
-    del graph.input[:]
-    graph.input.extend(kept)
+    return arrays
 
 
 def _as_declared(value: onnx.ValueInfoProto, given: npt.ArrayLike) -> npt.NDArray[Any]:

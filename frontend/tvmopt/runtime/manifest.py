@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tvmopt.errors import ArtifactError
-from tvmopt.runtime.tensors import TensorInfo, numpy_dtype
+from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
 
 FORMAT = 3  # 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the pool of threads in the library
 
@@ -93,6 +93,11 @@ class Manifest:
     def to_json(self) -> bytes:
         """Canonical JSON: sorted keys, UTF-8, one trailing newline."""
         return (json.dumps(asdict(self), sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The inputs that were bound when it was compiled: numbers, lists of them and arrays, by name."""
+        return {name: from_plain(value) for name, value in self.options.get("values", {}).items()}
 
     @property
     def weight_bytes(self) -> int:

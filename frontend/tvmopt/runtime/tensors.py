@@ -6,6 +6,7 @@ inputs may begin at any element (`passes/relax_alignment.py`), since NumPy promi
 
 from __future__ import annotations
 
+import base64
 import ctypes
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -188,3 +189,24 @@ def _from_dlpack(value: Any, info: TensorInfo) -> Array:
         if str(tensor.dtype) != info.dtype or tuple(tensor.shape) != info.shape:
             raise
         return from_ffi(tensor, info)
+
+
+def to_plain(value: Any) -> Any:
+    """The value of an input as JSON data: numbers and lists as they are, an array by its type, shape and bytes.
+
+    >>> to_plain([1, 2]), to_plain(np.zeros((2, 1), np.int8))
+    ([1, 2], {'dtype': 'int8', 'shape': [2, 1], 'bytes': 'AAA='})
+    """
+    if not hasattr(value, "__array__"):
+        return value
+    array = np.asarray(value)
+    data = base64.b64encode(array.tobytes()).decode()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "bytes": data}
+
+
+def from_plain(value: Any) -> Any:
+    """The value that :func:`to_plain` wrote."""
+    if not isinstance(value, dict):
+        return value
+    data = base64.b64decode(value["bytes"])
+    return np.frombuffer(data, numpy_dtype(value["dtype"])).reshape(value["shape"])

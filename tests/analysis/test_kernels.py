@@ -1,0 +1,83 @@
+"""Kernels one by one: which tensor of the model each wrote, and whether it is right, from made-up runs."""
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmopt.analysis.kernels import check_kernels
+from tvmopt.analysis.observe import Seen
+from tvmopt.analysis.oracle.evaluate import Oracle
+
+RNG = np.random.default_rng(0)
+
+
+def made(nodes, inputs, outputs, values):
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in outputs.items()],
+        [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in values.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def tensors(model, feeds):
+    names = [o for n in model.graph.node for o in n.output]
+    return {n: a.astype(np.float32) for n, a in Oracle(model).run(feeds, names).items()}
+
+
+def seen(symbol, array, *nodes):
+    return Seen(symbol, nodes, "", (), array.astype(np.float32))
+
+
+def chain():
+    """A product, its Relu, and a convolution whose kernels are named after the Relu's as well."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["p"], "product"),
+        helper.make_node("Relu", ["p"], ["r"], "relu"),
+        helper.make_node("Conv", ["r", "w", "b"], ["y"], "conv"),
+    ]
+    values = {
+        "a": RNG.standard_normal((16, 24)),
+        "w": RNG.standard_normal((8, 12, 1)),
+        "b": 1e-5 * RNG.standard_normal(8),
+    }
+    model = made(nodes, {"x": [1, 12, 16]}, {"y": [1, 8, 24]}, values)
+    return model, {"x": RNG.standard_normal((1, 12, 16)).astype(np.float32)}
+
+
+def test_a_kernel_that_is_named_after_the_next_one_too_is_not_wrong():
+    model, feeds = chain()
+    made_ = tensors(model, feeds)
+    relu = made_["r"].reshape(1, 12, 1, 24).transpose(0, 2, 3, 1)  # Relu of what it is given is the same once more
+    run = [seen("relu", relu, "relu", "conv"), seen("conv", made_["y"], "conv")]
+    found = check_kernels(model, feeds, {"y": made_["y"]}, run, "fp32")
+    assert found.wrong == () and found.compared == 2
+
+
+def test_a_wrong_kernel_of_two_names_is_found():
+    model, feeds = chain()
+    made_ = tensors(model, feeds)
+    product, relu = made_["p"], made_["r"] * np.float32(1.03)
+    after = tensors(model, feeds | {"x": feeds["x"] * np.float32(1.03)})["y"]
+    run = [seen("product", product, "product"), seen("relu", relu, "relu", "conv"), seen("conv", after, "conv")]
+    found = check_kernels(model, feeds, {"y": after}, run, "fp32")
+    assert "relu" in found.kernel and "r" in {o.name for o in found.wrong}
+
+
+def test_a_small_bias_that_the_next_kernel_adds_is_no_error():
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv"),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("Sigmoid", ["r"], ["y"], "sigmoid"),
+    ]
+    w, bias = np.repeat(RNG.uniform(0.5, 1.5, (32, 1, 1)), 2, 1), np.full(32, 2e-3)
+    model = made(nodes, {"x": [1, 2, 64]}, {"y": [1, 32, 64]}, {"w": w, "b": bias})
+    x = np.full((1, 2, 64), -100, np.float32)
+    x[:, 1, 32:] = 100 + RNG.uniform(0.05, 0.1, 32)  # what a Relu leaves is little, and the bias is a part of it
+    exact = tensors(model, {"x": x})
+    plain = exact["c"] - bias.reshape(1, -1, 1)
+    run = [
+        seen("conv", plain, "conv"), seen("relu", exact["r"], "conv", "relu"), seen("out", exact["y"], "sigmoid"),
+    ]  # fmt: skip
+    assert check_kernels(model, {"x": x}, {"y": exact["y"]}, run, "fp32").wrong == ()
