@@ -106,7 +106,7 @@ def deviation(
         peer: onnxruntime's; its error is told beside ours.
     """
     if exact.dtype.kind not in "fc":
-        return _steps(name, exact, found, naturals)
+        return steps(name, exact, found, naturals)
     wide = np.result_type(exact.dtype, np.float32)
     a, b = exact.astype(wide, copy=False), found.astype(wide, copy=False)
     problem = placement(a, b, naturals)
@@ -217,14 +217,20 @@ def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:
     return ""
 
 
-def _steps(name: str, exact: Array, found: Array, naturals: Sequence[Array]) -> OutputComparison:
-    """Integers, booleans, quantised values, strings: exact but for what rounding moves."""
+def steps(
+    name: str, exact: Array, found: Array, naturals: Sequence[Array], free: Array | None = None
+) -> OutputComparison:
+    """Integers, booleans, quantised values, strings: exact but for what rounding moves.
+
+    Args:
+        free: where a difference of one step is no error.
+    """
     wrong = np.asarray(exact != found)
     if exact.dtype.kind in "OUS":
         return OutputComparison(name, "strings differ" if wrong.any() else "")
     a, b = exact.astype(np.float64), found.astype(np.float64)
     error = np.abs(b - a)
-    allowed = np.zeros(a.shape)
+    allowed = np.zeros(a.shape) if free is None else free.astype(np.float64)
     for natural in naturals:
         if natural.shape == a.shape:
             allowed = np.maximum(allowed, np.abs(natural.astype(np.float64) - a))

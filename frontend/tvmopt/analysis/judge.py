@@ -19,7 +19,7 @@ import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.deviation import deviation, limits_of
-from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of
+from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, signs
 from tvmopt.analysis.ties import choices, settle
 
 
@@ -48,11 +48,12 @@ class Truth:
     def naturals(self, precision: str) -> list[dict[str, Array]]:
         """Outputs of runs that only round."""
         if precision not in self._rounded:
+            allowed = limits_of(precision, np.dtype(np.float32)).rms
             self._rounded[precision] = [
-                Rounded(self.model, arithmetic_of(precision), self._edges, sign).run(
+                Rounded(self.model, arithmetic_of(precision), self._edges, sign, allowed).run(
                     self.feeds, [*self.names, *self.scores]
                 )
-                for sign in (1, -1)
+                for sign in signs(self._edges)
             ]
         return self._rounded[precision]
 

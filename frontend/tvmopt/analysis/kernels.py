@@ -13,7 +13,7 @@ own numbers: what is compared next has only the rounding of the kernels since th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,10 +21,12 @@ import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
 from tvmopt.analysis.deviation import SLOPE, deviation, limits_of, slope
+from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.observe import Seen, bindings, candidates, fitted
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, Rounded, arithmetic_of
+from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, Rounded, arithmetic_of, signs
 from tvmopt.analysis.oracle.values import Arithmetic, Value, is_real
+from tvmopt.analysis.ties import choices
 
 ALIKE = 0.5
 """The relative error of a result that may still be the tensor it is compared with."""
@@ -33,11 +35,16 @@ WORSE = 1.01
 its scores. Numbers that are another tensor's make them much larger."""
 
 
+PLAIN = " before its bias"
+"""Marks a product without the bias that its node adds to it: that may be the next kernel's."""
+
+
 @dataclass
 class Kernel:
     """One kernel's call, and the tensor it wrote, once that is known.
 
     Attributes:
+        biases: of products among `names`, in a shape that broadcasts.
         names: tensors that it may have written. products: results of matrix products and convolutions in it.
         shared: those that another kernel may have completed: a bias may be the next kernel's.
         alike: relative errors of the tensors that its result resembles, though it differs from each.
@@ -46,6 +53,7 @@ class Kernel:
     seen: Seen
     names: set[str]
     products: set[str]
+    biases: Mapping[str, Array] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
     tensor: str = ""
     alike: dict[str, float] = field(default_factory=dict)
@@ -54,6 +62,17 @@ class Kernel:
     def likeliest(self) -> str:
         """The tensor that it ought to have written, as far as that can be told; empty where it cannot."""
         return min(self.alike, key=self.alike.__getitem__, default="")
+
+    def forms(self, name: str, array: Array) -> dict[str, Array]:
+        """What it may have written of a tensor: the tensor, or a product before its bias."""
+        if name not in self.biases:
+            return {name: array}
+        return {name: array, name + PLAIN: array - self.biases[name].astype(array.dtype)}
+
+    def tensor_of(self, form: str, found: Array) -> Array:
+        """The whole tensor, where `found` is a form of it."""
+        name = form.removesuffix(PLAIN)
+        return found if form == name else found + self.biases[name].astype(found.dtype)
 
     @property
     def title(self) -> str:
@@ -67,6 +86,8 @@ class Walk:
     precision: str
     outputs: Mapping[str, Array]
     kernels: Sequence[Kernel]
+    grids: Grids
+    skipped: Collection[str] = ()
     taken: dict[str, Array] = field(default_factory=dict)
     wrong: dict[str, OutputComparison] = field(default_factory=dict)
     products: dict[str, Array] = field(default_factory=dict)
@@ -80,9 +101,14 @@ class Walk:
             return None
         if name in self.inside:
             self.products[name] = value.array
+        replaced = self._agreed(name, value)
+        self.grids.see(name, value.array if replaced is None else replaced.array)
+        return replaced
+
+    def _agreed(self, name: str, value: Value) -> Value | None:
         if name in self.outputs:
             return self._output(name, value)
-        if value.array.size < 2:
+        if value.array.size < 2 or name in self.skipped:
             return None
         for kernel in self.kernels:
             if not kernel.tensor and name in kernel.names and kernel.seen.array.size == value.array.size:
@@ -95,7 +121,7 @@ class Walk:
         found = self.outputs[name]
         if found.shape != value.array.shape:
             return None  # the comparison of the outputs tells it
-        one = deviation(name, value.array, found, limits_of(self.precision, value.kind))
+        one = self.compared(name, value.array, found, value.kind)
         if not one.ok:
             self.wrong[name] = one
             return None
@@ -106,21 +132,39 @@ class Walk:
         found = kernel.seen.array
         if (found.dtype.kind in "iub") != (value.array.dtype.kind in "iub"):
             return None
-        placed, error = fitted(value.array, found)
-        sizes = np.abs(value.array.astype(np.float64))
-        scale = float(np.mean(np.minimum(sizes, 1e30), where=np.isfinite(sizes))) if sizes.size else 0.0
-        if error > ALIKE * scale and error > 0:
+        agreeing: dict[str, tuple[float, Array]] = {}
+        for form, exact in kernel.forms(name, value.array).items():
+            if agreeing and name not in kernel.shared:
+                break
+            placed, error = fitted(exact, found)
+            sizes = np.abs(exact.astype(np.float64))
+            scale = float(np.mean(np.minimum(sizes, 1e30), where=np.isfinite(sizes))) if sizes.size else 0.0
+            if error > ALIKE * scale and error > 0:
+                continue
+            one = self.compared(form, exact, placed, value.kind)
+            one = along(one, exact, placed, [self.products.get(p) for p in kernel.products], self.precision)
+            if one.ok:
+                agreeing[form] = error, placed
+            else:
+                kernel.alike[form] = error / (scale or 1.0)
+        if not agreeing:
             return None
-        one = deviation(name, value.array, placed, limits_of(self.precision, value.kind))
-        one = along(one, value.array, placed, [self.products.get(p) for p in kernel.products], self.precision)
-        if not one.ok:
-            kernel.alike[name] = error / (scale or 1.0)
-            return None
+        form = min(agreeing, key=lambda f: agreeing[f][0])
         kernel.tensor = name
         self.agreed += 1
         for product in kernel.products:
             self.products.pop(product, None)
-        return None if name in kernel.shared else self._take(name, placed, value)
+        if form == name and name in kernel.shared:
+            return None
+        return self._take(name, kernel.tensor_of(form, agreeing[form][1]), value)
+
+    def compared(
+        self, name: str, exact: Array, found: Array, kind: Any, naturals: Sequence[Array] = ()
+    ) -> OutputComparison:
+        """A tensor in steps, where it is on a grid, else within the limits of the precision."""
+        if name in self.grids and (name not in self.grids.source or self.precision == "fp32"):
+            return self.grids.compared(name, exact, found, naturals)
+        return deviation(name, exact, found, limits_of(self.precision, kind), naturals)
 
     def _take(self, name: str, found: Array, value: Value) -> Value:
         self.taken[name] = found
@@ -165,23 +209,27 @@ def check_kernels(
         outputs: of the compiled model in the same run.
     """
     kernels = kernels_of(model, seen)
-    walk = Walk(precision, outputs, kernels)
+    grids = Grids.of(model, limits_of(precision, np.dtype(np.float32)))
+    chosen = choices(model)  # the judge of the outputs asks their scores
+    walk = Walk(precision, {n: a for n, a in outputs.items() if n not in chosen}, kernels, grids, set(chosen))
     Oracle(model, Arithmetic(np.float32)).run(feeds, observe=walk)
-    suspects = {k.likeliest: k for k in kernels if not k.tensor and k.likeliest}
+    suspects = {k.likeliest.removesuffix(PLAIN): k for k in kernels if not k.tensor and k.likeliest}
     if not walk.wrong and not suspects:
         return Found(compared=walk.agreed)
     again = _Measured(model, feeds, precision, walk, suspects)
     wrong = [one for one in map(again.compared, walk.wrong) if not one.ok]
     guilty = again.guilty()
     if guilty is not None:
-        wrong = [again.compared(guilty, suspects[guilty]), *(w for w in wrong if w.name != guilty)]
-        return Found(tuple(wrong), suspects[guilty].title, walk.agreed)
+        kernel = suspects[guilty]
+        wrong = [again.written(kernel.likeliest, kernel), *(w for w in wrong if w.name != guilty)]
+        return Found(tuple(wrong), kernel.title, walk.agreed)
     return Found(tuple(wrong), compared=walk.agreed)
 
 
 def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
     """The kernels that name nodes of the model, each with what it may have written."""
     nodes = list(model.graph.node)
+    constants = {t.name: t for t in model.graph.initializer}
     index = bindings(nodes)
     mine = [sorted({index[n] for n in s.nodes if n in index}) for s in seen]
     times = Counter(i for inside in mine for i in inside)
@@ -197,8 +245,28 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
             products = {nodes[i].output[0] for i in inside if nodes[i].op_type in HEAVY}
             names = set(candidates(nodes, inside, times)) - inner
             shared = {o for i in inside if times[i] > 1 for o in nodes[i].output}
-            found += [Kernel(part, set(names), set(products), shared) for part in side_by_side(model, one, inside)]
+            biases = {
+                n: b
+                for i in inside
+                if (n := nodes[i].output[0]) in names and (b := bias_of(nodes[i], constants)) is not None
+            }
+            found += [
+                Kernel(part, set(names), set(products), biases, shared) for part in side_by_side(model, one, inside)
+            ]
     return found
+
+
+def bias_of(node: Any, constants: Mapping[str, Any]) -> Array | None:
+    """What a convolution or Gemm adds to its product, in a shape that broadcasts; None where it is no constant."""
+    from onnx import numpy_helper
+
+    if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3 or node.input[2] not in constants:
+        return None
+    bias: Array = numpy_helper.to_array(constants[node.input[2]]).astype(np.float64)
+    if node.op_type == "Gemm":
+        return bias * next((a.f for a in node.attribute if a.name == "beta"), 1.0)
+    rank = len(constants[node.input[1]].dims) if node.input[1] in constants else 0
+    return bias.reshape(1, -1, *(1,) * (rank - 2)) if rank > 2 else None
 
 
 def side_by_side(model: Any, seen: Seen, inside: Sequence[int]) -> list[Seen]:
@@ -221,15 +289,15 @@ class _Measured:
         self.order = {o: i for i, n in enumerate(model.graph.node) for o in n.output}
         self.frontier = {name: self._behind(name) for name in suspects}
         behind = {n for names in self.frontier.values() for n in names}
-        alike = {n for k in suspects.values() for n in k.alike}
+        alike = {form.removesuffix(PLAIN) for k in suspects.values() for form in k.alike}
         products = {p for k in suspects.values() for p in k.products if p in self.order}
         self.wanted = {*walk.wrong, *alike, *behind, *products}
         self.kinds: dict[str, Any] = {}
         self.found = {**walk.taken, **{n: walk.outputs[n] for n in walk.wrong}}
         self.edges: dict[str, list[Any]] = {}
         self.exact = self._exact(walk.taken, keep=True)
-        self.found |= {name: fitted(self.exact[name], k.seen.array)[0] for name, k in suspects.items()}
-        self.naturals = [self._rounded(sign) for sign in (1, -1)]
+        self.found |= {name: self._written(name, kernel) for name, kernel in suspects.items()}
+        self.naturals = [self._rounded(sign) for sign in signs(self.edges)]
 
     def _behind(self, name: str) -> list[str]:
         """The next tensors behind this one whose values of the compiled model are known."""
@@ -269,23 +337,34 @@ class _Measured:
                 made[name] = value.array
             return Value(taken[name].astype(value.array.dtype), value.kind) if name in taken else None
 
-        Rounded(self.model, arithmetic_of(self.precision), self.edges, sign).run(self.feeds, observe=replaced)
+        allowed = limits_of(self.precision, np.dtype(np.float32)).rms
+        Rounded(self.model, arithmetic_of(self.precision), self.edges, sign, allowed).run(self.feeds, observe=replaced)
         return made
 
-    def compared(self, name: str, kernel: Kernel | None = None) -> OutputComparison:
-        """An output, or what a kernel would have written if it is this tensor."""
-        exact = self.exact[name]
-        found = self.found[name] if kernel is None else fitted(exact, kernel.seen.array)[0]
+    def _written(self, name: str, kernel: Kernel) -> Array:
+        """The tensor that a kernel likeliest wrote, its bias added where it is the next kernel's."""
+        form = kernel.likeliest
+        return kernel.tensor_of(form, fitted(kernel.forms(name, self.exact[name])[form], kernel.seen.array)[0])
+
+    def compared(self, name: str) -> OutputComparison:
+        """An output."""
         naturals = [n[name] for n in self.naturals if name in n]
-        one = deviation(name, exact, found, limits_of(self.precision, self.kinds[name]), naturals)
-        products = [self.exact.get(p) for p in kernel.products] if kernel else []
-        return along(one, exact, found, products, self.precision)
+        return self.walk.compared(name, self.exact[name], self.found[name], self.kinds[name], naturals)
+
+    def written(self, form: str, kernel: Kernel) -> OutputComparison:
+        """What a kernel wrote, if that is this form of a tensor."""
+        name = form.removesuffix(PLAIN)
+        exact = kernel.forms(name, self.exact[name])[form]
+        found = fitted(exact, kernel.seen.array)[0]
+        naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
+        one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
+        return along(one, exact, found, [self.exact.get(p) for p in kernel.products], self.precision)
 
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
         for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
             kernel = self.suspects[name]
-            if not self.frontier[name] or any(self.compared(n, kernel).ok for n in kernel.alike):
+            if not self.frontier[name] or any(self.written(form, kernel).ok for form in kernel.alike):
                 continue
             own = self._exact({**self.walk.taken, name: self.found[name]})
             for next_one in self.frontier[name]:

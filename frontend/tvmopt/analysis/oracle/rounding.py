@@ -7,7 +7,7 @@ down in the other: what jumps there may jump in an engine; what does not has to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +22,7 @@ EDGES = {
     *("Floor", "Ceil", "Round", "Cast", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear", "Hardmax"),
     *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "NonMaxSuppression"),
 }
+CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax"}
 HEAVY = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention", "FusedMatMul"}
 MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
@@ -34,6 +35,11 @@ MARGIN = 4.0
 def arithmetic_of(precision: str) -> Arithmetic:
     """The arithmetic that rounds as an engine does in this precision."""
     return Arithmetic(np.float32, TYPES.get(precision), stores=True)
+
+
+def signs(edges: Mapping[str, Any]) -> tuple[int, ...]:
+    """The runs that round: where a model has no edges, the second would be the first again."""
+    return (1, -1) if edges else (1,)
 
 
 def operands(nodes: Sequence[Any]) -> set[str]:
@@ -64,11 +70,14 @@ class Rounded(Oracle):
     Args:
         edges: of the exact run.
         sign: where inputs at edges are moved: +1 up, -1 down.
+        allowed: the rms error, relative to a tensor's rms, that an engine may have without a question.
     """
 
-    def __init__(self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], sign: int) -> None:
+    def __init__(
+        self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], sign: int, allowed: float
+    ) -> None:
         super().__init__(model, arithmetic)
-        self.edges, self.sign = edges, sign
+        self.edges, self.sign, self.allowed = edges, sign, allowed
         self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
         self.generator = np.random.default_rng(sign + 1)
 
@@ -94,6 +103,9 @@ class Rounded(Oracle):
             error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
             spread = float(np.sqrt(np.mean(np.square(error, dtype=np.float64)))) if error.size else 0.0
             width = width + MARGIN * (error + spread)
+            if spread and call.op not in CHOICES:
+                finite = np.isfinite(exact)
+                width = width + self.allowed * float(np.sqrt(np.mean(np.square(exact[finite]))))
         if call.op == "QuantizeLinear":  # one engine divides, another multiplies by the reciprocal
             width = width + 2.0**-22 * np.abs(first.array)
         if width.shape != first.array.shape:
@@ -101,7 +113,7 @@ class Rounded(Oracle):
             if width.shape != first.array.shape:
                 width = np.asarray(width.max(initial=0.0))
         way: Any = self.sign
-        if call.op in ("ArgMax", "ArgMin", "TopK", "Hardmax"):
+        if call.op in CHOICES:
             way = self.generator.uniform(-1, 1, first.array.shape)
         moved: Array = first.array + (way * width).astype(first.array.dtype)
         return Value(moved, first.kind)
