@@ -28,6 +28,7 @@ from tvmopt.lowering.name_values import name_values
 from tvmopt.lowering.pairs import lower_pairs
 from tvmopt.lowering.partition import bound_partitions
 from tvmopt.lowering.prefetch import lower_prefetch
+from tvmopt.lowering.quads import lower_quads
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
@@ -167,6 +168,7 @@ def kernel_stages() -> list[Stage]:
         # what families rewrite behind their schedules: AMX; before LowerPairs, which takes the products that are left
         each_kernel("tvmopt.FinishKernels", finish),
         each_kernel("tvmopt.LowerPairs", lower_pairs),  # products of bfloat16
+        each_kernel("tvmopt.LowerQuads", lower_quads),  # products of bytes
         each_kernel("tvmopt.BoundPartitions", bound_partitions),  # last: it looks at the loops as TVM will cut them
     ]
 
@@ -213,6 +215,7 @@ def _graph(job: Job) -> list[Stage]:
 def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
+        *quantization_passes(machine, log),  # before FoldConstant, which would make floats of quantised weights
         P.UnrollRecurrence(log, lambda call: why_unrolled(call, machine)),  # its steps are operators like any
         P.FoldConstant(log),  # before what looks for constant weights
         P.CancelCasts(log),
@@ -229,6 +232,7 @@ def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32", ex
         P.FoldProducts(log),  # before FoldScaleShift, which folds the multiply that is left
         P.FoldBatchNorm(log),
         P.FoldScaleShift(log),  # after FoldBatchNorm, which leaves a multiply and an add where it cannot fold
+        P.FoldRequantization(log),  # after FoldConstant: a bias is a constant then
         P.PropagateReshapes(log),  # before FuseOps: they stand between a GEMM and its epilogue
         P.PropagateTransposes(),  # brings those of q, k and v next to their product; the second run logs
         P.CancelReshapes(log),
@@ -247,6 +251,17 @@ def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32", ex
         *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),
+    ]
+
+
+def quantization_passes(machine: Machine, log: DecisionLog) -> list[Any]:
+    """What keeps a quantised graph in integers, on machines with integer kernels."""
+    if machine.kind != "llvm":
+        return []
+    return [
+        P.ConvertSignedQuantization(log),
+        P.PropagateQuantization(log),
+        P.ConvertIntegerProducts(log),  # after PropagateQuantization, which brings dequantizations next to products
     ]
 
 

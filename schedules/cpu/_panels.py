@@ -16,6 +16,14 @@ from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import operand_types, static_shape
 from tvmopt.lowering.pairs import bits, dot2, pack_pairs, pair
+from tvmopt.lowering.quads import WORD, dot4, pack_quads, quad
+
+OPERANDS = {
+    ("float32", "float32"): "float32",
+    ("bfloat16", "bfloat16"): "float32",
+    ("uint8", "int8"): "int32",
+}
+"""What register tiles multiply, and the type of the sum."""
 
 
 def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
@@ -33,9 +41,11 @@ def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
 
 
 def weight_panels(value: np.ndarray, nr: int) -> relax.Expr:
-    """W[..., K, N] as packed panels: float32, or uint32 pairs of bfloat16."""
+    """W[..., K, N] as packed panels: float32, uint32 pairs of bfloat16, or int32 words of int8."""
     if value.dtype == np.float32:
         return relax.const(pack_panels(value, nr), "float32")
+    if value.dtype == np.int8:
+        return relax.const(pack_panels(pack_quads(value), nr), "int32")
     return relax.const(pack_panels(pack_pairs(value), nr), "uint32")
 
 
@@ -47,21 +57,25 @@ def unfit(call: relax.Call) -> str | None:
         return "an open shape"
     if 0 in xs + ws:
         return "an empty operand"
-    if (str(x.ty.dtype), str(w.ty.dtype)) not in (("float32", "float32"), ("bfloat16", "bfloat16")):
+    total = OPERANDS.get((str(x.ty.dtype), str(w.ty.dtype)))
+    if total is None:
         return operand_types(call)
-    return None if str(call.ty.dtype) == "float32" else f"a {call.ty.dtype} result"
+    return None if str(call.ty.dtype) == total else f"a {call.ty.dtype} result"
 
 
 def product(data: Callable[..., Any], index: tuple[Any, ...], weight: Any, length: int) -> Any:
-    """One term of the sum over k = index[-1]: data * weight, or two terms where the weight is a pair of bfloat16.
+    """One term of the sum over k = index[-1]: data * weight; two terms where the weight is a pair of bfloat16, four
+    where it is a word of int8.
 
     Args:
-        index: the place in `data`; its last element counts numbers, or pairs of them.
-        length: numbers along the last axis; behind an odd one stands a zero.
+        index: the place in `data`; its last element counts numbers, or pairs or words of them.
+        length: numbers along the last axis; behind an odd one stands a zero. Words have four.
     """
     if str(weight.ty.dtype) == "float32":
         return data(*index) * weight
     *rows, k = index
+    if str(weight.ty.dtype) == "int32":
+        return dot4(quad(*(data(*rows, WORD * k + byte) for byte in range(WORD))), weight)
     low, high = bits(data(*rows, 2 * k)), bits(data(*rows, 2 * k + 1))
     if length % 2:
         high = te.if_then_else(2 * k + 1 < length, high, tirx.const(0, "uint16"))

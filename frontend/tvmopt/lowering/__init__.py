@@ -41,7 +41,13 @@ def lower_operators(
     """
     math.install()
     clamp.install()
-    asked = _Asked(module["main"], _with_precision(machine, precision), exact, log or DecisionLog())
+    machine, log = _with_precision(machine, precision), log or DecisionLog()
+    asked = _Asked(module["main"], machine, exact, log)
+    module = relax.transform.LegalizeOps({op: asked.legalizer(op) for op in asked.lowerings})(module)
+    if not any(_name(b.value) in asked.keeps for block in module["main"].body.blocks for b in block.bindings):
+        return module
+    module = relax.transform.DeadCodeElimination()(module)  # what has been taken over
+    asked = _Asked(module["main"], machine, exact, log, keep=False)
     return relax.transform.LegalizeOps({op: asked.legalizer(op) for op in asked.lowerings})(module)
 
 
@@ -110,12 +116,17 @@ class _Asked:
 
     Attributes:
         lowerings: operator -> the families that may lower it, each with its function.
+        keeps: operator -> whether a call stays as it is in this round.
     """
 
-    def __init__(self, main: Any, machine: Machine, exact: bool, log: DecisionLog) -> None:
+    def __init__(self, main: Any, machine: Machine, exact: bool, log: DecisionLog, keep: bool = True) -> None:
         self.machine, self.log = machine, log
         self.lowerings: dict[str, list[tuple[Family, Lowering]]] = {}
+        self.keeps: dict[str, Callable[[relax.Call], bool]] = {}
         for family in _asked(machine, exact):
+            if keep:
+                self.keeps.update(family.KEEPS)
+                self.lowerings.update({op: self.lowerings.get(op, []) for op in family.KEEPS})
             for op, function in family.LOWERS.items():
                 self.lowerings.setdefault(op, []).append((family, function))
         self.bindings = [(b.var, b.value) for block in main.body.blocks for b in block.bindings]
@@ -140,6 +151,8 @@ class _Asked:
         """The families' answer, else TVM's, as LegalizeOps calls for it."""
 
         def run(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+            if op in self.keeps and self.keeps[op](call):
+                return call
             result = self.lowered(op, bb, call)
             if result is not None:
                 return result

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from tvm import te, tirx
+import tvm
+from tvm import relax, te, tirx
+
+from tvmopt.lowering.common import static_shape
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,12 @@ class Window:
     out: tuple[int, int]
 
     @classmethod
-    def of(cls, attrs: Any, kernel: tuple[int, int], size: tuple[int, int]) -> Window:
-        """From the attributes of a Relax convolution or pooling and the input's rows and columns."""
+    def of(cls, attrs: Any, kernel: tuple[int, int], size: tuple[int, int], border: Border | None = None) -> Window:
+        """From the attributes of a Relax convolution or pooling and the input's rows and columns; `border`: in place of
+        the attributes' padding."""
         strides = (int(attrs.strides[0]), int(attrs.strides[1]))
         dilation = (int(attrs.dilation[0]), int(attrs.dilation[1]))
-        top, left, bottom, right = (int(v) for v in attrs.padding)
+        top, left, bottom, right = border.sides if border else (int(v) for v in attrs.padding)
         up = int(bool(getattr(attrs, "ceil_mode", False)))
         out = []
         for axis, before, after in ((0, top, bottom), (1, left, right)):
@@ -47,6 +51,44 @@ class Window:
             last = (self.out[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilation[axis]
             found.append(self.padding[axis] > 0 or last - self.padding[axis] >= size[axis])
         return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class Border:
+    """Pixels around an image, and what is in them."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+    fill: int = 0
+
+    @property
+    def sides(self) -> tuple[int, int, int, int]:
+        return self.top, self.left, self.bottom, self.right
+
+    def __bool__(self) -> bool:
+        return any(self.sides)
+
+
+def with_pad(bb: relax.BlockBuilder, x: relax.Expr, border: Border) -> tuple[relax.Expr, Border]:
+    """The image before an `R.nn.pad` that has been kept for this convolution, and the border with it."""
+    pad = bb.lookup_binding(x) if isinstance(x, relax.Var) else None
+    if not isinstance(pad, relax.Call) or pad.op != tvm.ir.Op.get("relax.nn.pad") or not kept_pad(pad):
+        return x, border
+    width, fill = [int(v) for v in pad.attrs.pad_width], int(float(pad.attrs.pad_value))
+    if any(width[:2]) or any(width[6:]) or (border and fill):
+        return x, border
+    top, bottom, left, right = width[2:6]
+    whole = Border(border.top + top, border.left + left, border.bottom + bottom, border.right + right, fill)
+    return pad.args[0], whole
+
+
+def kept_pad(call: relax.Call) -> bool:
+    """Whether an `R.nn.pad` stays in the graph until a convolution takes it over: around a quantised image."""
+    image = static_shape(call.args[0])
+    whole = all(int(v) >= 0 for v in call.attrs.pad_width) and str(call.attrs.pad_mode) == "constant"
+    return str(call.ty.dtype) == "uint8" and image is not None and len(image) == 4 and whole
 
 
 def channel_vector(channels: int, multiplier: int, lanes: int) -> tuple[int, bool]:

@@ -6,12 +6,15 @@ from tvmopt.passes.cancel_reshapes import CancelReshapes
 from tvmopt.passes.combine_parallel_matmul import CombineParallelMatmul
 from tvmopt.passes.convert_conv1d import ConvertConv1d
 from tvmopt.passes.convert_conv3d import ConvertConv3d
+from tvmopt.passes.convert_integer_products import ConvertIntegerProducts
 from tvmopt.passes.convert_layout import ConvertLayout
 from tvmopt.passes.convert_precision import ConvertPrecision
+from tvmopt.passes.convert_signed_quantization import ConvertSignedQuantization
 from tvmopt.passes.eliminate_identities import EliminateIdentities
 from tvmopt.passes.fold_batch_norm import FoldBatchNorm
 from tvmopt.passes.fold_constant import FoldConstant
 from tvmopt.passes.fold_products import FoldProducts
+from tvmopt.passes.fold_requantization import FoldRequantization
 from tvmopt.passes.fold_scale_shift import FoldScaleShift
 from tvmopt.passes.fuse_activations import FuseActivations
 from tvmopt.passes.fuse_attention import FuseAttention
@@ -23,6 +26,7 @@ from tvmopt.passes.fuse_rms_norm import FuseRmsNorm
 from tvmopt.passes.fuse_softmax import FuseSoftmax
 from tvmopt.passes.fuse_transpose_matmul import FuseTransposeMatmul
 from tvmopt.passes.limit_fusion import LimitFusion
+from tvmopt.passes.propagate_quantization import PropagateQuantization
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.split_matmul import SplitMatmul
@@ -35,12 +39,15 @@ __all__ = [
     "CombineParallelMatmul",
     "ConvertConv1d",
     "ConvertConv3d",
+    "ConvertIntegerProducts",
     "ConvertLayout",
     "ConvertPrecision",
+    "ConvertSignedQuantization",
     "EliminateIdentities",
     "FoldBatchNorm",
     "FoldConstant",
     "FoldProducts",
+    "FoldRequantization",
     "FoldScaleShift",
     "FuseActivations",
     "FuseAttention",
@@ -52,6 +59,7 @@ __all__ = [
     "FuseSoftmax",
     "FuseTransposeMatmul",
     "LimitFusion",
+    "PropagateQuantization",
     "PropagateReshapes",
     "PropagateTransposes",
     "SplitMatmul",

@@ -11,6 +11,7 @@ from tvmopt.passes.graph import (
     Rewrite,
     Var,
     const,
+    ints,
     name_of,
     op_name,
     rank,
@@ -60,10 +61,20 @@ class ConvertLayout(Rewrite):
         weight = permute(weight, axes) if array is None else const(np.transpose(array, axes))
         nhwc = with_attrs(
             value,
-            [relax.op.permute_dims(data, TO_NHWC), weight],
+            [_channels_last(graph, data), weight],
             data_layout="NHWC",
             kernel_layout="OHWI",
             out_layout="NHWC",
         )
         self.applied(var, name)
         return relax.op.permute_dims(graph.emit(nhwc, name_of(var)), TO_NCHW)
+
+
+def _channels_last(graph: Graph, image: Expr) -> Expr:
+    """The image in NHWC; a border around it (a zero point, which FusePad leaves) comes behind the transpose."""
+    pad = graph.call(image, "nn.pad")
+    if pad is None or not graph.single(image):
+        return relax.op.permute_dims(image, TO_NHWC)
+    width = ints(pad.attrs.pad_width)
+    pairs = [width[2 * i : 2 * i + 2] for i in TO_NHWC]
+    return with_attrs(pad, [relax.op.permute_dims(pad.args[0], TO_NHWC)], pad_width=[w for p in pairs for w in p])

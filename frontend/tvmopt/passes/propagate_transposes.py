@@ -42,7 +42,7 @@ ELEMENTWISE = frozenset((
     "add", "subtract", "multiply", "divide", "floor_divide", "mod", "floor_mod", "power", "maximum",
     "minimum", "atan2", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
     "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "left_shift", "right_shift", "where",
+    "left_shift", "right_shift", "where", "tvmopt.scaled_sum",
 ))
 # fmt: on
 RESHAPES = ("reshape", "squeeze", "expand_dims", "flatten", "nn.batch_flatten")

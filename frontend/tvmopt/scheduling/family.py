@@ -103,6 +103,8 @@ class Family:
         apply: `(sch, problem, knobs)`: schedule `sch` in place. The number of loops that it makes must not depend on a
             knob: MetaSchedule replays traces.
         LOWERS: Relax operator -> the function that makes it a kernel of this family.
+        KEEPS: Relax operator -> `(call)`: whether a call stays as it is in a first round of lowering, for a family that
+            finds it before an operator of its own and takes it over. What none has taken over is lowered in a second.
         UNROLLED: operator of ours that a graph pass writes out where no kernel takes it -> `(call, machine)`, which
             says why this family does not take a call, None if it does.
         NEEDS: features of the instruction set without which the family is not asked. What AMX needs stands in an
@@ -128,6 +130,7 @@ class Family:
     knobs: Callable[[Any, Machine], Space] = _nothing_to_choose
     apply: Callable[[Any, Any, Knobs], None] = _applies_nothing
     LOWERS: Mapping[str, Lowering] = field(default_factory=dict)
+    KEEPS: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     UNROLLED: Mapping[str, Callable[[Any, Machine], str | None]] = field(default_factory=dict)
     NEEDS: tuple[str, ...] = ()
     ROUNDS_DIFFERENTLY: bool = False

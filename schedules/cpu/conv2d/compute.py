@@ -6,15 +6,24 @@
 Padding is a block of its own, which the schedule computes per task into a copy that stays in L2.
 
 A weight that is computed at run time is packed at run time, by a kernel before the convolution.
+
+Of quantised data (uint8 by int8, sums in int32) four channels are one word of the sum (:mod:`tvmopt.legalize.quads`).
+The border is the input's zero point: the graph has it as an `R.nn.pad` before the convolution, which is kept until the
+convolution has taken it over. Where a pixel has few channels, words go over
+(kx, c) of a row of the image as it lies in memory: 6 words instead of 7 a row for 7x7 over 3 channels.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, constant, is_rows_product, nhwc_shapes, static_shape
 from tvmopt.lowering.pairs import bits, pack_pairs
+from tvmopt.lowering.quads import WORD, pack_quads
+from tvmopt.lowering.window import Border, with_pad
 from tvmopt.schedules.cpu._panels import pack_panels, packed_at_run_time, product, unfit
 from tvmopt.scheduling.family import Declined
 from tvmopt.scheduling.tile import choose_tile
@@ -32,49 +41,51 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
         return None
     if (reason := unfit(call)) is not None:
         return Declined(reason)
-    kind, value = str(w.ty.dtype), constant(bb, w)
+    kind, value = str(x.ty.dtype), constant(bb, w)
     if value is None and kind != "float32":
-        return Declined(f"{kind} weights that are no constants")
+        return Declined(f"{w.ty.dtype} weights that are no constants")
+    if kind == "uint8" and groups > 1 and ws[3] % WORD:
+        return Declined(f"{ws[3]} channels a group of uint8")
     strides, dilation = [int(v) for v in attrs.strides], [int(v) for v in attrs.dilation]
-    top, left, bottom, right = (int(v) for v in attrs.padding)
-    batch, height, width, _ = xs
+    border = Border(*(int(v) for v in attrs.padding))
+    if kind == "uint8":
+        x, border = with_pad(bb, x, border)
+        xs = static_shape(x) or xs
+    batch = xs[0]
     out_c, kh, kw, in_g = ws
     _, out_h, out_w, _ = (int(v) for v in call.ty.shape.values)
     out_g = out_c // groups
     nr = choose_tile(batch * out_h * out_w, out_g, machine, rows=out_w).nr
     if groups > 1 and out_g < machine.lanes():
         nr = group_panel(out_g, machine.lanes())
+    along_row = kind == "uint8" and _words_along_row(in_g, kw, dilation[1])
     if value is None:
         panels = packed_at_run_time(bb, w, groups, nr)
     else:
-        panels = _packed(value, groups, nr)
+        panels = _packed(value.reshape(out_c, kh, 1, kw * in_g) if along_row else value, groups, nr)
     dims = static_shape(panels) or ()
-    steps, panels_g = dims[3], dims[0] // groups  # channels, or pairs of them
-    odd = kind == "bfloat16" and groups == 1 and in_g % 2  # a channel of zeros makes pairs of all
+    steps, panels_g = dims[3], dims[0] // groups  # channels, pairs or words of them
+    together = {"float32": 1, "bfloat16": 2, "uint8": WORD}[kind]
+    more = -in_g % together if groups == 1 else 0  # channels of zeros that make whole pairs and words
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         source = data
-        if any((top, left, bottom, right)) or odd:
-            source = te.compute(
-                (batch, height + top + bottom, width + left + right, xs[3] + odd),
-                lambda n, y, x_, c: te.if_then_else(
-                    te.all(y >= top, y < height + top, x_ >= left, x_ < width + left, *([c < xs[3]] if odd else [])),
-                    data(n, y - top, x_ - left, c) if kind == "float32" else bits(data(n, y - top, x_ - left, c)),
-                    tirx.const(0.0, kind) if kind == "float32" else tirx.const(0, "uint16"),
-                ),
-                name="pad",
-                attrs={"tvmopt.kernel": "pad"},
-            )
-        ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
+        if along_row:
+            source = _rows(data, border, (kw * in_g, WORD * steps))
+        elif border or more:
+            source = _padded(data, border, more)
+        ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, 1 if along_row else kw), name="kx")
         c = te.reduce_axis((0, steps), name="c")
 
         def term(n: tirx.Expr, y: tirx.Expr, x_: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
             def channel(*place: tirx.Expr) -> tirx.Expr:
                 *pixel, at = place
+                if along_row:
+                    return source(*pixel[:2], 0, x_ * (strides[1] * in_g) + at)
                 return source(*pixel, at if groups == 1 else (p // panels_g) * in_g + at)
 
             pixel = (y * strides[0] + ky * dilation[0], x_ * strides[1] + kx * dilation[1])
-            return product(channel, (n, *pixel, c), weight(p, ky, kx, c, j), in_g + odd)
+            return product(channel, (n, *pixel, c), weight(p, ky, kx, c, j), in_g + more)
 
         def place(o: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
             """Panel and column of an output channel. One group is written without its own modulus: `o % 24` would
@@ -100,11 +111,62 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     return call_fusable(bb, compute, [x, panels], "conv2d")
 
 
+# -- the border ---------------------------------------------------------------------------------------------------
+
+
+def _padded(data: te.Tensor, border: Border, more: int) -> te.Tensor:
+    """The image with its border, and with `more` channels of zeros."""
+    batch, height, width, channels = (int(d) for d in data.shape)
+    kind = str(data.dtype)
+
+    def value(n: Any, y: Any, x: Any, c: Any) -> Any:
+        at = data(n, y - border.top, x - border.left, c)
+        return te.if_then_else(
+            te.all(
+                y >= border.top, y < height + border.top, x >= border.left, x < width + border.left,
+                *([c < channels] if more else []),
+            ),
+            bits(at) if kind == "bfloat16" else at,
+            tirx.const(border.fill, "uint16" if kind == "bfloat16" else kind),
+        )  # fmt: skip
+
+    extent = (height + border.top + border.bottom, width + border.left + border.right)
+    return te.compute((batch, *extent, channels + more), value, name="pad", attrs={"tvmopt.kernel": "pad"})
+
+
+def _words_along_row(channels: int, kw: int, dilation: int) -> bool:
+    """Whether words over (kx, c) of a row are fewer than words over the channels of each of its pixels.
+
+    >>> _words_along_row(3, 7, 1), _words_along_row(3, 3, 1), _words_along_row(1, 5, 1), _words_along_row(64, 3, 1)
+    (True, False, True, False)
+    """
+    return dilation == 1 and -(-kw * channels // WORD) < kw * -(-channels // WORD)
+
+
+def _rows(data: te.Tensor, border: Border, taps: tuple[int, int]) -> te.Tensor:
+    """The image with its border, pixels and channels as one axis; behind it what the last of a row's whole words read
+    beyond its taps (taps: numbers that count, numbers read)."""
+    batch, height, width, channels = (int(d) for d in data.shape)
+    wide = (width + border.left + border.right) * channels + taps[1] - taps[0]
+    first, last = border.left * channels, (border.left + width) * channels
+
+    def value(n: Any, y: Any, _: Any, at: Any) -> Any:
+        inside = te.all(y >= border.top, y < height + border.top, at >= first, at < last)
+        here = data(n, y - border.top, (at - first) // channels, at % channels)
+        return te.if_then_else(inside, here, tirx.const(border.fill, data.dtype))
+
+    extent = (batch, height + border.top + border.bottom, 1, wide)
+    return te.compute(extent, value, name="pad", attrs={"tvmopt.kernel": "pad"})
+
+
 def _packed(value: np.ndarray, groups: int, nr: int) -> relax.Expr:
-    """A constant [G*Og, KH, KW, Cg] as panels [G*P, KH, KW, Cg, nr], float32 or uint32 pairs of bfloat16."""
+    """A constant [G*Og, KH, KW, Cg] as panels [G*P, KH, KW, Cg, nr]: float32, uint32 pairs of bfloat16, or int32 words
+    of int8."""
     out_c, kh, kw, in_g = value.shape
     matrix = np.moveaxis(value.reshape(groups, out_c // groups, kh * kw, in_g), 1, 3)  # [G, KH*KW, Cg, Og]
-    if value.dtype != np.float32:
+    if value.dtype == np.int8:
+        matrix = pack_quads(matrix)
+    elif value.dtype != np.float32:
         matrix = pack_pairs(np.ascontiguousarray(matrix))
     steps = matrix.shape[2]
     packed = pack_panels(matrix.reshape(groups, kh * kw * steps, out_c // groups), nr)

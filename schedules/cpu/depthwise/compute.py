@@ -4,6 +4,9 @@
     out[n, y, x, c]    = acc[n, y, x, c / V, c mod V]
 
 With m > 1 outputs a channel, output o reads channel o / m.
+
+Of quantised data (uint8 by int8, the sum in int32) `src` and `Wp` are the same numbers as fp32, whose products and sums
+are exact up to 2^24: 518 taps.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, constant, nhwc_shapes, operand_types
-from tvmopt.lowering.window import Window, channel_vector, padded_source
+from tvmopt.lowering.common import call_fusable, constant, nhwc_shapes, operand_types, static_shape
+from tvmopt.lowering.window import Border, Window, channel_vector, padded_source, with_pad
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -30,15 +33,38 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     groups = int(attrs.groups)
     if groups != xs[3] or ws[3] != 1 or groups == 1:
         return None
-    if {str(x.ty.dtype), str(w.ty.dtype)} != {"float32"}:
+    types = (str(x.ty.dtype), str(w.ty.dtype), str(call.ty.dtype))
+    value, quantized = constant(bb, w), types == QUANTIZED
+    if types != ("float32",) * 3 and not (quantized and value is not None and exact(ws[1] * ws[2])):
         return Declined(operand_types(call))
-    window = Window.of(attrs, (ws[1], ws[2]), (xs[1], xs[2]))
+    border = Border(*(int(v) for v in attrs.padding))
+    if quantized:
+        x, border = with_pad(bb, x, border)
+        xs = static_shape(x) or xs
+    window = Window.of(attrs, (ws[1], ws[2]), (xs[1], xs[2]), border)
     vector, copied = channel_vector(ws[0], ws[0] // groups, machine.lanes())
-    value = constant(bb, w)
-    packed = _packed_at_run_time(bb, w, vector) if value is None else relax.const(pack(value, vector), "float32")
-    return call_fusable(
-        bb, lambda data, weight: depthwise_te(data, weight, ws[0], window, copied), [x, packed], "depthwise"
-    )
+    if value is None:
+        packed = _packed_at_run_time(bb, w, vector)
+    else:
+        packed = relax.const(pack(value.astype("float32"), vector), "float32")
+
+    def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return depthwise_te(data, weight, ws[0], window, copied, border.fill)
+
+    return call_fusable(bb, compute, [x, packed], "depthwise")
+
+
+QUANTIZED = ("uint8", "int8", "int32")
+"""Types of data, weight and result."""
+
+
+def exact(taps: int) -> bool:
+    """Whether sums of so many products of uint8 and int8 are exact in fp32.
+
+    >>> exact(7 * 7), exact(23 * 23)
+    (True, False)
+    """
+    return taps * 255 * 128 <= 1 << 24
 
 
 def pack(weight: np.ndarray[Any, Any], vector: int) -> np.ndarray[Any, Any]:
@@ -66,16 +92,19 @@ def _packed_at_run_time(bb: relax.BlockBuilder, weight: relax.Expr, vector: int)
     return bb.emit(bb.call_te(compute, weight, primfunc_name_hint="pack_weight"))
 
 
-def depthwise_te(data: te.Tensor, weight: te.Tensor, out_c: int, window: Window, copied: bool) -> te.Tensor:
+def depthwise_te(
+    data: te.Tensor, weight: te.Tensor, out_c: int, window: Window, copied: bool, fill: float = 0.0
+) -> te.Tensor:
     """The loops; `weight` as :func:`pack` leaves it."""
     blocks, kh, kw, vector = (int(d) for d in weight.shape)
-    source = padded_source(data, window, out_c, copied, vector, 0.0, "depthwise")
+    source = padded_source(data, window, out_c, copied, vector, fill, "depthwise")
+    kind = "float32" if str(data.dtype) == "float32" else "int32"
     ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
     (sy, sx), (dy, dx) = window.strides, window.dilation
     acc = te.compute(
         (int(data.shape[0]), *window.out, blocks, vector),
         lambda n, y, x, b, v: te.sum(
-            source(n, y * sy + ky * dy, x * sx + kx * dx, b * vector + v) * weight(b, ky, kx, v),
+            source(n, y * sy + ky * dy, x * sx + kx * dx, b * vector + v).astype("float32") * weight(b, ky, kx, v),
             axis=[ky, kx],
         ),
         name="depthwise",
@@ -83,7 +112,7 @@ def depthwise_te(data: te.Tensor, weight: te.Tensor, out_c: int, window: Window,
     )
     return te.compute(
         (int(data.shape[0]), *window.out, out_c),
-        lambda n, y, x, c: acc(n, y, x, c // vector, c % vector),
+        lambda n, y, x, c: acc(n, y, x, c // vector, c % vector).astype(kind),
         name="unpack",
         attrs={"tvmopt.kernel": "depthwise_out"},
     )

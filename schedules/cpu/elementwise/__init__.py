@@ -1,7 +1,10 @@
 """Elementwise chains, CPU."""
 
-from tvmopt.schedules._operators.elementwise import LOWERS
+from tvmopt.lowering.quantized import dequantize, quantize
+from tvmopt.schedules._operators.elementwise import LOWERS as PLAIN
 from tvmopt.schedules.cpu.elementwise.schedule import apply, knobs, recognise
 
 NAME, VERSION = "elementwise", 1
+LOWERS = {**PLAIN, "relax.quantize": quantize, "relax.dequantize": dequantize}
+KEEPS = {"relax.dequantize": lambda call: True}
 RESCHEDULED_FOR_PARTS = True

@@ -17,6 +17,7 @@ from math import prod
 from tvm import relax, te
 
 from tvmopt.lowering.common import call_fusable, constant, is_rows_product, nhwc_shapes, static_shape
+from tvmopt.lowering.quads import WORD
 from tvmopt.schedules.cpu._panels import packed_at_run_time, product, unfit, weight_panels
 from tvmopt.scheduling.family import Declined
 from tvmopt.scheduling.tile import choose_tile
@@ -24,7 +25,7 @@ from tvmopt.targets import Machine
 
 
 def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
-    """`R.matmul` of rows and one constant matrix, float32 or bfloat16, summed in float32."""
+    """`R.matmul` of rows and one constant matrix: float32 or bfloat16, summed in float32, or uint8 by int8 in int32."""
     x, w = call.args
     value = constant(bb, w)
     if value is None or value.ndim < 2 or prod(value.shape[:-2]) != 1:
@@ -35,7 +36,7 @@ def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if len(xs) < 2 or value.ndim > len(xs):
         return Declined("a vector, or a result of more dimensions than the rows")
     nr = choose_tile(prod(xs[:-1]), n_len, machine).nr
-    panels = weight_panels(value.reshape(k_len, n_len), nr)
+    x, panels = _whole_words(bb, x), weight_panels(value.reshape(k_len, n_len), nr)
     return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:-1], k_len, n_len, nr), [x, panels], "matmul")
 
 
@@ -50,14 +51,22 @@ def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax
     if (reason := unfit(call)) is not None:
         return Declined(reason)
     if value is None and str(w.ty.dtype) != "float32":
-        return Declined("bfloat16 weights that are no constants")
+        return Declined(f"{w.ty.dtype} weights that are no constants")
     out_c, in_c = ws[0], ws[3]
     nr = choose_tile(prod(xs[:3]), out_c, machine).nr
     if value is None:
         panels = bb.emit(relax.op.squeeze(packed_at_run_time(bb, w, 1, nr), [1, 2]))
     else:
         panels = weight_panels(value.reshape(out_c, in_c).T, nr)
+    x = _whole_words(bb, x)
     return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:3], in_c, out_c, nr), [x, panels], "conv1x1")
+
+
+def _whole_words(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Rows of bytes, made longer by those that a last word has too many: the weights are zeros there."""
+    shape = static_shape(x) or ()
+    more = -shape[-1] % WORD if str(x.ty.dtype) == "uint8" else 0
+    return bb.emit(relax.op.nn.pad(x, [0, 0] * (len(shape) - 1) + [0, more])) if more else x
 
 
 def gemm_te(data: te.Tensor, weight: te.Tensor, rows: tuple[int, ...], k_len: int, n_len: int, nr: int) -> te.Tensor:

@@ -31,7 +31,7 @@ _UNFIT = "an open or empty shape, another layout than NHWC, or another type than
 
 
 def max_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined:
-    """`R.nn.max_pool2d`, NHWC, float32 or bfloat16 (compared in float32, which changes no value)."""
+    """`R.nn.max_pool2d`, NHWC, float32, bfloat16 or uint8 (compared in float32, which changes no value)."""
     return _pool(bb, call, machine, "max")
 
 
@@ -50,7 +50,7 @@ def _shape(call: relax.Call, dtypes: tuple[str, ...] = ("float32",)) -> tuple[in
 
 def _pool(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, kind: str) -> relax.Expr | Declined:
     attrs, (x,) = call.attrs, call.args
-    shape = _shape(call, ("float32", "bfloat16") if kind == "max" else ("float32",))
+    shape = _shape(call, ("float32", "bfloat16", "uint8") if kind == "max" else ("float32",))
     if shape is None:
         return Declined(_UNFIT)
     kernel = (int(attrs.pool_size[0]), int(attrs.pool_size[1]))
@@ -86,7 +86,7 @@ def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes
     """The loops; `kind` is "max" or "avg"."""
     batch, height, width, channels = (int(d) for d in data.shape)
     vector, copied = channel_vector(channels, 1, lanes)
-    fill = float("-inf") if kind == "max" else 0.0
+    fill = float("-inf") if kind == "max" and str(data.dtype) != "uint8" else 0.0
     source = padded_source(data, window, channels, copied, vector, fill, "pool")
     ky = te.reduce_axis((0, window.kernel[0]), name="ky")
     kx = te.reduce_axis((0, window.kernel[1]), name="kx")

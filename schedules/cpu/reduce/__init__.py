@@ -1,7 +1,9 @@
 """Reductions over axes that are not the last, CPU."""
 
-from tvmopt.schedules._operators.extremes import LOWERS
+from tvmopt.lowering.quantized import mean
+from tvmopt.schedules._operators.extremes import LOWERS as EXTREMES
 from tvmopt.schedules.cpu.reduce.schedule import apply, knobs, recognise
 
 NAME, VERSION = "reduce", 1
+LOWERS = {**EXTREMES, "relax.mean": mean}
 REREADS = True

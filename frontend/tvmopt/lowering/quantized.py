@@ -1,0 +1,96 @@
+"""Quantizing and dequantizing as loops of one element - for every kind of machine.
+
+    quantize     saturate(round_half_even(x / scale) + zero)      vmulps or vdivps, vminps, vmaxps, vcvtps2dq, vpmovdb
+    dequantize   (q - zero) * scale                               vpmovzxbd, vcvtdq2ps, vsubps, vmulps
+
+x is bounded while it is a float, so that a number beyond int32 saturates as well. A scale of 1 (FoldRequantization) is
+no division.
+
+A mean reads the bytes themselves and dequantizes them as it loads them: as an operator of its own, a dequantization is
+joined by TVM's FuseOps with the kernel that made the bytes, which then writes four times as much.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx, topi
+
+from tvmopt.lowering.common import call_fusable, constant, static_shape
+from tvmopt.targets import Machine
+
+RANGES = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
+
+
+def quantize(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.quantize` of float32 with one constant scale and zero point."""
+    found, kind = _params(bb, call), str(call.ty.dtype)
+    if found is None or kind not in RANGES or str(call.args[0].ty.dtype) != "float32":
+        return None
+    scale, zero = found
+    low, high = (tirx.const(float(bound - zero), "float32") for bound in RANGES[kind])
+
+    def value(x: Any) -> Any:
+        x = x if scale == 1.0 else x / tirx.const(scale, "float32")
+        whole = tirx.round(tirx.max(tirx.min(x, high), low)).astype("int32")
+        return (whole + tirx.const(zero, "int32") if zero else whole).astype(kind)
+
+    def compute(data: te.Tensor) -> te.Tensor:
+        return te.compute(data.shape, lambda *i: value(data(*i)), name="quantize")
+
+    return bb.call_te(compute, call.args[0], primfunc_name_hint="quantize")
+
+
+def dequantize(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.dequantize` to float32 with one constant scale and zero point."""
+    found = _params(bb, call)
+    if found is None or not _to_float32(call):
+        return None
+    return bb.call_te(lambda data: _real(data, *found), call.args[0], primfunc_name_hint="dequantize")
+
+
+def mean(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.mean` of numbers that are dequantized for it."""
+    x = bb.lookup_binding(call.args[0]) if isinstance(call.args[0], relax.Var) else None
+    if not isinstance(x, relax.Call) or x.op != tvm.ir.Op.get("relax.dequantize") or not _to_float32(x):
+        return None
+    found, dims = _params(bb, x), static_shape(call.args[0])
+    if found is None or dims is None or 0 in dims:
+        return None
+    axes = [int(a) % len(dims) for a in (range(len(dims)) if call.attrs.axis is None else call.attrs.axis)]
+
+    def compute(data: te.Tensor) -> te.Tensor:
+        total = topi.sum(_real(data, *found), axes, bool(call.attrs.keepdims))
+        share = tirx.const(1.0 / prod(dims[a] for a in axes), "float32")
+        return te.compute(total.shape, lambda *i: total(*i) * share, name="mean")
+
+    return call_fusable(bb, compute, [x.args[0]], "mean")
+
+
+def _to_float32(call: relax.Call) -> bool:
+    return str(call.args[0].ty.dtype) in RANGES and str(call.ty.dtype) == "float32"
+
+
+def _real(data: te.Tensor, scale: float, zero: int) -> te.Tensor:
+    """What bytes stand for."""
+
+    def value(*index: Any) -> Any:
+        number = data(*index).astype("float32")
+        return (number - tirx.const(float(zero), "float32") if zero else number) * tirx.const(scale, "float32")
+
+    return te.compute(data.shape, value, name="dequantize")
+
+
+def _params(bb: relax.BlockBuilder, call: relax.Call) -> tuple[float, int] | None:
+    """Scale, as float32 has it, and zero point; None where they are no single constants or the shape is open."""
+    scale, zero = (constant(bb, a) for a in call.args[1:3])
+    if scale is None or zero is None or scale.size != 1 or zero.size != 1 or static_shape(call.args[0]) is None:
+        return None
+    return float(np.float32(scale.reshape(-1)[0])), int(zero.reshape(-1)[0])
+
+
+LEGALIZERS = {"relax.quantize": quantize, "relax.dequantize": dequantize, "relax.mean": mean}
+KEEP = {"relax.dequantize": lambda call: True}

@@ -1,0 +1,128 @@
+"""Products of dequantized operands become integer products; what is not exact is left in floats, with a reason."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.passes.helpers import build, check_rewrite, ops
+from tvmopt.passes import ConvertIntegerProducts
+from tvmopt.report import DecisionLog
+
+op, nn, c = relax.op, relax.op.nn, relax.const
+RNG = np.random.default_rng(0)
+
+
+def data(x, scale=0.05, zero=9):
+    kind = str(x.ty.dtype)
+    return op.dequantize(x, c(np.float32(scale)), c(np.array(zero, kind), kind), axis=-1)
+
+
+def weight(*dims, kind="int8", channels=None, axis=0, zero=0):
+    """A dequantized constant; `channels`: scales along `axis`."""
+    low, high = (0, 255) if kind == "uint8" else (-128, 127)
+    w = RNG.integers(low, high + 1, dims).astype(kind)
+    scale = np.float32(0.01) if channels is None else (0.01 + RNG.random(channels) / 50).astype("float32")
+    zeros = np.array(zero, kind) if channels is None else np.full(channels, zero, kind)
+    return op.dequantize(c(w, kind), c(scale), c(zeros, kind), axis=axis)
+
+
+IMAGE = {"x": ((2, 8, 7, 9), "uint8")}
+SCALED = {"astype": 1, "multiply": 1}
+
+
+@pytest.mark.parametrize("channels", [None, 16])
+@pytest.mark.parametrize("zero", [0, 1, 128, 255])
+def test_convolution(zero, channels):
+    w = weight(16, 8, 3, 3, channels=channels)
+    mod = build(IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x, zero=zero)), bb.emit(w), padding=1, strides=2))
+    shifted = {"add": 1, "nn.pad": 1} if zero else {}
+    after = check_rewrite(ConvertIntegerProducts, mod, {"nn.conv2d": 1, **SCALED, **shifted}, tol=2e-6)
+    for binding in after["main"].body.blocks[0].bindings:
+        if "nn.pad" in str(binding.value):
+            assert float(binding.value.attrs.pad_value) == zero
+
+
+def test_an_unpadded_convolution_needs_no_border():
+    mod = build(IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(weight(16, 8, 1, 1))))
+    check_rewrite(ConvertIntegerProducts, mod, {"nn.conv2d": 1, **SCALED, "add": 1}, tol=2e-6)
+
+
+@pytest.mark.parametrize(("groups", "each"), [(2, 4), (8, 1)])
+def test_groups(groups, each):
+    w = weight(16, each, 3, 3)
+    mod = build(IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(w), padding=1, groups=groups))
+    check_rewrite(ConvertIntegerProducts, mod, {"nn.conv2d": 1, "nn.pad": 1, **SCALED, "add": 1}, tol=2e-6)
+
+
+def test_signed_data():
+    image = {"x": ((2, 8, 7, 9), "int8")}
+    mod = build(image, lambda bb, x: nn.conv2d(bb.emit(data(x, zero=-3)), bb.emit(weight(16, 8, 3, 3)), padding=1))
+    expected = {"nn.conv2d": 1, "nn.pad": 1, "astype": 3, "multiply": 1, "add": 2}
+    check_rewrite(ConvertIntegerProducts, mod, expected, tol=2e-6)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("channels", [None, 17])
+def test_product(channels, transposed):
+    dims, axis = ((17, 33), 0) if transposed else ((33, 17), 1)
+    w = weight(*dims, channels=channels, axis=axis)
+
+    def body(bb, x):
+        matrix = bb.emit(w)
+        return op.matmul(bb.emit(data(x)), bb.emit(op.permute_dims(matrix)) if transposed else matrix)
+
+    mod = build({"x": ((3, 5, 33), "uint8")}, body)
+    check_rewrite(ConvertIntegerProducts, mod, {"matmul": 1, **SCALED, "add": 1}, tol=2e-6)
+
+
+def test_a_weight_with_a_zero_point_of_its_own():
+    """uint8 around 128 is int8."""
+    w = weight(16, 8, 3, 3, kind="uint8", zero=128)
+    mod = build(IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x, zero=0)), bb.emit(w)))
+    check_rewrite(ConvertIntegerProducts, mod, {"nn.conv2d": 1, **SCALED}, tol=2e-6)
+
+
+def longest(bb, x):
+    w = op.dequantize(c(np.full((70_000, 2), -128, "int8"), "int8"), c(np.float32(0.1)), c(np.array(0, "int8"), "int8"))
+    return op.matmul(bb.emit(data(x)), bb.emit(w))
+
+
+def float_data(bb, x):
+    return nn.conv2d(bb.emit(op.astype(x, "float32")), bb.emit(weight(16, 8, 3, 3)))
+
+
+def float_weight(bb, x):
+    return nn.conv2d(bb.emit(data(x)), c(RNG.standard_normal((16, 8, 3, 3)).astype("float32")))
+
+
+REFUSED = {
+    "float data": (IMAGE, float_data, "1"),
+    "a float weight": (IMAGE, float_weight, "2"),
+    "a weight around another zero point": (
+        IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(weight(16, 8, 3, 3, kind="uint8", zero=100))), "3"
+    ),
+    "scales along the sum": (
+        {"x": ((3, 33), "uint8")},
+        lambda bb, x: op.matmul(bb.emit(data(x)), bb.emit(weight(33, 17, channels=33, axis=0))), "4",
+    ),
+    "a sum beyond int32": ({"x": ((1, 70_000), "uint8")}, longest, "5"),
+    "groups of no whole words": (
+        {"x": ((1, 6, 5, 5), "uint8")},
+        lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(weight(4, 3, 3, 3)), groups=2), "6",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case):
+    inputs, body, reason = REFUSED[case]
+    log, mod = DecisionLog(), build(inputs, body)
+    check_rewrite(ConvertIntegerProducts, mod)
+    ConvertIntegerProducts(log)(mod)
+    assert [d.reason[0] for d in log] == [reason]
+
+
+def test_a_float_model_is_not_talked_about():
+    log = DecisionLog()
+    mod = build({"x": (3, 8)}, lambda bb, x: op.matmul(x, c(RNG.standard_normal((8, 4)).astype("float32"))))
+    assert ops(ConvertIntegerProducts(log)(mod)) == ops(mod) and not list(log)

@@ -1,0 +1,103 @@
+"""The division of a quantization goes into the constants before it, through bounds and residuals."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.passes.helpers import build, ops, random_inputs, run
+from tvmopt.passes import FoldRequantization
+from tvmopt.report import DecisionLog
+
+op, nn, c = relax.op, relax.op.nn, relax.const
+RNG = np.random.default_rng(0)
+SHAPE = (2, 16, 5, 7)
+M = c((RNG.random((1, 16, 1, 1)) / 300).astype("float32"))
+B = c(RNG.standard_normal((1, 16, 1, 1)).astype("float32"))
+
+
+def up(x, scale=0.013, zero=31, kind="uint8"):
+    return op.quantize(x, c(np.float32(scale)), c(np.array(zero, kind), kind), axis=-1, out_dtype=kind)
+
+
+def down(x, scale=0.05, zero=9, kind="uint8"):
+    return op.dequantize(x, c(np.float32(scale)), c(np.array(zero, kind), kind), axis=-1)
+
+
+def real(bb, i):
+    """What ConvertIntegerProducts leaves of a product i."""
+    return bb.emit(op.add(bb.emit(op.multiply(bb.emit(op.astype(i, "float32")), M)), B))
+
+
+def relu6(bb, x):
+    return op.minimum(bb.emit(op.maximum(x, c(np.float32(0)))), c(np.float32(0.7)))
+
+
+ONE, TWO = {"i": (SHAPE, "int32")}, {"i": (SHAPE, "int32"), "q": (SHAPE, "uint8")}
+STEPS = {"astype": 1, "multiply": 1, "add": 1, "quantize": 1}
+CASES = {
+    "a bias": (ONE, lambda bb, i: real(bb, i), STEPS),
+    "relu": (ONE, lambda bb, i: nn.relu(real(bb, i)), {**STEPS, "nn.relu": 1}),
+    "bounds": (ONE, lambda bb, i: relu6(bb, real(bb, i)), {**STEPS, "maximum": 1, "minimum": 1}),
+    "clip": (ONE, lambda bb, i: op.clip(real(bb, i), -0.5, 0.7), {**STEPS, "clip": 1}),
+    "a residual": (
+        TWO, lambda bb, i, q: nn.relu(bb.emit(op.add(real(bb, i), bb.emit(down(q))))),
+        {**STEPS, "nn.relu": 1, "tvmopt.scaled_sum": 1},
+    ),
+    "a difference": (
+        TWO, lambda bb, i, q: op.subtract(bb.emit(down(q)), real(bb, i)), {**STEPS, "tvmopt.scaled_sum": 1},
+    ),
+    "two tensors of bytes": (
+        {"p": (SHAPE, "uint8"), "q": (SHAPE, "int8")},
+        lambda bb, p, q: op.add(bb.emit(down(p)), bb.emit(down(q, 0.03, -7, "int8"))),
+        {"tvmopt.scaled_sum": 1, "quantize": 1},
+    ),
+    "another scale": ({"q": (SHAPE, "uint8")}, lambda bb, q: down(q), {"tvmopt.scaled_sum": 1, "quantize": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rewrites(case):
+    inputs, body, expected = CASES[case]
+    mod = build(inputs, lambda bb, *xs: up(bb.emit(body(bb, *xs))))
+    after = FoldRequantization(DecisionLog())(mod)
+    assert dict(ops(after)) == expected
+    quantize = after["main"].body.blocks[0].bindings[-2].value
+    assert float(quantize.args[1].value.numpy()) == 1.0
+    values = [
+        RNG.integers(*((-900, 900) if a.dtype == "int32" else (0, 256)), a.shape).astype(a.dtype)
+        for a in random_inputs(mod)
+    ]
+    (a,), (b,) = run(after, values), run(mod, values)
+    differs = np.abs(a.astype(int) - b.astype(int))  # only a number on the line between two steps may move
+    assert differs.max() <= 1 and differs.mean() < 0.005 and len(np.unique(b)) > 20
+
+
+def shared(bb, i):
+    x = real(bb, i)
+    return up(x), x
+
+
+def other_function(bb, i):
+    return up(bb.emit(op.exp(real(bb, i))))
+
+
+def product_of_two(bb, i):
+    wide = bb.emit(op.astype(i, "float32"))
+    return up(bb.emit(op.multiply(wide, wide)))
+
+
+def broadcast(bb, i):
+    row = bb.emit(op.strided_slice(i, [3], [0], [1]))
+    return up(bb.emit(op.add(bb.emit(op.astype(row, "float32")), bb.emit(op.astype(i, "float32")))))
+
+
+@pytest.mark.parametrize("body", [shared, other_function, product_of_two, broadcast])
+def test_refusals(body):
+    log, mod = DecisionLog(), build(ONE, body)
+    assert ops(FoldRequantization(log)(mod)) == ops(mod)
+    assert [d.reason[0] for d in log] == ["1"]
+
+
+def test_a_scale_of_one_stays():
+    mod = build(ONE, lambda bb, i: up(real(bb, i), scale=1.0))
+    assert ops(FoldRequantization(DecisionLog())(mod)) == STEPS

@@ -1,0 +1,135 @@
+"""Whole quantised models through the pipeline: what lies in memory is bytes, and the numbers are the model's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from tvmopt import pipeline
+from tvmopt.importer import import_model
+from tvmopt.targets import Machine
+
+HOST = Machine.load("cpu").with_cores(2)
+Array = np.ndarray[Any, Any]
+
+
+class Net:
+    """Writes a QDQ graph as quantizers do: a pair around every tensor, weights as dequantized constants."""
+
+    def __init__(self, kind: str, per_channel: bool, seed: int = 0) -> None:
+        self.kind, self.per_channel, self.rng = kind, per_channel, np.random.default_rng(seed)
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, value: Array) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def node(self, op: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, [*inputs], [name], name=name, **attributes))
+        return name
+
+    def pair(self, x: str, scale: float, zero: int) -> str:
+        zero = zero if self.kind == "uint8" else zero - 128
+        own = [self.constant(np.float32(scale)), self.constant(np.array(zero, self.kind))]
+        return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *own), *own)
+
+    def weight(self, *dims: int, axis: int = 0) -> str:
+        count = dims[axis] if self.per_channel else 1
+        w = self.rng.integers(-127, 128, dims).astype("int8")
+        fan = np.prod(dims) / dims[axis]
+        scale = ((0.5 + self.rng.random(count)) / (60 * fan**0.5)).astype("float32")
+        own = [scale, np.zeros(count, "int8")] if self.per_channel else [scale[0], np.int8(0)]
+        return self.node("DequantizeLinear", self.constant(w), *map(self.constant, own), axis=axis)
+
+    def conv(self, x: str, o: int, i: int, k: int, stride: int = 1, group: int = 1) -> str:
+        bias = self.constant((self.rng.standard_normal(o) / 4).astype("float32"))
+        pads = [k // 2] * 4
+        return self.node(
+            "Conv", x, self.weight(o, i // group, k, k), bias, pads=pads, strides=[stride] * 2, group=group
+        )
+
+    def model(self, out: str, x: list[int], y: list[int]) -> Any:
+        real = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in (("x", x), (out, y))]
+        graph = helper.make_graph(self.nodes, "net", real[:1], real[1:], self.constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def residual(net: Net) -> Any:
+    """A stem, a maximum, a bottleneck with a shortcut of another scale, a concatenation, an average and a product."""
+    x = net.pair("x", 0.02, 120)
+    x = net.pair(net.node("Relu", net.conv(x, 16, 3, 7, 2)), 0.02, 0)
+    x = net.pair(net.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4), 0.02, 0)
+    a = net.pair(net.node("Relu", net.conv(x, 16, 16, 1)), 0.018, 0)
+    a = net.pair(net.conv(a, 32, 16, 3), 0.021, 131)
+    b = net.pair(net.conv(x, 32, 16, 1), 0.023, 127)
+    x = net.pair(net.node("Relu", net.node("Add", a, b)), 0.02, 0)
+    d = net.pair(net.conv(x, 32, 32, 3, group=32), 0.015, 121)
+    x = net.pair(net.node("Concat", x, d, axis=1), 0.02, 60)
+    x = net.pair(net.node("GlobalAveragePool", x), 0.01, 60)
+    x = net.pair(net.node("Flatten", x), 0.01, 60)
+    x = net.node("Gemm", x, net.weight(10, 64), net.constant(net.rng.standard_normal(10).astype("float32")), transB=1)
+    return net.model(x, [1, 3, 33, 31], [1, 10])
+
+
+def transformer(net: Net) -> Any:
+    """Rows through two products with GELU between, a residual and a norm, per tensor activations."""
+    x = net.pair("x", 0.03, 127)
+    h = net.node("MatMul", x, net.weight(32, 64, axis=1))
+    h = net.node("Add", h, net.constant((net.rng.standard_normal(64) / 4).astype("float32")))
+    erf = net.node("Erf", net.node("Div", h, net.constant(np.float32(2**0.5))))
+    half = net.node("Mul", h, net.node("Add", erf, net.constant(np.float32(1))))
+    h = net.pair(net.node("Mul", half, net.constant(np.float32(0.5))), 0.02, 17)
+    h = net.pair(net.node("MatMul", h, net.weight(64, 32, axis=1)), 0.03, 127)
+    out = net.node("Add", h, x)
+    return net.model(out, [1, 9, 32], [1, 9, 32])
+
+
+NETS = {"residual": residual, "transformer": transformer}
+
+
+def compiled(model: Any) -> tuple[Any, Any]:
+    low = pipeline.lower(import_model(model).module, HOST)
+    return low, relax.VirtualMachine(pipeline.build(low, HOST), tvm.cpu())
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("name", NETS)
+def test_numbers(name: str, kind: str, per_channel: bool) -> None:
+    """As far from float64 as onnxruntime without optimizations, which rounds after every operator, and a step."""
+    model = NETS[name](Net(kind, per_channel))
+    onnx.checker.check_model(model, full_check=True)
+    dims = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    low, vm = compiled(model)
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal(dims).astype("float32")
+        (expected,) = peer.run(None, {"x": x})
+        found = vm["main"](tvm.runtime.tensor(x))[0].numpy()
+        assert np.abs(found - expected).max() <= 0.03 * np.abs(expected).max()
+        assert np.abs(found - expected).mean() <= 0.002 * np.abs(expected).max()
+    assert "generic" not in {k.family for k in low.kernels}
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_no_float_lies_in_memory_between_the_first_quantization_and_the_last(kind: str) -> None:
+    low, _ = compiled(residual(Net(kind, True)))
+    main, floats = low.module["main"], set()
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            kind_of = binding.var.ty
+            if isinstance(kind_of, relax.TensorType) and str(kind_of.dtype) == "float32":
+                floats.add(tuple(int(d) for d in kind_of.shape.values))
+    assert floats == {(1, 10)}  # the output
