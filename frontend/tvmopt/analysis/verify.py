@@ -182,7 +182,7 @@ def in_child(
     try:
         for seed, one in feeds.items():
             progress(f"comparing with {described(seed)}")
-            examined = examine(examiner, seed, one, peers.get(seed), found, large)
+            examined = examine(examiner, seed, one, peers.get(seed), large)
             if examined is not None:
                 found.append(Trial(seed, examined.comparison, examined.kernel, examined.compared, examined.reference))
             if found and not found[-1].comparison.ok:
@@ -197,9 +197,8 @@ def in_child(
 
 
 def examine(
-    examiner: Examiner, seed: int, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None,
-    before: list[Trial], large: bool,
-) -> Examined | None:  # fmt: skip
+    examiner: Examiner, seed: int, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, large: bool
+) -> Examined | None:
     """One seed: the first in full, the others by onnxruntime where that is enough; None where an engine refuses it."""
     try:
         if seed == 0 and not (large and peer is not None):
@@ -208,8 +207,7 @@ def examine(
             return examiner.hostile(feeds, peer)
         if seed > 1 and peer is None:  # onnxruntime refuses these inputs
             return None
-        apart = max((_apart(t) for t in before if t.seed == 0), default=1.0)
-        return examiner.quickly(feeds, peer, max(1.0, 2 * apart))
+        return examiner.quickly(feeds, peer)
     except InputError:  # such inputs divide by zero, or lead out of a tensor: the compiled model says so
         return None
 
@@ -234,11 +232,6 @@ def examined(
 def _broken(feeds: Mapping[str, Array]) -> bool:
     """Whether an input has a value that is no number."""
     return any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in feeds.values())
-
-
-def _apart(trial: Trial) -> float:
-    """How far ours and onnxruntime's were apart, in units of what is allowed without a question."""
-    return max((o.excess for o in trial.comparison.outputs if np.isfinite(o.excess)), default=0.0)
 
 
 def peers_of(
