@@ -8,12 +8,13 @@ from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 
-def not_two_axes(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Declined:
-    """What a graph pass has left of transposed and of 3-d convolutions."""
-    if "transpose" in str(call.op.name):
-        dilated = any(int(d) > 1 for d in call.attrs.dilation)
-        return Declined("a dilated transposed convolution" if dilated else "a transposed convolution")
-    return Declined("a convolution of three axes")
+def other_form(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Declined:
+    """A transposed convolution, or one of one or three axes."""
+    axes = {"1": "one axis", "2": "two axes", "3": "three axes"}[str(call.op.name).partition("conv")[2][0]]
+    if "transpose" not in str(call.op.name):
+        return Declined(f"a convolution of {axes}")
+    dilated = "dilated " if any(int(d) > 1 for d in call.attrs.dilation) else ""
+    return Declined(f"a {dilated}transposed convolution of {axes}")
 
 
-LOWERS = {"relax.nn.conv2d_transpose": not_two_axes, "relax.nn.conv3d": not_two_axes}
+LOWERS = {f"relax.nn.conv{name}": other_form for name in ("1d", "3d", "1d_transpose", "2d_transpose", "3d_transpose")}
