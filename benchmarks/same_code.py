@@ -34,6 +34,7 @@ CORES = 2
 def hashes(model: Path, precision: str) -> dict[str, str]:
     """Hash of each kernel of a model, compiled for the target of that precision (:data:`TARGETS`)."""
     from tvmopt import pipeline
+    from tvmopt.compiler.kernels import compiled, named
     from tvmopt.importer import import_model
     from tvmopt.passes.lift_constants import lift_constants
     from tvmopt.report import DecisionLog
@@ -46,8 +47,9 @@ def hashes(model: Path, precision: str) -> dict[str, str]:
     lowered.module, _ = lift_constants(lowered.module)
     if machine.kind == "cuda":
         return cuda_hashes(pipeline.build(lowered, machine))
-    executable = pipeline.build(lowered, machine)
-    return assembly_hashes(next(m for m in executable.mod.imports if m.kind == "llvm").inspect_source("asm"))
+    run, _ = pipeline.plan_memory(lowered, machine)
+    code = (compiled(func, name, run.module, machine) for name, func in named(run.module))
+    return {name: digest for module in code for name, digest in assembly_hashes(module.inspect_source("asm")).items()}
 
 
 _FUNCTION = re.compile(
@@ -70,22 +72,23 @@ def assembly_hashes(text: str) -> dict[str, str]:
     >>> assembly_hashes(one) == assembly_hashes(one.replace("retq", "ud2"))
     False
 
-    What a function calls does:
+    What a function calls does. Where a kernel's loops are a function of their own, the checks of its arguments in front
+    of them do not: their error texts are shared within a module.
 
     >>> callee = "k_compute_:\n.Lfunc_begin1:\n\tnop\n\tretq\n.Lfunc_end1:\n"
     >>> caller = one.replace("retq", "callq\tk_compute_") + callee
     >>> assembly_hashes(caller) == assembly_hashes(caller.replace("nop", "ud2"))
     False
+    >>> assembly_hashes(caller) == assembly_hashes(caller.replace("\tjmp", "\tnop\n\tjmp"))
+    True
     """
     constants = {hit["label"]: hit["body"] for hit in _CONSTANT.finditer(text)}
     functions = {}
     for hit in _FUNCTION.finditer(text):
         functions[hit["name"]] = _plain(hit["body"], constants)
-    return {
-        name.removeprefix(_PREFIX): _hash(_with_callees(name, functions, ()))
-        for name in functions
-        if name.startswith(_PREFIX)
-    }
+    names = [name.removeprefix(_PREFIX) for name in functions if name.startswith(_PREFIX)]
+    loops = {name: f"{name}_compute_" if f"{name}_compute_" in functions else _PREFIX + name for name in names}
+    return {name: _hash(_with_callees(start, functions, ())) for name, start in loops.items()}
 
 
 def _plain(body: str, constants: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ are copied between guard pages.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -24,6 +25,7 @@ from fuzz.inputs import Array, Feeds
 
 def prepare_process(forks: bool) -> None:
     """Import the compiler and set up this process; `forks`: untrusted models, so keep the importer's forks."""
+    os.environ["TVMOPT_CACHE"] = "off"  # kernels of random graphs are of no use to anybody later
     sys.modules["torch"] = None  # type: ignore[assignment]  # TVM imports it where it can; forks would copy its memory
     from tvmopt.debug.forks import warm
     from tvmopt.runtime.library import Session

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tvmopt.errors import InputError, collect, reason
+from tvmopt.errors import InputError, TvmoptError, collect, reason
 
 
 def check_writable(*paths: str | Path | None) -> None:
@@ -133,6 +133,22 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text as UTF-8, whole or not at all."""
     with atomic_write(path) as file:
         file.write(text.encode())
+
+
+def private_cache(name: str) -> Path:
+    """A folder of this user's for what can be made again, `name` in it; nobody else may have put anything there.
+
+    Raises:
+        TvmoptError: none can be made.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmopt"
+    for base in (cache, Path(tempfile.gettempdir()) / f"tvmopt-{os.getuid()}"):
+        folder = base / name
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.stat().st_uid == os.getuid() and base.stat().st_uid == os.getuid():
+                return folder
+    raise TvmoptError("no folder for a cache can be written.", where=str(cache), fix="set XDG_CACHE_HOME")
 
 
 def array_format(path: str | Path) -> str:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -309,29 +309,51 @@ def planned(lowered: Lowered, machine: Machine) -> tvm.IRModule:
         return through([one for one in memory[:until] if not one.left_out(lowered.job.without)], lowered.module)
 
 
+Link = Callable[[Any], Any]
+"""From a `tvm.runtime.Module` of kernels, or None where there are none, to a `relax.VMExecutable`."""
+
+
 def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
     """Plan memory and generate code: a `relax.VMExecutable`.
 
     Args:
         cuda_graph: runs of kernels with static shapes are captured once as CUDA graphs and replayed.
     """
+    run, link = plan_memory(lowered, machine, cuda_graph)
+    kernels = bool(run.module.functions)
+    lower_loops(run, lowered.job)
+    return link(generate(run.module, machine) if kernels else None)
+
+
+def plan_memory(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> tuple[Run, Link]:
+    """Everything between :func:`lower` and the passes of loops: the kernels that are left, and what puts their code
+    together with the virtual machine's.
+    """
     config: dict[str, Any] = {"relax.backend.use_cuda_graph": cuda_graph} if machine.kind == "cuda" else BUILD_CONFIG
     parts = stages(lowered.job)
     number = sum(len(part.stages) for part in parts[:LOWERING])
     run = Run(lowered.module, lowered.job.without, watch=lowered.job.watch, seconds=lowered.seconds, number=number)
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
-        *planning, loops = parts[LOWERING:]
-        for part in planning:
+        for part in parts[LOWERING:-1]:
             run.through(part)
         builder = relax.ExecBuilder()
         left = tvm.get_global_func("relax.VMCodeGen")(builder, run.module)
         kernels = {gvar: func for gvar, func in left.functions_items() if isinstance(func, tirx.PrimFunc)}
         run.module = tvm.IRModule(kernels, attrs=left.attrs)
-        run.through(loops)
-        library = generate(run.module, machine) if kernels else None
-        constants = dict((left.attrs or {}).get("const_name_to_constant", {}))
+    constants = dict((left.attrs or {}).get("const_name_to_constant", {}))
+
+    def link(library: Any) -> Any:
         linked = tvm.get_global_func("relax.VMLink")(builder, machine.tvm_target(), library, [], constants)
-    return relax.VMExecutable(linked)
+        return relax.VMExecutable(linked)
+
+    return run, link
+
+
+def lower_loops(run: Run, job: Job) -> None:
+    """The last part of the list, for all kernels together."""
+    config = BUILD_CONFIG if job.machine.kind == "llvm" else {}
+    with job.machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=config):
+        run.through(stages(job)[-1])
 
 
 def compile_kernels(module: tvm.IRModule, machine: Machine) -> tvm.runtime.Executable:
@@ -412,6 +434,11 @@ def _finalized(module: tvm.IRModule, host: Any, device: Any) -> tvm.IRModule:
 
 def generate(module: tvm.IRModule, machine: Machine) -> Any:
     """Machine code of kernels that went through all stages: a `tvm.runtime.Module`."""
+    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3):
+        return _generate(module, machine)
+
+
+def _generate(module: tvm.IRModule, machine: Machine) -> Any:
     on_host, on_devices = CODEGEN.split_host_device_mods(module)
     return CODEGEN.tir_to_runtime(on_host, on_devices, _with_host(machine).host)
 

@@ -31,6 +31,7 @@ COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>
     "refit": "Put another model's weights into a compiled file, without compiling.",
     "tune": "Make a model faster than its analytic schedules: search, keep, go on.",
     "logs": "Tuning records: list, show, merge, prune, verify, export, import, curve.",
+    "cache": "Machine code kept of earlier compiles: list, prune, clear.",
     "nightly": "Tune, compile, verify and time a list of models every night; fail on what became slower.",
     "targets": "The machines tvmopt knows: list, show, detect this one.",
     "doctor": "Check versions, compiler, CPU, GPU and threads; say how to mend what is missing.",

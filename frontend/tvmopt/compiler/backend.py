@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tvmopt.compiler.request import Request
 from tvmopt.targets import Machine
+from tvmopt.toolchain.linking import export
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,14 @@ class Code:
     """
 
     executable: Any
+
+    def library(self, arch: str) -> bytes:
+        """The shared library for an instruction set.
+
+        Raises:
+            MissingDependency: there is no compiler that links for it. TvmoptError: it failed.
+        """
+        return export(self.executable, arch)
 
     def unfit(self, kernel: str) -> list[str]:
         """Why a kernel must not run with a recorded schedule."""

@@ -28,7 +28,6 @@ from tvmopt.errors import ArtifactError, ModelError, ScheduleError, collect
 from tvmopt.report import DecisionLog, Report
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.runtime.manifest import Manifest
-from tvmopt.toolchain.linking import export
 from tvmopt.tuning.logs import RecordLookup
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def _compile(request: Request, progress: Progress | None) -> tuple[Artifact, Rep
     program = lowered.program
     program.kernels = tuple(replace(k, launches=code.launches(k.name)) for k in program.kernels)
     with stages.stage("linking"):
-        library = export(code.executable, backend.arch(request.machine))
+        library = code.library(backend.arch(request.machine))
     notes = lookup.tell(program.log) if lookup else ()
     from tvmopt.compiler.flow import plan
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvmopt.errors import InputError, reason
-from tvmopt.files import check_writable, write_text
+from tvmopt.errors import InputError
+from tvmopt.files import check_writable, make_folder, write_text
 from tvmopt.targets import Machine
 
 
@@ -40,14 +40,9 @@ class Dumps:
         Raises:
             InputError: those that cannot be made or written.
         """
-        folders = sorted({*(folder for _, folder in (*self.after, *self.code)), self.everything} - {""})
-        for folder in folders:
-            try:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                fix = "give the name of a folder to write into"
-                raise InputError(f"cannot make the folder: {reason(error)}", where=folder, fix=fix) from error
-        check_writable(*(Path(folder) / "dump" for folder in folders))
+        for folder in sorted({*(folder for _, folder in (*self.after, *self.code)), self.everything} - {""}):
+            make_folder(folder)
+            check_writable(Path(folder) / "dump")
 
     def __bool__(self) -> bool:
         return bool(self.after or self.everything or self.code)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.compiler.backend import Code
 from tvmopt.compiler.request import Request
 from tvmopt.targets import Machine
-from tvmopt.toolchain.linking import find_linker
+from tvmopt.toolchain.cache import Cache
+from tvmopt.toolchain.linking import export, find_linker
+
+
+@dataclass(frozen=True)
+class LlvmCode(Code):
+    """The virtual machine's code, and the object file of each kernel by its name."""
+
+    objects: Mapping[str, bytes]
+
+    def library(self, arch: str) -> bytes:
+        return export(self.executable, arch, self.objects)
 
 
 class Llvm:
@@ -22,9 +35,18 @@ class Llvm:
         return machine.arch
 
     def generate(self, lowered: Any, request: Request) -> Code:
-        from tvmopt import pipeline
+        from tvm import IRModule
 
-        return Code(pipeline.build(lowered, request.machine))
+        from tvmopt import pipeline
+        from tvmopt.compiler.kernels import objects
+
+        machine = request.machine
+        run, link = pipeline.plan_memory(lowered, machine)
+        kernels = run.module
+        if run.watch is not None:  # it wants to see all of them together
+            pipeline.lower_loops(run, lowered.job)
+        made = objects(kernels, machine, Cache.default(), request.without)
+        return LlvmCode(link(pipeline.generate(IRModule(), machine)), made)
 
     def warnings(self, lowered: Any) -> tuple[str, ...]:
         return ()

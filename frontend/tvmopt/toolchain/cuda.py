@@ -13,13 +13,13 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tvmopt.errors import MissingDependency, TvmoptError
+from tvmopt.files import private_cache
 from tvmopt.targets import Machine
 from tvmopt.toolchain.linking import find_cc
 from tvmopt.toolchain.ptxas import Recorder, recording
@@ -98,25 +98,17 @@ def stub_folder() -> Path:
     Raises:
         MissingDependency: no C compiler. TvmoptError: it cannot compile ten lines of C.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmopt"
-    name = f"cuda-stub-{hashlib.sha256(_STUB.encode()).hexdigest()[:12]}"
-    for base in (cache, Path(tempfile.gettempdir()) / f"tvmopt-{os.getuid()}"):
-        folder = base / name
-        library = folder / "libcuda.so.1"
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if folder.stat().st_uid != os.getuid():
-                continue  # somebody else's: not to be loaded
-            if not library.exists():
-                part = folder / f".{os.getpid()}.part"
-                flags = ["-shared", "-fPIC", "-w", "-x", "c", "-", "-Wl,-soname,libcuda.so.1", "-o"]
-                command = [find_cc(), *flags, str(part)]
-                done = subprocess.run(command, input=_STUB, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    raise TvmoptError(f"the CUDA stub cannot be built: {done.stderr[:300]}", where=" ".join(command))
-                part.replace(library)
-            return folder
-    raise TvmoptError("no folder for the CUDA stub can be written.", where=str(cache), fix="set XDG_CACHE_HOME")
+    folder = private_cache(f"cuda-stub-{hashlib.sha256(_STUB.encode()).hexdigest()[:12]}")
+    library = folder / "libcuda.so.1"
+    if not library.exists():
+        part = folder / f".{os.getpid()}.part"
+        flags = ["-shared", "-fPIC", "-w", "-x", "c", "-", "-Wl,-soname,libcuda.so.1", "-o"]
+        command = [find_cc(), *flags, str(part)]
+        done = subprocess.run(command, input=_STUB, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TvmoptError(f"the CUDA stub cannot be built: {done.stderr[:300]}", where=" ".join(command))
+        part.replace(library)
+    return folder
 
 
 def environment(toolkit: Toolkit) -> dict[str, str]:

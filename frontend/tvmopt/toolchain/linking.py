@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,20 @@ from typing import Any
 from tvmopt.errors import MissingDependency, TvmoptError
 from tvmopt.runtime.pool import SOURCE
 from tvmopt.targets.detect import host_arch
+from tvmopt.toolchain.cache import Cache
 
 BFLOAT16 = SOURCE.with_name("bfloat16.c")
 
 _FLAGS = (
     "-shared", "-fPIC",
     "-s",  # the symbol table names temporary files
-    "-O2", "-pthread",  # for the pool's source; the rest is objects
+    "-pthread",
     "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,--hash-style=gnu", "-Wl,-O1",
 )  # fmt: skip
+
+
+_COMPILE = ("-fPIC", "-O2", "-pthread")
+"""For the sources that every library has: the pool of threads, and bfloat16 where it is used."""
 
 
 _ROOM = 16 << 20  # bytes that a link may need for objects and library; models of the suite need up to 4 MB
@@ -69,8 +75,11 @@ def find_linker(arch: str) -> tuple[str, ...]:
     )
 
 
-def export(executable: Any, arch: str) -> bytes:
+def export(executable: Any, arch: str, objects: Mapping[str, bytes] | None = None) -> bytes:
     """The shared library of a `relax.VMExecutable` for an instruction set.
+
+    Args:
+        objects: object files that are linked with it, in their order.
 
     Raises:
         MissingDependency: no C compiler, or none that links for `arch`.
@@ -83,7 +92,7 @@ def export(executable: Any, arch: str) -> bytes:
             fix = "free some space, or name another folder in TMPDIR"
             raise TvmoptError(f"the folder for temporary files has only {free >> 10} KB left.", where=folder, fix=fix)
         output = Path(folder) / "library.so"
-        executable.export_library(str(output), fcompile=Linker(linker), workspace_dir=folder)
+        executable.export_library(str(output), fcompile=Linker(linker, objects or {}), workspace_dir=folder)
         return output.read_bytes()
 
 
@@ -93,22 +102,47 @@ class Linker:
     output_format = "so"
     object_format = "o"
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.command = command
+    def __init__(self, command: Sequence[str], more: Mapping[str, bytes]) -> None:
+        self.command, self.more = command, more
 
     def __call__(self, output: str, objects: Sequence[str], options: Any = None, **_: Any) -> None:
         folder = os.path.dirname(output)
-        names = [os.path.relpath(name, folder) for name in objects]
-        shutil.copy(SOURCE, folder)  # relative names only: the library must not depend on where tvmopt is installed
-        sources = [SOURCE.name]
-        if any(b"__truncsfbf2" in Path(name).read_bytes() for name in objects):
-            shutil.copy(BFLOAT16, folder)
-            sources.append(BFLOAT16.name)
-        command = [*self.command, *_FLAGS, "-o", os.path.basename(output), *names, *sources, "-lm"]
+        contents = {os.path.relpath(name, folder): Path(name).read_bytes() for name in objects}
+        for number, data in enumerate(self.more.values()):
+            contents[f"kernel{number}.o"] = data
+            Path(folder, f"kernel{number}.o").write_bytes(data)
+        sources = [SOURCE]
+        if any(b"__truncsfbf2" in data for data in contents.values()):
+            sources.append(BFLOAT16)
+        helpers = [self._helper(source, Path(folder)) for source in sources]
+        self._run([*_FLAGS, "-o", os.path.basename(output), *contents, *helpers, "-lm"], folder)
+
+    def _helper(self, source: Path, folder: Path) -> str:
+        """The object of a source of ours, in the folder: compiled, or as it was kept. Names are relative, because the
+        library must not depend on where tvmopt is installed."""
+        shutil.copy(source, folder)
+        if source.suffix != ".c":
+            return source.name
+        name = f"{source.stem}.o"
+        compiler = Path(self.command[0])
+        status = compiler.stat()
+        identity = (str(compiler.resolve()), status.st_size, status.st_mtime_ns, self.command[1:], _COMPILE)
+        key = hashlib.sha256(repr((identity, source.read_text())).encode()).hexdigest()
+        cache = Cache.default()
+        kept = cache.get(key)
+        if kept is None:
+            self._run([*_COMPILE, "-c", source.name, "-o", name], str(folder))
+            cache.put(key, (folder / name).read_bytes())
+        else:
+            (folder / name).write_bytes(kept)
+        return name
+
+    def _run(self, arguments: Sequence[str], folder: str) -> None:
+        command = [*self.command, *arguments]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TvmoptError(
                 f"linking failed: {done.stderr.strip()[:500]}",
-                where=" ".join(command),
+                where=" ".join(command)[:2000],
                 fix="`tvmopt doctor` checks the compiler",
             )

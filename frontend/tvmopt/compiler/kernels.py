@@ -1,0 +1,111 @@
+"""Machine code of each kernel of a module, on all cores, and from the disk where it was made before - for `llvm.py`.
+
+A kernel is compiled under a name that stands for all, :data:`NAME`, and gets its own in the finished object: a kernel
+that another model has under another number, or a model twice, is the same file. The names of its tensors decide too:
+they stand in the messages of its checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+from tvmopt import pipeline
+from tvmopt.lowering import lower_extrema, math
+from tvmopt.passes import stages
+from tvmopt.targets import Machine
+from tvmopt.targets.detect import usable_cores
+from tvmopt.toolchain.cache import Cache
+
+NAME = "kernel".ljust(1000, "_")
+"""Stands for a kernel's name in the object that is kept. No name is longer: a kernel takes at most
+:data:`tvmopt.pipeline.MOST_FUSED` operators."""
+
+
+def objects(kernels: tvm.IRModule, machine: Machine, cache: Cache, without: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """Name of each kernel -> its object file.
+
+    Args:
+        kernels: before TVM's own passes of loops.
+        without: names of stages to leave out.
+    """
+    keys, wanted = dict[str, str](), dict[str, Any]()
+    for name, func in named(kernels):
+        text = tvm.ir.save_json(func.with_attr("global_symbol", NAME))
+        keys[name] = _key(text, machine, without)
+        wanted[keys[name]] = (len(text), func)
+    found = {key: data for key in wanted if (data := cache.get(key)) is not None}
+    missing = sorted(wanted.keys() - found.keys(), key=lambda key: (-wanted[key][0], key))  # the longest first
+    with ThreadPoolExecutor(max(1, usable_cores())) as threads:  # TVM and LLVM work without Python's lock
+        made = threads.map(lambda key: _object(compiled(wanted[key][1], NAME, kernels, machine, without)), missing)
+        for key, data in zip(missing, made, strict=True):
+            cache.put(key, data)
+            found[key] = data
+    if missing:
+        cache.tidy()
+    return {name: _named(found[key], name) for name, key in keys.items()}
+
+
+def named(kernels: tvm.IRModule) -> list[tuple[str, Any]]:
+    """The kernels of a module, by name, in the order of their names."""
+    found = {gvar.name_hint: func for gvar, func in kernels.functions_items()}
+    return sorted(found.items())
+
+
+def compiled(
+    func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...] = ()
+) -> tvm.runtime.Module:
+    """LLVM's module of one kernel of `whole`, under a name."""
+    alone = tvm.IRModule({name: func.with_attr("global_symbol", name)}, attrs=whole.attrs)
+    kept = [one for one in pipeline.loop_stages(machine) if not one.left_out(without)]
+    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=pipeline.BUILD_CONFIG):
+        lowered = stages.through(kept, alone)
+    functions = {  # TVM takes the only function of a module for its entry, and writes a second one
+        gvar: one.without_attr("tirx.is_entry_func") for gvar, one in lowered.functions_items()
+    }
+    return pipeline.generate(tvm.IRModule(functions, attrs=lowered.attrs), machine)
+
+
+def _object(module: tvm.runtime.Module) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="tvmopt-kernel-") as folder:
+        path = Path(folder) / "kernel.o"
+        module.write_to_file(str(path), "o")
+        return path.read_bytes()
+
+
+def _named(data: bytes, name: str) -> bytes:
+    """The object with a kernel's real name, padded with zeros: names in it end with one."""
+    own = name.encode()
+    assert len(own) < len(NAME), f"a kernel's name has {len(own)} characters"
+    return data.replace(NAME.encode(), own.ljust(len(NAME), b"\0"))
+
+
+def _key(text: str, machine: Machine, without: tuple[str, ...]) -> str:
+    """Hash of everything that decides the code of a kernel, its name excepted."""
+    parts: Mapping[str, Any] = {
+        "loops": text,
+        "target": str(machine.tvm_target()),
+        "config": repr(pipeline.BUILD_CONFIG),
+        "without": repr(without),
+        "versions": f"{tvm.__version__} {tvm_ffi.__version__}",
+        "our passes": _our_passes(),
+    }
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
+
+
+@cache
+def _our_passes() -> str:
+    """Hash of the sources of ours that decide what becomes of loops from here on."""
+    digest = hashlib.sha256()
+    for module in (pipeline, stages, lower_extrema, math):
+        assert module.__file__ is not None
+        digest.update(Path(module.__file__).read_bytes())
+    return digest.hexdigest()
