@@ -159,6 +159,13 @@ def test_resize_by_scales(mode: str, scales: tuple[float, ...]) -> None:
     compare("Resize", inputs, weights=(2,), mode=mode)
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_resize_to_one_element(mode: str) -> None:
+    """pytorch_half_pixel takes the first element there."""
+    inputs = [normal(1, 2, 2, 9), None, np.array([1, 1, 0.5, 1.7], np.float32)]
+    compare("Resize", inputs, weights=(2,), mode=mode, coordinate_transformation_mode="pytorch_half_pixel")
+
+
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
 def test_pad(mode: str) -> None:
     pads = np.array([0, 1, 2, 0, 2, 1], np.int64)

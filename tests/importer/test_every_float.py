@@ -68,3 +68,47 @@ def test_windows_of_every_float(dtype: str) -> None:
     found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})
     for name, want in Oracle(model).run({"x": x}).items():
         assert np.abs(found[name].astype("float64") - want).max() <= TYPES[dtype] * np.abs(want).max(), name
+
+
+@pytest.mark.parametrize("own", ["float32", "same"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_batch_norm_of_parameters_that_are_inputs(dtype: str, own: str) -> None:
+    """Its result is of the input's type, whatever the type of the parameters."""
+    kind = numpy_dtype(dtype)
+    other = kind if own == "same" else np.dtype(np.float32)
+    names, rng = ("scale", "bias", "mean", "variance"), np.random.default_rng(2)
+    value = helper.make_tensor_value_info
+    number, second = helper.np_dtype_to_tensor_dtype(kind), helper.np_dtype_to_tensor_dtype(other)
+    graph = helper.make_graph(
+        [helper.make_node("BatchNormalization", ["x", *names], ["y"])], "g",
+        [value("x", number, [2, 7, 3, 5]), *(value(n, second, [7]) for n in names)], [value("y", number, None)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    feeds = {"x": rng.standard_normal((2, 7, 3, 5)).astype(kind)}
+    feeds |= {n: np.abs(rng.standard_normal(7) + 2).astype(other) for n in names}
+    found, want = (
+        tvmopt.compile(model, verify=False, records=False).model.run(feeds)["y"],
+        Oracle(model).run(feeds)["y"],
+    )
+    assert found.dtype == kind
+    assert np.abs(found.astype("float64") - want).max() <= TYPES[dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_positions_in_16_bits(op: str, dtype: str) -> None:
+    """The first of equals, the first NaN."""
+    kind = numpy_dtype(dtype)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], [f"y{axis}"], axis=axis, keepdims=0) for axis in (0, 1)], "g",
+        [value("x", helper.np_dtype_to_tensor_dtype(kind), [9, 17])],
+        [value("y0", 7, [17]), value("y1", 7, [9])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    x = np.random.default_rng(3).integers(-4, 4, (9, 17)).astype(kind)
+    x[4, 5] = np.nan
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})
+    choose = np.argmax if op == "ArgMax" else np.argmin
+    for axis in (0, 1):
+        np.testing.assert_array_equal(found[f"y{axis}"], choose(x.astype("float32"), axis))

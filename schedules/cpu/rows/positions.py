@@ -24,6 +24,8 @@ from tvmopt.targets import Machine
 
 Expr = Any
 DTYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+LOW_FLOATS = ("float16", "bfloat16")
+"""Compared in float32, which has every one of their numbers."""
 POSITION = "int32"
 
 
@@ -91,8 +93,10 @@ def _extreme_at(highest: bool) -> Callable[[relax.BlockBuilder, relax.Call, Mach
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x, out = call.args[0], static_shape(call)
         shape, dtype = static_shape(x), str(x.ty.dtype)
-        if not shape or out is None or 0 in shape or dtype not in DTYPES or prod(shape) >= 2**31:
+        if not shape or out is None or 0 in shape or dtype not in (*DTYPES, *LOW_FLOATS) or prod(shape) >= 2**31:
             return Declined(f"an open or empty shape, or the type {dtype}")
+        if dtype in LOW_FLOATS:
+            x, dtype = bb.emit(relax.op.astype(x, "float32")), "float32"
         axis = call.attrs.axis
         first, after = (0, len(shape)) if axis is None else (int(axis) % len(shape), int(axis) % len(shape) + 1)
         name = "argmax" if highest else "argmin"

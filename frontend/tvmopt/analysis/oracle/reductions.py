@@ -29,10 +29,19 @@ def _reduced(function: Reduce) -> Operator:
 
 def _mean(x: Array, axes: tuple[int, ...], keep: bool) -> Array:
     if x.dtype.kind in "iu":
-        total = x.astype(np.int64).sum(axes, keepdims=keep)
-        count = max(1, prod(x.shape[a] for a in axes))
-        return np.asarray(np.trunc(total / count))
+        total = x.sum(axes, keepdims=keep, dtype=np.uint64 if x.dtype == np.uint64 else np.int64)
+        count = total.dtype.type(max(1, prod(x.shape[a] for a in axes)))
+        floor, rest = np.divmod(total, count)
+        return np.asarray(floor + ((total < 0) & (rest != 0))).astype(x.dtype)  # towards zero
     return np.asarray(x.mean(axes, keepdims=keep))
+
+
+def _root_of_squares(x: Array, axes: tuple[int, ...], keep: bool) -> Array:
+    if x.dtype.kind == "f":
+        return np.asarray(np.sqrt(np.square(x).sum(axes, keepdims=keep)))
+    root = np.sqrt(np.square(x.astype(np.float64)).sum(axes, keepdims=keep))
+    top = int(np.iinfo(x.dtype).max)
+    return np.asarray(np.minimum(root, float(top) if int(float(top)) <= top else np.nextafter(float(top), 0.0)))
 
 
 def _extreme(name: str) -> Reduce:
@@ -182,9 +191,7 @@ TABLE: dict[str, Operator] = {
     "ReduceMin": _reduced(_extreme("min")),
     "ReduceProd": _reduced(lambda x, a, k: x.prod(a, keepdims=k, dtype=x.dtype)),
     "ReduceL1": _reduced(lambda x, a, k: np.abs(x).sum(a, keepdims=k, dtype=x.dtype)),
-    "ReduceL2": _reduced(
-        lambda x, a, k: np.sqrt(np.square(x.astype(np.result_type(x, np.float32))).sum(a, keepdims=k))
-    ),
+    "ReduceL2": _reduced(_root_of_squares),
     "ReduceSumSquare": _reduced(lambda x, a, k: np.square(x).sum(a, keepdims=k, dtype=x.dtype)),
     "ReduceLogSum": _reduced(lambda x, a, k: np.log(x.sum(a, keepdims=k))),
     "ReduceLogSumExp": _reduced(_log_sum_exp),

@@ -22,8 +22,8 @@ def _coordinates(mode: str, length: int, number: int, scale: float, region: tupl
         if number == 1:
             return np.full(1, (high + low) * (length - 1) / 2)
         return low * (length - 1) + x * (high - low) * (length - 1) / (exact - 1)
-    if mode == "pytorch_half_pixel" and number == 1:
-        return np.full(1, -0.5)
+    if mode == "pytorch_half_pixel" and exact <= 1:
+        return np.zeros(number)
     if mode == "half_pixel_symmetric":
         return length / 2 * (1 - number / exact) + (x + 0.5) / scale - 0.5
     if mode == "tf_half_pixel_for_nn":

@@ -1,6 +1,4 @@
-"""What detection networks need: NonMaxSuppression, RoiAlign by maximum, MaxPool with indices, TopK of
-unsigned integers.
-"""
+"""What detection networks need: NonMaxSuppression, RoiAlign, MaxPool with indices, TopK of unsigned integers."""
 
 from __future__ import annotations
 
@@ -12,6 +10,9 @@ from tvm import relax, te, tirx
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
+
+SAMPLES = 1 << 12
+"""The most samples of a bin along an axis, where their number follows from the region's size."""
 
 
 def _scalar(ctx: Context, expr: Any, what: str, default: float) -> float:
@@ -55,55 +56,69 @@ def non_max_suppression(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str,
 
 
 def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """RoiAlign; mode "max" takes the largest weighted corner of all samples of a bin, as onnxruntime does."""
+    """RoiAlign; mode "max" takes the largest weighted corner of all samples of a bin, as onnxruntime does.
+
+    TVM's own converter moves a region by half a pixel before it scales it; ONNX scales first.
+    """
     b = Build(bb, ctx.name)
     x, rois, batch = inputs[0], inputs[1], within(b, ctx, 2, "the number of a picture", 0, shape_of(inputs[0])[0] - 1)
-    if attrs.get("mode", "avg") != "max":
-        return ctx.stock([x, rois, batch], attrs)
     batch = b.cast(batch, "int32")
-    ratio = attrs.get("sampling_ratio", 0)
-    if ratio <= 0:
-        raise ctx.unsupported("mode='max' with an adaptive sampling_ratio", "export with sampling_ratio > 0")
+    ratio, most = attrs.get("sampling_ratio", 0), attrs.get("mode", "avg") == "max"
     _, channels, height, width = shape_of(x)
     rows, columns = attrs.get("output_height", 1), attrs.get("output_width", 1)
     scale = attrs.get("spatial_scale", 1.0)
     half = ctx.opset >= 16 and attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     shift = 0.5 if half else 0.0
 
-    def roi_align_max(data: Any, regions: Any, owner: Any) -> Any:
+    def sampled(data: Any, regions: Any, owner: Any) -> Any:
         dtype = data.dtype
 
         def number(value: Any) -> Any:
             return tirx.const(value, dtype) if isinstance(value, int | float) else tirx.Cast(dtype, value)
 
-        def axis(region: Any, column: int, bins: int, place: Any, sample: Any, size: int) -> tuple[Any, ...]:
+        def line(region: Any, column: int, bins: int) -> tuple[Any, Any, Any]:
+            """Where a region begins along an axis, the width of a bin, and how many samples a bin has."""
             begin = regions(region, column) * number(scale) - number(shift)
             end = regions(region, column + 2) * number(scale) - number(shift)
             extent = end - begin if half else te.max(end - begin, number(1.0))
             step = extent / number(float(bins))
-            at = begin + number(place) * step + (number(sample) + number(0.5)) * step / number(float(ratio))
+            if ratio > 0:
+                return begin, step, tirx.const(ratio, "int32")
+            few = te.max(te.min(tirx.ceil(step), number(float(SAMPLES))), number(1.0))
+            return begin, step, tirx.Cast("int32", tirx.Select(step > number(0.0), few, number(1.0)))
+
+        def axis(region: Any, column: int, bins: int, place: Any, sample: Any, size: int) -> tuple[Any, ...]:
+            begin, step, samples = line(region, column, bins)
+            at = begin + number(place) * step + (number(sample) + number(0.5)) * step / number(samples)
             outside = tirx.any(at < number(-1.0), at > number(float(size)))
-            at = te.max(at, number(0.0))
-            low = te.max(te.min(tirx.Cast("int32", at), size - 1), 0)
+            if ratio <= 0:  # a region without extent has no samples; a loop of no steps would leave its result unset
+                outside = tirx.any(outside, step <= number(0.0))
+            inside = tirx.Select(tirx.all(at > number(0.0), at < number(float(size))), at, number(0.0))
+            low = te.min(tirx.Cast("int32", inside), size - 1)
             high = te.min(low + 1, size - 1)
-            part = tirx.Select(low >= size - 1, number(0.0), at - number(low))
+            part = tirx.Select(low >= size - 1, number(0.0), te.max(at, number(0.0)) - number(low))
             return outside, low, high, part
 
-        iy, ix = te.reduce_axis((0, ratio), "iy"), te.reduce_axis((0, ratio), "ix")
-
         def one(r: Any, c: Any, i: Any, j: Any) -> Any:
+            down, across = line(r, 1, rows)[2], line(r, 0, columns)[2]
+            iy, ix = te.reduce_axis((0, down), "iy"), te.reduce_axis((0, across), "ix")
             out_y, y0, y1, fy = axis(r, 1, rows, i, iy, height)
             out_x, x0, x1, fx = axis(r, 0, columns, j, ix, width)
             n, gy, gx = owner(r), number(1.0) - fy, number(1.0) - fx
-            best = te.max(
-                te.max(data(n, c, y0, x0) * gy * gx, data(n, c, y0, x1) * gy * fx),
-                te.max(data(n, c, y1, x0) * fy * gx, data(n, c, y1, x1) * fy * fx),
-            )
-            return te.max(tirx.Select(tirx.any(out_y, out_x), number(0.0), best), axis=[iy, ix])
+            corners = [
+                data(n, c, y0, x0) * gy * gx, data(n, c, y0, x1) * gy * fx,
+                data(n, c, y1, x0) * fy * gx, data(n, c, y1, x1) * fy * fx,
+            ]  # fmt: skip
+            value = te.max(te.max(corners[0], corners[1]), te.max(corners[2], corners[3])) if most else sum(corners)
+            value = tirx.Select(tirx.any(out_y, out_x), number(0.0), value)
+            if most:
+                return te.max(value, axis=[iy, ix])
+            return te.sum(value / number(down * across), axis=[iy, ix])
 
         return te.compute((shape_of(rois)[0], channels, rows, columns), one, name="roi_align")
 
-    return b.te(roi_align_max, x, rois, batch)
+    sampled.__name__ = f"roi_align_{'max' if most else 'avg'}"
+    return b.te(sampled, x, rois, batch)
 
 
 def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

@@ -75,13 +75,18 @@ def rms_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
 
 def batch_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """BatchNormalization; in training mode with the batch's own statistics, and the running ones updated."""
-    if not attrs.get("training_mode", 0):
-        return ctx.stock(inputs, attrs)
     b = Build(bb, ctx.name)
     x, scale, bias, mean, variance = (inputs[i] for i in range(5))
-    shape = shape_of(x)
+    shape, dtype = shape_of(x), dtype_of(x)
     axes = [i for i in range(len(shape)) if i != 1]
     channel = (1, shape[1], *[1] * (len(shape) - 2))
+    if not attrs.get("training_mode", 0):
+        known = all(dtype_of(v) == dtype and ctx.array(v) is not None for v in (scale, bias, mean, variance))
+        if known or dtype not in LOW_FLOATS:
+            return ctx.stock(inputs, attrs)
+        scale, bias, mean, variance = (b.reshape(b.wide(v), channel) for v in (scale, bias, mean, variance))
+        inverse = b.emit(relax.op.rsqrt(b.add(variance, attrs.get("epsilon", 1e-5))))
+        return b.cast(b.add(b.mul(b.sub(b.wide(x), mean), b.mul(inverse, scale)), bias), dtype)
     momentum = attrs.get("momentum", 0.9)
     own_mean = b.mean(x, axes, True)
     centred = b.sub(x, own_mean)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,16 @@ def _reduce(name: str) -> Converter:
     return convert
 
 
+def largest_double(dtype: str) -> float:
+    """The largest double that an integer type holds.
+
+    >>> largest_double("uint8"), largest_double("int64") < 2.0**63
+    (255.0, True)
+    """
+    top = int(np.iinfo(dtype).max)
+    return float(top) if int(float(top)) <= top else float(np.nextafter(float(top), 0.0))
+
+
 def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
     """The reduction in Relax operators; float16 and bfloat16 are summed in float32."""
     dtype = dtype_of(x)
@@ -75,15 +86,15 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
             return b.cast(b.emit(_OPS[name](b.cast(x, "int8"), axes, keep)), "bool")
         return _OPS[name](x, axes, keep)
     wide = b.wide(x)
-    if name in ("ReduceLogSum", "ReduceLogSumExp") and not is_float(dtype):
-        wide = b.cast(x, "float64")
+    if name in ("ReduceLogSum", "ReduceLogSumExp", "ReduceL2") and not is_float(dtype):
+        wide = b.cast(x, "float64")  # the root of a sum of squares fits where the squares do not
 
     def fold(op: Callable[..., Any], value: Any) -> Any:
         return b.emit(op(value, axes, keep)) if axes else value
 
     if name == "ReduceMean" and not is_float(dtype):  # C's division, as in onnxruntime: towards zero
-        elements = int(np.prod([shape_of(x)[a] for a in axes]))
-        out = b.emit(relax.op.divide(fold(relax.op.sum, x), const(elements, dtype)))
+        wide, elements = b.cast(x, "uint64" if dtype == "uint64" else "int64"), math.prod(shape_of(x)[a] for a in axes)
+        out = b.emit(relax.op.divide(fold(relax.op.sum, wide), const(elements, dtype_of(wide))))
     elif name in _OPS:
         out = fold(_OPS[name], wide)
     elif name == "ReduceL1":
@@ -91,8 +102,9 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
     elif name == "ReduceSumSquare":
         out = fold(relax.op.sum, b.mul(wide, wide))
     elif name == "ReduceL2":
-        square = fold(relax.op.sum, b.mul(wide, wide))
-        out = b.cast(b.emit(relax.op.sqrt(square if is_float(dtype_of(square)) else b.cast(square, "float32"))), dtype)
+        out = b.emit(relax.op.sqrt(fold(relax.op.sum, b.mul(wide, wide))))
+        if not is_float(dtype):
+            out = b.minimum(out, largest_double(dtype))
     elif name == "ReduceLogSum":
         out = b.emit(relax.op.log(fold(relax.op.sum, wide)))
     else:  # log-sum-exp, with the maximum taken out; an infinite maximum is left in

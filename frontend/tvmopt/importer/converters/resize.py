@@ -47,7 +47,7 @@ def source_positions(axis: Axis, mode: str) -> Array:
             return np.full_like(x, (begin + end) * (size - 1) / 2)
         return begin * (size - 1) + x * (end - begin) * (size - 1) / (length - 1)
     if mode == "pytorch_half_pixel" and length <= 1:
-        return np.full_like(x, -0.5)
+        return np.zeros_like(x)
     half = (x + 0.5) / scale - 0.5
     if mode == "half_pixel_symmetric":
         return size / 2 * (1 - axis.out / length) + half

@@ -1,0 +1,75 @@
+"""RoiAlign against onnxruntime: both modes, both kinds of coordinates, fixed and adaptive numbers of samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import tvmopt
+
+
+def model_and_feeds(x, rois, opset=16, **attributes):
+    """The regions are inputs, all of picture 0."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("RoiAlign", ["x", "r", "b"], ["y"], **attributes)],
+        "g",
+        [value("x", 1, x.shape), value("r", 1, rois.shape), value("b", TensorProto.INT64, [len(rois)])],
+        [value("y", 1, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return model, {"x": x, "r": rois, "b": np.zeros(len(rois), "int64")}
+
+
+def ours(x, rois, **options):
+    model, feeds = model_and_feeds(x, rois, **options)
+    return tvmopt.compile(model, verify=False, records=False).model.run(feeds)["y"]
+
+
+def theirs(x, rois, **options):
+    model, feeds = model_and_feeds(x, rois, **options)
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+
+
+def boxes(rng, count, reach):
+    corners = rng.uniform(-2, reach + 2, (count, 2, 2)).astype("float32")
+    return np.concatenate([corners.min(1), corners.max(1)], 1)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize("size", [(2, 1), (7, 17)])
+def test_regions_are_scaled_before_they_are_moved(mode, coordinates, size):
+    scale, rng = 0.735, np.random.default_rng(size)
+    x = rng.standard_normal((1, 3, *size)).astype("float32")
+    tiny = np.array([[0, 0, 0, 0], [0.25, 0.7, 0.5, 0.73]], "float32")
+    rois = np.concatenate([boxes(rng, 8, max(size) / scale), tiny])
+    for ratio in (0, 3):
+        options = {
+            "mode": mode, "coordinate_transformation_mode": coordinates, "spatial_scale": scale,
+            "sampling_ratio": ratio, "output_height": 3, "output_width": 2,
+        }  # fmt: skip
+        np.testing.assert_allclose(ours(x, rois, **options), theirs(x, rois, **options), rtol=2e-4, atol=2e-5)
+
+
+def test_older_opsets_do_not_move_by_half_a_pixel():
+    x = np.random.default_rng(0).standard_normal((1, 2, 8, 8)).astype("float32")
+    rois = np.array([[0.5, 1.25, 6.0, 7.5], [1, 1, 1.2, 1.3]], "float32")
+    options = {"opset": 15, "spatial_scale": 0.5, "output_height": 2, "output_width": 2}
+    np.testing.assert_allclose(ours(x, rois, **options), theirs(x, rois, **options), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, 1e30])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_coordinates_that_are_no_numbers_stay_inside(wrong, mode):
+    """Whatever a region says, the picture is read inside, and other regions keep their values."""
+    x = np.random.default_rng(0).standard_normal((1, 2, 8, 8)).astype("float32")
+    good = np.array([[0.5, 1.25, 6.0, 7.5]], "float32")
+    options = {"mode": mode, "sampling_ratio": 2, "output_height": 2, "output_width": 2}
+    for column in (0, 3):
+        bad = good.copy()
+        bad[0, column] = wrong
+        found = ours(x, np.concatenate([bad, good]), **options)
+        np.testing.assert_allclose(found[1:], theirs(x, good, **options), rtol=1e-4, atol=1e-5)
