@@ -12,6 +12,7 @@ import onnx
 from fuzz.engine import Overwritten, compiled
 from fuzz.inputs import OUTSIDE, feeds_of, kinds_for
 from fuzz.reference import Reference, Unable
+from fuzz.verdict import Verdicts
 
 Say = Callable[[str], None]
 
@@ -37,7 +38,8 @@ class Finding:
     """What went wrong.
 
     Attributes:
-        kind: "death", "hang", "exception", "refused", "memory", "wrong", "nan", "error".
+        kind: "death", "hang", "exception", "refused", "memory", "error"; "wrong", or the kind of inputs: wrong numbers;
+            "alarm": the judge refuses numbers that seem right; "accepted": it accepts numbers that seem wrong.
         inputs: the kind of inputs, where it showed in a run.
     """
 
@@ -98,8 +100,9 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
             reference = Reference(model, options.precision)
         except Unable:
             outcome.unjudged = 1
+    verdicts = Verdicts(model, engine.model) if reference is not None else None
     for kind in options.kinds or kinds_for(model):
-        found = _run(model, engine, reference, kind, options.seed, say, outcome)
+        found = _run(model, engine, reference, verdicts, kind, options.seed, options.valid, say, outcome)
         if found:
             outcome.findings.append(found)
     if outcome.findings:
@@ -108,8 +111,9 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
 
 
 def _run(
-    model: onnx.ModelProto, engine: Any, reference: Reference | None, kind: str, seed: int, say: Say, outcome: Outcome
-) -> Finding | None:
+    model: onnx.ModelProto, engine: Any, reference: Reference | None, verdicts: Verdicts | None, kind: str, seed: int,
+    valid: bool, say: Say, outcome: Outcome,
+) -> Finding | None:  # fmt: skip
     """One run of one kind of inputs."""
     from tvmopt.errors import TvmoptError
 
@@ -129,19 +133,30 @@ def _run(
         refusal = str(error)
     except Exception as error:
         return Finding("exception", _told(error), kind)
-    if reference is None:
+    if reference is None or verdicts is None:
         return None
     say(f"reference: {kind}")
     try:
         expected = reference.run(feeds)
     except Unable:
         return None
-    if refusal:
-        return None if kind == OUTSIDE else Finding("error", f"the run is refused: {refusal}", kind)
+    if refusal:  # the oracle alone divides by zero and goes on
+        allowed = kind == OUTSIDE or reference.session is None
+        return None if allowed else Finding("error", f"the run is refused: {refusal}", kind)
     problem = reference.agrees(expected, found, feeds)
-    if not problem:
+    say(f"judge: {kind}")
+    try:
+        judged = verdicts.problem(feeds, expected if reference.session is not None else None)
+    except Exception as error:
+        return Finding("exception", f"the judge: {_told(error)}", kind)
+    if not problem and not judged:
         return None
-    return Finding("wrong" if kind in ("normal", "offset", "edge", OUTSIDE) else kind, problem, kind)
+    if judged and not problem:
+        return Finding("alarm", judged, kind) if valid else None
+    if problem and judged == "":
+        return Finding("accepted", problem, kind)
+    text = f"{problem}\nthe judge: {judged}"
+    return Finding("wrong" if kind in ("normal", "offset", "edge", OUTSIDE) else kind, text, kind)
 
 
 def _parsed(data: bytes) -> onnx.ModelProto | None:

@@ -203,7 +203,7 @@ def examine(
     try:
         if seed == 0 and not (large and peer is not None):
             return examiner.fully(feeds, peer)
-        if _broken(feeds):
+        if broken(feeds):
             return examiner.hostile(feeds, peer)
         if seed > 1 and peer is None:  # onnxruntime refuses these inputs
             return None
@@ -226,10 +226,10 @@ def examined(
     model = Model(artifact if isinstance(artifact, Artifact) else read(artifact))
     examiner = Examiner(model, "", prepared)
     mine = {i.name: feeds[i.name] for i in model.inputs}
-    return (examiner.hostile if _broken(mine) else examiner.thoroughly)(mine, peer).comparison
+    return (examiner.hostile if broken(mine) else examiner.thoroughly)(mine, peer).comparison
 
 
-def _broken(feeds: Mapping[str, Array]) -> bool:
+def broken(feeds: Mapping[str, Array]) -> bool:
     """Whether an input has a value that is no number."""
     return any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in feeds.values())
 

@@ -1,0 +1,51 @@
+"""The project's own judge on one compiled model: the question that a run of the fuzzer asks it.
+
+It must not refuse what is right, and must not accept what is grossly wrong; `fuzz/reference.py` has the second opinion.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+
+from fuzz.inputs import Feeds
+
+
+class Verdicts:
+    """Asks the judge about runs of one model.
+
+    Args:
+        model: the ONNX model. compiled: what was made of it.
+    """
+
+    def __init__(self, model: onnx.ModelProto, compiled: Any) -> None:
+        from tvmopt.analysis.examine import Examiner
+        from tvmopt.importer import prepare
+        from tvmopt.importer.protos import normal_domain
+        from tvmopt.importer.relax import operators
+
+        known = {tuple(one) for one in operators()}
+        copy = onnx.ModelProto.FromString(model.SerializeToString())
+        shapes = {i.name: list(i.shape) for i in compiled.inputs}
+        prepared = prepare(copy, shapes, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
+        self.examiner = Examiner(compiled, "", prepared)
+
+    def problem(self, feeds: Feeds, peer: Feeds | None) -> str | None:
+        """Empty where the judge accepts the outputs; else what it says; None where it cannot tell.
+
+        Args:
+            peer: onnxruntime's outputs, where it runs the model.
+        """
+        from tvmopt.analysis.oracle.values import Unsupported
+        from tvmopt.analysis.verify import broken
+
+        ask = self.examiner.hostile if broken(feeds) else self.examiner.fully
+        try:
+            examined = ask(feeds, peer)
+        except Unsupported:
+            return None
+        if examined.ok:
+            return ""
+        lines = [str(o) for o in examined.comparison.outputs if not o.ok]
+        return "\n".join([*lines, *([f"the first wrong kernel is {examined.kernel}"] if examined.kernel else [])])
