@@ -3,13 +3,15 @@ kernels in vectors and in tiles."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 
 from tvmopt.lowering.common import operand_types, static_shape
+from tvmopt.lowering.loops import splat
+from tvmopt.operators import masked
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -25,6 +27,7 @@ class Plan:
         offset: None, or a query i sees keys j <= i + offset.
         bias: shape of the additive mask, each dimension full or 1, or None; a constant mask that differs by query
             comes transposed, `[B, N, Sk, Sq padded to strips]`.
+        fill: None, or what stands in place of a score where the mask is plus infinity.
         chunks: tasks a head, each a run of whole strips.
     """
 
@@ -42,6 +45,7 @@ class Plan:
     bias: tuple[int, ...] | None
     bias_transposed: bool
     chunks: int
+    fill: float | None = None
 
     @property
     def nq(self) -> int:
@@ -104,13 +108,12 @@ def plan(
 
 
 def plan_of(call: relax.Call, machine: Machine) -> Plan | Declined:
-    """The plan of `R.nn.attention` or `R.nn.attention_bias`, without its mask: q, k, v as [B, S, N, H], float32 or
-    bfloat16, the mask float32."""
-    attrs = call.attrs
+    """The plan of `R.nn.attention`, `R.nn.attention_bias` or `tvmopt.masked_attention`, without its mask: q, k, v as
+    [B, S, N, H], float32 or bfloat16, the mask float32."""
     shapes = [static_shape(a) for a in call.args]
     if any(s is None or len(s) != 4 or 0 in s for s in shapes):
         return Declined("an open or empty shape")
-    if getattr(attrs, "window_size", None) is not None:
+    if getattr(call.attrs, "window_size", None) is not None:
         return Declined("a sliding window")
     kinds = {str(a.ty.dtype) for a in call.args[:3]}
     if kinds not in ({"float32"}, {"bfloat16"}):
@@ -120,15 +123,26 @@ def plan_of(call: relax.Call, machine: Machine) -> Plan | Declined:
     (batch, queries, heads, depth), (_, keys, kv_heads, _), v_shape = (tuple(s or ()) for s in shapes[:3])
     if heads % kv_heads or v_shape[2] != kv_heads:
         return Declined(f"{heads} heads of queries do not share {kv_heads} of keys evenly")
-    causal = str(attrs.causal_mask) if attrs.causal_mask is not None else None
-    return plan(
+    if str(call.op.name) == masked.OP:
+        causal, (scale, fill) = None, masked.scale_and_fill(call)
+    else:
+        causal = str(call.attrs.causal_mask) if call.attrs.causal_mask is not None else None
+        scale, fill = depth**-0.5 if call.attrs.scale is None else float(call.attrs.scale.value), None
+    made = plan(
         batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=v_shape[3], lanes=machine.lanes(),
         registers=machine.vector_registers, cores=machine.cores,
-        scale=depth**-0.5 if attrs.scale is None else float(attrs.scale.value),
-        offset=None if causal is None else (0 if causal == "TopLeft" else abs(keys - queries)),
+        scale=scale, offset=None if causal is None else (0 if causal == "TopLeft" else abs(keys - queries)),
     )  # fmt: skip
+    return replace(made, fill=fill)
 
 
 def output_type(call: relax.Call, p: Plan) -> Any:
     """The type of the result, [B, S, N, H] like the queries."""
     return relax.TensorType([p.batch, p.queries, p.heads, p.depth_v], str(call.args[0].ty.dtype))
+
+
+def with_mask(p: Plan, scores: Any, mask: Any) -> Any:
+    """A vector of scores under the mask: added, or replaced by the fill."""
+    if p.fill is None:
+        return scores + mask
+    return tirx.Select(mask >= splat(masked.GONE, p.lanes), splat(p.fill, p.lanes), scores + mask)

@@ -24,6 +24,7 @@ import tvmopt
 from tests.amx import KINDS, machine
 from tests.schedules.harness import convolution, lowered_bf16, rand, rounded
 from tvmopt import pipeline
+from tvmopt.operators import masked
 from tvmopt.runtime import model as runtime
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.tiles import request
@@ -122,19 +123,24 @@ def conv(
 
 def attention(
     queries: int, keys: int, depth: int, heads: int = 2, kv_heads: int = 0, causal: str = "",
-    mask: list[int] | None = None, cores: int = 1,
+    mask: list[int] | None = None, cores: int = 1, fill: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Against softmax(q k' / sqrt(d) + mask) v in float64."""
+    """Against softmax(q k' / sqrt(d) + mask) v in float64; `fill` takes the place of some scores."""
     machine, kv = MACHINE.with_cores(cores), kv_heads or heads
     q, k, v = rand(2, queries, heads, depth), rand(2, keys, kv, depth, seed=1), rand(2, keys, kv, depth, seed=2)
     bias = rand(*mask, seed=3) if mask else np.zeros((1, 1, 1, 1), "float32")
+    gone = rand(*bias.shape, seed=4) > 0
 
     def body(bb: Any, *qkv: Any) -> Any:
+        if fill is not None:
+            return masked.masked_attention(*qkv, relax.const(np.where(gone, masked.GONE, bias)), depth**-0.5, fill)
         extra = [relax.const(bias)] if mask else []
         return relax.op.nn.attention(*qkv, *extra, causal_mask=causal or None)
 
     a, b, c = (np.moveaxis(np.repeat(rounded(t), heads // t.shape[2], 2), 2, 1) for t in (q, k, v))
     score = a @ np.swapaxes(b, 2, 3) / np.sqrt(depth) + bias
+    if fill is not None:
+        score = np.where(gone, fill, score)
     if causal:
         score = np.where(np.tri(queries, keys, keys - queries if causal == "BottomRight" else 0), score, -np.inf)
     p = np.exp(score - score.max(-1, keepdims=True))

@@ -37,6 +37,8 @@ ATTENTION: list[dict[str, Any]] = [
     {"queries": 64, "keys": 33, "depth": 64, "cores": 2},
     {"queries": 49, "keys": 49, "depth": 32, "mask": [2, 1, 1, 49]},
     {"queries": 33, "keys": 31, "depth": 32, "mask": [1, 2, 33, 31]},
+    {"queries": 33, "keys": 31, "depth": 32, "mask": [1, 2, 33, 31], "fill": 1.5},
+    {"queries": 49, "keys": 49, "depth": 32, "mask": [2, 1, 1, 49], "fill": -1e4},
     {"queries": 70, "keys": 70, "depth": 64, "causal": "TopLeft", "cores": 2},
     {"queries": 16, "keys": 65, "depth": 32, "heads": 4, "kv_heads": 2, "causal": "BottomRight"},
 ]

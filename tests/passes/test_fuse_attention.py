@@ -70,6 +70,7 @@ def guard(bb, p):
 
 QKV = {"q": (B, S, N * H), "k": (B, S, N * H), "v": (B, S, N * H)}
 CLEAN = {"permute_dims": 0, "nn.softmax": 0, "matmul": 0}
+CHOSEN = {**CLEAN, "tvmopt.masked_attention": 1}
 PLAIN, BIASED = {**CLEAN, "nn.attention": 1}, {**CLEAN, "nn.attention_bias": 1}
 
 
@@ -98,14 +99,27 @@ def test_bert_with_a_divided_score_and_an_added_mask(where):
     fuse(build({**QKV, "m": (B, 1, 1, S)}, body), BIASED)
 
 
-def test_a_boolean_mask_by_where():
+@pytest.mark.parametrize("fill", [LOWEST, -1e9, -1e4, -np.inf, 0.5])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_boolean_mask_by_where(fill, turned):
+    """The fill takes the place of scores, whatever they are; a row that is masked altogether is all fill."""
+
     def body(bb, q, k, v, m):
         q, k, v = (heads(bb, t) for t in (q, k, v))
         s = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
-        s = bb.emit(op.where(m, s, c(F(-1e9))))
+        s = bb.emit(op.where(m, c(F(fill)), s) if turned else op.where(m, s, c(F(fill))))
         return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), v)))
 
-    fuse(build({**QKV, "m": ((B, 1, 1, S), "bool")}, body), BIASED)
+    rng = np.random.default_rng(0)
+    keep = rng.random((B, 1, S, S)) < 0.5
+    keep[..., 0] = True
+    keep[1, 0, 2] = fill == -np.inf  # else: a row without a key
+    large = (rng.standard_normal(QKV["q"]) * 300).astype(F)
+    infinite = large / 300
+    infinite[1, 3], keep[1, :, :, 3] = np.inf, False
+    module = build({**QKV, "m": ((B, 1, S, S), "bool")}, body)
+    fuse(module, CHOSEN, q=large, k=large[::-1].copy(), m=keep ^ turned)
+    fuse(module, CHOSEN, k=infinite, m=keep ^ turned)
 
 
 def test_a_causal_constant_is_not_read():
@@ -128,6 +142,21 @@ def test_gpt2_eager_where_and_causal():
         return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), v)))
 
     fuse(build(QKV, body), PLAIN)
+
+
+@pytest.mark.parametrize("how", ["add", "where"])
+def test_a_causal_constant_that_large_scores_pass_is_read(how):
+    """-1e4 hides a key only from scores that are much smaller."""
+    fill = np.where(CAUSAL == 0, F(0), F(-1e4))
+
+    def body(bb, q, k, v):
+        q, k, v = (heads(bb, t) for t in (q, k, v))
+        s = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
+        s = bb.emit(op.add(s, c(fill)) if how == "add" else op.where(c(CAUSAL == 0), s, c(F(-1e4))))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), v)))
+
+    large = (np.random.default_rng(0).standard_normal(QKV["q"]) * 300).astype(F)
+    fuse(build(QKV, body), BIASED if how == "add" else CHOSEN, q=large, k=large)
 
 
 def test_softmax_from_its_pieces_and_three_axes():

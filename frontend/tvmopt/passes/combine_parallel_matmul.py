@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
+from tvmopt.operators import masked
 from tvmopt.passes.graph import (
     Array,
     Expr,
@@ -60,7 +61,7 @@ class CombineParallelMatmul(Rewrite):
     Order          after FuseAttention, so that its readers are known; before legalization packs the weights.
     """
 
-    readers = ("reshape", "permute_dims", "split", "nn.attention", "nn.attention_bias", "strided_slice")
+    readers = ("reshape", "permute_dims", "split", "nn.attention", "nn.attention_bias", masked.OP, "strided_slice")
 
     def begin(self, graph: Graph) -> None:
         """Find the groups of this sweep."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmopt.operators import masked
 from tvmopt.passes.graph import (
     RESULT,
     Call,
@@ -27,7 +28,7 @@ from tvmopt.report import DecisionLog
 NAME = "tvmopt.ConvertPrecision"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 HEAVY = ("matmul", "nn.conv2d")  # take 16-bit operands, sum and answer in float32
-ATTENTION = ("nn.attention", "nn.attention_bias")  # answers in the type of its operands
+ATTENTION = ("nn.attention", "nn.attention_bias", masked.OP)  # answers in the type of its operands
 MOVES = (  # move or choose elements, so that rounding before is rounding after
     "reshape", "squeeze", "expand_dims", "flatten", "permute_dims", "concat", "split", "strided_slice",
     "nn.max_pool2d",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm
 from tvm import relax
 
+from tvmopt.operators import masked
 from tvmopt.passes.graph import (
     Array,
     Expr,
@@ -27,24 +29,26 @@ from tvmopt.passes.graph import (
 
 HEADS = (0, 2, 1, 3)  # [B, N, S, H] from [B, S, N, H], and back
 NEVER = -1e30  # in place of minus infinity, where a whole row of them must not become NaN
-GONE = -1e4  # a mask of this or less leaves nothing after the exponential in any float type
+HIDDEN = -1e30  # what is added to hide a key for good: no score of a model comes near
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The argument of softmax, taken apart: ``scale * q @ k.T + sum(masks)``.
+    """The argument of softmax, taken apart: ``scale * q @ k.T + sum(masks)``, or `fill` where a mask is plus infinity.
 
     Attributes:
         q: queries ``[..., Sq, H]``.
         keys: transposed keys ``[..., H, Sk]``.
         scale: product of every constant on the way.
         masks: additive masks.
+        fill: what stands in place of a score that a ``where`` hides, if one does.
     """
 
     q: Expr
     keys: Expr
     scale: float = 1.0
     masks: tuple[Expr, ...] = ()
+    fill: float | None = None
 
 
 @rewrite_pass("tvmopt.FuseAttention")
@@ -59,9 +63,10 @@ class FuseAttention(Rewrite):
         o = R.matmul(R.nn.softmax(s), v)
         y = R.permute_dims(o, [0, 2, 1, 3])
 
-    The scale may stand on q, on k, on both or on the product; masks may be added, or chosen with R.where; q,
-    k, v may be [B * N, S, H]. A constant mask that is 0 up to the diagonal and at most -1e4 above it becomes
-    ``causal_mask="TopLeft"`` and is not read at all. torch's ``where(isnan(p), 0, p)`` around the
+    The scale may stand on q, on k, on both or on the product; q, k, v may be [B * N, S, H]. Masks may be added, or
+    chosen with R.where: then the call is ``tvmopt.masked_attention``. A constant mask that is 0 up to the diagonal and
+    hides everything above it (at most -1e30, or the type's lowest number) becomes ``causal_mask="TopLeft"`` and is not
+    read at all. torch's ``where(isnan(p), 0, p)`` around the
     probabilities goes where no row can be masked altogether. (Vaswani et al. 2017, section 3.2.1.)
 
     Applies when   softmax is over the keys, q and k have 3 or 4 axes, and each mask broadcasts to [B, N, Sq, Sk].
@@ -92,8 +97,8 @@ class FuseAttention(Rewrite):
         if isinstance(bias, str):
             self.declined(var, bias)
             return None
-        zeroed = guarded and any(not _keeps_a_key(graph, m) for m in scores.masks)
-        return self._attention(graph, var, value, scores, bias, zeroed)
+        empty = scores.fill == -np.inf or any(not _keeps_a_key(graph, m) for m in scores.masks)
+        return self._attention(graph, var, value, scores, bias, guarded and empty)
 
     def _attention(
         self,
@@ -109,23 +114,34 @@ class FuseAttention(Rewrite):
         swap = (*range(ndim - 2), ndim - 1, ndim - 2)
         key = graph.emit(relax.op.permute_dims(scores.keys, swap), name)
         query = graph.emit(scores.q, name)
-        operands = [_bsnh(graph, t, batch, name) for t in (query, key, value.args[1])]
+        q, k, v = (_bsnh(graph, t, batch, name) for t in (query, key, value.args[1]))
         mask, causal = bias
         if mask is not None and ndim == 3:
             mask = relax.op.reshape(mask, (batch, (shape(mask) or (0,))[0] // batch, *(shape(mask) or ())[1:]))
         mask = None if mask is None else graph.emit(mask, name)
         kept = None
         if zeroed and mask is not None:  # [B, N, Sq, Sk] to [B, Sq, N, 1]: does the row keep a key?
-            most = relax.op.max(mask, [-1], keepdims=True)
+            seen = mask
+            if scores.fill is not None:
+                goes = graph.emit(relax.op.isinf(mask), name)
+                seen = graph.emit(relax.op.where(goes, const(np.float64(NEVER), like=mask), mask), name)
+                scores = replace(scores, fill=max(scores.fill, NEVER))
+            most = relax.op.max(seen, [-1], keepdims=True)
             kept = relax.op.greater(relax.op.permute_dims(most, HEADS), const(np.float64(NEVER / 2), like=mask))
             kept = graph.emit(kept, name)
             mask = relax.op.maximum(mask, const(np.float64(NEVER), like=mask))
-        out = relax.op.nn.attention(
-            *operands,
-            bias=None if mask is None else graph.emit(mask, name),
-            scale=tvm.tirx.FloatImm("float32", scores.scale),
-            causal_mask="TopLeft" if causal else None,
-        )
+        mask = None if mask is None else graph.emit(mask, name)
+        if scores.fill is not None and mask is not None:
+            out = masked.masked_attention(q, k, v, mask, scores.scale, scores.fill)
+        else:
+            out = relax.op.nn.attention(
+                q,
+                k,
+                v,
+                bias=mask,
+                scale=tvm.tirx.FloatImm("float32", scores.scale),
+                causal_mask="TopLeft" if causal else None,
+            )
         kind = "causal" if causal else "masked" if mask is not None else "no mask"
         self.applied(var, f"{kind}, scale {scores.scale:.6g}")
         out = graph.emit(out, name)
@@ -158,18 +174,35 @@ def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
         keep, a, b = call.args
         for data, other, kept in ((a, b, True), (b, a, False)):
             number = graph.scalar(other)
-            if number is None or number > GONE or shape(data) != shape(expr):
+            if number is None or shape(data) != shape(expr):
                 continue
-            zero, gone = const(np.float64(0), like=expr), const(np.float64(number), like=expr)
-            flags = graph.array(keep)
-            if flags is not None:
-                mask = const(np.where(flags == kept, 0.0, number), like=expr)
-            else:
-                mask = relax.op.where(keep, zero, gone) if kept else relax.op.where(keep, gone, zero)
-            return take_apart(graph, replace(scores, masks=(*scores.masks, mask)), data)
+            flags, number = graph.array(keep), number * scores.scale
+            if flags is not None and number <= hidden(expr) and rank(expr) == 4:
+                array = np.where(flags == kept, 0.0, number)
+                if is_causal(array, tuple(shape(expr) or ()), number):
+                    mask = const(array, like=expr)
+                    return take_apart(graph, replace(scores, masks=(*scores.masks, mask)), data)
+            if number > hidden(expr) and (scores.masks or scores.fill not in (None, number)):
+                return "2: a mask fills scores that another one is added to"
+            mask = _chosen(keep, flags, kept, expr)
+            return take_apart(graph, replace(scores, masks=(*scores.masks, mask), fill=number), data)
     if (call := graph.call(expr, "reshape")) is not None and not scores.masks:
         return "2: the scores are reshaped between product and softmax"
     return f"2: the argument of softmax is {graph.op(expr) or 'not computed here'}, not a product"
+
+
+def _chosen(keep: Expr, flags: Array | None, kept: bool, like: Expr) -> Expr:
+    """0 where a score stays, plus infinity where the fill stands in its place."""
+    stays, goes = const(np.float64(0), like=like), const(np.float64(masked.GONE), like=like)
+    if flags is not None:
+        return const(np.where(flags == kept, 0.0, masked.GONE), like=like)
+    return relax.op.where(keep, stays, goes) if kept else relax.op.where(keep, goes, stays)
+
+
+def hidden(expr: Expr) -> float:
+    """What must be added to a number of this type, at least, to hide it for good."""
+    lowest = float(ml_dtypes.finfo(str(expr.ty.dtype)).min)
+    return max(HIDDEN, 0.99 * lowest)
 
 
 def _leads_to_product(graph: Graph, expr: Expr, depth: int = 6) -> bool:
@@ -210,7 +243,7 @@ def _mask(graph: Graph, scores: Scores, dims: tuple[int, ...], var: Var) -> tupl
     causal = False
     for mask in scores.masks:
         data = graph.array(mask)
-        if data is not None and len(dims) == 4 and is_causal(data, dims):
+        if scores.fill is None and data is not None and len(dims) == 4 and is_causal(data, dims, hidden(mask)):
             causal = True
             continue
         mask = graph.emit(mask, name_of(var))
@@ -232,21 +265,21 @@ def _mask(graph: Graph, scores: Scores, dims: tuple[int, ...], var: Var) -> tupl
     return total, causal
 
 
-def is_causal(mask: Array, dims: tuple[int, ...]) -> bool:
-    """Whether a mask is 0 on and below the diagonal, and at most -1e4 above it, for every head and batch."""
+def is_causal(mask: Array, dims: tuple[int, ...], highest: float) -> bool:
+    """Whether a mask is 0 on and below the diagonal, and at most `highest` above it, for every head and batch."""
     rows, columns = dims[-2:]
     if rows != columns or rows < 2 or mask.shape[-2:] != (rows, columns):
         return False
     flat = mask.reshape(-1, rows, columns).astype(np.float64)
     lower = np.tril(np.ones((rows, columns), dtype=bool))
-    return bool((flat[:, lower] == 0).all() and (flat[:, ~lower] <= GONE).all())
+    return bool((flat[:, lower] == 0).all() and (flat[:, ~lower] <= highest).all())
 
 
 def _keeps_a_key(graph: Graph, mask: Expr) -> bool:
-    """Whether softmax stays a number under this mask: all finite, or constant with a kept key in each row."""
+    """Whether softmax stays a number under this mask: none of it is minus infinity, or no whole row of a constant."""
     data = graph.array(mask)
     if data is not None:
-        return bool(np.isfinite(data.max(axis=-1)).all())
+        return bool((data > -np.inf).any(axis=-1).all())
     call: Any = mask if op_name(mask) else graph.value(mask)
     if op_name(call) == "multiply":
         return any(_keeps_a_key(graph, a) for a in call.args if graph.scalar(a) is None)
@@ -254,7 +287,7 @@ def _keeps_a_key(graph: Graph, mask: Expr) -> bool:
         return _keeps_a_key(graph, call.args[0])
     if op_name(call) == "where":
         numbers = [graph.array(a) for a in call.args[1:]]
-        return all(n is not None and np.isfinite(n).all() for n in numbers)
+        return all(n is not None and (n > -np.inf).all() for n in numbers)
     return False
 
 

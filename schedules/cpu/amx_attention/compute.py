@@ -45,7 +45,7 @@ from tvmopt.lowering.lower_extrema import larger
 from tvmopt.lowering.pairs import ROUND, install, pair
 from tvmopt.schedules.cpu._amx.cost import HEIGHT, PAIRS, Steps
 from tvmopt.schedules.cpu._amx.instructions import Operands, configure, fill, long, product, release, tile_heights
-from tvmopt.schedules.cpu._attention_plan import Plan, output_type, plan_of
+from tvmopt.schedules.cpu._attention_plan import Plan, output_type, plan_of, with_mask
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -264,11 +264,11 @@ class _Kernel:
 
         def masked(c: Expr) -> Any:
             place = vector(i * self.keys + c * lanes, lanes)
-            value = load(self.s, place) * splat(p.scale, lanes) + load(self.mask, vector(c * lanes, lanes))
+            value = load(self.s, place) * splat(p.scale, lanes)
+            value = with_mask(p, value, load(self.mask, vector(c * lanes, lanes)))
             if self.bias is not None and p.bias is not None and p.bias[2] != 1:
-                value = value + load(
-                    self.bias, self._mask_batch(), self._mask_head(), first + i, vector(c * lanes, lanes)
-                )
+                here = (self._mask_batch(), self._mask_head(), first + i, vector(c * lanes, lanes))
+                value = with_mask(p, value, load(self.bias, *here))
             if p.offset is not None:
                 last = tirx.Broadcast(first + i + p.offset, lanes)
                 value = tirx.Select(vector(c * lanes, lanes) <= last, value, splat(float("-inf"), lanes))

@@ -38,7 +38,7 @@ from tvmopt.lowering.loops import (
     vector,
 )
 from tvmopt.lowering.lower_extrema import larger
-from tvmopt.schedules.cpu._attention_plan import Plan, output_type, plan_of
+from tvmopt.schedules.cpu._attention_plan import Plan, output_type, plan_of, with_mask
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -180,10 +180,11 @@ class _Kernel:
             b = self.b if p.bias[0] > 1 else const_index(0)
             h = self.h if p.bias[1] > 1 else const_index(0)
             if p.bias_transposed:
-                score = score + load(self.bias, b, h, key, vector(first + u * lanes, lanes))
+                mask = load(self.bias, b, h, key, vector(first + u * lanes, lanes))
             else:  # the same for every query
                 j = key if p.bias[3] > 1 else const_index(0)
-                score = score + tirx.Broadcast(load(self.bias, b, h, const_index(0), j), lanes)
+                mask = tirx.Broadcast(load(self.bias, b, h, const_index(0), j), lanes)
+            score = with_mask(p, score, mask)
         if p.offset is not None:
             last = tirx.Ramp(first + (u * lanes + p.offset), const_index(1), lanes)
             score = tirx.Select(tirx.Broadcast(key, lanes) <= last, score, splat(float("-inf"), lanes))
@@ -264,7 +265,7 @@ def _wide(value: Expr) -> Expr:
 
 
 def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
-    """`R.nn.attention` and `R.nn.attention_bias`: q, k, v as [B, S, N, H]."""
+    """`R.nn.attention`, `R.nn.attention_bias` and `tvmopt.masked_attention`: q, k, v as [B, S, N, H]."""
     p, args = plan_of(call, machine), list(call.args)
     if isinstance(p, Declined):
         return p

@@ -15,6 +15,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, operand_types, static_shape
+from tvmopt.operators import masked
 from tvmopt.schedules.cuda._product import wide
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -84,3 +85,14 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         )
 
     return call_fusable(bb, compute, list(call.args), "attention")
+
+
+def masked_attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`tvmopt.masked_attention` with the fill added: the family's kernel has no other mask."""
+    q, k, v, bias = call.args
+    scale, fill = masked.scale_and_fill(call)
+    dtype = str(bias.ty.dtype)
+    gone = bb.emit(relax.op.equal(bias, relax.const(masked.GONE, dtype)))
+    added = bb.emit(relax.op.where(gone, relax.const(fill, dtype), bias))
+    plain = relax.op.nn.attention(q, k, v, bias=added, scale=tirx.FloatImm("float32", scale))
+    return attention(bb, bb.normalize(plain), machine)

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvmopt import pipeline
+from tvmopt.operators import masked
 from tvmopt.schedules.cpu._attention_plan import plan
 from tvmopt.targets import Machine
 
@@ -105,3 +106,43 @@ def test_chunks_divide_the_strips():
         p = plan(1, 2, 1000, 1000, 64, cores=cores)
         assert p.strips % p.chunks == 0
     assert plan(1, 12, 128, 128, 64, cores=2).chunks == 1
+
+
+def chosen(bias, fill, arrays):
+    """`tvmopt.masked_attention` through the pipeline: (its kernels' families, the result)."""
+    params = [relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate([*arrays, bias])]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(bb.emit(masked.masked_attention(*params, 0.3, fill)))
+        bb.emit_func_output(relax.Tuple([out]))
+    machine = Machine.load("cpu").with_cores(2)
+    lowered = pipeline.lower(bb.get(), machine)
+    vm = relax.VirtualMachine(pipeline.build(lowered, machine), tvm.cpu())
+    got = vm["main"](*[tvm.runtime.tensor(a) for a in [*arrays, bias]])[0].numpy()
+    return [k.family for k in lowered.kernels], got
+
+
+@pytest.mark.parametrize("fill", [-3.4028235e38, -1e4, 2.0, -np.inf])
+@pytest.mark.parametrize("mask", [(2, 1, 1, 17), (1, 3, 1, 17), (1, 1, 33, 17), (2, 3, 33, 17)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_fill_takes_the_place_of_scores(mask, fill, dtype):
+    """Also of infinite scores and NaN, and of all scores of a row; float16 takes the definition."""
+    rng = np.random.default_rng(1)
+    shapes = [(2, 33, 3, 16), (2, 17, 3, 16), (2, 17, 3, 24)]
+    arrays = [rng.standard_normal(s).astype(dtype) for s in shapes]
+    arrays[0] *= 9 if fill == -1e4 else 1
+    gone = rng.random(mask) < 0.4
+    gone[..., 3], gone[..., 5] = True, False
+    if fill != -np.inf:
+        gone[-1, -1, -1] = True
+    arrays[1][:, 3] = rng.choice([np.inf, np.nan], arrays[1][:, 3].shape)
+    bias = np.where(gone, masked.GONE, rng.standard_normal(mask)).astype(dtype)
+    families, got = chosen(bias, fill, arrays)
+    assert ("attention" in families) == (dtype == "float32")
+    q, k, v = (a.astype("float64").swapaxes(1, 2) for a in arrays)
+    s = np.where(gone, fill, q @ np.nan_to_num(k).swapaxes(2, 3) * 0.3 + np.where(gone, 0, bias.astype("float64")))
+    e = np.exp(s - s.max(-1, keepdims=True))
+    want = (e / e.sum(-1, keepdims=True) @ v).swapaxes(1, 2)
+    tolerance = 1e-5 if dtype == "float32" else 5e-3
+    np.testing.assert_allclose(got, want, rtol=10 * tolerance, atol=tolerance)
