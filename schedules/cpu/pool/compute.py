@@ -141,14 +141,15 @@ def _counted(
 
 
 def direct(kind: str) -> Any:
-    """A pooling of [N, C, ...] with one to three more axes, as it lies; float32."""
+    """A pooling of [N, C, ...] with one to three more axes, as it lies: float32 and float64, maxima of 16 bits too."""
+    dtypes = ("float32", "float64", *(("float16", "bfloat16") if kind == "max" else ()))
 
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined:
         attrs, (x,) = call.attrs, call.args
         shape, out, kernel = static_shape(x), static_shape(call), [int(k) for k in attrs.pool_size]
         layout = "NC" + "DHW"[-len(kernel) :]
-        if shape is None or out is None or 0 in shape or str(x.ty.dtype) != "float32":
-            return Declined("an open or empty shape, or another type than float32")
+        if shape is None or out is None or 0 in shape or str(x.ty.dtype) not in dtypes:
+            return Declined(f"an open or empty shape, or another type than {', '.join(dtypes)}")
         if prod(kernel) > MOST_TAPS:
             return Declined(f"a window of more than {MOST_TAPS} taps, in a layout that is not NHWC")
         if str(attrs.layout) != layout or str(attrs.out_layout or layout) != layout:
@@ -172,7 +173,8 @@ def direct_te(
     all afters."""
     batch, channels, *size = (int(d) for d in data.shape)
     axes = range(len(kernel))
-    fill = tirx.const(float("-inf") if kind == "max" else 0.0, data.dtype)
+    wide = "float64" if str(data.dtype) == "float64" else "float32"
+    fill = tirx.const(float("-inf") if kind == "max" else 0.0, wide)
 
     def tap(n: Any, c: Any, at: Sequence[Any], k: Sequence[int]) -> Any:
         places, inside = [], []
@@ -181,7 +183,7 @@ def direct_te(
             places.append(at[a] * strides[a] + shift)
             inside += [places[a] >= 0] if shift < 0 else []
             inside += [places[a] < size[a]] if (out[a] - 1) * strides[a] + shift >= size[a] else []
-        value = data(n, c, *places)
+        value = data(n, c, *places).astype(wide)
         return te.if_then_else(te.all(*inside), value, fill) if inside else value
 
     def one(n: Any, c: Any, *at: Any) -> Any:
@@ -190,15 +192,15 @@ def direct_te(
         for value in values[1:]:
             total = tirx.max(total, value) if kind == "max" else total + value
         if kind == "max":
-            return total
+            return total.astype(data.dtype)
         counts = [
             _counted(at[a], kernel[a], strides[a], dilation[a], out[a], (padding[a], padding[a + len(kernel)]),
                      size[a], include_pad)
             for a in axes
         ]  # fmt: skip
         if all(isinstance(count, int) for count in counts):
-            return total * tirx.const(1.0 / prod(counts), data.dtype)
-        return total / tirx.max(prod(counts), 1).astype(data.dtype)
+            return total * tirx.const(1.0 / prod(counts), wide)
+        return total / tirx.max(prod(counts), 1).astype(wide)
 
     return te.compute((batch, channels, *out), one, name="pool")
 

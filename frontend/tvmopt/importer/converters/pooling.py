@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.importer.converters.common import Build, dtype_of, like, shape_of
+from tvmopt.importer.converters.common import Build, dtype_of, is_float, like, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.windows import Windows, windows
 
@@ -48,21 +48,28 @@ def max_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
 
 
 def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
-    """The flat index of each window's maximum, the first of equal ones."""
+    """The flat index of each window's maximum, the first of equal ones; NaN is larger than every number."""
     shape, n = shape_of(x), len(found.out)
     common = _common(attrs)
     out = (*shape[:2], *found.out)
-    column_major = bool(attrs.get("storage_order", 0))
+    column_major, real = bool(attrs.get("storage_order", 0)), is_float(dtype_of(x))
 
     def max_pool_index(data: Any) -> Any:
         axes = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(common["pool_size"])]
 
         def pick(a: Any, c: Any) -> Any:
-            first = tirx.any(a[1] > c[1], tirx.all(a[1] == c[1], a[0] < c[0]))
+            sooner = a[0] < c[0]
+            first = tirx.any(a[1] > c[1], tirx.all(a[1] == c[1], sooner))
+            if real:
+                nan, other = tirx.isnan(a[1]), tirx.isnan(c[1])
+                first = tirx.any(tirx.all(nan, tirx.any(tirx.Not(other), sooner)), tirx.all(tirx.Not(other), first))
             return tirx.Select(first, a[0], c[0]), tirx.Select(first, a[1], c[1])
 
         def nothing(index: Any, element: Any) -> Any:
-            return tirx.const(2**62, index), te.min_value(element)
+            return tirx.const(2**62, index), lowest(element)
+
+        def lowest(element: Any) -> Any:
+            return tirx.const(float("-inf"), element) if real else te.min_value(element)
 
         best = te.comm_reducer(pick, nothing, name="argmax")
 
@@ -75,7 +82,7 @@ def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
             for i in order:
                 flat = flat * shape[2 + i] + where[i]
             index = tirx.if_then_else(inside, tirx.Cast("int64", flat), tirx.const(2**62, "int64"))
-            element = tirx.if_then_else(inside, data(*place[:2], *where), te.min_value(data.dtype))
+            element = tirx.if_then_else(inside, data(*place[:2], *where), lowest(data.dtype))
             return best((index, element), axis=axes)
 
         return te.compute(out, one, name="max_pool_index")

@@ -1,0 +1,56 @@
+"""MaxPool with indices: of equal maxima the first, of NaN the first, of windows of -inf one that is inside."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import tvmopt
+from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.runtime.tensors import numpy_dtype
+
+
+def expected(x, kernel, strides, pads, order):
+    """Element by element, in Python."""
+    n, c, h, w = x.shape
+    rows = (h + pads[0] + pads[2] - kernel[0]) // strides[0] + 1
+    columns = (w + pads[1] + pads[3] - kernel[1]) // strides[1] + 1
+    values, places = np.empty((n, c, rows, columns), x.dtype), np.empty((n, c, rows, columns), np.int64)
+    for b, f, i, j in product(range(n), range(c), range(rows), range(columns)):
+        cells = []
+        for k, m in product(range(kernel[0]), range(kernel[1])):
+            y, z = i * strides[0] + k - pads[0], j * strides[1] + m - pads[1]
+            if 0 <= y < h and 0 <= z < w:
+                value, at = x[b, f, y, z], (b * c + f) * h * w + (y * w + z if not order else z * h + y)
+                cells.append((not np.isnan(float(value)), -float(value) if value == value else 0.0, at, value))
+        values[b, f, i, j], places[b, f, i, j] = min(cells)[3], min(cells)[2]
+    return values, places
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8", "uint8"])
+def test_the_first_maximum(dtype, order):
+    rng, kind = np.random.default_rng(order), numpy_dtype(dtype)
+    kernel, strides, pads = [3, 2], [2, 1], [1, 0, 1, 1]
+    number, value = helper.np_dtype_to_tensor_dtype(kind), helper.make_tensor_value_info
+    attributes = {"kernel_shape": kernel, "strides": strides, "pads": pads, "storage_order": order}
+    graph = helper.make_graph(
+        [helper.make_node("MaxPool", ["x"], ["y", "i"], **attributes)], "g",
+        [value("x", number, [2, 3, 7, 9])], [value("y", number, None), value("i", 7, None)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8)
+    compiled = tvmopt.compile(model, verify=False, records=False).model
+    x = rng.integers(0, 6, (2, 3, 7, 9)).astype(kind)
+    inputs = [x, np.full_like(x, -np.inf if kind.kind == "f" else np.iinfo(kind).min)]
+    if kind.kind == "f":
+        broken = x.copy()
+        broken[rng.random(x.shape) < 0.1], broken[0, 1, 2:6] = np.nan, -np.inf
+        inputs.append(broken)
+    for array in inputs:
+        values, places = expected(array, kernel, strides, pads, order)
+        for found in (compiled.run({"x": array}), Oracle(model).run({"x": array})):
+            np.testing.assert_array_equal(found["y"], values)
+            np.testing.assert_array_equal(found["i"], places)
