@@ -11,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 import tvmopt
 from tests.debug.nets import residual, saved
 from tvmopt.analysis.deviation import LIMITS, deviation, slope
+from tvmopt.analysis.examine import Examiner
+from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.verify import verify
 from tvmopt.errors import AccuracyError
 from tvmopt.targets import Machine
@@ -130,3 +132,62 @@ def test_bound_values_are_verified_too(tmp_path):
     wrong = replace(manifest, options=manifest.options | {"values": {"k": 3.5}})
     with pytest.raises(AccuracyError, match=r"--value k=3\.5"):
         verify(replace(done.artifact, manifest=wrong), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("op", ["QLinearMatMul", "QLinearConv"])
+def test_a_tie_of_a_requantised_product_may_go_either_way(op):
+    """0.05 * 0.02 / 0.2 is 0.005 in decimals, a little less or more in float32: 100 times it is a tie."""
+    values = {"sa": np.float32(0.05), "sb": np.float32(0.02), "sy": np.float32(0.2)}
+    values |= {n: np.uint8(0) for n in ("za", "zb", "zy")}
+    shape = (1, 2) if op == "QLinearMatMul" else (1, 2, 1, 1)
+    values["b"] = np.ones((2, 1) if op == "QLinearMatMul" else (1, 2, 1, 1), np.uint8)
+    node = helper.make_node(op, ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"], ["y"])
+    model = made([node], {"a": shape}, {"y": (TensorProto.UINT8, None)}, values)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
+    judge = Judge(model)
+    for total, allowed in ((100, {0, 1}), (500, {1, 2, 3}), (110, {1}), (90, {0})):
+        truth = judge.truth({"a": np.array([total // 2, total // 2], np.uint8).reshape(shape)})
+        right = {v for v in range(5) if judge(truth, {"y": np.full(truth.exact["y"].shape, v, np.uint8)}).ok}
+        assert right == allowed, total  # a step either way at the tie of 2.5, whichever the oracle takes
+
+
+def attention_block(length: int = 64, width: int = 8) -> onnx.ModelProto:
+    """Causal self-attention of one head over an input."""
+    rng = np.random.default_rng(0)
+    values = {f"w{n}": (rng.standard_normal((width, width)) / 3).astype("f") for n in "qkv"}
+    values |= {"mask": np.triu(np.full((length, length), -3.4e38, np.float32), 1), "scale": np.float32(0.3)}
+    nodes = [helper.make_node("MatMul", ["x", f"w{n}"], [n]) for n in "qkv"]
+    nodes += [
+        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "t"], ["s"]),
+        helper.make_node("Mul", ["s", "scale"], ["m"]),
+        helper.make_node("Add", ["m", "mask"], ["a"]),
+        helper.make_node("Softmax", ["a"], ["p"]),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    return made(nodes, {"x": [1, 1, length, width]}, {"y": (TensorProto.FLOAT, None)}, values)
+
+
+def test_what_a_causal_mask_hides_need_not_be_nan():
+    """Row 32 of 64 is NaN: the kernel of rows 0 to 31 never reads it. The other outputs must not lose it."""
+    model = attention_block()
+    compiled = tvmopt.compile(model)  # refuses what it calls wrong; one of its inputs has a NaN
+    x = np.random.default_rng(1).standard_normal((1, 1, 64, 8)).astype("f")
+    x[0, 0, 40, 3] = np.nan
+    peer = {"y": np.full((1, 1, 64, 8), np.nan, np.float32)}
+    examiner = Examiner(compiled.model, "", model)
+    assert examiner.hostile({"x": x}, peer).ok
+    examiner.model = Altered(compiled.model, lambda y: np.nan_to_num(y))
+    assert "are numbers where" in str(examiner.hostile({"x": x}, peer).comparison.outputs[0])
+    examiner.model = Altered(compiled.model, lambda y: np.where(np.isnan(y), y, y * 1.03).astype("f"))
+    assert "are numbers where" in str(examiner.hostile({"x": x}, peer).comparison.outputs[0])
+
+
+class Altered:
+    """A model whose output is changed behind it."""
+
+    def __init__(self, model, change) -> None:
+        self.model, self.change, self.manifest = model, change, model.manifest
+
+    def run(self, feeds):
+        return {n: self.change(a) for n, a in self.model.run(feeds).items()}

@@ -196,7 +196,7 @@ TABLE: dict[str, Operator] = {
     "Gelu": _gelu,
     "HardSigmoid": _real(_hard_sigmoid, alpha=0.2, beta=0.5),
     "LeakyRelu": _real(lambda x, alpha: np.where(x < 0, alpha * x, x), alpha=0.01),
-    "ThresholdedRelu": _real(lambda x, alpha: np.where((x > alpha) | np.isnan(x), x, 0).astype(x.dtype), alpha=1.0),
+    "ThresholdedRelu": _real(lambda x, alpha: np.where(x > alpha, x, 0).astype(x.dtype), alpha=1.0),
     "Elu": _real(_elu, alpha=1.0),
     "Selu": _real(_selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "Celu": _real(_celu, alpha=1.0),

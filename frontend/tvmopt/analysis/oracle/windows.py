@@ -204,9 +204,32 @@ def _pool_frame(call: Call, x: Array) -> tuple[list[int], ...]:
 
 def max_pool(call: Call, x: Array) -> Result:
     if call.outputs > 1 and call.node.output[1]:
-        raise Unsupported("MaxPool with indices")
+        return _with_indices(call, x)
     low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     return _slide(x, np.maximum, low, _pool_frame(call, x)[:5])
+
+
+def _with_indices(call: Call, x: Array) -> Result:
+    """Maxima and where they stand in the flat tensor: the first of equals, the first NaN."""
+    kernel, strides, dilations, before, outputs, _ = _pool_frame(call, x)
+    sizes = x.shape[2:]
+    steps = np.cumprod([1, *(sizes[:-1] if call.get("storage_order", 0) else sizes[:0:-1])])
+    steps = steps if call.get("storage_order", 0) else steps[::-1]
+    pictures = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(sizes)) * prod(sizes)
+    best = np.full((*x.shape[:2], *outputs), -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min, x.dtype)
+    place = np.full(best.shape, np.iinfo(np.int64).max)
+    for tap in product(*map(range, kernel)):
+        every = zip(outputs, strides, tap, dilations, before, strict=True)
+        at = np.meshgrid(*(np.arange(o) * s + t * d - b for o, s, t, d, b in every), indexing="ij")
+        inside = np.logical_and.reduce([(a >= 0) & (a < n) for a, n in zip(at, sizes, strict=True)])
+        inner: Index = (..., *(np.clip(a, 0, n - 1) for a, n in zip(at, sizes, strict=True)))
+        value = x[inner]
+        index = pictures + sum(a * s for a, s in zip(at, steps, strict=True))
+        same = (value == best) | (np.isnan(value) & np.isnan(best))
+        more = np.where(np.isnan(best), False, (value > best) | np.isnan(value))
+        take = inside & (more | (same & (index < place)))
+        best, place = np.where(take, value, best), np.where(take, index, place)
+    return [best, place]
 
 
 def average_pool(call: Call, x: Array) -> Result:
