@@ -9,7 +9,7 @@ from pathlib import Path
 from fuzz.evaluate import Options
 from fuzz.inputs import KINDS as INPUTS
 from fuzz.run import Plan, Run, replay
-from fuzz.sources import KINDS
+from fuzz.sources import FLOATS, KINDS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--precision", default="fp32", help="fp32, bf16")
     parser.add_argument("--target", default="cpu", help="cpu, x86-64-v3, ...; code for other machines cannot be run")
+    parser.add_argument("--float", default="", choices=["", *FLOATS], help="the floating-point type of all models")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--out", default="build/fuzz", help="folder for what is found (default build/fuzz)")
     parser.add_argument("--models", default="", help="a folder of valid models to mutate, besides the built-in ones")
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _replay(args)
     plan = Plan(
         args.kind, args.seed, args.start, args.count, args.minutes * 60, args.jobs, args.target, args.precision,
-        args.out, args.shrinks, args.models, tuple(filter(None, args.inputs.split(","))),
+        args.out, args.shrinks, args.models, tuple(filter(None, args.inputs.split(","))), args.float,
     )  # fmt: skip
     summary = Run(plan, lambda line: print(line, flush=True))()
     print("\n".join(summary.lines()))

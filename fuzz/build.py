@@ -84,15 +84,18 @@ def numpy_type(dtype: int) -> np.dtype[Any]:
 class Builder:
     """Grows one graph. Everything random comes from `rng`, so a seed is a graph.
 
+    Args:
+        kind: the floating-point type, where it is not left to chance.
+
     Attributes:
         float: the floating-point type that most values of this graph have.
         values: what operands are picked from.
     """
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, kind: int = 0) -> None:
         self.rng = rng
         self.opset = int(rng.choice(OPSETS))
-        self.float = int(rng.choice([F32, F16, F64, BF16], p=[0.82, 0.08, 0.07, 0.03]))
+        self.float = kind or int(rng.choice([F32, F16, F64, BF16], p=[0.82, 0.08, 0.07, 0.03]))
         self.values: list[Value] = []
         self.nodes: list[onnx.NodeProto] = []
         self.inputs: dict[str, onnx.ValueInfoProto] = {}

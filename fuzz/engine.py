@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from fuzz.inputs import Array, Feeds
 def prepare_process(forks: bool) -> None:
     """Import the compiler and set up this process; `forks`: untrusted models, so keep the importer's forks."""
     os.environ["TVMOPT_CACHE"] = "off"  # kernels of random graphs are of no use to anybody later
-    sys.modules["torch"] = None  # type: ignore[assignment]  # TVM imports it where it can; forks would copy its memory
+    sys.meta_path.insert(0, _WithoutTorch())
     from tvmopt.debug.forks import warm
     from tvmopt.runtime.library import Session
 
@@ -47,6 +48,14 @@ def prepare_process(forks: bool) -> None:
             module: Any = import_module(name)
             if hasattr(module, "isolated"):
                 module.isolated = lambda step, *_, **__: step()
+
+
+class _WithoutTorch(MetaPathFinder):
+    """Nobody imports torch: TVM would where it can, and forks would copy its memory."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "torch":
+            raise ModuleNotFoundError("torch is not wanted here", name=name)
 
 
 @cache

@@ -33,6 +33,7 @@ class Plan:
         shrinks: so many findings of one signature are shrunk and written, further ones counted; 0: one is not shrunk.
         models: a folder of further valid models to mutate.
         inputs: kinds of inputs; empty: those that fit each model.
+        real: the floating-point type of all models; empty: mostly float32.
     """
 
     kind: str = "graphs"
@@ -47,6 +48,7 @@ class Plan:
     shrinks: int = 2
     models: str = ""
     inputs: tuple[str, ...] = ()
+    real: str = ""
 
     def options(self, index: int) -> Options:
         kinds = {"graphs": (), "mutants": ("normal", "edge", "zeros"), "indices": (OUTSIDE, "normal")}[self.kind]
@@ -127,7 +129,7 @@ class Run:
 
     def _one(self, worker: Worker, index: int) -> None:
         plan = self.plan
-        data = model_bytes(plan.kind, plan.seed, index, plan.models)
+        data = model_bytes(plan.kind, plan.seed, index, plan.models, plan.real)
         options = asdict(plan.options(index))
         outcome = worker.check(data, options)
         with self._lock:
@@ -160,7 +162,9 @@ class Run:
             many = self.summary.signatures[name] > max(1, self.plan.shrinks)
         if many or not self.plan.out:
             return
-        command = f"scripts/fuzz --kind {self.plan.kind} --seed {self.plan.seed} --start {index} --count 1"
+        plan = self.plan
+        command = f"scripts/fuzz --kind {plan.kind} --seed {plan.seed} --start {index} --count 1"
+        command += f" --float {plan.real}" if plan.real else ""
         found = Found(index, finding, data, options, command)
         path = found.write(Path(self.plan.out), small)
         self.summary.written.append(str(path))

@@ -137,7 +137,8 @@ def _cut_behind(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
                     if output == name:
                         node.output[i] = f"{name}_unused"
             copy.graph.input.append(onnx.ValueInfoProto(name=name, type=types[name]))
-            yield _pruned(copy)
+            if len(_pruned(copy).graph.node) < len(model.graph.node):  # else another result keeps the node
+                yield copy
 
 
 def _bypass(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from fuzz.build import Builder
+from fuzz.build import BF16, F16, F32, F64, Builder
 from fuzz.mutate import mutated
 from fuzz.rules import RULES, Rule, grow, indexed, integers
 
 KINDS = ("graphs", "mutants", "indices")
+FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
     (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
 ]
@@ -20,28 +21,28 @@ SMALL = 1 << 16
 """Bytes of a file that is mutated: larger ones hide most mutations in their weights."""
 
 
-def model_bytes(kind: str, seed: int, index: int, folder: str = "") -> bytes:
-    """The model number `index` of a run; `folder`: more valid models to mutate."""
+def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = "") -> bytes:
+    """The model number `index` of a run; `folder`: more valid models to mutate; `real`: the floating-point type."""
     if kind == "graphs":
-        return graph(seed, index).SerializeToString()
+        return graph(seed, index, real=real).SerializeToString()
     if kind == "indices":
-        return graph(seed, index, INDEXED, 1.0).SerializeToString()
+        return graph(seed, index, INDEXED, 1.0, real).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
     cases = node_cases() + (_files(folder) if folder else ())
     if rng.random() < 0.5:
-        source = graph(seed, index)
+        source = graph(seed, index, real=real)
     else:
         source = onnx.ModelProto.FromString(cases[int(rng.integers(len(cases)))])
     return mutated(source, rng)
 
 
 def graph(
-    seed: int, index: int = 0, rules: list[tuple[float, Rule]] | None = None, size: float = 2.6
+    seed: int, index: int = 0, rules: list[tuple[float, Rule]] | None = None, size: float = 2.6, real: str = ""
 ) -> onnx.ModelProto:
     """The random model number `index` of a seed: one to twelve nodes, small ones more often."""
     for attempt in range(100):
         rng = np.random.default_rng([seed, index, attempt])
-        builder = Builder(rng)
+        builder = Builder(rng, FLOATS[real] if real else 0)
         grow(builder, 1 + min(11, int(rng.exponential(size))), rules)
         if builder.nodes:
             return builder.model()
