@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same models")
     parser.add_argument("--start", type=int, default=0, help="number of the first model")
     parser.add_argument(
-        "--kind", choices=KINDS, default="graphs", help="random graphs, damaged models, or indices out of range"
+        "--kind", choices=KINDS, default="graphs", help="what to try, see docs/how-to/fuzz.md (default graphs)"
     )
     parser.add_argument("--precision", default="fp32", help="fp32, bf16")
     parser.add_argument("--target", default="cpu", help="cpu, x86-64-v3, ...; code for other machines cannot be run")

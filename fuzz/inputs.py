@@ -126,6 +126,9 @@ def _integers(note: str, kind: str, rng: np.random.Generator, shape: tuple[int, 
         with np.errstate(all="ignore"):
             return np.asarray(noted(note, shape, rng, kind == OUTSIDE)).astype(dtype)
     info = np.iinfo(dtype)
+    if note == "positive" and kind in ("zeros", "edge"):  # a divisor
+        ends = [1] if kind == "zeros" else [1, 2, 3, info.max - 1, info.max]
+        return np.array(ends, dtype)[rng.integers(0, len(ends), shape)]
     if kind == "zeros":
         return np.zeros(shape, dtype)
     if kind == "edge":

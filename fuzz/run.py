@@ -27,7 +27,7 @@ class Plan:
     """What a run does.
 
     Attributes:
-        kind: "graphs", "mutants" or "indices".
+        kind: "graphs", "mutants", "indices" or "integers".
         seed, start: models are numbered from `start` on; the same seed and number is the same model.
         count, seconds: it ends after so many models, or so much time.
         shrinks: so many findings of one signature are shrunk and written, further ones counted; 0: one is not shrunk.
@@ -51,7 +51,7 @@ class Plan:
     real: str = ""
 
     def options(self, index: int) -> Options:
-        kinds = {"graphs": (), "mutants": ("normal", "edge", "zeros"), "indices": (OUTSIDE, "normal")}[self.kind]
+        kinds = {"mutants": ("normal", "edge", "zeros"), "indices": (OUTSIDE, "normal")}.get(self.kind, ())
         return Options(self.target, self.precision, self.inputs or kinds, self.kind != "mutants", index)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from fuzz import typed
 from fuzz.build import BF16, F16, F32, F64, Builder
 from fuzz.mutate import mutated
 from fuzz.rules import RULES, Rule, grow, indexed, integers
 
-KINDS = ("graphs", "mutants", "indices")
+KINDS = ("graphs", "mutants", "indices", "integers")
 FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
     (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
@@ -27,6 +28,8 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
         return graph(seed, index, real=real).SerializeToString()
     if kind == "indices":
         return graph(seed, index, INDEXED, 1.0, real).SerializeToString()
+    if kind == "integers":
+        return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
     cases = node_cases() + (_files(folder) if folder else ())
     if rng.random() < 0.5:

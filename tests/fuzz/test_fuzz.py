@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from fuzz import guard
+from fuzz import guard, typed
 from fuzz.evaluate import Options
 from fuzz.inputs import OUTSIDE, feeds_of, inputs_of, kinds_for, noted
 from fuzz.reference import Reference
@@ -32,7 +32,7 @@ def worker() -> Iterator[Worker]:
     made.close()
 
 
-@pytest.mark.parametrize("kind", ["graphs", "mutants", "indices"])
+@pytest.mark.parametrize("kind", ["graphs", "mutants", "indices", "integers"])
 def test_a_seed_and_a_number_are_a_model(kind: str) -> None:
     made = [model_bytes(kind, 5, i) for i in range(20)]
     assert made == [model_bytes(kind, 5, i) for i in range(20)]
@@ -47,6 +47,14 @@ def test_graphs_are_valid() -> None:
         operators |= {n.op_type for n in model.graph.node}
         assert 1 <= len(model.graph.node) <= 30
     assert len(operators) > 80
+
+
+def test_every_integer_type_of_an_operator_is_a_valid_model() -> None:
+    for index, (name, _) in enumerate(typed.cases()):
+        model = typed.model(3, index)
+        onnx.checker.check_model(model, full_check=True)
+        assert model.graph.node[-1].op_type == name.split()[0]
+    assert len(typed.cases()) > 700
 
 
 def test_inputs_keep_their_notes() -> None:
@@ -90,7 +98,7 @@ def test_agreement_sees_small_faults_and_excuses_rounding() -> None:
 
 GUARD = """
 import ctypes, numpy as np
-from fuzz import guard
+from fuzz import guard, typed
 x = guard.guarded(np.zeros(7, np.float32), guard.{side})
 address = x.__array_interface__["data"][0]
 print("start", flush=True)
