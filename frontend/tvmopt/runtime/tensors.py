@@ -95,7 +95,7 @@ def to_ffi(array: Array, dtype: str) -> Any:
     import tvm_ffi
 
     if not array.flags.writeable:
-        array = _same_memory(array)
+        array = memory_at(address(array), array.dtype, array.shape, owner=array)  # NumPy refuses to export it
     if dtype not in EXTENDED and array.size:
         return tvm_ffi.from_dlpack(array, require_contiguous=True)
     raw = array.reshape(-1).view(np.uint8) if array.size else aligned_empty((1,), np.dtype(np.uint8))
@@ -104,13 +104,11 @@ def to_ffi(array: Array, dtype: str) -> Any:
     return view(base, tvm_ffi.Shape(array.shape), tvm_ffi.dtype(dtype), 0)
 
 
-def _same_memory(array: Array) -> Array:
-    """A read-only array's memory as a writable array, which NumPy refuses otherwise to export by DLPack; it keeps the
-    array alive.
-    """
-    memory: Any = (ctypes.c_char * array.nbytes).from_address(address(array))
-    memory.owner = array
-    return np.frombuffer(memory, np.uint8).view(array.dtype).reshape(array.shape)
+def memory_at(start: int, dtype: np.dtype[Any], shape: tuple[int, ...], owner: Any = None) -> Array:
+    """The memory at an address as a writable array, which keeps `owner` alive; without one the caller does."""
+    memory: Any = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(start)
+    memory.owner = owner
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 
 def from_ffi(tensor: Any, info: TensorInfo) -> Array:

@@ -1,0 +1,62 @@
+"""Our module in the place of onnxruntime's, for packages that import it themselves."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from tvmopt.onnxruntime.exceptions import missing
+
+PACKAGE = "tvmopt.onnxruntime"
+
+_LOCK = threading.RLock()
+_kept: dict[str, ModuleType] = {}
+
+
+def install() -> None:
+    """Make ``import onnxruntime`` mean `tvmopt.onnxruntime`, in this process, for what is imported from now on."""
+    with _LOCK:
+        if sys.modules.get("onnxruntime") is sys.modules[PACKAGE]:
+            return
+        _kept.update(_taken())
+        for name in _kept:
+            del sys.modules[name]
+        for name in [n for n in sys.modules if n == PACKAGE or n.startswith(f"{PACKAGE}.capi")]:
+            sys.modules[name.removeprefix("tvmopt.")] = sys.modules[name]
+
+
+def uninstall() -> None:
+    """Undo :func:`install`."""
+    with _LOCK:
+        if sys.modules.get("onnxruntime") is not sys.modules[PACKAGE]:
+            return
+        for name in _taken():
+            del sys.modules[name]
+        sys.modules.update(_kept)
+        _kept.clear()
+
+
+def real() -> Any:
+    """onnxruntime itself, also where ours stands in its place.
+
+    Raises:
+        NotImplemented: it is not installed.
+    """
+    with _LOCK:
+        ours = sys.modules.get("onnxruntime") is sys.modules[PACKAGE]
+        if ours:
+            uninstall()
+        try:
+            return importlib.import_module("onnxruntime")
+        except ImportError:
+            raise missing("fallback without onnxruntime", "pip install onnxruntime") from None
+        finally:
+            if ours:
+                install()
+
+
+def _taken() -> dict[str, ModuleType]:
+    return {n: m for n, m in sys.modules.items() if n == "onnxruntime" or n.startswith("onnxruntime.")}

@@ -1,0 +1,248 @@
+"""The drop-in session beside onnxruntime itself: the same calls, the same answers, errors of the same classes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as theirs
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvmopt
+import tvmopt.onnxruntime as ours
+from tvmopt.cache import FOLDER
+from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp
+from tvmopt.onnxruntime import exceptions
+
+X = np.random.default_rng(0).standard_normal((2, 8), np.float32)
+value = helper.make_tensor_value_info
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv(FOLDER, str(folder))
+        yield folder
+
+
+def saved(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], **constants: np.ndarray) -> str:
+    graph = helper.make_graph(
+        nodes, "g", inputs, outputs, [numpy_helper.from_array(a, n) for n, a in constants.items()]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name="tests")
+    helper.set_model_props(model, {"character": "a\nb"})
+    onnx.save(model, path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two outputs of x, float32[2, 8]."""
+    weights = np.random.default_rng(1).standard_normal((8, 4), np.float32)
+    return saved(
+        tmp_path_factory.mktemp("fixed") / "fixed.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Relu", ["y"], ["z"])],
+        [value("x", TensorProto.FLOAT, [2, 8])],
+        [value("y", TensorProto.FLOAT, [2, 4]), value("z", TensorProto.FLOAT, [2, 4])],
+        w=weights,
+    )
+
+
+@pytest.fixture(scope="module")
+def open_(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """x, float32[rows, 8], times k, an int64 scalar, that decides a shape too."""
+    return saved(
+        tmp_path_factory.mktemp("open") / "open.onnx",
+        [
+            helper.make_node("Unsqueeze", ["k", "zero"], ["ends"]),
+            helper.make_node("Slice", ["x", "starts", "ends", "one"], ["y"]),
+        ],
+        [value("x", TensorProto.FLOAT, ["rows", 8]), value("k", TensorProto.INT64, [])],
+        [value("y", TensorProto.FLOAT, ["rows", None])],
+        zero=np.array([0]), starts=np.array([0]), one=np.array([1]),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def session(fixed: str) -> ours.InferenceSession:
+    return ours.InferenceSession(fixed, providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture(scope="module")
+def reference(fixed: str) -> Any:
+    return theirs.InferenceSession(fixed, providers=["CPUExecutionProvider"])
+
+
+def test_it_says_the_same_of_the_model(session: ours.InferenceSession, reference: Any) -> None:
+    for mine, other in (
+        (session.get_inputs(), reference.get_inputs()),
+        (session.get_outputs(), reference.get_outputs()),
+    ):
+        assert [(a.name, a.shape, a.type) for a in mine] == [(a.name, a.shape, a.type) for a in other]
+    mine, other = session.get_modelmeta(), reference.get_modelmeta()
+    for name in ("producer_name", "graph_name", "domain", "description", "version", "custom_metadata_map"):
+        assert getattr(mine, name) == getattr(other, name), name
+    assert session.get_providers() == reference.get_providers() == ["CPUExecutionProvider"]
+
+
+def test_it_gives_the_same_outputs(session: ours.InferenceSession, reference: Any) -> None:
+    for names in (None, [], ["z"], ["z", "y"]):
+        mine, other = session.run(names, {"x": X}), reference.run(names, {"x": X})
+        assert len(mine) == len(other)
+        for a, b in zip(mine, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    listed = session.run(["y"], {"x": X.tolist()})[0]
+    np.testing.assert_array_equal(listed, session.run(["y"], {"x": np.asfortranarray(X)})[0])
+
+
+@pytest.mark.parametrize(
+    ("names", "feed", "kind"),
+    [
+        (None, {}, ValueError),
+        (None, {"x": X, "q": X}, exceptions.InvalidArgument),
+        (["q"], {"x": X}, exceptions.InvalidArgument),
+        (None, {"x": X.astype(np.float64)}, exceptions.InvalidArgument),
+        (None, {"x": X[0]}, exceptions.InvalidArgument),
+        (None, {"x": X[:1]}, exceptions.InvalidArgument),
+        (None, {"x": "words"}, exceptions.InvalidArgument),
+    ],
+)
+def test_bad_calls_are_errors_in_both(session: Any, reference: Any, names: Any, feed: Any, kind: type) -> None:
+    with pytest.raises(kind):
+        session.run(names, feed)
+    with pytest.raises(Exception):  # noqa: B017 - of several classes, from one version to the next
+        reference.run(names, feed)
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(exceptions.NoSuchFile):
+        ours.InferenceSession(str(tmp_path / "none.onnx"))
+    (tmp_path / "bad.onnx").write_bytes(b"no model at all")
+    with pytest.raises(exceptions.InvalidProtobuf):
+        ours.InferenceSession(tmp_path / "bad.onnx")
+    with pytest.raises(TvmoptError):
+        ours.InferenceSession(b"")
+
+
+def test_open_dimensions_and_deciding_values(open_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, reference = ours.InferenceSession(open_), theirs.InferenceSession(open_)
+    for rows, k in ((2, 1), (3, 2), (2, 1)):
+        feed = {"x": np.arange(rows * 8, dtype=np.float32).reshape(rows, 8), "k": np.array(k)}
+        np.testing.assert_array_equal(session.run(None, feed)[0], reference.run(None, feed)[0])
+    monkeypatch.setattr("tvmopt.api.compile_isolated", lambda *_, **__: pytest.fail("compiled again"))
+    again = ours.InferenceSession(open_)
+    assert again.run(None, {"x": np.ones((3, 8), np.float32), "k": 2})[0].shape == (3, 2)
+
+
+def test_bytes_artifacts_and_threads(fixed: str, session: ours.InferenceSession, tmp_path: Path) -> None:
+    expected = session.run(None, {"x": X})
+    options = ours.SessionOptions()
+    options.intra_op_num_threads = 1
+    made = tvmopt.compile(fixed, output=tmp_path / "m.tvmopt", threads=1, verify=False)
+    for source in (Path(fixed).read_bytes(), made.path):
+        other = ours.InferenceSession(source, options)
+        for a, b in zip(other.run(None, {"x": X}), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert [(i.name, i.shape, i.type) for i in other.get_inputs()] == [("x", [2, 8], "tensor(float)")]
+    assert other._artifact.threads == 1
+
+
+def test_bindings_and_values(session: ours.InferenceSession) -> None:
+    expected = session.run(None, {"x": X})
+    tensor = ours.OrtValue.ortvalue_from_numpy(X)
+    assert (tensor.shape(), tensor.data_type(), tensor.element_type()) == ([2, 8], "tensor(float)", 1)
+    np.testing.assert_array_equal(session.run_with_ort_values(["z"], {"x": tensor})[0].numpy(), expected[1])
+    place = ours.OrtValue.ortvalue_from_shape_and_type([2, 4], np.float32)
+    bound = session.io_binding()
+    bound.bind_input("x", "cpu", 0, np.float32, X.shape, X.__array_interface__["data"][0])
+    bound.bind_output("y")
+    bound.bind_ortvalue_output("z", place)
+    session.run_with_iobinding(bound)
+    np.testing.assert_array_equal(place.numpy(), expected[1])
+    np.testing.assert_array_equal(bound.copy_outputs_to_cpu()[0], expected[0])
+    with pytest.raises(exceptions.InvalidArgument):
+        bound.bind_cpu_input("q", X)
+    bound.bind_ortvalue_output("z", ours.OrtValue.ortvalue_from_shape_and_type([2, 5], np.float32))
+    with pytest.raises(exceptions.InvalidArgument, match="bound to"):
+        session.run_with_iobinding(bound)
+
+
+def test_asynchronous_runs(session: ours.InferenceSession) -> None:
+    told: list[Any] = []
+    done = threading.Event()
+
+    def callback(results: Any, data: Any, error: str) -> None:
+        told.append((results, data, error))
+        if len(told) == 2:
+            done.set()
+
+    session.run_async(["z"], {"x": X}, callback, "mine")
+    session.run_async(["z"], {}, callback, "bad")
+    done.wait()
+    by_data = {data: (results, error) for results, data, error in told}
+    np.testing.assert_array_equal(by_data["mine"][0][0], session.run(["z"], {"x": X})[0])
+    assert "missing" in by_data["bad"][1]
+
+
+def test_fallback_is_asked_for_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(
+        tmp_path / "strings.onnx",
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [value("x", TensorProto.STRING, [1])], [value("y", TensorProto.STRING, [1])],
+    )  # fmt: skip
+    x = np.array(["a"], object)
+    with pytest.raises(ModelError):
+        ours.InferenceSession(path).run(None, {"x": x})
+    session = ours.InferenceSession(path, fallback=True)
+    assert session.run(None, {"x": x})[0].tolist() == ["a"]
+    assert "strings.onnx runs in onnxruntime" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_refused_by_name(session: ours.InferenceSession) -> None:
+    with pytest.raises(exceptions.NotImplemented, match="end_profiling"):
+        session.end_profiling()
+    with pytest.raises(AttributeError, match="SparseTensor"):
+        _ = ours.SparseTensor
+    options = ours.SessionOptions()
+    with pytest.raises(exceptions.NotImplemented):
+        options.register_custom_ops_library("ops.so")
+    with pytest.raises(exceptions.InvalidArgument, match=r"tvmopt\.presicion"):
+        options.add_session_config_entry("tvmopt.presicion", "bf16")
+    for name in dir(theirs.InferenceSession):
+        known = hasattr(ours.InferenceSession, name) or name in REFUSED
+        assert known or name.startswith("_"), f"{name} is neither there nor refused"
+    assert not issubclass(exceptions.NotImplemented, UnsupportedOp)
+
+
+REFUSED = {
+    "create_ortvalue_from_shape_and_type", "get_input_epdevices", "get_input_memory_infos", "get_output_memory_infos",
+    "get_provider_graph_assignment_info", "get_tuning_results", "release_captured_graph", "run_with_ortvaluevector",
+    "set_ep_dynamic_options", "set_tuning_results",
+}  # fmt: skip
+"""Methods that tell of onnxruntime's own providers and devices."""
+
+
+def test_programs_that_import_onnxruntime_get_ours() -> None:
+    code = """
+import onnxruntime as before
+import tvmopt.onnxruntime as ours
+ours.install()
+import onnxruntime
+from onnxruntime.capi import _pybind_state as C
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+assert onnxruntime is ours and before is not ours
+assert C.get_available_providers() == ["CPUExecutionProvider"]
+assert InvalidArgument is ours.exceptions.InvalidArgument
+assert ours.real() is before and __import__("onnxruntime") is ours
+ours.uninstall()
+assert __import__("onnxruntime") is before
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
