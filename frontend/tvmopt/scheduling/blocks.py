@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -85,9 +86,11 @@ def loop_extents(sch: Schedule, block: Any) -> tuple[int, ...]:
 def epilogue_of(sch: Schedule, main: Any, out_shape: Sequence[int]) -> Any:
     """Inline the elementwise chain behind `main` into its last block and return that block.
 
-    Blocks whose loops differ from `out_shape` (a broadcast to more dimensions, say) stay outside: then the last
-    block before them is returned, and the others are parallelised where they stand.
+    Blocks whose loops differ from `out_shape` (a broadcast to more dimensions, say) stay outside: then the last block
+    before them is returned, and the others are parallelised where they stand. Smaller ones, which compute an operand of
+    the chain (a scale that is the product of two), are inlined into it.
     """
+    _inline_operands(sch, main, prod(out_shape))
     blocks = root_blocks(sch)
     names = [sch.get(b).name_hint for b in blocks]
     after = blocks[names.index(sch.get(main).name_hint) + 1 :]
@@ -100,6 +103,20 @@ def epilogue_of(sch: Schedule, main: Any, out_shape: Sequence[int]) -> Any:
     for block in rest:
         sch.parallel(sch.get_loops(block)[0])
     return chain[-1]
+
+
+def _inline_operands(sch: Schedule, main: Any, elements: int) -> None:
+    """Inline the blocks behind `main` that compute fewer numbers than `elements` for blocks further behind."""
+    name = sch.get(main).name_hint
+    seen = False
+    for block in root_blocks(sch):
+        here = loop_extents(sch, block)
+        if seen and prod(here) < elements and not sch.get(block).annotations and sch.get_consumers(block):
+            try:
+                sch.compute_inline(block)
+            except ScheduleError:  # not a plain function of its operands: it stays a stage of its own
+                continue
+        seen = seen or sch.get(block).name_hint == name
 
 
 def collapse_rows(sch: Schedule, main: Any, out: Any, rows: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 from tvmopt.importer.converters.normalization import layer_norm, rms_norm
-from tvmopt.importer.converters.quantized import ELEMENT_TYPES, saturate
+from tvmopt.importer.converters.quantized import ELEMENT_TYPES, real, saturate, stepped
 
 
 def gelu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -130,7 +130,10 @@ def matmul_nbits(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
 
 
 def _real(b: Build, x: Any, scale: Any, zero: Any) -> Any:
-    """Dequantise, per tensor."""
+    """Dequantise, per tensor: by `R.dequantize` where the scale is a constant."""
+    found = real(b, x, scale, zero)
+    if found is not None:
+        return found
     value = b.cast(x, "float32")
     if zero is not None:
         value = b.sub(value, b.cast(b.reshape(zero, ()), "float32"))
@@ -138,7 +141,10 @@ def _real(b: Build, x: Any, scale: Any, zero: Any) -> Any:
 
 
 def _quantised(b: Build, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
-    """Quantise, per tensor."""
+    """Quantise, per tensor: by `R.quantize` where the scale is a constant."""
+    found = stepped(b, x, scale, zero, dtype)
+    if found is not None:
+        return b.emit(found)
     value = b.emit(relax.op.round(b.div(x, b.reshape(scale, ()))))
     if zero is not None:
         value = b.add(value, b.cast(b.reshape(zero, ()), "float32"))

@@ -1,5 +1,8 @@
 """Quantised operators: QuantizeLinear and DequantizeLinear in all forms, QLinearConv, QLinearMatMul, the
 integer products.
+
+QLinear operators become what they stand for, an operator between dequantizations and a quantization: the graph passes
+then make integers of it as of any other quantised model. Where scales are not constants they are written out in int32.
 """
 
 from __future__ import annotations
@@ -8,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
-from tvm import relax
+from tvm import relax, te
 
 from tvmopt.importer.converters.casts import convert_type, encode
-from tvmopt.importer.converters.common import Build, dtype_of, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.convolution import convolve
 from tvmopt.importer.lowbits import CODED, SMALL_INTEGERS, storage_dtype
@@ -136,22 +139,96 @@ def _scalar(b: Build, x: Any) -> Any:
     return b.reshape(x, ()) if int(np.prod(shape_of(x))) == 1 else x
 
 
+def value_of(x: Any) -> np.ndarray[Any, Any] | None:
+    """The number or numbers of a constant, a single one without axes; None for anything else, and for no input."""
+    if not hasattr(getattr(x, "value", None), "numpy"):
+        return None
+    array: np.ndarray[Any, Any] = x.value.numpy()
+    return array.reshape(()) if array.size == 1 else array
+
+
+def real(b: Build, x: Any, scale: Any, zero: Any, axis: int = -1) -> Any | None:
+    """`x`, of 8 bits, dequantized by `R.dequantize`; None where scale or zero point are no constants. An axis is only
+    meant where there are several."""
+    s, kind = value_of(scale), dtype_of(x)
+    z = np.zeros((), kind) if zero is None else value_of(zero)
+    if s is None or z is None or kind not in ("uint8", "int8") or max(s.ndim, z.ndim) > 1 or s.dtype != np.float32:
+        return None
+    if z.shape not in ((), s.shape):
+        return None
+    z = np.full(s.shape, z) if z.ndim == 0 else z
+    return b.emit(relax.op.dequantize(x, const(s, "float32"), const(z, kind), axis=axis, out_dtype="float32"))
+
+
+def stepped(b: Build, x: Any, scale: Any, zero: Any, kind: str) -> Any | None:
+    """float32 `x` quantized per tensor by `R.quantize`; None where scale or zero point are no constants."""
+    s, z = value_of(scale), np.zeros((), kind) if zero is None else value_of(zero)
+    if s is None or z is None or s.ndim or z.ndim or kind not in ("uint8", "int8") or s.dtype != np.float32:
+        return None
+    return relax.op.quantize(x, const(s, "float32"), const(z, kind), axis=-1, out_dtype=kind)
+
+
 def qlinear_matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """QLinearMatMul: an int32 product of the centred operands, requantised."""
+    """QLinearMatMul: the product of the dequantized operands, quantized; else in int32."""
     b = Build(bb, ctx.name)
     a, a_scale, a_zero, w, w_scale, w_zero, y_scale, y_zero = (inputs[i] for i in range(8))
+    kind = dtype_of(y_zero) if y_zero is not None else dtype_of(a)
+    if (s := value_of(a_scale)) is not None and s.ndim == 0:
+        left, right = real(b, a, a_scale, a_zero), real(b, w, w_scale, w_zero)
+        if left is not None and right is not None:
+            found = stepped(b, b.emit(relax.op.matmul(left, right)), y_scale, y_zero, kind)
+            if found is not None:
+                return found
     total = b.emit(relax.op.matmul(_operand(b, a, a_zero, True), _operand(b, w, w_zero, False)))
     a_scale = _scalar(b, a_scale)
     if len(shape_of(a_scale)) == 1:
         a_scale = b.reshape(a_scale, (shape_of(a_scale)[0], 1))
     factor = b.div(b.mul(a_scale, _scalar(b, w_scale)), _scalar(b, y_scale))
-    return _requantize(b, total, factor, y_zero, dtype_of(y_zero) if y_zero is not None else dtype_of(a))
+    return _requantize(b, total, factor, y_zero, kind)
 
 
 def matmul_integer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """MatMulInteger: an int32 product of the centred operands."""
+    """MatMulInteger: an int32 product of the centred operands. Of uint8 and constant bytes it is a product of bytes,
+    from which the zero point's share is taken off."""
     b = Build(bb, ctx.name)
+    a, a_zero, weight = inputs[0], inputs[2], _signed_weight(inputs[1], inputs[3])
+    if weight is not None and dtype_of(a) == "uint8" and len(shape_of(a)) > 1:
+        total = b.emit(relax.op.matmul(a, const(weight, "int8"), out_dtype="int32"))
+        if a_zero is None:
+            return total
+        return _without_zero(b, total, a_zero, weight.sum(axis=0, dtype=np.int32))
     return relax.op.matmul(_operand(b, inputs[0], inputs[2], True), _operand(b, inputs[1], inputs[3], False))
+
+
+def _without_zero(b: Build, total: Any, zero: Any, sums: np.ndarray[Any, Any]) -> Any:
+    """A product less the share of the data's zero point: one, or one a row. One operator, which fuses into the
+    product's kernel as a whole."""
+    single = int(np.prod(shape_of(zero))) == 1
+
+    def without_zero(product: te.Tensor, z: te.Tensor, s: te.Tensor) -> te.Tensor:
+        def element(*at: Any) -> Any:
+            own = z(*[0] * len(z.shape)) if single else z(at[-2])
+            return product(*at) - own.astype("int32") * s(at[-1])
+
+        return te.compute(product.shape, element, name="without_zero")
+
+    return b.te(without_zero, total, zero, const(sums, "int32"))
+
+
+def _signed_weight(w: Any, zero: Any) -> np.ndarray[Any, Any] | None:
+    """A constant matrix of 8 bits less its zero points as int8; None where it is no such constant, where it does not
+    fit, or where a sum of products with uint8 can leave int32."""
+    values, zeros = value_of(w), np.zeros((), np.int8) if zero is None else value_of(zero)
+    if values is None or zeros is None or values.ndim != 2 or values.dtype not in (np.int8, np.uint8) or zeros.ndim > 1:
+        return None
+    wide = values.astype(np.int64) - zeros
+    if (
+        wide.min(initial=0) < -128
+        or wide.max(initial=0) > 127
+        or np.abs(wide).sum(axis=0).max(initial=0) * 255 >= 2**31
+    ):
+        return None
+    return wide.astype(np.int8)
 
 
 def _channel(b: Build, value: Any, rank: int, axis: int) -> Any:
@@ -171,16 +248,35 @@ def conv_integer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
 
 
 def qlinear_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """QLinearConv: an int32 convolution of the centred operands, plus an int32 bias, requantised."""
+    """QLinearConv: the convolution of the dequantized operands plus the bias, quantized; else in int32."""
     b = Build(bb, ctx.name)
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (inputs[i] for i in range(9))
     rank = len(shape_of(x))
+    found = _dequantized_conv(b, inputs, attrs, ctx)
+    if found is not None:
+        return found
     left = _centred(b, x, _channel(b, x_zero, rank, 1))
     total = convolve(b, ctx, left, _centred(b, w, _channel(b, w_zero, rank, 0)), attrs)
     if bias is not None:
         total = b.add(total, b.reshape(bias, (1, shape_of(bias)[0], *[1] * (rank - 2))))
     factor = b.div(b.mul(_scalar(b, x_scale), _channel(b, w_scale, rank, 1)), _scalar(b, y_scale))
     return _requantize(b, total, factor, y_zero, dtype_of(y_zero) if y_zero is not None else dtype_of(x))
+
+
+def _dequantized_conv(b: Build, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Any | None:
+    """QLinearConv by `R.dequantize` and `R.quantize`; None where a scale is no constant."""
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (inputs[i] for i in range(9))
+    if (s := value_of(x_scale)) is None or s.ndim or value_of(y_scale) is None or (own := value_of(w_scale)) is None:
+        return None
+    left, right = real(b, x, x_scale, x_zero), real(b, w, w_scale, w_zero, axis=0)
+    if left is None or right is None:
+        return None
+    total = convolve(b, ctx, left, right, attrs)
+    if bias is not None:
+        scale = np.broadcast_to((s.astype(np.float64) * own).astype(np.float32), shape_of(bias))
+        offset = b.mul(b.cast(bias, "float32"), const(np.ascontiguousarray(scale), "float32"))
+        total = b.add(total, b.reshape(offset, (1, shape_of(bias)[0], *[1] * (len(shape_of(x)) - 2))))
+    return stepped(b, b.emit(total), y_scale, y_zero, dtype_of(y_zero) if y_zero is not None else dtype_of(x))
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
