@@ -1,162 +1,227 @@
-"""Files that many processes share and that may be made again at any time: `~/.cache/tvmopt` - for compiled models.
+"""Files on the disk that can be made again at any time, shared by any number of processes - for `compile`.
 
-An entry appears whole or not at all, under a name that says what it is made of, and is never changed. The cache is
-bounded: what was used longest ago goes first.
+    kernels     machine code of kernels, by a hash of everything that decides it (`compiler/kernels.py`)
+    models      compiled models of the drop-in session (`onnxruntime/variants.py`)
+
+A file appears whole or not at all and is never changed. What was not used for longest goes first when there
+is too much.
+`TVMOPT_CACHE` names another folder, or is `off`; `TVMOPT_CACHE_MB` (512) and `TVMOPT_MODELS_MB` (4096) limit the sizes.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache as once
 from pathlib import Path
+from typing import ClassVar, Self
 
-from tvmopt.errors import InputError
-from tvmopt.files import make_folder, private_cache
+from tvmopt.errors import InputError, TvmoptError
+from tvmopt.files import atomic_write, make_folder, private_cache
 from tvmopt.texts import whole_number
 
 FOLDER = "TVMOPT_CACHE"
-"""Environment variable: another folder, or `off`: then entries last as long as the process."""
-
-LIMIT = "TVMOPT_MODELS_MB"
-"""Environment variable: MB that compiled models may take together; default: 4096."""
-
-
-@cache
-def _passing() -> tempfile.TemporaryDirectory[str]:
-    """A folder for as long as this process lives."""
-    return tempfile.TemporaryDirectory(prefix="tvmopt-cache-")
+_DIGEST = hashlib.sha256().digest_size
+_LEAST_AGE = 60.0
+"""Seconds after which a use is noted again, which is a write to the disk, and the folder is looked through again."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file: its `key`, `bytes`, and seconds since the epoch when it was last `used`."""
+    """One file: its key, bytes, and when it was used last (seconds since 1970)."""
 
     key: str
-    path: Path
-    bytes: int
+    size: int
     used: float
 
 
 @dataclass(frozen=True)
 class Cache:
-    """The entries of one kind.
+    """The files of one kind.
 
     Attributes:
-        folder: where they are.
-        suffix: of their files, with the dot.
-        limit: bytes that they may take together.
+        folder: None where nothing is kept.
+        limit: bytes that all files together may have.
     """
 
-    folder: Path
-    suffix: str
+    folder: Path | None
     limit: int
 
+    kind: ClassVar[str]
+    suffix: ClassVar[str] = ""
+    variable: ClassVar[str]
+    megabytes: ClassVar[int]
+
     @classmethod
-    def models(cls) -> Cache:
-        """The user's compiled models.
+    def default(cls) -> Self:
+        """The user's, as the environment says.
 
         Raises:
-            InputError: the environment names a size that is no number. TvmoptError: no folder can be made.
+            InputError: the limit is no number.
         """
-        text = os.environ.get(LIMIT, "") or "4096"
-        megabytes = whole_number(text)
-        if megabytes is None:
-            raise InputError(
-                f"{LIMIT} is {text!r}, not a number of megabytes.", fix=f"unset {LIMIT}, or set it to 4096"
-            )
+        text = os.environ.get(cls.variable, "") or str(cls.megabytes)
+        limit = 0 if text == "0" else whole_number(text)
+        if limit is None:
+            fix = "give a number of megabytes; 0 keeps nothing"
+            raise InputError(f"{cls.variable} is {text!r}, not a number.", fix=fix)
         where = os.environ.get(FOLDER, "")
-        if where == "off":
-            folder = Path(_passing().name)
-        else:
-            folder = Path(where) / "models" if where else private_cache("models")
-        return cls(folder, ".tvmopt", megabytes << 20)
+        if where == "off" or not limit:
+            return cls(None, 0)
+        try:
+            folder = Path(where) / cls.kind if where else private_cache(cls.kind)
+            folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, TvmoptError):  # nothing needs it
+            return cls(None, 0)
+        return cls(folder, limit << 20)
+
+    def entries(self) -> list[Entry]:
+        """All files, the one that was used last first."""
+        return sorted(self._entries(), key=lambda entry: (-entry.used, entry.key))
+
+    def prune(self, limit: int | None = None, keep: str = "") -> list[Entry]:
+        """Remove what was not used for longest, until all fits into the limit (bytes); what was removed.
+
+        A file in use stays readable for the process that has it open or mapped; that of the key `keep` stays.
+        """
+        left = self.limit if limit is None else limit
+        removed = []
+        for entry in self.entries():
+            left -= entry.size
+            if left < 0 and entry.key != keep:
+                with suppress(OSError):  # another process was faster
+                    self.path(entry.key).unlink()
+                    removed.append(entry)
+        return removed
+
+    def tidy(self) -> None:
+        """Prune, at most once a minute: to look at thousands of files takes a while."""
+        if self.folder is None:
+            return
+        stamp = self.folder / ".pruned"
+        with suppress(OSError):
+            if not stamp.exists() or time.time() - stamp.stat().st_mtime > _LEAST_AGE:
+                stamp.touch()
+                self.prune()
+
+    def path(self, key: str) -> Path:
+        """Where the file of a key is."""
+        assert self.folder is not None
+        return self.folder / key[:2] / f"{key}{self.suffix}"
+
+    def _entries(self) -> Iterator[Entry]:
+        for path in self.folder.glob(f"??/*{self.suffix}") if self.folder is not None else ():
+            with suppress(OSError):
+                status = path.stat()
+                if not path.name.startswith("."):
+                    yield Entry(path.name.removesuffix(self.suffix), status.st_size, status.st_mtime)
+
+    def _use(self, path: Path) -> bool:
+        """Note that a file was used; whether it is there."""
+        try:
+            if time.time() - path.stat().st_mtime > _LEAST_AGE:
+                with suppress(OSError):  # of somebody else
+                    os.utime(path)
+        except OSError:
+            return False
+        return True
+
+
+class Kernels(Cache):
+    """Machine code. A file begins with the hash of what it holds."""
+
+    kind, variable, megabytes = "kernels", "TVMOPT_CACHE_MB", 512
+
+    def get(self, key: str) -> bytes | None:
+        """What was kept under a key; None where there is nothing, or nothing whole."""
+        if self.folder is None:
+            return None
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        content = data[_DIGEST:]
+        if hashlib.sha256(content).digest() != data[:_DIGEST]:
+            with suppress(OSError):
+                path.unlink()
+            return None
+        self._use(path)
+        return content
+
+    def put(self, key: str, content: bytes) -> None:
+        """Keep something; where it cannot be written, it is not kept."""
+        if self.folder is None:
+            return
+        path = self.path(key)
+        with suppress(OSError, TvmoptError):
+            path.parent.mkdir(exist_ok=True)
+            with atomic_write(path) as file:
+                file.write(hashlib.sha256(content).digest() + content)
+
+
+class Models(Cache):
+    """Compiled models, mapped by the processes that use them. Where none is kept they last while the process does."""
+
+    kind, suffix, variable, megabytes = "models", ".tvmopt", "TVMOPT_MODELS_MB", 4096
+
+    def path(self, key: str) -> Path:
+        folder = Path(_passing().name) if self.folder is None else self.folder
+        return folder / key[:2] / f"{key}{self.suffix}"
 
     def find(self, key: str) -> Path | None:
-        """The file of a key, which counts as used now; None if there is none."""
-        path = self._path(key)
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            return None
-        except OSError:  # a cache that belongs to somebody else may be read
-            return path if path.is_file() else None
-        return path
+        """The file of a key; None if there is none."""
+        path = self.path(key)
+        return path if self._use(path) else None
 
     def make(self, key: str, write: Callable[[Path], None]) -> Path:
         """The file of a key, written by `write` if there is none: by one process, while the others wait for it.
 
         Raises:
-            InputError: the folder cannot be made or written; and whatever `write` raises.
+            InputError: it cannot be written; and whatever `write` raises.
         """
-        make_folder(self.folder)
-        with self._lock(key):
-            found = self.find(key)
-            if found is None:
-                part = self.folder / f".{key}.{os.getpid()}{self.suffix}"
+        path = self.path(key)
+        make_folder(path.parent)
+        with self._lock(path):
+            if not self._use(path):
+                part = path.with_name(f".{key}.{os.getpid()}{self.suffix}")
                 try:
                     write(part)
-                    found = part.replace(self._path(key))
+                    part.replace(path)
                 finally:
                     part.unlink(missing_ok=True)
-        self.prune(keep=key)
-        return found
-
-    def entries(self) -> list[Entry]:
-        """All of them, the one used last first."""
-        found = []
-        for path in self.folder.glob(f"*{self.suffix}") if self.folder.is_dir() else ():
-            with suppress(FileNotFoundError):  # another process pruned it meanwhile
-                state = path.stat()
-                if not path.name.startswith("."):
-                    found.append(Entry(path.name.removesuffix(self.suffix), path, state.st_size, state.st_mtime))
-        return sorted(found, key=lambda entry: (-entry.used, entry.key))
-
-    def prune(self, limit: int | None = None, keep: str = "") -> list[Entry]:
-        """Delete what was used longest ago until the rest fits in `limit` bytes; what was deleted.
-
-        A file in use stays readable for the process that has it open or mapped.
-        """
-        limit, room, gone = self.limit if limit is None else limit, 0, []
-        for entry in self.entries():
-            room += entry.bytes
-            if room > limit and entry.key != keep:
-                entry.path.unlink(missing_ok=True)
-                room -= entry.bytes
-                gone.append(entry)
-        if self.folder.is_dir():
-            self._sweep()
-        return gone
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{self.suffix}"
-
-    def _sweep(self) -> None:
-        """Delete what processes that were killed have left: parts and locks a day old."""
-        for path in self.folder.glob(".*"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > 86_400:
-                    path.unlink()
+        if self.folder is not None:
+            self.prune(keep=key)
+        return path
 
     @contextmanager
-    def _lock(self, key: str) -> Iterator[None]:
-        """One process at a time makes an entry. The kernel drops the lock of a process that dies."""
-        path = self.folder / f".{key}.lock"
+    def _lock(self, path: Path) -> Iterator[None]:
+        """One process at a time makes a file. The system drops the lock of a process that dies."""
+        lock = path.with_name(f".{path.name}.lock")
         try:
-            file = path.open("a")
+            file = lock.open("a")
         except OSError as error:
             fix = f"make it writable, or name another folder in {FOLDER}"
             raise InputError(
-                f"the cache cannot be written: {error.strerror}.", where=str(self.folder), fix=fix
+                f"the cache cannot be written: {error.strerror}.", where=str(lock.parent), fix=fix
             ) from error
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                lock.unlink(missing_ok=True)
+
+
+@once
+def _passing() -> tempfile.TemporaryDirectory[str]:
+    """A folder for as long as this process lives."""
+    return tempfile.TemporaryDirectory(prefix="tvmopt-models-")
+
+
+KINDS = (Kernels, Models)

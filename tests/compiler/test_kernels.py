@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
+from tvmopt.cache import Kernels
 from tvmopt.compiler import kernels
 from tvmopt.targets import Machine
-from tvmopt.toolchain.cache import Cache
 
 ROWS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 
@@ -39,9 +39,9 @@ def model(rows: tuple[int, ...], first: str = "Relu", seed: int = 0) -> onnx.Mod
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     monkeypatch.setenv("TVMOPT_CACHE", str(tmp_path / "kept"))
-    return Cache.default()
+    return Kernels.default()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def library(source: onnx.ModelProto, **options: Any) -> bytes:
     return tvmopt.compile(source, verify=False, records=False, **options).artifact.library
 
 
-def test_the_same_bytes_kept_or_not(made: list[str], cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_bytes_kept_or_not(made: list[str], cache: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     source = model(ROWS)
     first = library(source)
     count = len(made)
@@ -99,7 +99,7 @@ def test_another_model_uses_the_kernels_that_it_shares(made: list[str]) -> None:
     assert two.report.accuracy["verified"]
 
 
-def test_damaged_files_are_made_again(made: list[str], cache: Cache) -> None:
+def test_damaged_files_are_made_again(made: list[str], cache: Kernels) -> None:
     first, count = library(model(ROWS)), len(made)
     assert cache.folder is not None
     for path in cache.folder.glob("??/*"):

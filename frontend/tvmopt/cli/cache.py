@@ -10,43 +10,51 @@ import typer
 from tvmopt.cli.common import escape, human, out, print_json, table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
-"""The machine code of kernels that were compiled: list it, remove what was not used for longest, or all."""
+"""Machine code of kernels, and models that the drop-in session compiled: list them, remove the oldest, or all."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @app.command("list")
 def list_(
-    top: Annotated[int, typer.Option(min=0, help="Files to list, those used last first; 0: all.")] = 20,
+    top: Annotated[int, typer.Option(min=0, help="Files of each kind to list, those used last first; 0: all.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Where it is, how large it is, how large it may become, and the files that were used last."""
-    from tvmopt.toolchain.cache import Cache
+    from tvmopt.cache import KINDS
 
-    cache = Cache.default()
-    entries = cache.entries()
-    total = sum(entry.size for entry in entries)
+    found = [(kind.kind, cache, cache.entries()) for kind in KINDS for cache in (kind.default(),)]
     if as_json:
         print_json(
-            {"folder": cache.folder, "limit": cache.limit, "bytes": total, "files": len(entries), "entries": entries}
-        )
+            {
+                name: {
+                    "folder": cache.folder, "limit": cache.limit, "bytes": sum(e.size for e in entries),
+                    "files": len(entries), "entries": entries,
+                }
+                for name, cache, entries in found
+            }
+        )  # fmt: skip
         return
-    if cache.folder is None:
-        out.print("nothing is kept: TVMOPT_CACHE is off, or no folder can be written")
-        return
-    out.print(f"{escape(cache.folder)}: {len(entries)} files, {human(total, 'B')} of {human(cache.limit, 'B')}")
-    now = time.time()
-    shown = entries[:top] if top else entries
-    rows = [(e.key[:16], human(e.size, "B"), f"{(now - e.used) / 3600:.1f} h ago") for e in shown]
+    now, rows = time.time(), []
+    for name, cache, entries in found:
+        if cache.folder is None:
+            out.print(f"{name}: nothing is kept, TVMOPT_CACHE is off, or no folder can be written")
+            continue
+        total = human(sum(e.size for e in entries), "B")
+        out.print(f"{name}: {len(entries)} files, {total} of {human(cache.limit, 'B')}, in {escape(cache.folder)}")
+        shown = entries[:top] if top else entries
+        rows += [(name, e.key[:16], human(e.size, "B"), f"{(now - e.used) / 3600:.1f} h ago") for e in shown]
     if rows:
-        table(("key", "size", "last used"), rows)
+        table(("kind", "key", "size", "last used"), rows, left=2)
 
 
 @app.command()
 def prune(
     megabytes: Annotated[
         int | None,
-        typer.Option("--mb", min=0, help="What may stay.", show_default="TVMOPT_CACHE_MB, or 512"),
+        typer.Option(
+            "--mb", min=0, help="What may stay of each kind.", show_default="TVMOPT_CACHE_MB, TVMOPT_MODELS_MB"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,9 +69,9 @@ def clear(as_json: AsJson = False) -> None:
 
 
 def _remove(limit: int | None, as_json: bool) -> None:
-    from tvmopt.toolchain.cache import Cache
+    from tvmopt.cache import KINDS
 
-    removed = Cache.default().prune(limit)
+    removed = [entry for kind in KINDS for entry in kind.default().prune(limit)]
     freed = sum(entry.size for entry in removed)
     if as_json:
         print_json({"removed": len(removed), "bytes": freed})

@@ -19,18 +19,18 @@ import tvm
 import tvm_ffi
 
 from tvmopt import pipeline
+from tvmopt.cache import Kernels
 from tvmopt.lowering import lower_extrema, math
 from tvmopt.passes import stages
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
-from tvmopt.toolchain.cache import Cache
 
 NAME = "kernel".ljust(1000, "_")
 """Stands for a kernel's name in the object that is kept. No name is longer: a kernel takes at most
 :data:`tvmopt.pipeline.MOST_FUSED` operators."""
 
 
-def objects(kernels: tvm.IRModule, machine: Machine, cache: Cache, without: tuple[str, ...] = ()) -> dict[str, bytes]:
+def objects(kernels: tvm.IRModule, machine: Machine, cache: Kernels, without: tuple[str, ...] = ()) -> dict[str, bytes]:
     """Name of each kernel -> its object file.
 
     Args:

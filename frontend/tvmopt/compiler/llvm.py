@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tvmopt.cache import Kernels
 from tvmopt.compiler.backend import Code
 from tvmopt.compiler.request import Request
 from tvmopt.targets import Machine
-from tvmopt.toolchain.cache import Cache
 from tvmopt.toolchain.linking import export, find_linker
 
 
@@ -45,7 +45,7 @@ class Llvm:
         kernels = run.module
         if run.watch is not None:  # it wants to see all of them together
             pipeline.lower_loops(run, lowered.job)
-        made = objects(kernels, machine, Cache.default(), request.without)
+        made = objects(kernels, machine, Kernels.default(), request.without)
         return LlvmCode(link(pipeline.generate(IRModule(), machine)), made)
 
     def warnings(self, lowered: Any) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import tvmopt
-from tvmopt.cache import Cache
+from tvmopt.cache import Models
 from tvmopt.compiler.request import source_hash
 from tvmopt.errors import ModelError
 from tvmopt.runtime.manifest import FORMAT, installed_versions
@@ -110,7 +110,7 @@ class Variants:
         return found
 
     def _is_made(self, feeds: Mapping[str, Array], decide: frozenset[str]) -> bool:
-        return Cache.models().find(self._key(*self._parts(feeds, decide))) is not None
+        return Models.default().find(self._key(*self._parts(feeds, decide))) is not None
 
     def _parts(self, feeds: Mapping[str, Array], decide: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The same by name, as :func:`tvmopt.compile` takes them."""
@@ -118,7 +118,7 @@ class Variants:
         return shapes, {name: feeds[name].tolist() for name in sorted(decide)}
 
     def _file(self, key: str, shapes: dict[str, Any], values: dict[str, Any]) -> Path:
-        cache = Cache.models()
+        cache = Models.default()
 
         def write(path: Path) -> None:
             from tvmopt.api import compile_isolated

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tvmopt.cache import Kernels
 from tvmopt.errors import MissingDependency, TvmoptError
 from tvmopt.runtime.pool import SOURCE
 from tvmopt.targets.detect import host_arch
-from tvmopt.toolchain.cache import Cache
 
 BFLOAT16 = SOURCE.with_name("bfloat16.c")
 
@@ -128,7 +128,7 @@ class Linker:
         status = compiler.stat()
         identity = (str(compiler.resolve()), status.st_size, status.st_mtime_ns, self.command[1:], _COMPILE)
         key = hashlib.sha256(repr((identity, source.read_text())).encode()).hexdigest()
-        cache = Cache.default()
+        cache = Kernels.default()
         kept = cache.get(key)
         if kept is None:
             self._run([*_COMPILE, "-c", source.name, "-o", name], str(folder))
