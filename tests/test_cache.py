@@ -180,7 +180,7 @@ def test_processes_make_an_entry_once(tmp_path: Path) -> None:
 from pathlib import Path
 from tvmopt.cache import Models
 def write(path):
-    with open({str(tmp_path / "log")!r}, "aa") as file: file.write("made\\n")
+    with open({str(tmp_path / "log")!r}, "a") as file: file.write("made\\n")
     path.write_bytes(b"x")
 Models(Path({str(tmp_path / "kind")!r}), 100).make("aa", write)
 """
