@@ -171,7 +171,7 @@ def lower(request: Request, stages: Stages, lookup: RecordLookup | None = None) 
 
 
 def _imported(request: Request, stages: Stages) -> Imported:
-    from tvmopt.importer import import_model  # a bad file is refused before TVM's compiler is loaded
+    from tvmopt.importer import import_model
 
     with stages.stage("importing"):
         imported = import_model(request.source, dict(request.shapes), dict(request.values))

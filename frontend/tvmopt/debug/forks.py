@@ -12,11 +12,11 @@ from tvmopt.importer.isolate import isolated
 
 def warm() -> None:
     """Import what the forks need, so that each of them starts at once; nothing is run."""
+    from tvmopt.runtime.library import load_compiler
+
+    load_compiler()
     for name in ("onnxruntime", "tvm.relax", "tvmopt.pipeline", "tvmopt.runtime.model", "tvmopt.tuning.logs"):
         import_module(name)
-    from tvmopt.runtime.library import ffi
-
-    ffi()
 
 
 def forked(step: Callable[[], Any], what: str) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tvmopt.importer.load import load
 from tvmopt.importer.prepare import prepare
 from tvmopt.importer.types import Imported, TensorSpec
+from tvmopt.runtime.library import load_compiler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,10 +45,12 @@ def import_model(
         shapes: static shapes of inputs whose dimensions the model leaves open, by input name.
         values: inputs that are known at compile time; they become constants.
     """
+    model = load(source)
+    prepared = prepare(model, shapes, values)  # a bad file is refused before TVM's compiler is loaded
+    load_compiler()
     from tvmopt.importer.check import checked_import
 
-    model = load(source)
-    imported = checked_import(prepare(model, shapes, values))
+    imported = checked_import(prepared)
     return replace(imported, folded=_folded(model, imported.nodes.values()))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from scipy import special
 from tvm import relax
 
 from tvmopt.operators.checks import OP, check_of
@@ -105,6 +104,18 @@ def _pad(call: Call, a: list[Array]) -> Array:
     )
 
 
+def _scipy(name: str) -> Callable[[Call, list[Array]], Array]:
+    """A function of `scipy.special`, which is imported when it is first called: few models need it at compile
+    time."""
+
+    def fn(x: Array) -> Array:
+        from scipy import special
+
+        return np.asarray(getattr(special, name)(x))
+
+    return _unary(fn)
+
+
 def _unary(fn: Callable[[Array], Array]) -> Callable[[Call, list[Array]], Array]:
     return lambda call, a: np.asarray(fn(a[0]))
 
@@ -165,8 +176,8 @@ EVALUATE: dict[str, Callable[[Call, list[Array]], Array]] = {
     "sin": _unary(np.sin),
     "cos": _unary(np.cos),
     "tanh": _unary(np.tanh),
-    "erf": _unary(special.erf),
-    "sigmoid": _unary(special.expit),
+    "erf": _scipy("erf"),
+    "sigmoid": _scipy("expit"),
     "floor": _unary(np.floor),
     "ceil": _unary(np.ceil),
     "square": _unary(np.square),

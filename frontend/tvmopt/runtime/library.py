@@ -1,7 +1,7 @@
 """TVM's runtime library, how many threads to use, and loading a compiled library - without TVM's 260 MB compiler,
 for `Model`.
 
-`import tvm` is not used: it loads the compiler and takes a second or two. `tvm_ffi` finds and loads the small
+`import tvm` is not used for that: it loads the compiler and takes a second or two. `tvm_ffi` finds and loads the small
 `libtvm_runtime.so` by itself, and a later `import tvm` in the same process finds it already there.
 """
 
@@ -46,6 +46,16 @@ def ffi() -> Any:
     with suppress(OSError, RuntimeError):  # sort, topk, argsort, random: only some models call them
         load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_LOCAL", extra_lib_paths=folder)
     return tvm_ffi
+
+
+def load_compiler() -> None:
+    """Import `tvm`, all of it, without the torch that it would load where it is installed: that costs another second.
+
+    Only `tvm.relax.BasePyModule`, which we do not use, misses it then.
+    """
+    ffi()
+    with _without("torch") if sys.platform == "linux" and "tvm" not in sys.modules else nullcontext():
+        import tvm.relax  # noqa: F401
 
 
 @cache
