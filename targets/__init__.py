@@ -47,8 +47,17 @@ class Machine:
         line: bytes of a cache line.
         l1_ways: associativity of L1d; strides that are multiples of ``l1d / l1_ways`` collide.
         l2_rate: bytes a cycle that a stream from L2 sustains.
+        l3_rate: bytes a cycle and core that a stream from L3 sustains.
         ghz: sustained clock under vector load.
         bandwidth: bytes a second from memory, all cores.
+        core_bandwidth: bytes a second that one core reads and writes while it copies, data in its caches.
+        exp_cycles: cycles of our exp of one vector; other transcendental functions take about as long.
+        thread_ns: nanoseconds until a sleeping thread of TVM's pool runs a task.
+        barrier_ns: nanoseconds in which all cores meet in a parallel loop.
+        tile_rows: rows of a register tile, where the model finds several heights equally fast.
+        prefetched_loads: load instructions of one loop whose streams the prefetcher into L1 still follows.
+        bf16_rate: operations by the bf16 dot product for one by an fp32 FMA, both in vectors.
+        unhidden: share of a stream from memory that prefetching does not hide behind arithmetic, from 0 to 1.
         sm_threads, sm_blocks, sm_shared: what one streaming multiprocessor holds: threads, blocks, and
         bytes of shared memory (``cuda``).
         sm_lanes: fp32 FMAs that one streaming multiprocessor starts a cycle (``cuda``).
@@ -56,6 +65,9 @@ class Machine:
         features: ISA features: ``avx2 fma avx512f avx512bf16 avx512vnni amx-bf16 amx-int8 ...``.
         tvm: further attributes of TVM's target, passed on as they are.
         sources: where each number comes from.
+
+    The defaults of `l3_rate` and of `core_bandwidth` to `unhidden` are Zen 5's; `znver5.toml` has their sources. Nobody
+    has measured them elsewhere yet.
     """
 
     name: str
@@ -74,8 +86,17 @@ class Machine:
     line: int = 64
     l1_ways: int = 8
     l2_rate: int = 32
+    l3_rate: int = 16
     ghz: float = 2.0
     bandwidth: float = 10e9
+    core_bandwidth: float = 48e9
+    exp_cycles: float = 13.0
+    thread_ns: float = 5000.0
+    barrier_ns: float = 2500.0
+    tile_rows: int = 8
+    prefetched_loads: int = 28
+    bf16_rate: float = 1.86
+    unhidden: float = 0.35
     sm_threads: int = 2048
     sm_blocks: int = 32
     sm_shared: int = 0
@@ -89,7 +110,8 @@ class Machine:
         problems = []
         if self.kind not in ("llvm", "cuda"):
             problems.append(f"kind is {self.kind!r}, must be 'llvm' or 'cuda'")
-        for key in ("cores", "fma_ports", "fma_latency", "load_ports", "l1d", "line", "vector_registers", "sm_lanes"):
+        for key in ("cores", "fma_ports", "fma_latency", "load_ports", "l1d", "line", "vector_registers", "sm_lanes",
+                    "l2_rate", "l3_rate", "tile_rows", "prefetched_loads"):  # fmt: skip
             if getattr(self, key) < 1:
                 problems.append(f"{key} is {getattr(self, key)}, must be at least 1")
         if self.kind == "llvm":

@@ -17,7 +17,7 @@ from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """One attention kernel.
 
     Attributes:
@@ -96,18 +96,18 @@ def plan(
     depth_v: int | None = None, lanes: int = 16, registers: int = 32, cores: int = 1,
     scale: float | None = None,
     offset: int | None = None, bias: tuple[int, ...] | None = None, bias_transposed: bool = False,
-) -> Plan:  # fmt: skip
+) -> AttentionPlan:  # fmt: skip
     """A plan; `chunks` leaves three tasks a core where there are strips enough."""
-    first = Plan(
+    first = AttentionPlan(
         batch, heads, kv_heads or heads, queries, keys, depth, depth_v or depth, lanes, registers,
         depth**-0.5 if scale is None else scale, offset, bias, bias_transposed, 1,
     )  # fmt: skip
     wanted = -(-3 * cores // (batch * heads)) if cores > 1 else 1
     chunks = next((c for c in range(min(wanted, first.strips), 0, -1) if first.strips % c == 0), 1)
-    return Plan(**{**first.__dict__, "chunks": chunks})
+    return AttentionPlan(**{**first.__dict__, "chunks": chunks})
 
 
-def plan_of(call: relax.Call, machine: Machine) -> Plan | Declined:
+def plan_of(call: relax.Call, machine: Machine) -> AttentionPlan | Declined:
     """The plan of `R.nn.attention`, `R.nn.attention_bias` or `tvmopt.masked_attention`, without its mask: q, k, v as
     [B, S, N, H], float32 or bfloat16, the mask float32."""
     shapes = [static_shape(a) for a in call.args]
@@ -136,12 +136,12 @@ def plan_of(call: relax.Call, machine: Machine) -> Plan | Declined:
     return replace(made, fill=fill)
 
 
-def output_type(call: relax.Call, p: Plan) -> Any:
+def output_type(call: relax.Call, p: AttentionPlan) -> Any:
     """The type of the result, [B, S, N, H] like the queries."""
     return relax.TensorType([p.batch, p.queries, p.heads, p.depth_v], str(call.args[0].ty.dtype))
 
 
-def with_mask(p: Plan, scores: Any, mask: Any) -> Any:
+def with_mask(p: AttentionPlan, scores: Any, mask: Any) -> Any:
     """A vector of scores under the mask: added, or replaced by the fill."""
     if p.fill is None:
         return scores + mask

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import spatial_nest
 from tvmopt.scheduling.blocks import annotated, extents, root_blocks
+from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionProblem:
     """tasks: heads and runs of queries; flops: of both products."""
 
     tasks: int
@@ -20,7 +21,7 @@ class Shape:
     nanoseconds: float
 
 
-def recognise(func: Any, machine: Machine, kernel: str) -> Shape | None:
+def recognise(func: Any, machine: Machine, kernel: str) -> AttentionProblem | None:
     """The one block that is annotated `kernel`."""
     block = annotated(func, kernel)
     if block is None:
@@ -28,16 +29,16 @@ def recognise(func: Any, machine: Machine, kernel: str) -> Shape | None:
     batch, heads, chunks = extents(block)
     q, k = ([int(d) for d in region.source.shape] for region in block.reads[:2])
     flops = 4.0 * batch * heads * q[1] * k[1] * q[3]
-    return Shape(batch * heads * chunks, flops, 1.5 * flops / (machine.peak_flops / machine.cores) * 1e9)
+    return AttentionProblem(batch * heads * chunks, flops, 1.5 * flops / (machine.peak_flops / machine.cores) * 1e9)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: AttentionProblem, machine: Machine) -> Space:
     """Threads or not."""
-    parallel = int(shape.tasks > 1 and worth_threads(shape.nanoseconds, machine))
+    parallel = int(problem.tasks > 1 and worth_threads(problem.nanoseconds, machine))
     return Space({"parallel": (parallel, 1 - parallel)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs, kernel: str) -> None:
+def apply(sch: Any, problem: AttentionProblem, knobs: Knobs, kernel: str) -> None:
     """One parallel loop over the tasks; an epilogue stays behind it, in one pass of its own."""
     main = sch.get_sblock(kernel)
     task = sch.fuse(*sch.get_loops(main))

@@ -13,23 +13,10 @@ from typing import Any
 
 from tvmopt.lowering.prefetch import PREFETCH, STEP, panel_stride
 from tvmopt.scheduling.blocks import inline_spatial
+from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
 from tvmopt.scheduling.strides import contiguous_suffix, vector_axis
-from tvmopt.scheduling.tile import common_vector
 from tvmopt.targets import Machine
-
-LAUNCH_NS = 15_000.0
-"""Below this much work a loop stays on one core: waking TVM's pool costs 3 to 5 us."""
-
-
-def worth_threads(nanoseconds: float, machine: Machine) -> bool:
-    """Whether a loop of so much work gains from the pool.
-
-    >>> m = Machine("m", "llvm", "x", cores=8)
-    >>> worth_threads(1000.0, m), worth_threads(1e6, m), worth_threads(1e6, m.with_cores(1))
-    (False, True, False)
-    """
-    return machine.cores > 1 and nanoseconds > LAUNCH_NS
 
 
 def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096) -> None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import worth_threads
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
+from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class WindowProblem:
     """n, oh, ow: output; `blocks` of `vector` channels, `channels` of them real; k: taps; padded: "", "pad" or "copy";
     row_bytes: of one copied input row; threads: whether the work pays for them."""
 
@@ -41,7 +41,7 @@ class Shape:
         return 2.0 * self.n * self.oh * self.ow * self.blocks * self.vector * self.k[0] * self.k[1]
 
 
-def recognise(func: Any, machine: Machine, kernel: str) -> Shape | None:
+def recognise(func: Any, machine: Machine, kernel: str) -> WindowProblem | None:
     """The blocks that a lowering marked `kernel`, `<kernel>_out` and perhaps `<kernel>_pad` or `<kernel>_copy`."""
     main, out = annotated(func, kernel), annotated(func, f"{kernel}_out")
     if main is None or out is None:
@@ -52,9 +52,9 @@ def recognise(func: Any, machine: Machine, kernel: str) -> Shape | None:
     padded = "copy" if copy is not None else "pad" if pad is not None else ""
     core = machine.peak_flops / machine.cores
     work = 2.0 * n * oh * ow * blocks * vector * kh * kw / core * 1e9
-    traffic = (4.0 * n * blocks * vector * oh * ow) * 3 / 50e9 * 1e9
+    traffic = (4.0 * n * blocks * vector * oh * ow) * 3 / machine.core_bandwidth * 1e9
     threads = worth_threads(max(1.5 * work, traffic), machine)
-    return Shape(n, oh, ow, blocks, vector, extents(out)[-1], (kh, kw), padded, row, threads)
+    return WindowProblem(n, oh, ow, blocks, vector, extents(out)[-1], (kh, kw), padded, row, threads)
 
 
 def tile_width(ow: int, machine: Machine) -> int:
@@ -70,48 +70,48 @@ def tile_width(ow: int, machine: Machine) -> int:
     return -(-ow // tiles)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: WindowProblem, machine: Machine) -> Space:
     """`wt` pixels by `cv` channel vectors; `rows` of one task; `unroll`: the loop over ky too."""
-    wt = tile_width(shape.ow, machine)
-    rows = task_rows(shape, machine)
-    widths = [w for w in (4, 5, 6, 7, 8, 10, 12, 14) if w != wt and w <= shape.ow]
+    wt = tile_width(problem.ow, machine)
+    rows = task_rows(problem, machine)
+    widths = [w for w in (4, 5, 6, 7, 8, 10, 12, 14) if w != wt and w <= problem.ow]
     return Space(
         {
             "wt": (wt, *widths),
-            "cv": (1, *(c for c in (2, 4) if shape.blocks % c == 0)),
-            "rows": (rows, *(d for d in range(1, shape.oh + 1) if shape.oh % d == 0 and d != rows)),
+            "cv": (1, *(c for c in (2, 4) if problem.blocks % c == 0)),
+            "rows": (rows, *(d for d in range(1, problem.oh + 1) if problem.oh % d == 0 and d != rows)),
             "unroll": (0, 1),
         }
     )
 
 
-def task_rows(shape: Shape, machine: Machine) -> int:
+def task_rows(problem: WindowProblem, machine: Machine) -> int:
     """Rows of a task: as many as leave four tasks a core; a copied input must fit in a quarter of L2 besides.
 
-    >>> s = Shape(1, 56, 56, 6, 16, 96, (3, 3), "pad", 0, True); z = Machine.load("znver5")
+    >>> s = WindowProblem(1, 56, 56, 6, 16, 96, (3, 3), "pad", 0, True); z = Machine.load("znver5")
     >>> task_rows(s, z), task_rows(s, z.with_cores(8))
     (28, 8)
     """
-    divisors = [d for d in range(shape.oh, 0, -1) if shape.oh % d == 0]
+    divisors = [d for d in range(problem.oh, 0, -1) if problem.oh % d == 0]
     for rows in divisors:
-        tasks = shape.n * (shape.oh // rows) * (1 if shape.padded == "copy" else shape.blocks)
-        small = (rows + shape.k[0]) * shape.row_bytes <= machine.l2 // 4
-        if small and (tasks >= 4 * machine.cores or not shape.threads):
+        tasks = problem.n * (problem.oh // rows) * (1 if problem.padded == "copy" else problem.blocks)
+        small = (rows + problem.k[0]) * problem.row_bytes <= machine.l2 // 4
+        if small and (tasks >= 4 * machine.cores or not problem.threads):
             return rows
     return 1
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs, kernel: str) -> None:
+def apply(sch: Any, problem: WindowProblem, knobs: Knobs, kernel: str) -> None:
     """Tasks over channel blocks and rows; the register tile; borders resolved at compile time."""
     main = sch.get_sblock(kernel)
-    if shape.padded == "pad":
+    if problem.padded == "pad":
         sch.compute_inline(sch.get_sblock("pad"))
-    out = epilogue_of(sch, main, (shape.n, shape.oh, shape.ow, shape.channels))
+    out = epilogue_of(sch, main, (problem.n, problem.oh, problem.ow, problem.channels))
     n, h, w, c = sch.get_loops(out)
     h_task, h_in = sch.split(h, [None, knobs["rows"]])
     w_tile, w_in = sch.split(w, [None, knobs["wt"]])
-    c_block, c_vec, c_in = sch.split(c, [None, knobs["cv"], shape.vector])
-    copied = shape.padded == "copy"
+    c_block, c_vec, c_in = sch.split(c, [None, knobs["cv"], problem.vector])
+    copied = problem.padded == "copy"
     sch.reorder(n, h_task, c_block, h_in, w_tile, w_in, c_vec, c_in)
     sch.compute_at(main, w_tile, preserve_unit_loops=True)
     one_n, one_h, pixels, vectors, lanes, ky, kx = sch.get_loops(main)[5:]
@@ -127,16 +127,16 @@ def apply(sch: Any, shape: Shape, knobs: Knobs, kernel: str) -> None:
         sch.compute_at(sch.get_sblock("pad"), task, preserve_unit_loops=True)
     else:
         task = sch.fuse(n, h_task, c_block)
-    if shape.ow > knobs["wt"] or shape.padded == "pad":
+    if problem.ow > knobs["wt"] or problem.padded == "pad":
         sch.annotate(w_tile, "pragma_loop_partition_hint", 1)
-    if copied and shape.channels % (shape.vector * knobs["cv"]):
+    if copied and problem.channels % (problem.vector * knobs["cv"]):
         sch.annotate(c_block, "pragma_loop_partition_hint", 1)
-    if shape.threads:
+    if problem.threads:
         sch.parallel(task)
     _accumulators(sch, main, ky)
     sch.unroll(w_in)
     sch.unroll(c_vec)
-    if shape.channels % shape.vector == 0:
+    if problem.channels % problem.vector == 0:
         sch.vectorize(c_in)
 
 

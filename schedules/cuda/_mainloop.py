@@ -21,7 +21,7 @@ from tvm import tirx
 
 from tvmopt.schedules.cuda import _tir as T
 from tvmopt.schedules.cuda._epilogue import Epilogue
-from tvmopt.scheduling.cuda_tile import Tile
+from tvmopt.scheduling.cuda_tile import CudaTile
 
 Expr = Any
 GROUP = 8
@@ -89,11 +89,13 @@ class Product:
 class Program:
     """The tile program of a product."""
 
-    def __init__(self, product: Product, tile: Tile, a: Operand, b: Any, epilogue: Epilogue, kind: str = "") -> None:
+    def __init__(
+        self, product: Product, tile: CudaTile, a: Operand, b: Any, epilogue: Epilogue, kind: str = ""
+    ) -> None:
         self.p, self.t, self.a, self.b, self.epilogue = product, tile, a, b, epilogue
         self.kind = kind or KINDS[product.dtype]
         self.tiles_m, self.tiles_n = T.ceildiv(product.m, tile.bm), T.ceildiv(product.n, tile.bn)
-        self.kernel = T.Kernel(tile.threads, [self.tiles_m * self.tiles_n, product.batch * product.parts])
+        self.kernel = T.GridProgram(tile.threads, [self.tiles_m * self.tiles_n, product.batch * product.parts])
         self.smem = self.kernel.alloc(T.shared(tile.shared))
         warps_m, warps_n = tile.warps
         self.mi, self.ni = tile.bm // warps_m // 16, tile.bn // warps_n // 8

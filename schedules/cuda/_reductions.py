@@ -50,7 +50,7 @@ def cross_reduction(sch: Any, main: Any, last: Any, here: BlockFacts | None, par
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsProblem:
     """rows: their number; length: elements of a row; width: elements of 16 bytes that divide it."""
 
     rows: int
@@ -58,7 +58,7 @@ class Rows:
     width: int
 
 
-def find_rows(func: Any) -> Rows | None:
+def find_rows(func: Any) -> RowsProblem | None:
     """Reductions over the same contiguous trailing axes, and spatial blocks over rows or rows x length."""
     blocks = facts(func)
     if blocks is None or any(b.kernel or b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
@@ -76,7 +76,7 @@ def find_rows(func: Any) -> Rows | None:
         return None
     big = [a for b in blocks for a in b.loads if math.prod(int(d) for d in a.buffer.shape) >= length]
     width = LINE // max([itemsize(a.buffer) for a in big] or [4])
-    return Rows(rows, length, math.gcd(length, width))
+    return RowsProblem(rows, length, math.gcd(length, width))
 
 
 def row_shape(block: BlockFacts) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmopt.schedules.cuda._epilogue import loads
-from tvmopt.scheduling.cuda_tile import TF32, Tile, bytes_of, plan, tiles
+from tvmopt.scheduling.cuda_tile import TF32, CudaTile, bytes_of, plan, tiles
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
@@ -37,13 +37,13 @@ def tile_space(m: int, n: int, k: int, batch: int, dtype: str, machine: Machine)
     return Space({name: choices(name) for name in ("bm", "bn", "bk", "stages")})
 
 
-def tile_of(knobs: Knobs, dtype: str, limit: int) -> Tile:
+def tile_of(knobs: Knobs, dtype: str, limit: int) -> CudaTile:
     """The tile of a point, with fewer stages where the asked number does not fit in `limit` bytes."""
     size = bytes_of(dtype)
     stages = knobs["stages"]
-    while stages > 2 and Tile(knobs["bm"], knobs["bn"], knobs["bk"], stages, size).shared > limit:
+    while stages > 2 and CudaTile(knobs["bm"], knobs["bn"], knobs["bk"], stages, size).shared > limit:
         stages -= 1
-    return Tile(knobs["bm"], knobs["bn"], knobs["bk"], stages, size)
+    return CudaTile(knobs["bm"], knobs["bn"], knobs["bk"], stages, size)
 
 
 def shared_limit() -> int:

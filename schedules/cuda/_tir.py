@@ -109,7 +109,7 @@ def up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-class Kernel:
+class GridProgram:
     """One launch: its thread indices and the buffers it allocates."""
 
     def __init__(self, threads: int, grid: Sequence[int]) -> None:
@@ -139,7 +139,7 @@ def _bind(var: Any, extent: int, tag: str, body: Any) -> Any:
     return tirx.For(var, int_(0), int_(extent), tirx.ForKind.THREAD_BINDING, body, thread, {})
 
 
-def install(sch: Any, kernel: Kernel, statements: Sequence[Any]) -> None:
+def install(sch: Any, kernel: GridProgram, statements: Sequence[Any]) -> None:
     """Put the kernel in the place of everything under the schedule's root block."""
     root = sch.get_sblock("root")
     old = sch.get(root)

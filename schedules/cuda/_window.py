@@ -26,7 +26,7 @@ TAPS = 225
 
 
 @dataclass(frozen=True)
-class Shape:
+class WindowProblem:
     """elements: outputs; taps: of the window; width: of the widest vector; vector, threads: the analytic point."""
 
     elements: int
@@ -36,7 +36,7 @@ class Shape:
     threads: int
 
 
-def recognise(func: Any, machine: Machine, tensors: int) -> Shape | None:
+def recognise(func: Any, machine: Machine, tensors: int) -> WindowProblem | None:
     """One reduction over a small window whose last spatial axis is contiguous, reading `tensors` tensors."""
     blocks = facts(func)
     if blocks is None or any(b.kernel or b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
@@ -68,7 +68,7 @@ def recognise(func: Any, machine: Machine, tensors: int) -> Shape | None:
         return None
     width = LINE // max(itemsize(a.buffer) for a in (*inputs, store))
     width = math.gcd(main.extents[channel], min(width, WORD))
-    return Shape(outputs, taps, width, *fill(outputs, width, machine))
+    return WindowProblem(outputs, taps, width, *fill(outputs, width, machine))
 
 
 def _is_window(main: BlockFacts, source: Any, taps: int) -> bool:
@@ -79,18 +79,18 @@ def _is_window(main: BlockFacts, source: Any, taps: int) -> bool:
     return len(reduced) <= 3 and outputs <= 4 * size and all(along(main, source, k) != 1 for k in reduced)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: WindowProblem, machine: Machine) -> Space:
     """`vector`: channels a thread; `threads` a block."""
-    vectors = [v for v in (1, 2, 4, 8) if v <= shape.width and v != shape.vector]
+    vectors = [v for v in (1, 2, 4, 8) if v <= problem.width and v != problem.vector]
     return Space(
         {
-            "vector": (shape.vector, *vectors),
-            "threads": (shape.threads, *(t for t in (64, 128, 256, 512) if t != shape.threads)),
+            "vector": (problem.vector, *vectors),
+            "threads": (problem.threads, *(t for t in (64, 128, 256, 512) if t != problem.threads)),
         }
     )
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: WindowProblem, knobs: Knobs) -> None:
     """Window and epilogue in one thread's registers."""
     blocks = inline_spatial(sch)
     main = next(b for b in blocks if any(int(v.iter_type) == 2 for v in sch.get(b).iter_vars))

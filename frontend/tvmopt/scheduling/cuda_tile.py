@@ -36,7 +36,7 @@ peak that `mma.sync` can use (wgmma and tcgen05 reach the rest)."""
 
 
 @dataclass(frozen=True)
-class Tile:
+class CudaTile:
     """bm x bn of C a block, bk of K a step, `stages` steps of operands in shared memory.
 
     Attributes:
@@ -53,7 +53,7 @@ class Tile:
     def warps(self) -> tuple[int, int]:
         """Warps along M and N: 64x64 a warp in the big tiles, never below 16 x 16.
 
-        >>> [Tile(*t, 3).warps for t in ((128, 128, 32), (128, 256, 32), (64, 64, 64), (16, 64, 64))]
+        >>> [CudaTile(*t, 3).warps for t in ((128, 128, 32), (128, 256, 32), (64, 64, 64), (16, 64, 64))]
         [(2, 2), (2, 4), (2, 2), (1, 4)]
         """
         count = 8 if self.bm * self.bn >= 32768 else 4
@@ -85,7 +85,7 @@ class Tile:
     def shared(self) -> int:
         """Bytes of shared memory: the operands' stages, later the accumulators.
 
-        >>> Tile(128, 128, 32, 4).shared, Tile(128, 256, 32, 4).shared
+        >>> CudaTile(128, 128, 32, 4).shared, CudaTile(128, 256, 32, 4).shared
         (69632, 135168)
         """
         return max(self.stages * self.stage_bytes, self.bm * self.stride * 4)
@@ -94,7 +94,7 @@ class Tile:
     def registers(self) -> int:
         """Of a thread: accumulators, one step's fragments, and 56 for addresses and the epilogue.
 
-        >>> Tile(128, 128, 32, 4).registers, Tile(256, 128, 32, 4).registers, Tile(64, 64, 64, 4).registers
+        >>> CudaTile(128, 128, 32, 4).registers, CudaTile(256, 128, 32, 4).registers, CudaTile(64, 64, 64, 4).registers
         (216, 216, 104)
         """
         wm, wn = self.bm // self.warps[0], self.bn // self.warps[1]
@@ -109,7 +109,7 @@ class Tile:
         """Blocks on an SM at once.
 
         >>> h = Machine.load("nvidia-h100")
-        >>> Tile(128, 128, 32, 4).resident(h), Tile(64, 64, 64, 3).resident(h)
+        >>> CudaTile(128, 128, 32, 4).resident(h), CudaTile(64, 64, 64, 3).resident(h)
         (2, 4)
         """
         by_shared = int(machine.l1d) // (self.shared + 1024)
@@ -141,16 +141,19 @@ SIZES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (32
          (32, 32), (16, 128), (16, 64), (128, 32))  # fmt: skip
 
 
-def tiles(machine: Machine, dtype: str) -> list[Tile]:
+def tiles(machine: Machine, dtype: str) -> list[CudaTile]:
     """Every tile the machine can launch."""
     size = bytes_of(dtype)
     made = [
-        Tile(bm, bn, row // size, stages, size) for bm, bn in SIZES for row in (64, 128) for stages in (2, 3, 4, 5, 6)
+        CudaTile(bm, bn, row // size, stages, size)
+        for bm, bn in SIZES
+        for row in (64, 128)
+        for stages in (2, 3, 4, 5, 6)
     ]
     return [t for t in made if t.fits(machine)]
 
 
-def cycles(tile: Tile, m: int, n: int, k: int, batch: int, splits: int, machine: Machine, dtype: str) -> float:
+def cycles(tile: CudaTile, m: int, n: int, k: int, batch: int, splits: int, machine: Machine, dtype: str) -> float:
     """The module's formula."""
     steps = ceil(ceil(k / splits) / tile.bk)
     blocks = ceil(m / tile.bm) * ceil(n / tile.bn) * batch * splits
@@ -173,7 +176,7 @@ def cycles(tile: Tile, m: int, n: int, k: int, batch: int, splits: int, machine:
 
 
 @lru_cache(maxsize=4096)
-def plan(m: int, n: int, k: int, batch: int, dtype: str, machine: Machine, splits: int = 0) -> tuple[Tile, int]:
+def plan(m: int, n: int, k: int, batch: int, dtype: str, machine: Machine, splits: int = 0) -> tuple[CudaTile, int]:
     """The cheapest tile, and into how many parts to cut K (1: whole); `splits` asks for a number.
 
     >>> h = Machine.load("nvidia-h100")
@@ -182,7 +185,7 @@ def plan(m: int, n: int, k: int, batch: int, dtype: str, machine: Machine, split
     >>> tile, splits = plan(49, 512, 4608, 1, "float16", h); (tile.bm, tile.bn, splits)
     (64, 64, 8)
     """
-    best: tuple[float, Tile, int] | None = None
+    best: tuple[float, CudaTile, int] | None = None
     for tile in tiles(machine, dtype):
         steps = ceil(k / tile.bk)
         if tile.stages > max(2, steps + 1):

@@ -15,6 +15,8 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.s_tir import SBlockRealize
 
+from tvmopt.targets import Machine
+
 KERNEL = "tvmopt.kernel"
 """The block annotation by which a lowering tells a family "this is yours"."""
 
@@ -78,11 +80,12 @@ class BlockFacts:
     def transcendental(self) -> int:
         return sum(n for name, n in self.calls.items() if name in TRANSCENDENTAL)
 
-    def nanoseconds(self, lanes: int, ghz: float) -> float:
-        """Rough time of one core, data in L2: a vector operation half a cycle, a transcendental 13 (measured: exp)."""
-        memory = sum(itemsize(a.buffer) for a in (*self.loads, *([self.store] if self.store else []))) / 32
-        cycles = (0.5 * self.operations + 13 * self.transcendental) / lanes
-        return self.elements * max(cycles, memory) / ghz
+    def nanoseconds(self, machine: Machine) -> float:
+        """Rough time of one core, data in L2: a vector operation half a cycle, a transcendental that of exp."""
+        accesses = (*self.loads, *([self.store] if self.store else []))
+        memory = sum(itemsize(a.buffer) for a in accesses) / machine.l2_rate
+        cycles = (0.5 * self.operations + machine.exp_cycles * self.transcendental) / machine.lanes()
+        return self.elements * max(cycles, memory) / machine.ghz
 
 
 def itemsize(buffer: Any) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvmopt.scheduling.tile import choose_tile
+from tvmopt.scheduling.cost_model import choose_tile
 from tvmopt.targets import Machine
 
 ROWS, PAIRS, COLUMNS = 16, 16, 16

@@ -45,7 +45,7 @@ from tvmopt.lowering.lower_extrema import larger
 from tvmopt.lowering.pairs import ROUND, install, pair
 from tvmopt.schedules.cpu._amx.cost import HEIGHT, PAIRS, Steps
 from tvmopt.schedules.cpu._amx.instructions import Operands, configure, fill, long, product, release, tile_heights
-from tvmopt.schedules.cpu._attention_plan import Plan, output_type, plan_of, with_mask
+from tvmopt.schedules.cpu._attention_plan import AttentionPlan, output_type, plan_of, with_mask
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -71,13 +71,13 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     return relax.call_tir(bb.add_func(func, "attention"), args, output_type(call, p))
 
 
-def attention_tiles(p: Plan, cores: int) -> Any:
+def attention_tiles(p: AttentionPlan, cores: int) -> Any:
     """The PrimFunc(q, k, v, [bias], out) of bfloat16; a bias that differs by query has `padded_keys` columns."""
     install()
     strips = -(-p.queries // STRIP)
     wanted = -(-3 * cores // (p.batch * p.heads)) if cores > 1 else 1
     chunks = next(c for c in range(max(1, min(wanted, strips)), 0, -1) if strips % c == 0)
-    return _Kernel(replace(p, chunks=chunks)).func()
+    return _TiledAttention(replace(p, chunks=chunks)).func()
 
 
 def padded_keys(keys: int) -> int:
@@ -85,10 +85,10 @@ def padded_keys(keys: int) -> int:
     return -(-keys // WIDTH) * WIDTH
 
 
-class _Kernel:
+class _TiledAttention:
     """Writes the kernel of a plan."""
 
-    def __init__(self, p: Plan) -> None:
+    def __init__(self, p: AttentionPlan) -> None:
         self.p, self.keys, self.strips = p, padded_keys(p.keys), -(-p.queries // STRIP)
         self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth)
         self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth)
@@ -318,7 +318,7 @@ class _Kernel:
 # -- the mask ------------------------------------------------------------------------------------------
 
 
-def mask_operand(bb: relax.BlockBuilder, bias: Any, p: Plan) -> tuple[tuple[int, ...], Any]:
+def mask_operand(bb: relax.BlockBuilder, bias: Any, p: AttentionPlan) -> tuple[tuple[int, ...], Any]:
     """The mask's shape as the kernel reads it, and the expression: [.., 1, keys], or [.., queries, padded keys]."""
     shape = static_shape(bias) or ()
     if shape[2] == 1:

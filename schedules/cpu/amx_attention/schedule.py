@@ -10,21 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 from tvmopt.schedules.cpu import _attention_tasks
-from tvmopt.schedules.cpu._attention_tasks import Shape
+from tvmopt.schedules.cpu._attention_tasks import AttentionProblem
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> AttentionProblem | None:
     """A block that the lowering marked."""
     return _attention_tasks.recognise(func, machine, "amx_attention")
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: AttentionProblem, machine: Machine) -> Space:
     """Threads or not."""
-    return _attention_tasks.knobs(shape, machine)
+    return _attention_tasks.knobs(problem, machine)
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: AttentionProblem, knobs: Knobs) -> None:
     """One parallel loop over the tasks."""
-    _attention_tasks.apply(sch, shape, knobs, "amx_attention")
+    _attention_tasks.apply(sch, problem, knobs, "amx_attention")

@@ -21,14 +21,14 @@ from tvmopt.schedules.cpu._amx.lower import HEIGHT
 from tvmopt.schedules.cpu._loops import vectorize_columns
 from tvmopt.schedules.cpu.amx_conv2d.lower import LINES
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
+from tvmopt.scheduling.cost_model import common_vector, product_worth_threads
 from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.tile import common_vector
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class AmxConv2dProblem:
     """n: batch; oh, ow: output; o: channels of it, in `panels` of `width`; steps: of a sum, all rows of the window;
     pitch: rows of the product a line; row_bytes: of padded input a line; extra: lines of it beyond the output's."""
 
@@ -44,60 +44,62 @@ class Shape:
     extra: int
     lanes: int
     cores: int
+    threads: bool
 
     def rows(self, lines: int) -> int:
         """Rows of the product of so many lines."""
         return (lines - 1) * self.pitch + self.ow
 
 
-def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
+def recognise(func: tirx.PrimFunc, machine: Machine) -> AmxConv2dProblem | None:
     """A block that the lowering marked `amx_conv2d`."""
     block, out, pad = annotated(func, "amx_conv2d"), consumer(func, "amx_conv2d"), annotated(func, "pad")
     if block is None or out is None or pad is None:
         return None
     n, oh, ow, panels, width, kh, count, _pairs = extents(block)
     _, phases, deep, columns, channels = extents(pad)
-    return Shape(
+    return AmxConv2dProblem(
         n, oh, ow, extents(out)[-1], panels, width, kh * count, int(block.annotations["tvmopt.pitch"]),
         2 * phases * columns * channels, deep - oh, machine.lanes(), machine.cores,
+        product_worth_threads(64.0 * n * oh * ow * extents(out)[-1] * kh * count, machine, tiles=True),
     )  # fmt: skip
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: AmxConv2dProblem, machine: Machine) -> Space:
     """`lines`, `panel_chunk`: what one task computes; `height`: rows of a block of tiles."""
-    lines, panel_chunk = choose_task(shape, machine)
-    height = choose_height(shape.rows(lines), shape.width, shape.steps, machine)
+    lines, panel_chunk = choose_task(problem, machine)
+    height = choose_height(problem.rows(lines), problem.width, problem.steps, machine)
     return Space(
         {
-            "lines": (lines, *(d for d in divisors(shape.oh) if d != lines)),
-            "panel_chunk": (panel_chunk, *(d for d in divisors(shape.panels) if d != panel_chunk)),
+            "lines": (lines, *(d for d in divisors(problem.oh) if d != lines)),
+            "panel_chunk": (panel_chunk, *(d for d in divisors(problem.panels) if d != panel_chunk)),
             "height": (height, *(h for h in (32, 28, 26, 24, 16) if h != height)),
         }
     )
 
 
-def choose_task(shape: Shape, machine: Machine) -> tuple[int, int]:
+def choose_task(problem: AmxConv2dProblem, machine: Machine) -> tuple[int, int]:
     """(lines, panels) of one task: the fewest cycles of the busiest core.
 
     A task copies its padded input (read and written at `l2_rate`), then computes each panel in blocks of tiles; its
     weights come from L2 where they are more than half of it from further out, at half the rate.
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
-    panel_bytes = shape.steps * shape.width * 64
-    for lines in divisors(shape.oh):
-        rows = shape.rows(lines)
-        height = choose_height(rows, shape.width, shape.steps, machine)
+    panel_bytes = problem.steps * problem.width * 64
+    for lines in divisors(problem.oh):
+        rows = problem.rows(lines)
+        height = choose_height(rows, problem.width, problem.steps, machine)
         full, tail = divmod(rows, height)
-        panel = full * block_cycles(height, shape.width, shape.steps, machine)
-        panel += block_cycles(tail, shape.width, shape.steps, machine) if tail else 0.0
-        if rows * shape.width * 4 > machine.l1d // 2:  # sums that leave L1 before the epilogue reads them
-            panel += rows * shape.width * 4 * 2 / machine.l2_rate
-        copy = (lines + shape.extra) * shape.row_bytes * 2 / machine.l2_rate
-        for panels in divisors(shape.panels):
-            tasks = shape.n * (shape.oh // lines) * (shape.panels // panels)
+        panel = full * block_cycles(height, problem.width, problem.steps, machine)
+        panel += block_cycles(tail, problem.width, problem.steps, machine) if tail else 0.0
+        if rows * problem.width * 4 > machine.l1d // 2:  # sums that leave L1 before the epilogue reads them
+            panel += rows * problem.width * 4 * 2 / machine.l2_rate
+        copy = (lines + problem.extra) * problem.row_bytes * 2 / machine.l2_rate
+        for panels in divisors(problem.panels):
+            tasks = problem.n * (problem.oh // lines) * (problem.panels // panels)
             weights = panels * panel_bytes
             stream = weights * 2 / machine.l2_rate if weights > machine.l2 // 2 else 0.0
-            cycles = -(-tasks // shape.cores) * (copy + panels * panel + stream + SWITCH)
+            cycles = -(-tasks // problem.cores) * (copy + panels * panel + stream + SWITCH)
             key = (round(cycles, 1), tasks)
             if best is None or key < best[0]:
                 best = (key, (lines, panels))
@@ -105,23 +107,25 @@ def choose_task(shape: Shape, machine: Machine) -> tuple[int, int]:
     return best[1]
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: AmxConv2dProblem, knobs: Knobs) -> None:
     """Tasks over lines and panels; the padded lines of a task; the product's loops become instructions later."""
     conv = sch.get_sblock("amx_conv2d")
-    out = epilogue_of(sch, conv, (shape.n, shape.oh, shape.ow, shape.o))
+    out = epilogue_of(sch, conv, (problem.n, problem.oh, problem.ow, problem.o))
     n, h, w, o = sch.get_loops(out)
     h_chunk, h_in = sch.split(h, [None, knobs["lines"]])
-    panels, o_in = sch.split(o, [None, shape.width])
+    panels, o_in = sch.split(o, [None, problem.width])
     p_chunk, panel = sch.split(panels, [None, knobs["panel_chunk"]])
     sch.reorder(n, h_chunk, p_chunk, panel, h_in, w, o_in)
     sch.compute_at(conv, panel, preserve_unit_loops=True)
     sch.annotate(conv, HEIGHT, knobs["height"])
     sch.annotate(conv, LINES, knobs["lines"])
     task = sch.fuse(n, h_chunk, p_chunk)
-    _pad_at(sch, task, shape.lanes)
-    if shape.n * shape.oh * shape.ow * shape.o * shape.steps > 250_000:
+    _pad_at(sch, task, problem.lanes)
+    if problem.threads:
         sch.parallel(task)
-    vectorize_columns(sch, o_in, common_vector(shape.o if shape.o % shape.width else shape.width, shape.lanes))
+    vectorize_columns(
+        sch, o_in, common_vector(problem.o if problem.o % problem.width else problem.width, problem.lanes)
+    )
 
 
 def _pad_at(sch: Any, task: Any, lanes: int) -> None:

@@ -20,14 +20,15 @@ from tvmopt.schedules.cpu._amx.cost import choose_height
 from tvmopt.schedules.cpu._amx.lower import HEIGHT
 from tvmopt.schedules.cpu._loops import vectorize_columns
 from tvmopt.scheduling.blocks import annotated, consumer, extents
+from tvmopt.scheduling.cost_model import common_vector, product_worth_threads, row_pieces
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.tile import common_vector, row_pieces
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
-    """m rows, n columns, a sum of `steps` steps; width: of a panel; lanes of a vector."""
+class AmxGemmProblem:
+    """m rows, n columns, a sum of `steps` steps; width: of a panel; lanes of a vector; threads: whether the work
+    pays for them."""
 
     m: int
     n: int
@@ -35,47 +36,52 @@ class Shape:
     width: int
     lanes: int
     cores: int
+    threads: bool
 
     @property
     def panels(self) -> int:
         return -(-self.n // self.width)
 
 
-def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
+def recognise(func: tirx.PrimFunc, machine: Machine) -> AmxGemmProblem | None:
     """A block that the lowering marked `amx_gemm`, in normal form (see scheduling/normalize.py)."""
     block, out = annotated(func, "amx_gemm"), consumer(func, "amx_gemm")
     if block is None or out is None or len(extents(block)) != 5:
         return None
     m, _panels, width, steps, _pairs = extents(block)
-    return Shape(m, extents(out)[-1], steps, width, machine.lanes(), machine.cores)
+    n = extents(out)[-1]
+    threads = product_worth_threads(64.0 * m * n * steps, machine, tiles=True)
+    return AmxGemmProblem(m, n, steps, width, machine.lanes(), machine.cores, threads)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: AmxGemmProblem, machine: Machine) -> Space:
     """`height`: rows of a block; `m_chunks`: pieces of M, for more tasks than panels."""
-    height = choose_height(shape.m, shape.width, shape.steps, machine)
-    chunks = row_pieces(shape.m, height, shape.panels, machine.cores)
-    others = [h for h in (32, 28, 26, 24, 16) if h != height and h <= shape.m]
+    height = choose_height(problem.m, problem.width, problem.steps, machine)
+    chunks = row_pieces(problem.m, height, problem.panels, machine.cores)
+    others = [h for h in (32, 28, 26, 24, 16) if h != height and h <= problem.m]
     return Space(
         {
             "height": (height, *others),
-            "m_chunks": (chunks, *(c for c in (1, 2, 4, 8) if c != chunks and c <= -(-shape.m // height))),
+            "m_chunks": (chunks, *(c for c in (1, 2, 4, 8) if c != chunks and c <= -(-problem.m // height))),
         }
     )
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: AmxGemmProblem, knobs: Knobs) -> None:
     """Blocks of rows under panels; the product's own loops become instructions later (lower.py)."""
     gemm = sch.get_sblock("amx_gemm")
     (out,) = sch.get_consumers(gemm)
     m, n = sch.get_loops(out)
     block, m_in = sch.split(m, [None, knobs["height"]])
     m_chunk, m_block = sch.split(block, [knobs["m_chunks"], None])
-    panel, n_in = sch.split(n, [None, shape.width])
+    panel, n_in = sch.split(n, [None, problem.width])
     sch.reorder(m_chunk, panel, m_block, m_in, n_in)
     sch.compute_at(gemm, m_block, preserve_unit_loops=True)
     sch.annotate(gemm, HEIGHT, knobs["height"])
     sch.annotate(m_block, "pragma_loop_partition_hint", 1)
     parallel = sch.fuse(m_chunk, panel)
-    if shape.m * shape.n * shape.steps > 250_000:  # some 2 us of one core: below, waking a thread costs more
+    if problem.threads:
         sch.parallel(parallel)
-    vectorize_columns(sch, n_in, common_vector(shape.n if shape.n % shape.width else shape.width, shape.lanes))
+    vectorize_columns(
+        sch, n_in, common_vector(problem.n if problem.n % problem.width else problem.width, problem.lanes)
+    )

@@ -38,22 +38,22 @@ from tvmopt.lowering.loops import (
     vector,
 )
 from tvmopt.lowering.lower_extrema import larger
-from tvmopt.schedules.cpu._attention_plan import Plan, output_type, plan_of, with_mask
+from tvmopt.schedules.cpu._attention_plan import AttentionPlan, output_type, plan_of, with_mask
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
 
 
-def attention_func(p: Plan, dtype: str = "float32") -> Any:
+def attention_func(p: AttentionPlan, dtype: str = "float32") -> Any:
     """The PrimFunc(q, k, v, [bias], out); `dtype` of q, k, v and out."""
-    return _Kernel(p, dtype).func()
+    return _Attention(p, dtype).func()
 
 
-class _Kernel:
+class _Attention:
     """Writes the kernel of a plan."""
 
-    def __init__(self, p: Plan, dtype: str = "float32") -> None:
+    def __init__(self, p: AttentionPlan, dtype: str = "float32") -> None:
         self.p, self.dtype = p, dtype
         self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
         self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth, dtype=dtype)
@@ -276,7 +276,7 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     return relax.call_tir(bb.add_func(func, "attention"), args, output_type(call, p))
 
 
-def _bias(bb: relax.BlockBuilder, bias: Any, p: Plan) -> tuple[tuple[int, ...], Any, bool]:
+def _bias(bb: relax.BlockBuilder, bias: Any, p: AttentionPlan) -> tuple[tuple[int, ...], Any, bool]:
     """The mask's shape as the kernel reads it, the expression, and whether it is transposed to [.., Sk, strips]."""
     shape = static_shape(bias) or ()
     if shape[2] == 1:

@@ -11,8 +11,8 @@ from tvm import relax, te, tirx
 from tvmopt.lowering.common import batch_index, call_fusable, constant, static_shape
 from tvmopt.lowering.pairs import bits, is_bf16, pair
 from tvmopt.schedules.cpu._panels import product, unfit
+from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.family import Declined
-from tvmopt.scheduling.tile import common_vector
 from tvmopt.targets import Machine
 
 

@@ -11,20 +11,21 @@ Measured   Zen 5, one core: 12 x 128x64x128 236, 12 x 128x128x64 249 GFLOP/s; tw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import tvm
 from tvm import tirx
 
 from tvmopt.scheduling.blocks import annotated, consumer, extents
+from tvmopt.scheduling.cost_model import choose_rows, common_vector, fits, product_worth_threads
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.tile import choose_rows, common_vector, fits
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchGemmProblem:
     """C is [batch, m, n], the reduction is k long; nr: width of a packed panel of B, 0 where B is read as it lies;
-    batch is 0 for two plain matrices; cores: of the machine."""
+    batch is 0 for two plain matrices; cores: of the machine; threads: whether the work pays for them."""
 
     batch: int
     m: int
@@ -33,18 +34,15 @@ class Shape:
     nr: int
     lanes: int
     cores: int = 1
+    threads: bool = True
 
     @property
     def split(self) -> bool:
         """Whether the batch alone is too few tasks."""
         return self.batch < 2 * self.cores and self.cores > 1
 
-    @property
-    def flops(self) -> int:
-        return 2 * max(1, self.batch) * self.m * self.n * self.k
 
-
-def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
+def recognise(func: tirx.PrimFunc, machine: Machine) -> BatchGemmProblem | None:
     """A block that the lowering marked `batch_gemm`."""
     block, out = annotated(func, "batch_gemm"), consumer(func, "batch_gemm")
     if block is None or out is None:
@@ -54,19 +52,22 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     *_, last, k = extents(block)
     if len(batch) > 1:
         return None
-    return Shape(batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes(), machine.cores)
+    threads = product_worth_threads(2.0 * prod(batch) * m * n * k, machine)
+    return BatchGemmProblem(
+        batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes(), machine.cores, threads
+    )  # fmt: skip
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: BatchGemmProblem, machine: Machine) -> Space:
     """`vec`: lanes of a vector; `nv`: vectors of the tile; `mr`: its rows."""
-    if shape.nr:
-        vec, options = shape.lanes, [shape.nr // shape.lanes]
+    if problem.nr:
+        vec, options = problem.lanes, [problem.nr // problem.lanes]
     else:
-        vec = vector_width(shape.n, shape.lanes)
-        count = -(-shape.n // vec)
+        vec = vector_width(problem.n, problem.lanes)
+        count = -(-problem.n // vec)
         options = sorted((v for v in (1, 2, 3, 4) if count % v == 0), key=lambda v: abs(v - 2))
-    mr = choose_rows(shape.m, options[0] * shape.lanes, machine)
-    heights = (r for r in (4, 6, 8, 12, 14) if r != mr and r <= shape.m and fits(r, options[0], machine))
+    mr = choose_rows(problem.m, options[0] * problem.lanes, machine)
+    heights = (r for r in (4, 6, 8, 12, 14) if r != mr and r <= problem.m and fits(r, options[0], machine))
     return Space({"vec": (vec,), "nv": tuple(options), "mr": (mr, *heights)})
 
 
@@ -80,7 +81,7 @@ def vector_width(n: int, lanes: int) -> int:
     return width if width * 2 >= lanes or n > lanes else n
 
 
-def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> None:
     """Tile rows and columns, accumulate in registers, parallel over the batch."""
     gemm = sch.get_sblock("batch_gemm")
     (out,) = sch.get_consumers(gemm)
@@ -96,18 +97,18 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     sch.vectorize(col)
     sch.unroll(vectors)
     sch.unroll(rows)
-    if shape.m % knobs["mr"]:
+    if problem.m % knobs["mr"]:
         sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
-    if shape.nr:
+    if problem.nr:
         pack = sch.get_sblock("pack")
-        sch.compute_at(pack, lead[-1] if lead and not shape.split else n_tile, preserve_unit_loops=True)
-        sch.vectorize(sch.split(sch.get_loops(pack)[-1], [None, common_vector(shape.n, shape.lanes)])[1])
-    if shape.flops > 500_000 and (lead or shape.split):
-        sch.parallel(sch.fuse(*lead, n_tile) if shape.split and lead else n_tile if shape.split else lead[0])
+        sch.compute_at(pack, lead[-1] if lead and not problem.split else n_tile, preserve_unit_loops=True)
+        sch.vectorize(sch.split(sch.get_loops(pack)[-1], [None, common_vector(problem.n, problem.lanes)])[1])
+    if problem.threads and (lead or problem.split):
+        sch.parallel(sch.fuse(*lead, n_tile) if problem.split and lead else n_tile if problem.split else lead[0])
     sch.decompose_reduction(gemm, k)
     sch.unroll(m_in)
-    if shape.nr:  # columns beyond N are dropped
-        sch.vectorize(sch.split(sch.fuse(n_vec, n_in), [None, common_vector(shape.n, shape.lanes)])[1])
+    if problem.nr:  # columns beyond N are dropped
+        sch.vectorize(sch.split(sch.fuse(n_vec, n_in), [None, common_vector(problem.n, problem.lanes)])[1])
     else:
         sch.unroll(n_vec)
         sch.vectorize(n_in)

@@ -7,7 +7,7 @@ Padding is a block of its own, which the schedule computes per task into a copy 
 
 A weight that is computed at run time is packed at run time, by a kernel before the convolution.
 
-Of quantised data (uint8 by int8, sums in int32) four channels are one word of the sum (:mod:`tvmopt.legalize.quads`).
+Of quantised data (uint8 by int8, sums in int32) four channels are one word of the sum (:mod:`tvmopt.lowering.quads`).
 The border is the input's zero point: the graph has it as an `R.nn.pad` before the convolution, which is kept until the
 convolution has taken it over. Where a pixel has few channels, words go over
 (kx, c) of a row of the image as it lies in memory: 6 words instead of 7 a row for 7x7 over 3 channels.
@@ -25,8 +25,8 @@ from tvmopt.lowering.pairs import bits, pack_pairs
 from tvmopt.lowering.quads import WORD, pack_quads
 from tvmopt.lowering.window import Border, with_pad
 from tvmopt.schedules.cpu._panels import pack_panels, packed_at_run_time, product, unfit
+from tvmopt.scheduling.cost_model import choose_tile
 from tvmopt.scheduling.family import Declined
-from tvmopt.scheduling.tile import choose_tile
 from tvmopt.targets import Machine
 
 

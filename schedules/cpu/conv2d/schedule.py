@@ -24,16 +24,16 @@ from tvm import tirx
 
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
+from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits, product_worth_threads
 from tvmopt.scheduling.facts import divisors, itemsize
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.tile import choose_pixels, common_vector, fits
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class Conv2dProblem:
     """n: batch; oh, ow: output; panels of nr columns, each within one of the groups; o: output channels; k: length of
-    the reduction."""
+    the reduction; threads: whether the work pays for them."""
 
     n: int
     oh: int
@@ -48,6 +48,9 @@ class Shape:
     lanes: int
     cores: int
     l2: int
+    l3_rate: int
+    fma_ports: int
+    threads: bool
 
     @property
     def flops(self) -> float:
@@ -55,7 +58,7 @@ class Shape:
         return 2.0 * self.n * self.oh * self.ow * self.o * self.k[0] * self.k[1] * self.k[2]
 
 
-def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
+def recognise(func: tirx.PrimFunc, machine: Machine) -> Conv2dProblem | None:
     """A block that the lowering marked `conv2d`."""
     block, out, pad = annotated(func, "conv2d"), consumer(func, "conv2d"), annotated(func, "pad")
     if block is None or out is None:
@@ -64,7 +67,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
     groups = int(block.annotations["tvmopt.groups"])
     o = prod(extents(out)[3:])
     row_bytes = itemsize(pad.writes[0].source) * extents(pad)[2] * extents(pad)[3] if pad is not None else 4 * ow * c
-    return Shape(
+    return Conv2dProblem(
         n,
         oh,
         ow,
@@ -78,50 +81,57 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
         machine.lanes(),
         machine.cores,
         machine.l2,
+        machine.l3_rate,
+        machine.fma_ports,
+        product_worth_threads(2.0 * n * oh * ow * o * ky * kx * c, machine),
     )
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: Conv2dProblem, machine: Machine) -> Space:
     """`mr`: pixels of the tile; `row_chunk`, `panel_chunk`: what one task computes."""
-    mr = choose_pixels(shape.ow, shape.nr, machine)
-    row_chunk, panel_chunk = choose_task(shape)
-    nv = max(1, shape.nr // machine.lanes())
+    mr = choose_pixels(problem.ow, problem.nr, machine)
+    row_chunk, panel_chunk = choose_task(problem)
+    nv = max(1, problem.nr // machine.lanes())
     return Space(
         {
             "mr": (
                 mr,
-                *(r for r in (4, 6, 7, 8, 10, 12, 13, 14) if r != mr and r <= shape.ow and fits(r, nv, machine)),
+                *(r for r in (4, 6, 7, 8, 10, 12, 13, 14) if r != mr and r <= problem.ow and fits(r, nv, machine)),
             ),
-            "row_chunk": (row_chunk, *(d for d in divisors(shape.oh) if d != row_chunk)),
-            "panel_chunk": (panel_chunk, *(d for d in panel_chunks(shape) if d != panel_chunk)),
+            "row_chunk": (row_chunk, *(d for d in divisors(problem.oh) if d != row_chunk)),
+            "panel_chunk": (panel_chunk, *(d for d in panel_chunks(problem) if d != panel_chunk)),
         }
     )
 
 
-def choose_task(shape: Shape) -> tuple[int, int]:
+def choose_task(problem: Conv2dProblem) -> tuple[int, int]:
     """(rows, panels) of one task: the split with the least copying whose tasks divide evenly over the cores.
 
     The time of a split is the slowest core's share, plus the copy of each task's padded input rows (one task repeats
-    K - s rows at its border, and every panel chunk repeats the whole copy), plus reading the task's panels at 16 bytes
-    a cycle where they exceed half of L2: two cores with half of the panels each read half as much as two with half of
+    K - s rows at its border, and every panel chunk repeats the whole copy), plus reading the task's panels at
+    `l3_rate` where they exceed half of L2: two cores with half of the panels each read half as much as two with half of
     the rows (0.69 of the time for 28x28x512 -> 14x14x1024, 1x1/2).
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
-    kh, kw, c = shape.k
-    panel_bytes = 4 * shape.nr * kh * kw * c
-    cycles = shape.flops / 4 / shape.lanes / shape.cores  # of one core, two FMAs a cycle
-    total = shape.n * shape.oh * shape.panels
-    for rows in divisors(shape.oh):
-        for panels in panel_chunks(shape):
-            tasks = shape.n * (shape.oh // rows) * (shape.panels // panels)
-            waves = -(-tasks // shape.cores)
-            compute = waves * rows * panels / (total / shape.cores)  # 1.0: perfectly even
-            buffer = (rows + kh - 1) * shape.in_bytes_per_row if shape.padded else 0
+    kh, kw, c = problem.k
+    panel_bytes = 4 * problem.nr * kh * kw * c
+    cycles = problem.flops / 2 / problem.fma_ports / problem.lanes / problem.cores  # of one core
+    total = problem.n * problem.oh * problem.panels
+    for rows in divisors(problem.oh):
+        for panels in panel_chunks(problem):
+            tasks = problem.n * (problem.oh // rows) * (problem.panels // panels)
+            waves = -(-tasks // problem.cores)
+            compute = waves * rows * panels / (total / problem.cores)  # 1.0: perfectly even
+            buffer = (rows + kh - 1) * problem.in_bytes_per_row if problem.padded else 0
             # one vector of input serves kh*kw*nr/lanes*panels FMAs a row; a move costs about one of them
-            copy = (rows + kh - 1) / rows / (kh * kw * max(1, shape.nr // shape.lanes) * panels) if shape.padded else 0
-            spill = 0.05 if buffer > shape.l2 // 2 else 0.0
-            read = panels * panel_bytes if panels * panel_bytes > shape.l2 // 2 else 0
-            stream = waves * read / 16 / cycles
+            copy = (
+                (rows + kh - 1) / rows / (kh * kw * max(1, problem.nr // problem.lanes) * panels)
+                if problem.padded
+                else 0
+            )
+            spill = 0.05 if buffer > problem.l2 // 2 else 0.0
+            read = panels * panel_bytes if panels * panel_bytes > problem.l2 // 2 else 0
+            stream = waves * read / problem.l3_rate / cycles
             key = (round(compute * (1 + copy) + spill + stream, 4), tasks)
             if best is None or key < best[0]:
                 best = (key, (rows, panels))
@@ -129,43 +139,43 @@ def choose_task(shape: Shape) -> tuple[int, int]:
     return best[1]
 
 
-def panel_chunks(shape: Shape) -> list[int]:
+def panel_chunks(problem: Conv2dProblem) -> list[int]:
     """Panels that one task may compute: parts of a group or whole groups. A task across the border of two groups would
     read a number of channels that differs from task to task, and could not be scheduled."""
-    group = shape.panels // shape.groups
-    return [d for d in divisors(shape.panels) if group % d == 0 or d % group == 0]
+    group = problem.panels // problem.groups
+    return [d for d in divisors(problem.panels) if group % d == 0 or d % group == 0]
 
 
-def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: tvm.s_tir.Schedule, problem: Conv2dProblem, knobs: Knobs) -> None:
     """Tasks over rows and panels; the padded rows of a task; the register tile."""
     conv = sch.get_sblock("conv2d")
-    if shape.groups == 1:
-        out = epilogue_of(sch, conv, (shape.n, shape.oh, shape.ow, shape.o))
+    if problem.groups == 1:
+        out = epilogue_of(sch, conv, (problem.n, problem.oh, problem.ow, problem.o))
     else:
         (out,) = sch.get_consumers(conv)  # normalized
     n, h, w, *group, o = sch.get_loops(out)
     h_chunk, h_in = sch.split(h, [None, knobs["row_chunk"]])
     w_tile, w_in = sch.split(w, [None, knobs["mr"]])
-    per_group = shape.o // shape.groups
-    panels, o_in = sch.split(o, [None, shape.nr])
+    per_group = problem.o // problem.groups
+    panels, o_in = sch.split(o, [None, problem.nr])
     p_chunk, panel = sch.split(sch.fuse(*group, panels), [None, knobs["panel_chunk"]])
     sch.reorder(n, h_chunk, p_chunk, panel, h_in, w_tile, w_in, o_in)
     sch.compute_at(conv, w_tile, preserve_unit_loops=True)
     one_n, one_h, pixels, one_p, cols, ky, kx, c = sch.get_loops(conv)[6:]
     sch.reorder(ky, kx, c, one_n, one_h, one_p, pixels, cols)
     sch.unroll(pixels)
-    vectorize_columns(sch, cols, common_vector(shape.nr, shape.lanes))
-    prefetch_panels(sch, [h_in, w_tile], [ky, kx, c], shape.panels, shape.nr * prod(shape.k), shape.nr)
+    vectorize_columns(sch, cols, common_vector(problem.nr, problem.lanes))
+    prefetch_panels(sch, [h_in, w_tile], [ky, kx, c], problem.panels, problem.nr * prod(problem.k), problem.nr)
     task = sch.fuse(n, h_chunk, p_chunk)
-    if shape.padded:
-        _pad_at(sch, task, shape.lanes)
-    if shape.ow % knobs["mr"]:
+    if problem.padded:
+        _pad_at(sch, task, problem.lanes)
+    if problem.ow % knobs["mr"]:
         sch.annotate(w_tile, "pragma_loop_partition_hint", 1)
-    if shape.flops > 500_000:
+    if problem.threads:
         sch.parallel(task)
     sch.decompose_reduction(conv, ky)
     sch.unroll(w_in)
-    vectorize_epilogue(sch, o_in, per_group, shape.nr, shape.lanes)
+    vectorize_epilogue(sch, o_in, per_group, problem.nr, problem.lanes)
 
 
 def _pad_at(sch: tvm.s_tir.Schedule, task: tvm.s_tir.schedule.LoopRV, lanes: int) -> None:

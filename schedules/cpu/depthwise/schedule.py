@@ -21,20 +21,20 @@ from __future__ import annotations
 from typing import Any
 
 from tvmopt.schedules.cpu import _window
-from tvmopt.schedules.cpu._window import Shape
+from tvmopt.schedules.cpu._window import WindowProblem
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> WindowProblem | None:
     """The blocks that the lowering marked."""
     return _window.recognise(func, machine, "depthwise")
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: WindowProblem, machine: Machine) -> Space:
     """`wt` pixels by `cv` channel vectors; `rows` of one task; `unroll`: the loop over ky too."""
-    return _window.knobs(shape, machine)
+    return _window.knobs(problem, machine)
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
-    _window.apply(sch, shape, knobs, "depthwise")
+def apply(sch: Any, problem: WindowProblem, knobs: Knobs) -> None:
+    _window.apply(sch, problem, knobs, "depthwise")

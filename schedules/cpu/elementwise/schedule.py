@@ -13,36 +13,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest
+from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import one_pass_blocks
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class ElementwiseProblem:
     """Iterations of the outputs, and one core's time for them."""
 
     elements: int
     nanoseconds: float
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> ElementwiseProblem | None:
     """All blocks spatial, unclaimed, without borders or seams, contiguous or constant along the last axis."""
     blocks = one_pass_blocks(func)
     if blocks is None:
         return None
-    time = sum(b.nanoseconds(machine.lanes(), machine.ghz) for b in blocks)
-    return Shape(blocks[-1].elements, time)
+    time = sum(b.nanoseconds(machine) for b in blocks)
+    return ElementwiseProblem(blocks[-1].elements, time)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: ElementwiseProblem, machine: Machine) -> Space:
     """Threads or not; the length of an inner chunk: half of L1 over the ~3 streams: stores do not evict loads then."""
     chunk = max(256, machine.l1d // 2 // 3 // 4)
-    parallel = int(worth_threads(shape.nanoseconds, machine))
+    parallel = int(worth_threads(problem.nanoseconds, machine))
     return Space({"parallel": (parallel, 1 - parallel), "chunk": (chunk, chunk * 4)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: ElementwiseProblem, knobs: Knobs) -> None:
     for block in inline_cheap(sch):
         spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"])

@@ -5,9 +5,9 @@ The product of rows X[..., K] and a constant W[K, N] is computed in panels::
     gemm[..., p, j] = sum_k X[..., k] * Wp[p, k, j]          Wp[p, k, j] = W[k, p*nr + j], zero beyond N
     out[..., n]     = gemm[..., n // nr, n % nr]
 
-`nr` is the width of the register tile (:func:`tvmopt.scheduling.tile.choose_tile`). The second block is the epilogue's
-entry: bias, activation and residual are fused into it by TVM's FuseOps. A 1x1 convolution without stride or padding is
-the product of rows (n, y, x).
+`nr` is the width of the register tile (:func:`tvmopt.scheduling.cost_model.choose_tile`). The second block is the
+epilogue's entry: bias, activation and residual are fused into it by TVM's FuseOps. A 1x1 convolution without stride or
+padding is the product of rows (n, y, x).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tvm import relax, te
 from tvmopt.lowering.common import call_fusable, constant, is_rows_product, nhwc_shapes, static_shape
 from tvmopt.lowering.quads import WORD
 from tvmopt.schedules.cpu._panels import packed_at_run_time, product, unfit, weight_panels
+from tvmopt.scheduling.cost_model import choose_tile
 from tvmopt.scheduling.family import Declined
-from tvmopt.scheduling.tile import choose_tile
 from tvmopt.targets import Machine
 
 

@@ -27,14 +27,15 @@ from tvm import tirx
 
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
 from tvmopt.scheduling.blocks import annotated, consumer, extents
+from tvmopt.scheduling.cost_model import choose_rows, common_vector, fits, product_worth_threads, row_pieces
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.tile import choose_rows, common_vector, fits, row_pieces
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
-    """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector."""
+class GemmProblem:
+    """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector; threads: whether the work pays for
+    them."""
 
     m: int
     n: int
@@ -42,44 +43,47 @@ class Shape:
     nr: int
     lanes: int
     cores: int
+    threads: bool
 
     @property
     def panels(self) -> int:
         return -(-self.n // self.nr)
 
 
-def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
+def recognise(func: tirx.PrimFunc, machine: Machine) -> GemmProblem | None:
     """A block that the lowering marked `gemm`, its shape read off the loops (see scheduling/normalize.py)."""
     block, out = annotated(func, "gemm"), consumer(func, "gemm")
     if block is None or out is None or len(extents(block)) != 4:
         return None
     m, _panels, nr, k = extents(block)
-    return Shape(m, extents(out)[-1], k, nr, machine.lanes(), machine.cores)
+    n = extents(out)[-1]
+    threads = product_worth_threads(2.0 * m * n * k, machine)
+    return GemmProblem(m, n, k, nr, machine.lanes(), machine.cores, threads)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: GemmProblem, machine: Machine) -> Space:
     """`mr`: rows of the tile; `m_chunks`: pieces of M, for more tasks than panels; `unroll_k`."""
-    analytic = choose_rows(shape.m, shape.nr, machine, shape.panels)
-    nv = max(1, shape.nr // machine.lanes())
-    others = [r for r in (4, 6, 8, 10, 12, 13, 14, 16, 20, 24) if r <= shape.m and fits(r, nv, machine)]
-    chunks = row_pieces(shape.m, analytic, shape.panels, machine.cores)
+    analytic = choose_rows(problem.m, problem.nr, machine, problem.panels)
+    nv = max(1, problem.nr // machine.lanes())
+    others = [r for r in (4, 6, 8, 10, 12, 13, 14, 16, 20, 24) if r <= problem.m and fits(r, nv, machine)]
+    chunks = row_pieces(problem.m, analytic, problem.panels, machine.cores)
     return Space(
         {
             "mr": (analytic, *(r for r in others if r != analytic)),
-            "m_chunks": (chunks, *(c for c in (1, 2, 4, 8) if c != chunks and c <= -(-shape.m // analytic))),
+            "m_chunks": (chunks, *(c for c in (1, 2, 4, 8) if c != chunks and c <= -(-problem.m // analytic))),
             "unroll_k": (1, 2, 4),
         }
     )
 
 
-def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: tvm.s_tir.Schedule, problem: GemmProblem, knobs: Knobs) -> None:
     """Tile, compute the accumulators under the row tile, vectorise."""
     gemm = sch.get_sblock("gemm")
     (out,) = sch.get_consumers(gemm)
     m, n = sch.get_loops(out)
     tile, m_in = sch.split(m, [None, knobs["mr"]])
     m_chunk, m_tile = sch.split(tile, [knobs["m_chunks"], None])
-    panel, n_in = sch.split(n, [None, shape.nr])
+    panel, n_in = sch.split(n, [None, problem.nr])
     sch.reorder(m_chunk, panel, m_tile, m_in, n_in)
     sch.compute_at(gemm, m_tile, preserve_unit_loops=True)
     rows, one, cols, k = sch.get_loops(gemm)[3:]
@@ -87,12 +91,12 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
     sch.reorder(k_out, k_in, one, rows, cols)
     sch.unroll(k_in)
     sch.unroll(rows)
-    vectorize_columns(sch, cols, common_vector(shape.nr, shape.lanes))
+    vectorize_columns(sch, cols, common_vector(problem.nr, problem.lanes))
     sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
-    prefetch_panels(sch, [m_tile], [k_out], shape.panels, shape.nr * shape.k, shape.nr)
+    prefetch_panels(sch, [m_tile], [k_out], problem.panels, problem.nr * problem.k, problem.nr)
     parallel = sch.fuse(m_chunk, panel)
-    if 2 * shape.m * shape.n * shape.k > 500_000:  # ~2 us of one core: below, waking a thread costs more
+    if problem.threads:
         sch.parallel(parallel)
     sch.decompose_reduction(gemm, k_out)
     sch.unroll(m_in)
-    vectorize_epilogue(sch, n_in, shape.n, shape.nr, shape.lanes)
+    vectorize_epilogue(sch, n_in, problem.n, problem.nr, problem.lanes)

@@ -15,41 +15,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import inline_cheap, reduction_nest, spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import inline_cheap, reduction_nest, spatial_nest
+from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class GenericProblem:
     """What the fallback needs to know: the machine, and how many blocks there are."""
 
     machine: Machine
     blocks: int
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> GenericProblem | None:
     """Any static function of plain loops and blocks."""
     blocks = facts(func)
-    return None if blocks is None else Shape(machine, len(blocks))
+    return None if blocks is None else GenericProblem(machine, len(blocks))
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: GenericProblem, machine: Machine) -> Space:
     """`strip`: elements of the loop inside a reduction; `chunk`: of a spatial block's inner loop."""
     return Space({"chunk": (4096, 1024, 16384), "strip": (512, 64, 128, 256)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: GenericProblem, knobs: Knobs) -> None:
     """Schedule what can be scheduled, block by block; the rest stays as it came, correct and slow."""
     import tvm
 
-    machine = shape.machine
+    machine = problem.machine
     for block in inline_cheap(sch):
         here = block_facts(sch, block)
         if here is None or not here.trivial or "O" in here.kinds or here.store is None:
             continue
-        parallel = worth_threads(here.nanoseconds(machine.lanes(), machine.ghz), machine)
+        parallel = worth_threads(here.nanoseconds(machine), machine)
         try:
             if here.spatial:
                 spatial_nest(sch, block, parallel, knobs["chunk"])

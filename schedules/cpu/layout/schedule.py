@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest
+from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import evaluate, one_pass_blocks, transposed
@@ -30,29 +31,29 @@ SHORT = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayoutProblem:
     """Iterations of the outputs, and one core's time for them."""
 
     elements: int
     nanoseconds: float
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> LayoutProblem | None:
     """All blocks spatial and unclaimed, and some access that `elementwise` would not take."""
     blocks = moving_blocks(func)
     if blocks is None or one_pass_blocks(func) is not None:
         return None
-    return Shape(blocks[-1].elements, 2 * sum(b.nanoseconds(machine.lanes(), machine.ghz) for b in blocks))
+    return LayoutProblem(blocks[-1].elements, 2 * sum(b.nanoseconds(machine) for b in blocks))
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: LayoutProblem, machine: Machine) -> Space:
     """Threads or not; the edge of a tile of a transpose: a cache line of floats, or two."""
     line = machine.line // 4
-    parallel = int(worth_threads(shape.nanoseconds, machine))
+    parallel = int(worth_threads(problem.nanoseconds, machine))
     return Space({"parallel": (parallel, 1 - parallel), "tile": (line, 2 * line, line // 2), "chunk": (4096, 1024)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: LayoutProblem, knobs: Knobs) -> None:
     for block in inline_cheap(sch):
         here = block_facts(sch, block)
         axes = transposed(here) if here is not None and here.trivial else None

@@ -39,7 +39,7 @@ from tvmopt.lowering.loops import (
 )
 from tvmopt.operators.recurrence import Function, Spec, spec_of
 from tvmopt.schedules.cpu.recurrent.gates import Gates, Unit
-from tvmopt.schedules.cpu.recurrent.tile import Plan, Tile, plan
+from tvmopt.schedules.cpu.recurrent.tile import GateTile, RecurrentPlan, plan
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -80,10 +80,10 @@ class _Step:
     new: Expr
 
 
-class Kernel:
+class RecurrentWriter:
     """Writes the kernel of one recurrence of these sizes."""
 
-    def __init__(self, spec: Spec, steps: int, batch: int, directions: int, hidden: int, p: Plan) -> None:
+    def __init__(self, spec: Spec, steps: int, batch: int, directions: int, hidden: int, p: RecurrentPlan) -> None:
         self.spec, self.plan, self.steps, self.batch, self.hidden = spec, p, steps, batch, hidden
         self.directions, self.rows = directions, p.rows
         self.width = max(t.terms(hidden) for t in p.tiles)  # of a sequence in a state; beyond `hidden` zeros
@@ -310,11 +310,11 @@ def recurrent(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         args.append(_packed(bb, operands["recurrence"], hidden, gate, shape))
         gate += shape.gates
     args += [operands[name] for name in spec.operands]
-    func = Kernel(spec, steps, batch, directions, hidden, p).func()
+    func = RecurrentWriter(spec, steps, batch, directions, hidden, p).func()
     return relax.call_tir(bb.add_func(func, "recurrent"), args, list(call.ty.fields))
 
 
-def _packed(bb: relax.BlockBuilder, weight: Any, hidden: int, gate: int, shape: Tile) -> Any:
+def _packed(bb: relax.BlockBuilder, weight: Any, hidden: int, gate: int, shape: GateTile) -> Any:
     """R[D, G*H, H] of `shape.gates` gates from `gate` on as [D, blocks, terms, gates * width], zeros beyond H."""
     starts = np.minimum(np.arange(shape.blocks) * shape.width, hidden - shape.width)
     gates = (gate + np.arange(shape.gates)) * hidden

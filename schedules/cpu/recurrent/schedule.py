@@ -15,27 +15,27 @@ from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
-    """tasks: directions times runs of sequences; mode: see `Plan` in tile.py."""
+class RecurrentProblem:
+    """tasks: directions times runs of sequences; mode: see `RecurrentPlan` in tile.py."""
 
     tasks: int
     mode: str
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> RecurrentProblem | None:
     """A block that the lowering marked `recurrent`."""
     block = annotated(func, "recurrent")
-    return None if block is None else Shape(prod(extents(block)), str(block.annotations["tvmopt.mode"]))
+    return None if block is None else RecurrentProblem(prod(extents(block)), str(block.annotations["tvmopt.mode"]))
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: RecurrentProblem, machine: Machine) -> Space:
     """Threads or not."""
-    parallel = int(shape.mode == "tasks" and machine.cores > 1)
-    free = shape.mode != "steps" and shape.tasks > 1
+    parallel = int(problem.mode == "tasks" and machine.cores > 1)
+    free = problem.mode != "steps" and problem.tasks > 1
     return Space({"parallel": (parallel, 1 - parallel) if free else (0,)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: RecurrentProblem, knobs: Knobs) -> None:
     """One loop over the tasks."""
     task = sch.fuse(*sch.get_loops(sch.get_sblock("recurrent")))
     if knobs["parallel"]:

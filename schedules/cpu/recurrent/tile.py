@@ -8,15 +8,6 @@ from typing import Literal
 
 from tvmopt.targets import Machine
 
-BARRIER_NS = 2_500.0
-"""Two cores meet after a step: measured 0.5 to 2.2 us, more where a step is short (TVM's barrier yields)."""
-LAUNCH_NS = 5_000.0
-GATE_CYCLES = 16
-"""Of one activation of one vector, roughly."""
-
-STREAMS = 28
-"""Load instructions in a loop over R. Zen 5 prefetches into L1 by the address of the instruction; with 32 of them it no
-longer does, and R comes from L2 at 120 GB/s instead of 180 (docs/performance.md)."""
 LLVM_UNROLLS = 75
 """Instructions below which LLVM doubles a loop's body (and its load instructions), again and again."""
 
@@ -24,13 +15,14 @@ Mode = Literal["serial", "tasks", "steps"]
 
 
 @dataclass(frozen=True)
-class Tile:
+class GateTile:
     """A register tile: `rows` sequences, all gates of `vectors` * `lanes` hidden units.
 
     Attributes:
         gates: gates of the pass.
         chains: partial sums of each value, where fewer would wait for the FMA's latency.
         blocks: tiles over the hidden units; the last begins early where they do not divide.
+        prefetched: load instructions of a loop that the prefetcher follows.
     """
 
     gates: int
@@ -39,6 +31,7 @@ class Tile:
     rows: int
     chains: int
     blocks: int
+    prefetched: int = 28
 
     @property
     def width(self) -> int:
@@ -49,14 +42,14 @@ class Tile:
     def unroll(self) -> int:
         """Terms of a trip through the product's loop: a multiple of `chains`, enough that LLVM adds none.
 
-        >>> [Tile(gates, 16, 1, 1, chains, 8).unroll for gates, chains in ((4, 2), (3, 3), (2, 4), (1, 8))]
+        >>> [GateTile(gates, 16, 1, 1, chains, 8).unroll for gates, chains in ((4, 2), (3, 3), (2, 4), (1, 8))]
         [6, 9, 12, 16]
-        >>> Tile(4, 16, 1, 4, 1, 8).unroll
+        >>> GateTile(4, 16, 1, 4, 1, 8).unroll
         2
         """
         loads = self.gates * self.vectors
         enough = -(-LLVM_UNROLLS // (self.rows * (3 * loads + 3)))
-        return max(1, min(-(-enough // self.chains), STREAMS // (loads * self.chains))) * self.chains
+        return max(1, min(-(-enough // self.chains), self.prefetched // (loads * self.chains))) * self.chains
 
     def terms(self, hidden: int) -> int:
         """Terms with those added, times zero, that make whole trips."""
@@ -69,7 +62,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecurrentPlan:
     """How a recurrence runs.
 
     Attributes:
@@ -82,11 +75,11 @@ class Plan:
 
     mode: Mode
     rows: int
-    tiles: tuple[Tile, ...]
+    tiles: tuple[GateTile, ...]
     nanoseconds: float
 
 
-def tile(hidden: int, gates: int, rows: int, machine: Machine) -> Tile:
+def tile(hidden: int, gates: int, rows: int, machine: Machine) -> GateTile:
     """The tile with the fewest cycles a step.
 
     >>> m = Machine.load("znver5")
@@ -106,13 +99,13 @@ def tile(hidden: int, gates: int, rows: int, machine: Machine) -> Tile:
             sums = gates * vectors * height
             chains = max(1, min(-(-machine.fma_latency * machine.fma_ports // sums), hidden, 8))
             blocks = -(-hidden // (lanes * vectors))
-            one = Tile(gates, lanes, vectors, height, chains, blocks)
+            one = GateTile(gates, lanes, vectors, height, chains, blocks, machine.prefetched_loads)
             if one.registers <= machine.vector_registers or (vectors, height) == (1, 1):
                 found.append(one)
     return min(found, key=lambda t: (_cycles(t, t.blocks, hidden, rows, machine, machine.l2_rate), t.vectors))
 
 
-def _cycles(t: Tile, blocks: int, hidden: int, rows: int, machine: Machine, rate: float) -> float:
+def _cycles(t: GateTile, blocks: int, hidden: int, rows: int, machine: Machine, rate: float) -> float:
     """One core's cycles for `blocks` blocks of a step; R comes at `rate` bytes a cycle to the first tile of rows."""
     sums = t.gates * t.vectors
     whole, rest = divmod(rows, t.rows)
@@ -123,11 +116,13 @@ def _cycles(t: Tile, blocks: int, hidden: int, rows: int, machine: Machine, rate
         loads = (sums + height) / machine.load_ports
         total += max(fma, loads, machine.fma_latency / t.chains) * hidden
     refills = 1 if bytes_of_r <= machine.l1d // 2 else whole + bool(rest)
-    gates = rows * t.vectors * (t.gates + 1) * GATE_CYCLES
+    gates = rows * t.vectors * (t.gates + 1) * (machine.exp_cycles + 3)
     return blocks * (max(total, refills * bytes_of_r / rate) + gates)
 
 
-def plan(steps: int, batch: int, directions: int, hidden: int, passes: Sequence[int], machine: Machine) -> Plan:
+def plan(
+    steps: int, batch: int, directions: int, hidden: int, passes: Sequence[int], machine: Machine
+) -> RecurrentPlan:
     """The fastest way by the model. `passes`: gates of each pass over R in a step.
 
     >>> m = Machine.load("znver5").with_cores(2)
@@ -144,11 +139,11 @@ def plan(steps: int, batch: int, directions: int, hidden: int, passes: Sequence[
         held = sum(n * t.width * t.gates for n, t in zip(parts, tiles, strict=True)) * hidden * 4
         rate = _rate(held, machine)
         cycles = sum(_cycles(t, n, hidden, rows, machine, rate) for n, t in zip(parts, tiles, strict=True))
-        step = cycles / machine.ghz + (len(tiles) * BARRIER_NS if mode == "steps" else 0.0)
+        step = cycles / machine.ghz + (len(tiles) * machine.barrier_ns if mode == "steps" else 0.0)
         tasks = directions * (batch // rows)
         turns = -(-tasks // machine.cores) if mode == "tasks" else tasks
         launches = {"serial": 0, "tasks": 1, "steps": directions}[mode]
-        found.append(Plan(mode, rows, tiles, turns * steps * step + launches * LAUNCH_NS))
+        found.append(RecurrentPlan(mode, rows, tiles, turns * steps * step + launches * machine.thread_ns))
     return min(found, key=lambda p: (p.nanoseconds, -p.rows))
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.schedules.cpu._loops import inline_cheap, reduction_nest, spatial_nest, worth_threads
+from tvmopt.schedules.cpu._loops import inline_cheap, reduction_nest, spatial_nest
+from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import block_facts, facts
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
@@ -23,14 +24,14 @@ from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class ReductionProblem:
     """machine: for its lanes; nanoseconds: one core's time, roughly."""
 
     machine: Machine
     nanoseconds: float
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> ReductionProblem | None:
     """One reduction, unclaimed or marked `reduce`, with a contiguous spatial axis for its vectors; the rest spatial."""
     blocks = facts(func)
     if blocks is None or any(b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
@@ -43,16 +44,16 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
         return None
     if vector_axis(here, [i for i, kind in enumerate(here.kinds) if kind == "S"]) is None:
         return None
-    return Shape(machine, sum(b.nanoseconds(machine.lanes(), machine.ghz) for b in blocks))
+    return ReductionProblem(machine, sum(b.nanoseconds(machine) for b in blocks))
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: ReductionProblem, machine: Machine) -> Space:
     """Threads or not; elements of a strip."""
-    parallel = int(worth_threads(shape.nanoseconds, machine))
+    parallel = int(worth_threads(problem.nanoseconds, machine))
     return Space({"parallel": (parallel, 1 - parallel), "strip": (512, 64, 128, 256)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: ReductionProblem, knobs: Knobs) -> None:
     for block in inline_cheap(sch):
         here = block_facts(sch, block)
         if here is None or not here.trivial:
@@ -60,4 +61,4 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
         if here.spatial:
             spatial_nest(sch, block, False)
         else:
-            reduction_nest(sch, block, here, shape.machine, bool(knobs["parallel"]), knobs["strip"])
+            reduction_nest(sch, block, here, problem.machine, bool(knobs["parallel"]), knobs["strip"])

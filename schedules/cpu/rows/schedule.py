@@ -18,15 +18,15 @@ from typing import Any
 import tvm
 
 from tvmopt.lowering.loops import NANOSECONDS
-from tvmopt.schedules.cpu._loops import worth_threads
 from tvmopt.scheduling.blocks import annotated, extents, loop_extents, root_blocks
+from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import nbytes
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowsProblem:
     """rows: extents of the row loops; block: the row block's name; nanoseconds: one core's time, roughly."""
 
     rows: tuple[int, ...]
@@ -34,29 +34,29 @@ class Shape:
     nanoseconds: float
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> RowsProblem | None:
     """A block that the lowering marked `rows`."""
     block = annotated(func, "rows")
     if block is None:
         return None
     traffic = sum(nbytes(region.source) for region in (*block.reads, *block.writes))
-    nanoseconds = max(traffic / 48, float(block.annotations.get(NANOSECONDS, 0)))
-    return Shape(tuple(extents(block)), str(block.name_hint), nanoseconds)
+    nanoseconds = max(traffic / machine.core_bandwidth * 1e9, float(block.annotations.get(NANOSECONDS, 0)))
+    return RowsProblem(tuple(extents(block)), str(block.name_hint), nanoseconds)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: RowsProblem, machine: Machine) -> Space:
     """Threads or not."""
-    parallel = int(worth_threads(shape.nanoseconds, machine) and prod(shape.rows) > 1)
+    parallel = int(worth_threads(problem.nanoseconds, machine) and prod(problem.rows) > 1)
     return Space({"parallel": (parallel, 1 - parallel)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: RowsProblem, knobs: Knobs) -> None:
     """Fuse the row loops, put the elementwise blocks that follow inside, give rows to threads."""
-    main = sch.get_sblock(shape.block)
+    main = sch.get_sblock(problem.block)
     blocks = root_blocks(sch)
     names = [sch.get(b).name_hint for b in blocks]
-    after = blocks[names.index(shape.block) + 1 :]
-    depth = len(shape.rows)
+    after = blocks[names.index(problem.block) + 1 :]
+    depth = len(problem.rows)
     for block in after[:-1]:
         try:
             sch.compute_inline(block)
@@ -64,7 +64,7 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
             continue
     loops = sch.get_loops(main)
     for block in root_blocks(sch)[1:]:
-        if loops and loop_extents(sch, block)[:depth] == shape.rows:
+        if loops and loop_extents(sch, block)[:depth] == problem.rows:
             try:
                 sch.reverse_compute_at(block, loops[-1], preserve_unit_loops=True)
             except tvm.s_tir.ScheduleError:

@@ -28,8 +28,8 @@ from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, constant, operand_types, static_shape
 from tvmopt.schedules.cpu._panels import pack_panels
+from tvmopt.scheduling.cost_model import choose_tile, step_cycles, stream_cycles
 from tvmopt.scheduling.family import Declined
-from tvmopt.scheduling.tile import choose_tile, step_cycles
 from tvmopt.targets import Machine
 
 POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 0.5, -2.0)}
@@ -39,10 +39,6 @@ FORMS = (4, 2)
 """The output tiles that :func:`output_tile` chooses from."""
 TRANSFORM = {2: 8.0, 4: 16.0}
 """Vector operations an element of V or M in the transforms, by the size of the output tile."""
-UNHIDDEN = 0.35
-"""Share of U's traffic that prefetching does not hide behind the arithmetic, or of this behind the traffic."""
-BF16_RATE = 1.86
-"""Operations by vdpbf16ps for one by fp32 FMA: measured in C on a Zen 5, both in one run. AMX tiles: `tile_macs`."""
 BF16_MARGIN = 1.25
 """How far ahead fp32's Winograd must be to replace a bf16 convolution: measured before its weights lay in one run."""
 
@@ -78,8 +74,8 @@ def output_tile(
 ) -> int:
     """The output tile of the fastest form, by :func:`direct_cycles` and :func:`winograd_cycles`: 4 or 2; 1: direct.
 
-    `rate`: how much faster the direct form multiplies than fp32 does (BF16_RATE with `--precision bf16`, 16 by tiles);
-    `margin`: how far ahead Winograd must be.
+    `rate`: how much faster the direct form multiplies than fp32 does (`bf16_rate` with `--precision bf16`, 16 by
+    tiles); `margin`: how far ahead Winograd must be.
     """
     if min(in_c, out_c) < machine.lanes():
         return 1
@@ -99,8 +95,8 @@ def direct_cycles(pixels: int, in_c: int, out_c: int, machine: Machine, rate: fl
 
 
 def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch: int, machine: Machine) -> float:
-    """Arithmetic or U's traffic for `rows` x `cols` tiles of `out` x `out` outputs, whichever is longer, and UNHIDDEN
-    of the other.
+    """Arithmetic or U's traffic for `rows` x `cols` tiles of `out` x `out` outputs, whichever is longer, and what
+    `machine.unhidden` says of the other.
 
     Products    (out+2)^2 * C * O / lanes FMAs a tile (tiles may hang over the edge) in register tiles as high as the
                 image has tiles, which few tiles leave bound by FMA latency.
@@ -116,13 +112,7 @@ def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch
     gemm = places * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
     transforms = TRANSFORM[out] * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
     arithmetic, stream = (gemm + transforms) / machine.cores, stream_cycles(places * in_c * out_c * 4, machine)
-    return float(max(arithmetic, stream) + UNHIDDEN * min(arithmetic, stream))
-
-
-def stream_cycles(weights: int, machine: Machine) -> float:
-    """Cycles in which so many bytes of weights arrive, once, for all cores together: from memory, for a network's other
-    layers drive them out of L3 between two calls; what fits half of L2 is free."""
-    return weights / (machine.bandwidth / machine.ghz / 1e9) if weights > machine.l2 // 2 else 0.0
+    return float(max(arithmetic, stream) + machine.unhidden * min(arithmetic, stream))
 
 
 def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
@@ -135,7 +125,7 @@ def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
         return False
     top, left, bottom, right = (int(v) for v in a.padding)
     size = (xs[1] + top + bottom - 2, xs[2] + left + right - 2)
-    rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if machine.has_tiles else BF16_RATE
+    rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if machine.has_tiles else machine.bf16_rate
     return 0 not in (*xs, *size) and output_tile(*size, xs[3], ws[0], xs[0], machine, rate, BF16_MARGIN) > 1
 
 

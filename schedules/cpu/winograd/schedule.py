@@ -23,14 +23,14 @@ from tvm import tirx
 
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
+from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits
 from tvmopt.scheduling.facts import divisors
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.tile import choose_pixels, common_vector, fits
 from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class WinogradProblem:
     """rows x cols tiles of out x out outputs, in images n; c input channels; o outputs in panels of nr."""
 
     n: int
@@ -54,7 +54,7 @@ class Shape:
         return (self.out + 2) ** 2
 
 
-def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
+def recognise(func: tirx.PrimFunc, machine: Machine) -> WinogradProblem | None:
     """A block that the lowering marked `winograd`."""
     block, out = annotated(func, "winograd"), annotated(func, "unpack")
     if block is None or out is None:
@@ -66,26 +66,28 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Shape | None:
         rate = machine.bandwidth / machine.cores / machine.ghz / 1e9
     else:
         rate = machine.l2_rate / 2 if u_bytes > machine.l2 // 2 else float(machine.l2_rate)
-    return Shape(n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2, rate)
+    return WinogradProblem(
+        n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2, rate
+    )
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: WinogradProblem, machine: Machine) -> Space:
     """`tile_rows`, `panel_chunk`: what one task computes; `mr` columns by `rr` rows of tiles: the register tile."""
-    rows, chunk = choose_task(shape)
-    mr = choose_pixels(shape.cols, shape.nr, machine)
-    nv = max(1, shape.nr // machine.lanes())
-    rr = max(d for d in divisors(rows) if d == 1 or (mr == shape.cols and fits(d * mr, nv, machine)))
+    rows, chunk = choose_task(problem)
+    mr = choose_pixels(problem.cols, problem.nr, machine)
+    nv = max(1, problem.nr // machine.lanes())
+    rr = max(d for d in divisors(rows) if d == 1 or (mr == problem.cols and fits(d * mr, nv, machine)))
     return Space(
         {
-            "tile_rows": (rows, *(d for d in divisors(shape.rows) if d != rows)),
-            "panel_chunk": (chunk, *(d for d in divisors(shape.panels) if d != chunk)),
-            "mr": (mr, *(d for d in divisors(shape.cols) if d != mr and d <= 14)),
+            "tile_rows": (rows, *(d for d in divisors(problem.rows) if d != rows)),
+            "panel_chunk": (chunk, *(d for d in divisors(problem.panels) if d != chunk)),
+            "mr": (mr, *(d for d in divisors(problem.cols) if d != mr and d <= 14)),
             "rr": (rr, *(d for d in (1, 2, 4) if d != rr)),
         }
     )
 
 
-def choose_task(shape: Shape) -> tuple[int, int]:
+def choose_task(problem: WinogradProblem) -> tuple[int, int]:
     """(tile rows, panels) of a task: even over the cores, V within half of L2, U read as rarely as possible.
 
     The products and the reading of U add up: a block of U, C*nr*4 bytes, serves too few rows of tiles to hide the next
@@ -93,15 +95,15 @@ def choose_task(shape: Shape) -> tuple[int, int]:
     0.60 of the time; whole models 0.94 and 0.98).
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
-    for rows in divisors(shape.rows):
-        tiles = rows * shape.cols
-        for panels in divisors(shape.panels):
-            tasks = shape.n * (shape.rows // rows) * (shape.panels // panels)
-            idle = -(-tasks // shape.cores) * shape.cores / tasks
-            gemm = shape.places * tiles * shape.c * panels * shape.nr / shape.lanes / 2
-            transform = shape.places * tiles * 8 * (shape.c + panels * shape.nr) / shape.lanes
-            stream = shape.places * shape.c * panels * shape.nr * 4 / shape.u_rate
-            spill = 1.0 + (0.15 if shape.places * tiles * shape.c * 4 > 0.75 * shape.l2 else 0.0)
+    for rows in divisors(problem.rows):
+        tiles = rows * problem.cols
+        for panels in divisors(problem.panels):
+            tasks = problem.n * (problem.rows // rows) * (problem.panels // panels)
+            idle = -(-tasks // problem.cores) * problem.cores / tasks
+            gemm = problem.places * tiles * problem.c * panels * problem.nr / problem.lanes / 2
+            transform = problem.places * tiles * 8 * (problem.c + panels * problem.nr) / problem.lanes
+            stream = problem.places * problem.c * panels * problem.nr * 4 / problem.u_rate
+            spill = 1.0 + (0.15 if problem.places * tiles * problem.c * 4 > 0.75 * problem.l2 else 0.0)
             cost = idle * tasks * (gemm * spill + stream + transform)
             if best is None or (cost, tasks) < best[0]:
                 best = ((cost, tasks), (rows, panels))
@@ -109,28 +111,30 @@ def choose_task(shape: Shape) -> tuple[int, int]:
     return best[1]
 
 
-def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: tvm.s_tir.Schedule, problem: WinogradProblem, knobs: Knobs) -> None:
     """Tasks; input transform per task; GEMMs per panel; output transform per tile."""
     get = sch.get_sblock
     gemm, half_in, v, half_out, whole = (
         get(n) for n in ("winograd", "wino_half_in", "wino_in", "wino_half_out", "wino_out")
     )
-    out = epilogue_of(sch, whole, (shape.n, shape.oh, shape.ow, shape.o))
+    out = epilogue_of(sch, whole, (problem.n, problem.oh, problem.ow, problem.o))
     n, h, w, o = sch.get_loops(out)
-    h_task, h_tile, h_in = sch.split(h, [None, knobs["tile_rows"], shape.out])
-    w_tile, w_in = sch.split(w, [None, shape.out])
-    p_task, panel, vec, o_in = sch.split(o, [None, knobs["panel_chunk"], -(-shape.nr // shape.lanes), shape.lanes])
+    h_task, h_tile, h_in = sch.split(h, [None, knobs["tile_rows"], problem.out])
+    w_tile, w_in = sch.split(w, [None, problem.out])
+    p_task, panel, vec, o_in = sch.split(
+        o, [None, knobs["panel_chunk"], -(-problem.nr // problem.lanes), problem.lanes]
+    )
     sch.reorder(n, h_task, p_task, panel, h_tile, w_tile, vec, h_in, w_in, o_in)
     task = sch.fuse(n, h_task, p_task)
     sch.compute_at(whole, vec, preserve_unit_loops=True)
     sch.compute_at(half_out, vec, preserve_unit_loops=True)
     sch.compute_at(gemm, panel, preserve_unit_loops=True)
     sch.compute_at(v, task, preserve_unit_loops=True)
-    _tile_gemm(sch, gemm, shape, knobs["mr"], knobs["rr"])
-    _transform_in(sch, v, half_in, shape.lanes)
+    _tile_gemm(sch, gemm, problem, knobs["mr"], knobs["rr"])
+    _transform_in(sch, v, half_in, problem.lanes)
     sch.compute_at(get("pad"), task, preserve_unit_loops=True)
     channels = sch.get_loops(get("pad"))[-1]
-    sch.vectorize(sch.split(channels, [None, common_vector(shape.c, shape.lanes)])[1])
+    sch.vectorize(sch.split(channels, [None, common_vector(problem.c, problem.lanes)])[1])
     sch.parallel(task)
     for block in (whole, half_out):
         loops = sch.get_loops(block)[5:]
@@ -139,27 +143,27 @@ def apply(sch: tvm.s_tir.Schedule, shape: Shape, knobs: Knobs) -> None:
             sch.unroll(loop)
     sch.unroll(h_in)
     sch.unroll(w_in)
-    _vectorize_store(sch, o_in, shape)
+    _vectorize_store(sch, o_in, problem)
     sch.decompose_reduction(gemm, _reduction_loop(sch, gemm))
 
 
-def _vectorize_store(sch: tvm.s_tir.Schedule, o_in: Any, shape: Shape) -> None:
-    width = common_vector(shape.o if shape.o % shape.nr else shape.nr, shape.lanes)
+def _vectorize_store(sch: tvm.s_tir.Schedule, o_in: Any, problem: WinogradProblem) -> None:
+    width = common_vector(problem.o if problem.o % problem.nr else problem.nr, problem.lanes)
     outer, inner = sch.split(o_in, [None, width])
     sch.unroll(outer)
     sch.vectorize(inner)
 
 
-def _tile_gemm(sch: tvm.s_tir.Schedule, gemm: Any, shape: Shape, mr: int, rr: int) -> None:
+def _tile_gemm(sch: tvm.s_tir.Schedule, gemm: Any, problem: WinogradProblem, mr: int, rr: int) -> None:
     i, j, one_n, rows, cols, one_p, chan, c = sch.get_loops(gemm)[2:]
     row, row_in = sch.split(rows, [None, rr])
     tile, tile_in = sch.split(cols, [None, mr])
     sch.reorder(i, j, one_n, row, tile, c, one_p, row_in, tile_in, chan)
     sch.unroll(row_in)
     sch.unroll(tile_in)
-    vectorize_columns(sch, chan, common_vector(shape.nr, shape.lanes))
-    blocks, size = shape.panels * shape.places, shape.nr * shape.c
-    prefetch_panels(sch, [row, tile], [c], blocks, size, shape.nr, least=1)
+    vectorize_columns(sch, chan, common_vector(problem.nr, problem.lanes))
+    blocks, size = problem.panels * problem.places, problem.nr * problem.c
+    prefetch_panels(sch, [row, tile], [c], blocks, size, problem.nr, least=1)
 
 
 def _reduction_loop(sch: tvm.s_tir.Schedule, gemm: Any) -> Any:

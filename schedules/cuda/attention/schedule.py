@@ -32,7 +32,7 @@ Expr = Any
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionProblem:
     """Sizes; `offset`: a query i sees keys up to i + offset, if `causal`; `bias`: the mask's shape or ()."""
 
     batch: int
@@ -64,7 +64,7 @@ def row_bytes(depth: int) -> int:
     return 64 if depth <= 32 else -(-depth // 64) * 128
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> AttentionProblem | None:
     """The block that the lowering marked `attention`."""
     block, out = annotated(func, "attention"), consumer(func, "attention")
     if block is None or out is None or "tvmopt.causal" not in block.annotations:
@@ -74,39 +74,39 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     notes = block.annotations
     q, k, v = ([int(d) for d in b.shape] for b in func.params[:3])
     bias = tuple(int(d) for d in func.params[3].shape) if int(notes["tvmopt.bias"]) else ()
-    return Shape(
+    return AttentionProblem(
         q[0], q[2], k[2], q[1], k[1], q[3], v[3], str(func.params[0].dtype),
         float(notes["tvmopt.scale"].value),
         bool(int(notes["tvmopt.causal"])), int(notes["tvmopt.offset"]), bias, machine.cores,
     )  # fmt: skip
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: AttentionProblem, machine: Machine) -> Space:
     """`bm` queries of a block: 128 where that still gives every SM a block; `bn` keys of a step."""
-    blocks = shape.batch * shape.heads * -(-shape.queries // 128)
-    bm = 128 if blocks >= shape.cores and shape.queries > 64 else 64
-    bn = 64 if shape.row <= 256 else 32
+    blocks = problem.batch * problem.heads * -(-problem.queries // 128)
+    bm = 128 if blocks >= problem.cores and problem.queries > 64 else 64
+    bn = 64 if problem.row <= 256 else 32
     return Space({"bm": (bm, 192 - bm), "bn": (bn, 96 - bn)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: AttentionProblem, knobs: Knobs) -> None:
     """Write the kernel in the place of the loops."""
-    _Program(sch.mod["main"], shape, knobs["bm"], knobs["bn"]).install(sch)
+    _Program(sch.mod["main"], problem, knobs["bm"], knobs["bn"]).install(sch)
 
 
 class _Program:
-    def __init__(self, func: Any, shape: Shape, bm: int, bn: int) -> None:
+    def __init__(self, func: Any, problem: AttentionProblem, bm: int, bn: int) -> None:
         block, out = annotated(func, "attention"), consumer(func, "attention")
         assert block is not None and out is not None
-        self.s, self.bm, self.bn, self.func = shape, bm, bn, func
+        self.s, self.bm, self.bn, self.func = problem, bm, bn, func
         self.warps = bm // 16
-        self.kernel = T.Kernel(32 * self.warps, [T.ceildiv(shape.queries, bm), shape.batch * shape.heads])
-        deep, wide = T.ceildiv(shape.depth, 16), T.ceildiv(shape.depth_v, 16)
+        self.kernel = T.GridProgram(32 * self.warps, [T.ceildiv(problem.queries, bm), problem.batch * problem.heads])
+        deep, wide = T.ceildiv(problem.depth, 16), T.ceildiv(problem.depth_v, 16)
         self.kc, self.ni, self.no = deep, bn // 8, 2 * wide
         self.keep = deep <= 8 and bm == 64  # query fragments stay in registers; 8 warps of 128 registers: two blocks
         self.stride = 16 * wide + 8
-        k_tile = bn * shape.row
-        self.k_at, self.v_at = bm * shape.row, bm * shape.row + 2 * k_tile
+        k_tile = bn * problem.row
+        self.k_at, self.v_at = bm * problem.row, bm * problem.row + 2 * k_tile
         operands = self.v_at + 2 * k_tile
         alloc = self.kernel.alloc
         self.smem = alloc(T.shared(max(operands, bm * self.stride * 4)))
@@ -114,13 +114,13 @@ class _Program:
         self.scores = alloc(T.local(4 * self.ni, "float32", "s"))
         self.o = alloc(T.local(4 * self.no, "float32", "o"))
         self.top, self.total = alloc(T.local(2, "float32", "top")), alloc(T.local(2, "float32", "total"))
-        self.epilogue = Epilogue(out, block.body.buffer, shape.depth_v)
+        self.epilogue = Epilogue(out, block.body.buffer, problem.depth_v)
         self.run = alloc(T.local(self.epilogue.width, "float32", "run"))
         head = self.kernel.block[1]
-        self.b, self.n = head // shape.heads, head % shape.heads
+        self.b, self.n = head // problem.heads, head % problem.heads
         self.query0 = self.kernel.block[0] * bm
         self.warp_row = self.kernel.tx // 32 * 16
-        self.kind = f"tvmopt::{KINDS[shape.dtype]}"
+        self.kind = f"tvmopt::{KINDS[problem.dtype]}"
 
     def install(self, sch: Any) -> None:
         s = self.s

@@ -64,7 +64,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Conv2dProblem:
     """The product (of one group), and the window its A is read through (see Window.sizes)."""
 
     m: int
@@ -78,7 +78,7 @@ class Shape:
     groups: int
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> Conv2dProblem | None:
     """A block that the lowering marked `conv2d`, and the epilogue behind it."""
     block, out = annotated(func, "conv2d"), consumer(func, "conv2d")
     if block is None or out is None or "tvmopt.window" not in block.annotations:
@@ -94,37 +94,44 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
         _, m, n, part = dims
     else:
         m, n, part = dims[0] * dims[1] * dims[2], dims[3] // groups, k
-    return Shape(m, n, k, parts, part, dtype, int(marks["tvmopt.pitch"]), window, groups)
+    return Conv2dProblem(m, n, k, parts, part, dtype, int(marks["tvmopt.pitch"]), window, groups)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: Conv2dProblem, machine: Machine) -> Space:
     """As for a GEMM."""
-    return tile_space(shape.m, shape.n, shape.part, shape.parts * shape.groups, shape.dtype, machine)
+    return tile_space(problem.m, problem.n, problem.part, problem.parts * problem.groups, problem.dtype, machine)
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: Conv2dProblem, knobs: Knobs) -> None:
     """Write the tile program in the place of the loops."""
     func = sch.mod["main"]
     block, out = annotated(func, "conv2d"), consumer(func, "conv2d")
     assert block is not None
     image, weight = operands(block)
-    tile = tile_of(knobs, shape.dtype, shared_limit())
-    deep = T.up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
+    tile = tile_of(knobs, problem.dtype, shared_limit())
+    deep = T.up(problem.part, tile.bk) + (problem.parts - 1) * problem.part
     most = 16 // tile.itemsize
     a = Window(
-        image, shape.window, shape.m, shape.k, gcd(shape.window[2] // shape.groups, most),
-        (T.up(shape.m, tile.bm), deep), shape.groups,
+        image, problem.window, problem.m, problem.k, gcd(problem.window[2] // problem.groups, most),
+        (T.up(problem.m, tile.bm), deep), problem.groups,
     )  # fmt: skip
     b = Rows(
         weight,
-        shape.n,
-        shape.pitch,
-        shape.pitch,
-        gcd(shape.pitch, most),
-        (T.up(shape.n, tile.bn), deep),
-        shape.n * shape.pitch if shape.groups > 1 else 0,
+        problem.n,
+        problem.pitch,
+        problem.pitch,
+        gcd(problem.pitch, most),
+        (T.up(problem.n, tile.bn), deep),
+        problem.n * problem.pitch if problem.groups > 1 else 0,
     )
     product = Product(
-        shape.m, shape.n, shape.k, shape.groups, shape.dtype, shape.part, shape.parts, groups=shape.groups > 1
+        problem.m,
+        problem.n,
+        problem.k,
+        problem.groups,
+        problem.dtype,
+        problem.part,
+        problem.parts,
+        groups=problem.groups > 1,
     )
-    Program(product, tile, a, b, Epilogue(out, block.body.buffer, shape.n)).install(sch)
+    Program(product, tile, a, b, Epilogue(out, block.body.buffer, problem.n)).install(sch)

@@ -18,7 +18,7 @@ from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class ElementwiseProblem:
     """elements: iterations of the last block; width: of the widest vector; vector, threads: the analytic point."""
 
     elements: int
@@ -27,7 +27,7 @@ class Shape:
     threads: int
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> ElementwiseProblem | None:
     """All blocks spatial and unclaimed, without borders or seams, contiguous or constant along the last axis."""
     blocks = one_pass_blocks(func)
     if blocks is None:
@@ -35,18 +35,18 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     return shape_of(blocks, machine)
 
 
-def shape_of(blocks: Any, machine: Machine) -> Shape:
+def shape_of(blocks: Any, machine: Machine) -> ElementwiseProblem:
     """The vector that suits every block: they are inlined into the last."""
     width = min(vector_width(block) for block in blocks)
-    return Shape(blocks[-1].elements, width, *fill(blocks[-1].elements, width, machine))
+    return ElementwiseProblem(blocks[-1].elements, width, *fill(blocks[-1].elements, width, machine))
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: ElementwiseProblem, machine: Machine) -> Space:
     """`vector`: elements a thread; `threads` a block."""
-    threads = [t for t in (64, 128, 256, 512, 1024) if t != shape.threads]
-    return Space({"vector": vectors(shape.width, shape.vector), "threads": (shape.threads, *threads)})
+    threads = [t for t in (64, 128, 256, 512, 1024) if t != problem.threads]
+    return Space({"vector": vectors(problem.width, problem.vector), "threads": (problem.threads, *threads)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: ElementwiseProblem, knobs: Knobs) -> None:
     for block in inline_spatial(sch):
         one_pass(sch, block, knobs["vector"], knobs["threads"])

@@ -26,7 +26,7 @@ from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class GemmProblem:
     """C[batch, m, n] = A[batch, m, k] * B; `parts` of length `part`: the batch is a split of K.
 
     Attributes:
@@ -48,7 +48,7 @@ class Shape:
     pitch: int
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> GemmProblem | None:
     """A block that the lowering marked `gemm` or `batch_gemm`, and the epilogue behind it."""
     for kernel in ("gemm", "batch_gemm"):
         block, out = annotated(func, kernel), consumer(func, kernel)
@@ -64,7 +64,7 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
             return None
         if kernel == "gemm" and m <= FEW_ROWS:
             return None  # gemv's
-        return Shape(
+        return GemmProblem(
             m, n, whole, 1 if parts > 1 or not lead else lead[0], parts, k, operand_type(block),
             bool(int(notes["tvmopt.across"])), bool(int(notes["tvmopt.shared_a"])),
             bool(int(notes["tvmopt.shared_b"])), int(notes["tvmopt.pitch"]),
@@ -72,31 +72,31 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     return None
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: GemmProblem, machine: Machine) -> Space:
     """`bm`, `bn`, `bk`: the block's tile; `stages` of the pipeline, as many as fit where fewer do."""
-    return tile_space(shape.m, shape.n, shape.part, shape.batch * shape.parts, shape.dtype, machine)
+    return tile_space(problem.m, problem.n, problem.part, problem.batch * problem.parts, problem.dtype, machine)
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: GemmProblem, knobs: Knobs) -> None:
     """Write the tile program in the place of the loops."""
     func = sch.mod["main"]
     name = "gemm" if annotated(func, "gemm") is not None else "batch_gemm"
     block, out = annotated(func, name), consumer(func, name)
     assert block is not None
     a, b = operands(block)
-    tile = tile_of(knobs, shape.dtype, shared_limit())
-    rows = (T.up(shape.m, tile.bm), T.up(shape.n, tile.bn))
-    deep = T.up(shape.part, tile.bk) + (shape.parts - 1) * shape.part
+    tile = tile_of(knobs, problem.dtype, shared_limit())
+    rows = (T.up(problem.m, tile.bm), T.up(problem.n, tile.bn))
+    deep = T.up(problem.part, tile.bk) + (problem.parts - 1) * problem.part
     size = tile.itemsize
     operand_a = Rows(
-        a, shape.m, shape.k, shape.k, gcd(shape.k, 16 // size), (rows[0], deep),
-        0 if shape.shared_a or shape.parts > 1 else shape.m * shape.k,
+        a, problem.m, problem.k, problem.k, gcd(problem.k, 16 // size), (rows[0], deep),
+        0 if problem.shared_a or problem.parts > 1 else problem.m * problem.k,
     )  # fmt: skip
-    chunk = gcd(shape.pitch, shape.n if shape.across else shape.pitch, 16 // size)
+    chunk = gcd(problem.pitch, problem.n if problem.across else problem.pitch, 16 // size)
     operand_b = Rows(
-        b, shape.n, shape.k if shape.across else shape.pitch, shape.pitch, chunk, (rows[1], deep),
-        0 if shape.shared_b or shape.parts > 1 else shape.pitch * (shape.k if shape.across else shape.n),
-        shape.across,
+        b, problem.n, problem.k if problem.across else problem.pitch, problem.pitch, chunk, (rows[1], deep),
+        0 if problem.shared_b or problem.parts > 1 else problem.pitch * (problem.k if problem.across else problem.n),
+        problem.across,
     )  # fmt: skip
-    product = Product(shape.m, shape.n, shape.k, shape.batch, shape.dtype, shape.part, shape.parts)
-    Program(product, tile, operand_a, operand_b, Epilogue(out, block.body.buffer, shape.n)).install(sch)
+    product = Product(problem.m, problem.n, problem.k, problem.batch, problem.dtype, problem.part, problem.parts)
+    Program(product, tile, operand_a, operand_b, Epilogue(out, block.body.buffer, problem.n)).install(sch)

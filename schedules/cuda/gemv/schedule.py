@@ -24,7 +24,7 @@ WARPS = 4
 
 
 @dataclass(frozen=True)
-class Shape:
+class GemvProblem:
     """X[m, k] times W[n, k], whose rows lie `pitch` apart; chunk: elements of 16 bytes."""
 
     m: int
@@ -35,7 +35,7 @@ class Shape:
     cores: int
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> GemvProblem | None:
     """A product of rows and a constant matrix, of at most FEW_ROWS rows."""
     block, out = annotated(func, ROWS_BY_CONSTANT), consumer(func, ROWS_BY_CONSTANT)
     if block is None or out is None or "tvmopt.mma" not in block.annotations:
@@ -47,44 +47,44 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
         return None
     notes = block.annotations
     size = 4 if str(operands(block)[0].dtype) == "float32" else 2
-    return Shape(m, n, int(notes["tvmopt.k"]), int(notes["tvmopt.pitch"]), 16 // size, machine.cores)
+    return GemvProblem(m, n, int(notes["tvmopt.k"]), int(notes["tvmopt.pitch"]), 16 // size, machine.cores)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: GemvProblem, machine: Machine) -> Space:
     """`columns` of a warp.
 
-    >>> [knobs(Shape(1, n, 2048, 2048, 8, 132), None).analytic["columns"] for n in (1000, 5000, 32000)]
+    >>> [knobs(GemvProblem(1, n, 2048, 2048, 8, 132), None).analytic["columns"] for n in (1000, 5000, 32000)]
     [1, 2, 4]
     """
-    enough = 16 * shape.cores
-    best = next((c for c in (4, 2) if shape.n >= c * enough), 1)
+    enough = 16 * problem.cores
+    best = next((c for c in (4, 2) if problem.n >= c * enough), 1)
     return Space({"columns": (best, *(c for c in (1, 2, 4) if c != best))})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: GemvProblem, knobs: Knobs) -> None:
     """Write the kernel."""
     func = sch.mod["main"]
     block, out = annotated(func, ROWS_BY_CONSTANT), consumer(func, ROWS_BY_CONSTANT)
     assert block is not None
     x, w = operands(block)
-    columns, m = knobs["columns"], shape.m
-    kernel = T.Kernel(32 * WARPS, [T.ceildiv(shape.n, columns * WARPS)])
+    columns, m = knobs["columns"], problem.m
+    kernel = T.GridProgram(32 * WARPS, [T.ceildiv(problem.n, columns * WARPS)])
     acc = kernel.alloc(T.local(m * columns, "float32", "acc"))
     run = kernel.alloc(T.local(1, "float32", "run"))
     first = (kernel.block[0] * WARPS + kernel.tx // 32) * columns
-    aligned = "true" if shape.k % shape.chunk == 0 else "false"
+    aligned = "true" if problem.k % problem.chunk == 0 else "false"
     dot = T.call(
-        f"dot_rows<{m}, {columns}, {aligned}>", T.pointer(acc), T.pointer(w, first * shape.pitch),
+        f"dot_rows<{m}, {columns}, {aligned}>", T.pointer(acc), T.pointer(w, first * problem.pitch),
         T.pointer(x),
-        shape.n - first, shape.pitch, shape.k,
+        problem.n - first, problem.pitch, problem.k,
     )  # fmt: skip
-    epilogue = Epilogue(out, block.body.buffer, shape.n, most=1)
+    epilogue = Epilogue(out, block.body.buffer, problem.n, most=1)
     lane = kernel.tx % 32
     row, column = lane // columns, first + lane % columns
     axes = [*rows_of(extents(out)[:-1], row), column]
     store = T.seq([T.call(f"pick<{m * columns}>", T.pointer(run), T.pointer(acc), lane), *epilogue.run(axes, run)])
-    whole = shape.n % (columns * WARPS) == 0
-    inside = T.both(lane < m * columns, None if whole else column < shape.n)
+    whole = problem.n % (columns * WARPS) == 0
+    inside = T.both(lane < m * columns, None if whole else column < problem.n)
     kernel.buffers.extend(epilogue.buffers)
     body = T.seq([dot, T.when(inside, store)])
-    T.install(sch, kernel, [T.when(None if whole else first < shape.n, body)])
+    T.install(sch, kernel, [T.when(None if whole else first < problem.n, body)])

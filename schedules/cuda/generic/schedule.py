@@ -30,18 +30,18 @@ SHORT = 288
 
 
 @dataclass(frozen=True)
-class Shape:
+class GenericProblem:
     """machine: for grids and vectors."""
 
     machine: Machine
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> GenericProblem | None:
     """Any static function of plain loops and blocks; long products are left to dlight's Matmul and GEMV."""
     blocks = facts(func)
     if blocks is None or any(b.kernel or "O" in b.kinds or not b.trivial or long_product(b) for b in blocks):
         return None
-    return Shape(machine)
+    return GenericProblem(machine)
 
 
 def long_product(block: BlockFacts) -> bool:
@@ -50,21 +50,21 @@ def long_product(block: BlockFacts) -> bool:
     return reduced > SHORT and is_product(block)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: GenericProblem, machine: Machine) -> Space:
     """`threads` a block of a one-pass nest; `lanes`: threads that share a contiguous reduction."""
     return Space({"threads": (256, 64, 128, 512), "lanes": (32, 64, 128, 256)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: GenericProblem, knobs: Knobs) -> None:
     """Every block a kernel of its own, apart from what is inlined."""
     for block in inline_spatial(sch):
         now = block_facts(sch, block)
         assert now is not None
         if now.spatial:
-            vector = fill(now.elements, vector_width(now) if now.store else 1, shape.machine)[0]
+            vector = fill(now.elements, vector_width(now) if now.store else 1, problem.machine)[0]
             one_pass(sch, block, vector, knobs["threads"])
         else:
-            _reduction(sch, block, now, shape.machine, knobs)
+            _reduction(sch, block, now, problem.machine, knobs)
 
 
 def _reduction(sch: Any, block: Any, now: BlockFacts, machine: Machine, knobs: Knobs) -> None:

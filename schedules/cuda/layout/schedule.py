@@ -24,28 +24,28 @@ TILE = 32
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayoutProblem:
     """machine: for the grid; elements: iterations of the last block."""
 
     machine: Machine
     elements: int
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> LayoutProblem | None:
     """All blocks spatial and unclaimed, and some access that `elementwise` does not take."""
     blocks = moving_blocks(func)
     if blocks is None or one_pass_blocks(func) is not None:
         return None
-    return Shape(machine, blocks[-1].elements)
+    return LayoutProblem(machine, blocks[-1].elements)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: LayoutProblem, machine: Machine) -> Space:
     """`rows`: of a tile that a block's threads move at a time (32 * rows threads); `threads` of a one-pass block."""
-    _, threads = fill(shape.elements, 1, machine)
+    _, threads = fill(problem.elements, 1, machine)
     return Space({"rows": (8, 4, 16), "threads": (threads, *(t for t in (64, 128, 256, 512) if t != threads))})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: LayoutProblem, knobs: Knobs) -> None:
     for block in inline_spatial(sch):
         facts_now = block_facts(sch, block)
         tile = tiled_axes(facts_now) if facts_now is not None and facts_now.trivial else None
@@ -53,7 +53,7 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
             transpose(sch, block, facts_now, tile, knobs["rows"])
             continue
         width = vector_width(facts_now) if facts_now is not None and facts_now.trivial else 1
-        one_pass(sch, block, fill(shape.elements, width, shape.machine)[0], knobs["threads"])
+        one_pass(sch, block, fill(problem.elements, width, problem.machine)[0], knobs["threads"])
 
 
 def tiled_axes(block: BlockFacts) -> tuple[int, int] | None:

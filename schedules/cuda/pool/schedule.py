@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from tvmopt.schedules.cuda import _window
-from tvmopt.schedules.cuda._window import Shape
+from tvmopt.schedules.cuda._window import WindowProblem
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> WindowProblem | None:
     """A window over one tensor, with enough outputs for a thread each; fewer are `reduce`."""
     return _window.recognise(func, machine, 1)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: WindowProblem, machine: Machine) -> Space:
     """`vector`: channels a thread; `threads` a block."""
-    return _window.knobs(shape, machine)
+    return _window.knobs(problem, machine)
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
-    _window.apply(sch, shape, knobs)
+def apply(sch: Any, problem: WindowProblem, knobs: Knobs) -> None:
+    _window.apply(sch, problem, knobs)

@@ -25,7 +25,7 @@ from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class ReductionProblem:
     """outputs, reduced: their number and the elements of each; parts: the analytic number of warps for an output."""
 
     outputs: int
@@ -33,7 +33,7 @@ class Shape:
     parts: int
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> ReductionProblem | None:
     """One reduction of one tensor, unclaimed, with a contiguous spatial axis; the rest spatial over the outputs."""
     blocks = facts(func)
     if blocks is None or any(b.kernel or b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
@@ -49,15 +49,15 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     if blocks[-1] is not main and blocks[-1].elements != outputs:
         return None
     reduced = main.elements // outputs
-    return Shape(outputs, reduced, parts_of(outputs, reduced, machine))
+    return ReductionProblem(outputs, reduced, parts_of(outputs, reduced, machine))
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: ReductionProblem, machine: Machine) -> Space:
     """`parts`: warps for an output."""
-    return Space({"parts": (shape.parts, *(p for p in (1, 2, 4, 8, 16, 32) if p != shape.parts))})
+    return Space({"parts": (problem.parts, *(p for p in (1, 2, 4, 8, 16, 32) if p != problem.parts))})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: ReductionProblem, knobs: Knobs) -> None:
     blocks = inline_spatial(sch)
     main = next(b for b in blocks if any(int(v.iter_type) == 2 for v in sch.get(b).iter_vars))
     cross_reduction(sch, main, blocks[-1], block_facts(sch, main), knobs["parts"])

@@ -14,45 +14,45 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmopt.schedules.cuda._reductions import Rows, find_rows, prefix_of
+from tvmopt.schedules.cuda._reductions import RowsProblem, find_rows, prefix_of
 from tvmopt.schedules.cuda._threads import WORD, fused, power_of_two, staged, vectors
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
 
-def recognise(func: Any, machine: Machine) -> Rows | None:
+def recognise(func: Any, machine: Machine) -> RowsProblem | None:
     """Reductions over the same contiguous trailing axes, and spatial blocks over rows or rows x length."""
     return find_rows(func)
 
 
-def threads_of(shape: Rows, machine: Machine) -> int:
+def threads_of(problem: RowsProblem, machine: Machine) -> int:
     """Threads a row: see the module's text.
 
     >>> h100 = Machine.load("nvidia-h100")
-    >>> [threads_of(Rows(r, c, 8), h100) for r, c in ((4096, 768), (4096, 8192), (1, 1000), (4096, 32))]
+    >>> [threads_of(RowsProblem(r, c, 8), h100) for r, c in ((4096, 768), (4096, 8192), (1, 1000), (4096, 32))]
     [32, 128, 128, 32]
     """
-    vectors = -(-shape.length // shape.width)
-    a_lane = 8 if shape.rows >= machine.cores else 1
+    vectors = -(-problem.length // problem.width)
+    a_lane = 8 if problem.rows >= machine.cores else 1
     return min(1024, max(32, power_of_two(-(-vectors // a_lane))))
 
 
-def knobs(shape: Rows, machine: Machine) -> Space:
+def knobs(problem: RowsProblem, machine: Machine) -> Space:
     """`threads` a row, `vector`: elements of an access."""
-    threads = threads_of(shape, machine)
+    threads = threads_of(problem, machine)
     return Space(
         {
             "threads": (threads, *(t for t in (32, 64, 128, 256, 512, 1024) if t != threads)),
-            "vector": vectors(shape.width, shape.width),
+            "vector": vectors(problem.width, problem.width),
         }
     )
 
 
-def apply(sch: Any, shape: Rows, knobs: Knobs) -> None:
+def apply(sch: Any, problem: RowsProblem, knobs: Knobs) -> None:
     """One nest over the rows; every reduction and the result inside it."""
     blocks = inline_spatial(sch)
-    schedule_rows(sch, blocks, shape.rows, knobs)
+    schedule_rows(sch, blocks, problem.rows, knobs)
 
 
 def schedule_rows(sch: Any, blocks: list[Any], count: int, knobs: Knobs) -> None:

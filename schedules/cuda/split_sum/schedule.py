@@ -20,7 +20,7 @@ from tvmopt.targets import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class SplitSumProblem:
     """`parts` of `m` rows and `n` columns."""
 
     parts: int
@@ -28,7 +28,7 @@ class Shape:
     n: int
 
 
-def recognise(func: Any, machine: Machine) -> Shape | None:
+def recognise(func: Any, machine: Machine) -> SplitSumProblem | None:
     """A block that the lowering marked `split_sum`, and the epilogue behind it."""
     block, out = annotated(func, "split_sum"), consumer(func, "split_sum")
     if block is None or out is None:
@@ -39,27 +39,27 @@ def recognise(func: Any, machine: Machine) -> Shape | None:
     m = 1
     for extent in rows:
         m *= extent
-    return Shape(parts, m, n)
+    return SplitSumProblem(parts, m, n)
 
 
-def knobs(shape: Shape, machine: Machine) -> Space:
+def knobs(problem: SplitSumProblem, machine: Machine) -> Space:
     """`threads` of a block."""
     return Space({"threads": (128, 64, 256)})
 
 
-def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
+def apply(sch: Any, problem: SplitSumProblem, knobs: Knobs) -> None:
     """One run a thread."""
     func = sch.mod["main"]
     block, out = annotated(func, "split_sum"), consumer(func, "split_sum")
     assert block is not None
     (parts,) = {load.source for load in loads(block.body.value) if not load.source.same_as(block.body.buffer)}
-    epilogue = Epilogue(out, block.body.buffer, shape.n)
+    epilogue = Epilogue(out, block.body.buffer, problem.n)
     width, threads = epilogue.width, knobs["threads"]
-    runs = shape.m * (shape.n // width)
-    kernel = T.Kernel(threads, [T.ceildiv(runs, threads)])
+    runs = problem.m * (problem.n // width)
+    kernel = T.GridProgram(threads, [T.ceildiv(runs, threads)])
     sums, part = (kernel.alloc(T.local(width, "float32", name)) for name in ("sums", "part"))
     index = kernel.block[0] * threads + kernel.tx
-    m, n = index // (shape.n // width), index % (shape.n // width) * width
+    m, n = index // (problem.n // width), index % (problem.n // width) * width
 
     def add(p: Any) -> Any:
         lane = tirx.Var("v", T.INDEX)
@@ -70,7 +70,7 @@ def apply(sch: Any, shape: Shape, knobs: Knobs) -> None:
     body = T.seq(
         [
             T.call(f"zero<{width}>", T.pointer(sums)),
-            T.loop(shape.parts, add, "p", unroll=True),
+            T.loop(problem.parts, add, "p", unroll=True),
             *epilogue.run([*rows_of(extents(out)[:-1], m), n], sums),
         ]
     )

@@ -7,7 +7,7 @@ from tvm import relax
 from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import close, machines, module_of, rand, run
 from tvmopt.pipeline import lower
-from tvmopt.schedules.cpu.conv2d.schedule import Shape, choose_task, panel_chunks
+from tvmopt.schedules.cpu.conv2d.schedule import Conv2dProblem, choose_task, panel_chunks
 from tvmopt.targets import Machine
 
 CASES = {  # n, h, w, c, o, kernel, strides, pads, dilation, groups
@@ -59,7 +59,7 @@ def test_convolution_with_bias_and_relu(machine, case):
 
 def test_no_task_crosses_the_border_of_two_groups():
     # the third convolution of AlexNet in bf16: two panels of the six, across the border, could not be scheduled
-    shape = Shape(1, 13, 13, 6, 64, 384, 2, (3, 3, 192), True, 11_520, 32, 2, 1 << 20)
+    shape = Conv2dProblem(1, 13, 13, 6, 64, 384, 2, (3, 3, 192), True, 11_520, 32, 2, 1 << 20, 16, 2, True)
     assert panel_chunks(shape) == [1, 3, 6]
     assert choose_task(shape)[1] in (1, 3, 6)
 

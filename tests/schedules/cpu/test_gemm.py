@@ -8,7 +8,7 @@ from tvm import relax, tirx
 
 from tests.schedules.harness import MACHINES, close, machines, module_of, run
 from tvmopt.pipeline import lower
-from tvmopt.scheduling.tile import choose_tile, fits
+from tvmopt.scheduling.cost_model import choose_tile, fits
 from tvmopt.targets import Machine
 
 

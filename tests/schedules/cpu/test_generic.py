@@ -61,7 +61,7 @@ def test_numbers(name, edge, scheduled, execute):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [7, 16, 33])
 def test_threads(name, size, scheduled, execute, monkeypatch):
-    monkeypatch.setattr(generic, "worth_threads", lambda ns, machine: True)
+    monkeypatch.setattr(generic.schedule, "worth_threads", lambda ns, machine: True)
     check(name, size, scheduled, execute)
 
 

@@ -16,7 +16,7 @@ from tvmopt.lowering import why_unrolled
 from tvmopt.operators.recurrence import GATES, OPTIONAL, Spec, recurrent, spec_of
 from tvmopt.report import DecisionLog
 from tvmopt.schedules.cpu.recurrent import compute as legalizer
-from tvmopt.schedules.cpu.recurrent.tile import Plan, plan
+from tvmopt.schedules.cpu.recurrent.tile import RecurrentPlan, plan
 from tvmopt.schedules.cpu.recurrent.tile import tile as tile_of
 from tvmopt.targets import Machine
 
@@ -136,7 +136,7 @@ def shared(monkeypatch):
     def all_steps(*args):
         found = plan(*args)
         tiles = tuple(tile_of(args[3], gates, args[1], args[5]) for gates in args[4])
-        return Plan("steps", args[1], tiles, found.nanoseconds)
+        return RecurrentPlan("steps", args[1], tiles, found.nanoseconds)
 
     monkeypatch.setattr(legalizer, "plan", all_steps)
 

@@ -102,7 +102,7 @@ def test_bf16_stays_where_only_the_small_tile_would_gain():
     """2.25 times fewer multiplications do not make up for vdpbf16ps and the transforms; 4 times fewer do."""
     z = Machine.load("znver5").with_cores(2)
     forms = [
-        winograd.output_tile(s, s, c, c, 1, z, winograd.BF16_RATE, winograd.BF16_MARGIN)
+        winograd.output_tile(s, s, c, c, 1, z, z.bf16_rate, winograd.BF16_MARGIN)
         for s, c in [(56, 64), (28, 128), (14, 256), (7, 512)]
     ]
     assert forms == [4, 4, 1, 1]

@@ -12,7 +12,7 @@ from tvm import relax
 from tests.cuda.emulator import _source
 from tests.schedules.cuda.harness import scheduled
 from tvmopt.errors import MissingDependency
-from tvmopt.scheduling.cuda_tile import Tile
+from tvmopt.scheduling.cuda_tile import CudaTile
 from tvmopt.targets import Machine
 from tvmopt.toolchain import cuda as cuda_toolkit
 from tvmopt.toolchain.ptxas import compile_source
@@ -126,6 +126,6 @@ def test_the_tile_of_a_large_product_is_large() -> None:
 
     h100 = Machine.load("nvidia-h100")
     tile, splits = plan(4096, 4096, 4096, 1, "float16", h100)
-    assert isinstance(tile, Tile)
+    assert isinstance(tile, CudaTile)
     assert tile.bm * tile.bn == 128 * 256
     assert splits == 1

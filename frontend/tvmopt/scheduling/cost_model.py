@@ -1,5 +1,6 @@
-"""The register tile of a matrix product, as arithmetic - for the lowerings, which pack weights in panels of its
-width, and for the families, which unroll its height.
+"""What a machine needs for the loops of a kernel, as arithmetic: the register tile of a matrix product, weights that
+arrive from memory, whether work is worth threads - for the lowerings, which pack weights in panels of the tile's width,
+and for the schedules, which unroll its height. Every number of a machine is a field of :class:`tvmopt.targets.Machine`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,13 @@ from dataclasses import dataclass
 
 from tvmopt.targets import Machine
 
-LIKED_ROWS = 8
-"""Among heights of equal cycles the one nearest to this. Alone and with all in cache 14 rows are as fast as 7; in whole
-networks, whose weights and activations are not, 7 or 8 took 0.94 to 0.98 of the time (ResNet-50, MobileNetV2, ConvNeXt
-and VGG-19 on two cores of Zen 5), and 6 took 1.12 of it (BERT)."""
+LOOPS, PRODUCTS = 3.0, 0.375
+"""Work from which a kernel gets threads, in `thread_ns`: loops over memory from 15 us on Zen 5, products from 2 us.
+Both thresholds were chosen by timing whole networks on two cores of Zen 5."""
 
 
 @dataclass(frozen=True)
-class Tile:
+class RegisterTile:
     """`mr` rows by `nv` vectors of accumulators; `nr = nv * lanes` columns.
 
     Attributes:
@@ -54,6 +54,16 @@ def step_cycles(mr: int, nv: int, machine: Machine) -> float:
     return float(max(bounds))
 
 
+def strip_cycles(rows: int, mr: int, nv: int, machine: Machine) -> float:
+    """Cycles of one core for one step of k of `rows` rows in tiles of `mr`, the rest of them a tile of its own.
+
+    >>> strip_cycles(197, 14, 2, Machine.load("znver5"))
+    200.0
+    """
+    full, tail = divmod(rows, mr)
+    return full * step_cycles(mr, nv, machine) + (step_cycles(tail, nv, machine) if tail else 0.0)
+
+
 def fits(mr: int, nv: int, machine: Machine) -> bool:
     """Whether the accumulators, one row of B and one broadcast stay in registers: mr*nv + nv + 1 <= registers.
 
@@ -66,7 +76,7 @@ def fits(mr: int, nv: int, machine: Machine) -> bool:
     return bool(mr * nv + nv + 1 <= machine.vector_registers)
 
 
-def choose_tile(m: int, n: int, machine: Machine, *, rows: int | None = None, dtype: str = "float32") -> Tile:
+def choose_tile(m: int, n: int, machine: Machine, *, rows: int | None = None, dtype: str = "float32") -> RegisterTile:
     """The tile with the fewest modelled cycles for an M x N product.
 
     Rows beyond the last full tile are computed by a partitioned tail at their own height; columns beyond N are zeros
@@ -85,7 +95,7 @@ def choose_tile(m: int, n: int, machine: Machine, *, rows: int | None = None, dt
     """
     lanes = machine.lanes(dtype)
     rows = min(rows or m, m)
-    best: tuple[tuple[float, int, int], Tile] | None = None
+    best: tuple[tuple[float, int, int], RegisterTile] | None = None
     for nv in range(1, 13):
         panels = -(-n // (nv * lanes))
         if nv > 1 and (panels * nv - -(-n // lanes)) >= nv:  # a whole panel's worth of waste
@@ -94,15 +104,14 @@ def choose_tile(m: int, n: int, machine: Machine, *, rows: int | None = None, dt
             if not fits(mr, nv, machine):
                 break
             full, tail = divmod(rows, mr)
-            strip = full * step_cycles(mr, nv, machine) + (step_cycles(tail, nv, machine) if tail else 0.0)
-            work = strip * (m / rows) * panels
+            work = strip_cycles(rows, mr, nv, machine) * (m / rows) * panels
             tasks = panels * max(1, m // rows) if rows < m else panels * (full if not tail else 1)
             idle = -(-tasks // machine.cores) * machine.cores / tasks
             cycles = work * idle
             # between equals: few rows left over, then loads hidden best
             key = (round(cycles, 3), tail, abs(mr - nv * lanes // 2))
             if best is None or key < best[0]:
-                best = (key, Tile(mr, nv, nv * lanes, cycles))
+                best = (key, RegisterTile(mr, nv, nv * lanes, cycles))
     assert best is not None  # mr = nv = 1 always fits
     return best[1]
 
@@ -124,12 +133,12 @@ def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) ->
 
     def cost(mr: int) -> tuple[float, int, int]:
         full, tail = divmod(m, mr)
-        cycles = full * step_cycles(mr, nv, machine) + (step_cycles(tail, nv, machine) if tail else 0.0)
+        cycles = strip_cycles(m, mr, nv, machine)
         if panels is not None:
             pieces = row_pieces(m, mr, panels, machine.cores)
             cycles *= -(-panels * pieces // machine.cores) * machine.cores / panels
             cycles *= -(-full // pieces) / full if pieces > 1 else 1.0
-        return round(cycles, 3), min(tail, 1), abs(mr - LIKED_ROWS)
+        return round(cycles, 3), min(tail, 1), abs(mr - machine.tile_rows)
 
     return min((mr for mr in range(1, min(m, 32) + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
 
@@ -157,9 +166,7 @@ def choose_pixels(ow: int, nr: int, machine: Machine) -> int:
     nv = max(1, nr // machine.lanes())
 
     def cost(mr: int) -> tuple[float, int, int]:
-        full, tail = divmod(ow, mr)
-        cycles = full * step_cycles(mr, nv, machine) + (step_cycles(tail, nv, machine) if tail else 0.0)
-        return round(cycles, 3), min(tail, 1), abs(mr - LIKED_ROWS)
+        return round(strip_cycles(ow, mr, nv, machine), 3), min(ow % mr, 1), abs(mr - machine.tile_rows)
 
     return min((mr for mr in range(1, min(ow, 32) + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
 
@@ -173,3 +180,33 @@ def common_vector(n: int, lanes: int) -> int:
     from math import gcd
 
     return gcd(n, lanes)
+
+
+def stream_cycles(weights: int, machine: Machine) -> float:
+    """Cycles in which so many bytes of weights arrive, once, for all cores together: from memory, for a network's other
+    layers drive them out of L3 between two calls; what fits half of L2 is free."""
+    return weights / (machine.bandwidth / machine.ghz / 1e9) if weights > machine.l2 // 2 else 0.0
+
+
+def worth_threads(nanoseconds: float, machine: Machine) -> bool:
+    """Whether a loop of so much work, one core's time, gains from the pool.
+
+    >>> m = Machine("m", "llvm", "x", cores=8)
+    >>> worth_threads(1000.0, m), worth_threads(1e6, m), worth_threads(1e6, m.with_cores(1))
+    (False, True, False)
+    """
+    return machine.cores > 1 and nanoseconds > LOOPS * machine.thread_ns
+
+
+def product_worth_threads(flops: float, machine: Machine, tiles: bool = False) -> bool:
+    """Whether a matrix product or convolution gains from the pool: some 2 us of one core's full rate do.
+
+    Args:
+        tiles: it is multiplied by tiles of bf16.
+
+    >>> z = Machine.load("znver5")
+    >>> product_worth_threads(450_000, z), product_worth_threads(550_000, z)
+    (False, True)
+    """
+    peak = (machine.peak_tiles if tiles else machine.peak_flops) / machine.cores
+    return flops / peak * 1e9 > PRODUCTS * machine.thread_ns
