@@ -10,7 +10,30 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 bf16, fp16: 16-bit operands of products, convolutions, attention. Sums in fp32 in all of them."""
 
 
+INT8_CHOICES = ("auto", "all", "off")
+"""Which products of a quantised model are integer products: those for which the machine has fast instructions, all that
+there is a kernel for, or none."""
+
 INT8 = "int8 is in the model: quantize it (onnxruntime.quantization writes QuantizeLinear nodes), then compile that"
+
+
+def check_int8(choice: str) -> None:
+    """Refuse anything but one of :data:`INT8_CHOICES`.
+
+    Raises:
+        InputError: another word.
+    """
+    if choice not in INT8_CHOICES:
+        raise InputError(f"int8 is {choice!r}.", where="int8", fix=f"one of {', '.join(INT8_CHOICES)}")
+
+
+def multiplies_bytes(machine: Machine) -> bool:
+    """Whether products of bytes take less time than those of floats: with VNNI, and by 16-bit products from AVX2 on.
+
+    >>> [multiplies_bytes(Machine.load(m)) for m in ("znver5", "x86-64-v3", "x86-64-v2")]
+    [True, True, False]
+    """
+    return any(machine.has(feature) for feature in ("avx512vnni", "avxvnni", "avx512bw", "avx2"))
 
 
 def check(precision: str, machine: Machine) -> None:

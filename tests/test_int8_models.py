@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvmopt import pipeline
 from tvmopt.importer import import_model
+from tvmopt.report import DecisionLog
 from tvmopt.targets import Machine
 
 HOST = Machine.load("cpu").with_cores(2)
@@ -203,3 +204,16 @@ def test_dynamic_quantization_is_an_integer_product(kind: str) -> None:
         found = vm["main"](tvm.runtime.tensor(x))[0].numpy()
         assert np.abs(found - expected).max() <= 2e-2 * np.abs(expected).max()
         assert np.median(np.abs(found - expected)) <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("int8", "target", "expected"), [
+    ("auto", "znver5", 6), ("auto", "x86-64-v3", 6), ("auto", "x86-64-v2", 0), ("all", "x86-64-v2", 6),
+    ("off", "znver5", 0), ("all", "cuda", 0),
+])  # fmt: skip
+def test_which_products_are_integer_products(int8: str, target: str, expected: int) -> None:
+    machine, log = Machine.load(target), DecisionLog()
+    module = import_model(residual(Net("uint8", True))).module
+    with machine.tvm_target():
+        for one in pipeline.graph_passes(machine, log, int8=int8):
+            module = one(module)
+    assert log.count("tvmopt.ConvertIntegerProducts") == expected

@@ -89,6 +89,7 @@ def compile(
     output: str | Path | None = None,
     threads: int | None = None,
     exact: bool = False,
+    int8: str = "auto",
     strip_weights: bool = False,
     records: bool = True,
     cuda_graph: bool = True,
@@ -114,6 +115,8 @@ def compile(
         output: write the artifact there.
         threads: threads to compile for; default: the target's cores.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution).
+        int8: "auto": the products of a quantised model are integer products where this machine multiplies bytes faster
+            than floats; "all": wherever there is such a kernel; "off": nowhere, the model is evaluated in floats.
         strip_weights: write the artifact without its weights (`refit` puts weights in).
         records: use what tuning recorded for exactly this target: the user's store, then what ships here.
         cuda_graph: on a GPU, capture runs of kernels once as CUDA graphs and replay them.
@@ -131,7 +134,7 @@ def compile(
     """
     request = _request(
         model, target=target, precision=precision, shape=shape, values=values, threads=threads, exact=exact,
-        records=records, cuda_graph=cuda_graph, store=store, without=without,
+        int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
         dump_after=dump_after, dump_all=dump_all, dump_code=dump_code,
     )  # fmt: skip
     check_writable(output)

@@ -40,6 +40,7 @@ from tvmopt.scheduling.apply import STAGE as APPLY
 from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families
 from tvmopt.scheduling.cost import kernel_cost
 from tvmopt.targets import Machine
+from tvmopt.targets.precision import multiplies_bytes
 
 T = relax.transform
 
@@ -84,6 +85,7 @@ class Job:
         lookup: finds tuned knobs; None: analytic points only.
         exact: no algorithm that rounds differently from the operator's definition (Winograd).
         precision: see `tvmopt.targets.precision`.
+        int8: which quantised products are integer products: see `tvmopt.targets.precision.INT8_CHOICES`.
         without: names of stages to leave out.
         generic: kernels that only the generic family may schedule (``"*"``: all) - with `without`, how `tvmopt compare`
             finds the one to blame.
@@ -99,6 +101,7 @@ class Job:
     lookup: Lookup | None = None
     exact: bool = False
     precision: str = "fp32"
+    int8: str = "auto"
     without: Collection[str] = ()
     generic: Collection[str] = ()
     lift: bool = False
@@ -209,13 +212,19 @@ LOWERING = 5
 
 
 def _graph(job: Job) -> list[Stage]:
-    return [stage(one) for one in extended(graph_passes(job.machine, job.log, job.precision, job.exact), job.log)]
+    return [stage(one) for one in extended(_graph_passes(job), job.log)]
 
 
-def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False) -> list[Any]:
+def _graph_passes(job: Job) -> list[Any]:
+    return graph_passes(job.machine, job.log, job.precision, job.exact, job.int8)
+
+
+def graph_passes(
+    machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False, int8: str = "auto"
+) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
-        *quantization_passes(machine, log),  # before FoldConstant, which would make floats of quantised weights
+        *quantization_passes(machine, log, int8),  # before FoldConstant, which would make floats of quantised weights
         P.UnrollRecurrence(log, lambda call: why_unrolled(call, machine)),  # its steps are operators like any
         P.FoldConstant(log),  # before what looks for constant weights
         P.CancelCasts(log),
@@ -254,9 +263,9 @@ def graph_passes(machine: Machine, log: DecisionLog, precision: str = "fp32", ex
     ]
 
 
-def quantization_passes(machine: Machine, log: DecisionLog) -> list[Any]:
-    """What keeps a quantised graph in integers, on machines with integer kernels."""
-    if machine.kind != "llvm":
+def quantization_passes(machine: Machine, log: DecisionLog, int8: str) -> list[Any]:
+    """What keeps a quantised graph in integers; nothing where that is not asked for, or does not pay."""
+    if machine.kind != "llvm" or int8 == "off" or (int8 == "auto" and not multiplies_bytes(machine)):
         return []
     return [
         P.ConvertSignedQuantization(log),

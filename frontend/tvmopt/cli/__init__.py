@@ -55,7 +55,6 @@ _FOREIGN = {  # what the fingers of tvmc's and trtexec's users type -> what it i
     "--stripWeights": "--strip-weights",
     "--fp16": "--precision fp16",
     "--bf16": "--precision bf16",
-    "--int8": "quantize the model (onnxruntime.quantization writes Q/DQ nodes), then compile that",
     "--opt-level": "there are no levels: every compile uses all passes",
     "--desired-layout": "the layout is chosen for the whole graph; `tvmopt explain` tells it",
 }

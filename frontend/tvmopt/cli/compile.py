@@ -102,6 +102,13 @@ def command(
         bool,
         typer.Option("--exact", help="Only algorithms that round as the operators' definitions do: no Winograd."),
     ] = False,
+    int8: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|all|off",
+            help="Products of a quantised model in integers: where it pays, wherever possible, or nowhere.",
+        ),
+    ] = "auto",
     strip_weights: Annotated[
         bool, typer.Option("--strip-weights", help="Leave the weights out; `tvmopt refit` puts them in.")
     ] = False,
@@ -155,6 +162,7 @@ def command(
             output=output or f"{Path(model).stem}.tvmopt",
             threads=threads,
             exact=exact,
+            int8=int8,
             strip_weights=strip_weights,
             records=records,
             cuda_graph=cuda_graph,

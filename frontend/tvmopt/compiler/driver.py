@@ -187,7 +187,7 @@ def _lowered(
     with stages.stage("optimizing"):
         program = pipeline.lower(
             imported.module, request.machine, DecisionLog(), lookup, exact=request.exact, precision=request.precision,
-            without=request.without, generic=request.generic, lift=True, watch=dumper,
+            int8=request.int8, without=request.without, generic=request.generic, lift=True, watch=dumper,
         )  # fmt: skip
         structure = structure_hash(program.module, request.machine.tvm_target())
     return Lowered(imported, program, program.weights, structure)

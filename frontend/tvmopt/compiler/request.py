@@ -16,6 +16,7 @@ from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import from_plain, to_plain
 from tvmopt.targets import Machine
 from tvmopt.targets.precision import check as check_precision
+from tvmopt.targets.precision import check_int8
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Request:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = False
+    int8: str = "auto"
     name: str = ""
     records: bool = True
     cuda_graph: bool = True
@@ -38,6 +40,7 @@ class Request:
 
     def __post_init__(self) -> None:
         check_precision(self.precision, self.machine)
+        check_int8(self.int8)
 
     def to_dict(self) -> dict[str, Any]:
         """The request as JSON data, for another process; the model has to be a file (:func:`as_file`)."""
@@ -79,8 +82,8 @@ def request_of(manifest: Manifest, model: Any) -> Request:
     if manifest.kind == "llvm":
         machine = machine.with_cores(manifest.threads)
     options = manifest.options
-    shapes, exact = options.get("shapes", {}), options.get("exact", False)
-    return Request(model, machine, manifest.precision, shapes, manifest.values, exact)
+    shapes, exact, int8 = options.get("shapes", {}), options.get("exact", False), options.get("int8", "auto")
+    return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8)
 
 
 def source_hash(source: Any) -> str:

@@ -45,6 +45,7 @@ def make_manifest(
         options={
             "shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())},
             "exact": request.exact,
+            "int8": request.int8,
             **({"values": request.to_dict()["values"]} if request.values else {}),
             **({"extensions": names} if (names := sorted(map(str, extensions()))) else {}),
             "bounds": integer_bounds(imported.model),  # for `tvmopt run --fill random`
