@@ -1,5 +1,6 @@
 """Reshapes of leading axes leave the GEMMs and their epilogues together."""
 
+import numpy as np
 import pytest
 from tvm import relax
 
@@ -75,3 +76,16 @@ def test_a_batched_weight_stays():
 def test_a_softmax_stays():
     mod = build({"x": (2, 7, 8)}, lambda bb, x: nn.softmax(bb.emit(op.reshape(x, (14, 8))), axis=0))
     assert ops(check_rewrite(PropagateReshapes, mod))["reshape"] == 1
+
+
+def test_a_quantization_between_is_passed():
+    def body(bb, x):
+        flat = bb.emit(op.reshape(x, (16, 24)))
+        product = bb.emit(op.matmul(flat, c(rand(24, 8))))
+        zero = c(np.array(9, "uint8"), "uint8")
+        q = bb.emit(op.quantize(product, c(np.float32(0.1)), zero, axis=-1, out_dtype="uint8"))
+        real = bb.emit(op.dequantize(q, c(np.float32(0.1)), zero, axis=-1))
+        return nn.relu(bb.emit(op.reshape(real, (2, 8, 8))))
+
+    mod = build({"x": (2, 8, 24)}, body)
+    check_rewrite(both, mod, {"matmul": 1, "quantize": 1, "dequantize": 1, "nn.relu": 1})

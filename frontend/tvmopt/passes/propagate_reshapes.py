@@ -17,6 +17,7 @@ from tvmopt.passes.graph import (
     with_attrs,
 )
 from tvmopt.passes.propagate_transposes import ELEMENTWISE
+from tvmopt.passes.quantized import params
 
 NORMS = ("nn.layer_norm", "nn.rms_norm")
 
@@ -45,7 +46,7 @@ class PropagateReshapes(Rewrite):
         name, out = op_name(value), shape(value)
         if name == "reshape":
             return self._raise(graph, var, value)
-        if out is None or not out or (name not in ("matmul", *NORMS) and name not in ELEMENTWISE):
+        if out is None or not out or (name not in ("matmul", *NORMS) and not _pointwise(graph, value)):
             return None
         if name == "matmul" or name in NORMS:
             z = self._source(graph, value.args[0])
@@ -84,7 +85,7 @@ class PropagateReshapes(Rewrite):
         if name == "matmul":
             inner = self._above(graph, value.args[0], lead) if rank(value.args[1]) == 2 else None
             return None if inner is None else with_attrs(value, [inner, value.args[1]])
-        if name not in ELEMENTWISE:
+        if not _pointwise(graph, value):
             return None
         args, moved = [], 0
         for arg in value.args:
@@ -124,3 +125,9 @@ class PropagateReshapes(Rewrite):
             else:
                 return None
         return new
+
+
+def _pointwise(graph: Graph, value: Expr) -> bool:
+    """Whether an operator computes each element by itself: quantizing per tensor does."""
+    name = op_name(value)
+    return name in ELEMENTWISE or (name in ("quantize", "dequantize") and params(graph, value) is not None)
