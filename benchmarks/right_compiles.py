@@ -176,7 +176,7 @@ def in_full(artifact: Any, path: Path, case: Case) -> dict[str, Any]:
         except TvmoptError:
             peer = None
         try:
-            found = examined(artifact, prepared, feeds, peer)
+            found = examined(artifact, prepared, feeds, peer).comparison
         except (Unsupported, TvmoptError):
             continue
         excess[seed] = max((o.excess for o in found.outputs if np.isfinite(o.excess)), default=0.0)

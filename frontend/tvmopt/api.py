@@ -110,8 +110,8 @@ def compile(
         shape: shapes of inputs whose dimensions the model leaves open: ``{"x": (1, 3, 224, 224)}``.
         values: inputs known at compile time, by name, as arrays, numbers or lists of them; they become constants.
         verify: run module and onnxruntime on the same seeded inputs and refuse a wrong result.
-        tolerance: of the verification, relative to each output's largest value; default: derived
-            from dtype and reduction length.
+        tolerance: of the verification, relative to each output's largest value; default: what
+            rounding explains.
         output: write the artifact there.
         threads: threads to compile for; default: the target's cores.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution).

@@ -15,6 +15,7 @@ from tvmopt.analysis.examine import Examiner
 from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.verify import verify
 from tvmopt.errors import AccuracyError
+from tvmopt.runtime.model import Model
 from tvmopt.targets import Machine
 
 bf16 = pytest.mark.skipif(not Machine.load("cpu").has("avx512bf16"), reason="no avx512_bf16 here")
@@ -191,3 +192,38 @@ class Altered:
 
     def run(self, feeds):
         return {n: self.change(a) for n, a in self.model.run(feeds).items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "to"), [(TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT), (TensorProto.FLOAT, TensorProto.FLOAT8E5M2)]
+)
+def test_float8_comes_in_and_goes_out_by_its_codes(kind, to):
+    node = helper.make_node("Cast", ["x"], ["y"], to=to)
+    x, y = (helper.make_tensor_value_info(n, t, [3, 33]) for n, t in (("x", kind), ("y", to)))
+    graph = helper.make_graph([node], "g", [x], [y])
+    done = tvmopt.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9))
+    assert done.report.accuracy["verified"]
+    types = [np.dtype(helper.tensor_dtype_to_np_dtype(t)) for t in (kind, to)]
+    array = np.linspace(-9, 9, 99).reshape(3, 33).astype(types[0])
+    found = Model(done.artifact).run({"x": array})["y"]
+    assert found.dtype == types[1] and np.array_equal(found, array.astype(types[1]))
+
+
+def test_integers_that_float64_does_not_tell_apart():
+    exact = np.array([2**60, 5], np.int64)
+    assert deviation("i", exact, exact, LIMITS["fp32"]).ok
+    assert not deviation("i", exact, exact + np.array([1, 0]), LIMITS["fp32"]).ok
+
+
+def test_a_tolerance_is_the_users_for_an_output_or_for_all(tmp_path):
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["z"])]
+    shapes = {n: (TensorProto.FLOAT, [4, 33]) for n in ("y", "z")}
+    model = made(nodes, {"x": [4, 33]}, shapes, {})
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 33)).astype("f")}
+    right = {"y": np.maximum(feeds["x"], 0), "z": -feeds["x"]}
+    off = {n: a + np.float32(0.01) for n, a in right.items()}
+    assert Judge(model).judged(feeds, right, right).ok and not Judge(model).judged(feeds, off, right).ok
+    assert Judge(model, rtol=0.1).judged(feeds, off, right).ok and Judge(model, atol=0.02).judged(feeds, off, right).ok
+    one = Judge(model, rtol={"y": 0.1}).judged(feeds, off, right)
+    assert [o.ok for o in one.outputs] == [True, False]
+    assert not Judge(model, rtol={"": 1e-9}).judged(feeds, off, right).ok

@@ -27,7 +27,7 @@ def tensors(model, feeds):
 
 
 def seen(symbol, array, *nodes):
-    return Seen(symbol, nodes, "", (), array.astype(np.float32))
+    return Seen(symbol, nodes, (), array.astype(np.float32))
 
 
 def chain():
@@ -63,6 +63,24 @@ def test_a_wrong_kernel_of_two_names_is_found():
     run = [seen("product", product, "product"), seen("relu", relu, "relu", "conv"), seen("conv", after, "conv")]
     found = check_kernels(model, feeds, {"y": after}, run, "fp32")
     assert "relu" in found.kernel and "r" in {o.name for o in found.wrong}
+
+
+def test_a_kernel_that_is_wrong_beyond_recognition_is_named():
+    model, feeds = chain()
+    made_ = tensors(model, feeds)
+    relu = np.roll(made_["r"], 3, axis=2)
+    after = np.roll(made_["y"], 3, axis=2)
+    run = [seen("product", made_["p"], "product"), seen("relu", relu, "relu", "conv"), seen("conv", after, "conv")]
+    found = check_kernels(model, feeds, {"y": after}, run, "fp32")
+    assert "relu" in found.kernel and [k.tensor for k in found.kernels] == ["p", "r", "y"]
+
+
+def test_a_kernel_that_only_moves_an_input_is_matched_with_it():
+    model, feeds = chain()
+    made_ = tensors(model, feeds)
+    run = [seen("layout", feeds["x"].transpose(0, 2, 1), "product"), seen("product", made_["p"], "product")]
+    found = check_kernels(model, feeds, {"y": made_["y"]}, run, "fp32")
+    assert [k.tensor for k in found.kernels] == ["x", "p"] and all(k.comparison.ok for k in found.kernels)
 
 
 def test_a_small_bias_that_the_next_kernel_adds_is_no_error():

@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.analysis.bounds import integer_bounds
-from tvmopt.analysis.samples import longest_reduction, sample_inputs
+from tvmopt.analysis.samples import sample_inputs
 from tvmopt.runtime.tensors import TensorInfo
 
 
@@ -58,30 +58,3 @@ def test_seeded() -> None:
     assert not np.array_equal(first["a"], other["a"])
     assert sample_inputs(infos, fill="ones")["a"].min() == 1
     assert not sample_inputs(infos, fill="zeros")["a"].any()
-
-
-def test_longest_reduction() -> None:
-    conv = helper.make_node("Conv", ["x", "w"], ["c"])
-    dense = helper.make_node("MatMul", ["c", "m"], ["y"])
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [conv, dense], "g", [value("x", 1, [1, 16, 8, 8])], [value("y", 1, [1, 4, 6, 9])],
-        [weights("w", 4, 16, 3, 3), weights("m", 6, 9)],
-    )  # fmt: skip
-    assert longest_reduction(helper.make_model(graph)) == (144, 2)
-
-
-def test_a_reduction_counts_what_it_adds_up() -> None:
-    """Also from a shape that is inferred; where it is open, the usual number."""
-    value = helper.make_tensor_value_info
-
-    def terms(shape: list[int | str], axes: list[int] | None) -> tuple[int, int]:
-        inputs = ["r", "axes"] if axes else ["r"]
-        nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("ReduceSum", inputs, ["y"], keepdims=0)]
-        weights = [numpy_helper.from_array(np.array(axes, "int64"), "axes")] if axes else []
-        graph = helper.make_graph(nodes, "g", [value("x", 1, shape)], [value("y", 1, None)], weights)
-        return longest_reduction(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
-
-    assert terms([7, 512, 33], None) == (7 * 512 * 33, 1)
-    assert terms([7, 512, 33], [-1, 1]) == (512 * 33, 1)
-    assert terms([7, "n", 33], [1]) == (64, 1)

@@ -17,10 +17,10 @@ from onnx import helper
 import tvmopt
 from tests.cli.command import tvmopt as command
 from tests.debug.nets import info, model, residual, saved, spoiled, weight
+from tvmopt.analysis.observe import fitted
 from tvmopt.debug.compare import compare
 from tvmopt.debug.html import html
 from tvmopt.debug.records import CompareResult, result_from
-from tvmopt.debug.watch import laid_out
 from tvmopt.errors import ArtifactError, InputError
 from tvmopt.importer.protos import tensor_spec
 
@@ -216,8 +216,8 @@ def test_a_damaged_artifact_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_layouts_are_recognised(axes: tuple[int, ...]) -> None:
     expected: Any = np.random.default_rng(0).standard_normal((1, 8, 7, 7)).astype("f4")
     found = np.ascontiguousarray(expected.transpose(axes))
-    assert np.array_equal(laid_out(expected, found), expected)
-    assert np.array_equal(laid_out(expected, found.reshape(-1, 7)), expected)
+    assert np.array_equal(fitted(expected, found)[0], expected)
+    assert np.array_equal(fitted(expected, found.reshape(-1, 7))[0], expected)
 
 
 def test_precision_is_blamed_and_the_command_repeats_it(folder: Path) -> None:

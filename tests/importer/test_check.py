@@ -51,6 +51,13 @@ def test_what_converters_refuse_is_listed_with_what_has_none():
     assert text.count("'one'") == 1
 
 
+def test_a_dropout_that_may_be_training_is_refused_until_its_mode_is_bound():
+    inputs = [value("x", (3,)), value("train", (), TensorProto.BOOL)]
+    made = model([node("Dropout", ["x", "", "train"], ["y"])], inputs, [value("y", None)])
+    assert "training_mode is not known" in refused(made) and "--value" in refused(made)
+    assert import_model(made, values={"train": False}).outputs[0].name == "y"
+
+
 def test_strings_and_sequences():
     made = model(
         [node("Identity", ["x"], ["y"])],

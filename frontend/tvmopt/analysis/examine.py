@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import PEAK, deviation, limits_of
-from tvmopt.analysis.judge import Judge
-from tvmopt.analysis.kernels import Found, check_kernels
+from tvmopt.analysis.deviation import PEAK, limits_of
+from tvmopt.analysis.judge import Judge, Tolerance
+from tvmopt.analysis.kernels import Found, Written, check_kernels
 from tvmopt.analysis.observe import Seen, observe
 from tvmopt.analysis.oracle.values import Unsupported
 
@@ -39,6 +39,7 @@ class Examined:
         kernel: the first wrong kernel, with its nodes. compared: how many of its tensors were compared.
         reference: "float64" or, where nothing differed from it, "onnxruntime".
         notes: what was not evaluated in double precision.
+        kernels: what each kernel wrote, as far as that is a tensor of the model.
     """
 
     comparison: Comparison
@@ -46,6 +47,7 @@ class Examined:
     compared: int = 0
     reference: str = "float64"
     notes: tuple[str, ...] = ()
+    kernels: tuple[Written, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -62,7 +64,7 @@ class Examiner:
     """
 
     def __init__(
-        self, model: Any, path: str | Path, prepared: Any, rtol: float | None = None, atol: float = 0.0
+        self, model: Any, path: str | Path, prepared: Any, rtol: Tolerance = None, atol: Tolerance = None
     ) -> None:
         self.model, self.path, self.prepared = model, path, prepared
         self.precision = model.manifest.precision
@@ -87,9 +89,11 @@ class Examiner:
         truth = self.judge.truth(feeds)
         compared = self.judge(truth, outputs, peer)
         found = Found()
-        if self.judge.rtol is None and seen and (always or not compared.ok):
+        if seen and (always or not compared.ok):
             found = check_kernels(self.prepared, feeds, outputs, seen, self.precision)
-        return Examined(ruled(compared, found), found.kernel, found.compared, notes=tuple(truth.notes))
+        if not self.judge.overruled:
+            compared = ruled(compared, found)
+        return Examined(compared, found.kernel, found.compared, notes=tuple(truth.notes), kernels=found.kernels)
 
     def fully(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
         """Thoroughly or, where the oracle cannot evaluate the model, against onnxruntime's outputs only.
@@ -97,7 +101,7 @@ class Examiner:
         Raises:
             Unsupported: neither can run the model.
         """
-        if peer is not None and self.judge.rtol is None:
+        if peer is not None and not self.judge.overruled:
             self._apart = max((o.excess for o in self._beside(feeds, peer) if np.isfinite(o.excess)), default=1.0)
         return self._or_peer(feeds, peer, always=True)
 
@@ -107,13 +111,14 @@ class Examiner:
         except Unsupported:
             if peer is None:
                 raise
-            return self.without_oracle(feeds, peer)
+            compared = self.judge.without_oracle(self.model.run(feeds), peer)
+            return Examined(compared, reference="onnxruntime", notes=("the oracle cannot evaluate the model",))
 
     def quickly(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
         """Outputs against onnxruntime's and, where they differ by more than on the inputs that were examined fully,
         against the oracle.
         """
-        if peer is not None and self.judge.rtol is None:
+        if peer is not None and not self.judge.overruled:
             alike = self._beside(feeds, peer, max(1.0, 2 * self._apart))
             if len(alike) == len(self.model.outputs) and all(o.ok for o in alike):
                 return Examined(Comparison(tuple(alike)), reference="onnxruntime")
@@ -123,7 +128,7 @@ class Examiner:
         self, feeds: Mapping[str, Array], peer: Mapping[str, Array], slack: float = 1.0
     ) -> list[OutputComparison]:
         """Outputs against onnxruntime's, within `slack` times the usual limits."""
-        return [self._alike(n, peer[n], a, slack) for n, a in self.model.run(feeds).items() if n in peer]
+        return [self.judge.alike(n, peer[n], a, slack) for n, a in self.model.run(feeds).items() if n in peer]
 
     def hostile(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
         """Inputs with one value that is no number: none may be lost on its way.
@@ -165,20 +170,6 @@ class Examiner:
         scale = float(np.sqrt(np.mean(np.square(one[same])))) if same.any() else 0.0
         with np.errstate(all="ignore"):
             return np.asarray(same & (np.abs(ours - one) <= PEAK * limits.rms * scale + limits.element * np.abs(one)))
-
-    def without_oracle(self, feeds: Mapping[str, Array], peer: Mapping[str, Array]) -> Examined:
-        """Outputs against onnxruntime's only, generously: its error is among them."""
-        alike = tuple(self._beside(feeds, peer, AMPLIFIED))
-        return Examined(Comparison(alike), reference="onnxruntime", notes=("the oracle cannot evaluate the model",))
-
-    def _alike(self, name: str, theirs: Array, ours: Array, slack: float) -> OutputComparison:
-        if theirs.shape != ours.shape:
-            return OutputComparison(name, f"shape {ours.shape}, expected {theirs.shape}")
-        if theirs.dtype != ours.dtype:
-            return OutputComparison(name, f"dtype {ours.dtype}, expected {theirs.dtype}")
-        limits = limits_of(self.precision, ours.dtype)
-        limits = replace(limits, rms=limits.rms * slack, cross=limits.cross * slack)
-        return deviation(name, theirs, ours, limits)
 
     def _run(self, feeds: Mapping[str, Array]) -> tuple[dict[str, Array], list[Seen]]:
         if not self.cpu:

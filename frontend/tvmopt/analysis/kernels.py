@@ -47,7 +47,9 @@ class Kernel:
         biases: of products among `names`, in a shape that broadcasts.
         names: tensors that it may have written. products: results of matrix products and convolutions in it.
         shared: those that another kernel may have completed: a bias may be the next kernel's.
-        alike: relative errors of the tensors that its result resembles, though it differs from each.
+        comparison: of what it wrote with that tensor.
+        alike: relative errors of the tensors that its result resembles, though it differs from each; `unlike` of those
+            that it does not resemble.
     """
 
     seen: Seen
@@ -56,7 +58,9 @@ class Kernel:
     biases: Mapping[str, Array] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
     tensor: str = ""
+    comparison: OutputComparison | None = None
     alike: dict[str, float] = field(default_factory=dict)
+    unlike: dict[str, float] = field(default_factory=dict)
 
     @property
     def likeliest(self) -> str:
@@ -105,6 +109,15 @@ class Walk:
         self.grids.see(name, value.array if replaced is None else replaced.array)
         return replaced
 
+    def begin(self, feeds: Mapping[str, Array]) -> None:
+        """Find the kernels that only bring an input into another layout."""
+        for name, array in feeds.items():
+            for kernel in self.kernels:
+                if not kernel.tensor and name in kernel.names and kernel.seen.array.size == array.size > 1:
+                    self._kernel(kernel, name, Value(array, array.dtype))
+                    kernel.alike.clear()
+                    kernel.unlike.clear()
+
     def _agreed(self, name: str, value: Value) -> Value | None:
         if name in self.outputs:
             return self._output(name, value)
@@ -122,6 +135,9 @@ class Walk:
         if found.shape != value.array.shape:
             return None  # the comparison of the outputs tells it
         one = self.compared(name, value.array, found, value.kind)
+        writers = [k for k in self.kernels if not k.tensor and name in k.names and k.seen.array.size == found.size]
+        for kernel in writers[-1:]:
+            kernel.tensor, kernel.comparison = name, one
         if not one.ok:
             self.wrong[name] = one
             return None
@@ -132,7 +148,7 @@ class Walk:
         found = kernel.seen.array
         if (found.dtype.kind in "iub") != (value.array.dtype.kind in "iub"):
             return None
-        agreeing: dict[str, tuple[float, Array]] = {}
+        agreeing: dict[str, tuple[float, Array, OutputComparison]] = {}
         for form, exact in kernel.forms(name, value.array).items():
             if agreeing and name not in kernel.shared:
                 break
@@ -140,17 +156,18 @@ class Walk:
             sizes = np.abs(exact.astype(np.float64))
             scale = float(np.mean(np.minimum(sizes, 1e30), where=np.isfinite(sizes))) if sizes.size else 0.0
             if error > ALIKE * scale and error > 0:
+                kernel.unlike[form] = error / (scale or 1.0)
                 continue
             one = self.compared(form, exact, placed, value.kind)
             one = along(one, exact, placed, [self.products.get(p) for p in kernel.products], self.precision)
             if one.ok:
-                agreeing[form] = error, placed
+                agreeing[form] = error, placed, one
             else:
                 kernel.alike[form] = error / (scale or 1.0)
         if not agreeing:
             return None
         form = min(agreeing, key=lambda f: agreeing[f][0])
-        kernel.tensor = name
+        kernel.tensor, kernel.comparison = name, agreeing[form][2]
         self.agreed += 1
         for product in kernel.products:
             self.products.pop(product, None)
@@ -185,10 +202,27 @@ def along(
 
 
 @dataclass(frozen=True)
+class Written:
+    """One kernel's call and what it wrote.
+
+    Attributes:
+        symbol: of the kernel; `nodes` that it computes; `weights` that it reads, by their indices.
+        comparison: of its result with a tensor of the model; None: it is none.
+    """
+
+    symbol: str
+    nodes: tuple[str, ...]
+    weights: tuple[int, ...]
+    tensor: str = ""
+    comparison: OutputComparison | None = None
+
+
+@dataclass(frozen=True)
 class Found:
     """What the walk says.
 
     Attributes:
+        kernels: in the order of their calls.
         wrong: tensors with a wrong value, outputs and kernels' results.
         kernel: the first kernel that is wrong, with its nodes.
         compared: how many tensors were.
@@ -197,6 +231,7 @@ class Found:
     wrong: tuple[OutputComparison, ...] = ()
     kernel: str = ""
     compared: int = 0
+    kernels: tuple[Written, ...] = ()
 
 
 def check_kernels(
@@ -212,18 +247,27 @@ def check_kernels(
     grids = Grids.of(model, limits_of(precision, np.dtype(np.float32)))
     chosen = choices(model)  # the judge of the outputs asks their scores
     walk = Walk(precision, {n: a for n, a in outputs.items() if n not in chosen}, kernels, grids, set(chosen))
+    walk.begin(feeds)
     Oracle(model, Arithmetic(np.float32)).run(feeds, observe=walk)
+    if walk.wrong:  # some kernel may be wrong beyond recognition
+        for kernel in kernels:
+            kernel.alike = kernel.alike or kernel.unlike
     suspects = {k.likeliest.removesuffix(PLAIN): k for k in kernels if not k.tensor and k.likeliest}
-    if not walk.wrong and not suspects:
-        return Found(compared=walk.agreed)
-    again = _Measured(model, feeds, precision, walk, suspects)
-    wrong = [one for one in map(again.compared, walk.wrong) if not one.ok]
-    guilty = again.guilty()
-    if guilty is not None:
-        kernel = suspects[guilty]
-        wrong = [again.written(kernel.likeliest, kernel), *(w for w in wrong if w.name != guilty)]
-        return Found(tuple(wrong), kernel.title, walk.agreed)
-    return Found(tuple(wrong), compared=walk.agreed)
+    wrong: list[OutputComparison] = []
+    title = ""
+    if walk.wrong or suspects:
+        again = _Measured(model, feeds, precision, walk, suspects)
+        outputs_again = {name: again.compared(name) for name in walk.wrong}
+        for kernel in kernels:
+            kernel.comparison = outputs_again.get(kernel.tensor, kernel.comparison)
+        wrong = [one for one in outputs_again.values() if not one.ok]
+        guilty = again.guilty()
+        if guilty is not None:
+            kernel, title = suspects[guilty], suspects[guilty].title
+            kernel.tensor, kernel.comparison = guilty, again.written(kernel.likeliest, kernel)
+            wrong = [kernel.comparison, *(w for w in wrong if w.name != guilty)]
+    told = [Written(k.seen.symbol, k.seen.nodes, k.seen.weights, k.tensor, k.comparison) for k in kernels]
+    return Found(tuple(wrong), title, walk.agreed, tuple(told))
 
 
 def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
@@ -364,7 +408,10 @@ class _Measured:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
         for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
             kernel = self.suspects[name]
-            if not self.frontier[name] or any(self.written(form, kernel).ok for form in kernel.alike):
+            right = next((form for form in kernel.alike if self.written(form, kernel).ok), "")
+            if right:
+                kernel.tensor, kernel.comparison = right.removesuffix(PLAIN), self.written(right, kernel)
+            if right or not self.frontier[name]:
                 continue
             own = self._exact({**self.walk.taken, name: self.found[name]})
             for next_one in self.frontier[name]:

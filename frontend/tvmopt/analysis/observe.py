@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,28 +23,20 @@ SAMPLE = 1 << 12
 
 @dataclass(frozen=True)
 class Seen:
-    """One call of a kernel: its symbol, the bindings it computes, what it wrote, the weights it read.
-
-    What it wrote is in `array`, or in `file` where a run kept it there.
-    """
+    """One call of a kernel: its symbol, the bindings it computes, the weights it read, what it wrote."""
 
     symbol: str
     nodes: tuple[str, ...]
-    file: str
     weights: tuple[int, ...]
-    array: Any = None
+    array: Any
 
 
-def observe(
-    model: Any, feeds: Mapping[str, Array], folder: Path | None = None, room: int = 1 << 31
-) -> tuple[list[Array], list[Seen]]:
+def observe(model: Any, feeds: Mapping[str, Array], room: int = 1 << 31) -> tuple[list[Array], list[Seen]]:
     """Run a loaded model once: its outputs, and what every kernel wrote (its last argument is its output).
 
     Args:
-        folder: to keep the arrays as files there; else they stay in memory, at most `room` bytes of them.
+        room: bytes of results that are kept; what comes later is left out.
     """
-    if folder is not None:
-        folder.mkdir(exist_ok=True)
     sites = {k["name"]: k["nodes"] for k in model.manifest.report["kernels"]}
     calls: dict[str, int] = {}
     seen: list[Seen] = []
@@ -63,13 +54,9 @@ def observe(
         array = written(tensors[-1]) if tensors else None
         if array is None:
             return 0
-        if folder is not None:
-            file = folder / f"{len(seen)}.npy"
-            np.save(file, array)
-            seen.append(Seen(symbol, tuple(nodes), str(file), read))
-        elif left[0] >= array.nbytes:
+        if left[0] >= array.nbytes:
             left[0] -= array.nbytes
-            seen.append(Seen(symbol, tuple(nodes), "", read, array))
+            seen.append(Seen(symbol, tuple(nodes), read, array))
         return 0
 
     session = model.session()
@@ -118,11 +105,6 @@ def bindings(nodes: Sequence[Any]) -> dict[str, int]:
     from tvmopt.importer.protos import node_name
 
     return {node_name(node): i for i, node in enumerate(nodes)}
-
-
-def laid_out(expected: Array, found: Array) -> Array:
-    """`found` with the shape of `expected`, its axes in the order that a sample of elements fits best."""
-    return fitted(expected, found)[0]
 
 
 def fitted(expected: Array, found: Array) -> tuple[Array, float]:

@@ -7,7 +7,7 @@ the graph. The same seed gives the same arrays on every machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -105,72 +105,3 @@ def trials(inputs: Sequence[Info]) -> tuple[int, ...]:
     """The seeds that verification tries; models without float inputs have only the random ones."""
     known = any(numpy_dtype(i.dtype).kind not in "iub" for i in inputs)
     return tuple(range(len(KINDS))) if known else (0, 1)
-
-
-SUMS = ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum", "ReduceSumSquare")
-USUAL = 64  # terms of a sum of which nothing is known
-
-
-def longest_reduction(model: Any) -> tuple[int, int]:
-    """(terms of the longest sum, number of layers that sum) of an ONNX model, from the shapes of its weights and of
-    what it reduces.
-
-    The comparator's tolerance comes from these two numbers.
-    """
-    graph = model.graph
-    values = {i.name: i for i in graph.initializer}
-    for node in graph.node:  # weights kept as Constant nodes
-        if node.op_type == "Constant":
-            values.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
-    dims = {name: tuple(value.dims) for name, value in values.items()}
-    data = _known_shapes(model) if any(node.op_type in (*SUMS, "CumSum") for node in graph.node) else {}
-    longest, depth = 1, 0
-    for node in graph.node:
-        shape = dims.get(node.input[1], ()) if len(node.input) > 1 else ()
-        terms = 0
-        if node.op_type in ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"):
-            terms = int(np.prod(shape[1:], dtype=np.int64)) if shape else USUAL
-        elif node.op_type in ("MatMul", "MatMulInteger"):
-            terms = shape[-2] if len(shape) > 1 else USUAL
-        elif node.op_type in SUMS:
-            terms = _reduced(node, data.get(node.input[0]), values)
-        elif node.op_type == "CumSum":
-            terms = max(data.get(node.input[0]) or (USUAL,))
-        elif node.op_type in ("Gemm", "LSTM", "GRU", "RNN", "Attention", "Einsum") or node.op_type.startswith("Reduce"):
-            terms = max(shape, default=USUAL)
-        if terms:
-            longest, depth = max(longest, terms), depth + 1
-    return longest, max(1, depth)
-
-
-def _known_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """The static shapes of inputs and of what shape inference finds, or has found."""
-    import onnx
-
-    graph = model.graph
-    if not graph.value_info:
-        try:
-            graph = onnx.shape_inference.infer_shapes(model).graph
-        except Exception:  # a model of over 2 GB, or one that contradicts itself: the usual number of terms then
-            graph = model.graph
-    shapes = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        if tensor.HasField("shape") and all(d.dim_value > 0 for d in tensor.shape.dim):
-            shapes[value.name] = tuple(d.dim_value for d in tensor.shape.dim)
-    return shapes | {i.name: tuple(i.dims) for i in graph.initializer}
-
-
-def _reduced(node: Any, shape: tuple[int, ...] | None, values: Mapping[str, Any]) -> int:
-    """Terms that a Reduce node adds for one element: the extents of its axes, all of them where none are given."""
-    from onnx import numpy_helper
-
-    if shape is None:
-        return USUAL
-    axes = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
-    if len(node.input) > 1 and node.input[1]:
-        if node.input[1] not in values:
-            return int(np.prod(shape, dtype=np.int64))
-        axes = numpy_helper.to_array(values[node.input[1]]).tolist()
-    chosen = [shape[a] for a in axes if -len(shape) <= a < len(shape)] if axes else shape
-    return int(np.prod(chosen, dtype=np.int64))

@@ -19,6 +19,7 @@ from tvmopt import children
 from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.examine import Examined, Examiner
+from tvmopt.analysis.judge import Tolerance
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.samples import described, trial_inputs, trials
 from tvmopt.errors import AccuracyError, InputError, TvmoptError
@@ -213,20 +214,21 @@ def examine(
 
 
 def examined(
-    artifact: str | Path | Artifact, prepared: Any, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None
-) -> Comparison:
+    artifact: str | Path | Artifact, prepared: Any, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None,
+    rtol: Tolerance = None, atol: Tolerance = None,
+) -> Examined:  # fmt: skip
     """One compiled model with these inputs, as verification judges it, in this process.
 
     Args:
         prepared: the model as the importer prepares it. peer: onnxruntime's outputs, if it has any.
 
     Raises:
-        Unsupported: the oracle cannot evaluate the model.
+        Unsupported: the oracle cannot evaluate the model, and there is no peer.
     """
     model = Model(artifact if isinstance(artifact, Artifact) else read(artifact))
-    examiner = Examiner(model, "", prepared)
+    examiner = Examiner(model, "", prepared, rtol, atol)
     mine = {i.name: feeds[i.name] for i in model.inputs}
-    return (examiner.hostile if broken(mine) else examiner.thoroughly)(mine, peer).comparison
+    return (examiner.hostile if broken(mine) else examiner.fully)(mine, peer)
 
 
 def broken(feeds: Mapping[str, Array]) -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.bounds import integer_bounds
-from tvmopt.analysis.comparator import Comparison, compare
+from tvmopt.analysis.comparator import Comparison
 from tvmopt.analysis.judge import Judge, Truth
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.peaks import Peaks, measure_peaks
-from tvmopt.analysis.samples import longest_reduction, trial_inputs
+from tvmopt.analysis.samples import trial_inputs
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
@@ -122,7 +122,6 @@ class Subject:
     Attributes:
         name: for reports; `onnx` and `artifact` are absolute paths or empty.
         feeds: seeded inputs.
-        reduction, depth: for the comparator's tolerance.
     """
 
     name: str
@@ -130,8 +129,6 @@ class Subject:
     artifact: str
     shapes: dict[str, tuple[int, ...]]
     feeds: dict[str, Any]
-    reduction: int
-    depth: int
     cost: ModelMetrics
 
     @classmethod
@@ -155,8 +152,7 @@ class Subject:
         static = prepare(loaded, shapes)
         cost = metrics(static, Path(path).name)
         feeds = trial_inputs(cost.inputs, settings.seed, integer_bounds(static))
-        reduction, depth = longest_reduction(static)
-        return cls(Path(path).name, str(file.resolve()), artifact, shapes, feeds, reduction, depth, cost)
+        return cls(Path(path).name, str(file.resolve()), artifact, shapes, feeds, cost)
 
 
 def with_batch(model: Any, batch: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -285,11 +281,7 @@ def _judge(subject: Subject, settings: Settings) -> Callable[..., Comparison]:
         try:
             kept.extend([] if kept else [judge.truth(subject.feeds)])
         except Unsupported:
-            precision = None if settings.precision == "fp32" else settings.precision
-            return compare(
-                reference, outputs,
-                reduction=subject.reduction, depth=subject.depth, precision=precision, rtol=settings.tolerance,
-            )  # fmt: skip
+            return judge.without_oracle(outputs, reference)
         return judge(kept[0], outputs, reference)
 
     return judged

@@ -61,7 +61,7 @@ def command(
         typer.Option(
             metavar="[NAME:]1e-3",
             help="Tolerance relative to the largest value, of all outputs or one; repeatable.",
-            show_default="from dtype, reduction length and depth",
+            show_default="what rounding explains",
         ),
     ] = None,
     atol: Annotated[

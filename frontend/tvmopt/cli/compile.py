@@ -94,7 +94,7 @@ def command(
         typer.Option(
             min=0,
             help="Of the verification, relative to the largest value.",
-            show_default="from dtype and reduction length",
+            show_default="what rounding explains",
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")] = None,

@@ -12,7 +12,7 @@ from tvmopt.compiler.request import Request, source_hash
 from tvmopt.extensions import extensions
 from tvmopt.report import Decision, Flow, Report
 from tvmopt.runtime.manifest import FORMAT, Manifest
-from tvmopt.runtime.tensors import TensorInfo
+from tvmopt.runtime.tensors import TensorInfo, to_plain
 from tvmopt.scheduling.discover import families
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
@@ -46,7 +46,7 @@ def make_manifest(
             "shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())},
             "exact": request.exact,
             "int8": request.int8,
-            **({"values": request.to_dict()["values"]} if request.values else {}),
+            **({"values": {n: to_plain(v) for n, v in request.values.items()}} if request.values else {}),
             **({"extensions": names} if (names := sorted(map(str, extensions()))) else {}),
             "bounds": integer_bounds(imported.model),  # for `tvmopt run --fill random`
         },

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tvmopt.analysis.comparator import Array, compare
-from tvmopt.analysis.samples import longest_reduction
+from tvmopt.analysis.comparator import Array
+from tvmopt.analysis.judge import Judge
 from tvmopt.bench.records import Job
 from tvmopt.children import Progress
 from tvmopt.debug import constants
@@ -85,7 +85,7 @@ def _preparation_differs(session: Session) -> bool:
         _, (found,) = isolated(lambda: run_reference(session.layers.path, [session.feeds]), "reference run")
     except TvmoptError:
         return False
-    return not session.compared(expected, found, "").ok
+    return not Judge(session.model).judged(session.feeds, expected, found).ok
 
 
 def _numbers(session: Session, spec: str, precision: str, row: Row) -> Numbers:
@@ -256,10 +256,8 @@ class EngineCheck:
             _, (expected,) = isolated(lambda: run_reference(path, [dict(feeds)]), "reference run", str(path))
         except TvmoptError as error:
             return Finding(f"engine: {type(error).__name__}", str(error))
-        reduction, depth = longest_reduction(model)
-        precision = None if self.precision in ("", "fp32") else self.precision
         chosen = {n: np.asarray(outputs[n]) for n in expected if n in outputs}
-        found = compare(expected, chosen, reduction=reduction, depth=depth, precision=precision, **self.limits)
+        found = Judge(path, self.precision, **self.limits).judged(feeds, chosen, expected)
         return Finding() if found.ok else Finding("numbers", str(found), found.max_error)
 
 

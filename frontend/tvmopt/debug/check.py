@@ -17,8 +17,7 @@ from typing import Any
 
 import onnx
 
-from tvmopt.analysis.comparator import Array, Comparison, compare
-from tvmopt.analysis.samples import longest_reduction
+from tvmopt.analysis.comparator import Array, Comparison
 from tvmopt.errors import InputError, ModelError, TvmoptError
 from tvmopt.files import save_arrays
 from tvmopt.importer.isolate import isolated
@@ -56,7 +55,7 @@ class Numbers:
 
     Attributes:
         target, precision: as `tvmopt.compile` takes them.
-        rtol, atol: instead of the derived tolerance; added.
+        rtol, atol: in place of what follows from rounding: :class:`tvmopt.analysis.judge.Judge`.
         options: further fields of :class:`tvmopt.compiler.request.Request`: `exact`, `records`, `without`,
         `generic`.
         compare: whether to run and compare; else compiling is the check.
@@ -92,39 +91,27 @@ class Numbers:
             return Finding(f"compile: {type(error).__name__}", str(error)[-2000:])
         if not self.compare:
             return Finding()
-        found = self._judged(path, model, feeds, artifact)
+        found = self.judged(path, feeds, artifact)
         return Finding() if found.ok else Finding("numbers", str(found), found.max_error)
 
-    def _judged(self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array], artifact: Artifact) -> Comparison:
-        """By the judge of `tvmopt compile`; by the comparator where the user gave tolerances."""
+    def judged(self, path: Path, feeds: Mapping[str, Array], artifact: Artifact) -> Comparison:
+        """What an artifact computes, by the judge of `tvmopt compile`.
+
+        Raises:
+            TvmoptError: no reference can run the model.
+        """
         from tvmopt.analysis.oracle.values import Unsupported
         from tvmopt.analysis.verify import examined, run_reference
         from tvmopt.importer import load, prepare
-        from tvmopt.runtime.model import Model
 
-        if self.rtol is None and not self.atol:
-            try:
-                _, (peer,) = run_reference(path, [dict(feeds)])
-            except TvmoptError:
-                peer = None
-            try:
-                return examined(artifact, prepare(load(path)), feeds, peer)
-            except Unsupported:
-                pass
-        return self.against(path, model, feeds, Model(artifact).run(dict(feeds)))
-
-    def against(
-        self, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array], outputs: Mapping[str, Array]
-    ) -> Comparison:
-        """Outputs compared with the reference's."""
-        from tvmopt.analysis.verify import run_reference
-
-        _, (expected,) = run_reference(path, [dict(feeds)])
-        reduction, depth = longest_reduction(model)
-        return compare(
-            expected, outputs, reduction=reduction, depth=depth, rtol=self.rtol, atol=self.atol,
-            precision=None if self.precision == "fp32" else self.precision,
-        )  # fmt: skip
+        try:
+            _, (peer,) = run_reference(path, [dict(feeds)])
+        except TvmoptError:
+            peer = None
+        try:
+            return examined(artifact, prepare(load(path)), feeds, peer, self.rtol, self.atol).comparison
+        except Unsupported as error:
+            raise TvmoptError(f"no reference can run the model: {error}", where=str(path)) from None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`tvmopt compare`: engines, precisions, artifacts and models on the same inputs - and where a difference begins.
 
-outputs     every row against the reference, by the one comparator
+outputs     every row, by the judge of `tvmopt compile`
 layers      where an output differs, or on request: inner tensors, in graph order
 blame       the first layer that leaves its tolerance is cut out, and the piece compiled in other ways
 repro       the smallest piece that is wrong, as a file
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvmopt.analysis.judge import of_output
 from tvmopt.children import Progress
 from tvmopt.debug.records import CompareResult, result_from
 from tvmopt.errors import InputError
@@ -28,7 +29,8 @@ class Settings:
         model: the ONNX file; `other` a second one, or an artifact, or empty.
         engines: engine specs as `tvmopt bench` takes them; `precisions` to try with each.
         values: of inputs that become constants.
-        rtol: instead of the derived tolerance, for all outputs (key ``""``) or by name; `atol` is added.
+        rtol: in place of what follows from rounding, for all outputs (key ``""``) or by name; a difference of `atol` is
+            no error.
         layers: look at inner tensors also where the outputs agree.
         bisect: on a difference, find who is to blame and write the reproducing model to `repro`.
         inputs: an .npz with arrays for the model's inputs; the others are random with `seed`.
@@ -62,11 +64,8 @@ class Settings:
         return "".join(f" {flag} {value:g}" for flag, value in words if value is not None)
 
     def limits(self, name: str) -> dict[str, Any]:
-        """The comparator's `rtol` and `atol` of one output."""
-        return {
-            "rtol": self.rtol.get(name, self.rtol.get("")),
-            "atol": self.atol.get(name, self.atol.get("", 0.0)),
-        }
+        """The judge's `rtol` and `atol` of one output."""
+        return {"rtol": of_output(self.rtol, name), "atol": of_output(self.atol, name)}
 
 
 def compare(

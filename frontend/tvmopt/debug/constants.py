@@ -22,8 +22,6 @@ from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import node_name, operator
 
 if TYPE_CHECKING:
-    import onnx
-
     from tvmopt.debug.session import Session
 
 
@@ -125,9 +123,9 @@ def _readers(session: Session, label: str) -> dict[int, tuple[str, ...]]:
 
     index = positions(session.layers)
     found: dict[int, tuple[str, ...]] = {}
-    for seen in session.seen.get(label, []):
-        names = tuple(node_name(session.layers.nodes[index[n]]) for n in seen.nodes if n in index)
-        for weight in seen.weights:
+    for kernel in session.kernels(label):
+        names = tuple(node_name(session.layers.nodes[index[n]]) for n in kernel.nodes if n in index)
+        for weight in kernel.weights:
             found[weight] = (*found.get(weight, ()), *names)
     return found
 
@@ -156,7 +154,7 @@ def _piece(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro
     inputs = save_inputs(feeds, path)
     other = path.with_suffix(".tvmopt")
     try:
-        replaced, confirmed = isolated(lambda: _transplant(session, path, piece, feeds, fresh, other), "reproduction")
+        replaced, confirmed = isolated(lambda: _transplant(session, path, feeds, fresh, other), "reproduction")
     except (TvmoptError, RuntimeError):
         replaced, confirmed = 0, False
     nodes = tuple(f"{node_name(n)} ({operator(n)})" for n in piece.graph.node)
@@ -169,7 +167,6 @@ def _piece(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro
 def _transplant(
     session: Session,
     path: Path,
-    piece: onnx.ModelProto,
     feeds: dict[str, Array],
     fresh: dict[int, Array],
     other: Path,
@@ -178,7 +175,6 @@ def _transplant(
     from tvmopt.compiler.driver import compile_model
     from tvmopt.compiler.request import request_of
     from tvmopt.runtime.artifact import read
-    from tvmopt.runtime.model import Model
 
     whole = read(session.settings.other)
     manifest = whole.manifest
@@ -195,4 +191,4 @@ def _transplant(
     wrong.save(other)
     limits = session.settings.limits("")
     check = Numbers(precision=manifest.precision, rtol=limits["rtol"], atol=limits["atol"])
-    return replaced, not check.against(path, piece, feeds, Model(wrong).run(feeds)).ok
+    return replaced, not check.judged(path, feeds, wrong).ok

@@ -68,7 +68,7 @@ class Layers:
         """
         todo = [n for n in dict.fromkeys(names) if n not in self._files and n not in self.feeds]
         todo = [n for n in todo if n not in self._absent]
-        for index, chunk in enumerate(self._chunks(todo)):
+        for index, chunk in enumerate(self.chunks(todo)):
             if progress:
                 progress(f"reference values, {min(len(todo), (index + 1) * len(chunk))} of {len(todo)} tensors")
             target = self.folder / f"values{len(self._files)}"
@@ -88,7 +88,8 @@ class Layers:
         file = self._files.get(name)
         return None if file is None else np.load(file, mmap_mode="r", allow_pickle=False)
 
-    def _chunks(self, names: Sequence[str]) -> Iterable[list[str]]:
+    def chunks(self, names: Sequence[str]) -> Iterable[list[str]]:
+        """Tensors in groups that fit in memory together."""
         chunk: list[str] = []
         size = 0
         for name in names:
@@ -173,32 +174,3 @@ class Layers:
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
         return copy
-
-
-def sums(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
-    """For each tensor the longest sum on the way to it, and how many sums follow each other there.
-
-    The comparator's tolerance of an inner tensor comes from these two, as that of an output comes from
-    :func:`tvmopt.analysis.samples.longest_reduction`.
-    """
-    from tvmopt.analysis.samples import longest_reduction
-
-    dims = [t for t in model.graph.initializer]
-    small = onnx.ModelProto()
-    small.graph.initializer.extend(
-        onnx.TensorProto(name=t.name, data_type=t.data_type, dims=list(t.dims)) for t in dims
-    )
-    found: dict[str, tuple[int, int]] = {}
-    for node in model.graph.node:
-        before = [found.get(i, (1, 0)) for i in node.input if i]
-        longest = max((n for n, _ in before), default=1)
-        depth = max((d for _, d in before), default=0)
-        if node.op_type != "Constant":
-            del small.graph.node[:]
-            small.graph.node.append(node)
-            terms, _ = longest_reduction(small)
-            if terms > 1 or node.op_type in ("MatMul", "Conv", "Gemm", "Softmax", "LayerNormalization"):
-                longest, depth = max(longest, terms), depth + 1
-        for name in node.output:
-            found[name] = (longest, depth)
-    return found

@@ -6,14 +6,13 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tvmopt.analysis.comparator import Array, OutputComparison, compare
-from tvmopt.analysis.samples import longest_reduction
+from tvmopt.analysis.comparator import Array
+from tvmopt.analysis.judge import Judge
 from tvmopt.debug.constants import difference
 from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.layers import Layers
@@ -32,7 +31,7 @@ def compare_models(session: Session, expected: Mapping[str, Array]) -> CompareRe
 
     settings = session.settings
     session.progress(f"reading {settings.other}")
-    other = prepare(load(settings.other), settings.shapes)
+    other = prepare(load(settings.other), settings.shapes, settings.values)
     folder = session.folder / "other"
     folder.mkdir()
     theirs = Layers(other, _feeds(session, other), folder)
@@ -86,7 +85,8 @@ def _outputs(session: Session, theirs: Layers, expected: Mapping[str, Array], la
         return Row(label, "failed", error.what)
     if set(found) != set(expected) and len(found) == len(expected):
         found = dict(zip(expected, found.values(), strict=True))
-    compared = session.compared(expected, found, "")
+    settings = session.settings
+    compared = Judge(session.model, "fp32", settings.rtol, settings.atol).judged(session.feeds, found, expected)
     return Row(
         label,
         "ok" if compared.ok else "wrong",
@@ -149,24 +149,22 @@ def constants(mine: Layers, theirs: Layers, pairs: Mapping[int, int] | None) -> 
 
 def _trace(session: Session, theirs: Layers, pairs: Mapping[int, int] | None, label: str) -> Trace:
     """Tensors of both models, by position or by name."""
-    layers = []
-    options = session.settings.limits("")
+    places: dict[str, int] = {}
+    found: dict[str, Array] = {}
     for i, node in enumerate(session.layers.nodes):
         others = theirs.nodes[pairs[i]].output if pairs is not None else node.output
         for name, other in zip(node.output, others, strict=True):
-            a, b = session.layers.value(name), theirs.value(other)
-            if not name or a is None or b is None:
-                continue
-            reduction, depth = session.tolerances.get(name, (1, 1))
-            one = _one(name, a, b, reduction, depth, options)
-            status = "ok" if one.ok else "differs"
-            layers.append(Layer(i, node_name(node), operator(node), name, status, one, nodes=(node_name(node),)))
+            array = theirs.value(other) if name else None
+            if array is not None:
+                places[name], found[name] = i, np.asarray(array)
+    compared = session.tensors(found)
+    layers = []
+    for name, one in compared.items():
+        node = session.layers.nodes[places[name]]
+        status = "ok" if one.ok else "differs"
+        layers.append(Layer(places[name], node_name(node), operator(node), name, status, one, nodes=(node_name(node),)))
     first = next((k for k, layer in enumerate(layers) if layer.status == "differs"), None)
     return Trace(label, HOW, tuple(layers), first)
-
-
-def _one(name: str, a: Any, b: Any, reduction: int, depth: int, options: Mapping[str, Any]) -> OutputComparison:
-    return compare({name: np.asarray(a)}, {name: np.asarray(b)}, reduction=reduction, depth=depth, **options).outputs[0]
 
 
 def _explained(
@@ -226,8 +224,7 @@ def _repro(session: Session, theirs: Layers, i: int, j: int) -> Repro | None:
         _, (a,) = run_reference(expected, [feeds])
         _, (b,) = run_reference(path, [theirs_feeds])
         b = dict(zip(a, b.values(), strict=True))
-        reduction, depth = longest_reduction(good)
-        return not compare(a, b, reduction=reduction, depth=depth, **session.settings.limits("")).ok
+        return not Judge(good, **session.settings.limits("")).judged(feeds, b, a).ok
 
     command = f"tvmopt compare {expected} {path} -i {inputs}{session.settings.flags}"
     return Repro(

@@ -63,15 +63,12 @@ class Trace:
     Attributes:
         how: "every kernel of the compiled model, observed" or "every tensor marked as an output".
         first: the position in `layers` of the first that leaves its tolerance, or None.
-        discounted: how many differ although a layer that depends on them agrees: their tensors were matched
-        wrongly.
     """
 
     label: str
     how: str
     layers: tuple[Layer, ...]
     first: int | None = None
-    discounted: int = 0
 
     @property
     def culprit(self) -> Layer | None:

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tvmopt.analysis.comparator import Array, Comparison, OutputComparison, compare
+from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
+from tvmopt.analysis.examine import Examined
 from tvmopt.analysis.judge import Judge
-from tvmopt.analysis.observe import Seen, observe
-from tvmopt.analysis.samples import longest_reduction
+from tvmopt.analysis.kernels import Written
 from tvmopt.analysis.verify import examined
 from tvmopt.children import Progress
 from tvmopt.debug import watch
 from tvmopt.debug.compare import Settings
 from tvmopt.debug.engines import job_of, run_engine
 from tvmopt.debug.forks import forked, warm
-from tvmopt.debug.layers import Layers, sums
+from tvmopt.debug.layers import Layers
 from tvmopt.debug.marked import trace_marked
 from tvmopt.debug.records import NonFinite, Row, Trace
 from tvmopt.debug.reduce import feeds_of
@@ -35,8 +35,7 @@ class Session:
 
     Attributes:
         layers: the prepared model on its workbench, with the reference's values.
-        tolerances: of every tensor.
-        artifacts: the compiled file of each tvmopt row, and what its kernels wrote.
+        artifacts: the compiled file of each tvmopt row; `examined` what the judge says of it.
     """
 
     def __init__(self, settings: Settings, folder: Path, progress: Progress) -> None:
@@ -49,10 +48,9 @@ class Session:
         warm()
         self.feeds = feeds_of(self.model, settings.inputs, settings.seed)
         self.layers = Layers(self.model, self.feeds, _new(folder / "layers"))
-        self.tolerances = sums(self.layers.model)
         self.outputs = [o.name for o in self.model.graph.output]
         self.artifacts: dict[str, str] = {}
-        self.seen: dict[str, list[Seen]] = {}
+        self.examined: dict[str, Examined] = {}
         self.precision = "fp32"  # of the artifact, once it is known
         self.wrong: set[str] = set()  # rows whose difference can be led back
 
@@ -91,34 +89,27 @@ class Session:
     def judged(
         self, label: str, expected: Mapping[str, Array], found: Mapping[str, Array], precision: str
     ) -> Comparison:
-        """A row's outputs by the judge of `tvmopt compile`; by the comparator where the user gave tolerances."""
-        if self.settings.rtol or self.settings.atol:
-            return self.compared(expected, found, precision)
-        path = self.artifacts.get(label)
-        try:
-            if path is not None:
-                one: Comparison = forked(lambda: examined(path, self.model, self.feeds, expected), "comparison")
-            else:
-                one = forked(lambda: self._outside(expected, found, precision), "comparison")
+        """A row's outputs by the judge of `tvmopt compile`, which looks at the kernels of a compiled model, too."""
+        path, rtol, atol = self.artifacts.get(label), self.settings.rtol, self.settings.atol
+        if path is None:
+            judge = Judge(self.model, precision, rtol, atol)
+            one: Comparison = forked(lambda: judge.judged(self.feeds, found, expected), "comparison")
             return one
-        except ModelError:  # the oracle cannot evaluate the model
-            return self.compared(expected, found, precision)
+        self.examined[label] = forked(
+            lambda: examined(path, self.model, self.feeds, expected, rtol, atol), "comparison"
+        )
+        return self.examined[label].comparison
 
-    def _outside(self, expected: Mapping[str, Array], found: Mapping[str, Array], precision: str) -> Comparison:
-        """Another engine's outputs."""
-        judge = Judge(self.model, precision or "fp32")
-        return judge(judge.truth(self.feeds), found, expected)
+    def kernels(self, label: str) -> tuple[Written, ...]:
+        """What the kernels of a compiled row wrote."""
+        return self.examined[label].kernels if label in self.examined else ()
 
-    def compared(self, expected: Mapping[str, Array], found: Mapping[str, Array], precision: str) -> Comparison:
-        """All outputs, each with its own tolerance."""
-        reduction, depth = longest_reduction(self.layers.model)
-        outputs: list[OutputComparison] = []
-        for name in expected:
-            outputs += compare(
-                {name: expected[name]}, {name: found[name]} if name in found else {},
-                reduction=reduction, depth=depth, precision=coarse(precision), **self.settings.limits(name),
-            ).outputs  # fmt: skip
-        return Comparison(tuple(outputs))
+    def tensors(self, found: Mapping[str, Array], precision: str = "fp32") -> dict[str, OutputComparison]:
+        """Inner tensors that were computed elsewhere, by the same judge."""
+        known = {n: a for n in found if (a := self.layers.value(n)) is not None}
+        judge = Judge(self.model, precision, **self.settings.limits(""), names=list(known))
+        one = forked(lambda: judge.judged(self.feeds, {n: found[n] for n in known}, known), "comparison")
+        return {o.name: o for o in one.outputs}
 
     def tvmopt(self, spec: str, precision: str, label: str) -> tuple[dict[str, Array], dict[str, str]]:
         """Compile (unless it is an artifact) and run in forks, every kernel observed."""
@@ -135,11 +126,11 @@ class Session:
             self.progress(f"compiling {label}")
             forked(lambda: self._compile(path, target, precision, flags), "compile")
             self.progress(f"running {label}")
-        folder = _new(self.folder / f"seen{len(self.artifacts)}")
+        file = self.folder / f"outputs{len(self.artifacts)}.npz"
         self.artifacts[label] = path
-        facts, self.seen[label] = forked(lambda: self._observe(path, folder), "run")
-        with np.load(folder / "outputs.npz") as file:
-            return {n: file[n] for n in file.files}, facts
+        facts = forked(lambda: self._run(path, file), "run")
+        with np.load(file) as arrays:
+            return dict(arrays), facts
 
     def _compile(self, path: str, target: str, precision: str, flags: dict[str, Any]) -> None:
         from tvmopt.compiler.driver import compile_model
@@ -150,31 +141,26 @@ class Session:
         request = Request(self.settings.model, machine, precision, self.settings.shapes, self.settings.values, **flags)
         compile_model(request)[0].save(path)
 
-    def _observe(self, path: str, folder: Path) -> tuple[dict[str, str], list[Seen]]:
+    def _run(self, path: str, file: Path) -> dict[str, str]:
         from tvmopt.runtime.artifact import read
         from tvmopt.runtime.model import Model
 
         model = Model(read(path), threads=self.settings.threads)
         feeds = {n: a for n, a in self.feeds.items() if n in {i.name for i in model.inputs}}
-        save_arrays(folder / "outputs.npz", model.run(feeds))
-        seen = observe(model, feeds, folder)[1]
+        save_arrays(file, model.run(feeds))
         manifest = model.manifest
-        facts = {"target": manifest.target, "threads": str(model.threads), "precision": manifest.precision}
-        return facts, seen
+        return {"target": manifest.target, "threads": str(model.threads), "precision": manifest.precision}
 
     # -- layers ------------------------------------------------------------------------------------------
 
     def trace(self, spec: str, precision: str, label: str) -> list[Trace]:
         """Inner tensors of one row: kernels where they can be observed, marked outputs elsewhere."""
-        options = {**self.settings.limits(""), "precision": coarse(precision if spec else self.precision)}
-        if label in self.seen:
-            seen = self.seen[label]
-            self.layers.compute(self.every_tensor(), self.progress)
-            return [watch.trace(self.layers, seen, self.tolerances, label, **options)]
-        job = job_of(spec, "", precision, self.settings.threads, {})
         self.layers.compute(self.every_tensor(), self.progress)
+        if label in self.examined:
+            return [watch.trace(self.layers, self.examined[label], label)]
+        job = job_of(spec, "", precision, self.settings.threads, {})
         try:
-            return [trace_marked(self.layers, job, self.tolerances, label, self.folder, self.progress, **options)]
+            return [trace_marked(self, job, label)]
         except TvmoptError as error:
             return [Trace(label, f"marking inner tensors failed: {error.what}", ())]
 
@@ -211,11 +197,6 @@ def _count(array: Any) -> tuple[int, int]:
     if array.dtype.kind not in "fc":
         return 0, 0
     return int(np.isnan(array).sum()), int(np.isinf(array).sum())
-
-
-def coarse(precision: str) -> str | None:
-    """The comparator's precision: none for the model's own arithmetic."""
-    return None if precision in ("fp32", "") else precision
 
 
 def _new(folder: Path) -> Path:

@@ -35,6 +35,7 @@ from tvmopt.runtime.tensors import (
     address,
     aligned_empty,
     as_array,
+    carrier,
     from_ffi,
     is_direct,
     to_ffi,
@@ -309,7 +310,7 @@ class Model:
 
     def _check_outputs(self, results: Sequence[Any]) -> None:
         found = [f"{result.dtype}{list(result.shape)}" for result in results]
-        told = [f"{info.dtype}{list(info.shape)}" for info in self._outputs]
+        told = [f"{carrier(info.dtype)}{list(info.shape)}" for info in self._outputs]
         if found != told:
             raise self._contradiction(f"its code gives {', '.join(found)}, its manifest says {', '.join(told)}")
 

@@ -30,6 +30,15 @@ EXTENDED = {  # DLPack in NumPy has no code for these; they travel as unsigned i
 }
 
 
+def carrier(dtype: str) -> str:
+    """The type that a program takes and gives for a tensor of this type: the codes of float8 as they are.
+
+    >>> carrier("float8_e5m2"), carrier("bfloat16")
+    ('uint8', 'bfloat16')
+    """
+    return "uint8" if dtype.startswith("float8") else dtype
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """Name, shape and dtype of one input or output of a compiled model.
@@ -101,7 +110,7 @@ def to_ffi(array: Array, dtype: str) -> Any:
     raw = array.reshape(-1).view(np.uint8) if array.size else aligned_empty((1,), np.dtype(np.uint8))
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
     base = tvm_ffi.from_dlpack(raw, require_contiguous=True)
-    return view(base, tvm_ffi.Shape(array.shape), tvm_ffi.dtype(dtype), 0)
+    return view(base, tvm_ffi.Shape(array.shape), tvm_ffi.dtype(carrier(dtype)), 0)
 
 
 def memory_at(start: int, dtype: np.dtype[Any], shape: tuple[int, ...], owner: Any = None) -> Array:

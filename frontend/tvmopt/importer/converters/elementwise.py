@@ -50,8 +50,13 @@ def clip(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
 
 def dropout(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Dropout at inference: the input, and a mask of ones."""
-    if ctx.array(inputs[2]) is not None and bool(ctx.array(inputs[2])) and np.any(ctx.array(inputs[1]) != 0):
-        raise ctx.unsupported("training_mode is set", "export the model in evaluation mode (model.eval())")
+    ratio, training = ctx.array(inputs[1]), ctx.array(inputs[2])
+    if inputs[2] is not None and (training is None or training.any()) and (ratio is None or ratio.any()):
+        told = "is set" if training is not None else "is not known before it runs"
+        raise ctx.unsupported(
+            f"training_mode {told}",
+            "export the model in evaluation mode (model.eval()), or bind it: --value NAME=false",
+        )
     if not ctx.wants(1):
         return inputs[0]
     dtype = "bool" if ctx.opset >= 10 else str(inputs[0].ty.dtype)
