@@ -160,7 +160,7 @@ class Session:
             return [watch.trace(self.layers, self.examined[label], label)]
         job = job_of(spec, "", precision, self.settings.threads, {})
         try:
-            return [trace_marked(self, job, label)]
+            return [trace_marked(self.layers, job, label, self.folder, self.tensors, self.progress)]
         except TvmoptError as error:
             return [Trace(label, f"marking inner tensors failed: {error.what}", ())]
 
