@@ -1,6 +1,9 @@
 """Functions of one element whose form in TVM is wrong somewhere - for every kind of machine.
 
-sign     1, -1, else x where x is 0 or NaN; TVM's is 0 for NaN
+sign       1, -1, else x where x is 0 or NaN; TVM's is 0 for NaN
+subtract   a + (-1) b, which LLVM makes a subtraction again: TVM's simplifier takes (a + b) - b of floats for a, also
+           where b is NaN, or has rounded digits of a away on purpose
+compare    int32 with -2^31 in int64: TVM's simplifier takes x == -2^31 for false, and x <= -2^31 for x < -2^31
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from tvm import relax, te, tirx, topi
 
 from tvmopt.lowering.common import constant, static_shape
 from tvmopt.targets import Machine
+
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
 
 def sign(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
@@ -33,6 +38,18 @@ def sign(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     return bb.call_te(compute, x, primfunc_name_hint="sign")
 
 
+def subtract(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`R.subtract` of floats."""
+    dtype = str(call.ty.dtype)
+    if not dtype.startswith(("float", "bfloat")):
+        return None
+
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        return topi.add(a, topi.multiply(b, tirx.const(-1.0, dtype)))
+
+    return bb.call_te(compute, *call.args, primfunc_name_hint="subtract")
+
+
 def logical_not(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.logical_not` of booleans."""
     (x,) = call.args
@@ -44,6 +61,20 @@ def logical_not(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> A
         return te.compute(data.shape, lambda *i: (data(*i).astype("uint8") ^ one).astype("bool"), name="logical_not")
 
     return bb.call_te(compute, x, primfunc_name_hint="logical_not")
+
+
+def _compared(function: Callable[..., te.Tensor], name: str) -> Any:
+    """A comparison of int32 with its lowest number."""
+
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        return function(topi.cast(a, "int64"), topi.cast(b, "int64"))
+
+    def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+        values = [constant(bb, a) for a in call.args]
+        lowest = any(v is not None and v.size == 1 and v.dtype == "int32" and int(v.min()) == -(2**31) for v in values)
+        return bb.call_te(compute, *call.args, primfunc_name_hint=name) if lowest else None
+
+    return lowering
 
 
 def _from_memory(function: Callable[..., te.Tensor], name: str) -> Any:
@@ -98,5 +129,7 @@ LOWERS = {
     "relax.divide": _from_memory(topi.divide, "divide"),
     "relax.power": power,
     "relax.sign": sign,
+    "relax.subtract": subtract,
     "relax.logical_not": logical_not,
+    **{f"relax.{name}": _compared(getattr(topi, name), name) for name in COMPARISONS},
 }

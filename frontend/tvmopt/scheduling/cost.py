@@ -14,6 +14,7 @@ from typing import Any
 from tvm import tirx
 
 from tvmopt.scheduling.blocks import blocks_of, extents
+from tvmopt.scheduling.facts import negates
 
 Fixed = dict[str, tuple[int | None, int]]
 """Of a block's iteration variables: the value that a condition has fixed, and how many values are left."""
@@ -74,7 +75,9 @@ def _operations(node: Any, variables: Fixed) -> float:
     if kind == "Call" and getattr(node.op, "name", "") == "tvmopt.dot2":
         return 3.0 * _lanes(node)  # two products and their sum
     count = 0.0
-    if kind in _BINARY or (kind == "Call" and getattr(node.op, "name", "") != "tirx.if_then_else"):
+    if (kind in _BINARY and not negates(node)) or (
+        kind == "Call" and getattr(node.op, "name", "") != "tirx.if_then_else"
+    ):
         count = _lanes(node)
     return count + sum(_operations(child, variables) for child in _children(node, kind))
 

@@ -228,7 +228,7 @@ class _Scan:
             for child in node.seq:
                 self.visit(child)
         elif kind not in ("Var", "IntImm", "FloatImm", "StringImm"):
-            self.operations += isinstance(node, _BINARY) or kind == "Select"
+            self.operations += (isinstance(node, _BINARY) and not negates(node)) or kind == "Select"
             if kind == "Select":
                 self._guards(node.condition)
             for name in _FIELDS:
@@ -250,6 +250,13 @@ class _Scan:
         before = self.operations
         self.visit(index)
         self.operations = before
+
+
+def negates(node: Any) -> bool:
+    """Whether a node is a product with -1: a change of sign, which the sum around it does without an operation."""
+    factor = node.b if isinstance(node, tirx.Mul) else None
+    factor = factor.value if type(factor).__name__ == "Broadcast" else factor
+    return isinstance(factor, tirx.FloatImm) and float(factor.value) == -1.0
 
 
 def divisors(n: int) -> list[int]:

@@ -183,8 +183,10 @@ def prelu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     by_channel = len(own) == len(shape) - 1 and own == (channels, *[1] * (len(shape) - 2))
     by_channel |= own == (1, channels, *[1] * (len(shape) - 2))
     by_channel |= own == (channels,) and (ctx.opset < 7 or channels != shape[-1]) and len(shape) > 1
-    if by_channel:
+    if by_channel and is_float(dtype_of(x)):
         return relax.op.nn.prelu(x, b.reshape(slope, (channels,)), 1)
+    if by_channel:
+        slope = b.reshape(slope, (channels, *[1] * (len(shape) - 2)))
     return b.where(b.less(x, 0), b.mul(x, slope), x)
 
 
