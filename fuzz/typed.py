@@ -95,7 +95,8 @@ def _where(b: Builder, kind: int) -> None:
 
 def _reduced(op: str) -> Recipe:
     def build(b: Builder, kind: int) -> None:
-        a = _tensor(b, kind, 3)
+        small = "range -9 10" if kind in SIGNED else "range 0 10"  # of which the result is in the type, too
+        a = b.input(kind, [int(b.choice(EXTENTS)) for _ in range(3)], small if op.startswith("ReduceLog") else "")
         b.node(op, [a, _numbers(b, *b.choice([(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)]))], keepdims=b.integer(0, 1))
 
     return build
@@ -184,7 +185,8 @@ def _moved(op: str, *numbers: tuple[int, ...], **attrs: Any) -> Recipe:
 def _resized(mode: str) -> Recipe:
     def build(b: Builder, kind: int) -> None:
         scales = b.constant(np.array([1, 1, 2, 1.5], np.float32))
-        b.node("Resize", [b.input(kind, [1, 3, 7, 8]), None, scales], mode=mode)
+        note = "range -99 99" if kind in SIGNED else "range 0 99"
+        b.node("Resize", [b.input(kind, [1, 3, 7, 8], note), None, scales], mode=mode)
 
     return build
 

@@ -35,3 +35,19 @@ def test_against_whole_numbers(op, dtype):
     exact = np.array(means if op == "ReduceMean" else roots, dtype)
     np.testing.assert_array_equal(found, exact)
     np.testing.assert_array_equal(Oracle(model).run({"x": np.array(rows, dtype)})["y"], exact)
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("last", [0, 1])
+def test_positions_of_64_bits_without_a_sign(op, last):
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node(op, ["x"], [f"y{a}"], axis=a, keepdims=0, select_last_index=last) for a in (0, 1)]
+    outs = [value("y0", 7, None), value("y1", 7, None)]
+    graph = helper.make_graph(nodes, "g", [value("x", 13, [9, 17])], outs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    x = np.random.default_rng(0).choice(np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], "uint64"), (9, 17))
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})
+    for axis in (0, 1):
+        choose = np.argmax if op == "ArgMax" else np.argmin
+        want = x.shape[axis] - 1 - choose(np.flip(x, axis), axis) if last else choose(x, axis)
+        np.testing.assert_array_equal(found[f"y{axis}"], want)

@@ -73,6 +73,12 @@ def program(highest: bool, dtype: str) -> Callable[[Row, list[Any], tuple[Expr, 
     return run
 
 
+def _signed(data: te.Tensor) -> te.Tensor:
+    """uint64 in the order of int64: the highest bit turned round."""
+    half = tirx.const(-(2**63), "int64")
+    return te.compute(data.shape, lambda *i: tirx.reinterpret("int64", data(*i)) ^ half, name="signed")
+
+
 def _across(data: te.Tensor, peak: te.Tensor) -> te.Tensor:
     """[outer, n, inner] and its extremes [outer, inner] -> positions [outer, inner]."""
     outer, n, inner = (int(d) for d in data.shape)
@@ -93,10 +99,18 @@ def _extreme_at(highest: bool) -> Callable[[relax.BlockBuilder, relax.Call, Mach
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x, out = call.args[0], static_shape(call)
         shape, dtype = static_shape(x), str(x.ty.dtype)
-        if not shape or out is None or 0 in shape or dtype not in (*DTYPES, *LOW_FLOATS) or prod(shape) >= 2**31:
+        if (
+            not shape
+            or out is None
+            or 0 in shape
+            or dtype not in (*DTYPES, *LOW_FLOATS, "uint64")
+            or prod(shape) >= 2**31
+        ):
             return Declined(f"an open or empty shape, or the type {dtype}")
         if dtype in LOW_FLOATS:
             x, dtype = bb.emit(relax.op.astype(x, "float32")), "float32"
+        if dtype == "uint64":
+            x, dtype = bb.emit(bb.call_te(_signed, x, primfunc_name_hint="signed")), "int64"
         axis = call.attrs.axis
         first, after = (0, len(shape)) if axis is None else (int(axis) % len(shape), int(axis) % len(shape) + 1)
         name = "argmax" if highest else "argmin"

@@ -3,7 +3,8 @@
     heap of x[0 .. k);   for i >= k: if x[i] beats the root, it takes its place and sinks;   then the heap is sorted
 
 n comparisons and, for random order, k log(n / k) sinkings of log k steps; TVM's own kernel sorts all n. Of equal values
-the one with the lower index comes first, as ONNX asks: a later element never beats an equal one. The results' own
+the one with the lower index comes first, as ONNX asks: a later element never beats an equal one. NaN is larger than
+every number, as for NumPy. The results' own
 memory holds the heap.
 """
 
@@ -22,7 +23,9 @@ from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
-DTYPES = ("float32", "float64", "int8", "uint8", "int16", "int32", "uint32", "int64")
+DTYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+LOW_FLOATS = ("float16", "bfloat16")
+"""Compared in float32, which has every one of their numbers."""
 
 
 class _Heap:
@@ -31,6 +34,7 @@ class _Heap:
     def __init__(self, values: Any, indices: Any, row: Expr, largest: bool) -> None:
         self.values, self.indices, self.row, self.largest = values, indices, row, largest
         dtype, place = str(values.dtype), str(indices.dtype)
+        self.real = dtype.startswith("float")
         self.buffers = [
             tirx.decl_buffer((const_index(1),), kind, name, layout=None)
             for kind, name in ((dtype, "value"), (place, "index"), (INDEX, "at"), (INDEX, "child"))
@@ -43,12 +47,20 @@ class _Heap:
         return [store(self.values, value, self.row, k), store(self.indices, index, self.row, k)]
 
     def beats(self, a: Expr, b: Expr) -> Expr:
-        """Whether value a is better than value b."""
-        return a > b if self.largest else a < b
+        """Whether value a is better than value b; NaN is larger than every number."""
+        before = a > b if self.largest else a < b
+        if not self.real:
+            return before
+        nan, other = (a, b) if self.largest else (b, a)
+        return tirx.any(before, tirx.all(tirx.isnan(nan), tirx.Not(tirx.isnan(other))))
+
+    def equal(self, a: Expr, b: Expr) -> Expr:
+        """Whether neither is better."""
+        return tirx.any(a.equal(b), tirx.all(tirx.isnan(a), tirx.isnan(b))) if self.real else a.equal(b)
 
     def worse(self, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> Expr:
         """Whether a comes behind b: of equals, the later one."""
-        return tirx.any(self.beats(b[0], a[0]), tirx.all(a[0].equal(b[0]), a[1] > b[1]))
+        return tirx.any(self.beats(b[0], a[0]), tirx.all(self.equal(a[0], b[0]), a[1] > b[1]))
 
     def sink(self, start: Expr, size: Expr) -> Any:
         """Let the element at `start` sink below those that are worse, in a heap of `size`."""
@@ -113,8 +125,17 @@ def topk(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.topk`, static."""
     x, attrs = call.args[0], call.attrs
     shape, dtype, k = static_shape(x), str(x.ty.dtype), int(attrs.k)
-    if not shape or 0 in shape or dtype not in DTYPES or k < 1 or str(attrs.dtype) not in ("int32", "int64"):
+    if (
+        not shape
+        or 0 in shape
+        or dtype not in (*DTYPES, *LOW_FLOATS)
+        or k < 1
+        or str(attrs.dtype) not in ("int32", "int64")
+    ):
         return Declined(f"an open or empty shape, or the type {dtype}")
+    declared, dtype = dtype, "float32" if dtype in LOW_FLOATS else dtype
+    if declared != dtype:
+        x = bb.emit(relax.op.astype(x, dtype))
     axis, last = int(attrs.axis) % len(shape), len(shape) - 1
     order = [i for i in range(len(shape)) if i != axis] + [axis]
     turned = [shape[i] for i in order]
@@ -129,6 +150,8 @@ def topk(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
 
     def shaped(i: int) -> Any:
         y = bb.emit(relax.op.reshape(bb.emit(relax.TupleGetItem(both, i)), (*turned[:-1], k)))
+        if i == 0 and declared != dtype:
+            y = bb.emit(relax.op.astype(y, declared))
         return y if axis == last else bb.emit(relax.op.permute_dims(y, [order.index(i) for i in range(len(order))]))
 
     kind = str(attrs.ret_type)

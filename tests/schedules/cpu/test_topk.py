@@ -43,7 +43,7 @@ def test_ties_and_order(k, largest):
     assert families == {"rows"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8", "uint16"])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_axes_and_types(dtype, axis):
     x = np.random.default_rng(0).integers(0, 200, (9, 17, 33)).astype(dtype)
@@ -51,6 +51,22 @@ def test_axes_and_types(dtype, axis):
     for a, b in zip(got, definition(x, 5, axis), strict=True):
         np.testing.assert_array_equal(a, b)
     assert "generic" not in families
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("k", [1, 4, 20, 33])
+def test_nan_is_larger_than_every_number(k, largest, dtype):
+    rng = np.random.default_rng(k)
+    x = rng.integers(-9, 9, (4, 33)).astype(dtype)
+    x[1:][rng.random((3, 33)) < 0.2] = np.nan
+    x[3, :30], x[:, 7] = np.nan, -np.inf
+    got, families = run(x, k, largest=largest)
+    keys = np.where(np.isnan(x), 100, x).astype("float64")
+    index = np.argsort(-keys if largest else keys, -1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(got[1], index)
+    np.testing.assert_array_equal(got[0], np.take_along_axis(x, index, -1))
+    assert "rows" in families
 
 
 @pytest.mark.parametrize("rising", [True, False])

@@ -18,8 +18,10 @@ def gemm(call: Call, a: Array, b: Array, c: Array | None = None) -> Result:
     b = b.T if call.get("transB", 0) else b
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
     if not is_real(a.dtype):
-        y = alpha * (a.astype(np.float64) @ b.astype(np.float64))
-        return (y if c is None else y + beta * c.astype(np.float64)).astype(a.dtype)
+        y = np.matmul(a.astype(np.int64), b.astype(np.int64))
+        if alpha == 1 and (c is None or beta == 1):
+            return (y if c is None else y + c.astype(np.int64)).astype(a.dtype)
+        return np.trunc(alpha * y + (0 if c is None else beta * c.astype(np.float64))).astype(np.int64).astype(a.dtype)
     y = call.operand(a) @ call.operand(b)
     y = y if alpha == 1 else y * a.dtype.type(alpha)
     return y if c is None else y + (c if beta == 1 else c * a.dtype.type(beta))

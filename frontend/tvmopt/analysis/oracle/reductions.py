@@ -193,7 +193,9 @@ TABLE: dict[str, Operator] = {
     "ReduceL1": _reduced(lambda x, a, k: np.abs(x).sum(a, keepdims=k, dtype=x.dtype)),
     "ReduceL2": _reduced(_root_of_squares),
     "ReduceSumSquare": _reduced(lambda x, a, k: np.square(x).sum(a, keepdims=k, dtype=x.dtype)),
-    "ReduceLogSum": _reduced(lambda x, a, k: np.log(x.sum(a, keepdims=k))),
+    "ReduceLogSum": _reduced(
+        lambda x, a, k: np.log(x.sum(a, keepdims=k, dtype=x.dtype if x.dtype.kind == "f" else float))
+    ),
     "ReduceLogSumExp": _reduced(_log_sum_exp),
     "ArgMax": _arg,
     "ArgMin": _arg,

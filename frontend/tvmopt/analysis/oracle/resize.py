@@ -126,7 +126,7 @@ def _resize(call: Call, x: Array, *rest: Any) -> Result:
         y = np.where(beyond, np.asarray(call.get("extrapolation_value", 0.0), y.dtype), y)
     if whole.kind == "f":
         return y
-    info = np.iinfo(whole)
+    info, y = np.iinfo(whole), y * (1 + call.arithmetic.edge)
     return np.clip(np.rint(y) if call.get("mode") == "cubic" else np.trunc(y), info.min, info.max).astype(whole)
 
 

@@ -8,6 +8,7 @@ down in the other: what jumps there may jump in an engine; what does not has to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -28,7 +29,6 @@ MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
     *("Pad", "Identity", "Expand", "Dropout"),
 }
-REQUANTISED = {"QLinearMatMul", "QLinearConv"}
 MARGIN = 4.0
 """How much farther than its own error a run moves an input."""
 
@@ -77,7 +77,7 @@ class Rounded(Oracle):
     def __init__(
         self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], sign: int, allowed: float
     ) -> None:
-        super().__init__(model, arithmetic)
+        super().__init__(model, replace(arithmetic, edge=sign * 2.0**-22))
         self.edges, self.sign, self.allowed = edges, sign, allowed
         self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
         self.generator = np.random.default_rng(sign + 1)
@@ -85,8 +85,6 @@ class Rounded(Oracle):
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         if call.op in EDGES and values and values[0] is not None and is_real(values[0].kind):
             values = [self._moved(call, values), *values[1:]]
-        if call.op in REQUANTISED and (scale := values[6]) is not None:  # one engine rounds the product of the scales
-            values = [*values[:6], Value(scale.array * (1 - self.sign * 2.0**-22), scale.kind), *values[7:]]
         results = super().evaluate(call, domain, values)
         for index, name in enumerate(call.node.output[: len(results)]):
             value = results[index]

@@ -26,11 +26,13 @@ class Arithmetic:
         work: NumPy's type of every real number; float64 for the oracle, float32 for a run that rounds as engines do.
         operands: a 16-bit type that operands of products and convolutions are rounded to.
         stores: whether the result of each node is rounded to its declared type.
+        edge: by how much of itself a number is moved before an operator rounds it to a whole one.
     """
 
     work: Any = np.float64
     operands: Any = None
     stores: bool = False
+    edge: float = 0.0
 
     def rounded(self, array: Array) -> Array:
         """An operand of a product."""
