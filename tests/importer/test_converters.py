@@ -159,6 +159,12 @@ def test_resize_by_scales(mode: str, scales: tuple[float, ...]) -> None:
     compare("Resize", inputs, weights=(2,), mode=mode)
 
 
+@pytest.mark.parametrize("size", [(9, 1), (1, 9)])
+def test_resize_beside_an_axis_of_one_element(size: tuple[int, int]) -> None:
+    inputs = [normal(1, 2, *size), None, np.array([1, 1, *(3 if n > 1 else 1 for n in size)], np.float32)]
+    compare("Resize", inputs, weights=(2,), mode="linear", coordinate_transformation_mode="align_corners")
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_resize_to_one_element(mode: str) -> None:
     """pytorch_half_pixel takes the first element there."""

@@ -120,6 +120,7 @@ class Walk:
 
     def _agreed(self, name: str, value: Value) -> Value | None:
         if name in self.outputs:
+            self._recognise(name, value)
             return self._output(name, value)
         if value.array.size < 2 or name in self.skipped:
             return None
@@ -143,6 +144,17 @@ class Walk:
             return None
         self.agreed += 1
         return self._take(name, found, value)
+
+    def _recognise(self, name: str, value: Value) -> None:
+        """Kernels that wrote this output in another layout: they wrote no tensor before it."""
+        for kernel in self.kernels:
+            found = kernel.seen.array
+            if kernel.tensor or name not in kernel.names or found.size != value.array.size:
+                continue
+            if (found.dtype.kind in "iub") == (value.array.dtype.kind in "iub"):
+                placed, _ = fitted(value.array, found)
+                if self.compared(name, value.array, placed, value.kind).ok:
+                    kernel.tensor = name
 
     def _kernel(self, kernel: Kernel, name: str, value: Value) -> Value | None:
         found = kernel.seen.array

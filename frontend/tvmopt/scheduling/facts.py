@@ -255,7 +255,8 @@ class _Scan:
 def negates(node: Any) -> bool:
     """Whether a node is a product with -1: a change of sign, which the sum around it does without an operation."""
     factor = node.b if isinstance(node, tirx.Mul) else None
-    factor = factor.value if type(factor).__name__ == "Broadcast" else factor
+    if isinstance(factor, tirx.Broadcast):
+        factor = factor.value
     return isinstance(factor, tirx.FloatImm) and float(factor.value) == -1.0
 
 

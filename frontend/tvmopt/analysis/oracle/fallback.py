@@ -93,7 +93,9 @@ class Fallback:
         if call.op in _PLAIN:
             raise Unsupported(f"{call.op} needs its scope")
         problems = []
-        for runner, doubles in ((self._reference, True), (self._reference, False), (self._onnxruntime, False)):
+        # onnx.reference moves the regions of an old RoiAlign by half a pixel, as new ones do
+        runners = [(self._reference, True), (self._reference, False), (self._onnxruntime, False)]
+        for runner, doubles in runners[2 * (call.op == "RoiAlign" and call.version < 16) :]:
             try:
                 found = runner(call, domain, values, doubles)
             except Exception as error:  # foreign code raises anything; the next implementation is asked

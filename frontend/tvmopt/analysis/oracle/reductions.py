@@ -62,6 +62,15 @@ def _log_sum_exp(x: Array, axes: tuple[int, ...], keep: bool) -> Array:
     )
 
 
+def _top_k(call: Call, x: Array, k: Array | None = None) -> Result:
+    """The first of equals first; NaN is larger than every number."""
+    axis, count = int(call.get("axis", -1)), int(call.get("k", 0) if k is None else np.ravel(k)[0])
+    rank = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+    order = np.argsort(-rank if call.get("largest", 1) else rank, axis, kind="stable")
+    order = np.take(order, range(count), axis)
+    return [np.take_along_axis(x, order, axis), order]
+
+
 def _arg(call: Call, x: Array) -> Result:
     axis = int(call.get("axis", 0))
     find = np.argmax if call.op == "ArgMax" else np.argmin
@@ -199,6 +208,7 @@ TABLE: dict[str, Operator] = {
     "ReduceLogSumExp": _reduced(_log_sum_exp),
     "ArgMax": _arg,
     "ArgMin": _arg,
+    "TopK": _top_k,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
     "Hardmax": _softmax,

@@ -165,7 +165,9 @@ def _stock_form(
             "coordinate_transformation_mode": transform,
             "rounding_method": "floor",
         }
-    if mode == "linear" and all(a.out > 1 for a in work):
+    sizes = {**dict(enumerate(shape)), **{a.axis: a.out for a in work}}
+    divides = transform == "align_corners" and 1 in (sizes[2], sizes[3])  # by that size less one
+    if mode == "linear" and all(a.out > 1 for a in work) and not divides:
         if transform in ("half_pixel", "align_corners", "asymmetric"):
             return {"method": "linear", "coordinate_transformation_mode": transform, "rounding_method": ""}
         if transform == "pytorch_half_pixel":
