@@ -29,7 +29,7 @@ class Verdicts:
         copy = onnx.ModelProto.FromString(model.SerializeToString())
         shapes = {i.name: list(i.shape) for i in compiled.inputs}
         prepared = prepare(copy, shapes, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
-        self.examiner = Examiner(compiled, "", prepared)
+        self.examiner = Examiner(compiled, model, prepared)
 
     def problem(self, feeds: Feeds, peer: Feeds | None) -> str | None:
         """Empty where the judge accepts the outputs; else what it says; None where it cannot tell.

@@ -227,3 +227,31 @@ def test_a_tolerance_is_the_users_for_an_output_or_for_all(tmp_path):
     one = Judge(model, rtol={"y": 0.1}).judged(feeds, off, right)
     assert [o.ok for o in one.outputs] == [True, False]
     assert not Judge(model, rtol={"": 1e-9}).judged(feeds, off, right).ok
+
+
+def test_a_constant_that_was_folded_wrongly_shows():
+    """The prepared model has it, too: the file tells."""
+    good = made(
+        [helper.make_node("Mul", ["x", "c"], ["y"])], {"x": [33]}, {"y": (TensorProto.FLOAT, [33])},
+        {"c": np.linspace(1, 2, 33, dtype=np.float32)},
+    )  # fmt: skip
+    bad = changed(good, "c", lambda c: (c * 1.05).astype("f"))
+    wrong = tvmopt.compile(bad, verify=False).model
+    feeds = {"x": np.random.default_rng(0).standard_normal(33).astype("f")}
+    peer = {"y": feeds["x"] * np.linspace(1, 2, 33, dtype=np.float32)}
+    assert Examiner(wrong, bad, bad).fully(feeds, None).ok
+    assert not Examiner(wrong, good, bad).fully(feeds, peer).ok
+
+
+def test_batch_norm_of_constants_is_right(tmp_path):
+    """onnx.reference, which folds constants, took the batch's own statistics before opset 14."""
+    rng = np.random.default_rng(0)
+    values = {n: (rng.random(15) + 0.5).astype("f") for n in ("s", "b", "m", "v")}
+    values |= {"c": rng.standard_normal((2, 15, 5)).astype("f")}
+    nodes = [helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"])]
+    nodes.append(helper.make_node("Add", ["x", "n"], ["y"]))
+    model = made(nodes, {"x": [1]}, {"y": (TensorProto.FLOAT, [2, 15, 5])}, values)
+    model.opset_import[0].version = 13
+    found = tvmopt.compile(model).model.run({"x": np.zeros(1, "f")})["y"]
+    s, b, m, v = (values[n].reshape(1, 15, 1).astype(float) for n in "sbmv")
+    np.testing.assert_allclose(found, (values["c"] - m) / np.sqrt(v + 1e-5) * s + b, rtol=1e-5, atol=1e-5)
