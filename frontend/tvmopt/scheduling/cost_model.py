@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from tvmopt.targets import Machine
 
-LOOPS, PRODUCTS = 3.0, 0.375
-"""Work from which a kernel gets threads, in `thread_ns`: loops over memory from 15 us on Zen 5, products from 2 us.
-Both thresholds were chosen by timing whole networks on two cores of Zen 5."""
+LOOPS, PRODUCTS, TILES = 3.0, 0.375, 0.95
+"""Work from which a kernel gets threads, in `thread_ns`: loops over memory from 15 us on Zen 5, products from 2 us;
+both were chosen by timing whole networks on two cores of it. Products by tiles of bf16 from 5 us: nobody has timed them."""
 
 
 @dataclass(frozen=True)
@@ -208,5 +208,5 @@ def product_worth_threads(flops: float, machine: Machine, tiles: bool = False) -
     >>> product_worth_threads(450_000, z), product_worth_threads(550_000, z)
     (False, True)
     """
-    peak = (machine.peak_tiles if tiles else machine.peak_flops) / machine.cores
-    return flops / peak * 1e9 > PRODUCTS * machine.thread_ns
+    peak, least = (machine.peak_tiles, TILES) if tiles else (machine.peak_flops, PRODUCTS)
+    return flops / (peak / machine.cores) * 1e9 > least * machine.thread_ns
