@@ -214,21 +214,24 @@ def _anatomy(check: Numbers, path: Path) -> tuple[list[tuple[str, str]], list[st
 
     from tvmopt import pipeline
     from tvmopt.importer import import_model
+    from tvmopt.importer.provenance import without_names
     from tvmopt.targets import Machine
 
-    module, before = import_model(path).module, list[Any]()
+    module = import_model(path).module
+    before = [without_names(module)[0]]  # as the first stage is given it
     changed: list[str] = []
 
     def watch(number: int, name: str, after: Any) -> None:
-        if not before or not tvm_ffi.structural_equal(before.pop(), after):
+        if not tvm_ffi.structural_equal(before.pop(), after):
             changed.append(name)
         before.append(after)
 
     machine, options = Machine.load(check.target), dict(check.options)
     known = {name: options[name] for name in ("exact", "without", "generic") if name in options}
     made = pipeline.lower(module, machine, precision=check.precision, lift=True, watch=watch, **known)
-    behind = [one.name for part in pipeline.stages(made.job)[pipeline.LOWERING :] for one in part.stages]
-    passes = [name for name in _every_pass(check) if name in changed or name in behind]
+    run, _ = pipeline.plan_memory(made, machine)
+    pipeline.lower_loops(run, made.job)
+    passes = [name for name in _every_pass(check) if name in changed]
     return [(k.name, k.family) for k in made.kernels if k.source != "generic"], passes
 
 
