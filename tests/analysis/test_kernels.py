@@ -99,3 +99,19 @@ def test_a_small_bias_that_the_next_kernel_adds_is_no_error():
         seen("conv", plain, "conv"), seen("relu", exact["r"], "conv", "relu"), seen("out", exact["y"], "sigmoid"),
     ]  # fmt: skip
     assert check_kernels(model, {"x": x}, {"y": exact["y"]}, run, "fp32").wrong == ()
+
+
+def test_int8_may_be_kept_as_uint8_128_higher():
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "quantize"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "dequantize"),
+        helper.make_node("Neg", ["d"], ["y"], "neg"),
+    ]
+    model = made(nodes, {"x": [9, 33]}, {"y": [9, 33]}, {"s": np.float32(0.03)})
+    model.graph.initializer.append(numpy_helper.from_array(np.int8(-7), "z"))
+    feeds = {"x": RNG.standard_normal((9, 33)).astype(np.float32)}
+    exact = Oracle(model).run(feeds, ["q", "y"])
+    q, y = exact["q"], exact["y"].astype(np.float32)
+    shifted = (q.astype(np.int16) + 128).astype(np.uint8)
+    found = check_kernels(model, feeds, {"y": y}, [Seen("q", ("quantize",), (), shifted)], "fp32")
+    assert found.wrong == () and [k.tensor for k in found.kernels] == ["q"]

@@ -67,6 +67,15 @@ class Kernel:
         """The tensor that it ought to have written, as far as that can be told; empty where it cannot."""
         return min(self.alike, key=self.alike.__getitem__, default="")
 
+    def placed(self, exact: Array) -> tuple[Array, float]:
+        """(Its result in the layout of a tensor, the mean error of a sample). Kernels that multiply bytes keep int8 as
+        uint8, 128 higher.
+        """
+        found = self.seen.array
+        if found.dtype == np.uint8 and exact.dtype == np.int8:
+            found = (found ^ np.uint8(128)).view(np.int8)
+        return fitted(exact, found)
+
     def forms(self, name: str, array: Array) -> dict[str, Array]:
         """What it may have written of a tensor: the tensor, or a product before its bias."""
         if name not in self.biases:
@@ -164,7 +173,7 @@ class Walk:
         for form, exact in kernel.forms(name, value.array).items():
             if agreeing and name not in kernel.shared:
                 break
-            placed, error = fitted(exact, found)
+            placed, error = kernel.placed(exact)
             sizes = np.abs(exact.astype(np.float64))
             scale = float(np.mean(np.minimum(sizes, 1e30), where=np.isfinite(sizes))) if sizes.size else 0.0
             if error > ALIKE * scale and error > 0:
@@ -400,7 +409,7 @@ class _Measured:
     def _written(self, name: str, kernel: Kernel) -> Array:
         """The tensor that a kernel likeliest wrote, its bias added where it is the next kernel's."""
         form = kernel.likeliest
-        return kernel.tensor_of(form, fitted(kernel.forms(name, self.exact[name])[form], kernel.seen.array)[0])
+        return kernel.tensor_of(form, kernel.placed(kernel.forms(name, self.exact[name])[form])[0])
 
     def compared(self, name: str) -> OutputComparison:
         """An output."""
@@ -411,7 +420,7 @@ class _Measured:
         """What a kernel wrote, if that is this form of a tensor."""
         name = form.removesuffix(PLAIN)
         exact = kernel.forms(name, self.exact[name])[form]
-        found = fitted(exact, kernel.seen.array)[0]
+        found = kernel.placed(exact)[0]
         naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
         one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
         return along(one, exact, found, [self.exact.get(p) for p in kernel.products], self.precision)
