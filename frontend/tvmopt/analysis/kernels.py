@@ -180,7 +180,8 @@ class Walk:
                 kernel.unlike[form] = error / (scale or 1.0)
                 continue
             one = self.compared(form, exact, placed, value.kind)
-            one = along(one, exact, placed, [self.products.get(p) for p in kernel.products], self.precision)
+            if name not in self.grids:  # steps are exact, or free
+                one = along(one, exact, placed, [self.products.get(p) for p in kernel.products], self.precision)
             if one.ok:
                 agreeing[form] = error, placed, one
             else:
@@ -423,6 +424,8 @@ class _Measured:
         found = kernel.placed(exact)[0]
         naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
         one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
+        if name in self.walk.grids:
+            return one
         return along(one, exact, found, [self.exact.get(p) for p in kernel.products], self.precision)
 
     def guilty(self) -> str | None:
