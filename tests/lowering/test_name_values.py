@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 from scipy import special
-from tvm import relax
+from tvm import relax, tirx
+from tvm.ir import Range
+from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from tests.schedules.harness import machines, run
+from tvmopt.lowering.name_values import name_values
 
 
 def mish(bb, x):
@@ -40,3 +43,32 @@ def test_behind_a_gemm_with_a_vectorized_epilogue(machine, rows):
     z = x.astype("float64") @ w
     np.testing.assert_allclose(y, z * 0.5 * (1 + special.erf(z / np.sqrt(2))), rtol=1e-4, atol=1e-4)
     assert [(s.family, s.note) for s in how.values()] == [("gemm", "")]
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("channels", [1, 4, 16])
+def test_a_branch_that_is_not_taken_is_not_evaluated(machine, channels):
+    """A concatenation reads its second part at negative places where the first one is wanted."""
+
+    def body(bb, x, y):
+        late = bb.emit(relax.op.permute_dims(bb.emit(relax.op.sigmoid(y)), [1, 0]))
+        return relax.op.concat([x, late], 0)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((channels, 9), np.float32), rng.standard_normal((9, 16), np.float32)
+    (found,), _ = run(body, [x, y], machine)
+    np.testing.assert_allclose(found, np.concatenate([x, special.expit(y).T]), rtol=1e-5)
+
+
+def test_what_a_branch_computes_stays_behind_its_condition():
+    x, y = tirx.decl_buffer((16,), "float32", "x"), tirx.decl_buffer((20,), "float32", "y")
+    at = tirx.Var("at", "int32")
+    value = tirx.if_then_else(at < 4, 1.0, tirx.exp(tirx.BufferLoad(x, [at - 4])))
+    axis = tirx.IterVar(Range(0, 20), at, 0)
+    block = SBlock([axis], [], [], "b", tirx.BufferStore(y, value, [at]))
+    loop = tirx.Var("i", "int32")
+    inner = tirx.For(loop, 0, 20, tirx.ForKind.SERIAL, SBlockRealize([loop], True, block))
+    root = SBlockRealize([], True, SBlock([], [], [], "root", inner))
+    text = name_values(tirx.PrimFunc([x, y], root)).script()
+    (line,) = (line.strip() for line in text.splitlines() if line.strip().startswith("value0 = T.if_then_else"))
+    assert "T.exp(x[at - 4])" in line and line.startswith("value0 = T.if_then_else(not at < 4,")

@@ -120,18 +120,37 @@ def _with_body(block: Any, body: Any) -> Any:
     )  # fmt: skip
 
 
-def _flat(value: Any, local: Callable[[Any], Any], outermost: bool = False) -> Any:
-    """`value` without lets and with plain arguments; `local` stores what it names and returns how to read it."""
+def _flat(value: Any, local: Callable[[Any], Any], outermost: bool = False, guard: Any = None) -> Any:
+    """`value` without lets and with plain arguments; `local` stores what it names and returns how to read it.
+
+    Args:
+        guard: the condition under which `value` is evaluated where it stands; None: always.
+    """
+
+    def named(bound: Any) -> Any:
+        return local(bound if guard is None else tirx.if_then_else(guard, bound, tirx.const(0, str(bound.ty.dtype))))
 
     def let(node: Any, _mutator: Any) -> Any:
-        load = local(_flat(node.value, local))
-        return _flat(structural_map(node.body, (tirx.Var, lambda v: load if v.same_as(node.var) else v)), local)
+        load = named(_flat(node.value, local, guard=guard))
+        body = structural_map(node.body, (tirx.Var, lambda v: load if v.same_as(node.var) else v))
+        return _flat(body, local, guard=guard)
 
     def call(node: Any, mutator: Any) -> Any:
-        return mutator.default_mutate(node) if math.expansion(node) is None else local(plain(node))
+        if getattr(node.op, "name", "").endswith("if_then_else"):
+            return chosen(node)
+        return mutator.default_mutate(node) if math.expansion(node) is None else named(plain(node))
+
+    def chosen(node: Any) -> Any:
+        """Only the branch that is taken may be evaluated: the other one may read outside its tensor."""
+        condition = _flat(node.args[0], local, guard=guard)
+        branches = [
+            _flat(branch, local, guard=test if guard is None else tirx.And(guard, test))
+            for branch, test in zip(node.args[1:], (condition, tirx.Not(condition)), strict=True)
+        ]
+        return Call(node.op, [condition, *branches], attrs=node.attrs, ret_ty=node.ty)
 
     def plain(node: Any) -> Any:
-        return Call(node.op, [_flat(node.args[0], local)], attrs=node.attrs, ret_ty=node.ty)
+        return Call(node.op, [_flat(node.args[0], local, guard=guard)], attrs=node.attrs, ret_ty=node.ty)
 
     if outermost and isinstance(value, Call) and math.expansion(value) is not None:
         return plain(value)

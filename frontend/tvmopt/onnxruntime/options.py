@@ -111,7 +111,7 @@ class SessionOptions(_Entries):
         raise missing("add_free_dimension_override_by_denotation", "name the dimension instead: ..._by_name")
 
     def register_custom_ops_library(self, path: str) -> None:
-        raise missing("register_custom_ops_library", "write a converter: docs/how-to/extend.md")
+        raise missing("register_custom_ops_library", "write a converter: docs/how-to/add-operator.md")
 
     def add_initializer(self, name: str, ort_value: Any) -> None:
         raise missing("add_initializer", "put the weights into the model")

@@ -128,6 +128,8 @@ static void *work(void *argument) {
   return NULL;
 }
 
+static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+
 /* Make workers until `size` tasks have a thread; the number that have, less where the system gives no more. */
 static int grow(Team *team, int size) {
   if (!team->slots) {
@@ -137,7 +139,8 @@ static int grow(Team *team, int size) {
   }
   if (team->size == 0) team->size = 1;
   sigset_t all, old;
-  sigfillset(&all); /* the user's signals are for the user's threads */
+  sigfillset(&all); /* the user's signals are for the user's threads, faults for the thread that has them */
+  for (int i = 0; i < (int)(sizeof faults / sizeof *faults); i++) sigdelset(&all, faults[i]);
   pthread_sigmask(SIG_SETMASK, &all, &old);
   for (; team->size < size; team->size++) {
     Slot *slot = &team->slots[team->size];

@@ -11,7 +11,7 @@ from tvmopt.targets import Machine
 
 LOOPS, PRODUCTS, TILES = 3.0, 0.375, 0.95
 """Work from which a kernel gets threads, in `thread_ns`: loops over memory from 15 us on Zen 5, products from 2 us;
-both were chosen by timing whole networks on two cores of it. Products by tiles of bf16 from 5 us: not timed yet."""
+below that, waking a thread costs more. Products by tiles of bf16 from 5 us: not timed yet."""
 
 
 @dataclass(frozen=True)
