@@ -143,3 +143,14 @@ def test_weights_beyond_float16_are_left_alone() -> None:
 def test_a_missing_kernel_is_told() -> None:
     mod = build({"x": (4, 16)}, lambda b, x: R.matmul(x, W))
     assert refused(mod, unsupported=lambda name, call: f"no kernel for {name}") == ["5: no kernel for matmul"]
+
+
+def test_what_only_moves_elements_may_be_an_output_too() -> None:
+    def body(b: Any, x: Any) -> Any:
+        y = b.emit(R.permute_dims(b.emit(R.nn.relu(R.matmul(x, W))), [1, 0]))
+        return y, R.matmul(y, relax.const(rand(9, 4)))
+
+    after = check_rewrite(
+        convert(), build({"x": (9, 16)}, body), {"matmul": 2, "nn.relu": 1, "permute_dims": 1, "astype": 3}, **BF16
+    )
+    assert [str(f.dtype) for f in after["main"].ret_ty.fields] == ["float32", "float32"]

@@ -135,6 +135,7 @@ class _Conversion:
         self.builder = relax.BlockBuilder()
         self.narrow: dict[Var, Var] = {}  # a float32 variable -> its 16-bit form
         self.out: list[Any] = []
+        self.bound: set[Expr] = set(graph.func.params)  # variables that exist in float32
         self.params = set(graph.func.params)
         self.wanted: set[Var] = set()
         self.flow = isinstance(graph.func.body.blocks[0], relax.DataflowBlock)
@@ -244,6 +245,8 @@ class _Conversion:
 
     def _widened(self, value: Expr, name: str) -> Expr:
         """`value` reading float32 casts of the variables that exist in 16 bits only."""
+        if isinstance(value, relax.Tuple):  # a result: what exists in float32 too stays as it is
+            return relax.Tuple([f if f in self.bound else self._wide(f, name) for f in value.fields])
         if isinstance(value, relax.Call) and not isinstance(value.op, relax.Var):
             args = [self._wide(a, name) for a in value.args]
             if any(a is not b for a, b in zip(args, value.args, strict=True)):
@@ -269,6 +272,7 @@ class _Conversion:
         return var
 
     def _bind(self, var: Var, value: Expr) -> None:
+        self.bound.add(var)
         self.out.append(relax.VarBinding(var, self.builder.normalize(value)))
 
 
