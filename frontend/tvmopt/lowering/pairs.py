@@ -22,7 +22,6 @@ Measured   Zen 5, one core, peaks in C in the same run: vdpbf16ps 472 GFLOP/s, f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -34,12 +33,14 @@ from tvm.ir.expr import TensorLoad
 from tvm.ir.op import register_op_attr
 from tvm.s_tir.stmt import SBlockRealize
 from tvm.sym import Analyzer
+from tvm.target.codegen import target_has_features
 from tvm.tirx.op import call_intrin, register_intrin_lowering
 from tvm_ffi import structural_equal, structural_mutate, structural_walk
 
 from tvmopt.scheduling.blocks import with_llvm
 
 Expr = Any
+FEATURE = "avx512bf16"
 PAIR, DOT2, DOT2_ADD, ROUND = "tvmopt.pair", "tvmopt.dot2", "tvmopt.dot2_add", "tvmopt.round_bf16"
 _ARITY = {PAIR: 2, DOT2: 2, DOT2_ADD: 3, ROUND: 1}
 _PURE = 1  # TVM's CallEffectKind
@@ -116,7 +117,7 @@ def lower_pairs(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return _pair_load(*node.args) if _op(node) == PAIR else node
 
     body = structural_mutate(func.body, ((tirx.Add, add), (tirx.Cast, cast), (tvm.ir.Call, call)))
-    return with_llvm(func, body, llvm_functions())
+    return with_llvm(func, body, llvm_functions(target_has_features(FEATURE, tvm.target.Target.current())))
 
 
 def _concerns(func: tirx.PrimFunc) -> bool:
@@ -162,22 +163,20 @@ def _difference(a: Expr, b: Expr) -> int | None:
 
 
 @cache
-def llvm_functions(widths: Sequence[int] = WIDTHS) -> str:
-    """`tvmopt_dot2_<n>(acc, x, w)` and `tvmopt_round_<n>(x)` as LLVM IR: instructions where AVX512_BF16 has the
-    width, else the arithmetic."""
+def llvm_functions(instructions: bool) -> str:
+    """`tvmopt_dot2_<n>(acc, x, w)` and `tvmopt_round_<n>(x)` as LLVM IR.
+
+    Args:
+        instructions: whether the target has :data:`FEATURE`; else, and for widths that it lacks, the arithmetic.
+    """
     text = []
-    for n in widths:
-        floats, words, halves = (_type(n, t) for t in ("float", "i32", "i16"))
-        text.append(
-            f"define {halves} @tvmopt_round_{n}({floats} %x) {{\n"
-            f"  %r = fptrunc {floats} %x to {_type(n, 'bfloat')}\n"
-            f"  %b = bitcast {_type(n, 'bfloat')} %r to {halves}\n"
-            f"  ret {halves} %b\n}}\n"
-        )
+    for n in WIDTHS:
+        floats, words = _type(n, "float"), _type(n, "i32")
+        text.append(_round(n) if instructions else _rounding_arithmetic(n))
         name = f"llvm.x86.avx512bf16.dpbf16ps.{n * 32}"
         pairs = _type(2 * n, "bfloat")
         head = f"define {floats} @tvmopt_dot2_{n}({floats} %a, {words} %x, {words} %w) {{\n"
-        if n in (4, 8, 16):
+        if instructions and n in (4, 8, 16):
             text.append(
                 f"declare {floats} @{name}({floats}, {pairs}, {pairs})\n{head}"
                 f"  %p = bitcast {words} %x to {pairs}\n  %q = bitcast {words} %w to {pairs}\n"
@@ -194,6 +193,35 @@ def llvm_functions(widths: Sequence[int] = WIDTHS) -> str:
         body += f"  %n = fmul {floats} %xlf, %wlf\n  %r = fadd {floats} %s, %n\n  ret {floats} %r\n}}\n"
         text.append(head + body)
     return "".join(text)
+
+
+def _round(lanes: int) -> str:
+    halves, bfloats = _type(lanes, "i16"), _type(lanes, "bfloat")
+    return (
+        f"define {halves} @tvmopt_round_{lanes}({_type(lanes, 'float')} %x) {{\n"
+        f"  %r = fptrunc {_type(lanes, 'float')} %x to {bfloats}\n"
+        f"  %b = bitcast {bfloats} %r to {halves}\n"
+        f"  ret {halves} %b\n}}\n"
+    )
+
+
+def _rounding_arithmetic(lanes: int) -> str:
+    """To the nearest, ties to even: the bits plus half a step less one, plus one for odd numbers; NaN stays NaN."""
+    floats, words, halves, flags = (_type(lanes, t) for t in ("float", "i32", "i16", "i1"))
+    return (
+        f"define {halves} @tvmopt_round_{lanes}({floats} %x) {{\n"
+        f"  %u = bitcast {floats} %x to {words}\n"
+        f"  %s = lshr {words} %u, {_splat(lanes, 16)}\n"
+        f"  %o = and {words} %s, {_splat(lanes, 1)}\n"
+        f"  %h = add {words} %u, {_splat(lanes, 0x7FFF)}\n"
+        f"  %t = add {words} %h, %o\n"
+        f"  %n = lshr {words} %t, {_splat(lanes, 16)}\n"
+        f"  %q = or {words} %s, {_splat(lanes, 0x40)}\n"
+        f"  %c = fcmp uno {floats} %x, %x\n"
+        f"  %k = select {flags} %c, {words} %q, {words} %n\n"
+        f"  %r = trunc {words} %k to {halves}\n"
+        f"  ret {halves} %r\n}}\n"
+    )
 
 
 def _splat(lanes: int, value: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -144,7 +145,7 @@ def test_sapphire_rapids_gets_the_instructions(rows: int, instruction: str, othe
 
 
 def test_every_number_of_lanes_has_its_function() -> None:
-    text = llvm_functions()
+    text = llvm_functions(True)
     assert all(f"@tvmopt_dot2_{n}(" in text and f"@tvmopt_round_{n}(" in text for n in range(1, 17))
 
 
@@ -212,3 +213,26 @@ def test_top1_agrees_on_256_images() -> None:
 def test_what_a_machine_cannot_do_is_refused(precision: str, target: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         tvmopt.compile(small_cnn(np.eye(32)), precision=precision, target=target)
+
+
+@pytest.mark.parametrize("columns", [1, 4, 7, 8, 16, 17, 33])
+def test_models_of_bfloat16_on_a_processor_without_its_instructions(columns: int) -> None:
+    """Products and rounding by arithmetic: x86-64-v3 has AVX2 only."""
+    rng = np.random.default_rng(columns)
+    kind = ml_dtypes.bfloat16
+    w = rng.standard_normal((4, columns)).astype(kind)
+    x = rng.standard_normal((3, 4)).astype(kind)
+    x[1] = np.array([np.inf, np.nan, 1e38, 1e-40]).astype(kind)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [value("x", TensorProto.BFLOAT16, [3, 4])],
+        [value("y", TensorProto.BFLOAT16, [3, columns])],
+        [helper.make_tensor("w", TensorProto.BFLOAT16, w.shape, w.tobytes(), raw=True)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    compiled = tvmopt.compile(model, target="x86-64-v3", threads=1, verify=False)
+    found = np.asarray(compiled(x)).astype(np.float64)
+    with np.errstate(all="ignore"):
+        want = (x.astype(np.float64) @ w.astype(np.float64)).astype(np.float32).astype(kind).astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(want))
+    np.testing.assert_allclose(found, want, rtol=2.0**-7)
