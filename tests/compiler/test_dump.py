@@ -60,7 +60,7 @@ def test_a_file_a_stage_in_order(model: Path, target: str, tmp_path: Path) -> No
     fused = next(i for i, name in enumerate(files) if "FuseActivations" in name)
     assert all("R.sigmoid" in text for text in texts[:fused])
     assert "R.nn.silu" in texts[fused] and "R.sigmoid" not in texts[fused]
-    loops = next(i for i, name in enumerate(files) if name.endswith("-Legalize.py"))
+    loops = next(i for i, name in enumerate(files) if name.endswith("-LowerOperators.py"))
     assert "T.prim_func" not in texts[loops - 1] and "T.prim_func" in texts[loops]
     assert "thread_binding" in texts[-5] if target.startswith("nvidia") else "T.vectorized" in texts[-5]
     (kernel,) = compiled.report.kernels
@@ -93,8 +93,8 @@ def test_names_that_do_not_exist(model: Path, tmp_path: Path) -> None:
             tvmopt.compile(model, verify=False, **wrong)
     with pytest.raises(InputError, match=r"no kernel 'matmul_silu'(.|\n)*did you mean fused_matmul"):
         tvmopt.compile(model, verify=False, dump_code={"matmul_silu": tmp_path})
-    with pytest.raises(InputError, match=r"'Legalize' cannot be left out"):
-        tvmopt.compile(model, verify=False, without=["Legalize"])
+    with pytest.raises(InputError, match=r"'LowerOperators' cannot be left out"):
+        tvmopt.compile(model, verify=False, without=["LowerOperators"])
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot make the folder"):
         tvmopt.compile(model, verify=False, dump_all=tmp_path / "file" / "folder")
