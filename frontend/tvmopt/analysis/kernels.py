@@ -162,8 +162,9 @@ class Walk:
                 continue
             if (found.dtype.kind in "iub") == (value.array.dtype.kind in "iub"):
                 placed, _ = fitted(value.array, found)
-                if self.compared(name, value.array, placed, value.kind).ok:
-                    kernel.tensor = name
+                one = self.compared(name, value.array, placed, value.kind)
+                if one.ok:
+                    kernel.tensor, kernel.comparison = name, one
 
     def _kernel(self, kernel: Kernel, name: str, value: Value) -> Value | None:
         found = kernel.seen.array
