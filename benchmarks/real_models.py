@@ -155,7 +155,9 @@ def timed(model: Trained, path: Path, threads: int, plan: Plan, engines: Sequenc
 
 def table(folder: Path) -> str:
     """The results of a folder as Markdown."""
-    lines = [suite.table(folder, [m.name for m in MODELS]).replace("No tuning records.", "Trained models.")]
+    lines = ["# Trained models that ship in Python packages", ""]
+    if any(folder.glob("*-b1-t*.json")):
+        lines = [suite.table(folder, [m.name for m in MODELS]).replace("No tuning records.", "Trained models.")]
     path = folder / "compiles.json"
     if path.is_file():
         rows = json.loads(path.read_text())
