@@ -28,24 +28,28 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import tirx
-from tvm.ir import _ffi_api as ir_api
 from tvm.ir.expr import TensorLoad
-from tvm.ir.op import register_op_attr
 from tvm.s_tir.stmt import SBlockRealize
 from tvm.sym import Analyzer
 from tvm.target.codegen import target_has_features
 from tvm.tirx.op import call_intrin, register_intrin_lowering
 from tvm_ffi import structural_equal, structural_mutate, structural_walk
 
+from tvmopt.lowering.intrinsics import (
+    WIDTHS,
+    accumulated,
+    call_function,
+    called,
+    llvm_constant,
+    llvm_type,
+    register,
+)
 from tvmopt.scheduling.blocks import with_llvm
 
 Expr = Any
 FEATURE = "avx512bf16"
 PAIR, DOT2, DOT2_ADD, ROUND = "tvmopt.pair", "tvmopt.dot2", "tvmopt.dot2_add", "tvmopt.round_bf16"
 _ARITY = {PAIR: 2, DOT2: 2, DOT2_ADD: 3, ROUND: 1}
-_PURE = 1  # TVM's CallEffectKind
-WIDTHS = (*range(1, 17), 24, 32, 48, 64)
-"""Lanes that the LLVM functions exist for."""
 
 
 def bits(value: Expr) -> Expr:
@@ -99,10 +103,7 @@ def lower_pairs(func: tirx.PrimFunc) -> tirx.PrimFunc:
     install()
 
     def add(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        if _op(node.b) == DOT2:
-            return call_intrin("float32", DOT2_ADD, node.a, *node.b.args)
-        return call_intrin("float32", DOT2_ADD, node.b, *node.a.args) if _op(node.a) == DOT2 else node
+        return accumulated(mutator.default_mutate(node), DOT2, DOT2_ADD, "float32")
 
     def cast(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
@@ -114,7 +115,7 @@ def lower_pairs(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def call(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
-        return _pair_load(*node.args) if _op(node) == PAIR else node
+        return _pair_load(*node.args) if called(node) == PAIR else node
 
     body = structural_mutate(func.body, ((tirx.Add, add), (tirx.Cast, cast), (tvm.ir.Call, call)))
     return with_llvm(func, body, llvm_functions(target_has_features(FEATURE, tvm.target.Target.current())))
@@ -124,15 +125,11 @@ def _concerns(func: tirx.PrimFunc) -> bool:
     found: list[Any] = []
 
     def look(node: Any) -> None:
-        if _op(node) in _ARITY or (isinstance(node, tirx.Cast) and str(node.ty.dtype).startswith("bfloat16")):
+        if called(node) in _ARITY or (isinstance(node, tirx.Cast) and str(node.ty.dtype).startswith("bfloat16")):
             found.append(node)
 
     structural_walk(func.body, ((tvm.ir.Call, look), (tirx.Cast, look)))
     return bool(found) and isinstance(func.body, SBlockRealize)
-
-
-def _op(node: Any) -> str:
-    return str(getattr(node.op, "name", "")) if isinstance(node, tvm.ir.Call) else ""
 
 
 def _pair_load(low: Expr, high: Expr) -> Expr:
@@ -149,7 +146,7 @@ def _pair_load(low: Expr, high: Expr) -> Expr:
 
 def _plain(value: Expr) -> Expr:
     """A load from under its reinterpretation as bits."""
-    if _op(value).endswith("reinterpret") and isinstance(value.args[0], TensorLoad):
+    if called(value).endswith("reinterpret") and isinstance(value.args[0], TensorLoad):
         return value.args[0]
     return value
 
@@ -171,10 +168,10 @@ def llvm_functions(instructions: bool) -> str:
     """
     text = []
     for n in WIDTHS:
-        floats, words = _type(n, "float"), _type(n, "i32")
+        floats, words = llvm_type(n, "float"), llvm_type(n, "i32")
         text.append(_round(n) if instructions else _rounding_arithmetic(n))
         name = f"llvm.x86.avx512bf16.dpbf16ps.{n * 32}"
-        pairs = _type(2 * n, "bfloat")
+        pairs = llvm_type(2 * n, "bfloat")
         head = f"define {floats} @tvmopt_dot2_{n}({floats} %a, {words} %x, {words} %w) {{\n"
         if instructions and n in (4, 8, 16):
             text.append(
@@ -185,8 +182,8 @@ def llvm_functions(instructions: bool) -> str:
             continue
         body = ""
         for side in "xw":
-            body += f"  %{side}l = shl {words} %{side}, {_splat(n, 16)}\n"
-            body += f"  %{side}h = and {words} %{side}, {_splat(n, -65536)}\n"
+            body += f"  %{side}l = shl {words} %{side}, {llvm_constant(n, 'i32', 16)}\n"
+            body += f"  %{side}h = and {words} %{side}, {llvm_constant(n, 'i32', -65536)}\n"
             for half in "lh":
                 body += f"  %{side}{half}f = bitcast {words} %{side}{half} to {floats}\n"
         body += f"  %m = fmul {floats} %xhf, %whf\n  %s = fadd {floats} %a, %m\n"
@@ -196,10 +193,10 @@ def llvm_functions(instructions: bool) -> str:
 
 
 def _round(lanes: int) -> str:
-    halves, bfloats = _type(lanes, "i16"), _type(lanes, "bfloat")
+    halves, bfloats = llvm_type(lanes, "i16"), llvm_type(lanes, "bfloat")
     return (
-        f"define {halves} @tvmopt_round_{lanes}({_type(lanes, 'float')} %x) {{\n"
-        f"  %r = fptrunc {_type(lanes, 'float')} %x to {bfloats}\n"
+        f"define {halves} @tvmopt_round_{lanes}({llvm_type(lanes, 'float')} %x) {{\n"
+        f"  %r = fptrunc {llvm_type(lanes, 'float')} %x to {bfloats}\n"
         f"  %b = bitcast {bfloats} %r to {halves}\n"
         f"  ret {halves} %b\n}}\n"
     )
@@ -207,16 +204,16 @@ def _round(lanes: int) -> str:
 
 def _rounding_arithmetic(lanes: int) -> str:
     """To the nearest, ties to even: the bits plus half a step less one, plus one for odd numbers; NaN stays NaN."""
-    floats, words, halves, flags = (_type(lanes, t) for t in ("float", "i32", "i16", "i1"))
+    floats, words, halves, flags = (llvm_type(lanes, t) for t in ("float", "i32", "i16", "i1"))
     return (
         f"define {halves} @tvmopt_round_{lanes}({floats} %x) {{\n"
         f"  %u = bitcast {floats} %x to {words}\n"
-        f"  %s = lshr {words} %u, {_splat(lanes, 16)}\n"
-        f"  %o = and {words} %s, {_splat(lanes, 1)}\n"
-        f"  %h = add {words} %u, {_splat(lanes, 0x7FFF)}\n"
+        f"  %s = lshr {words} %u, {llvm_constant(lanes, 'i32', 16)}\n"
+        f"  %o = and {words} %s, {llvm_constant(lanes, 'i32', 1)}\n"
+        f"  %h = add {words} %u, {llvm_constant(lanes, 'i32', 0x7FFF)}\n"
         f"  %t = add {words} %h, %o\n"
-        f"  %n = lshr {words} %t, {_splat(lanes, 16)}\n"
-        f"  %q = or {words} %s, {_splat(lanes, 0x40)}\n"
+        f"  %n = lshr {words} %t, {llvm_constant(lanes, 'i32', 16)}\n"
+        f"  %q = or {words} %s, {llvm_constant(lanes, 'i32', 0x40)}\n"
         f"  %c = fcmp uno {floats} %x, %x\n"
         f"  %k = select {flags} %c, {words} %q, {words} %n\n"
         f"  %r = trunc {words} %k to {halves}\n"
@@ -224,36 +221,12 @@ def _rounding_arithmetic(lanes: int) -> str:
     )
 
 
-def _splat(lanes: int, value: int) -> str:
-    return str(value) if lanes == 1 else "<" + ", ".join([f"i32 {value}"] * lanes) + ">"
-
-
-def _type(lanes: int, element: str) -> str:
-    return element if lanes == 1 else f"<{lanes} x {element}>"
-
-
 @lru_cache(maxsize=1)
 def install() -> None:
     """Register the operators with TVM and how LLVM computes them, once a process."""
-    for name, arity in _ARITY.items():
-        ir_api.RegisterOp(name, "see tvmopt.lowering.pairs")
-        tvm.ir.Op.get(name).set_num_inputs(arity)
-        register_op_attr(name, "TCallEffectKind", _PURE)
-        register_op_attr(name, "TVectorizable", True)
-    register_intrin_lowering(DOT2_ADD, "llvm", f=lambda call: _extern("tvmopt_dot2", "float32", call))
-    register_intrin_lowering(ROUND, "llvm", f=lambda call: _extern("tvmopt_round", "uint16", call))
-    register_intrin_lowering(DOT2, "llvm", f=_dot2_alone)
-
-
-def _extern(function: str, dtype: str, call: Any) -> Any:
-    lanes = int(call.args[0].ty.dtype.lanes)
-    kind = dtype if lanes == 1 else f"{dtype}x{lanes}"
-    return tirx.call_pure_extern(kind, f"{function}_{lanes}", *call.args)
-
-
-def _dot2_alone(call: Any) -> Any:
-    lanes = int(call.args[0].ty.dtype.lanes)
-    zero = tirx.const(0.0, "float32")
-    start = zero if lanes == 1 else tirx.Broadcast(zero, lanes)
-    kind = "float32" if lanes == 1 else f"float32x{lanes}"
-    return tirx.call_pure_extern(kind, f"tvmopt_dot2_{lanes}", start, *call.args)
+    register(_ARITY, __name__)
+    register_intrin_lowering(DOT2_ADD, "llvm", f=lambda call: call_function("tvmopt_dot2", "float32", *call.args))
+    register_intrin_lowering(ROUND, "llvm", f=lambda call: call_function("tvmopt_round", "uint16", *call.args))
+    register_intrin_lowering(
+        DOT2, "llvm", f=lambda call: call_function("tvmopt_dot2", "float32", tirx.const(0.0, "float32"), *call.args)
+    )

@@ -30,25 +30,30 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import tirx
-from tvm.ir import _ffi_api as ir_api
 from tvm.ir.expr import TensorLoad
-from tvm.ir.op import register_op_attr
 from tvm.s_tir.stmt import SBlockRealize
 from tvm.sym import Analyzer
 from tvm.target.codegen import target_has_features
 from tvm.tirx.op import call_intrin, register_intrin_lowering
 from tvm_ffi import structural_equal, structural_mutate, structural_walk
 
+from tvmopt.lowering.intrinsics import (
+    WIDTHS,
+    accumulated,
+    call_function,
+    called,
+    llvm_constant,
+    llvm_type,
+    register,
+)
 from tvmopt.scheduling.blocks import with_llvm
 
 Expr = Any
+FUNCTION = "tvmopt_dot4"
 QUAD, DOT4, DOT4_ADD = "tvmopt.quad", "tvmopt.dot4", "tvmopt.dot4_add"
 _ARITY = {QUAD: 4, DOT4: 2, DOT4_ADD: 3}
-_PURE = 1  # TVM's CallEffectKind
 WORD = 4
 """Bytes of a word."""
-WIDTHS = (*range(1, 17), 24, 32, 48, 64)
-"""Lanes that the LLVM functions exist for."""
 MOST_TERMS = 2**31 // (255 * 128)
 """Products of uint8 and int8 that add up in int32 whatever they are."""
 
@@ -103,14 +108,11 @@ def lower_quads(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
 
     def add(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        if _op(node.b) == DOT4:
-            return call_intrin("int32", DOT4_ADD, node.a, *node.b.args)
-        return call_intrin("int32", DOT4_ADD, node.b, *node.a.args) if _op(node.a) == DOT4 else node
+        return accumulated(mutator.default_mutate(node), DOT4, DOT4_ADD, "int32")
 
     def call(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
-        return _quad_load(node.args) if _op(node) == QUAD else node
+        return _quad_load(node.args) if called(node) == QUAD else node
 
     body = structural_mutate(func.body, ((tirx.Add, add), (tvm.ir.Call, call)))
     return with_llvm(func, body, llvm_functions(_instructions()))
@@ -118,12 +120,8 @@ def lower_quads(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _concerns(func: tirx.PrimFunc) -> bool:
     found: list[Any] = []
-    structural_walk(func.body, ((tvm.ir.Call, lambda node: found.append(node) if _op(node) in _ARITY else None),))
+    structural_walk(func.body, ((tvm.ir.Call, lambda node: found.append(node) if called(node) in _ARITY else None),))
     return bool(found) and isinstance(func.body, SBlockRealize)
-
-
-def _op(node: Any) -> str:
-    return str(getattr(node.op, "name", "")) if isinstance(node, tvm.ir.Call) else ""
 
 
 def _quad_load(values: Any) -> Expr:
@@ -169,12 +167,12 @@ def llvm_functions(instructions: tuple[tuple[int, str], ...]) -> str:
 
 
 def _function(n: int, instruction: str) -> str:
-    words = _type(n, "i32")
-    head = f"define {words} @tvmopt_dot4_{n}({words} %a, {words} %x, {words} %w) {{\n"
+    words = llvm_type(n, "i32")
+    head = f"define {words} @{FUNCTION}_{n}({words} %a, {words} %x, {words} %w) {{\n"
     if "vpdpbusd" in instruction:
-        text, taken = _vnni(n, instruction), _type(4 * n, "i8")
+        text, taken = _vnni(n, instruction), llvm_type(4 * n, "i8")
     elif instruction:
-        text, taken = _madd(n, instruction), _type(2 * n, "i16")
+        text, taken = _madd(n, instruction), llvm_type(2 * n, "i16")
     else:
         return f"{head}{_plain(n)}  ret {words} %r\n}}\n"
     own = f"{words}, " if "vpdpbusd" in instruction else ""
@@ -182,7 +180,7 @@ def _function(n: int, instruction: str) -> str:
 
 
 def _vnni(n: int, instruction: str) -> str:
-    words, taken = _type(n, "i32"), _type(4 * n, "i8")
+    words, taken = llvm_type(n, "i32"), llvm_type(4 * n, "i8")
     return (
         f"  %p = bitcast {words} %x to {taken}\n  %q = bitcast {words} %w to {taken}\n"
         f"  %r = call {words} @{instruction}({words} %a, {taken} %p, {taken} %q)\n"
@@ -191,11 +189,11 @@ def _vnni(n: int, instruction: str) -> str:
 
 def _madd(n: int, instruction: str) -> str:
     """Even and odd bytes of every word as 16-bit numbers."""
-    words, halves = _type(n, "i32"), _type(2 * n, "i16")
-    eight = _splat(2 * n, "i16", 8)
+    words, halves = llvm_type(n, "i32"), llvm_type(2 * n, "i16")
+    eight = llvm_constant(2 * n, "i16", 8)
     return (
         f"  %x16 = bitcast {words} %x to {halves}\n  %w16 = bitcast {words} %w to {halves}\n"
-        f"  %xe = and {halves} %x16, {_splat(2 * n, 'i16', 255)}\n  %xo = lshr {halves} %x16, {eight}\n"
+        f"  %xe = and {halves} %x16, {llvm_constant(2 * n, 'i16', 255)}\n  %xo = lshr {halves} %x16, {eight}\n"
         f"  %wl = shl {halves} %w16, {eight}\n  %we = ashr {halves} %wl, {eight}\n  %wo = ashr {halves} %w16, {eight}\n"
         f"  %me = call {words} @{instruction}({halves} %xe, {halves} %we)\n"
         f"  %mo = call {words} @{instruction}({halves} %xo, {halves} %wo)\n"
@@ -204,39 +202,23 @@ def _madd(n: int, instruction: str) -> str:
 
 
 def _plain(n: int) -> str:
-    words = _type(n, "i32")
+    words, low, top = llvm_type(n, "i32"), llvm_constant(n, "i32", 255), llvm_constant(n, "i32", 24)
     text, total = "", "%a"
     for byte in range(WORD):
-        at, up = _splat(n, "i32", 8 * byte), _splat(n, "i32", 24 - 8 * byte)
+        at, up = llvm_constant(n, "i32", 8 * byte), llvm_constant(n, "i32", 24 - 8 * byte)
         out = "%r" if byte == WORD - 1 else f"%s{byte}"
-        text += f"  %xs{byte} = lshr {words} %x, {at}\n  %xb{byte} = and {words} %xs{byte}, {_splat(n, 'i32', 255)}\n"
-        text += f"  %ws{byte} = shl {words} %w, {up}\n  %wb{byte} = ashr {words} %ws{byte}, {_splat(n, 'i32', 24)}\n"
+        text += f"  %xs{byte} = lshr {words} %x, {at}\n  %xb{byte} = and {words} %xs{byte}, {low}\n"
+        text += f"  %ws{byte} = shl {words} %w, {up}\n  %wb{byte} = ashr {words} %ws{byte}, {top}\n"
         text += f"  %m{byte} = mul {words} %xb{byte}, %wb{byte}\n  {out} = add {words} {total}, %m{byte}\n"
         total = out
     return text
 
 
-def _splat(lanes: int, kind: str, value: int) -> str:
-    return str(value) if lanes == 1 else "<" + ", ".join([f"{kind} {value}"] * lanes) + ">"
-
-
-def _type(lanes: int, element: str) -> str:
-    return element if lanes == 1 else f"<{lanes} x {element}>"
-
-
 @lru_cache(maxsize=1)
 def install() -> None:
     """Register the operators with TVM and how LLVM computes them, once a process."""
-    for name, arity in _ARITY.items():
-        ir_api.RegisterOp(name, "see tvmopt.lowering.quads")
-        tvm.ir.Op.get(name).set_num_inputs(arity)
-        register_op_attr(name, "TCallEffectKind", _PURE)
-        register_op_attr(name, "TVectorizable", True)
-    register_intrin_lowering(DOT4_ADD, "llvm", f=lambda call: _extern(*call.args))
-    register_intrin_lowering(DOT4, "llvm", f=lambda call: _extern(tirx.const(0, "int32"), *call.args))
-
-
-def _extern(acc: Any, x: Any, w: Any) -> Any:
-    lanes = max(int(v.ty.dtype.lanes) for v in (acc, x, w))
-    wide = [tirx.Broadcast(v, lanes) if int(v.ty.dtype.lanes) < lanes else v for v in (acc, x, w)]
-    return tirx.call_pure_extern("int32" if lanes == 1 else f"int32x{lanes}", f"tvmopt_dot4_{lanes}", *wide)
+    register(_ARITY, __name__)
+    register_intrin_lowering(DOT4_ADD, "llvm", f=lambda call: call_function(FUNCTION, "int32", *call.args))
+    register_intrin_lowering(
+        DOT4, "llvm", f=lambda call: call_function(FUNCTION, "int32", tirx.const(0, "int32"), *call.args)
+    )
