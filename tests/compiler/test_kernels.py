@@ -152,3 +152,30 @@ def test_the_longest_name() -> None:
     )
     compiled = tvmopt.compile(helper.make_model(graph, ir_version=8), records=False)
     assert compiled.report.accuracy["verified"]
+
+
+def test_a_name_longer_than_what_stands_for_it(made: list[str]) -> None:
+    """Slices of 64 lengths in one kernel, each with a number of its own in the kernel's name."""
+    ends = {"first": 1, "last": 10_000, "axis": 0}
+    names = ["x", *(f"a{i}" for i in range(70))]
+    nodes = [helper.make_node("Slice", [a, *ends], [b]) for a, b in pairwise(names)]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("x", TensorProto.FLOAT, [100])], [value(names[-1], TensorProto.FLOAT, [30])],
+        [numpy_helper.from_array(np.array([at]), name) for name, at in ends.items()],
+    )  # fmt: skip
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.arange(100, dtype=np.float32)
+    for _ in range(2):
+        compiled = tvmopt.compile(source, records=False, verify=False)
+        assert max(len(kernel.name) for kernel in compiled.report.kernels) >= len(kernels.NAME)
+        np.testing.assert_array_equal(compiled(x), x[70:])
+    assert len(made) == len(compiled.report.kernels), "the second time nothing is compiled"
+
+
+def test_the_key_covers_every_source_that_lowers_an_intrinsic() -> None:
+    """Their functions run behind the loops that the key is made of."""
+    folder = Path(kernels.pipeline.__file__).parent
+    known = {Path(module.__file__) for module in kernels.LATE if module.__file__}
+    late = {file for file in (folder / "lowering").rglob("*.py") if "register_intrin_lowering(" in file.read_text()}
+    assert late and late <= known

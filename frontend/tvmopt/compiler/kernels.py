@@ -20,14 +20,13 @@ import tvm_ffi
 
 from tvmopt import pipeline
 from tvmopt.cache import Kernels
-from tvmopt.lowering import lower_extrema, math
+from tvmopt.lowering import intrinsics, lower_extrema, math, pairs, quads
 from tvmopt.passes import stages
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
 
 NAME = "kernel".ljust(1000, "_")
-"""Stands for a kernel's name in the object that is kept. No name is longer: a kernel takes at most
-:data:`tvmopt.pipeline.MOST_FUSED` operators."""
+"""Stands for a kernel's name in the object that is kept. A kernel whose name is not shorter keeps its own."""
 
 
 def objects(kernels: tvm.IRModule, machine: Machine, cache: Kernels, without: tuple[str, ...] = ()) -> dict[str, bytes]:
@@ -37,15 +36,16 @@ def objects(kernels: tvm.IRModule, machine: Machine, cache: Kernels, without: tu
         kernels: before TVM's own passes of loops.
         without: names of stages to leave out.
     """
-    keys, wanted = dict[str, str](), dict[str, Any]()
+    keys, wanted = dict[str, str](), dict[str, tuple[int, tuple[Any, str]]]()
     for name, func in named(kernels):
-        text = tvm.ir.save_json(func.with_attr("global_symbol", NAME))
+        symbol = _symbol(name)
+        text = tvm.ir.save_json(func.with_attr("global_symbol", symbol))
         keys[name] = _key(text, machine, without)
-        wanted[keys[name]] = (len(text), func)
+        wanted[keys[name]] = (len(text), (func, symbol))
     found = {key: data for key in wanted if (data := cache.get(key)) is not None}
     missing = sorted(wanted.keys() - found.keys(), key=lambda key: (-wanted[key][0], key))  # the longest first
     with ThreadPoolExecutor(max(1, usable_cores())) as threads:  # TVM and LLVM work without Python's lock
-        made = threads.map(lambda key: _object(compiled(wanted[key][1], NAME, kernels, machine, without)), missing)
+        made = threads.map(lambda key: _object(compiled(*wanted[key][1], kernels, machine, without)), missing)
         for key, data in zip(missing, made, strict=True):
             cache.put(key, data)
             found[key] = data
@@ -81,11 +81,14 @@ def _object(module: tvm.runtime.Module) -> bytes:
         return path.read_bytes()
 
 
+def _symbol(name: str) -> str:
+    """What a kernel is called in its object file."""
+    return NAME if len(name) < len(NAME) else name
+
+
 def _named(data: bytes, name: str) -> bytes:
     """The object with a kernel's real name, padded with zeros: names in it end with one."""
-    own = name.encode()
-    assert len(own) < len(NAME), f"a kernel's name has {len(own)} characters"
-    return data.replace(NAME.encode(), own.ljust(len(NAME), b"\0"))
+    return data.replace(_symbol(name).encode(), name.encode().ljust(len(NAME), b"\0"))
 
 
 def _key(text: str, machine: Machine, without: tuple[str, ...]) -> str:
@@ -101,11 +104,16 @@ def _key(text: str, machine: Machine, without: tuple[str, ...]) -> str:
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
 
 
+LATE = (pipeline, stages, lower_extrema, math, intrinsics, pairs, quads)
+"""Modules of ours that decide what becomes of loops from here on: passes, and what TVM's last step asks for
+intrinsics."""
+
+
 @cache
 def _our_passes() -> str:
-    """Hash of the sources of ours that decide what becomes of loops from here on."""
+    """Hash of the sources of :data:`LATE`."""
     digest = hashlib.sha256()
-    for module in (pipeline, stages, lower_extrema, math):
+    for module in LATE:
         assert module.__file__ is not None
         digest.update(Path(module.__file__).read_bytes())
     return digest.hexdigest()
