@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
+from tests.compiler.small import silu
 from tests.cuda import needs_toolkit
 from tvmopt.analysis.comparator import Array
 from tvmopt.compiler.driver import compile_model
@@ -29,20 +30,7 @@ TARGETS = ["x86-64-v3", pytest.param("nvidia-h100", marks=needs_toolkit)]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A product and a SiLU, which one pass puts together from two operators."""
-    weight = np.random.default_rng(0).standard_normal((40, 24), dtype=np.float32)
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["h"], name="product"),
-            helper.make_node("Sigmoid", ["h"], ["s"], name="sigmoid"),
-            helper.make_node("Mul", ["h", "s"], ["y"], name="times"),
-        ],
-        "silu", [value("x", TensorProto.FLOAT, [33, 40])], [value("y", TensorProto.FLOAT, [33, 24])],
-        [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
-    path = tmp_path_factory.mktemp("model") / "silu.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return silu(tmp_path_factory.mktemp("model") / "silu.onnx", depth=40)
 
 
 FUSION = "tvmopt.FuseActivations"

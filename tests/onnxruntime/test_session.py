@@ -141,6 +141,21 @@ def test_open_dimensions_and_deciding_values(open_: str, monkeypatch: pytest.Mon
     assert again.run(None, {"x": np.ones((3, 8), np.float32), "k": 2})[0].shape == (3, 2)
 
 
+def test_an_open_dimension_gets_its_size_by_name(tmp_path: Path) -> None:
+    path = saved(
+        tmp_path / "named.onnx", [helper.make_node("Relu", ["x"], ["y"])],
+        [value("x", TensorProto.FLOAT, ["rows", 3])], [value("y", TensorProto.FLOAT, ["rows", 3])],
+    )  # fmt: skip
+    options = ours.SessionOptions()
+    options.add_free_dimension_override_by_name("rows", 4)
+    session = ours.InferenceSession(path, options)
+    assert session.get_inputs()[0].shape == [4, 3]
+    x = np.arange(-6, 6, dtype=np.float32).reshape(4, 3)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.maximum(x, 0))
+    with pytest.raises(exceptions.InvalidArgument, match="invalid dimensions"):
+        session.run(None, {"x": x[:2]})
+
+
 def test_bytes_artifacts_and_threads(fixed: str, session: ours.InferenceSession, tmp_path: Path) -> None:
     expected = session.run(None, {"x": X})
     options = ours.SessionOptions()

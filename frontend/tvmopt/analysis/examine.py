@@ -10,7 +10,7 @@ and surgeon, which therefore never contradict each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,21 @@ class Examined:
         return self.comparison.ok
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of the compiled model.
+
+    Attributes:
+        feeds: its inputs. peer: onnxruntime's outputs of them, where it runs the model.
+        outputs: ours. seen: what each kernel wrote; nothing on a GPU.
+    """
+
+    feeds: Mapping[str, Array]
+    peer: Mapping[str, Array] | None
+    outputs: Mapping[str, Array]
+    seen: Sequence[Seen] = ()
+
+
 class Examiner:
     """Examines runs of one compiled model.
 
@@ -81,19 +96,7 @@ class Examiner:
         Raises:
             Unsupported: the oracle cannot evaluate the model.
         """
-        return self._against_oracle(feeds, peer, always=True)
-
-    def _against_oracle(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, always: bool) -> Examined:
-        """Outputs against the oracle, and kernels: `always`, or where an output differs."""
-        outputs, seen = self._run(feeds)
-        truth = self.judge.truth(feeds)
-        compared = self.judge(truth, outputs, peer)
-        found = Found()
-        if seen and (always or not compared.ok):
-            found = check_kernels(self.prepared, feeds, outputs, seen, self.precision)
-        if not self.judge.overruled:
-            compared = ruled(compared, found)
-        return Examined(compared, found.kernel, found.compared, notes=tuple(truth.notes), kernels=found.kernels)
+        return self._against_oracle(self._run(feeds, peer), always=True)
 
     def fully(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
         """Thoroughly or, where the oracle cannot evaluate the model, against onnxruntime's outputs only.
@@ -101,49 +104,60 @@ class Examiner:
         Raises:
             Unsupported: neither can run the model.
         """
+        run = self._run(feeds, peer)
         if peer is not None and not self.judge.overruled:
-            self._apart = max((o.excess for o in self._beside(feeds, peer) if np.isfinite(o.excess)), default=1.0)
-        return self._as_in_the_file(self._or_peer(feeds, peer, always=True), feeds, peer)
-
-    def _as_in_the_file(
-        self, examined: Examined, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None
-    ) -> Examined:
-        """The oracle on the file itself, where what fits the prepared model is far from onnxruntime's: the importer may
-        have folded a wrong constant, which the prepared model has, too."""
-        if not examined.ok or peer is None or not self.path or self._apart <= FAR:
-            return examined
-        judge = Judge(self.path, self.precision, self.judge.rtol, self.judge.atol)
-        try:
-            compared = judge(judge.truth(feeds), self.model.run(feeds), peer)
-        except Unsupported:
-            return examined
-        wrong = any(o.problem and o.excess > AMPLIFIED for o in compared.outputs)
-        return replace(examined, comparison=compared) if wrong else examined
-
-    def _or_peer(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, always: bool) -> Examined:
-        try:
-            return self._against_oracle(feeds, peer, always)
-        except Unsupported:
-            if peer is None:
-                raise
-            compared = self.judge.without_oracle(self.model.run(feeds), peer)
-            return Examined(compared, reference="onnxruntime", notes=("the oracle cannot evaluate the model",))
+            excesses = [o.excess for o in self._beside(run.outputs, peer)]
+            self._apart = max(filter(np.isfinite, excesses), default=1.0)
+        return self._as_in_the_file(self._or_peer(run, always=True), run)
 
     def quickly(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
         """Outputs against onnxruntime's and, where they differ by more than on the inputs that were examined fully,
         against the oracle.
         """
         if peer is not None and not self.judge.overruled:
-            alike = self._beside(feeds, peer, max(1.0, 2 * self._apart))
+            alike = self._beside(self.model.run(feeds), peer, max(1.0, 2 * self._apart))
             if len(alike) == len(self.model.outputs) and all(o.ok for o in alike):
                 return Examined(Comparison(tuple(alike)), reference="onnxruntime")
-        return self._or_peer(feeds, peer, always=False)
+        return self._or_peer(self._run(feeds, peer), always=False)
+
+    def _against_oracle(self, run: Run, always: bool) -> Examined:
+        """Outputs against the oracle, and kernels: `always`, or where an output differs."""
+        truth = self.judge.truth(run.feeds)
+        compared = self.judge(truth, run.outputs, run.peer)
+        found = Found()
+        if run.seen and (always or not compared.ok):
+            found = check_kernels(self.prepared, run.feeds, run.outputs, run.seen, self.precision)
+        if not self.judge.overruled:
+            compared = ruled(compared, found)
+        return Examined(compared, found.kernel, found.compared, notes=tuple(truth.notes), kernels=found.kernels)
+
+    def _or_peer(self, run: Run, always: bool) -> Examined:
+        try:
+            return self._against_oracle(run, always)
+        except Unsupported:
+            if run.peer is None:
+                raise
+            compared = self.judge.without_oracle(run.outputs, run.peer)
+            return Examined(compared, reference="onnxruntime", notes=("the oracle cannot evaluate the model",))
+
+    def _as_in_the_file(self, examined: Examined, run: Run) -> Examined:
+        """The oracle on the file itself, where what fits the prepared model is far from onnxruntime's: the importer may
+        have folded a wrong constant, which the prepared model has, too."""
+        if not examined.ok or run.peer is None or not self.path or self._apart <= FAR:
+            return examined
+        judge = Judge(self.path, self.precision, self.judge.rtol, self.judge.atol)
+        try:
+            compared = judge(judge.truth(run.feeds), run.outputs, run.peer)
+        except Unsupported:
+            return examined
+        wrong = any(o.problem and o.excess > AMPLIFIED for o in compared.outputs)
+        return replace(examined, comparison=compared) if wrong else examined
 
     def _beside(
-        self, feeds: Mapping[str, Array], peer: Mapping[str, Array], slack: float = 1.0
+        self, outputs: Mapping[str, Array], peer: Mapping[str, Array], slack: float = 1.0
     ) -> list[OutputComparison]:
         """Outputs against onnxruntime's, within `slack` times the usual limits."""
-        return [self.judge.alike(n, peer[n], a, slack) for n, a in self.model.run(feeds).items() if n in peer]
+        return [self.judge.alike(n, peer[n], a, slack) for n, a in outputs.items() if n in peer]
 
     def hostile(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
         """Inputs with one value that is no number: none may be lost on its way.
@@ -186,12 +200,12 @@ class Examiner:
         with np.errstate(all="ignore"):
             return np.asarray(same & (np.abs(ours - one) <= PEAK * limits.rms * scale + limits.element * np.abs(one)))
 
-    def _run(self, feeds: Mapping[str, Array]) -> tuple[dict[str, Array], list[Seen]]:
+    def _run(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Run:
         if not self.cpu:
-            return dict(self.model.run(feeds)), []
+            return Run(feeds, peer, self.model.run(feeds))
         outputs, seen = observe(self.model, feeds)
-        named = dict(zip([o.name for o in self.model.outputs], outputs, strict=True))
-        return {n: np.asarray(a) for n, a in named.items()}, seen
+        names = [o.name for o in self.model.outputs]
+        return Run(feeds, peer, dict(zip(names, map(np.asarray, outputs), strict=True)), seen)
 
 
 def ruled(compared: Comparison, found: Found) -> Comparison:

@@ -16,6 +16,7 @@ from tvm import relax
 from tvmopt.analysis.metrics import metrics
 from tvmopt.importer import Imported
 from tvmopt.importer.protos import node_name
+from tvmopt.passes.graph import inputs_of
 from tvmopt.pipeline import planned
 from tvmopt.report import Flow, Kernel, OnnxNode, Step, Value
 from tvmopt.runtime.tensors import TensorInfo
@@ -71,7 +72,7 @@ class _Reader:
         self.written: set[int] = set()
 
     def read(self, main: Any) -> None:
-        count = int(main.attrs["num_input"]) if "num_input" in main.attrs else len(main.params)
+        count = len(inputs_of(main))
         for index, param in enumerate(main.params):
             kind = "input" if index < count else "weight"
             self.env[param] = self._value(str(param.name), param.ty, kind)

@@ -86,8 +86,12 @@ def request_of(manifest: Manifest, model: Any) -> Request:
     return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8)
 
 
-def source_hash(source: Any) -> str:
-    """SHA-256 of a model: of its file and its external data, in the order of their names, or of its bytes."""
+def source_hash(source: Any, loaded: Any = None) -> str:
+    """SHA-256 of a model: of its file and its external data, in the order of their names, or of its bytes.
+
+    Args:
+        loaded: the model in the file, without its external data, where it was read before.
+    """
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if not isinstance(source, str | os.PathLike):
@@ -97,7 +101,7 @@ def source_hash(source: Any) -> str:
     path = Path(source)
     digest = hashlib.sha256()
     names = {path.name}
-    model = onnx.load(str(path), load_external_data=False)
+    model = loaded or onnx.load(str(path), load_external_data=False)
     for tensor in model.graph.initializer:
         names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
     for name in (path.name, *sorted(names - {path.name})):

@@ -18,7 +18,7 @@ from tvmopt.errors import TvmoptError
 from tvmopt.onnxruntime.exceptions import InvalidArgument, InvalidProtobuf, NoSuchFile, missing
 from tvmopt.onnxruntime.options import SessionOptions
 from tvmopt.onnxruntime.replace import real
-from tvmopt.onnxruntime.values import TYPES, IOBinding, OrtValue, type_name
+from tvmopt.onnxruntime.values import DTYPES, TYPES, IOBinding, OrtValue, type_name
 from tvmopt.onnxruntime.variants import DECIDES, Variants
 from tvmopt.runtime.artifact import is_artifact
 from tvmopt.runtime.model import load
@@ -134,21 +134,18 @@ class InferenceSession:
             model.model_version if model.HasField("model_version") else UNVERSIONED,
             {p.key: p.value for p in model.metadata_props},
         )  # fmt: skip
-        kinds = {word: np.dtype(kind) for word, kind in TYPES.values()}
-        self._dtypes = {a.name: kinds.get(a.type[7:-1]) for a in self._inputs}
-        self._open = frozenset(a.name for a in self._inputs if not all(isinstance(d, int) for d in a.shape))
+        dtypes = {a.name: DTYPES.get(a.type) for a in self._inputs}
+        in_file = [_node_arg(value, {}) for value in graph.input if value.name not in given]
         entry = self._options._entries.get
         self._variants = Variants(
-            path, title, self._open,
-            frozenset(n for n, dtype in self._dtypes.items() if dtype is not None and dtype.kind in "biu"),
+            path, model, title, frozenset(a.name for a in in_file if not _is_fixed(a)),
+            frozenset(n for n, dtype in dtypes.items() if dtype is not None and dtype.kind in "biu"),
             self._options.log_severity_level >= 3,
             threads=self._threads, precision=entry("tvmopt.precision", "fp32"),
             verify=entry("tvmopt.verify", "1") != "0", exact=entry("tvmopt.exact", "0") == "1",
         )  # fmt: skip
-        if not self._open:
-            zeros = {
-                a.name: np.zeros([d for d in a.shape if isinstance(d, int)], self._dtypes[a.name]) for a in self._inputs
-            }
+        if all(map(_is_fixed, self._inputs)):
+            zeros = {a.name: np.zeros([d for d in a.shape if isinstance(d, int)], dtypes[a.name]) for a in self._inputs}
             if not any(array.dtype.kind in "biu" and array.size <= DECIDES for array in zeros.values()):
                 self._prepared(zeros)
 
@@ -300,7 +297,7 @@ def _array(value: Any, arg: NodeArg) -> Array:
     """A value as an array of an input's type and rank."""
     if isinstance(value, OrtValue):
         value = value.numpy()
-    dtype = next((np.dtype(kind) for word, kind in TYPES.values() if arg.type == f"tensor({word})"), None)
+    dtype = DTYPES.get(arg.type)
     if not isinstance(value, np.ndarray | np.generic):
         try:
             value = np.asarray(value, dtype)
@@ -320,6 +317,10 @@ def _array(value: Any, arg: NodeArg) -> Array:
         what = f"Got invalid dimensions for input: {arg.name} for the following indices {told}"
         raise InvalidArgument(what, where=f"{arg.name}: {arg.shape}", fix="give the shape that the model has")
     return array
+
+
+def _is_fixed(arg: NodeArg) -> bool:
+    return all(isinstance(d, int) for d in arg.shape)
 
 
 def _node_arg(value: Any, sizes: Mapping[str, int]) -> NodeArg:

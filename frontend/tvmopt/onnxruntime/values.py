@@ -20,6 +20,8 @@ TYPES = {
 """TensorProto.DataType -> onnxruntime's word and NumPy's type."""
 
 WORDS = {np.dtype(kind): word for word, kind in TYPES.values()}
+DTYPES = {f"tensor({word})": dtype for dtype, word in WORDS.items()}
+"""onnxruntime's name of a tensor's type -> NumPy's type."""
 
 
 def type_name(dtype: Any) -> str:

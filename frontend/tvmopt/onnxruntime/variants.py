@@ -45,14 +45,14 @@ class Variants:
     """The compiled models of one ONNX file.
 
     Args:
-        path: the file.
+        path: the file; `model`: what is in it, without external data.
         title: what it is called in messages.
         open_inputs: inputs with open dimensions. may_decide: inputs that may become constants.
         options: of :func:`tvmopt.compile`.
     """
 
     def __init__(
-        self, path: Path, title: str, open_inputs: frozenset[str], may_decide: frozenset[str], quiet: bool,
+        self, path: Path, model: Any, title: str, open_inputs: frozenset[str], may_decide: frozenset[str], quiet: bool,
         **options: Any,
     ) -> None:  # fmt: skip
         self.path, self.title, self.quiet, self.options = path, title, quiet, options
@@ -63,7 +63,7 @@ class Variants:
         machine = Machine.load("cpu")
         threads = options["threads"]
         self._machine = machine if threads is None else machine.with_threads(threads)
-        self._hash = source_hash(path)
+        self._hash = source_hash(path, model)
 
     def model(self, feeds: Mapping[str, Array]) -> tuple[Model, frozenset[str]]:
         """The model for these inputs, and the names of those that are constants of it.

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import _ffi_api as ir_api
-from tvm.ir.op import register_op_attr
+
+from tvmopt.operators.register import legalize_by, register
 
 OP = "tvmopt.checked"
 Array = np.ndarray[Any, Any]
@@ -76,12 +76,10 @@ def check_of(call: Any) -> Check:
 
 @lru_cache(maxsize=1)
 def _register() -> None:
-    ir_api.RegisterOp(OP, "see tvmopt.operators.checks")
-    register_op_attr(OP, "FPurity", True)
-    register_op_attr(OP, "FInferType", lambda call, _bb: call.args[0].ty)
+    register(OP, lambda call, _bb: call.args[0].ty, __name__)
 
 
 def define(form: Callable[[Any, Any], Any]) -> None:
     """Make `form(bb, call) -> Expr` what LegalizeOps puts in place of a call that no machine's own form took."""
     _register()
-    register_op_attr(OP, "FLegalize", form)
+    legalize_by(OP, form)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax, te, tirx, topi
-from tvm.ir import _ffi_api as ir_api
-from tvm.ir.op import register_op_attr
+
+from tvmopt.operators.register import legalize_by, register
 
 OP = "tvmopt.masked_attention"
 GONE = float("inf")
@@ -75,7 +75,5 @@ def _definition(bb: relax.BlockBuilder, call: Any) -> Any:
     return bb.call_te(attention_where, *call.args, primfunc_name_hint="attention_where")
 
 
-ir_api.RegisterOp(OP, "see tvmopt.operators.masked")
-register_op_attr(OP, "FPurity", True)
-register_op_attr(OP, "FInferType", _type)
-register_op_attr(OP, "FLegalize", _definition)
+register(OP, _type, __name__)
+legalize_by(OP, _definition)

@@ -24,8 +24,8 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import _ffi_api as ir_api
-from tvm.ir.op import register_op_attr
+
+from tvmopt.operators.register import legalize_by, register
 
 OP = "tvmopt.recurrent"
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -103,12 +103,10 @@ def _types(call: Any, _bb: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _register() -> None:
-    ir_api.RegisterOp(OP, "see tvmopt.operators.recurrence")
-    register_op_attr(OP, "FPurity", True)
-    register_op_attr(OP, "FInferType", _types)
+    register(OP, _types, __name__)
 
 
 def define(form: Any) -> None:
     """Make `form(bb, call) -> Expr` what LegalizeOps puts in place of a call that no machine's own form took."""
     _register()
-    register_op_attr(OP, "FLegalize", form)
+    legalize_by(OP, form)

@@ -18,8 +18,8 @@ from typing import Any
 
 import tvm
 from tvm import relax, te
-from tvm.ir import _ffi_api as ir_api
-from tvm.ir.op import register_op_attr
+
+from tvmopt.operators.register import legalize_by, register
 
 OP = "tvmopt.scaled_sum"
 
@@ -53,7 +53,5 @@ def _loops(bb: relax.BlockBuilder, call: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _register() -> None:
-    ir_api.RegisterOp(OP, "see tvmopt.operators.scaled_sum")
-    register_op_attr(OP, "FPurity", True)
-    register_op_attr(OP, "FInferType", _type)
-    register_op_attr(OP, "FLegalize", _loops)
+    register(OP, _type, __name__)
+    legalize_by(OP, _loops)

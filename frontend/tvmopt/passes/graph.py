@@ -42,6 +42,12 @@ def shape(expr: Expr) -> tuple[int, ...] | None:
     return None if -1 in dims else tuple(dims)
 
 
+def inputs_of(main: relax.Function) -> list[Var]:
+    """The model's inputs among the parameters of `main`: weights, once they are lifted, are the parameters behind."""
+    count = int(main.attrs["num_input"]) if main.attrs and "num_input" in main.attrs else len(main.params)
+    return list(main.params)[:count]
+
+
 def rank(expr: Expr) -> int:
     """Number of axes of a tensor expression, -1 where unknown."""
     ty = getattr(expr, "ty", None)

@@ -23,6 +23,8 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm_ffi import structural_map
 
+from tvmopt.passes.graph import inputs_of
+
 
 def relax_alignment(module: tvm.IRModule) -> tvm.IRModule:
     """The module with the parameters that may be an input of `main` aligned to one element."""
@@ -52,8 +54,7 @@ class _Uses:
     """Which arguments of which kernels may be an input of the function."""
 
     def __init__(self, main: relax.Function) -> None:
-        count = int(main.attrs["num_input"]) if main.attrs and "num_input" in main.attrs else len(main.params)
-        self.inputs = set(main.params[:count])  # and what may lie in their memory
+        self.inputs = set(inputs_of(main))  # and what may lie in their memory
         self.arguments: dict[str, set[int]] = defaultdict(set)
         self._follow(main.body)
 
