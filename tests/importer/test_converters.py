@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.importer.onnx_check import random_inputs, run_ort, run_relax, value
+from tests.importer.onnx_check import compare, random_inputs, run_relax, value
 from tvmopt.importer.prepare import prepare
 from tvmopt.importer.relax import to_relax
 
@@ -17,36 +17,6 @@ RNG = np.random.default_rng(7)
 
 def normal(*shape: int) -> Any:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def compare(
-    op: str,
-    inputs: list[Any],
-    outputs: int = 1,
-    weights: tuple[int, ...] = (),
-    domain: str = "",
-    opset: int = 17,
-    tolerance: float = 2e-5,
-    out_types: tuple[int, ...] = (),
-    **attrs: Any,
-) -> None:
-    """One node on these inputs (None: left out; `weights`: positions of those that are initialisers)."""
-    names = [f"i{i}" if x is not None else "" for i, x in enumerate(inputs)]
-    results = [f"o{i}" for i in range(outputs)]
-    node = helper.make_node(op, names, results, name="n", domain=domain, **attrs)
-    arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True) if n}
-    initial = [numpy_helper.from_array(arrays.pop(f"i{i}"), f"i{i}") for i in weights]
-    graph_inputs = [value(n, x.shape, helper.np_dtype_to_tensor_dtype(x.dtype)) for n, x in arrays.items()]
-    types = out_types or (TensorProto.FLOAT,) * outputs
-    graph_outputs = [value(r, None, t) for r, t in zip(results, types, strict=True)]
-    graph = helper.make_graph([node], "g", graph_inputs, graph_outputs, initial)
-    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    expected = run_ort(made, arrays)
-    got = run_relax(to_relax(prepare(made)), arrays)
-    for ours, theirs in zip(got, expected, strict=True):
-        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
-        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import onnx
 
 from tvmopt.errors import ModelError, UnsupportedOp, collect
+from tvmopt.importer.contrib import HANDLERS as EXPANDED
 from tvmopt.importer.converters import CONVERTERS
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import (
@@ -30,6 +31,12 @@ REASONS = {
     ("", "Scan"): ("the length of its scan axis is not known", "bind the shapes it depends on with --shape"),
 }
 """Why an operator that the preparation usually removes may still be there, and what helps."""
+
+OPEN = (
+    "a shape, an axis or a mode that it depends on is not known, or is none that onnxruntime has",
+    "bind open dimensions with --shape, and make its axes and pads constants",
+)
+"""Why an operator that the preparation writes out as others may still be there."""
 
 STRINGS = "it works on strings, which TVM lacks"
 
@@ -138,7 +145,10 @@ def _unknown(domain: str, node: onnx.NodeProto, opsets: dict[str, int]) -> tuple
     try:
         onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     except (onnx.defs.SchemaError, TypeError):
-        known = {o for d, o in CONVERTERS if d == domain} | set(STOCK_DOMAINS.get(domain, ()))
+        if (domain, node.op_type) in EXPANDED:
+            return OPEN
+        expanded = {o for d, o in EXPANDED if d == domain}
+        known = {o for d, o in CONVERTERS if d == domain} | set(STOCK_DOMAINS.get(domain, ())) | expanded
         near = difflib.get_close_matches(node.op_type, known, n=1, cutoff=0.8)
         hint = f"; did you mean {near[0]}?" if near else ""
         if domain == "":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
+from tvmopt.analysis.oracle import recurrent
 from tvmopt.analysis.oracle.elementwise import gelu, sigmoid
 from tvmopt.analysis.oracle.reductions import layer_norm, normalized, rms_norm
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result
@@ -40,6 +44,22 @@ def _fused_matmul(call: Call, a: Array, b: Array) -> Result:
     return np.matmul(call.operand(a), call.operand(b)) * a.dtype.type(call.single("alpha", 1.0))
 
 
+def _dynamic_lstm(call: Call, x: Array, w: Array, r: Array, *rest: Array | None) -> Result:
+    """An LSTM of the dequantized weights: rounding the data and each state is how, not what, is computed."""
+    *states, w_scale, w_zero, r_scale, r_zero = rest
+
+    def wide(codes: Array, scale: Any, zero: Any) -> Array:
+        scale, zero = (np.reshape(v, (len(codes), 1, -1)) for v in (scale, zero))
+        values: Array = ((codes.astype(call.work) - zero) * scale).swapaxes(1, 2)
+        return values
+
+    node = type(call.node)()
+    node.CopyFrom(call.node)
+    node.op_type = "LSTM"
+    plain = replace(call, node=node)
+    return recurrent.TABLE["LSTM"](plain, x, wide(w, w_scale, w_zero), wide(r, r_scale, r_zero), *states)
+
+
 TABLE: dict[str, Operator] = {
     "Gelu": _bias_gelu,
     "BiasGelu": _bias_gelu,
@@ -51,4 +71,6 @@ TABLE: dict[str, Operator] = {
     "SkipLayerNormalization": _skip_norm,
     "SkipSimplifiedLayerNormalization": _skip_norm,
     "FusedMatMul": _fused_matmul,
+    "TransposeMatMul": _fused_matmul,
+    "DynamicQuantizeLSTM": _dynamic_lstm,
 }

@@ -1,18 +1,16 @@
-"""com.microsoft operators that optimised exports carry: fused GELUs and norms, packed and quantised operators."""
+"""com.microsoft operators that optimised exports carry: fused GELUs, norms and products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.common import Build, const, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 from tvmopt.importer.converters.normalization import layer_norm, rms_norm
-from tvmopt.importer.converters.quantized import ELEMENT_TYPES, real, saturate, stepped
 
 
 def gelu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -100,95 +98,6 @@ def fused_matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
     return out if alpha == 1 else b.mul(out, alpha)
 
 
-def matmul_nbits(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """MatMulNBits: a constant weight of 2, 4 or 8 bits, quantised by blocks, is unpacked when the model is compiled."""
-    b = Build(bb, ctx.name)
-    k, n, bits, block = attrs["K"], attrs["N"], attrs.get("bits", 4), attrs["block_size"]
-    packed, scales = ctx.array(inputs[1], "weight"), ctx.array(inputs[2], "scales")
-    zeros = ctx.array(inputs[3], "zero points")
-    if inputs[4] is not None:
-        raise ctx.unsupported("g_idx (reordered groups) is given", "quantise without act_order")
-    assert packed is not None and scales is not None
-    blocks = -(-k // block)
-
-    def unpack(data: Any, count: int) -> Any:
-        data = data.reshape(n, -1).astype(np.uint8)
-        parts = [(data >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-        return np.stack(parts, -1).reshape(n, -1)[:, :count]
-
-    weight = unpack(packed, blocks * block).reshape(n, blocks, block).astype(np.float32)
-    if zeros is None:
-        offset: Any = np.float32(2 ** (bits - 1))
-    elif zeros.dtype == np.uint8:
-        offset = unpack(zeros, blocks).reshape(n, blocks, 1).astype(np.float32)
-    else:
-        offset = zeros.reshape(n, blocks, 1).astype(np.float32)
-    weight = (weight - offset) * scales.reshape(n, blocks, 1).astype(np.float32)
-    weight = np.ascontiguousarray(weight.reshape(n, -1)[:, :k].T)
-    out = b.matmul(inputs[0], const(weight, dtype_of(inputs[0])))
-    return out if inputs[5] is None else relax.op.add(out, inputs[5])
-
-
-def _real(b: Build, x: Any, scale: Any, zero: Any) -> Any:
-    """Dequantise, per tensor: by `R.dequantize` where the scale is a constant."""
-    found = real(b, x, scale, zero)
-    if found is not None:
-        return found
-    value = b.cast(x, "float32")
-    if zero is not None:
-        value = b.sub(value, b.cast(b.reshape(zero, ()), "float32"))
-    return b.mul(value, b.reshape(scale, ()))
-
-
-def _quantised(b: Build, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
-    """Quantise, per tensor: by `R.quantize` where the scale is a constant."""
-    found = stepped(b, x, scale, zero, dtype)
-    if found is not None:
-        return b.emit(found)
-    value = b.emit(relax.op.round(b.div(x, b.reshape(scale, ()))))
-    if zero is not None:
-        value = b.add(value, b.cast(b.reshape(zero, ()), "float32"))
-    return saturate(b, value, ELEMENT_TYPES[dtype])
-
-
-def _qlinear_binary(op: Callable[[Any, Any], Any]) -> Converter:
-    def convert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-        b = Build(bb, ctx.name)
-        left, right = _real(b, *[inputs[i] for i in range(3)]), _real(b, *[inputs[i] for i in range(3, 6)])
-        return _quantised(b, b.emit(op(left, right)), inputs[6], inputs[7], dtype_of(inputs[0]))
-
-    return convert
-
-
-def _qlinear_unary(op: Callable[[Build, Any, dict[str, Any]], Any]) -> Converter:
-    def convert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-        b = Build(bb, ctx.name)
-        value = op(b, _real(b, *[inputs[i] for i in range(3)]), attrs)
-        return _quantised(b, b.emit(value), inputs[3], inputs[4], dtype_of(inputs[0]))
-
-    return convert
-
-
-def _global_pool(b: Build, x: Any, attrs: dict[str, Any]) -> Any:
-    rank = len(shape_of(x))
-    axes = range(1, rank - 1) if attrs.get("channels_last", 0) else range(2, rank)
-    return b.mean(x, list(axes), True)
-
-
-def qlinear_concat(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """QLinearConcat: each part brought to the output's scale."""
-    b = Build(bb, ctx.name)
-    parts = []
-    for i in range(2, len(inputs), 3):
-        value = _real(b, inputs[i], inputs[i + 1], inputs[i + 2])
-        parts.append(_quantised(b, value, inputs[0], inputs[1], dtype_of(inputs[i])))
-    return b.concat(parts, attrs["axis"] % len(shape_of(parts[0])))
-
-
-def _leaky(b: Build, x: Any, attrs: dict[str, Any]) -> Any:
-    return relax.op.nn.leakyrelu(x, attrs.get("alpha", 0.01))
-
-
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "Gelu"): gelu,
     ("com.microsoft", "BiasGelu"): gelu,
@@ -200,11 +109,4 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_norm(True),
     ("com.microsoft", "EmbedLayerNormalization"): embed_layer_norm,
     ("com.microsoft", "FusedMatMul"): fused_matmul,
-    ("com.microsoft", "MatMulNBits"): matmul_nbits,
-    ("com.microsoft", "QLinearAdd"): _qlinear_binary(relax.op.add),
-    ("com.microsoft", "QLinearMul"): _qlinear_binary(relax.op.multiply),
-    ("com.microsoft", "QLinearSigmoid"): _qlinear_unary(lambda b, x, attrs: relax.op.sigmoid(x)),
-    ("com.microsoft", "QLinearLeakyRelu"): _qlinear_unary(_leaky),
-    ("com.microsoft", "QLinearGlobalAveragePool"): _qlinear_unary(_global_pool),
-    ("com.microsoft", "QLinearConcat"): qlinear_concat,
 }

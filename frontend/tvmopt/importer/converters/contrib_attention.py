@@ -1,4 +1,4 @@
-"""com.microsoft Attention, MultiHeadAttention and GroupQueryAttention, written out like ai.onnx Attention."""
+"""com.microsoft (Q)Attention, MultiHeadAttention and GroupQueryAttention, written out like Attention of ai.onnx."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tvmopt.importer.converters.attention import merge_heads, repeat_heads, rota
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
+from tvmopt.importer.converters.quantized import matmul_integer, real
 
 
 def _attend(b: Build, q: Any, k: Any, v: Any, bias: Any, scale: float | None, softcap: float = 0.0) -> Any:
@@ -58,12 +59,32 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     """Attention: packed projection of the input, then attention; outputs [B, S, hidden] and the cache."""
     b = Build(bb, ctx.name)
     x, weight, bias, mask, past, extra = (inputs[i] for i in range(6))
-    if attrs.get("do_rotary", 0) or inputs[6] is not None:
-        raise ctx.unsupported("do_rotary or a shared past buffer", "export without them")
-    heads, dtype = attrs["num_heads"], dtype_of(x)
+    if inputs[6] is not None:
+        raise ctx.unsupported("a shared past buffer", "export without it")
     packed = b.matmul(x, weight)
     if bias is not None:
         packed = b.add(packed, bias)
+    return _projected(b, ctx, attrs, packed, mask, past, extra)
+
+
+def quantized_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """QAttention: an integer projection, then attention in floats."""
+    b = Build(bb, ctx.name)
+    x, weight, bias, x_scale, weight_scale, mask, x_zero, weight_zero, past = (inputs[i] for i in range(9))
+    left, right = real(b, x, x_scale, x_zero), real(b, weight, weight_scale, weight_zero)
+    if left is not None and right is not None:
+        packed = b.matmul(left, right)
+    else:
+        total = matmul_integer(bb, Inputs([x, weight, x_zero, weight_zero]), {}, ctx)
+        packed = b.mul(b.cast(b.emit(total), "float32"), b.mul(x_scale, weight_scale))
+    return _projected(b, ctx, attrs, b.add(packed, bias), mask, past, None)
+
+
+def _projected(b: Build, ctx: Context, attrs: dict[str, Any], packed: Any, mask: Any, past: Any, extra: Any) -> Result:
+    """Attention of queries, keys and values that stand side by side, [B, S, 3 hidden]; and the cache."""
+    if attrs.get("do_rotary", 0) or attrs.get("past_present_share_buffer", 0):
+        raise ctx.unsupported("do_rotary or a shared past buffer", "export without them")
+    heads, dtype = attrs["num_heads"], dtype_of(packed)
     width = shape_of(packed)[2]
     sizes = list(attrs.get("qkv_hidden_sizes", ())) or [width // 3] * 3
     edges = np.cumsum([0, *sizes])
@@ -182,6 +203,7 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "Attention"): attention,
+    ("com.microsoft", "QAttention"): quantized_attention,
     ("com.microsoft", "MultiHeadAttention"): multi_head_attention,
     ("com.microsoft", "GroupQueryAttention"): group_query_attention,
 }

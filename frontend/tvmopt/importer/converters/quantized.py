@@ -282,6 +282,8 @@ def _dequantized_conv(b: Build, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "QuantizeLinear"): quantize,
     ("", "DequantizeLinear"): dequantize,
+    ("com.microsoft", "QuantizeLinear"): quantize,
+    ("com.microsoft", "DequantizeLinear"): dequantize,
     ("", "DynamicQuantizeLinear"): dynamic_quantize,
     ("", "QLinearMatMul"): qlinear_matmul,
     ("", "MatMulInteger"): matmul_integer,
