@@ -251,6 +251,7 @@ def graph_passes(
         P.CombineParallelMatmul(log),  # after FuseAttention: who reads q, k and v is known then
         LowerConvTranspose(log),  # after BatchNorm is folded into its weight, before layouts: it makes convolutions
         P.ConvertConv1d(log),  # before ConvertLayout, which knows 2-d convolutions
+        P.TurnColumns(log),  # before ConvertLayout too; beside ConvertConv1d, whose rows it makes
         P.ConvertConv3d(log),  # after BatchNorm is folded; what it makes is NHWC already
         P.ConvertLayout(log),  # after everything that looks for NCHW convolutions
         P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels

@@ -30,6 +30,7 @@ from tvmopt.passes.propagate_quantization import PropagateQuantization
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.split_matmul import SplitMatmul
+from tvmopt.passes.turn_columns import TurnColumns
 from tvmopt.passes.unroll_recurrence import UnrollRecurrence
 
 __all__ = [
@@ -63,5 +64,6 @@ __all__ = [
     "PropagateReshapes",
     "PropagateTransposes",
     "SplitMatmul",
+    "TurnColumns",
     "UnrollRecurrence",
 ]
