@@ -4,8 +4,9 @@ transpose      two axes matter: the one contiguous in the store and the one cont
                One of them short (<= 8: RGB, channel shuffle): it goes innermost, unrolled; LLVM makes
                vectors along the other and interleaves them.
                A channel shuffle with its reshapes inlined is the same: c is split into (c / g, c mod g).
-               Both long: tiles of 16 x 16, so that a line is used whole while it is in L1 (untiled,
-               every element of a power-of-two matrix misses: 277 us for 512 x 512, tiled 60)
+               Both long: squares that registers transpose (lower.py). With arithmetic beside it: tiles of
+               16 x 16, so that a line is used whole while it is in L1 (untiled, every element of a
+               power-of-two matrix misses: 277 us for 512 x 512, tiled 60, in registers 32)
 seams          a condition on the last axis (concatenation, padding) cuts its loop into pieces without
                conditions (`pragma_loop_partition_hint`); on another axis it is one branch a row
 otherwise      as `elementwise`: contiguous suffix innermost, outer loop to threads
@@ -20,6 +21,8 @@ from itertools import pairwise
 from typing import Any
 
 from tvmopt.schedules.cpu._loops import inline_cheap, spatial_nest
+from tvmopt.schedules.cpu.layout.lower import SQUARES, THREADS, transpose_of
+from tvmopt.schedules.cpu.layout.tile import side_of
 from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
@@ -32,10 +35,11 @@ SHORT = 8
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """Iterations of the outputs, and one core's time for them."""
+    """Iterations of the outputs, one core's time for them, and the floats of a register."""
 
     elements: int
     nanoseconds: float
+    lanes: int
 
 
 def recognise(func: Any, machine: Machine) -> LayoutProblem | None:
@@ -43,7 +47,7 @@ def recognise(func: Any, machine: Machine) -> LayoutProblem | None:
     blocks = moving_blocks(func)
     if blocks is None or one_pass_blocks(func) is not None:
         return None
-    return LayoutProblem(blocks[-1].elements, 2 * sum(b.nanoseconds(machine) for b in blocks))
+    return LayoutProblem(blocks[-1].elements, 2 * sum(b.nanoseconds(machine) for b in blocks), machine.lanes())
 
 
 def knobs(problem: LayoutProblem, machine: Machine) -> Space:
@@ -58,6 +62,8 @@ def apply(sch: Any, problem: LayoutProblem, knobs: Knobs) -> None:
         here = block_facts(sch, block)
         axes = transposed(here) if here is not None and here.trivial else None
         ways = interleaved(here) if here is not None and here.trivial else None
+        if axes is not None and _in_registers(sch, block, problem, knobs):
+            continue
         if here is not None and axes is not None and len(sch.get_loops(block)) == len(here.extents):
             _transpose(sch, block, here, axes, knobs)
         elif ways is not None:
@@ -103,6 +109,16 @@ def _shuffle(sch: Any, block: Any, ways: int, knobs: Knobs) -> None:
     sch.unroll(turn)
     if outer and knobs["parallel"]:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+
+
+def _in_registers(sch: Any, block: Any, problem: LayoutProblem, knobs: Knobs) -> bool:
+    """Mark a block that only transposes for :func:`lower.finish`; whether it is one."""
+    found = transpose_of(sch.get(block))
+    if found is None or found.shorter < side_of(found.bits, problem.lanes):
+        return False
+    sch.annotate(block, SQUARES, side_of(found.bits, problem.lanes))
+    sch.annotate(block, THREADS, knobs["parallel"])
+    return True
 
 
 def _transpose(sch: Any, block: Any, here: BlockFacts, axes: tuple[int, int], knobs: Knobs) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import te, topi
+from tvm import relax, te, topi
 
+from tests.schedules.harness import machines, run
 from tvmopt.schedules.cpu import elementwise, layout
+from tvmopt.schedules.cpu.layout.lower import transpose_of
+from tvmopt.scheduling.blocks import blocks_of
 
 F = "float32"
 
@@ -41,6 +44,60 @@ def test_transpose(edge, knobs, scheduled, execute, machine):
             (2, edge, edge),
             knobs=knobs,
         )
+
+
+SHAPES = [
+    ((17, 33), (1, 0)),
+    ((16, 16), (1, 0)),
+    ((31, 8), (1, 0)),  # shorter than a square
+    ((2, 16, 7, 7), (0, 2, 3, 1)),  # an image, whose rows lie together in both
+    ((2, 7, 7, 19), (0, 3, 1, 2)),
+    ((3, 31, 2, 40), (3, 1, 2, 0)),
+    ((3, 40, 2, 31), (0, 3, 2, 1)),
+    ((1, 300, 18), (0, 2, 1)),  # more than one run of squares
+]
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("kind", ["float32", "uint8", "float16", "int64"])
+def test_squares_in_registers(machine, cores, kind):
+    for shape, order in SHAPES:
+        x = np.random.default_rng(len(shape)).integers(0, 200, shape).astype(kind)
+        (y,), how = run(lambda bb, a, order=order: relax.op.permute_dims(a, order), [x], machine, cores)
+        assert {one.family for one in how.values()} == {"layout"}
+        np.testing.assert_array_equal(y, x.transpose(order))
+
+
+def test_bits_that_are_not_numbers_stay():
+    x = np.arange(32 * 17, dtype="uint32").reshape(32, 17) + np.uint32(0x7F800001)  # NaNs that signal, with payloads
+    (y,), _ = run(lambda bb, a: relax.op.permute_dims(a, (1, 0)), [x.view("float32")])
+    np.testing.assert_array_equal(y.view("uint32"), x.T)
+
+
+def test_squares_of_a_part_of_a_concatenation():
+    x, z = (np.random.default_rng(i).standard_normal((2, 24, 5, 5)).astype("float32") for i in range(2))
+
+    def build(bb, a, b):
+        parts = [bb.emit(relax.op.permute_dims(v, (0, 2, 3, 1))) for v in (a, b)]
+        return relax.op.concat(parts, axis=3)
+
+    (y,), _ = run(build, [x, z])
+    np.testing.assert_array_equal(y, np.concatenate([x.transpose(0, 2, 3, 1), z.transpose(0, 2, 3, 1)], axis=3))
+
+
+def test_which_blocks_are_squares():
+    def found(make, *shapes):
+        func, _ = prim(make, *shapes)
+        return [transpose_of(block) for block in blocks_of(func)]
+
+    (image,) = found(lambda x: topi.transpose(x, (0, 2, 3, 1)), (2, 24, 7, 5))
+    assert (image.read.extent, image.written.extent, [a.extent for a in image.outer]) == (35, 24, [2])
+    assert found(lambda x: topi.transpose(x, (0, 2, 1)), (1, 24, 20))[0].outer == ()
+    cast, moved = found(lambda x: topi.transpose(topi.cast(x, "float64"), (1, 0)), (24, 20))
+    assert cast is None and moved.bits == 64
+    assert found(lambda x: topi.strided_slice(x, (0, 0), (24, 20), (1, 2)), (24, 20)) == [None]
+    assert found(lambda x: topi.reshape(x, (20, 24)), (24, 20)) == [None]
 
 
 def test_short_axes_interleave(scheduled, execute, machine):
