@@ -348,7 +348,10 @@ def plan_memory(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> 
             run.through(part)
         builder = relax.ExecBuilder()
         left = tvm.get_global_func("relax.VMCodeGen")(builder, run.module)
-        kernels = {gvar: func for gvar, func in left.functions_items() if isinstance(func, tirx.PrimFunc)}
+        # what computes sizes has one tensor; a function without this attribute costs TVM's generator that of all others
+        kernels = {
+            g: f.with_attr("tirx.noalias", True) for g, f in left.functions_items() if isinstance(f, tirx.PrimFunc)
+        }
         run.module = tvm.IRModule(kernels, attrs=left.attrs)
     constants = dict((left.attrs or {}).get("const_name_to_constant", {}))
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import operand_types, static_shape
+from tvmopt.lowering.common import operand_types, sizes, static_shape
 from tvmopt.lowering.pairs import bits, dot2, pack_pairs, pair
 from tvmopt.lowering.quads import WORD, dot4, pack_quads, quad
 
@@ -52,9 +52,9 @@ def weight_panels(value: np.ndarray, nr: int) -> relax.Expr:
 def unfit(call: relax.Call) -> str | None:
     """Why register tiles do not multiply the operands of a product or convolution, in a few words; None if they do."""
     x, w = call.args
-    xs, ws = static_shape(x), static_shape(w)
-    if xs is None or ws is None:
-        return "an open shape"
+    xs, ws = sizes(x), static_shape(w)
+    if xs is None or ws is None or not isinstance(xs[-1], int):
+        return "an open sum"
     if 0 in xs + ws:
         return "an empty operand"
     total = OPERANDS.get((str(x.ty.dtype), str(w.ty.dtype)))

@@ -7,11 +7,19 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvmopt.lowering import lower_operators
 from tvmopt.passes.stages import through
-from tvmopt.pipeline import BUILD_CONFIG, Lowered, fusion_stages, lower, rewrite_kernels
+from tvmopt.pipeline import (
+    BUILD_CONFIG,
+    Lowered,
+    build,
+    compile_kernels,
+    fusion_stages,
+    lower,
+    rewrite_kernels,
+)
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
 from tvmopt.targets import Machine
@@ -34,6 +42,91 @@ def module_of(build: Callable[..., relax.Expr], inputs: Sequence[np.ndarray]) ->
             out = bb.emit_output(build(bb, *params))
         bb.emit_func_output(out)
     return bb.get()
+
+
+def open_module(
+    build: Callable[..., relax.Expr], shapes: Sequence[Sequence[int | str]], dtype: str = "float32"
+) -> tvm.IRModule:
+    """A module whose `main` is `build(bb, *vars)` of tensors of these sizes: numbers, symbols, or ``"past + 1"``."""
+    symbols: dict[str, tirx.Var] = {}
+
+    def size(dim: int | str) -> tirx.Expr | int:
+        if isinstance(dim, int):
+            return dim
+        name, _, more = dim.partition(" + ")
+        var = symbols.setdefault(name, tirx.Var(name, "int64"))
+        return var + int(more) if more else var
+
+    bb = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType([size(d) for d in s], dtype)) for i, s in enumerate(shapes)]
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(build(bb, *params))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+class Open:
+    """A module with open sizes, compiled; `how`: kernel -> its family, knobs and note."""
+
+    def __init__(self, module: tvm.IRModule, machine: str = "avx512", cores: int = 2) -> None:
+        target = Machine.load(MACHINES.get(machine, machine)).with_cores(cores)
+        lowered = lower(module, target)
+        self.how = {k.name: (k.family, k.note) for k in lowered.kernels}
+        self.module, self.kernels = lowered.module, _executable(lowered.module, target)
+        self.vm = relax.VirtualMachine(build(lowered, target), tvm.cpu())
+
+    def __call__(self, *inputs: np.ndarray) -> list[np.ndarray]:
+        result = self.vm["main"](*(tvm.runtime.tensor(x) for x in inputs))
+        return [t.numpy() for t in (result if hasattr(result, "__len__") else [result])]
+
+    def guarded(self, inputs: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
+        """The result of a module of one kernel, each tensor between bands of NaN: what the kernel reads there spoils
+        its result, what it writes there is found."""
+        main = self.module["main"]
+        known = dict(zip(main.params, inputs, strict=True))
+        (call,) = (
+            b.value
+            for block in main.body.blocks
+            for b in block.bindings
+            if isinstance(b.value, relax.Call) and getattr(b.value.op, "name", "") == "relax.call_tir"
+        )
+        given = [known[a] if a in known else a.value.numpy() for a in call.args[1].fields]
+        bands = [_between_bands(x) for x in given]
+        whole, out = _between_bands(np.full(shape, np.nan, "float32"))
+        self.kernels[call.args[0].name_hint](
+            *(tvm.runtime.from_dlpack(x) for _, x in bands), tvm.runtime.from_dlpack(out)
+        )
+        assert np.isnan(whole[:BAND]).all() and np.isnan(whole[-BAND:]).all(), "written outside"
+        for (_, x), before in zip(bands, given, strict=True):
+            np.testing.assert_array_equal(x, before)
+        return out.copy()
+
+
+BAND = 4096
+
+
+def _between_bands(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A copy of `x` in the middle of a larger vector, and that vector; kernels get tensors at multiples of 64 bytes."""
+    room = (
+        np.full(x.size + 2 * BAND + 16, np.nan, x.dtype)
+        if x.dtype.kind == "f"
+        else np.full(x.size + 2 * BAND + 16, 77, x.dtype)
+    )
+    start = (-room.ctypes.data % 64) // x.itemsize
+    whole = room[start : start + 2 * BAND + x.size]
+    inside = whole[BAND : BAND + x.size].reshape(x.shape)
+    inside[...] = x
+    return whole, inside
+
+
+def _executable(module: tvm.IRModule, target: Machine) -> tvm.runtime.Executable:
+    kernels = {
+        g: f.with_attr("global_symbol", g.name_hint)
+        for g, f in module.functions_items()
+        if isinstance(f, tirx.PrimFunc)
+    }
+    return compile_kernels(tvm.IRModule(kernels), target)
 
 
 def rand(*dims: int, seed: int = 0) -> np.ndarray:

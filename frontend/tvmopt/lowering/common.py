@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
+from tvm.tirx.analysis import undefined_vars
+from tvm_ffi import structural_map
+
+from tvmopt.scheduling.strides import evaluate
 
 OUT_ELEMENTWISE_FUSABLE = 4
 """TVM's op pattern of a reduction whose output an elementwise chain may be fused into (OpPatternKind)."""
+NAMED_SIZE = 128
+"""What tiles are chosen for where nobody named a size of an open dimension."""
 OPAQUE = 8
 """TVM's op pattern of a kernel that nothing is fused with."""
 
@@ -25,6 +31,31 @@ def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
             return None
         dims.append(int(dim))
     return tuple(dims)
+
+
+def sizes(expr: relax.Expr) -> tuple[Any, ...] | None:
+    """The shape of a tensor expression, open sizes as TVM's expressions; None where it has no shape."""
+    shape = getattr(expr.ty, "shape", None)
+    if shape is None or not hasattr(shape, "values"):
+        return None
+    return tuple(int(dim) if isinstance(dim, int | tirx.IntImm) else dim for dim in shape.values)
+
+
+def named_size(bb: relax.BlockBuilder, dims: Sequence[Any]) -> int:
+    """The product of sizes, each symbol at the size that the program is to be fastest at: what tiles are chosen for.
+
+    `main` has the attribute `tvmopt.opt_size`, symbol -> size; a symbol that it does not name is :data:`NAMED_SIZE`.
+    """
+    main = next((f for g, f in bb.get().functions_items() if g.name_hint == "main"), None)
+    named = dict((main.attrs if main is not None else None) or {}).get("tvmopt.opt_size", {})
+
+    count = 1
+    for dim in dims:
+        if not isinstance(dim, int):
+            env = {v: int(named.get(v.name, NAMED_SIZE)) for v in undefined_vars(dim, [])}
+            dim = evaluate(dim, env) or NAMED_SIZE
+        count *= max(1, dim)
+    return count
 
 
 def flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[int]) -> Any:
@@ -102,8 +133,40 @@ def call_with_pattern(
 ) -> relax.Expr:
     """`BlockBuilder.call_te` whose PrimFunc carries an explicit `op_pattern` (the analysis guesses 8, opaque, for
     a reduction with a second block behind it)."""
-    tensors = [te.placeholder(static_shape(a), name=f"arg{i}", dtype=str(a.ty.dtype)) for i, a in enumerate(args)]
+    symbols = Symbols()
+    tensors = [te.placeholder(symbols.of(a), name=f"arg{i}", dtype=str(a.ty.dtype)) for i, a in enumerate(args)]
     out = compute(*tensors)
-    func = te.create_prim_func([*tensors, out], "int64").with_attr("op_pattern", pattern).without_attr("global_symbol")
-    gvar = bb.add_func(func, name)
-    return relax.call_tir(gvar, list(args), relax.TensorType([int(d) for d in out.shape], out.dtype))
+    handed = symbols.to_hand_over()
+    func = te.create_prim_func([*tensors, *handed, out], "int64").with_attr("op_pattern", pattern)
+    gvar = bb.add_func(func.without_attr("global_symbol"), name)
+    result = relax.TensorType(symbols.named(out.shape), out.dtype)
+    return relax.call_tir(gvar, [*args, *symbols.named(handed)], result)
+
+
+class Symbols:
+    """The symbols of `main` in one kernel: variables of its own, which stand for them."""
+
+    def __init__(self) -> None:
+        self._here: dict[Any, Any] = {}
+        self._shapes: list[Any] = []
+
+    def of(self, expr: relax.Expr) -> tuple[Any, ...]:
+        """The shape of a tensor expression in the kernel's variables."""
+        shape = tuple(d if isinstance(d, int) else structural_map(d, (tirx.Var, self._own)) for d in sizes(expr) or ())
+        self._shapes.extend(shape)
+        return shape
+
+    def named(self, shape: Sequence[Any]) -> list[Any]:
+        """Sizes of the kernel in the symbols of `main`."""
+        outer = {own: symbol for symbol, own in self._here.items()}
+        known = (tirx.Var, lambda var: outer.get(var, var))
+        return [int(d) if isinstance(d, int | tirx.IntImm) else structural_map(d, known) for d in shape]
+
+    def to_hand_over(self) -> list[Any]:
+        """The variables that are no tensor's size and cannot be read off one: `past` where the size is `past + 1`."""
+        return [own for own in self._here.values() if not any(own.same_as(d) for d in self._shapes)]
+
+    def _own(self, symbol: Any) -> Any:
+        if symbol not in self._here:
+            self._here[symbol] = tirx.Var(str(symbol.name), str(symbol.ty.dtype))
+        return self._here[symbol]

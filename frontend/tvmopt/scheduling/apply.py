@@ -10,16 +10,20 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
+from tvm_ffi import structural_walk
 
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling import dlight
 from tvmopt.scheduling.discover import families
-from tvmopt.scheduling.family import Family
+from tvmopt.scheduling.family import Family, RowTiles
 from tvmopt.scheduling.normalize import normalize
+from tvmopt.scheduling.open_rows import Rows, in_tiles, is_open, rows_of
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
 
 STAGE = "tvmopt.ApplyFamilies"
+WORTH_TRYING = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+"""Numbers of open rows of which it is asked whether the family gives so many to threads."""
 Source = Literal["tuned", "analytic", "generic"]
 
 
@@ -78,6 +82,8 @@ def schedule_one(
     generic: bool = False,
 ) -> tuple[tirx.PrimFunc, Scheduled]:
     """Schedule one function; `name` is for the log; `generic`: with the generic family only."""
+    if machine.kind == "llvm" and is_open(func):
+        return _schedule_open(name, func, machine, log)
     notes = []
     original = func
     try:
@@ -119,6 +125,51 @@ def schedule_one(
         return done, Scheduled(f"dlight.{rule}", "generic", {}, "; ".join(notes))
     log.declined(STAGE, name, "no family recognised it: unscheduled loops")
     return func, Scheduled("none", "generic", {}, "; ".join(notes) or "unscheduled")
+
+
+def _schedule_open(
+    name: str, func: tirx.PrimFunc, machine: Machine, log: DecisionLog
+) -> tuple[tirx.PrimFunc, Scheduled]:
+    """Schedule a function with an open size: in tiles of rows, where it has rows and its family can."""
+    notes, rows = [], rows_of(func)
+    if isinstance(rows, Rows):
+        try:
+            one = normalize(rows.at(1), machine)
+            for family in families(machine.kind):
+                problem = family.recognise(one, machine) if family.open_rows else None
+                if problem is not None and family.open_rows is not None:
+                    tiles = family.open_rows(problem, machine)
+                    done = _in_tiles(func, rows, family, tiles, machine)
+                    log.applied(STAGE, name, f"{family.NAME}, tiles of {tiles.height} open rows")
+                    return done, Scheduled(family.NAME, "analytic", {"open_rows": tiles.height})
+            notes.append("no family cuts it into tiles of rows")
+        except Exception as error:  # any failure of a schedule: TVM raises many kinds
+            notes.append(f"tiles of open rows failed: {_first_line(error)}")
+    else:
+        notes.append(f"no open rows: {rows.reason}")
+    log.declined(STAGE, name, notes[-1])
+    return func, Scheduled("none", "generic", {}, "; ".join(notes))
+
+
+def _in_tiles(func: tirx.PrimFunc, rows: Rows, family: Family, tiles: RowTiles, machine: Machine) -> tirx.PrimFunc:
+    def scheduled(static: tirx.PrimFunc) -> tirx.PrimFunc:
+        static = normalize(static, machine)
+        problem = family.recognise(static, machine)
+        sch = Schedule(static)
+        knobs = tiles.knobs(problem) if tiles.knobs else family.knobs(problem, machine).analytic
+        family.apply(sch, problem, knobs)
+        return sch.mod["main"]
+
+    def threads(count: int) -> bool:
+        return _has_threads(scheduled(rows.at(count)))
+
+    return in_tiles(func, rows, tiles, scheduled, next((n for n in WORTH_TRYING if threads(n)), None))
+
+
+def _has_threads(func: tirx.PrimFunc) -> bool:
+    found: list[Any] = []
+    structural_walk(func.body, ((tirx.For, lambda n: found.append(n) if n.kind == tirx.ForKind.PARALLEL else None),))
+    return bool(found)
 
 
 def _first_line(error: Exception) -> str:

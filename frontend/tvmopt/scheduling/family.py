@@ -65,6 +65,24 @@ class Space:
 
 
 @dataclass(frozen=True)
+class RowTiles:
+    """How a family's kernels are cut where the number of rows is known at run time only (scheduling/open_rows.py).
+
+    Attributes:
+        height: rows of a tile; the rows that are left get a body each for `height` - 1, ..., 1 rows.
+        first: rows of a body of its own, with which the rows begin if there are so many: a multiple of `height`, in
+            which the next weights are prefetched; 0: none.
+        pieces: into how many pieces the rows are cut, where there are enough, for threads that a tile has no tasks for.
+        knobs: from the problem of a tile to its knobs; by default the analytic point.
+    """
+
+    height: int = 1
+    first: int = 0
+    pieces: int = 1
+    knobs: Callable[[Any], Knobs] | None = None
+
+
+@dataclass(frozen=True)
 class Declined:
     """Why a family does not lower a call that it would otherwise lower: the condition that does not hold, in a few
     words (``"float16 operands"``). `tvmopt explain` shows it beside the family's name and the ONNX node."""
@@ -111,6 +129,8 @@ class Family:
             artifact only if one of its kernels uses it.
         ROUNDS_DIFFERENTLY: it rounds in other places than the operator's definition: `--exact` leaves it out.
         FALLBACK: it takes what no other family recognises, and is asked last.
+        open_rows: `(problem, machine)`, the problem that of one row: how its kernels are cut into tiles where the
+            number of rows, or of samples, is open; left out: they are not.
         normalise: `(func)`: its kernels in the form that it recognises and that tuning records are of; any other
             function as it is.
         INDEX_BITS: of indices in its kernels; 64 where their instructions take strides of 64 bits.
@@ -135,6 +155,7 @@ class Family:
     NEEDS: tuple[str, ...] = ()
     ROUNDS_DIFFERENTLY: bool = False
     FALLBACK: bool = False
+    open_rows: Callable[[Any, Machine], RowTiles] | None = None
     normalise: Callable[[Any], Any] | None = None
     INDEX_BITS: int = 32
     finish: Callable[[Any], Any] | None = None

@@ -1,7 +1,7 @@
 """Matrix product of rows and a constant matrix, CPU: weights in panels, a register tile."""
 
 from tvmopt.schedules.cpu.gemm.compute import conv1x1, matmul
-from tvmopt.schedules.cpu.gemm.schedule import apply, knobs, recognise
+from tvmopt.schedules.cpu.gemm.schedule import apply, knobs, open_rows, recognise
 from tvmopt.scheduling.normalize import one_row_loop
 
 NAME, VERSION = "gemm", 4

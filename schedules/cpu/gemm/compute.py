@@ -13,13 +13,14 @@ padding is the product of rows (n, y, x).
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from tvm import relax, te
 
-from tvmopt.lowering.common import call_fusable, constant, is_rows_product, nhwc_shapes, static_shape
+from tvmopt.lowering.common import call_fusable, constant, is_rows_product, named_size, nhwc_shapes, sizes
 from tvmopt.lowering.quads import WORD
 from tvmopt.schedules.cpu._panels import packed_at_run_time, product, unfit, weight_panels
-from tvmopt.scheduling.cost_model import choose_tile
+from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -32,12 +33,12 @@ def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
         return None
     if (reason := unfit(call)) is not None:
         return Declined(reason)
-    xs, (k_len, n_len) = static_shape(x) or (), value.shape[-2:]
+    xs, (k_len, n_len) = sizes(x) or (), value.shape[-2:]
     if len(xs) < 2 or value.ndim > len(xs):
         return Declined("a vector, or a result of more dimensions than the rows")
-    nr = choose_tile(prod(xs[:-1]), n_len, machine).nr
+    nr = _panel_width(bb, xs[:-1], n_len, machine)
     x, panels = _whole_words(bb, x), weight_panels(value.reshape(k_len, n_len), nr)
-    return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:-1], k_len, n_len, nr), [x, panels], "matmul")
+    return call_fusable(bb, lambda a, b: gemm_te(a, b, tuple(a.shape[:-1]), k_len, n_len, nr), [x, panels], "matmul")
 
 
 def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
@@ -53,23 +54,30 @@ def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax
     if value is None and str(w.ty.dtype) != "float32":
         return Declined(f"{w.ty.dtype} weights that are no constants")
     out_c, in_c = ws[0], ws[3]
-    nr = choose_tile(prod(xs[:3]), out_c, machine).nr
+    nr = _panel_width(bb, xs[:3], out_c, machine)
     if value is None:
         panels = bb.emit(relax.op.squeeze(packed_at_run_time(bb, w, 1, nr), [1, 2]))
     else:
         panels = weight_panels(value.reshape(out_c, in_c).T, nr)
     x = _whole_words(bb, x)
-    return call_fusable(bb, lambda a, b: gemm_te(a, b, xs[:3], in_c, out_c, nr), [x, panels], "conv1x1")
+    return call_fusable(bb, lambda a, b: gemm_te(a, b, tuple(a.shape[:-1]), in_c, out_c, nr), [x, panels], "conv1x1")
+
+
+def _panel_width(bb: relax.BlockBuilder, rows: tuple[Any, ...], columns: int, machine: Machine) -> int:
+    """The width of the register tile; where the number of rows is open, of a tile as low as theirs."""
+    many = named_size(bb, rows)
+    highest = None if all(isinstance(r, int) for r in rows) else HIGHEST_OPEN
+    return choose_tile(many, columns, machine, rows=highest).nr
 
 
 def _whole_words(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
     """Rows of bytes, made longer by those that a last word has too many: the weights are zeros there."""
-    shape = static_shape(x) or ()
+    shape = sizes(x) or ()
     more = -shape[-1] % WORD if str(x.ty.dtype) == "uint8" else 0
     return bb.emit(relax.op.nn.pad(x, [0, 0] * (len(shape) - 1) + [0, more])) if more else x
 
 
-def gemm_te(data: te.Tensor, weight: te.Tensor, rows: tuple[int, ...], k_len: int, n_len: int, nr: int) -> te.Tensor:
+def gemm_te(data: te.Tensor, weight: te.Tensor, rows: tuple[Any, ...], k_len: int, n_len: int, nr: int) -> te.Tensor:
     """The two blocks of the module's docstring; `data` is [*rows, K], `weight` [P, K, nr]; result [*rows, N]."""
     steps = int(weight.shape[1])
     k = te.reduce_axis((0, steps), name="k")

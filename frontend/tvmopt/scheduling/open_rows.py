@@ -1,0 +1,407 @@
+"""Kernels whose number of rows is known at run time only: static tiles of rows, scheduled by their family and moved
+along the open axes - so that one kernel serves every length and batch, and nothing is padded.
+
+    y[m, :] = f(x[m, :]), m < M       for task in parallel(tasks of a tile):
+                                        if M >= first:  f of the first rows         their code prefetches weights
+                                        for tile:       f of `height` rows          at base = height * tile
+                                        switch M % height:  f of 7, ..., 1 rows     at what is left
+
+Each body is the family's schedule of the function at that many rows; `base` is added to its row indices. That is right
+only where every access to an open axis is the row itself, which :func:`rows_of` proves: a tensor [seq, seq] would be
+moved along both axes, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Range
+from tvm.ir.expr import TensorLoad
+from tvm.s_tir import renew_defs
+from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.tirx.analysis import undefined_vars
+from tvm.tirx.stmt import BufferRegion
+from tvm_ffi import StructuralKey, structural_map, structural_mutate
+
+from tvmopt.errors import ScheduleError
+from tvmopt.scheduling.blocks import blocks_of
+from tvmopt.scheduling.family import Declined, RowTiles
+
+Place = tuple[int, int]
+"""A row axis: the number of its group, and its place in the group."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The open axes of a kernel, all of them rows.
+
+    Attributes:
+        groups: for each group of neighbouring axes that count as one, their sizes as expressions of the function's
+            symbols; the tiles are cut in the last group, loops over single rows of the others go around them.
+        moved: for each parameter, axis -> group: where the first row of a tile is added.
+        axes: the function whose open sizes are variables of their own: what :meth:`at` fills in.
+        sizes: those variables, group by group.
+    """
+
+    groups: tuple[tuple[Any, ...], ...]
+    moved: tuple[Mapping[int, int], ...]
+    axes: tirx.PrimFunc
+    sizes: tuple[tuple[Any, ...], ...]
+
+    def at(self, rows: int) -> tirx.PrimFunc:
+        """The function of so many rows of the last group, one of each other."""
+        *_, last = [v for group in self.sizes for v in group]
+        known = {v: 1 for group in self.sizes for v in group} | {last: rows}
+        return at_sizes(self.axes, known)
+
+
+def is_open(func: tirx.PrimFunc) -> bool:
+    """Whether a size of a parameter is known at run time only."""
+    return any(not isinstance(d, tirx.IntImm) for p in func.params for d in _shape(p))
+
+
+def _shape(param: Any) -> list[Any]:
+    return list(getattr(param.ty, "shape", None) or [])
+
+
+def _is_tensor(param: Any) -> bool:
+    """Whether a parameter is no size that is handed over."""
+    return hasattr(param.ty, "shape")
+
+
+def at_sizes(func: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.PrimFunc:
+    """The function with variables of its sizes replaced by numbers, without the parameters that hand sizes over."""
+
+    def known(var: Any) -> Any:
+        return tirx.const(sizes[var], str(var.ty.dtype)) if var in sizes else var
+
+    kept = [p for p in func.params if _is_tensor(p)]
+    func = tirx.PrimFunc(kept, func.body, func.ret_type, func.attrs, func.span)
+    return structural_map(func, (tirx.Var, known))
+
+
+def with_size_variables(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, Any]]:
+    """The function with each open size (`past + 1`) a variable of its own, and variable -> size."""
+    sizes: dict[Any, Any] = {}
+    variables: dict[Any, Any] = {}
+    for param in func.params:
+        for dim in _shape(param):
+            if isinstance(dim, tirx.IntImm) or StructuralKey(dim) in variables:
+                continue
+            var = dim if isinstance(dim, tirx.Var) else tirx.Var(f"size{len(sizes)}", dim.ty.dtype)
+            variables[StructuralKey(dim)], sizes[var] = var, dim
+    if all(var.same_as(dim) for var, dim in sizes.items()):
+        return func, sizes
+    kinds = tuple({type(dim) for dim in sizes.values() if not isinstance(dim, tirx.Var)})
+    return structural_map(func, (kinds, lambda node: variables.get(StructuralKey(node), node))), sizes
+
+
+# -- the proof ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(func: tirx.PrimFunc) -> Rows | Declined:
+    """The open axes of a function if all of them are rows of it, in groups as large as the tensors allow."""
+    axes, sizes = with_size_variables(func)
+    outputs = [p for p in axes.params if any(p.same_as(r.source) for b in blocks_of(axes) for r in b.writes)]
+    opened = [[k for k, d in enumerate(_shape(p)) if d in sizes] for p in outputs]
+    if not outputs or not opened[0]:
+        return Declined("a result of a fixed size")
+    shape = _shape(outputs[0])
+    if any(
+        k != opened[0] or any(not _shape(p)[a].same_as(shape[a]) for a in k)
+        for p, k in zip(outputs, opened, strict=True)
+    ):
+        return Declined("results of other sizes")
+    runs = list(_runs(opened[0]))
+    found: tuple[Mapping[int, int], ...] | Declined = Declined("no rows")
+    for groups in dict.fromkeys((tuple(runs), tuple((k,) for k in opened[0]))):
+        found = _Proof(axes, groups, shape, outputs).result()
+        if not isinstance(found, Declined):
+            names = tuple(tuple(shape[k] for k in group) for group in groups)
+            if len({v for group in names for v in group}) < len(opened[0]):
+                return Declined("a size that counts rows twice")
+            exact = tuple(tuple(sizes[v] for v in group) for group in names)
+            return Rows(exact, found, axes, names)
+    assert isinstance(found, Declined)
+    return found
+
+
+def _runs(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    run: list[int] = []
+    for axis in axes:
+        if run and axis != run[-1] + 1:
+            yield tuple(run)
+            run = []
+        run.append(axis)
+    yield tuple(run)
+
+
+class _Proof:
+    """Follows the rows from the results to the operands, block by block, backwards.
+
+    Attributes:
+        places: buffer -> axis -> which row axis indexes it there, in every access.
+    """
+
+    def __init__(
+        self, func: tirx.PrimFunc, groups: Sequence[Sequence[int]], shape: Sequence[Any], outputs: Sequence[Any]
+    ) -> None:
+        self.func, self.groups = func, groups
+        self.sizes = {(g, k): shape[axis] for g, group in enumerate(groups) for k, axis in enumerate(group)}
+        first = {axis: (g, k) for g, group in enumerate(groups) for k, axis in enumerate(group)}
+        self.places: dict[Any, dict[int, Place]] = {p: first for p in outputs}
+        self.opened = {d for p in func.params for d in _shape(p) if not isinstance(d, tirx.IntImm)}
+        self.opened |= {p for p in func.params if not _is_tensor(p)}
+
+    def result(self) -> tuple[Mapping[int, int], ...] | Declined:
+        """Where each parameter is moved, or why it cannot be."""
+        for block in reversed(blocks_of(self.func)):
+            if (reason := self._block(block)) is not None:
+                return Declined(reason)
+        found = []
+        for param in self.func.params:
+            places = self.places.get(param, {})
+            if not self._together(param, places):
+                return Declined("an operand that has some of the open axes")
+            last = {(g, len(group) - 1): g for g, group in enumerate(self.groups)}
+            if _is_tensor(param):
+                found.append({axis: last[place] for axis, place in places.items() if place in last})
+        return tuple(found)
+
+    def _block(self, block: Any) -> str | None:
+        rows: dict[Any, Place] = {}
+        for region in block.writes:
+            for axis, place in self.places.get(region.source, {}).items():
+                var = region.region[axis].min
+                if not isinstance(var, tirx.Var) or rows.setdefault(var, place) != place:
+                    return "a result that is not written row by row"
+        for iv in block.iter_vars:
+            if not isinstance(iv.dom.extent, tirx.IntImm) and iv.var not in rows:
+                return "a sum over an open axis, or all of it read for each row"
+            if iv.var in rows and not iv.dom.extent.same_as(self.sizes[rows[iv.var]]):
+                return "a part of the rows"
+        wrong: list[str] = []
+
+        def fixed(buffer: Any, indices: Any) -> list[Any]:
+            here = {k: rows[i] for k, i in enumerate(indices) if isinstance(i, tirx.Var) and i in rows}
+            if self.places.setdefault(buffer, here) != here:
+                wrong.append("an operand that is read at other rows too")
+            return [tirx.const(0, str(i.ty.dtype)) if k in here else i for k, i in enumerate(indices)]
+
+        def load(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            return tirx.BufferLoad(node.source, fixed(node.source, node.indices))
+
+        def store(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            return tirx.BufferStore(node.buffer, node.value, fixed(node.buffer, node.indices))
+
+        for part in (block.body, block.init):
+            if part is not None:
+                left = undefined_vars(structural_mutate(part, ((TensorLoad, load), (tirx.BufferStore, store))), [])
+                if any(v in rows for v in left):
+                    wrong.append("the number of a row in its arithmetic")
+                if any(v in self.opened for v in left):
+                    wrong.append("an open size in its arithmetic")
+        if any(not isinstance(d, tirx.IntImm) for buffer in block.alloc_buffers for d in buffer.shape):
+            wrong.append("a row of its own that is as long as an open size")
+        return wrong[0] if wrong else None
+
+    def _together(self, param: Any, places: Mapping[int, Place]) -> bool:
+        """Whether the axes of each group that a parameter has lie next to each other, in order, with their sizes."""
+        shape = _shape(param)
+        for g, group in enumerate(self.groups):
+            mine = [(axis, k) for axis, (h, k) in sorted(places.items()) if h == g]
+            if not mine:
+                continue
+            start = mine[0][0]
+            if mine != [(start + k, k) for k in range(len(group))]:
+                return False
+            if any(not shape[axis].same_as(self.sizes[g, k]) for axis, k in mine[1:]):
+                return False
+        return True
+
+
+# -- the loops ---------------------------------------------------------------------------------------------------------
+
+
+def in_tiles(
+    func: tirx.PrimFunc,
+    rows: Rows,
+    tiles: RowTiles,
+    scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc],
+    parallel_from: int | None,
+) -> tirx.PrimFunc:
+    """The scheduled function for any number of rows.
+
+    Args:
+        scheduled: schedules the function at a number of rows.
+        parallel_from: rows from which the work is worth threads; None: never.
+    """
+    build = _Tiles(func, rows, tiles, scheduled)
+    body = build.parallel() if parallel_from is not None else build.by_tasks(tirx.ForKind.SERIAL)
+    if parallel_from is not None and parallel_from > 1:
+        body = tirx.IfThenElse(build.all >= parallel_from, body, build.by_tasks(tirx.ForKind.SERIAL))
+    root = SBlock([], [], [], "root", body, None, build.buffers, [], {})
+    done = func.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
+    return done.with_attr("tirx.is_scheduled", True)
+
+
+class _Tiles:
+    """Puts the bodies together.
+
+    Attributes:
+        others, count: the rows of all groups but the last; of the last, which tiles cut; `all`: their product.
+        tasks: iterations of the outermost loop of a tile, whatever its height.
+        buffers: those of the bodies.
+    """
+
+    def __init__(
+        self, func: tirx.PrimFunc, rows: Rows, tiles: RowTiles, scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc]
+    ) -> None:
+        self.rows, self.tiles, self.scheduled = rows, tiles, scheduled
+        self.tensors = [p for p in func.params if _is_tensor(p)]
+        *self.others, self.count = [_product(group) for group in rows.groups]
+        self.all = _product([*self.others, self.count])
+        self.buffers: list[Any] = []
+        self._made: dict[int, tirx.PrimFunc] = {}
+        self.tasks = int(self._static(tiles.height)[1].extent)
+
+    def parallel(self) -> Any:
+        """Threads get tasks, as of a static kernel. Where a tile is one task they get rows; where it has few, rows
+        if there are enough of them."""
+        if self.tasks == 1:
+            return self.by_rows()
+        tasks = self.by_tasks(tirx.ForKind.PARALLEL)
+        pieces = self.tiles.pieces
+        if pieces == 1:
+            return tasks
+        return tirx.IfThenElse(self.count >= 2 * pieces * self.tiles.height, self.by_rows(), tasks)
+
+    def by_tasks(self, kind: Any) -> Any:
+        """A loop over tasks, in it those over rows: the weights of a task stay in the cache."""
+        task = tirx.Var("task", "int32")
+        bases = [tirx.Var("row", "int64") for _ in self.others]
+        body = self._tiles(_int(0), _div(self.count, self.tiles.height), True, task, bases)
+        for base, size in zip(reversed(bases), reversed(self.others), strict=True):
+            body = tirx.For(base, _int(0), size, tirx.ForKind.SERIAL, body)
+        return tirx.For(task, tirx.const(0, "int32"), tirx.const(self.tasks, "int32"), kind, body)
+
+    def by_rows(self) -> Any:
+        """A parallel loop over pieces of the rows, in it that over tasks."""
+        q, task = tirx.Var("q", "int64"), tirx.Var("task", "int32")
+        tiles, names = _div(self.count, self.tiles.height), _Names()
+        pieces = tiles if self.tiles.height == 1 else tirx.max(tirx.min(tiles, _int(self.tiles.pieces)), _int(1))
+        work, bases = pieces, list[Any]()
+        for size in reversed(self.others):
+            bases.insert(0, names.of("row", _mod(_div(q, work), size)))
+            work = work * size
+        piece = names.of("piece", _mod(q, pieces) if self.others else q)
+        begin = names.of("begin", _div(tiles * piece, pieces))
+        end = names.of("end", _div(tiles * (piece + 1), pieces))
+        body = self._tiles(begin, end, (piece + 1).equal(pieces), task, bases)
+        body = tirx.For(task, tirx.const(0, "int32"), tirx.const(self.tasks, "int32"), tirx.ForKind.SERIAL, body)
+        body = tirx.SeqStmt([*names.statements, body])
+        return tirx.For(q, _int(0), work, tirx.ForKind.PARALLEL, body)
+
+    def _static(self, rows: int) -> tuple[tirx.PrimFunc, Any]:
+        """The scheduled function for `rows` rows, with buffers and variables of its own, and its loop over tasks."""
+        if rows not in self._made:
+            self._made[rows] = self.scheduled(self.rows.at(rows))
+        func = renew_defs(self._made[rows])
+        loop = func.body.block.body
+        if not isinstance(loop, tirx.For):
+            raise ScheduleError("the schedule of a tile is not one loop over tasks")
+        return func, loop
+
+    def _tiles(self, begin: Any, end: Any, last: Any, task: Any, bases: Sequence[Any]) -> Any:
+        """The tiles from `begin` to `end` of one task, and where `last` holds the rows that are left over."""
+        height, first = self.tiles.height, self.tiles.first
+        steps: list[Any] = []
+        names = _Names()
+        if first:
+            enough = end - begin >= first // height
+            steps.append(tirx.IfThenElse(enough, self._moved(first, [*bases, begin * height], task), None))
+            begin = names.of("after", tirx.Select(enough, begin + first // height, begin))
+        tile = tirx.Var("tile", "int64")
+        here = self._moved(height, [*bases, (begin + tile) * height], task)
+        steps.append(tirx.For(tile, _int(0), end - begin, tirx.ForKind.SERIAL, here))
+        rest, full = None, _div(self.count, height) * height
+        for r in range(1, height):
+            rest = tirx.IfThenElse((self.count - full).equal(_int(r)), self._moved(r, [*bases, full], task), rest)
+        if rest is not None:
+            steps.append(rest if last is True else tirx.IfThenElse(last, rest, None))
+        return tirx.SeqStmt([*names.statements, *steps]) if len(steps) > 1 else steps[0]
+
+    def _moved(self, rows: int, bases: Sequence[Any], task: Any) -> Any:
+        """One task of the body for `rows` rows that begin at `bases`, on the open function's parameters."""
+        static, loop = self._static(rows)
+        self.buffers.extend(static.body.block.alloc_buffers)
+        own = {p: k for k, p in enumerate(static.params)}
+        where = self.rows.moved
+
+        def at(buffer: Any, indices: Sequence[Any]) -> list[Any]:
+            axes = where[own[buffer]]
+            return [i + bases[axes[k]] if k in axes else i for k, i in enumerate(indices)]
+
+        def load(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            if node.source not in own:
+                return node
+            return tirx.BufferLoad(self.tensors[own[node.source]], at(node.source, node.indices))
+
+        def store(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            if node.buffer not in own:
+                return node
+            return tirx.BufferStore(self.tensors[own[node.buffer]], node.value, at(node.buffer, node.indices))
+
+        def region(node: Any) -> Any:
+            if node.source not in own:
+                return node
+            starts = at(node.source, [r.min for r in node.region])
+            ranges = [Range.from_min_extent(s, r.extent) for s, r in zip(starts, node.region, strict=True)]
+            return BufferRegion(self.tensors[own[node.source]], ranges)
+
+        def block(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            return SBlock(
+                node.iter_vars, [region(r) for r in node.reads], [region(r) for r in node.writes], node.name_hint,
+                node.body, node.init, node.alloc_buffers, node.match_buffers, node.annotations,
+            )  # fmt: skip
+
+        body = structural_mutate(loop.body, ((TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
+        return structural_map(body, (tirx.Var, lambda v: task if v.same_as(loop.loop_var) else v))
+
+
+class _Names:
+    """Values that are computed once, in front of the statements that use them."""
+
+    def __init__(self) -> None:
+        self.statements: list[Any] = []
+
+    def of(self, name: str, value: Any) -> Any:
+        var = tirx.Var(name, str(value.ty.dtype))
+        self.statements.append(tirx.Bind(var, value))
+        return var
+
+
+def _int(value: Any) -> Any:
+    return tirx.const(value, "int64") if isinstance(value, int) else value
+
+
+def _div(a: Any, b: Any) -> Any:
+    """Sizes and numbers of tasks are not negative: no code for rounding."""
+    return tirx.truncdiv(_int(a), _int(b))
+
+
+def _mod(a: Any, b: Any) -> Any:
+    return tirx.truncmod(_int(a), _int(b))
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    return prod(sizes[1:], start=_int(sizes[0])) if sizes else _int(1)

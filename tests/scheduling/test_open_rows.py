@@ -1,0 +1,69 @@
+"""Which open axes are rows, and what is refused: a kernel moved along an axis that is not one would be wrong."""
+
+import pytest
+from tvm import te, tirx
+
+from tvmopt.scheduling.family import Declined
+from tvmopt.scheduling.open_rows import Rows, is_open, rows_of
+
+N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+
+
+def func(*shapes, out, value):
+    """`out[i...] = value(tensors..., i...)`."""
+    tensors = [te.placeholder(s, name=f"x{k}") for k, s in enumerate(shapes)]
+    result = te.compute(out, lambda *i: value(*tensors, *i), name="y")
+    return te.create_prim_func([*tensors, result], "int64")
+
+
+def test_rows_of_one_and_of_two_symbols():
+    one = rows_of(func((N, 4), (4,), out=(N, 4), value=lambda x, b, i, j: x[i, j] + b[j]))
+    assert isinstance(one, Rows)
+    assert one.groups == ((N,),) and one.moved == ({0: 0}, {}, {0: 0})
+    both = rows_of(func((N, M, 4), out=(N, M, 4), value=lambda x, i, j, k: x[i, j, k] * 2.0))
+    assert isinstance(both, Rows)
+    assert [len(g) for g in both.groups] == [2] and both.moved == ({1: 0}, {1: 0})
+
+
+def test_a_smaller_operand_keeps_symbols_apart():
+    found = rows_of(func((N, M, 4), (M, 4), out=(N, M, 4), value=lambda x, r, i, j, k: x[i, j, k] + r[j, k]))
+    assert isinstance(found, Rows)
+    assert [len(g) for g in found.groups] == [1, 1] and found.moved == ({0: 0, 1: 1}, {0: 1}, {0: 0, 1: 1})
+
+
+def test_a_table_whose_size_is_known_is_moved_along():
+    found = rows_of(func((N, 4), (512, 4), out=(N, 4), value=lambda x, t, i, j: x[i, j] + t[i, j]))
+    assert isinstance(found, Rows) and found.moved == ({0: 0}, {0: 0}, {0: 0})
+
+
+def test_the_function_at_a_number_of_rows_is_static():
+    found = rows_of(func((N, M, 4), out=(N, M, 4), value=lambda x, i, j, k: x[i, j, k] * 2.0))
+    assert isinstance(found, Rows) and not is_open(found.at(5))
+    assert [[int(d) for d in p.ty.shape] for p in found.at(5).params] == [[1, 5, 4], [1, 5, 4]]
+
+
+K = te.reduce_axis((0, N), name="k")
+
+
+@pytest.mark.parametrize(
+    "shapes, out, value",
+    [
+        (((N, N),), (N, N), lambda x, i, j: x[i, j] + 1.0),
+        (((N, N),), (N, N), lambda x, i, j: x[j, i]),
+        (((N, 4),), (N, 4), lambda x, i, j: x[N - 1 - i, j]),
+        (((N, 4),), (N, 4), lambda x, i, j: x[i, j] + x[0, j] + i),
+        (((N, 4),), (N, 4), lambda x, i, j: x[i, j] * i.astype("float32")),
+        (((N, 4),), (N, 4), lambda x, i, j: x[i, j] / tirx.Cast("float32", N)),
+        (((N, 4),), (N, 4), lambda x, i, j: te.if_then_else(i > 0, x[i - 1, j], x[i, j])),
+        (((N, 4),), (4,), lambda x, j: te.sum(x[K, j], axis=[K])),
+        (((N, 4),), (4,), lambda x, j: x[0, j]),
+        (((N, 4), (M, 4)), (N, 4), lambda x, z, i, j: x[i, j] + z[M - 1, j]),
+    ],
+)
+def test_what_is_not_rows_is_refused(shapes, out, value):
+    assert isinstance(rows_of(func(*shapes, out=out, value=value)), Declined)
+
+
+def test_rows_read_at_two_places_are_refused():
+    found = rows_of(func((N, 4), out=(N, 4), value=lambda x, i, j: x[i, j] + x[0, j]))
+    assert isinstance(found, Declined) and found.reason == "an operand that is read at other rows too"
