@@ -12,6 +12,7 @@ _HOME = {  # where each name is, imported when it is first used: `import tvmopt`
     "bench": "tvmopt.bench",  # a package that can be called
     "compare": "tvmopt.debug.compare",
     "profile": "tvmopt.analysis.profile",
+    "quantize": "tvmopt.quantization.quantize",
     "surgeon": "tvmopt.debug.surgeon",
     "tune": "tvmopt.tuning.driver",
 }
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tvmopt.api import Compiled, Model, compile, explain, inspect, load, refit, run
     from tvmopt.debug import surgeon
     from tvmopt.debug.compare import compare
+    from tvmopt.quantization.quantize import quantize
     from tvmopt.tuning.driver import tune
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "inspect",
     "load",
     "profile",
+    "quantize",
     "refit",
     "run",
     "surgeon",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import time
 
@@ -43,6 +44,22 @@ def test_a_hang_is_an_error():
 def test_too_much_memory_is_an_error():
     with pytest.raises(ModelError, match="memory"):
         isolated(lambda: np.ones(1 << 42, "uint8").sum(), "test")
+
+
+def test_the_parents_garbage_is_not_collected_in_the_child():
+    """A cycle with a session of onnxruntime would wait for threads that the child does not have."""
+
+    class Session:
+        def __init__(self):
+            self.cycle = self
+            self.owner = os.getpid()
+
+        def __del__(self):
+            if os.getpid() != self.owner:
+                os._exit(1)
+
+    Session()
+    assert isolated(gc.collect, "a collection") is not None
 
 
 def test_a_bug_keeps_its_traceback():

@@ -6,8 +6,9 @@ what a compiler fuses changes the bytes, never the FLOPs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ from tvmopt.analysis.opcost import MATRIX, VIEWS, OpShapes, flops
 
 if TYPE_CHECKING:
     import onnx
+
+
+QUANTIZATION = "tvmopt.quantization"
+"""Under this key a file's metadata says how `tvmopt quantize` made it, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class ModelMetrics:
         peak_op: the node where that happens.
         timeline: bytes alive while each node runs, in graph order.
         unknown: nodes left out because a shape is not static, or because they hold a subgraph.
+        quantization: how `tvmopt quantize` made the file: method, preset, hashes of data and ranges; None for others.
     """
 
     name: str
@@ -88,6 +94,7 @@ class ModelMetrics:
     peak_op: str
     timeline: tuple[int, ...]
     unknown: tuple[str, ...] = ()
+    quantization: dict[str, Any] | None = None
 
     @property
     def flops(self) -> float:
@@ -145,7 +152,20 @@ def inspect(
 
     name = Path(source).name if isinstance(source, (str, Path)) else ""
     loaded = load(source)
-    return metrics(prepare(loaded, shapes or {}), name, loaded)
+    found = metrics(prepare(loaded, shapes or {}), name, loaded)
+    return replace(found, quantization=quantization_of(loaded))
+
+
+def quantization_of(model: onnx.ModelProto) -> dict[str, Any] | None:
+    """How `tvmopt quantize` made this file, as its metadata says; None for other files."""
+    for entry in model.metadata_props:
+        if entry.key == QUANTIZATION:
+            try:
+                found = json.loads(entry.value)
+            except ValueError:
+                return None
+            return found if isinstance(found, dict) else None
+    return None
 
 
 def metrics(model: onnx.ModelProto, name: str = "", original: onnx.ModelProto | None = None) -> ModelMetrics:

@@ -88,6 +88,13 @@ def _model(found: Any, top: int) -> None:
         ("arithmetic intensity", f"{found.intensity:.1f} FLOP/B"),
         ("peak activations", f"{human(found.peak_activation_bytes, 'B')} at {found.peak_op}"),
     ]
+    if made := found.quantization:
+        data = (
+            f", {made.get('samples')} samples, data {str(made.get('data_sha256'))[:16]}" if made.get("samples") else ""
+        )
+        rows.append(("quantised by", f"{made.get('method')}, {made.get('preset')}{data}"))
+        rows.append(("ranges", str(made.get("ranges_sha256"))[:16]))
+        rows.append(("left in floats", ", ".join(map(str, made.get("excluded") or ())) or "no layer by request"))
     table((found.name, ""), rows, left=2)
     out.print()
     total = found.flops or 1.0

@@ -8,6 +8,7 @@ be the end. A fork starts in milliseconds and shares the model's memory; only th
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import select
@@ -82,6 +83,7 @@ def isolated(step: Callable[[], Result], what: str, where: str = "", seconds: fl
 
 def _child(step: Callable[[], Any], write: int) -> None:
     """Run, send, and leave without the parent's clean-up handlers."""
+    gc.freeze()  # what the parent left to collect is not ours: an engine's session would wait for threads of the parent
     try:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
