@@ -25,6 +25,7 @@ from tvmopt.lowering import STAGE as LOWER
 from tvmopt.lowering import finish, keeps_fp32, lower_operators, lower_ordered, why_unrolled
 from tvmopt.lowering.lower_extrema import LowerExtrema
 from tvmopt.lowering.name_values import name_values
+from tvmopt.lowering.overlap import overlap_vectors
 from tvmopt.lowering.pairs import lower_pairs
 from tvmopt.lowering.partition import bound_partitions
 from tvmopt.lowering.prefetch import lower_prefetch
@@ -166,6 +167,7 @@ def fusion_stages() -> list[Stage]:
 def kernel_stages() -> list[Stage]:
     """The rewrites of scheduled kernels for CPUs, before TVM's own passes of loops."""
     return [
+        each_kernel("tvmopt.OverlapVectors", overlap_vectors),  # before NameValues, whose buffers are of whole vectors
         each_kernel("tvmopt.NameValues", name_values),  # one transcendental function a statement
         each_kernel("tvmopt.LowerPrefetch", lower_prefetch),  # the next panel of weights
         # what families rewrite behind their schedules: AMX; before LowerPairs, which takes the products that are left

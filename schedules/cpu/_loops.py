@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tvmopt.lowering.overlap import OVERLAP, vector_for
 from tvmopt.lowering.prefetch import PREFETCH, STEP, panel_stride
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.cost_model import common_vector
@@ -18,11 +19,18 @@ from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
 from tvmopt.scheduling.strides import contiguous_suffix, vector_axis
 from tvmopt.targets import Machine
 
+SHORT_ROW = 256
+"""Numbers of a row below which the start and the end of its loop count."""
+MANY_ROWS = 64
+"""Rows that are left for threads where short ones are put together."""
 
-def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096) -> None:
+
+def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096, lanes: int = 0) -> None:
     """One pass over memory: `parallel(outer) x serial(contiguous inner)`; the inner loop is left to LLVM.
 
-    A nest that is contiguous throughout is cut into chunks of at most `chunk` elements, a divisor of its length.
+    A nest that is contiguous throughout is cut into chunks of at most `chunk` elements, a divisor of its length; rows
+    that are short and lie behind each other become longer ones. With `lanes`, of a vector, rows that are short and
+    stay so become whole vectors (lowering/overlap.py): the block must have no condition along them.
     """
     loops = sch.get_loops(block)
     if not loops:
@@ -33,12 +41,19 @@ def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096) -> Non
         lowest = contiguous_suffix(here)
         # Fuse only whole axes into the inner loop: a split of a fused loop leaves divisions that TVM cannot
         # simplify (measured: 5 times slower).
-        while first > lowest and (math.prod(extents[first - 1 :]) <= chunk or extents[first] == 1):
+        while first > lowest and (
+            math.prod(extents[first - 1 :]) <= chunk
+            or extents[first] == 1
+            or (math.prod(extents[first:]) < SHORT_ROW and math.prod(extents[: first - 1]) >= MANY_ROWS)
+        ):
             first -= 1
     inner = sch.fuse(*loops[first:]) if len(loops) - first > 1 else loops[first]
     outer = sch.fuse(*loops[:first]) if first > 1 else loops[0]
     if first == 0 or math.prod(extents[:first]) == 1:
         outer, inner = sch.split(inner, [None, _chunk(math.prod(extents[first:]), chunk)])
+    row = int(sch.get(inner).extent)
+    if 4 <= row < SHORT_ROW and row % (vector_for(row, lanes) if lanes else 1):
+        sch.annotate(inner, OVERLAP, vector_for(row, lanes))
     if parallel and int(sch.get(outer).extent) > 1:
         sch.parallel(outer)
 

@@ -22,10 +22,11 @@ from tvmopt.targets import Machine
 
 @dataclass(frozen=True)
 class ElementwiseProblem:
-    """Iterations of the outputs, and one core's time for them."""
+    """Iterations of the outputs, one core's time for them, and the floats of a register."""
 
     elements: int
     nanoseconds: float
+    lanes: int
 
 
 def recognise(func: Any, machine: Machine) -> ElementwiseProblem | None:
@@ -34,7 +35,7 @@ def recognise(func: Any, machine: Machine) -> ElementwiseProblem | None:
     if blocks is None:
         return None
     time = sum(b.nanoseconds(machine) for b in blocks)
-    return ElementwiseProblem(blocks[-1].elements, time)
+    return ElementwiseProblem(blocks[-1].elements, time, machine.lanes())
 
 
 def knobs(problem: ElementwiseProblem, machine: Machine) -> Space:
@@ -46,4 +47,4 @@ def knobs(problem: ElementwiseProblem, machine: Machine) -> Space:
 
 def apply(sch: Any, problem: ElementwiseProblem, knobs: Knobs) -> None:
     for block in inline_cheap(sch):
-        spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"])
+        spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"], problem.lanes)

@@ -1,0 +1,60 @@
+"""Short rows in whole vectors: values, places, and what is not written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.harness import machines, run
+from tvmopt.lowering.overlap import OVERLAP, overlap_vectors, vector_for
+
+op = relax.op
+ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 49, 63, 65, 255, 257]
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("row", ROWS)
+def test_a_value_a_row(machine, row):
+    x, s = np.random.default_rng(row).standard_normal((2, 70, row)), np.random.default_rng(1).standard_normal((70, 1))
+    x, s = x.astype("float32"), s.astype("float32")
+    x.flat[0], x.flat[-1] = np.nan, np.inf
+    (y,), _ = run(lambda bb, a, b: op.subtract(op.multiply(a, b), b), [x, s], machine)
+    np.testing.assert_allclose(y, x * s - s, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("row", [5, 7, 17, 49])
+def test_functions_inside_functions(machine, row):
+    """Each value of a chain has a buffer of a whole vector."""
+    x = np.random.default_rng(row).standard_normal((66, row)).astype("float32")
+    s = np.random.default_rng(row + 1).standard_normal((66, 1)).astype("float32")
+    (y,), _ = run(lambda bb, a, b: op.tanh(op.exp(op.sin(op.multiply(a, b)))), [x, s], machine)
+    np.testing.assert_allclose(y, np.tanh(np.exp(np.sin(x.astype(float) * s))), rtol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int64", "float16", "bool"])
+def test_other_types(kind):
+    x = np.random.default_rng(0).integers(0, 2 if kind == "bool" else 50, (80, 49)).astype(kind)
+    s = np.random.default_rng(1).integers(0, 2, (80, 1)).astype(kind)
+    make = op.logical_and if kind == "bool" else op.multiply
+    (y,), _ = run(lambda bb, a, b: make(a, b), [x, s])
+    np.testing.assert_array_equal(y, np.logical_and(x, s) if kind == "bool" else x * s)
+
+
+def test_the_vectors():
+    import tvm_ffi
+    from tvm.script import tirx as T
+
+    @T.prim_func(s_tir=True, private=True)
+    def scale(x: T.Buffer((70, 49), "float32"), y: T.Buffer((70, 49), "float32")):
+        for r in range(70):
+            for i in T.serial(49, annotations={OVERLAP: 16}):
+                with T.sblock("y"):
+                    m, n = T.axis.remap("SS", [r, i])
+                    y[m, n] = x[m, n] * T.float32(2)
+
+    text = overlap_vectors(scale).script()
+    assert "T.unroll(4)" in text and "T.vectorized(16)" in text and "T.min" in text and OVERLAP not in text
+    assert tvm_ffi.structural_equal(overlap_vectors(overlap_vectors(scale)), overlap_vectors(scale))
+    assert vector_for(49, 8) == 8
