@@ -2,7 +2,7 @@
 
 How it is started, and what it prints:
 
-    python benchmarks/gpu_engine.py      # then a line of JSON that says which engine and case, then one a turn
+    python benchmarks/gpu_engine.py      # then a line of JSON that says which engine and case, then one per turn
 """
 
 from __future__ import annotations

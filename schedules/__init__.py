@@ -1,1 +1,1 @@
-"""The schedule families: one a folder, grouped by the kind of target. `tvmopt.scheduling` discovers them."""
+"""The schedule families: one per folder, grouped by the kind of target. `tvmopt.scheduling` discovers them."""

@@ -257,6 +257,7 @@ def graph_passes(
         P.ConvertConv3d(log),  # after BatchNorm is folded; what it makes is NHWC already
         P.ConvertLayout(log),  # after everything that looks for NCHW convolutions
         P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels
+        P.ConvertPoolLayout(log),  # after PropagateTransposes, which would cancel its transposes
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants

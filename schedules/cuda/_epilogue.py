@@ -113,7 +113,7 @@ class Epilogue:
         return buffer
 
     def _moves_by_one(self, buffer: Any, indices: Sequence[Any]) -> bool:
-        """Whether an access of the block walks memory by one a column over a run, from an aligned start."""
+        """Whether an access of the block walks memory by one per column over a run, from an aligned start."""
         if not _aligned_rows(buffer, self.width):
             return False
         column = self.block.iter_vars[-1].var

@@ -1,6 +1,6 @@
 """A sliding window over NHWC on a GPU - what depthwise convolution and pooling share.
 
-threads    one a vector of channels and output pixel; a warp's lanes are neighbouring channels, then neighbouring
+threads    one per vector of channels and output pixel; a warp's lanes are neighbouring channels, then neighbouring
            pixels: loads of a tap are contiguous, and the taps that neighbouring pixels share come from L1
 registers  `vector` accumulators a thread; taps unrolled
 padding    no buffer: a tap outside is a predicate, the same for a whole vector

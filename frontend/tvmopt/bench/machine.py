@@ -79,7 +79,7 @@ def warnings(machine: dict[str, Any]) -> list[str]:
     if machine["governor"] not in ("performance", "not exposed"):
         found.append(f"the frequency governor is {machine['governor']!r}; 'performance' gives steadier times")
     if machine["load"][0] > 0.3:
-        found.append(f"the load was {machine['load'][0]} at the start; 0 is best")
+        found.append(f"other work was running at the start (load {machine['load'][0]}): stop it for steadier figures")
     if machine["virtual"]:
         found.append("a virtual machine: neighbours and clock changes do not show")
     return found

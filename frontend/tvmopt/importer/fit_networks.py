@@ -198,7 +198,7 @@ def _cache_and_mask(given: Given, q: Shape, k: Shape, v: Shape) -> Texts:
 
 
 def _quantised(given: Given) -> Texts:
-    """QuantizeLinear and DequantizeLinear: one scale, one a slice of `axis`, or one a block along it."""
+    """QuantizeLinear and DequantizeLinear: one scale, one per slice of `axis`, or one per block along it."""
     x, scale, zero, values = given.shape(0), given.shape(1), given.shape(2), given.array(1)
     if given.node.op_type == "QuantizeLinear" and values is not None and not (values > 0).all():
         yield f"a scale is {values.ravel()[~(values.ravel() > 0)][0]}; scales are positive"

@@ -1,4 +1,4 @@
-"""Operators of our own that functions in LLVM IR compute, one a number of lanes - for pairs.py and quads.py."""
+"""Operators of our own that functions in LLVM IR compute, one per number of lanes - for pairs.py and quads.py."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class SessionOptions(_Entries):
     """How a session works.
 
     Attributes:
-        intra_op_num_threads: threads of a call, the caller among them; 0: one a core.
+        intra_op_num_threads: threads of a call, the caller among them; 0: one per core.
         log_severity_level: 3 and above: nothing is said while a model is compiled.
     """
 

@@ -1,4 +1,4 @@
-"""Graph rewrites, one a file, each named for what it does; `tvmopt.pipeline` has their order."""
+"""Graph rewrites, one per file, each named for what it does; `tvmopt.pipeline` has their order."""
 
 from tvmopt.passes.cancel_casts import CancelCasts
 from tvmopt.passes.cancel_duplicates import CancelDuplicates
@@ -8,6 +8,7 @@ from tvmopt.passes.convert_conv1d import ConvertConv1d
 from tvmopt.passes.convert_conv3d import ConvertConv3d
 from tvmopt.passes.convert_integer_products import ConvertIntegerProducts
 from tvmopt.passes.convert_layout import ConvertLayout
+from tvmopt.passes.convert_pool_layout import ConvertPoolLayout
 from tvmopt.passes.convert_precision import ConvertPrecision
 from tvmopt.passes.convert_signed_quantization import ConvertSignedQuantization
 from tvmopt.passes.eliminate_identities import EliminateIdentities
@@ -42,6 +43,7 @@ __all__ = [
     "ConvertConv3d",
     "ConvertIntegerProducts",
     "ConvertLayout",
+    "ConvertPoolLayout",
     "ConvertPrecision",
     "ConvertSignedQuantization",
     "EliminateIdentities",

@@ -33,7 +33,7 @@ WORD = 4
 
 @dataclass(frozen=True)
 class Operands:
-    """x: uint8, real = (x - zero) * scale; weight: int8, its zero points taken off; scales: one a column, or one."""
+    """x: uint8, real = (x - zero) * scale; weight: int8, its zero points taken off; scales: one per column, or one."""
 
     x: Expr
     params: Params

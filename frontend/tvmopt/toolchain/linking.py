@@ -53,7 +53,7 @@ def find_cc() -> str:
 
 
 def find_linker(arch: str) -> tuple[str, ...]:
-    """The command that links for an instruction set: :func:`find_cc`'s for this machine's, for another one a cross
+    """The command that links for an instruction set: :func:`find_cc`'s for this machine's, for another one per cross
     compiler: $TVMOPT_CROSS_CC, `aarch64-linux-gnu-gcc`, or zig's from the package `ziglang`.
 
     Raises:

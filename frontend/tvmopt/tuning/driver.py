@@ -110,7 +110,7 @@ def tune(
         generic: search MetaSchedule's space beside the families' knobs.
         compare: run tuned and untuned model in turn at the end.
         only: tune kernels whose name, or one of whose ONNX nodes, contains this.
-        session: whose budget is used; default: one a model and target.
+        session: whose budget is used; default: one per model and target.
         runner: measures; default: this machine.
         observer: is told of every measurement.
 

@@ -124,7 +124,7 @@ class RecurrentWriter:
         return prim_func([*inputs, *outputs], loops, OPAQUE)
 
     def _directions(self) -> Any:
-        """One program, or one a direction where their activations differ."""
+        """One program, or one per direction where their activations differ."""
         programs = []
         for functions in self.spec.functions:
             self.functions = functions

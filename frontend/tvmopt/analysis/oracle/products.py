@@ -32,7 +32,7 @@ def matmul_integer(call: Call, a: Array, b: Array, a_zero: Array | None = None, 
 
 
 def integer_product(a: Array, b: Array, a_zero: Array | None, b_zero: Array | None) -> Array:
-    """The product of integers, exactly, as float64; zero points may be one a row of `a` or a column of `b`."""
+    """The product of integers, exactly, as float64; zero points may be one per row of `a` or a column of `b`."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     if a_zero is not None:
         z = a_zero.astype(np.float64)

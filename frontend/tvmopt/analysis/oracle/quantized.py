@@ -71,7 +71,7 @@ def _truncated(x: Array, to: np.dtype[Any]) -> Result:
 
 
 def along(v: Array, x: Array, axis: int, block: int = 0) -> Array:
-    """A scale or zero point in the shape of what it scales: one number, one a slice of `axis`, or one a block."""
+    """A scale or zero point in the shape of what it scales: one number, one per slice of `axis`, or one per block."""
     if v.ndim == 0 or (v.size == 1 and v.ndim < 2):
         return v.reshape(())
     if v.ndim == 1 and not block:

@@ -119,7 +119,7 @@ def _centred(b: Build, x: Any, zero: Any, shape: tuple[int, ...] | None = None) 
 
 
 def _operand(b: Build, x: Any, zero: Any, rows: bool) -> Any:
-    """A matrix minus its zero point: one, or one a row (left operand) or column (right operand)."""
+    """A matrix minus its zero point: one, or one per row (left operand) or column (right operand)."""
     if zero is None or len(shape_of(zero)) != 1 or shape_of(zero)[0] == 1:
         return _centred(b, x, zero, () if zero is not None and int(np.prod(shape_of(zero))) == 1 else None)
     n = shape_of(zero)[0]
@@ -201,7 +201,7 @@ def matmul_integer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
 
 
 def _without_zero(b: Build, total: Any, zero: Any, sums: np.ndarray[Any, Any]) -> Any:
-    """A product less the share of the data's zero point: one, or one a row. One operator, which fuses into the
+    """A product less the share of the data's zero point: one, or one per row. One operator, which fuses into the
     product's kernel as a whole."""
     single = int(np.prod(shape_of(zero))) == 1
 
