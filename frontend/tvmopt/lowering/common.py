@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 from tvm.tirx.analysis import undefined_vars
-from tvm_ffi import structural_map
+from tvm_ffi import structural_equal, structural_map
 
 from tvmopt.scheduling.strides import evaluate
 
@@ -41,6 +41,17 @@ def sizes(expr: relax.Expr) -> tuple[Any, ...] | None:
     return tuple(int(dim) if isinstance(dim, int | tirx.IntImm) else dim for dim in shape.values)
 
 
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are the same number or the same expression."""
+    plain = [int(d) if isinstance(d, int | tirx.IntImm) else None for d in (a, b)]
+    return plain[0] == plain[1] if None not in plain else plain == [None, None] and structural_equal(a, b)
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are the same."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
 def named_size(bb: relax.BlockBuilder, dims: Sequence[Any]) -> int:
     """The product of sizes, each symbol at the size that the program is to be fastest at: what tiles are chosen for.
 
@@ -58,9 +69,9 @@ def named_size(bb: relax.BlockBuilder, dims: Sequence[Any]) -> int:
     return count
 
 
-def flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[int]) -> Any:
+def flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[Any]) -> Any:
     """A view of `x` with another shape."""
-    return x if static_shape(x) == tuple(shape) else bb.emit(relax.op.reshape(x, tuple(shape)))
+    return x if same_sizes(sizes(x) or (), shape) else bb.emit(relax.op.reshape(x, tuple(shape)))
 
 
 def trailing(axes: Sequence[Any], rank: int) -> int | None:
@@ -99,6 +110,32 @@ def nhwc_shapes(call: relax.Call) -> tuple[tuple[int, ...], tuple[int, ...]] | N
     return None if xs is None or ws is None or 0 in xs + ws else (xs, ws)
 
 
+def image_sizes(call: relax.Call) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
+    """As :func:`nhwc_shapes`, where the number of samples may be open."""
+    attrs = call.attrs
+    if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
+        return None
+    xs, ws = samples(call.args[0]), static_shape(call.args[1])
+    return None if xs is None or ws is None or 0 in ws else (xs, ws)
+
+
+def samples(x: relax.Expr) -> tuple[Any, ...] | None:
+    """The shape of a tensor of samples, none of which is empty, and whose number alone may be open; else None."""
+    shape = sizes(x)
+    if (
+        not shape
+        or not all(isinstance(d, int) and d > 0 for d in shape[1:])
+        or (isinstance(shape[0], int) and shape[0] == 0)
+    ):
+        return None
+    return shape
+
+
+def known(samples: Any) -> int:
+    """For how many samples tiles are chosen: one where their number is open."""
+    return samples if isinstance(samples, int) else 1
+
+
 def nhwc_convolution(
     bb: relax.BlockBuilder, call: relax.Call
 ) -> tuple[tuple[int, ...], tuple[int, ...], np.ndarray] | None:
@@ -111,7 +148,7 @@ def nhwc_convolution(
 def is_rows_product(call: relax.Call) -> bool:
     """Whether `R.nn.conv2d` in NHWC/OHWI is the product of rows (n, y, x) and a matrix: a 1x1 window, one group, no
     padding, no stride."""
-    attrs, shapes = call.attrs, nhwc_shapes(call)
+    attrs, shapes = call.attrs, image_sizes(call)
     steps = [int(v) for v in attrs.strides] + [int(v) for v in attrs.padding]
     return shapes is not None and shapes[1][1:3] == (1, 1) and int(attrs.groups) == 1 and steps == [1, 1, 0, 0, 0, 0]
 
@@ -152,9 +189,13 @@ class Symbols:
 
     def of(self, expr: relax.Expr) -> tuple[Any, ...]:
         """The shape of a tensor expression in the kernel's variables."""
-        shape = tuple(d if isinstance(d, int) else structural_map(d, (tirx.Var, self._own)) for d in sizes(expr) or ())
+        shape = self.here(sizes(expr) or ())
         self._shapes.extend(shape)
         return shape
+
+    def here(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """A shape of `main` in the kernel's variables."""
+        return tuple(d if isinstance(d, int) else structural_map(d, (tirx.Var, self._own)) for d in shape)
 
     def named(self, shape: Sequence[Any]) -> list[Any]:
         """Sizes of the kernel in the symbols of `main`."""

@@ -73,12 +73,12 @@ def everything(buffer: Any) -> Any:
 
 
 def nest(
-    name: str, axes: Sequence[tuple[Expr, int]], names: Sequence[str], reads: Any, writes: Any, body: Any,
+    name: str, axes: Sequence[tuple[Expr, Index]], names: Sequence[str], reads: Any, writes: Any, body: Any,
     buffers: Sequence[Any], annotations: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Loops, called `names`, around one block of spatial `axes` (its variable, extent); `buffers` are its own."""
     iterations = [
-        tirx.IterVar(Range(const_index(0), const_index(extent)), var, tirx.IterVar.DataPar) for var, extent in axes
+        tirx.IterVar(Range(const_index(0), _index(extent)), var, tirx.IterVar.DataPar) for var, extent in axes
     ]
     block = SBlock(iterations, reads, writes, name, body, alloc_buffers=buffers, annotations=annotations)
     loops = [tirx.Var(n, INDEX) for n in names]

@@ -110,7 +110,7 @@ def padded_source(
     data: te.Tensor, window: Window, channels: int, copied: bool, vector: int, fill: float, kernel: str
 ) -> te.Tensor:
     """`src`: a block annotated `<kernel>_pad` (to be inlined) or `<kernel>_copy`, or `data` itself."""
-    batch, height, width, in_c = (int(d) for d in data.shape)
+    batch, (height, width, in_c) = data.shape[0], (int(d) for d in data.shape[1:])
     rows, columns = window.reaches_outside((height, width))
     if not (copied or rows or columns):
         return data

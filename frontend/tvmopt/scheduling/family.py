@@ -82,6 +82,11 @@ class RowTiles:
     knobs: Callable[[Any], Knobs] | None = None
 
 
+def row_by_row(problem: Any, machine: Machine) -> RowTiles:
+    """The `open_rows` of families whose kernels gain nothing from several rows, or samples, at a time."""
+    return RowTiles()
+
+
 @dataclass(frozen=True)
 class Declined:
     """Why a family does not lower a call that it would otherwise lower: the condition that does not hold, in a few

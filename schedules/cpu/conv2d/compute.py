@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, constant, is_rows_product, nhwc_shapes, static_shape
+from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_rows_product, known, samples, static_shape
 from tvmopt.lowering.pairs import bits, pack_pairs
 from tvmopt.lowering.quads import WORD, pack_quads
 from tvmopt.lowering.window import Border, with_pad
@@ -32,9 +32,9 @@ from tvmopt.targets import Machine
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
     """`R.nn.conv2d` in NHWC/OHWI; the weight is constant, or float32."""
-    found, attrs, (x, w) = nhwc_shapes(call), call.attrs, call.args
+    found, attrs, (x, w) = image_sizes(call), call.attrs, call.args
     if found is None:
-        return Declined("another layout than NHWC, or a shape that is open or empty")
+        return Declined("another layout than NHWC, or an open or empty image")
     xs, ws = found
     groups = int(attrs.groups)
     if is_rows_product(call) or (groups > 1 and ws[3] == 1):  # a product, a depthwise convolution
@@ -50,12 +50,11 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     border = Border(*(int(v) for v in attrs.padding))
     if kind == "uint8":
         x, border = with_pad(bb, x, border)
-        xs = static_shape(x) or xs
-    batch = xs[0]
+        xs = samples(x) or xs
     out_c, kh, kw, in_g = ws
-    _, out_h, out_w, _ = (int(v) for v in call.ty.shape.values)
+    out_h, out_w = (int(v) for v in call.ty.shape.values[1:3])
     out_g = out_c // groups
-    nr = choose_tile(batch * out_h * out_w, out_g, machine, rows=out_w).nr
+    nr = choose_tile(known(xs[0]) * out_h * out_w, out_g, machine, rows=out_w).nr
     if groups > 1 and out_g < machine.lanes():
         nr = group_panel(out_g, machine.lanes())
     along_row = kind == "uint8" and _words_along_row(in_g, kw, dilation[1])
@@ -69,7 +68,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     more = -in_g % together if groups == 1 else 0  # channels of zeros that make whole pairs and words
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        source = data
+        source, batch = data, data.shape[0]
         if along_row:
             source = _rows(data, border, (kw * in_g, WORD * steps))
         elif border or more:
@@ -116,7 +115,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
 
 def _padded(data: te.Tensor, border: Border, more: int) -> te.Tensor:
     """The image with its border, and with `more` channels of zeros."""
-    batch, height, width, channels = (int(d) for d in data.shape)
+    batch, (height, width, channels) = data.shape[0], (int(d) for d in data.shape[1:])
     kind = str(data.dtype)
 
     def value(n: Any, y: Any, x: Any, c: Any) -> Any:
@@ -146,7 +145,7 @@ def _words_along_row(channels: int, kw: int, dilation: int) -> bool:
 def _rows(data: te.Tensor, border: Border, taps: tuple[int, int]) -> te.Tensor:
     """The image with its border, pixels and channels as one axis; behind it what the last of a row's whole words read
     beyond its taps (taps: numbers that count, numbers read)."""
-    batch, height, width, channels = (int(d) for d in data.shape)
+    batch, (height, width, channels) = data.shape[0], (int(d) for d in data.shape[1:])
     wide = (width + border.left + border.right) * channels + taps[1] - taps[0]
     first, last = border.left * channels, (border.left + width) * channels
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, constant, nhwc_shapes, operand_types, static_shape
+from tvmopt.lowering.common import call_fusable, constant, image_sizes, operand_types, samples
 from tvmopt.lowering.window import Border, Window, channel_vector, padded_source, with_pad
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -26,7 +26,7 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     """`R.nn.conv2d` in NHWC/OHWI with one input channel a group; anything else is not ours. A weight that is no
     constant is packed by a kernel of its own.
     """
-    found, attrs, (x, w) = nhwc_shapes(call), call.attrs, call.args
+    found, attrs, (x, w) = image_sizes(call), call.attrs, call.args
     if found is None:
         return None
     xs, ws = found
@@ -40,7 +40,7 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     border = Border(*(int(v) for v in attrs.padding))
     if quantized:
         x, border = with_pad(bb, x, border)
-        xs = static_shape(x) or xs
+        xs = samples(x) or xs
     window = Window.of(attrs, (ws[1], ws[2]), (xs[1], xs[2]), border)
     vector, copied = channel_vector(ws[0], ws[0] // groups, machine.lanes())
     if value is None:
@@ -102,7 +102,7 @@ def depthwise_te(
     ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
     (sy, sx), (dy, dx) = window.strides, window.dilation
     acc = te.compute(
-        (int(data.shape[0]), *window.out, blocks, vector),
+        (data.shape[0], *window.out, blocks, vector),
         lambda n, y, x, b, v: te.sum(
             source(n, y * sy + ky * dy, x * sx + kx * dx, b * vector + v).astype("float32") * weight(b, ky, kx, v),
             axis=[ky, kx],
@@ -111,7 +111,7 @@ def depthwise_te(
         attrs={"tvmopt.kernel": "depthwise"},
     )
     return te.compute(
-        (int(data.shape[0]), *window.out, out_c),
+        (data.shape[0], *window.out, out_c),
         lambda n, y, x, c: acc(n, y, x, c // vector, c % vector).astype(kind),
         name="unpack",
         attrs={"tvmopt.kernel": "depthwise_out"},

@@ -3,6 +3,7 @@
 from tvmopt.lowering.quantized import dequantize, quantize
 from tvmopt.schedules._operators.elementwise import LOWERS as PLAIN
 from tvmopt.schedules.cpu.elementwise.schedule import apply, knobs, recognise
+from tvmopt.scheduling.family import row_by_row as open_rows
 
 NAME, VERSION = "elementwise", 1
 LOWERS = {**PLAIN, "relax.quantize": quantize, "relax.dequantize": dequantize}

@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm import relax, te
 
-from tvmopt.lowering.common import call_fusable, constant, is_rows_product, named_size, nhwc_shapes, sizes
+from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_rows_product, named_size, sizes
 from tvmopt.lowering.quads import WORD
 from tvmopt.schedules.cpu._panels import packed_at_run_time, product, unfit, weight_panels
 from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
@@ -45,7 +45,7 @@ def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax
     """`R.nn.conv2d` in NHWC/OHWI that is a product of rows; a weight that is computed at run time is packed by a kernel
     of its own, and is float32."""
     x, w = call.args
-    shapes = nhwc_shapes(call)
+    shapes = image_sizes(call)
     if shapes is None or not is_rows_product(call):
         return None
     value, (xs, ws) = constant(bb, w), shapes
@@ -64,10 +64,12 @@ def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax
 
 
 def _panel_width(bb: relax.BlockBuilder, rows: tuple[Any, ...], columns: int, machine: Machine) -> int:
-    """The width of the register tile; where the number of rows is open, of a tile as low as theirs."""
-    many = named_size(bb, rows)
-    highest = None if all(isinstance(r, int) for r in rows) else HIGHEST_OPEN
-    return choose_tile(many, columns, machine, rows=highest).nr
+    """The width of the register tile: for the rows of one sample, where the number of samples is open; where that of
+    rows is, for a tile as low as theirs."""
+    each = prod(r for r in rows if isinstance(r, int))
+    if each >= HIGHEST_OPEN or all(isinstance(r, int) for r in rows):
+        return choose_tile(each, columns, machine).nr
+    return choose_tile(named_size(bb, rows), columns, machine, rows=HIGHEST_OPEN).nr
 
 
 def _whole_words(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:

@@ -28,6 +28,7 @@ from tvm import tirx
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.cost_model import (
+    HIGHEST_OPEN,
     choose_rows,
     common_vector,
     fits,
@@ -84,15 +85,19 @@ def knobs(problem: GemmProblem, machine: Machine) -> Space:
 
 
 def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
-    """Tiles for an open number of rows. The first two prefetch the next panel, half of it each; with more tiles there
-    would be more time, but each number of rows below them waits for its weights (BERT at 16 tokens: 1.43 times)."""
-    height = open_height(problem.nr, machine)
+    """Tiles for an open number of rows, or single samples that have rows enough. The first two tiles prefetch the next
+    panel, half of it each; with more of them there would be more time, but every smaller number of rows would wait for
+    its weights (BERT at 16 tokens: 1.43 times)."""
+    if problem.m >= HIGHEST_OPEN:
+        return RowTiles()
+    highest = open_height(problem.nr, machine)
+    height = max(1, highest // problem.m)
     uneven = -(-problem.panels // problem.cores) * problem.cores / problem.panels
     return RowTiles(
         height,
         first=2 * height if problem.panels > 1 else 0,
         pieces=2 * problem.cores if uneven > 1.1 else 1,
-        knobs=lambda tile: {"mr": min(tile.m, height), "m_chunks": 1, "unroll_k": 1},
+        knobs=lambda tile: {"mr": min(tile.m, highest), "m_chunks": 1, "unroll_k": 1},
     )
 
 

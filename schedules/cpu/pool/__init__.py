@@ -2,6 +2,7 @@
 
 from tvmopt.schedules.cpu.pool.compute import LOWERS
 from tvmopt.schedules.cpu.pool.schedule import apply, knobs, recognise
+from tvmopt.scheduling.family import row_by_row as open_rows
 
 NAME, VERSION = "pool", 1
 RESCHEDULED_FOR_PARTS = True

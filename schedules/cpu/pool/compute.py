@@ -20,14 +20,14 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, static_shape
+from tvmopt.lowering.common import call_fusable, samples, sizes
 from tvmopt.lowering.window import Window, channel_vector, padded_source
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 MOST_TAPS = 64
 """Taps of a window up to which it is written out."""
-_UNFIT = "an open or empty shape, another layout than NHWC, or another type than float32"
+_UNFIT = "an open or empty image, another layout than NHWC, or another type than float32"
 
 
 def max_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined:
@@ -40,10 +40,10 @@ def avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> re
     return _pool(bb, call, machine, "avg")
 
 
-def _shape(call: relax.Call, dtypes: tuple[str, ...] = ("float32",)) -> tuple[int, ...] | None:
-    """The input's shape if it is one to pool here: NHWC, of one of `dtypes`, static and not empty."""
-    shape = static_shape(call.args[0])
-    if shape is None or 0 in shape or str(call.args[0].ty.dtype) not in dtypes:
+def _shape(call: relax.Call, dtypes: tuple[str, ...] = ("float32",)) -> tuple[Any, ...] | None:
+    """The input's shape if it is one to pool here: NHWC, of one of `dtypes`, no image open or empty."""
+    shape = samples(call.args[0])
+    if shape is None or str(call.args[0].ty.dtype) not in dtypes:
         return None
     return shape if (call.attrs.layout, call.attrs.out_layout) == ("NHWC", "NHWC") else None
 
@@ -55,7 +55,7 @@ def _pool(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, kind: str)
         return Declined(_UNFIT)
     kernel = (int(attrs.pool_size[0]), int(attrs.pool_size[1]))
     window = Window.of(attrs, kernel, (shape[1], shape[2]))
-    if static_shape(call) != (shape[0], *window.out, shape[3]):
+    if (sizes(call) or ())[1:] != (*window.out, shape[3]):
         # it computes what it promised
         return Declined("TVM counts the windows of this ceil_mode differently")
     include = bool(getattr(attrs, "count_include_pad", False))
@@ -84,7 +84,7 @@ def _emit(
 
 def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes: int) -> te.Tensor:
     """The loops; `kind` is "max" or "avg"."""
-    batch, height, width, channels = (int(d) for d in data.shape)
+    batch, (height, width, channels) = data.shape[0], (int(d) for d in data.shape[1:])
     vector, copied = channel_vector(channels, 1, lanes)
     fill = float("-inf") if kind == "max" and str(data.dtype) != "uint8" else 0.0
     source = padded_source(data, window, channels, copied, vector, fill, "pool")
@@ -146,10 +146,10 @@ def direct(kind: str) -> Any:
 
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined:
         attrs, (x,) = call.attrs, call.args
-        shape, out, kernel = static_shape(x), static_shape(call), [int(k) for k in attrs.pool_size]
+        shape, out, kernel = samples(x), samples(call), [int(k) for k in attrs.pool_size]
         layout = "NC" + "DHW"[-len(kernel) :]
-        if shape is None or out is None or 0 in shape or str(x.ty.dtype) not in dtypes:
-            return Declined(f"an open or empty shape, or another type than {', '.join(dtypes)}")
+        if shape is None or out is None or str(x.ty.dtype) not in dtypes:
+            return Declined(f"an open or empty image, or another type than {', '.join(dtypes)}")
         if prod(kernel) > MOST_TAPS:
             return Declined(f"a window of more than {MOST_TAPS} taps, in a layout that is not NHWC")
         if str(attrs.layout) != layout or str(attrs.out_layout or layout) != layout:
@@ -171,7 +171,7 @@ def direct_te(
 ) -> te.Tensor:  # fmt: skip
     """One block: the taps joined as a chain; a tap that can lie outside has a condition. `padding`: all befores, then
     all afters."""
-    batch, channels, *size = (int(d) for d in data.shape)
+    batch, (channels, *size) = data.shape[0], (int(d) for d in data.shape[1:])
     axes = range(len(kernel))
     wide = "float64" if str(data.dtype) == "float64" else "float32"
     fill = tirx.const(float("-inf") if kind == "max" else 0.0, wide)

@@ -5,6 +5,7 @@ from tvmopt.schedules.cpu.rows.positions import LOWERS as POSITIONS
 from tvmopt.schedules.cpu.rows.scan import LOWERS as SCANS
 from tvmopt.schedules.cpu.rows.schedule import apply, knobs, recognise
 from tvmopt.schedules.cpu.rows.topk import LOWERS as TOPK
+from tvmopt.scheduling.family import row_by_row as open_rows
 
 NAME, VERSION = "rows", 1
 LOWERS = {**NORMS, **POSITIONS, **SCANS, **TOPK}

@@ -21,7 +21,7 @@ from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.lowering import math
-from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, flat, static_shape, trailing
+from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, Symbols, flat, same_size, same_sizes, sizes, trailing
 from tvmopt.lowering.loops import INDEX, load, loop, prim_func, store
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu.rows.norm_by_channel import channels_last, variance_of
@@ -35,23 +35,24 @@ Program = Callable[[Row, list[Any], tuple[Expr, ...]], None]
 
 
 def row_kernel(
-    inputs: Sequence[Sequence[int]],
-    output: Sequence[int],
-    rows: Sequence[int],
+    inputs: Sequence[Sequence[Any]],
+    output: Sequence[Any],
+    rows: Sequence[Any],
     length: int,
     lanes: int,
     program: Program,
     name: str,
     dtypes: tuple[str, str] = ("float32", "float32"),
+    handed: Sequence[Any] = (),
 ) -> Any:
     """A PrimFunc that runs `program(row, [*inputs, output], row indices)` for every row.
 
-    Inputs whose leading dimensions are `rows` are read row by row, others (gamma, beta) whole. `dtypes`: of the
-    inputs, and of the output.
+    Inputs whose leading dimensions are `rows` are read row by row, others (gamma, beta) whole. Sizes of rows may be
+    open: variables. `dtypes`: of the inputs, and of the output; `handed`: variables that are no tensor's size.
     """
     buffers = [
         tirx.decl_buffer(
-            [tirx.const(d, INDEX) for d in shape],
+            [tirx.const(d, INDEX) if isinstance(d, int) else d for d in shape],
             *((dtypes[0], f"x{i}") if i < len(inputs) else (dtypes[1], "y")),
             layout=None,
         )
@@ -62,18 +63,18 @@ def row_kernel(
     program(row, buffers, variables)
     regions = [_region(b, variables, rows) for b in buffers]
     body = row.block(name, rows, regions[:-1], regions[-1:], variables, "rows")
-    return prim_func(buffers, body, OUT_ELEMENTWISE_FUSABLE)
+    return prim_func([*buffers[:-1], *handed, buffers[-1]], body, OUT_ELEMENTWISE_FUSABLE)
 
 
 def _region(buffer: Any, variables: Sequence[Expr], rows: Sequence[int]) -> Any:
-    shape = [int(d) for d in buffer.shape]
-    by_row = shape[: len(rows)] == list(rows) and len(shape) >= len(rows)
+    shape = list(buffer.shape)
+    by_row = len(shape) >= len(rows) and all(same_size(a, b) for a, b in zip(shape, rows, strict=False))
     ranges = []
     for axis, extent in enumerate(shape):
         if by_row and axis < len(rows):
             ranges.append(Range.from_min_extent(variables[axis], tirx.const(1, INDEX)))
         else:
-            ranges.append(Range.from_min_extent(tirx.const(0, INDEX), tirx.const(extent, INDEX)))
+            ranges.append(Range.from_min_extent(tirx.const(0, INDEX), extent))
     return BufferRegion(buffer, ranges)
 
 
@@ -90,7 +91,8 @@ def _min(a: Expr, b: Expr) -> Expr:
 
 
 _INF = float("inf")
-UNFIT = "another type than float32, or an open or empty shape"
+UNFIT = "another type than float32, or an empty shape"
+OPEN_ROW = "rows of an open length"
 NOT_LAST = "axes that are not the last"
 
 
@@ -203,19 +205,30 @@ def reduce_program(kind: str) -> Program:
 # -- lowerings ------------------------------------------------------------------------------------
 
 
-def _float_shape(expr: Any) -> tuple[int, ...] | None:
-    shape = static_shape(expr)
-    return shape if shape and 0 not in shape and str(expr.ty.dtype) == "float32" else None
+def _float_shape(expr: Any) -> tuple[Any, ...] | None:
+    """The shape of a float32 tensor that is not empty; sizes of it may be open."""
+    shape = sizes(expr)
+    empty = any(isinstance(d, int) and d == 0 for d in shape or ())
+    return shape if shape and not empty and str(expr.ty.dtype) == "float32" else None
+
+
+def _row(shape: Sequence[Any], count: int) -> tuple[tuple[Any, ...], int] | None:
+    """The sizes of rows of the last `count` axes, and the length of a row; None where that is open."""
+    rows, last = tuple(shape[: len(shape) - count]), shape[len(shape) - count :]
+    return (rows, prod(last)) if all(isinstance(d, int) for d in last) else None
 
 
 def _emit(
-    bb: relax.BlockBuilder, args: list[Any], output: Sequence[int], rows: Sequence[int], length: int,
+    bb: relax.BlockBuilder, args: list[Any], output: Sequence[Any], rows: Sequence[Any], length: int,
     machine: Machine,
     program: Program, name: str,
 ) -> Any:  # fmt: skip
-    shapes = [static_shape(a) or () for a in args]
-    func = row_kernel(shapes, output, rows, length, machine.lanes(), program, name)
-    return relax.call_tir(bb.add_func(func, name), args, relax.TensorType(list(output), "float32"))
+    symbols = Symbols()
+    shapes, here = [symbols.of(a) for a in args], (symbols.here(output), symbols.here(rows))
+    handed = symbols.to_hand_over()
+    func = row_kernel(shapes, *here, length, machine.lanes(), program, name, handed=handed)
+    result = relax.TensorType(list(output), "float32")
+    return relax.call_tir(bb.add_func(func, name), [*args, *symbols.named(handed)], result)
 
 
 def _softmax(program: Program, name: str) -> Any:
@@ -224,6 +237,8 @@ def _softmax(program: Program, name: str) -> Any:
         if not shape:
             return Declined(UNFIT)
         axis, last = int(call.attrs.axis) % len(shape), len(shape) - 1
+        if not isinstance(shape[axis], int):
+            return Declined(OPEN_ROW)
         if axis == last:
             return _emit(bb, [x], shape, shape[:-1], shape[-1], machine, program, name)
         swap = list(range(len(shape)))  # its own inverse; rows must be contiguous
@@ -245,7 +260,9 @@ def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> An
         return Declined(UNFIT)
     if count is None:
         return Declined(NOT_LAST)
-    rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
+    if (row := _row(shape, count)) is None:
+        return Declined(OPEN_ROW)
+    rows, length = row
     args = [flat(bb, x, (*rows, length)), flat(bb, gamma, (length,)), flat(bb, beta, (length,))]
     program = layer_norm_program(float(call.attrs.epsilon), bool(call.attrs.scale), bool(call.attrs.center))
     out = _emit(bb, args, (*rows, length), rows, length, machine, program, "layer_norm")
@@ -261,7 +278,9 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         return Declined(UNFIT)
     if count is None:
         return Declined(NOT_LAST)
-    rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
+    if (row := _row(shape, count)) is None:
+        return Declined(OPEN_ROW)
+    rows, length = row
     args = [flat(bb, x, (*rows, length)), flat(bb, gamma, (length,))]
     program = rms_norm_program(float(call.attrs.epsilon))
     out = _emit(bb, args, (*rows, length), rows, length, machine, program, "rms_norm")
@@ -269,7 +288,7 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
 
 
 def _reshaped(bb: relax.BlockBuilder, value: Any, shape: Sequence[int], wanted: Sequence[int]) -> Any:
-    return value if tuple(shape) == tuple(wanted) else relax.op.reshape(bb.emit(value), tuple(wanted))
+    return value if same_sizes(shape, wanted) else relax.op.reshape(bb.emit(value), tuple(wanted))
 
 
 def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups: int | None) -> Any:
@@ -277,11 +296,15 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups:
     shape, attrs = _float_shape(x), call.attrs
     if shape is None or len(shape) < 3 or not (_float_shape(gamma) and _float_shape(beta)):
         return Declined(UNFIT)
+    if not all(isinstance(d, int) for d in shape[1:]):
+        return Declined(OPEN_ROW)
     channel = int(attrs.channel_axis) % len(shape)
     if sorted(int(a) % len(shape) for a in attrs.axes) != [a for a in range(1, len(shape)) if a != channel]:
         return Declined("axes that are not all but the batch's and the channels'")
     groups = groups or shape[channel]
     if channel == len(shape) - 1:
+        if not isinstance(shape[0], int):
+            return Declined("channels last, and an open number of samples")
         return channels_last(bb, call, shape, groups)
     if channel != 1:
         return Declined("channels that are neither second nor last")
@@ -316,16 +339,18 @@ def _of_everything(bb: relax.BlockBuilder, x: Any, length: int, out: Sequence[in
 def _reduction(kind: str) -> Any:
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x = call.args[0]
-        shape, out = _float_shape(x), static_shape(call)
+        shape, out = _float_shape(x), sizes(call)
         if shape is None or out is None:
             return Declined(UNFIT)
         axes = call.attrs.axis if call.attrs.axis is not None else range(len(shape))
         count = trailing(axes, len(shape))
         if count is None:
             return Declined(NOT_LAST)
-        if len(shape) == count:
+        if len(shape) == count and all(isinstance(d, int) for d in shape):
             return _of_everything(bb, x, prod(shape), out, kind, machine)
-        rows, length = shape[: len(shape) - count], prod(shape[len(shape) - count :])
+        if (row := _row(shape, count)) is None:
+            return Declined(OPEN_ROW)
+        rows, length = row
         return _emit(
             bb,
             [flat(bb, x, (*rows, length))],

@@ -2,6 +2,7 @@
 
 from tvmopt.schedules.cpu.winograd.compute import conv2d, keeps_fp32
 from tvmopt.schedules.cpu.winograd.schedule import apply, knobs, recognise
+from tvmopt.scheduling.family import row_by_row as open_rows
 
 NAME, VERSION = "winograd", 3
 LOWERS = {"relax.nn.conv2d": conv2d}

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.polynomial import polynomial
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, constant, operand_types, static_shape
+from tvmopt.lowering.common import call_fusable, constant, known, operand_types, samples, static_shape
 from tvmopt.schedules.cpu._panels import pack_panels
 from tvmopt.scheduling.cost_model import choose_tile, step_cycles, stream_cycles
 from tvmopt.scheduling.family import Declined
@@ -118,7 +118,7 @@ def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch
 def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
     """Whether a convolution in NHWC is faster by Winograd in fp32 than directly in bf16."""
     a, (x, w) = call.attrs, call.args
-    xs, ws = static_shape(x), static_shape(w)
+    xs, ws = samples(x), static_shape(w)
     if (a.data_layout, a.kernel_layout) != ("NHWC", "OHWI") or int(a.groups) != 1 or xs is None or ws is None:
         return False
     if ws[1:3] != (KERNEL, KERNEL) or [int(v) for v in (*a.strides, *a.dilation)] != [1, 1, 1, 1]:
@@ -126,7 +126,7 @@ def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
     top, left, bottom, right = (int(v) for v in a.padding)
     size = (xs[1] + top + bottom - 2, xs[2] + left + right - 2)
     rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if machine.has_tiles else machine.bf16_rate
-    return 0 not in (*xs, *size) and output_tile(*size, xs[3], ws[0], xs[0], machine, rate, BF16_MARGIN) > 1
+    return 0 not in size and output_tile(*size, xs[3], ws[0], known(xs[0]), machine, rate, BF16_MARGIN) > 1
 
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
@@ -135,21 +135,21 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if (a.data_layout, a.kernel_layout, a.out_layout) != ("NHWC", "OHWI", "NHWC") or int(a.groups) != 1:
         return None
     x, w = call.args
-    xs, ws = static_shape(x), static_shape(w)
+    xs, ws = samples(x), static_shape(w)
     if ws is None or ws[1:3] != (KERNEL, KERNEL):
         return None
     if [int(v) for v in (*a.strides, *a.dilation)] != [1, 1, 1, 1]:
         return Declined("a stride or a dilation")
     value = constant(bb, w)
     if xs is None or value is None:
-        return Declined("an open shape" if xs is None else "a weight that is no constant")
+        return Declined("an open or empty image" if xs is None else "a weight that is no constant")
     if str(x.ty.dtype) != "float32":
         return Declined(operand_types(call))
     batch, height, width, in_c = xs
     out_c = value.shape[0]
     top, left, bottom, right = (int(v) for v in a.padding)
     out_h, out_w = height + top + bottom - 2, width + left + right - 2
-    out = output_tile(out_h, out_w, in_c, out_c, batch, machine) if 0 not in (*xs, out_h, out_w) else 1
+    out = output_tile(out_h, out_w, in_c, out_c, known(batch), machine) if 0 not in (out_h, out_w) else 1
     if out == 1:
         return Declined("the direct form is as fast")
     rows, cols = -(-out_h // out), -(-out_w // out)
@@ -162,7 +162,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         zero = tirx.const(0.0, "float32")
         pad = te.compute(
-            (batch, rows * out + 2, cols * out + 2, in_c),
+            (data.shape[0], rows * out + 2, cols * out + 2, in_c),
             lambda n, y, x_, c: te.if_then_else(
                 te.all(y >= top, y < height + top, x_ >= left, x_ < width + left),
                 data(n, y - top, x_ - left, c),
@@ -171,15 +171,15 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
             name="pad",
             attrs={"tvmopt.kernel": "pad"},
         )
-        return winograd_te(pad, weight, (batch, out_h, out_w, out_c), out)
+        return winograd_te(pad, weight, (out_h, out_w, out_c), out)
 
     return call_fusable(bb, compute, [x, packed], "winograd")
 
 
-def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[int, int, int, int], out: int) -> te.Tensor:
+def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[int, int, int], out: int) -> te.Tensor:
     """The blocks of the module's docstring, each transform in two steps: rows, then columns."""
     at, _, bt = matrices(out)
-    batch, out_h, out_w, out_c = shape
+    batch, (out_h, out_w, out_c) = pad.shape[0], shape
     tile, rows, cols = out + KERNEL - 1, -(-out_h // out), -(-out_w // out)
     in_c, nr = int(pad.shape[3]), int(weight.shape[4])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tests.schedules.harness import Open, close, machines, open_module
+from tests.schedules.harness import Open, close, convolution, machines, open_module
 
 SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 64, 101, 197, 600)
 
@@ -94,3 +94,113 @@ def test_infinities_and_nan_stay_in_their_rows():
     fine = [i for i in range(21) if i not in (3, 10, 20)]
     close(y[fine], expected[fine], 24)
     assert np.isnan(y[20]).all() and not np.isfinite(y[3]).any()
+
+
+BATCHES = (1, 2, 3, 7, 8, 9, 17)
+
+
+def nhwc(op, **attrs):
+    return lambda x, *w: op(x, *w, data_layout="NHWC", kernel_layout="OHWI", out_layout="NHWC", **attrs)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize(
+    "family, size, weight, stride, pad",
+    [
+        ("conv2d", (9, 11, 5), (17, 3, 3, 5), 2, 1),
+        ("conv2d", (16, 16, 16), (33, 5, 5, 16), 1, 2),
+        ("winograd", (16, 16, 32), (32, 3, 3, 32), 1, 1),
+        ("gemm", (7, 7, 24), (40, 1, 1, 24), 1, 0),
+        ("gemm", (1, 1, 24), (40, 1, 1, 24), 1, 0),
+    ],
+)
+def test_convolution_of_an_open_batch(machine, family, size, weight, stride, pad):
+    w, b = random(*weight), random(weight[0])
+
+    def build(bb, x):
+        conv = nhwc(relax.op.nn.conv2d, strides=stride, padding=pad)
+        y = bb.emit(relax.op.add(bb.emit(conv(x, relax.const(w))), relax.const(b)))
+        return relax.op.nn.relu(y)
+
+    model = Open(open_module(build, [("batch", *size)]), machine)
+    assert list(model.how.values()) == [(family, "")]
+    for n in BATCHES:
+        x = random(n, *size)
+        expected = np.maximum(convolution(x, w, stride, pad) + b, 0)
+        close(model.guarded([x], expected.shape), expected, w[0].size * (4 if family == "winograd" else 1))
+
+
+@pytest.mark.parametrize("channels", [32, 58, 3])
+def test_depthwise_and_pooling_of_an_open_batch(channels):
+    w = random(channels, 3, 3, 1)
+    depthwise = nhwc(relax.op.nn.conv2d, strides=2, padding=1, groups=channels)
+    model = Open(open_module(lambda bb, x: depthwise(x, relax.const(w)), [("batch", 9, 13, channels)]))
+    assert list(model.how.values()) == [("depthwise", "")]
+    pool = Open(
+        open_module(
+            lambda bb, x: relax.op.nn.max_pool2d(x, (2, 2), (2, 2), layout="NHWC"), [("batch", 8, 12, channels)]
+        )
+    )
+    assert list(pool.how.values()) == [("pool", "")]
+    for n in BATCHES:
+        x = random(n, 9, 13, channels)
+        full = np.zeros((n, 5, 7, channels))
+        for c in range(channels):
+            full[..., c] = convolution(x[..., c : c + 1], w[c : c + 1], 2, 1)[..., 0]
+        close(model.guarded([x], full.shape), full, 9)
+        x = random(n, 8, 12, channels)
+        expected = x.reshape(n, 4, 2, 6, 2, channels).max((2, 4))
+        np.testing.assert_array_equal(pool.guarded([x], expected.shape), expected)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def layer_norm(x):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("length", [1, 7, 16, 33, 100])
+@pytest.mark.parametrize(
+    "op, reference",
+    [
+        (lambda x: relax.op.nn.softmax(x, -1), softmax),
+        (lambda x: relax.op.sum(x, -1), lambda x: x.sum(-1)),
+        (lambda x: relax.op.mean(x, -1, keepdims=True), lambda x: x.mean(-1, keepdims=True)),
+    ],
+)
+def test_open_rows_of_a_known_length(machine, length, op, reference):
+    model = Open(open_module(lambda bb, x: op(x), [("batch", "seq", length)]), machine)
+    assert list(model.how.values()) == [("rows", "")]
+    for batch, seq in [(1, 1), (3, 7), (2, 16), (9, 17), (1, 1000)]:
+        x = random(batch, seq, length)
+        expected = reference(x.astype("float64"))
+        close(model.guarded([x], expected.shape), expected, length)
+
+
+def test_layer_norm_and_what_is_behind_it():
+    def build(bb, x):
+        g, b = relax.const(np.ones(48, "float32")), relax.const(np.zeros(48, "float32"))
+        return relax.op.nn.relu(bb.emit(relax.op.nn.layer_norm(x, g, b, [-1], epsilon=1e-5)))
+
+    model = Open(open_module(build, [("batch", "seq", 48)]))
+    assert list(model.how.values()) == [("rows", "")]
+    for batch, seq in [(1, 1), (3, 7), (2, 16), (9, 17), (1, 600)]:
+        x = random(batch, seq, 48)
+        close(model.guarded([x], x.shape), np.maximum(layer_norm(x.astype("float64")), 0), 48)
+
+
+def test_elementwise_rows():
+    scale = np.arange(5, dtype="float32")
+
+    def build(bb, x, y):
+        return relax.op.multiply(bb.emit(relax.op.tanh(bb.emit(relax.op.add(x, y)))), relax.const(scale))
+
+    model = Open(open_module(build, [("batch", "seq", 5), ("batch", "seq", 5)]))
+    assert list(model.how.values()) == [("elementwise", "")]
+    for batch, seq in [(1, 1), (3, 7), (2, 16), (9, 17), (1, 6000)]:
+        x, y = random(batch, seq, 5), random(batch, seq, 5)
+        close(model.guarded([x, y], x.shape), np.tanh(x.astype("float64") + y) * scale, 5)
