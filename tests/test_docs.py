@@ -114,5 +114,7 @@ def test_cpp_program_builds_and_gives_python_s_answer(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got, compiled.model(x))
     short = subprocess.run(["./run_model", "model", "run_model.cpp", "x"], cwd=tmp_path, capture_output=True)
     assert short.returncode == 0  # a longer file is read as far as needed
+    beyond = subprocess.run(["./run_model", "model", "seq=3"], cwd=tmp_path, capture_output=True, text=True)
+    assert "the model has no open size seq" in beyond.stderr
     missing = subprocess.run(["./run_model", "model"], cwd=tmp_path, capture_output=True, text=True)
     assert missing.returncode == 1 and "a file for each input" in missing.stderr

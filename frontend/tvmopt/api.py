@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.children import Progress
+from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
 from tvmopt.files import array_format, atomic_write, check_writable, save_arrays, write_text
 from tvmopt.report import Report
@@ -82,7 +83,7 @@ def compile(
     *,
     target: str | Path | Machine = "cpu",
     precision: str = "fp32",
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
     verify: bool = True,
     tolerance: float | None = None,
@@ -146,7 +147,7 @@ def _request(
     *,
     target: str | Path | Machine = "cpu",
     precision: str = "fp32",
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
     threads: int | None = None,
     without: Sequence[str] | None = None,
@@ -259,7 +260,7 @@ def run(
     model: str | Path | Model,
     inputs: Mapping[str, Any] | None = None,
     *,
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     precision: str = "fp32",
     fill: str = "random",
     seed: int = 0,
@@ -308,7 +309,7 @@ def run(
         names = ", ".join(info.name for info in loaded.outputs)
         raise InputError(f"the model has several outputs: {names}.", where=str(output), fix="give a name in .npz")
     given = dict(inputs or {})
-    missing = [info for info in loaded.inputs if info.name not in given]
+    missing = [info for info in loaded.inputs_beside(given) if info.name not in given]
     bounds = loaded.manifest.options.get("bounds", {})
     feeds = {**sample_inputs(missing, seed=seed, fill=fill, bounds=bounds), **given}
     marked: AbstractContextManager[None] = nullcontext()
@@ -328,7 +329,7 @@ def run(
 
 def _compiled_for_now(
     model: str | Path,
-    shape: Mapping[str, Sequence[int]] | None,
+    shape: Shapes | None,
     precision: str,
     threads: int | None,
     progress: Progress | None,
@@ -393,7 +394,7 @@ def refit(
 def inspect(
     source: str | Path,
     *,
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     html: str | Path | None = None,
     timed: bool = False,
     target: str | Path | Machine = "cpu",
@@ -426,7 +427,7 @@ def inspect(
 
 def _graph_page(
     source: str | Path,
-    shape: Mapping[str, Sequence[int]] | None,
+    shape: Shapes | None,
     timed: bool,
     target: str | Path | Machine,
     precision: str,
@@ -460,7 +461,7 @@ def explain(
     kernel: str | None = None,
     target: str | Path | Machine = "cpu",
     precision: str = "fp32",
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """What was done to a model and why not: the report of an artifact, or of a compile that writes nothing.

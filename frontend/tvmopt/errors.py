@@ -95,7 +95,7 @@ ARGUMENTS = (
 )
 """Options of the command line that are arguments of Python's functions, by the same names."""
 
-_SHAPE = r"--shape (\S+):([\dxN]+)"
+_SHAPE = r"--shape (\S+):([\dxN?.@]*[\dxN?])"
 _NAMES = "|".join((*ARGUMENTS, "shape"))
 _OPTION = re.compile(
     rf"(?P<command>tvmopt \w.*)|(?P<shapes>{_SHAPE}(?: {_SHAPE})*)|"
@@ -108,6 +108,8 @@ def in_python(text: str) -> str:
 
     >>> in_python("bind them, for example: --shape x:1x3x224x224 --shape n:8")
     "bind them, for example: shape={'x': (1, 3, 224, 224), 'n': (8,)}"
+    >>> in_python("compile the model with --shape seq:1..512@128")
+    "compile the model with shape={'seq': ('1..512@128',)}"
     >>> in_python("--precision fp32, or leave --threads out (--no-verify skips this)")
     "precision='fp32', or leave threads out (verify=False skips this)"
     """
@@ -119,7 +121,8 @@ def _argument(found: re.Match[str]) -> str:
         return found["command"]
     if found["shapes"]:
         pairs = re.findall(_SHAPE, found["shapes"])
-        sizes = {name: ", ".join(dims.split("x")) + "," * ("x" not in dims) for name, dims in pairs}
+        plain = {name: [d if d.isdigit() else repr(d) for d in dims.split("x")] for name, dims in pairs}
+        sizes = {name: ", ".join(dims) + "," * (len(dims) == 1) for name, dims in plain.items()}
         return "shape={" + ", ".join(f"{name!r}: ({dims})" for name, dims in sizes.items()) + "}"
     if found["no"]:
         return f"{found['name']}=False"

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.errors import InputError, ModelError
 from tvmopt.importer import load, prepare
+from tvmopt.importer.open_model import read
 
 node = helper.make_node
 
@@ -33,20 +34,58 @@ def test_bound_by_symbol():
     assert shapes(made) == {"image": [1, 3, 8, 9], "tokens": [5, 4]}
 
 
-def test_all_open_inputs_at_once_with_their_flags():
-    with pytest.raises(ModelError) as caught:
-        prepare(two_inputs())
-    text = str(caught.value)
-    assert "'image' has open dimensions: float32[batch,3,?,width]" in text
-    assert "'tokens' has open dimensions: float32[batch,4]" in text
-    assert "shape={'image': (1, 3, 224, 224), 'tokens': (1, 4)}" in text
+def dims(made):
+    return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in made.graph.input}
 
 
-def test_the_flag_proposed_works():
+def test_open_dimensions_stay_open_under_names_of_their_own():
+    made = prepare(two_inputs())
+    assert dims(made) == {"image": ["batch", 3, "image_2", "width"], "tokens": ["batch", 4]}
+    assert {n: (r.min, r.opt) for n, r in read(made).ranges.items()} == {
+        "batch": (1, 1), "image_2": (1, 224), "width": (1, 224)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "ranges"),
+    [
+        (
+            {"image": ("1..8", 3, "2..9@4", "?"), "width": ["5..6"]},
+            {"batch": "1..8@1", "image_2": "2..9@4", "width": "5..6@6"},
+        ),
+        ({"image": "4x3x7x1..9"}, {"width": "1..9@9"}),
+        ({"batch": "2..3"}, {"batch": "2..3@2"}),
+    ],
+)  # fmt: skip
+def test_ranges(given, ranges):
+    found = {n: str(r) for n, r in read(prepare(two_inputs(), given)).ranges.items()}
+    assert {n: found[n] for n in ranges} == ranges
+
+
+@pytest.mark.parametrize("name", ["Dyn:0", "batch size", "in", "2"])
+def test_names_that_are_no_identifiers(name):
+    made = model([node("Add", ["x", "z"], ["y"])], [value("x", (name, 3)), value("z", (name, 3))], [value("y", None)])
+    first, second = dims(prepare(made)).values()
+    assert first == second and first[0].isidentifier()
+    assert dims(prepare(made, {name: [4]})) == {"x": [4, 3], "z": [4, 3]}
+
+
+def test_arithmetic_in_names():
+    inputs = [value("past", (1, "past_length")), value("mask", (1, "past_length + 1"))]
+    made = model(
+        [node("Relu", ["past"], ["a"]), node("Relu", ["mask"], ["b"])], inputs, [value("a", None), value("b", None)]
+    )
+    assert dims(prepare(made))["mask"] == [1, "past_length + 1"]
+    assert dims(prepare(made, {"past": (1, 7)}))["mask"] == [1, 8]
+    assert dims(prepare(made, {"past": (1, 7), "mask": (1, 9)}))["mask"] == [1, 9]  # as the caller says
+
+
+def test_an_open_number_of_dimensions():
     made = model([node("Relu", ["x"], ["y"])], [value("x", None)], [value("y", None)])
-    with pytest.raises(ModelError, match="unknown rank"):
+    with pytest.raises(ModelError, match="number of dimensions of input 'x' is open"):
         prepare(made)
     assert shapes(prepare(made, {"x": (2, 5)})) == {"x": [2, 5]}
+    assert dims(prepare(made, {"x": "?x5"})) == {"x": ["x_0", 5]}
 
 
 def test_zero_is_a_size():
@@ -65,6 +104,11 @@ def test_zero_is_a_size():
         ({"image": (1, 3, 8.5, 8)}, ["whole numbers"]),
         ({"image": (1, 3, 8, 8), "tokens": (2, 4)}, ["'batch' is bound to 1 and to 2"]),
         ({"imag": (1,), "token": (1,)}, ["'imag'", "'token'"]),
+        ({"batch": "0..4"}, ["begins at 0"]),
+        ({"batch": "4..2"}, ["empty range"]),
+        ({"batch": "1..4@7"}, ["outside"]),
+        ({"batch": "many"}, ["no size"]),
+        ({"image": ("1..2", 3, 8, 8), "tokens": ("1..4", 4)}, ["'batch' is bound to 1..2 and to 1..4"]),
     ],
 )
 def test_wrong_flags(given, words):

@@ -229,7 +229,7 @@ def _rewritten(artifact: Artifact, tmp_path: Path, **changes: object) -> Path:
 
 
 def test_another_format_version(artifact: Artifact, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"format version 99; this tvmopt reads version 3"):
+    with pytest.raises(ArtifactError, match=r"format version 99; this tvmopt reads version 4"):
         tvmopt.load(_rewritten(artifact, tmp_path, format=99))
 
 
@@ -241,6 +241,10 @@ def test_another_format_version(artifact: Artifact, tmp_path: Path) -> None:
         {"inputs": [{"name": "x", "shape": [1], "dtype": "nonsense"}]},
         {"weights": [{"name": "w", "shape": [9], "dtype": "float32", "offset": 10**15}]},
         {"weights": [{"name": "w", "shape": [9], "dtype": "float32", "offset": 3}]},
+        {"inputs": [{"name": "x", "shape": ["n"], "dtype": "float32"}]},
+        {"inputs": [{"name": "x", "shape": ["1 +"], "dtype": "float32"}]},
+        {"symbols": {"n": {"min": 1, "max": 8, "opt": 1}}},
+        {"conditions": ["x <= 3"]},
     ],
 )  # fmt: skip
 def test_a_manifest_that_lies(artifact: Artifact, tmp_path: Path, changes: dict[str, object]) -> None:

@@ -16,8 +16,11 @@
 #include <tvm/ffi/function.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
+#include <map>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -53,7 +56,7 @@ class Model {
     std::stringstream text;
     text << file.rdbuf();
     manifest_ = json::Parse(text.str()).cast<json::Object>();
-    if (manifest_["format"].cast<int64_t>() != 3) throw std::runtime_error("another format version");
+    if (manifest_["format"].cast<int64_t>() != 4) throw std::runtime_error("another format version");
 
     // TVM sizes its pool when it is first used, from this variable or else half the processors.
     setenv("TVM_NUM_THREADS", std::to_string(threads).c_str(), /*overwrite=*/0);
@@ -66,8 +69,19 @@ class Model {
 
   json::Array inputs() const { return manifest_["inputs"].cast<json::Array>(); }
 
+  // Sets an open size, which the manifest has by name ("seq"); kernels trust that it is within its range.
+  void SetSize(const std::string& name, int64_t size) {
+    json::Object symbols = manifest_["symbols"].cast<json::Object>();
+    if (!symbols.count(name)) throw std::runtime_error("the model has no open size " + name);
+    json::Object range = symbols[name].cast<json::Object>();
+    if (size < range["min"].cast<int64_t>() || size > range["max"].cast<int64_t>()) {
+      throw std::runtime_error(name + " is out of its range");
+    }
+    sizes_[name] = size;
+  }
+
   // An empty tensor for one input; fill `data_ptr()`.
-  static ffi::Tensor Empty(const json::Object& info) {
+  ffi::Tensor Empty(const json::Object& info) const {
     return ffi::Tensor::FromNDAlloc(Owned(), Shape(info), Type(info), DLDevice{kDLCPU, 0});
   }
 
@@ -83,9 +97,18 @@ class Model {
   }
 
  private:
-  static ffi::Shape Shape(const json::Object& info) {
+  // Sizes that the manifest computes from others ("past + 1"), and conditions, are Python's part (tvmopt.dims).
+  ffi::Shape Shape(const json::Object& info) const {
     std::vector<int64_t> sizes;
-    for (const ffi::Any& size : info["shape"].cast<json::Array>()) sizes.push_back(size.cast<int64_t>());
+    for (const ffi::Any& size : info["shape"].cast<json::Array>()) {
+      if (std::optional<ffi::String> name = size.as<ffi::String>()) {
+        auto found = sizes_.find(std::string(*name));
+        if (found == sizes_.end()) throw std::runtime_error("set the size " + std::string(*name));
+        sizes.push_back(found->second);
+      } else {
+        sizes.push_back(size.cast<int64_t>());
+      }
+    }
     return ffi::Shape(sizes);
   }
 
@@ -112,17 +135,23 @@ class Model {
   }
 
   json::Object manifest_;
+  std::map<std::string, int64_t> sizes_;
   ffi::Function main_{nullptr};
   std::vector<ffi::Tensor> weights_;
 };
 
 int main(int argc, char** argv) try {
-  if (argc < 2) throw std::runtime_error("usage: run_model FOLDER INPUT.bin... > OUTPUT.bin");
+  if (argc < 2) throw std::runtime_error("usage: run_model FOLDER [NAME=SIZE...] INPUT.bin... > OUTPUT.bin");
   Model model(argv[1], /*threads=*/2);
   std::vector<ffi::Tensor> inputs;
   int next = 2;
+  for (; next < argc && std::strchr(argv[next], '='); ++next) {
+    std::string text = argv[next];
+    std::size_t equals = text.find('=');
+    model.SetSize(text.substr(0, equals), std::stoll(text.substr(equals + 1)));
+  }
   for (const ffi::Any& item : model.inputs()) {
-    ffi::Tensor tensor = Model::Empty(item.cast<json::Object>());
+    ffi::Tensor tensor = model.Empty(item.cast<json::Object>());
     std::streamsize bytes = ffi::GetDataSize(tensor);
     if (next == argc) throw std::runtime_error("a file for each input, please");
     std::ifstream file(argv[next++], std::ios::binary);

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.analysis.opcost import MATRIX, VIEWS, OpShapes, flops
+from tvmopt.dims import Shapes, at
 
 if TYPE_CHECKING:
     import onnx
@@ -79,6 +80,7 @@ class ModelMetrics:
             in place; inputs and outputs included, weights not.
         peak_op: the node where that happens.
         timeline: bytes alive while each node runs, in graph order.
+        sizes: the open sizes that all this is told at. symbols: the range of each of them.
         unknown: nodes left out because a shape is not static, or because they hold a subgraph.
         quantization: how `tvmopt quantize` made the file: method, preset, hashes of data and ranges; None for others.
     """
@@ -95,6 +97,8 @@ class ModelMetrics:
     timeline: tuple[int, ...]
     unknown: tuple[str, ...] = ()
     quantization: dict[str, Any] | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    symbols: dict[str, str] = field(default_factory=dict)
 
     @property
     def flops(self) -> float:
@@ -136,24 +140,30 @@ class ModelMetrics:
         return asdict(self) | totals | {"ops": ops}
 
 
-def inspect(
-    source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Sequence[int]] | None = None
-) -> ModelMetrics:
-    """Load a model, make it static and measure it.
+def inspect(source: str | Path | bytes | onnx.ModelProto, shapes: Shapes | None = None) -> ModelMetrics:
+    """Load a model, make it static - where sizes are open, at the named ones - and measure it.
 
     Args:
         source: as for :func:`tvmopt.importer.load`.
         shapes: shapes of inputs whose dimensions the model leaves open.
 
     Raises:
-        ModelError: what :func:`tvmopt.importer.prepare` raises: a damaged file, an unbound dimension.
+        ModelError: what :func:`tvmopt.importer.prepare` raises: a damaged file, an open number of dimensions.
     """
-    from tvmopt.importer import load, prepare
+    from tvmopt.importer import load, open_model, prepare
+    from tvmopt.importer.protos import open_shape
 
     name = Path(source).name if isinstance(source, (str, Path)) else ""
     loaded = load(source)
-    found = metrics(prepare(loaded, shapes or {}), name, loaded)
-    return replace(found, quantization=quantization_of(loaded))
+    prepared, sizes = prepare(loaded, shapes or {}), dict[str, int]()
+    ranges = open_model.read(prepared).ranges
+    if ranges:
+        sizes = {symbol: known.opt for symbol, known in ranges.items()}
+        inputs = [(value.name, open_shape(value.type) or ()) for value in prepared.graph.input]
+        prepared = prepare(loaded, {name: at(shape, sizes) for name, shape in inputs})
+    found = metrics(prepared, name, loaded)
+    symbols = {symbol: str(known) for symbol, known in ranges.items()}
+    return replace(found, quantization=quantization_of(loaded), sizes=sizes, symbols=symbols)
 
 
 def quantization_of(model: onnx.ModelProto) -> dict[str, Any] | None:

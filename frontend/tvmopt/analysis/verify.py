@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,18 @@ from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.examine import Examined, Examiner
 from tvmopt.analysis.judge import Tolerance
+from tvmopt.analysis.metrics import metrics
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.samples import described, trial_inputs, trials
+from tvmopt.dims import is_open, near
 from tvmopt.errors import AccuracyError, InputError, TvmoptError
 from tvmopt.runtime.artifact import Artifact, read
+from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model
+from tvmopt.runtime.sizes import info_at
+
+OPEN = 2e10
+"""FLOPs of a run at open sizes other than the named ones, at the most: larger sizes are halved for it."""
 
 LARGE = 2e11
 """FLOPs above which float64 takes too long: such a model is compared with onnxruntime first."""
@@ -38,6 +45,7 @@ class Trial:
         seed: of the inputs (`tvmopt.analysis.samples.KINDS`).
         kernel: the first kernel that is wrong. compared: how many kernels' results were compared one by one.
         reference: what the outputs were compared with.
+        sizes: the open sizes of the inputs.
     """
 
     seed: int
@@ -45,6 +53,13 @@ class Trial:
     kernel: str = ""
     compared: int = 0
     reference: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def told(self) -> str:
+        """The inputs in words."""
+        sizes = ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
+        return described(self.seed) + (f" at {sizes}" if sizes else "")
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,8 @@ class Verdict:
         return {
             "verified": True,
             "reference": self.reference,
-            "seeds": [t.seed for t in self.trials],
+            "seeds": list(dict.fromkeys(t.seed for t in self.trials)),
+            **({"sizes": sizes} if (sizes := [s for s in _distinct(t.sizes for t in self.trials) if s]) else {}),
             "max_error": max((o.max_error for o in outputs), default=0.0),
             "max_relative_error": max((c.max_error for c in comparisons), default=0.0),
             "peer_relative_error": max(peers, default=None),
@@ -88,6 +104,10 @@ class Verdict:
             "kernels": max((t.compared for t in self.trials), default=0),
             "degenerate": all(c.degenerate for c in comparisons),
         }
+
+
+def _distinct(sizes: Iterable[dict[str, int]]) -> list[dict[str, int]]:
+    return [dict(one) for one in dict.fromkeys(tuple(s.items()) for s in sizes)]
 
 
 def verify(
@@ -125,21 +145,23 @@ def verify(
         outputs = wrong.comparison.outputs
         lines = [str(o) for o in (*(o for o in outputs if not o.ok), *(o for o in outputs if o.ok))]
         raise AccuracyError(
-            f"the compiled model's outputs differ from {verdict.reference} with {described(wrong.seed)}:\n    "
+            f"the compiled model's outputs differ from {verdict.reference} with {wrong.told}:\n    "
             + "\n    ".join([*lines, *([f"the first wrong kernel is {wrong.kernel}"] if wrong.kernel else [])]),
             where=artifact.manifest.model,
-            fix=f"see it: {_command(artifact, model, wrong.seed)}; give --tolerance if the difference does no "
+            fix=f"see it: {_command(artifact, model, wrong)}; give --tolerance if the difference does no "
             "harm here, else please report it with the model",
         )
     return verdict
 
 
-def _command(artifact: Artifact, model: str | Path, seed: int) -> str:
-    """What shows a failure."""
+def _command(artifact: Artifact, model: str | Path, wrong: Trial) -> str:
+    """What shows a failure; of open sizes a compile for those alone, whose kernels may be others."""
     manifest = artifact.manifest
-    words = ["tvmopt", "compare", str(model), "--seed", str(seed)]
+    words = ["tvmopt", "compare", str(model), "--seed", str(wrong.seed)]
     words += ["--precision", manifest.precision] if manifest.precision != "fp32" else []
-    for name, shape in manifest.options.get("shapes", {}).items():
+    static = [info_at(info, wrong.sizes) for info in manifest.inputs if is_open(info.shape)]
+    shapes = manifest.options.get("shapes", {}) if not static else {info.name: info.shape for info in static}
+    for name, shape in shapes.items():
         words += ["--shape", f"{name}:{'x'.join(map(str, shape))}"]
     for name, value in manifest.values.items():
         plain = value.tolist() if isinstance(value, np.ndarray) else value
@@ -156,7 +178,7 @@ def _trial(data: dict[str, Any]) -> Trial:
 def in_child(
     artifact: str, model: str, rtol: float | None, operators: list[list[str]], progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The child's part: both runs on every seed, compared. Returns plain data.
+    """The child's part: both runs on every seed, compared, at each of some open sizes. Returns plain data.
 
     Args:
         operators: what the importer converts; to ask it would load TVM's compiler, which takes seconds.
@@ -168,33 +190,64 @@ def in_child(
     loaded = read(artifact)
     manifest = loaded.manifest
     known = {(domain, name) for domain, name in operators}
-    shapes = {i.name: list(i.shape) for i in manifest.inputs}
     original = load(model)
     values = bound_arrays(original.graph, manifest.values)
-    prepared = prepare(original, shapes, values, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
-    bounds = integer_bounds(prepared)
-    feeds = {seed: trial_inputs(manifest.inputs, seed, bounds) for seed in trials(manifest.inputs)}
-    progress("running the reference")
-    name, peers = peers_of(model, feeds, values)
-    progress("running the compiled model")
-    examiner = Examiner(Model(loaded), model, prepared, rtol)
-    large = float(manifest.report.get("flops", 0.0)) > LARGE
+    compiled = Model(loaded)
     found: list[Trial] = []
-    try:
-        for seed, one in feeds.items():
-            progress(f"comparing with {described(seed)}")
-            examined = examine(examiner, seed, one, peers.get(seed), large)
-            if examined is not None:
-                found.append(Trial(seed, examined.comparison, examined.kernel, examined.compared, examined.reference))
-            if found and not found[-1].comparison.ok:
-                break
-    except Unsupported as error:
-        return {"trials": [], "reference": "", "reason": f"no reference can run the model: {error}"}
+    names: list[str] = []
+
+    def prepared_at(sizes: dict[str, int]) -> Any:
+        shapes = {info.name: list(info_at(info, sizes).shape) for info in manifest.inputs}
+        return prepare(original, shapes, values, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
+
+    for index, sizes in enumerate(sizes_to_try(manifest, lambda at: float(metrics(prepared_at(at)).flops))):
+        prepared = prepared_at(sizes)
+        inputs = [info_at(info, sizes) for info in manifest.inputs]
+        bounds = integer_bounds(prepared)
+        feeds = {seed: trial_inputs(inputs, seed, bounds) for seed in (trials(inputs) if index == 0 else (0,))}
+        progress("running the reference")
+        name, peers = peers_of(model, feeds, values)
+        names.append(name)
+        progress("running the compiled model")
+        examiner = Examiner(compiled, model, prepared, rtol)
+        large = float(metrics(prepared).flops if sizes else manifest.report.get("flops", 0.0)) > LARGE
+        try:
+            for seed, one in feeds.items():
+                progress(f"comparing with {described(seed)}")
+                done = examine(examiner, seed, one, peers.get(seed), large)
+                if done is not None:
+                    found.append(Trial(seed, done.comparison, done.kernel, done.compared, done.reference, sizes))
+                if found and not found[-1].comparison.ok:
+                    break
+        except Unsupported as error:
+            return {"trials": [], "reference": "", "reason": f"no reference can run the model: {error}"}
+        if found and not found[-1].comparison.ok:
+            break
     if not found:
         return {"trials": [], "reference": "", "reason": "no inputs of its own suit the model"}
     exact = any(t.reference == "float64" for t in found)
-    reference = " and ".join(filter(None, ("float64" if exact else "", name)))
+    reference = " and ".join(filter(None, ("float64" if exact else "", next(filter(None, names), ""))))
     return {"trials": [asdict(t) for t in found], "reference": reference, "reason": ""}
+
+
+def sizes_to_try(manifest: Manifest, flops: Callable[[dict[str, int]], float]) -> list[dict[str, int]]:
+    """Open sizes to verify: the named ones, the smallest, the largest that :data:`OPEN` allows, and some between.
+
+    Args:
+        flops: of one run at some sizes.
+    """
+    ranges, conditions = manifest.symbols, manifest.conditions
+    if not ranges:
+        return [{}]
+    largest = {name: known.max for name, known in ranges.items()}
+    while flops(largest) > OPEN and any(largest[n] > max(r.min, r.opt) for n, r in ranges.items()):
+        largest = {
+            name: max(size // 2, ranges[name].min, min(size, ranges[name].opt)) for name, size in largest.items()
+        }
+    generator = np.random.default_rng(0)
+    between = {n: int(generator.integers(r.min, largest[n] + 1)) for n, r in ranges.items()}
+    wanted = [{n: r.opt for n, r in ranges.items()}, {n: r.min for n, r in ranges.items()}, largest, between]
+    return [s for s in _distinct(near(one, ranges, conditions, up=i == 1) for i, one in enumerate(wanted)) if s]
 
 
 def examine(

@@ -27,6 +27,7 @@ from tvmopt.bench.reference import reference_outputs
 from tvmopt.bench.runners import make, parse, runner_class
 from tvmopt.bench.stats import Ratio, Rules, compare_rounds, is_open, latency
 from tvmopt.children import Progress
+from tvmopt.dims import Shapes
 from tvmopt.errors import InputError, MissingDependency, TvmoptError
 from tvmopt.files import save_arrays
 
@@ -52,7 +53,7 @@ class Settings:
     precision: str = "fp32"
     seed: int = 0
     tolerance: float | None = None
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=dict)
     save: str = ""
     reuse: bool = False
     floor: bool = True
@@ -112,7 +113,7 @@ def _check_batches(models: Sequence[str | Path], source: str | Path | None, sett
         if file.is_file():
             loaded = load(file)
             for batch in settings.batches:
-                with_batch(loaded, batch, {n: tuple(s) for n, s in settings.shapes.items()})
+                with_batch(loaded, batch, settings.shapes)
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class Subject:
     def of(cls, path: str | Path, source: str | Path | None, batch: int, settings: Settings) -> Subject:
         """Read a model, bind its shapes, draw its inputs."""
         from tvmopt.api import is_artifact
-        from tvmopt.importer import load, prepare
+        from tvmopt.importer import load, prepare_named
+        from tvmopt.importer.protos import input_shapes
 
         artifact = str(Path(path).resolve()) if is_artifact(path) else ""
         file = Path(source or "") if artifact else Path(path)
@@ -146,16 +148,13 @@ class Subject:
                 fix="--model MODEL.onnx" if artifact else "check the path",
             )
         loaded = load(file)
-        shapes = {n: tuple(s) for n, s in settings.shapes.items()}
-        if batch:
-            shapes = with_batch(loaded, batch, shapes)
-        static = prepare(loaded, shapes)
+        static = prepare_named(loaded, with_batch(loaded, batch, settings.shapes) if batch else settings.shapes)
         cost = metrics(static, Path(path).name)
         feeds = trial_inputs(cost.inputs, settings.seed, integer_bounds(static))
-        return cls(Path(path).name, str(file.resolve()), artifact, shapes, feeds, cost)
+        return cls(Path(path).name, str(file.resolve()), artifact, input_shapes(static), feeds, cost)
 
 
-def with_batch(model: Any, batch: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def with_batch(model: Any, batch: int, shapes: Shapes) -> dict[str, tuple[int | str, ...]]:
     """Shapes of all inputs with another leading dimension.
 
     Raises:

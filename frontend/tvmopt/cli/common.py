@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvmopt.analysis.text import align
+from tvmopt.dims import Range
 from tvmopt.errors import InputError, collect, reason
 from tvmopt.files import open_plain
 from tvmopt.texts import printable, printable_line, whole_number
@@ -43,32 +44,46 @@ LEAST = 8
 """Characters that a column of text keeps, however narrow the terminal."""
 
 
-def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """``["x:1x3x224x224"]`` -> ``{"x": (1, 3, 224, 224)}``; the last colon separates, names may have others.
+def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
+    """``["x:1x3x224x224"]`` -> ``{"x": (1, 3, 224, 224)}``; the last colon separates, names may have others. A size
+    may be a range, which stays a text.
 
-    >>> parse_shapes(["Input:0:1x128", "s:"])
-    {'Input:0': (1, 128), 's': ()}
+    >>> parse_shapes(["Input:0:1x128", "s:", "seq:1..512@128", "ids:?x1..64"])
+    {'Input:0': (1, 128), 's': (), 'seq': ('1..512@128',), 'ids': ('?', '1..64')}
 
     Raises:
         InputError: every malformed one.
     """
-    shapes, problems = {}, []
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    problems = []
     for text in texts:
         name, colon, dims = text.rpartition(":")
         parts = [d for d in dims.replace(",", "x").strip("[]").split("x") if d]
-        if not colon or not name or not all(map(whole_number, parts)):
+        sizes = tuple(map(_size, parts))
+        if not colon or not name or None in sizes:
             problems.append(
                 InputError(
                     f"{text!r} is not a shape.",
                     where="--shape",
-                    fix="--shape NAME:1x3x224x224, positive numbers",
+                    fix="--shape NAME:1x3x224x224, positive numbers or ranges: --shape NAME:1..8x3x224x224",
                 )
             )
         else:
-            shapes[name] = tuple(map(int, parts))
+            shapes[name] = tuple(size for size in sizes if size is not None)
     if problems:
         raise collect(problems)
     return shapes
+
+
+def _size(text: str) -> int | str | None:
+    """A number, or the text of a range; None for anything else."""
+    try:
+        found = Range.of(text)
+    except ValueError:
+        return None
+    if found is not None and found.min == found.max:
+        return whole_number(text.split("..")[0])
+    return text
 
 
 def parse_values(texts: Sequence[str]) -> dict[str, Any]:

@@ -61,6 +61,8 @@ def _artifact(manifest: Any) -> None:
         ("model", f"{manifest.model}  sha256 {manifest.model_sha256[:16]}"),
         *((f"input {i}", tensor) for i, tensor in enumerate(manifest.inputs)),
         *((f"output {i}", tensor) for i, tensor in enumerate(manifest.outputs)),
+        *((f"size {name}", known) for name, known in manifest.symbols.items()),
+        *(("only where", condition) for condition in manifest.conditions),
         ("target", f"{manifest.target} ({manifest.kind}, {manifest.mcpu})" + threads),
         ("needs", " ".join(manifest.features) or "-"),
         ("precision", manifest.precision),
@@ -95,6 +97,8 @@ def _model(found: Any, top: int) -> None:
         rows.append(("quantised by", f"{made.get('method')}, {made.get('preset')}{data}"))
         rows.append(("ranges", str(made.get("ranges_sha256"))[:16]))
         rows.append(("left in floats", ", ".join(map(str, made.get("excluded") or ())) or "no layer by request"))
+    for name, known in found.symbols.items():
+        rows.append((f"open size {name}", f"{known}; all figures at {found.sizes[name]}"))
     table((found.name, ""), rows, left=2)
     out.print()
     total = found.flops or 1.0

@@ -84,7 +84,7 @@ def _list(
     model: str,
     target: str,
     precision: str,
-    shapes: dict[str, tuple[int, ...]],
+    shapes: dict[str, tuple[int | str, ...]],
     threads: int | None,
     only: str,
     as_json: bool,

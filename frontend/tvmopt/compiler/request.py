@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tvmopt.compiler.dump import Dumps
+from tvmopt.dims import Shapes
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import from_plain, to_plain
 from tvmopt.targets import Machine
@@ -26,7 +27,7 @@ class Request:
     source: Any
     machine: Machine
     precision: str = "fp32"
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = False
     int8: str = "auto"
@@ -48,7 +49,10 @@ class Request:
         return plain | {
             "source": os.fspath(self.source),
             "machine": self.machine.as_dict(),
-            "shapes": {name: list(map(int, shape)) for name, shape in self.shapes.items()},
+            "shapes": {
+                name: shape if isinstance(shape, str) else [d if isinstance(d, str) else int(d) for d in shape]
+                for name, shape in self.shapes.items()
+            },
             "values": {name: to_plain(value) for name, value in self.values.items()},
             "store": None if self.store is None else os.fspath(self.store),
             "without": list(self.without),

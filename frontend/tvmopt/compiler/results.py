@@ -42,8 +42,10 @@ def make_manifest(
         threads=machine.cores if machine.kind == "llvm" else 1,
         precision=request.precision,
         records=records,
+        symbols=imported.ranges,
+        conditions=imported.conditions,
         options={
-            "shapes": {name: list(shape) for name, shape in sorted(request.shapes.items())},
+            "shapes": {name: _plain(shape) for name, shape in sorted(request.shapes.items())},
             "exact": request.exact,
             "int8": request.int8,
             **({"values": {n: to_plain(v) for n, v in request.values.items()}} if request.values else {}),
@@ -52,6 +54,10 @@ def make_manifest(
         },
         report=without_timings(report.as_dict()),
     )
+
+
+def _plain(shape: Sequence[int | str] | str) -> list[int | str] | str:
+    return shape if isinstance(shape, str) else list(shape)
 
 
 def used_features(machine: Machine, report: Report) -> tuple[str, ...]:
@@ -85,10 +91,20 @@ def make_report(
         warnings=(
             *warnings,
             *precision_notes(request.precision, lowered.log),
+            *range_notes(imported),
             *(f"the extension {e} took part" for e in extensions()),
         ),
         flow=flow,
     )
+
+
+def range_notes(imported: Imported) -> tuple[str, ...]:
+    """What sizes the model takes, in one line for the report; nothing for a static one."""
+    if not imported.ranges:
+        return ()
+    told = ", ".join(f"{name} {known}" for name, known in imported.ranges.items())
+    conditions = f"; only where {', '.join(imported.conditions)}" if imported.conditions else ""
+    return (f"open sizes: {told}{conditions} (--shape NAME:MIN..MAX@BEST sets others)",)
 
 
 def parameter_count(model: Any) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from tvmopt.analysis.judge import of_output
 from tvmopt.children import Progress
 from tvmopt.debug.records import CompareResult, result_from
+from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable, save_arrays
 
@@ -76,7 +77,7 @@ def compare(
     precision: Sequence[str] = ("fp32",),
     target: str = "cpu",
     threads: int | None = None,
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
     inputs: Mapping[str, Any] | None = None,
     seed: int = 0,

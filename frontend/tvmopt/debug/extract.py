@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from tvmopt.debug.graph import (
     producers,
     resolve_outputs,
 )
+from tvmopt.dims import Shapes
 from tvmopt.errors import InputError, collect
 from tvmopt.files import check_writable
 from tvmopt.importer.shapes import bind_shapes
@@ -32,7 +33,7 @@ def extract(
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     nodes: Sequence[str] = (),
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     output: str | Path,
 ) -> Edited:
     """Write the piece of a model between tensors.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 from tvmopt.debug.edit import Edited, read, write
 from tvmopt.debug.graph import infer_types, weights_of
+from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable
 from tvmopt.importer.evaluate import Array, evaluate, foldable
@@ -39,7 +40,7 @@ GROWTH = 1 << 24
 def fold(
     model: str | Path | bytes | onnx.ModelProto,
     *,
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     limit: int = GROWTH,
     output: str | Path,
 ) -> Edited:

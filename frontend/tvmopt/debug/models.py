@@ -27,11 +27,11 @@ HOW = "every tensor of both models by the reference runtime"
 
 def compare_models(session: Session, expected: Mapping[str, Array]) -> CompareResult:
     """The second model's outputs, constants and layers against the first's."""
-    from tvmopt.importer import load, prepare
+    from tvmopt.importer import load, prepare_named
 
     settings = session.settings
     session.progress(f"reading {settings.other}")
-    other = prepare(load(settings.other), settings.shapes, settings.values)
+    other = prepare_named(load(settings.other), settings.shapes, settings.values)
     folder = session.folder / "other"
     folder.mkdir()
     theirs = Layers(other, _feeds(session, other), folder)

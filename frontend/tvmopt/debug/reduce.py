@@ -15,7 +15,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tvmopt.debug.check import Check, Command, Finding, Numbers
 from tvmopt.debug.files import save, save_inputs
 from tvmopt.debug.graph import inputs_of, needed
 from tvmopt.debug.layers import Layers
+from tvmopt.dims import Shapes
 from tvmopt.errors import InputError, TvmoptError, collect, reason
 from tvmopt.files import check_writable, open_plain
 from tvmopt.importer.protos import node_name, operator, static_shape, tensor_spec
@@ -71,7 +72,7 @@ def reduce(
     check: str = "numbers",
     mode: str = "bisect",
     output: str | Path,
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     inputs: str | Path | None = None,
     seed: int = 0,
     target: str = "cpu",
@@ -168,15 +169,15 @@ def always_fails(test: Command, folder: Path) -> str:
     return f"the command fails on a model of one Identity too, so it may be the command: {found.text[-300:]}"
 
 
-def candidates(model: str, shape: Mapping[str, Sequence[int]], strict: bool) -> list[onnx.ModelProto]:
+def candidates(model: str, shape: Shapes, strict: bool) -> list[onnx.ModelProto]:
     """The model prepared as the importer takes it, and as it is: what fails of the two is reduced."""
-    from tvmopt.importer import load, prepare
+    from tvmopt.importer import load, prepare_named
 
     loaded = load(model)
     if strict:
-        return [prepare(loaded, shape)]
+        return [prepare_named(loaded, shape)]
     try:
-        return [loaded, prepare(loaded, shape)]
+        return [loaded, prepare_named(loaded, shape)]
     except TvmoptError:
         return [loaded]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -11,6 +11,7 @@ from onnx import version_converter
 from tvmopt.debug.edit import Edited, read, write
 from tvmopt.debug.fold import GROWTH, _drop_unused, fold_model
 from tvmopt.debug.graph import SMALL, infer_types, needed, skeleton, value_info, weights_of
+from tvmopt.dims import Shapes
 from tvmopt.errors import InputError, ModelError
 from tvmopt.files import check_writable
 from tvmopt.importer.isolate import isolated
@@ -28,7 +29,7 @@ from tvmopt.importer.shapes import bind_shapes
 def sanitize(
     model: str | Path | bytes | onnx.ModelProto,
     *,
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     opset: int | None = None,
     fold: bool = False,
     output: str | Path,

@@ -27,7 +27,7 @@ from tvmopt.debug.reduce import feeds_of
 from tvmopt.errors import InputError, MissingDependency, ModelError, TvmoptError
 from tvmopt.files import save_arrays
 from tvmopt.importer.isolate import isolated
-from tvmopt.importer.protos import node_name, operator
+from tvmopt.importer.protos import input_shapes, node_name, operator
 
 
 class Session:
@@ -42,9 +42,9 @@ class Session:
         self.settings, self.folder, self.progress = settings, folder, progress
         self.start = time.perf_counter()
         progress("reading")
-        from tvmopt.importer import load, prepare
+        from tvmopt.importer import load, prepare_named
 
-        self.model = prepare(load(settings.model), settings.shapes, settings.values)
+        self.model = prepare_named(load(settings.model), settings.shapes, settings.values)
         warm()
         self.feeds = feeds_of(self.model, settings.inputs, settings.seed)
         self.layers = Layers(self.model, self.feeds, _new(folder / "layers"))
@@ -138,7 +138,9 @@ class Session:
         from tvmopt.targets import Machine
 
         machine = Machine.load(target).with_threads(self.settings.threads)
-        request = Request(self.settings.model, machine, precision, self.settings.shapes, self.settings.values, **flags)
+        request = Request(
+            self.settings.model, machine, precision, input_shapes(self.model), self.settings.values, **flags
+        )
         compile_model(request)[0].save(path)
 
     def _run(self, path: str, file: Path) -> dict[str, str]:

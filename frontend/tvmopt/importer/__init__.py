@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tvmopt.dims import Shapes
 from tvmopt.importer.load import load
-from tvmopt.importer.prepare import prepare
+from tvmopt.importer.prepare import prepare, prepare_named
 from tvmopt.importer.types import Imported, TensorSpec
 from tvmopt.runtime.library import load_compiler
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import onnx
 
-__all__ = ["Imported", "TensorSpec", "check", "import_model", "load", "prepare", "to_relax"]
+__all__ = ["Imported", "TensorSpec", "check", "import_model", "load", "prepare", "prepare_named", "to_relax"]
 
 
 def check(model: onnx.ModelProto) -> None:
@@ -35,14 +36,16 @@ def to_relax(model: onnx.ModelProto) -> Imported:
 
 def import_model(
     source: str | Path | bytes | onnx.ModelProto,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Shapes | None = None,
     values: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Imported:
     """Load, prepare, check and convert a model, in one call.
 
     Args:
         source: a path, the bytes of a model, or a ModelProto (left unchanged).
-        shapes: static shapes of inputs whose dimensions the model leaves open, by input name.
+        shapes: sizes, or ranges of sizes, of inputs whose dimensions the model leaves open, by input name or by the
+        name
+            of a dimension (:func:`tvmopt.importer.prepare`).
         values: inputs that are known at compile time; they become constants.
     """
     model = load(source)

@@ -1,4 +1,4 @@
-"""Making a graph static: shapes inferred and constants folded, node by node, in one walk.
+"""Shapes inferred and constants folded, node by node, in one walk: a graph becomes as static as its inputs.
 
 Exported transformers compute their shapes at run time (Shape, Gather, Concat, Reshape ...). Walking the graph
 in order, each node is one of three:
@@ -9,7 +9,9 @@ in order, each node is one of three:
 * any other node stays, and ONNX infers the types of its outputs from the types *and values* of its inputs,
   which is what makes ``Reshape(x, Concat(...))`` static once the Concat is a constant.
 
-So every Shape of a static tensor becomes a constant, and with it everything computed from shapes.
+So every Shape of a static tensor becomes a constant, and with it everything computed from shapes. Where sizes are
+open, the same arithmetic runs on symbols (`open_values.py`), and `open_shapes.py` says the shapes that ONNX's
+inference leaves out.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from tvmopt.importer import contrib, control, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
+from tvmopt.importer.open_shapes import open_types
+from tvmopt.importer.open_values import evaluate as evaluate_open
 from tvmopt.importer.protos import (
     attributes,
     byte_size,
     count,
     describe_type,
     human,
+    make_type,
     node_name,
     node_reads,
     normal_domain,
@@ -67,6 +72,9 @@ class Folder(Walk):
         """Infer types; fold the node, or expand it by its definition, or keep it."""
         key = (normal_domain(node.domain), node.op_type)
         types, contradiction = self._infer(node)
+        if self._open_value(node, types):
+            return []
+        self._open_types(node, types)
         disagreement = self._disagreement(node, types)
         if disagreement:
             self.problems.append(disagreement)
@@ -133,6 +141,26 @@ class Folder(Walk):
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             return {}, self._contradiction(node, lines[-1])
+
+    def _open_value(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:
+        """Compute a node whose inputs are open sizes and constants; says whether it did."""
+        names = [i for i in node.input if i]
+        if not any(i in self.open_values for i in names) or len(node.output) != 1 or node.output[0] not in types:
+            return False
+        args = [self.sizes(i) for i in names]
+        known = [a for a in args if a is not None]
+        elem_type = types[node.output[0]].tensor_type.elem_type
+        array = evaluate_open(node, known, elem_type, self.symbols) if len(known) == len(args) else None
+        if array is None:
+            return False
+        self.set_open_value(node, array, elem_type)
+        return True
+
+    def _open_types(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
+        """Complete the inferred types by what is known of open sizes, in place."""
+        for name, shape in zip(node.output, open_types(self, node, types), strict=False):
+            if name in types and shape is not None:
+                types[name] = make_type(types[name].tensor_type.elem_type, shape)
 
     def _disagreement(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> ModelError | None:
         """What ONNX's shape functions let pass: negative sizes, and inputs that do not belong together."""

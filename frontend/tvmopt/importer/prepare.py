@@ -1,8 +1,9 @@
-"""From a loaded model to a static one: shapes bound, opset converted, functions inlined, constants folded."""
+"""From a loaded model to one as static as it gets: shapes bound, opset converted, functions inlined, constants
+folded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,9 @@ import onnx
 import psutil
 from onnx import TensorProto, helper, numpy_helper
 
+from tvmopt.dims import Shapes, at
 from tvmopt.errors import ModelError, collect
+from tvmopt.importer import open_model
 from tvmopt.importer.fold import Folder
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.opset import convert_opset
@@ -21,13 +24,16 @@ from tvmopt.importer.protos import (
     copy_tensor,
     count,
     describe_type,
+    make_type,
     node_reads,
     normal_domain,
-    static_shape,
+    open_shape,
     to_tensor,
 )
+from tvmopt.importer.ranges import choose
 from tvmopt.importer.shapes import bind_shapes, bind_values
 from tvmopt.importer.structure import scopes
+from tvmopt.importer.symbols import Symbols
 
 OLDEST_IR = 8
 """IR version of prepared models: initialisers need not be inputs (4), opset 17 belongs to it (8)."""
@@ -37,27 +43,28 @@ Weights = dict[str, TensorProto]
 
 def prepare(
     model: onnx.ModelProto,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Shapes | None = None,
     values: Mapping[str, npt.ArrayLike] | None = None,
     has_converter: Callable[[str, str], bool] | None = None,
 ) -> onnx.ModelProto:
-    """A static model that computes what `model` computes.
+    """A model that computes what `model` computes, as static as its inputs are.
 
     Args:
         model: a model that :func:`tvmopt.importer.load` gave; it is left unchanged.
         shapes: sizes for inputs whose dimensions the model leaves open, by input name
-            (``{"x": (1, 3, 224, 224)}``) or by the name of a symbolic dimension (``{"batch": (1,)}``).
+            (``{"x": (1, 3, 224, 224)}``) or by the name of a symbolic dimension (``{"batch": (1,)}``). A size may be a
+            range, ``"1..512@128"``; what is not mentioned stays open.
         values: inputs known at compile time, by name; they become constants.
         has_converter: says which operators the importer takes as they are; others are replaced by their
             definition in ONNX's standard where that is a function. By default the importer's own table.
 
     Returns:
-        A model with static inputs in the original order, without functions, dead nodes and unused weights.
-        Its constants, shape arithmetic included, are initialisers; its ``value_info`` has every static type.
+        A model with the inputs in the original order, without functions, dead nodes and unused weights.
+        Its constants, shape arithmetic included, are initialisers; its ``value_info`` has every known type. What is
+        known of open sizes is in it, too: `tvmopt.importer.open_model`.
 
     Raises:
-        ModelError: open dimensions (all of them, with the flags that bind them), or nodes that contradict
-            their inputs.
+        ModelError: nodes that contradict their inputs, or inputs whose number of dimensions is open.
         InputError: names or sizes in `shapes` or `values` that do not fit the model.
     """
     known = has_converter or _importer_table()
@@ -68,9 +75,24 @@ def prepare(
     inputs = [v for v in skeleton.graph.input if v.name not in weights]
     del skeleton.graph.input[:]
     skeleton.graph.input.extend(inputs)
-    bind_shapes(skeleton.graph, shapes or {})
-    result = isolated(lambda: _fold(skeleton, weights, known), "preparation", model.graph.name)
+    symbols = bind_shapes(skeleton.graph, shapes or {})
+    result = isolated(lambda: _fold(skeleton, weights, known, symbols), "preparation", model.graph.name)
     return _assemble(result, weights)
+
+
+def prepare_named(
+    model: onnx.ModelProto,
+    shapes: Shapes | None = None,
+    values: Mapping[str, npt.ArrayLike] | None = None,
+) -> onnx.ModelProto:
+    """:func:`prepare`, and sizes that stay open bound to the named ones: for words that look at one size."""
+    prepared = prepare(model, shapes, values)
+    ranges = open_model.read(prepared).ranges
+    if not ranges:
+        return prepared
+    named = {name: known.opt for name, known in ranges.items()}
+    inputs = [(value.name, open_shape(value.type) or ()) for value in prepared.graph.input]
+    return prepare(model, {name: at(shape, named) for name, shape in inputs}, values)
 
 
 def _importer_table() -> Callable[[str, str], bool]:
@@ -141,11 +163,13 @@ def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:
     return to_tensor(dense, name)
 
 
-def _fold(skeleton: onnx.ModelProto, weights: Weights, has_converter: Callable[[str, str], bool]) -> _Folded:
+def _fold(
+    skeleton: onnx.ModelProto, weights: Weights, has_converter: Callable[[str, str], bool], symbols: Symbols
+) -> _Folded:
     """The risky part: version conversion, shape inference, evaluation."""
     given = weights.keys()
     converted, weights = convert_opset(skeleton, weights)
-    folder = Folder(converted, weights, has_converter)
+    folder = Folder(converted, weights, has_converter, symbols=symbols)
     folder.run()
     problems = folder.problems + _wrong_outputs(folder)
     if problems:
@@ -153,6 +177,10 @@ def _fold(skeleton: onnx.ModelProto, weights: Weights, has_converter: Callable[[
     nodes = _live(folder)
     used = set().union(*(node_reads(n) for n in nodes)) | folder.results
     model = _skeleton(folder, converted, nodes)
+    if symbols.names:
+        ranges = choose(folder, nodes)
+        values = {name: array for name, array in folder.open_values.items() if name in used}
+        open_model.write(model, open_model.Open(ranges, tuple(map(str, symbols.conditions)), values))
     constants = {k: v for k, v in folder.constants.items() if k in used and k not in given}
     made = {k: np.asarray(numpy_helper.to_array(t)) for k, t in weights.items() if k in used and k not in given}
     kept = tuple(k for k in given if k in used)
@@ -200,14 +228,15 @@ def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProt
     graph.name = source.graph.name
     graph.node.extend(nodes)
     _distinct_names(graph)
-    graph.input.extend(source.graph.input)
+    graph.input.extend(onnx.ValueInfoProto(name=v.name, type=folder.types[v.name]) for v in source.graph.input)
     for value in source.graph.output:
         kind = folder.types.get(value.name)
         graph.output.append(onnx.ValueInfoProto(name=value.name, type=kind if kind is not None else value.type))
     border = {v.name for v in [*graph.input, *graph.output]}
     for name in (o for n in nodes for o in n.output if o and o not in border):
-        if name in folder.types and static_shape(folder.types[name]) is not None:
-            graph.value_info.append(onnx.ValueInfoProto(name=name, type=folder.types[name]))
+        if (shape := folder.open_shape(name)) is not None:
+            kind = make_type(folder.types[name].tensor_type.elem_type, shape)
+            graph.value_info.append(onnx.ValueInfoProto(name=name, type=kind))
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from tvmopt.dims import Dim, Size, parse
 from tvmopt.importer.types import TensorSpec
 
 STRING = TensorProto.STRING
@@ -104,6 +105,32 @@ def static_shape(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
     if not all(d.HasField("dim_value") and d.dim_value >= 0 for d in dims):
         return None
     return tuple(d.dim_value for d in dims)
+
+
+def open_shape(kind: onnx.TypeProto | None) -> tuple[Size, ...] | None:
+    """The shape of a tensor type, open sizes (a `dim_param` that the walk wrote) as `tvmopt.dims.Dim`; None if a size
+    is not known at all."""
+    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        return None
+    sizes: list[Size] = []
+    for d in kind.tensor_type.shape.dim:
+        if d.HasField("dim_value") and d.dim_value >= 0:
+            sizes.append(d.dim_value)
+        elif d.dim_param and not d.dim_param.startswith("unk__"):
+            sizes.append(parse(d.dim_param))
+        else:
+            return None
+    return tuple(sizes)
+
+
+def input_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """The shapes of a static model's inputs, by name."""
+    return {value.name: tensor_spec(value).shape for value in model.graph.input}
+
+
+def make_type(elem_type: int, shape: Iterable[Size]) -> onnx.TypeProto:
+    """A tensor type; open sizes as text."""
+    return helper.make_tensor_type_proto(elem_type, [str(d) if isinstance(d, Dim) else int(d) for d in shape])
 
 
 def byte_size(elem_type: int, count: int) -> int:

@@ -5,7 +5,8 @@ TVM's :class:`ONNXGraphImporter` is subclassed, never patched. What differs from
 * a node is looked up by domain *and* operator, in our table first (:mod:`tvmopt.importer.converters`);
 * every binding is named after the ONNX node it came from, so that provenance survives the passes, which keep
   the names of bindings;
-* shapes are integers here: a ShapeExpr or PrimValue that a converter of TVM's returns becomes a constant;
+* a ShapeExpr or PrimValue that a converter of TVM's returns becomes a constant; a value that the preparation knows to
+  consist of open sizes is no node at all, but an array that converters compute with (`open_model.py`);
 * ``main`` always returns a tuple, and its parameters and bindings are C identifiers (nvcc refuses others).
 """
 
@@ -23,10 +24,15 @@ from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
+from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.errors import ModelError, TvmoptError, collect
 from tvmopt.extensions import converters
+from tvmopt.importer import open_model
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
+from tvmopt.importer.converters.common import Build
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size
+from tvmopt.importer.converters.sized import shape_as_data
+from tvmopt.importer.converters.static_inputs import COMPILE_TIME
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
 from tvmopt.importer.protos import (
     attributes,
@@ -34,10 +40,11 @@ from tvmopt.importer.protos import (
     dtype_name,
     node_name,
     normal_domain,
+    open_shape,
     opset_versions,
-    tensor_spec,
 )
 from tvmopt.importer.provenance import NODES, Names, named
+from tvmopt.importer.sizes import shape_of, shape_to_tvm, sizes_of
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -50,6 +57,14 @@ STOCK_DOMAINS = {
     ),
 }
 """What TVM's table holds, by the domain each entry implements (TVM itself ignores domains)."""
+
+UPPER_BOUNDS = "tir_var_upper_bound"
+"""TVM's attribute of `main` for memory planning: the largest value of each open size."""
+
+NAMED_SIZES = "tvmopt.opt_size"
+"""Our attribute of `main`: the value of each open size to be fastest at."""
+
+BIND = "bind the size: --shape NAME:SIZE"
 
 ADD_A_CONVERTER = "register a converter: docs/how-to/add-operator.md"
 
@@ -87,7 +102,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         self.opsets = opset_versions(model)
         self.trial = trial
         self.names = Names()
-        self.types: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.open = open_model.read(model)
+        self.types: dict[str, tuple[str, tuple[Size, ...]]] = {}
         self._roots: dict[Any, str] = {}
         self._failed: set[str] = set()
         self.errors: list[ModelError] = []
@@ -95,10 +111,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
     def convert_graph(self, graph: onnx.GraphProto) -> tuple[Any, dict[str, str]]:
         """The module, and the ONNX node of each binding's name."""
         for value in [*graph.input, *graph.value_info, *graph.output]:
-            if value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"):
-                spec = tensor_spec(value)
-                if -1 not in spec.shape:
-                    self.types[value.name] = (spec.dtype, spec.shape)
+            if (shape := open_shape(value.type)) is not None:
+                self.types[value.name] = (dtype_name(value.type.tensor_type.elem_type), shape)
         self._parse_graph_initializers(graph)
         self._parse_graph_input(graph)
         branches = any(node.op_type == "If" for node in graph.node)
@@ -117,7 +131,10 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         if failure:
             raise failure
         module = self.bb.get()
-        attrs = {"num_input": len(params), NODES: node_names.original}
+        attrs: dict[str, Any] = {"num_input": len(params), NODES: node_names.original}
+        if self.open.ranges:
+            attrs[UPPER_BOUNDS] = {name: known.max for name, known in self.open.ranges.items()}
+            attrs[NAMED_SIZES] = {name: known.opt for name, known in self.open.ranges.items()}
         main = named(module["main"], self._roots).with_attrs(attrs)
         module.update_func(module.get_global_var("main"), main)
         return (relax.transform.ConvertToDataflow()(module) if branches else module), node_names.original
@@ -132,6 +149,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
     def _result(self, name: str) -> Any:
         """An output of the graph; an empty one is made at run time (TVM cannot load empty constants)."""
         value = self._nodes[name]
+        if isinstance(value, np.ndarray):
+            return shape_as_data(Build(self.bb, name), value, self.types[name][0])
         if isinstance(value, tvm.ir.GenericConst) and value.value.numpy().size == 0:
             shape = [int(d) for d in value.ty.shape]
             return self.bb.emit(relax.op.zeros(shape, str(value.ty.dtype)), name)
@@ -148,18 +167,17 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         for value in graph.input:
             if value.name in self._nodes:
                 continue  # an initialiser that IR version 3 lists as an input too
-            spec = tensor_spec(value)
-            if -1 in spec.shape or spec.dtype == "object":
+            dtype, shape = self.types.get(value.name, ("object", None))
+            if shape is None or dtype == "object":
                 raise ModelError(
-                    f"Input '{value.name}' has no static shape."
-                    if -1 in spec.shape
-                    else f"Input '{value.name}' is a tensor of strings, which TVM lacks.",
+                    f"Input '{value.name}' is a tensor of strings, which TVM lacks."
+                    if shape is not None
+                    else f"Input '{value.name}' has sizes without names.",
                     where=f"input '{value.name}'",
-                    fix="call importer.prepare with its shape first",
+                    fix="call importer.prepare first",
                 )
-            var = relax.Var(
-                self.names.fresh(value.name, "input"), relax.TensorType(spec.shape, storage_dtype(spec.dtype))
-            )
+            kind = relax.TensorType(shape_to_tvm(shape), storage_dtype(dtype))
+            var = relax.Var(self.names.fresh(value.name, "input"), kind)
             self._nodes[value.name] = self._inputs[value.name] = var
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
@@ -171,6 +189,9 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
 
     def _convert_nodes(self, graph: onnx.GraphProto, names: Names) -> None:
         for node in graph.node:
+            if node.output and all(o in self.open.values for o in node.output):
+                self._nodes.update((o, self.open.values[o]) for o in node.output)  # sizes: nothing to compute
+                continue
             name = node_name(node)
             binding = names.fresh(name, "n")
             inputs = Inputs(self._nodes[i] if i else None for i in node.input)
@@ -184,7 +205,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                     results = self._stand_ins(node, binding)
             for output, result in zip(node.output, results, strict=False):
                 if output and result is not None:
-                    self._nodes[output] = result
+                    self._nodes[output] = self._known_sizes(result, output, binding)
             for output in node.output:
                 if output and output not in self._nodes:
                     self._nodes[output] = None
@@ -194,12 +215,13 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
     def _stand_ins(self, node: onnx.NodeProto, binding: str) -> list[Any]:
         """Placeholders of a refused node's outputs, as inferred, to find the next refusals too."""
         types = [self.types.get(o) for o in node.output]
-        zeros = [relax.op.zeros(t[1], t[0]) if t and t[0] != "object" else None for t in types]
+        zeros = [relax.op.zeros(shape_to_tvm(t[1]), t[0]) if t and t[0] != "object" else None for t in types]
         return [None if z is None else self._emit(z, binding) for z in zeros]
 
     def _convert_node(self, node: onnx.NodeProto, name: str, binding: str, inputs: Inputs, names: Names) -> list[Any]:
         """The node's results, bound to variables called `binding`."""
         domain = normal_domain(node.domain)
+        inputs = self._data(node, inputs)
         if (domain, node.op_type) == ("", "If"):
             return [None if r is None else self._emit(r, binding) for r in self._convert_if(node, inputs, names)]
         context = Context(
@@ -231,8 +253,34 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         except Exception as error:  # foreign code on foreign input: whatever it says is the reason
             if unknown := open_size(node, inputs):
                 raise context.unsupported(unknown, CUT_BEFORE_SELECTION) from error
+            if isinstance(error, OpenSize):
+                raise context.unsupported(str(error), BIND) from error
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
+
+    def _data(self, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+        """The inputs, with sizes that the operator reads as data in tensors; what only says a shape stays an array."""
+        slots = COMPILE_TIME.get((normal_domain(node.domain), node.op_type), ())
+        made = []
+        for index, (name, value) in enumerate(zip(node.input, inputs, strict=True)):
+            if isinstance(value, np.ndarray) and index not in slots:
+                value = shape_as_data(Build(self.bb, name), value, self.types[name][0])
+            made.append(value)
+        return Inputs(made)
+
+    def _known_sizes(self, value: Any, output: str, binding: str) -> Any:
+        """The value with the sizes that the walk found, where TVM's own inference has others or none."""
+        known = self.types.get(output)
+        if known is None or not is_open(known[1]) or not isinstance(value, relax.Var):
+            return value
+        if not isinstance(value.ty, relax.TensorType) or shape_of(value) == known[1]:
+            return value
+        if shape_of(value) is None:
+            var = self.bb.match_cast(value, relax.TensorType(shape_to_tvm(known[1]), str(value.ty.dtype)), binding)
+        else:  # a view; CanonicalizeBindings crashes on a match_cast of one known shape to another
+            var = self.bb.emit(relax.op.reshape(value, shape_to_tvm(known[1])), binding)
+        self._roots[var] = binding
+        return var
 
     def _elem_type(self, name: str) -> int:
         """The ONNX element type of a value, 0 where unknown."""
@@ -349,7 +397,9 @@ def _stock_attribute(value: Any) -> Any:
 
 
 def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False) -> Imported:
-    """The Relax module of a prepared model (static, functions inlined).
+    """The Relax module of a prepared model (functions inlined). Its `main` has the variables of open sizes in its
+    parameters' shapes, and as attributes their upper bounds (:data:`UPPER_BOUNDS`) and named sizes
+    (:data:`NAMED_SIZES`).
 
     Args:
         model: what :func:`tvmopt.importer.prepare` gives.
@@ -372,10 +422,16 @@ def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False)
     initial = {t.name for t in model.graph.initializer}
     return Imported(
         module=module,
-        inputs=tuple(tensor_spec(v) for v in model.graph.input if v.name not in initial),
+        inputs=tuple(
+            TensorSpec(v.name, importer.types[v.name][1], importer.types[v.name][0])
+            for v in model.graph.input
+            if v.name not in initial
+        ),
         outputs=_output_specs(model.graph, module, dynamic),
         model=model,
         nodes=nodes,
+        ranges=importer.open.ranges,
+        conditions=importer.open.conditions,
     )
 
 
@@ -384,18 +440,17 @@ def _output_specs(graph: onnx.GraphProto, module: Any, dynamic: bool) -> tuple[T
     fields = module["main"].ret_ty.fields
     specs = []
     for value, field in zip(graph.output, fields, strict=True):
-        static = isinstance(field, relax.TensorType) and field.shape is not None
-        if not static and not dynamic:
+        shape = sizes_of(field)
+        if shape is None and not dynamic:
             raise ModelError(
-                f"Output '{value.name}' has no static shape: its size is known only at run time.",
+                f"The size of output '{value.name}' is decided by values, at run time.",
                 where=f"output '{value.name}'",
                 fix="cut the model before the node with a data-dependent size",
             )
         if not isinstance(field, relax.TensorType):
             specs.append(TensorSpec(value.name, (len(field.fields),), "sequence"))
             continue
-        sizes = field.shape if field.shape is not None else [-1] * field.ndim
-        dims = tuple(int(d) if isinstance(d, int | tvm.tirx.IntImm) else -1 for d in sizes)
+        dims = (-1,) * field.ndim if shape is None else shape
         declared, dtype = dtype_name(value.type.tensor_type.elem_type or 1), str(field.dtype)
         specs.append(TensorSpec(value.name, dims, declared if storage_dtype(declared) != declared else dtype))
     return tuple(specs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from tvmopt.importer.open_values import shape_value
 from tvmopt.importer.protos import attributes, count
 from tvmopt.importer.walk import Nodes, Rule, Walk
 
@@ -51,7 +52,7 @@ def _shape(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """Shape of a static tensor, and with start and end a part of it."""
     shape = walk.shape(node.input[0])
     if shape is None:
-        return None
+        return _open(walk, node)
     given = attributes(node)
     walk.set_constant(node.output[0], np.array(shape[given.get("start", 0) : given.get("end")], np.int64))
     return []
@@ -60,8 +61,17 @@ def _shape(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
 def _size(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     shape = walk.shape(node.input[0])
     if shape is None:
-        return None
+        return _open(walk, node)
     walk.set_constant(node.output[0], np.array(count(shape), np.int64))
+    return []
+
+
+def _open(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
+    """Shape or Size of a tensor with open sizes: a value that the walk computes with."""
+    shape = walk.open_shape(node.input[0])
+    if shape is None:
+        return None
+    walk.set_open_value(node, shape_value(node, shape), onnx.TensorProto.INT64)
     return []
 
 

@@ -11,23 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from tvmopt.dims import Dim, Range, Shapes, Size, identifier, parse, symbols_of
 from tvmopt.errors import InputError, ModelError, TvmoptError, collect
 from tvmopt.importer.protos import STRING, describe_type, dtype_name, to_tensor
+from tvmopt.importer.symbols import Symbols
 
-GUESSES = (("channel", 3), ("height", 224), ("width", 224), ("seq", 128), ("len", 128), ("time", 128))
-"""Sizes to propose for a dimension whose name contains the word."""
-
+Wanted = int | str
+"""What a caller gives for one dimension: a size, or a range as text: ``"1..512"``, ``"1..512@128"``, ``"?"``."""
 
 ANONYMOUS = re.compile(r"\s*|\?+|-1|None|unk__\d+", re.IGNORECASE)
 """Names of dimensions that are none: exporters write them for every size they do not know, and no two need be equal."""
-
-
-def forget_anonymous(graph: onnx.GraphProto) -> None:
-    """Take the names off open dimensions of inputs that only look like names, in place."""
-    for value in graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.HasField("dim_param") and ANONYMOUS.fullmatch(dim.dim_param):
-                dim.ClearField("dim_param")
 
 
 def real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
@@ -48,106 +41,172 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> InputError:
     )
 
 
-def bind_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Write `shapes` into the inputs of `graph`, in place.
+def bind_shapes(graph: onnx.GraphProto, shapes: Shapes) -> Symbols:
+    """Write `shapes` into the inputs of `graph`, in place; what stays open gets a name.
 
-    A key is an input's name, or the name of a symbolic dimension with one size (``{"batch": [1]}``).
-    A symbolic dimension bound in one input is bound in all; "?" and the like are names of none (:data:`ANONYMOUS`).
+    A key is an input's name, or the name of a symbolic dimension with one size (``{"batch": [1]}``). A symbolic
+    dimension bound in one input is bound in all; "?" and the like are names of none (:data:`ANONYMOUS`): each of these
+    becomes a symbol of its own, ``x_0`` for the first dimension of an input ``x``.
+
+    Returns:
+        The open sizes and the ranges that were given for them.
 
     Raises:
         InputError: a name that the model lacks, a wrong rank, a size that contradicts the model.
-        ModelError: dimensions that are still open; all of them, with the flags that would bind them.
+        ModelError: inputs whose number of dimensions is open.
     """
-    forget_anonymous(graph)
     inputs = {v.name: v for v in real_inputs(graph)}
-    symbols: dict[str, int] = {}
+    names = _name_dimensions(inputs.values())
+    binder = _Binder(names)
     problems: list[TvmoptError] = []
-    params = {d.dim_param for v in inputs.values() for d in v.type.tensor_type.shape.dim if d.dim_param}
     for name, wanted in shapes.items():
+        sizes = wanted.split("x") if isinstance(wanted, str) else wanted
         if name in inputs:
-            problems += _bind(inputs[name], wanted, symbols)
-        elif name in params and len(wanted) == 1:
-            problems += _bind_symbol(symbols, name, wanted[0], f"--shape {name}:{wanted[0]}")
+            problems += binder.bind(inputs[name], sizes)
+        elif (symbol := names.get(name, name)) in names.values() and len(sizes) == 1:
+            problems += binder.bind_size(symbol, sizes[0], _flag(name, sizes))
         else:
             problems.append(unknown_name(name, inputs, "--shape"))
     if problems:
         raise collect(problems)
-    for value in inputs.values():
+    _require_rank(list(inputs.values()))
+    return binder.write(inputs.values())
+
+
+def _name_dimensions(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, str]:
+    """Give each open dimension a name that is an identifier, in place; the new name of each old one."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+
+    def fresh(text: str) -> str:
+        name, n = identifier(text), 1
+        while name in taken:
+            n += 1
+            name = f"{identifier(text)}_{n}"
+        taken.add(name)
+        return name
+
+    for value in inputs:
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in symbols:
-                dim.dim_value = symbols[dim.dim_param]
-    _require_static(list(inputs.values()))
+            if dim.dim_param and not ANONYMOUS.fullmatch(dim.dim_param) and dim.dim_param not in names:
+                names[dim.dim_param] = fresh(dim.dim_param) if not _expression(dim.dim_param) else dim.dim_param
+    for value in inputs:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+            elif not dim.HasField("dim_value") or dim.dim_value < 0:
+                dim.dim_param = fresh(f"{value.name}_{axis}")
+                names[dim.dim_param] = dim.dim_param
+    return names
 
 
-def _flag(name: str, shape: Sequence[int]) -> str:
+def _expression(text: str) -> bool:
+    """Whether an exporter wrote arithmetic on other dimensions: ``past_length + 1``."""
+    try:
+        size = parse(text)
+    except ValueError:
+        return False
+    return isinstance(size, Dim) and not size.is_symbol
+
+
+class _Binder:
+    """Binds dimensions: by the texts that stand in the inputs."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.originals = {new: old for old, new in names.items()}
+        self.sizes: dict[str, int] = {}
+        self.ranges: dict[str, Range] = {}
+
+    def bind(self, value: onnx.ValueInfoProto, wanted: Sequence[Wanted]) -> list[InputError]:
+        """Bind one input's dimensions; the problems found."""
+        where = _flag(value.name, wanted)
+        declared = describe_type(value.type)
+        if not value.type.HasField("tensor_type"):
+            return [InputError(f"Input '{value.name}' is a {declared}, not a tensor.", where=where)]
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape"):
+            tensor.shape.SetInParent()
+            names = [identifier(f"{value.name}_{axis}") for axis in range(len(wanted))]
+            tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_param=name) for name in names)
+        if len(wanted) != len(tensor.shape.dim):
+            rank = len(tensor.shape.dim)
+            text = f"Input '{value.name}' is {declared}: it has {rank} dimensions, not {len(wanted)}."
+            return [InputError(text, where=where, fix="give one size a dimension")]
+        problems = []
+        for axis, (dim, size) in enumerate(zip(tensor.shape.dim, wanted, strict=True)):
+            if not dim.HasField("dim_value"):
+                problems += self.bind_size(dim.dim_param, size, where)
+            elif str(dim.dim_value) != str(size) and str(size).strip() != "?":
+                text = f"Input '{value.name}' is {declared}: dimension {axis} is {dim.dim_value}, not {size}."
+                problems.append(InputError(text, where=where, fix="export the model with that size"))
+        return problems
+
+    def bind_size(self, name: str, wanted: Wanted, where: str) -> list[InputError]:
+        """Bind the dimension of that name to a size or a range."""
+        told = self.originals.get(name, name)
+        if isinstance(wanted, str):
+            try:
+                found = Range.of(wanted)
+            except ValueError as error:
+                return [InputError(f"{error}.", where=where, fix="--shape NAME:1..8x1..512@128")]
+            if found is None:
+                return []
+        elif not isinstance(wanted, int | np.integer) or isinstance(wanted, bool) or wanted < 0:
+            return [InputError(f"Sizes of '{told}' must be whole numbers, 0 or more.", where=where)]
+        else:
+            found = Range(int(wanted), int(wanted), int(wanted))
+        if found.min != found.max:
+            if found.min < 1:
+                fix = "begin the range at 1; for a size of 0 compile the model for it alone"
+                return [InputError(f"The range of '{told}' begins at {found.min}.", where=where, fix=fix)]
+            return self._same(self.ranges.setdefault(name, found), found, told, where)
+        return self._same(self.sizes.setdefault(name, found.min), found.min, told, where)
+
+    def _same(self, before: Any, now: Any, name: str, where: str) -> list[InputError]:
+        if before == now:
+            return []
+        text = f"Dimension '{name}' is bound to {before} and to {now}."
+        return [InputError(text, where=where, fix="the model says that both are the same size")]
+
+    def write(self, inputs: Iterable[onnx.ValueInfoProto]) -> Symbols:
+        """Write sizes into the inputs; the symbols that are left."""
+        dims = [dim for v in inputs for dim in v.type.tensor_type.shape.dim if dim.dim_param]
+        bare = {d.dim_param for d in dims if not _expression(d.dim_param)}
+        names: dict[str, None] = {}
+        for dim in dims:
+            text = dim.dim_param
+            if text in self.sizes:
+                dim.dim_value = self.sizes[text]
+                continue
+            size: Size = parse(text)
+            if not symbols_of([size]) <= bare | self.sizes.keys():
+                size = Dim.symbol(identifier(text))  # of sizes that no input has by themselves
+                self.ranges |= {str(size): self.ranges[text]} if text in self.ranges else {}
+            size = size.at(self.sizes) if isinstance(size, Dim) else size
+            if isinstance(size, Dim):
+                dim.dim_param = str(size)
+                names |= dict.fromkeys(sorted(size.symbols()))
+            else:
+                dim.dim_value = size
+        return Symbols(tuple(names), {n: r for n, r in self.ranges.items() if n in names})
+
+
+def _flag(name: str, shape: Sequence[Wanted]) -> str:
     return f"--shape {name}:{'x'.join(map(str, shape))}"
 
 
-def _bind(value: onnx.ValueInfoProto, wanted: Sequence[int], symbols: dict[str, int]) -> list[InputError]:
-    """Bind one input's dimensions; the problems found."""
-    where = _flag(value.name, wanted)
-    declared = describe_type(value.type)
-    if not value.type.HasField("tensor_type"):
-        return [InputError(f"Input '{value.name}' is a {declared}, not a tensor.", where=where)]
-    if any(not isinstance(d, int | np.integer) or isinstance(d, bool) or d < 0 for d in wanted):
-        return [InputError(f"Sizes of '{value.name}' must be whole numbers, 0 or more.", where=where)]
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        tensor.shape.SetInParent()
-        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=int(d)) for d in wanted)
-        return []
-    if len(wanted) != len(tensor.shape.dim):
-        rank = len(tensor.shape.dim)
-        text = f"Input '{value.name}' is {declared}: it has {rank} dimensions, not {len(wanted)}."
-        return [InputError(text, where=where, fix="give one size a dimension")]
-    problems = []
-    for axis, (dim, size) in enumerate(zip(tensor.shape.dim, wanted, strict=True)):
-        if dim.HasField("dim_value") and dim.dim_value >= 0:
-            if dim.dim_value != size:
-                text = f"Input '{value.name}' is {declared}: dimension {axis} is {dim.dim_value}, not {size}."
-                problems.append(InputError(text, where=where, fix="export the model with that size"))
-        elif dim.dim_param:
-            problems += _bind_symbol(symbols, dim.dim_param, size, where)
-        else:
-            dim.dim_value = int(size)
-    return problems
-
-
-def _bind_symbol(symbols: dict[str, int], name: str, size: int, where: str) -> list[InputError]:
-    if symbols.setdefault(name, int(size)) == size:
-        return []
-    text = f"Dimension '{name}' is bound to {symbols[name]} and to {size}."
-    return [InputError(text, where=where, fix="the model says that both are the same size")]
-
-
-def _require_static(inputs: list[onnx.ValueInfoProto]) -> None:
-    problems = []
-    flags = []
-    for value in inputs:
-        if not value.type.HasField("tensor_type"):
-            continue  # the check lists it
-        tensor = value.type.tensor_type
-        unbound = not tensor.HasField("shape")
-        sizes = []
-        for axis, dim in enumerate(tensor.shape.dim):
-            known = dim.HasField("dim_value") and dim.dim_value >= 0
-            unbound |= not known
-            sizes.append(dim.dim_value if known else _guess(dim.dim_param, axis, len(tensor.shape.dim)))
-        if unbound:
-            flags.append(_flag(value.name, sizes) if sizes else f"--shape {value.name}:1")
-            problems.append(ModelError(f"Input '{value.name}' has open dimensions: {describe_type(value.type)}."))
-    if problems:
-        first = problems[0]
-        fix = f"bind them, for example: {' '.join(flags)}"
-        raise ModelError(first.what, where=", ".join(f"input '{v.name}'" for v in inputs), fix=fix, others=problems[1:])
-
-
-def _guess(param: str, axis: int, rank: int) -> int:
-    """A size to propose: by the dimension's name, else by the shapes that images and token sequences have."""
-    if axis == 0:
-        return 1
-    named = next((size for word, size in GUESSES if word in param.lower()), 0)
-    return named or ((1, 3, 224, 224)[axis] if rank == 4 else 128 if axis == 1 else 1)
+def _require_rank(inputs: list[onnx.ValueInfoProto]) -> None:
+    unknown = [v for v in inputs if v.type.HasField("tensor_type") and not v.type.tensor_type.HasField("shape")]
+    if unknown:
+        problems = [
+            ModelError(
+                f"The number of dimensions of input '{value.name}' is open.",
+                where=f"input '{value.name}'",
+                fix=f"say how many there are: --shape {value.name}:?x?",
+            )
+            for value in unknown
+        ]
+        raise collect(problems)
 
 
 def bind_values(graph: onnx.GraphProto, values: Mapping[str, npt.ArrayLike]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from tvmopt.dims import Range, Size
 
 if TYPE_CHECKING:
     import onnx
@@ -11,10 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: its ONNX name, its static shape and its dtype in NumPy's words (``"float32"``)."""
+    """One input or output: its ONNX name, its shape and its dtype in NumPy's words (``"float32"``). An open size is a
+    `tvmopt.dims.Dim`."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: str
 
 
@@ -28,6 +31,7 @@ class Imported:
         inputs, outputs: the border, with the ONNX names.
         model: the prepared ONNX model that `module` was made of; it is the reference for every check.
         nodes: the ONNX node of each binding's name in `module` (names are sanitised to ``[A-Za-z0-9_]``).
+        ranges: of the open sizes. conditions: what else holds of them in every call that the model takes.
         folded: nodes of the file that are not in `model`: they were computed at compile time, or nothing reads them.
     """
 
@@ -37,3 +41,5 @@ class Imported:
     model: onnx.ModelProto
     nodes: dict[str, str]
     folded: tuple[str, ...] = ()
+    ranges: dict[str, Range] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()

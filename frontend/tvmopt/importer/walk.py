@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,20 @@ import onnx
 import psutil
 from onnx import TensorProto, helper, numpy_helper
 
+from tvmopt.dims import Dim, OpenSize, Size, is_open
 from tvmopt.errors import ModelError
 from tvmopt.importer.inline import rename_free
-from tvmopt.importer.protos import node_reads, normal_domain, opset_versions, static_shape, subgraphs, tensor_type
+from tvmopt.importer.protos import (
+    make_type,
+    node_reads,
+    normal_domain,
+    open_shape,
+    opset_versions,
+    static_shape,
+    subgraphs,
+    tensor_type,
+)
+from tvmopt.importer.symbols import Symbols
 
 Array = npt.NDArray[Any]
 Nodes = list[onnx.NodeProto]
@@ -33,7 +44,10 @@ class Walk(ABC):
         has_converter: says of (domain, op_type) whether the importer converts it as it stands.
         nodes: the nodes that stay, in order.
         constants: arrays that the walk made, by name.
-        types: what is known of every value.
+        types: what is known of every value; an open size stands there as text (`tvmopt.importer.protos.open_shape`).
+        symbols: what is known of the open sizes.
+        below: integer tensors all of whose elements are less than a size.
+        open_values: small integer tensors whose elements are sizes, some of them open, by name.
         problems: nodes that contradict themselves.
     """
 
@@ -44,6 +58,9 @@ class Walk(ABC):
     constants: dict[str, Array] = field(default_factory=dict)
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
     problems: list[ModelError] = field(default_factory=list)
+    symbols: Symbols = field(default_factory=Symbols)
+    open_values: dict[str, Array] = field(default_factory=dict)
+    below: dict[str, Size] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -54,7 +71,7 @@ class Walk(ABC):
         self.alias: dict[str, str] = {}
         self.names = set(self.initializers) | {v.name for v in graph.input}
         self.names |= {name for node in graph.node for name in node.output}
-        self.declared = {v.name: v.type for v in graph.value_info}
+        self.declared = {v.name: v.type for v in graph.value_info if not _is_open(v.type)}
         self.memory = psutil.virtual_memory().available
         self.budget = self.memory // 4
         for name, tensor in self.initializers.items():
@@ -99,6 +116,56 @@ class Walk(ABC):
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The static shape of a value, or None."""
         return static_shape(self.types.get(name))
+
+    def open_shape(self, name: str) -> tuple[Size, ...] | None:
+        """The shape of a value, of which some sizes may be open, or None."""
+        return self.shape_of_type(self.types.get(name))
+
+    def shape_of_type(self, kind: onnx.TypeProto | None) -> tuple[Size, ...] | None:
+        """The shape in a type, open sizes as what stands for them, or None."""
+        shape = open_shape(kind)
+        return shape if shape is None or not is_open(shape) else tuple(map(self.symbols.canonical, shape))
+
+    def sizes(self, name: str) -> Array | None:
+        """The value of a small tensor whose elements may be open sizes, or None."""
+        return self.open_values[name] if name in self.open_values else self.array(name)
+
+    def unify(self, a: Size, b: Size, where: str) -> Size:
+        """The one size that both are, because the node `where` takes them for equal."""
+        return self.symbols.unify(a, b, where, self._replace_symbols)
+
+    def is_less(self, a: Size, b: Size) -> bool:
+        """Whether ``a < b`` in every call."""
+        try:
+            return self.symbols.less(a, b)
+        except OpenSize:
+            return False
+
+    def settled(self, shape: Iterable[Size]) -> tuple[Size, ...]:
+        """A shape in the symbols of now."""
+        now = {name: size for name, (size, _) in self.symbols.replaced.items()}
+        return tuple(self.symbols.canonical(_replaced(d, now)) for d in shape)
+
+    def _replace_symbols(self, mapping: Mapping[str, Size]) -> None:
+        """Write these sizes in place of symbols, in all types and values."""
+        for name, kind in self.types.items():
+            if _is_open(kind) and (shape := open_shape(kind)) is not None:
+                self.types[name] = make_type(kind.tensor_type.elem_type, [_replaced(d, mapping) for d in shape])
+        for array in self.open_values.values():
+            for index, size in np.ndenumerate(array):
+                array[index] = _replaced(size, mapping)
+
+        self.below = {name: _replaced(size, mapping) for name, size in self.below.items()}
+
+    def set_open_value(self, node: onnx.NodeProto, array: Array, elem_type: int) -> None:
+        """Record the value of a node that computes sizes; the node stays, for other engines."""
+        name = node.output[0]
+        if not is_open(array.ravel()):
+            self.set_constant(name, array.astype(helper.tensor_dtype_to_np_dtype(elem_type)))
+            return
+        self.open_values[name] = array
+        self.types[name] = make_type(elem_type, array.shape)
+        self.emit(node)
 
     def set_constant(self, name: str, array: Array) -> None:
         """Record the value of `name`."""
@@ -158,6 +225,15 @@ class Walk(ABC):
     @abstractmethod
     def infer_and_emit(self, node: onnx.NodeProto) -> Nodes:
         """Infer types; fold the node, or expand it by its definition, or keep it."""
+
+
+def _replaced(size: Size, mapping: Mapping[str, Size]) -> Size:
+    return size.at(mapping) if isinstance(size, Dim) else size
+
+
+def _is_open(kind: onnx.TypeProto) -> bool:
+    """Whether a type names an open size."""
+    return any(d.dim_param for d in kind.tensor_type.shape.dim)
 
 
 Rule = Callable[[Walk, onnx.NodeProto], "Nodes | None"]

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvmopt.dims import most
+
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 
 
@@ -45,7 +47,7 @@ def windows(given: Mapping[str, Any], image: Sequence[int], kernel: Sequence[int
     for i, (size, k, s, d) in enumerate(zip(image, kernel, strides, dilations, strict=True)):
         before, after, window = int(pads[i]), int(pads[n + i]), (k - 1) * d + 1
         if mode.startswith("SAME"):
-            count = -(-size // s)
+            count = (size + s - 1) // s
             total = max((count - 1) * s + window - size, 0)
             before = total // 2 if mode == "SAME_UPPER" else total - total // 2
             after = total - before
@@ -53,10 +55,10 @@ def windows(given: Mapping[str, Any], image: Sequence[int], kernel: Sequence[int
             room = size + before + after - window
             count = room // s + 1
             if given.get("ceil_mode", 0):
-                count = -(-room // s) + 1
+                count = (room + s - 1) // s + 1
                 count -= (count - 1) * s >= size + before
         begin.append(before)
         end.append(after)
         out.append(count)
-        over.append(max((count - 1) * s + window - (size + before + after), 0))
+        over.append(most((count - 1) * s + window - (size + before + after), 0) if given.get("ceil_mode", 0) else 0)
     return Windows(tuple(begin), tuple(end), tuple(out), tuple(over))

@@ -17,6 +17,7 @@ from tvmopt.passes.graph import (
     rank,
     rewrite_pass,
     shape,
+    sizes,
     with_attrs,
 )
 from tvmopt.passes.permute import inverse, moves_data
@@ -51,7 +52,7 @@ class FuseTransposeMatmul(Rewrite):
             return new
         for arg in value.args:
             found = source(graph, arg)
-            if found is not None and moves_data(found[1], shape(found[0]) or ()):
+            if found is not None and moves_data(found[1], sizes(found[0]) or ()):
                 self.declined(var, "1: an activation is transposed")
         return None
 

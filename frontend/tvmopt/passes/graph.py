@@ -23,6 +23,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvmopt.dims import Size
+from tvmopt.importer.sizes import shape_of
 from tvmopt.report import DecisionLog
 
 Array = npt.NDArray[Any]
@@ -46,6 +48,11 @@ def inputs_of(main: relax.Function) -> list[Var]:
     """The model's inputs among the parameters of `main`: weights, once they are lifted, are the parameters behind."""
     count = int(main.attrs["num_input"]) if main.attrs and "num_input" in main.attrs else len(main.params)
     return list(main.params)[:count]
+
+
+def sizes(expr: Expr) -> tuple[Size, ...] | None:
+    """The shape of a tensor expression, open sizes as `tvmopt.dims.Dim`; None where a size is not known at all."""
+    return shape_of(expr)
 
 
 def rank(expr: Expr) -> int:

@@ -8,7 +8,11 @@ TVM sees that `i, j` are read where `i, j` are written and calls a Pad behind th
 reduction, a softmax or a norm its block moves into the rows' loop, whose range TVM derives from what the row has
 written: the padding was never written.
 
-Applies when   a block reads a tensor at its own axes, and one of these is longer than the tensor's.
+A kernel that takes a size as a number - TVM makes that of a size which no shape has by itself, such as `batch*4` - is
+fused with nothing: FuseTIR would define the size twice, and fails ("VarRemapGet(source) == nullptr").
+
+Applies when   1. a block reads a tensor at its own axes, and one of these is longer than the tensor's.
+               2. a parameter is no tensor.
 """
 
 from __future__ import annotations
@@ -18,17 +22,20 @@ from typing import Any
 import tvm
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
+from tvm.tirx.buffer import BufferType
 from tvm_ffi import structural_walk
 
 from tvmopt.scheduling.blocks import blocks_of
 
-BROADCAST, INJECTIVE = 1, 2
+BROADCAST, INJECTIVE, OPAQUE = 1, 2, 8
 """TVM's op patterns (OpPatternKind): up to the first, a kernel is fused behind a reduction or a product."""
 
 
 def limit_fusion(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
     pattern = func.attrs.get("op_pattern", None) if func.attrs else None
+    if pattern is not None and any(not isinstance(p.ty, BufferType) for p in func.params):
+        return func.with_attr("op_pattern", OPAQUE)
     if pattern is None or int(pattern) > BROADCAST or not any(_reads_beyond(b) for b in blocks_of(func)):
         return func
     return func.with_attr("op_pattern", INJECTIVE)

@@ -21,6 +21,7 @@ from onnx import numpy_helper
 
 from tvmopt.analysis.metrics import QUANTIZATION
 from tvmopt.children import Progress
+from tvmopt.dims import Shapes
 from tvmopt.errors import AccuracyError, InputError, ModelError, reason
 from tvmopt.files import atomic_write, check_writable
 from tvmopt.importer.load import load
@@ -57,7 +58,7 @@ def quantize(
     exclude: Sequence[str] = (),
     max_drop: str = "",
     metric: Metric | str | None = None,
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     progress: Progress | None = None,
 ) -> Quantized:
     """Write a quantised model: activations and weights in 8 bits as a QDQ file, or weights alone.
@@ -288,9 +289,7 @@ def _metric(metric: Metric | str | None) -> Metric | None:
     return function
 
 
-def _prepared(
-    model: onnx.ModelProto, shape: Mapping[str, Sequence[int]] | None, *, simplify: bool, folder: Path
-) -> onnx.ModelProto:
+def _prepared(model: onnx.ModelProto, shape: Shapes | None, *, simplify: bool, folder: Path) -> onnx.ModelProto:
     """The model with a name for every node, and, if `simplify`, in opset 13 at least and with its BatchNorms folded.
 
     Raises:

@@ -15,10 +15,13 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from tvmopt.dims import Dim, Range, holds, is_open, symbols_of
 from tvmopt.errors import ArtifactError
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
 
-FORMAT = 3  # 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the pool of threads in the library
+FORMAT = 4
+"""3: without open sizes; 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the pool of threads in
+the library."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Manifest:
         versions: of tvmopt, apache-tvm, apache-tvm-ffi that made it.
         model: file name (no folder) of the ONNX model; `model_sha256` its hash.
         structure: hash of the compiled program without its weights; equal structures can exchange weights.
-        inputs, outputs: in the order of the model.
+        inputs, outputs: in the order of the model; an open size is a text, such as "seq" or "past + 1".
+        symbols: the range of each open size. conditions: what else must hold of them (`tvmopt.dims.holds`).
         weights: the weight tensors, in the order the program takes them after the inputs.
         target: name of the machine; `kind` "llvm" or "cuda"; `mcpu` LLVM's CPU or CUDA's architecture.
         features: ISA features the code may use; loading refuses a machine that lacks one.
@@ -83,6 +87,8 @@ class Manifest:
     threads: int
     precision: str
     arch: str = ""
+    symbols: dict[str, Range] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     stripped: bool = False
@@ -92,7 +98,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Canonical JSON: sorted keys, UTF-8, one trailing newline."""
-        return (json.dumps(asdict(self), sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+        return (json.dumps(asdict(self), sort_keys=True, indent=1, ensure_ascii=False, default=str) + "\n").encode()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -141,8 +147,17 @@ class Manifest:
         for tensor in (*self.inputs, *self.outputs, *(w.info for w in self.weights)):
             if numpy_dtype(tensor.dtype).kind not in "biufV" or str(tensor.dtype) != tensor.dtype:
                 raise TypeError(f"{tensor.name!r} has the dtype {tensor.dtype!r}")
-            if min(tensor.shape, default=0) < 0:
-                raise TypeError(f"{tensor.name!r} has a negative dimension")
+            if any(type(d) not in (int, Dim) or (isinstance(d, int) and d < 0) for d in tensor.shape):
+                raise TypeError(f"{tensor.name!r} has a dimension that is no size")
+            if not symbols_of(tensor.shape) <= self.symbols.keys():
+                raise TypeError(f"{tensor.name!r} has an open size without a range")
+        read = {str(d) for info in self.inputs for d in info.shape if isinstance(d, Dim) and d.is_symbol}
+        if read != self.symbols.keys() or any(is_open(w.shape) for w in self.weights):
+            raise TypeError("its open sizes are not those of its inputs")
+        if any(not 1 <= r.min <= r.opt <= r.max < 1 << 31 for r in self.symbols.values()):
+            raise TypeError("a range of an open size is none")
+        for condition in self.conditions:
+            holds(condition, {name: r.opt for name, r in self.symbols.items()})
         if any(w.offset < 0 or w.offset % 64 for w in self.weights):
             raise TypeError("a weight is not 64-byte aligned")
         if self.kind not in ("llvm", "cuda") or self.threads < 1:

@@ -16,11 +16,13 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from tvmopt.dims import Range, at
 from tvmopt.errors import ArtifactError, InputError, collect, reason
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import pool
@@ -28,6 +30,7 @@ from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest, check_versions
 from tvmopt.runtime.refused import refusal, refusals
+from tvmopt.runtime.sizes import OpenSizes, info_at
 from tvmopt.runtime.tensors import (
     ALIGNMENT,
     Array,
@@ -107,6 +110,9 @@ class Model:
         self._inputs, self._outputs = manifest.inputs, manifest.outputs
         self._names = tuple(i.name for i in self._inputs)
         self._checks = tuple((i.shape, i.numpy_dtype, i.dtype) for i in self._inputs)
+        self._open = OpenSizes(manifest)
+        largest = self._open.largest
+        self._staged_shapes = tuple(at(i.shape, largest) for i in self._inputs)
         self._idle: list[_Instance] = []
         self._own = threading.local()  # .instance: of a thread that asked for a session
         self._pid = os.getpid()
@@ -119,8 +125,21 @@ class Model:
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """Name, shape and dtype of each input, in order."""
+        """Name, shape and dtype of each input, in order; an open size is a `tvmopt.dims.Dim`."""
         return self._inputs
+
+    @property
+    def symbols(self) -> dict[str, Range]:
+        """The range of each open size, by its name; none for a static model."""
+        return self._open.ranges
+
+    def inputs_at(self, sizes: Mapping[str, int] | None = None) -> tuple[TensorInfo, ...]:
+        """The inputs at these open sizes; those that are not mentioned are the named ones."""
+        return tuple(info_at(i, self._open.named | dict(sizes or {})) for i in self._inputs)
+
+    def inputs_beside(self, given: Mapping[str, Any]) -> tuple[TensorInfo, ...]:
+        """The inputs at the sizes that some arrays have, which are given by name."""
+        return self.inputs_at(self._open.completed({name: np.shape(value) for name, value in given.items()}))
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
@@ -228,7 +247,7 @@ class Model:
                 raise told from None
             raise self._failure(error) from error
         if instance.aliased is None:
-            self._check_outputs(results)
+            self._check_outputs(results, tensors)
         arrays = [from_ffi(r, info) for r, info in zip(results, self._outputs, strict=True)]
         if instance.aliased is None:
             instance.aliased = () if self._cuda else self._aliased(arrays, tensors)
@@ -268,7 +287,8 @@ class Model:
 
     def _tensors(self, instance: _Instance, values: Sequence[Any]) -> list[Any]:
         tensors = []
-        for index, (value, (shape, dtype, name)) in enumerate(zip(values, self._checks, strict=True)):
+        checks = self._checks_of(values) if self._open else self._checks
+        for index, (value, (shape, dtype, name)) in enumerate(zip(values, checks, strict=True)):
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
                 value = self._convert(values, index)
             if is_direct(value):
@@ -276,15 +296,34 @@ class Model:
                 continue
             stage = instance.staging[index]
             if stage is None:
-                stage = instance.staging[index] = aligned_empty(shape, dtype)
+                stage = instance.staging[index] = aligned_empty(self._staged_shapes[index], dtype)
                 instance.staged[index] = to_ffi(stage, name)
+            if self._open:
+                stage = stage.reshape(-1)[: prod(shape)].reshape(shape)
+                tensors.append(to_ffi(stage, name))
+            else:
+                tensors.append(instance.staged[index])
             stage[...] = value
-            tensors.append(instance.staged[index])
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
+
+    def _checks_of(self, values: Sequence[Any]) -> tuple[tuple[Any, Any, str], ...]:
+        """What :meth:`_tensors` compares with, at the sizes of these values.
+
+        Raises:
+            InputError: a size is out of range, or sizes disagree.
+        """
+        shapes = []
+        for index, value in enumerate(values):
+            if type(value) is not np.ndarray or not self._inputs[index].fits(value.shape):
+                value = self._convert(values, index)
+            shapes.append(value.shape)
+        self._open.bind(shapes)
+        return tuple((s, dtype, name) for s, (_, dtype, name) in zip(shapes, self._checks, strict=True))
 
     def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
         """Outputs that lie in an input or a weight (a model can return either): they must be copied every time."""
-        foreign = [(t.data_ptr(), t.data_ptr() + max(1, i.nbytes)) for t, i in zip(tensors, self._inputs, strict=True)]
+        sizes = [prod(t.shape) * i.numpy_dtype.itemsize for t, i in zip(tensors, self._inputs, strict=True)]
+        foreign = [(t.data_ptr(), t.data_ptr() + max(1, n)) for t, n in zip(tensors, sizes, strict=True)]
         foreign += [(address(w), address(w) + max(1, w.nbytes)) for w in self._arrays]
         shared = []
         for index, output in enumerate(outputs):
@@ -308,9 +347,10 @@ class Model:
             return self._contradiction(f"its code takes other tensors than its manifest says ({reason(error)})")
         return error
 
-    def _check_outputs(self, results: Sequence[Any]) -> None:
+    def _check_outputs(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
+        sizes = self._open.bind([tuple(t.shape) for t in tensors]) if self._open else {}
         found = [f"{result.dtype}{list(result.shape)}" for result in results]
-        told = [f"{carrier(info.dtype)}{list(info.shape)}" for info in self._outputs]
+        told = [f"{carrier(info.dtype)}{list(at(info.shape, sizes))}" for info in self._outputs]
         if found != told:
             raise self._contradiction(f"its code gives {', '.join(found)}, its manifest says {', '.join(told)}")
 

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tvmopt.dims import Dim, Size, is_open, parse
 from tvmopt.errors import InputError
 
 ALIGNMENT = 64  # bytes; TVM's kAllocAlignment, one AVX-512 register, one cache line
@@ -41,15 +42,20 @@ def carrier(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Name, shape and dtype of one input or output of a compiled model.
+    """Name, shape and dtype of one input or output of a compiled model. An open size is a `tvmopt.dims.Dim`; its text
+    will do.
 
-    >>> str(TensorInfo("x", (1, 3, 224, 224), "float32"))
-    'x: float32[1,3,224,224]'
+    >>> str(TensorInfo("x", (1, 3, 224, 224), "float32")), str(TensorInfo("ids", ("batch", "past + 1"), "int64"))
+    ('x: float32[1,3,224,224]', 'ids: int64[batch,past + 1]')
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        if any(isinstance(d, str) for d in self.shape):
+            object.__setattr__(self, "shape", tuple(parse(d) if isinstance(d, str) else d for d in self.shape))
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
@@ -60,8 +66,15 @@ class TensorInfo:
         return numpy_dtype(self.dtype)
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> Size:
+        """Bytes; a `Dim` where a size is open."""
         return prod(self.shape) * self.numpy_dtype.itemsize
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape has the right rank, and the right size wherever it is not open."""
+        return len(shape) == len(self.shape) and all(
+            isinstance(d, Dim) or d == size for d, size in zip(self.shape, shape, strict=True)
+        )
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -132,13 +145,14 @@ def from_ffi(tensor: Any, info: TensorInfo) -> Array:
 
     width = np.dtype(f"u{info.numpy_dtype.itemsize}")
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
-    return np.from_dlpack(view(tensor, tvm_ffi.Shape(info.shape), tvm_ffi.dtype(width.name), 0)).view(info.numpy_dtype)
+    raw = view(tensor, tvm_ffi.Shape(tensor.shape), tvm_ffi.dtype(width.name), 0)
+    return np.from_dlpack(raw).view(info.numpy_dtype)
 
 
 def _to_host(tensor: Any, info: TensorInfo) -> Array:
     import tvm_ffi
 
-    host = np.empty(info.shape, info.numpy_dtype)
+    host = np.empty(tuple(tensor.shape), info.numpy_dtype)
     copy = tvm_ffi.get_global_func("runtime.TVMTensorCopyToBytes")
     copy(tensor, host.ctypes.data_as(ctypes.c_void_p), host.nbytes)
     return host
@@ -169,11 +183,12 @@ def as_array(value: Any, info: TensorInfo, bound: Collection[str] = ()) -> Array
         )
     if array.dtype.newbyteorder("=") != info.numpy_dtype:
         return _other_dtype(value, str(array.dtype), info)
-    if array.shape != info.shape:
+    if not info.fits(array.shape):
         other = f"compile the model with --shape {info.name}:{'x'.join(map(str, array.shape))}"
         fixed = "export the model with an open dimension: its file fixes this shape"
         fix = f"reshape it, or {other if info.name in bound else fixed}"
-        return InputError(f"the shape is {array.shape}, the model takes {info.shape}.", where=where, fix=fix)
+        wanted = info.shape if not is_open(info.shape) else f"({', '.join(map(str, info.shape))})"
+        return InputError(f"the shape is {array.shape}, the model takes {wanted}.", where=where, fix=fix)
     return array
 
 
@@ -193,7 +208,7 @@ def _from_dlpack(value: Any, info: TensorInfo) -> Array:
         import tvm_ffi
 
         tensor = tvm_ffi.from_dlpack(value)
-        if str(tensor.dtype) != info.dtype or tuple(tensor.shape) != info.shape:
+        if str(tensor.dtype) != info.dtype or not info.fits(tuple(tensor.shape)):
             raise
         return from_ffi(tensor, info)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.children import Progress
+from tvmopt.dims import Shapes
 from tvmopt.errors import InputError, TuningError
 from tvmopt.runtime.library import cuda_architecture
 from tvmopt.runtime.tensors import TensorInfo
@@ -86,7 +87,7 @@ def tune(
     precision: str = "fp32",
     trials: int = 0,
     budget: str | float = 0.0,
-    shape: Mapping[str, Sequence[int]] | None = None,
+    shape: Shapes | None = None,
     threads: int | None = None,
     seed: int = 0,
     store: str | Path | None = None,
@@ -188,13 +189,14 @@ def _searched(tuner: Tuner) -> bool:
     return True
 
 
-def imported_module(model: str | Path, shape: Mapping[str, Sequence[int]], tell: Progress | None = None) -> Any:
-    """The Relax module of an ONNX file."""
-    from tvmopt.importer import import_model
+def imported_module(model: str | Path, shape: Shapes, tell: Progress | None = None) -> Any:
+    """The Relax module of an ONNX file, open sizes at the named ones."""
+    from tvmopt.importer import import_model, load, prepare_named
+    from tvmopt.importer.protos import input_shapes
 
     if tell:
         tell("importing")
-    return import_model(model, dict(shape), {}).module
+    return import_model(model, input_shapes(prepare_named(load(model), shape))).module
 
 
 def cpu_threads(machine: Machine) -> int:
@@ -202,7 +204,7 @@ def cpu_threads(machine: Machine) -> int:
     return machine.cores if machine.kind == "llvm" else int(usable_cores())
 
 
-def onnxruntime_seconds(model: str | Path, shape: Mapping[str, Sequence[int]], threads: int, runs: int = 15) -> float:
+def onnxruntime_seconds(model: str | Path, shape: Shapes, threads: int, runs: int = 15) -> float:
     """Median of one inference in onnxruntime, for orientation: not in turn with anything; 0 if it cannot run it."""
     import onnxruntime
 
@@ -226,8 +228,8 @@ def onnxruntime_seconds(model: str | Path, shape: Mapping[str, Sequence[int]], t
     return median(times)
 
 
-def _static(info: Any, shape: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    return tuple(shape.get(info.name) or (d if isinstance(d, int) else 1 for d in info.shape))
+def _static(info: Any, shape: Shapes) -> tuple[int, ...]:
+    return tuple(d if isinstance(d, int) else 1 for d in shape.get(info.name) or info.shape)
 
 
 def tasks_of(module: Any, machine: Machine, precision: str = "fp32") -> list[Task]:

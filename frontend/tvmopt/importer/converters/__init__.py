@@ -16,7 +16,8 @@ A converter turns one ONNX node into Relax::
 
 The same converter serves all opsets; it looks at ``ctx.opset`` where the operator changed.
 The key is ``(domain, op_type)``, the default domain being ``""``. A new group of operators is a new file with
-its own ``CONVERTERS`` and one line in :data:`GROUPS`. A model is static here: shapes are integers.
+its own ``CONVERTERS`` and one line in :data:`GROUPS`. Sizes are integers or, where they are open, `tvmopt.dims.Dim`,
+with which one computes likewise; what needs a number of one that is open fails, and the importer says so.
 Beware: ``relax.const(array)`` without a dtype narrows int64 to int32 and float64 to float32; give the dtype.
 """
 
@@ -46,6 +47,7 @@ from tvmopt.importer.converters import (
     resize,
     shape,
     signal,
+    sized,
 )
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
@@ -72,6 +74,7 @@ GROUPS = (
     resize,
     shape,
     signal,
+    sized,
 )
 
 CONVERTERS: dict[tuple[str, str], Converter] = {}

@@ -12,13 +12,23 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmopt.dims import OpenSize, Size, is_open
+from tvmopt.importer import sizes
+
 LOW_FLOATS = ("float16", "bfloat16")
 """Dtypes whose sums are kept in float32, as onnxruntime does."""
 
 
-def shape_of(expr: Any) -> tuple[int, ...]:
-    """The static shape."""
-    return tuple(int(d) for d in expr.ty.shape)
+def shape_of(expr: Any) -> tuple[Size, ...]:
+    """The shape; an open size is a `tvmopt.dims.Dim`, with which one computes as with an integer.
+
+    Raises:
+        OpenSize: a size is not known even by name.
+    """
+    shape = sizes.shape_of(expr)
+    if shape is None:
+        raise OpenSize("a size of its input is decided by values")
+    return shape
 
 
 def dtype_of(expr: Any) -> str:
@@ -127,31 +137,38 @@ class Build:
         """float16 and bfloat16 in float32; others as they are."""
         return self.cast(a, "float32") if dtype_of(a) in LOW_FLOATS else a
 
-    def reshape(self, a: Any, shape: Sequence[int]) -> Any:
-        """Reshape to static dimensions (no 0 or -1), or nothing if it has that shape."""
-        shape = tuple(int(d) for d in shape)
-        return a if shape_of(a) == shape else self.emit(relax.op.reshape(a, shape))
+    def reshape(self, a: Any, shape: Sequence[Size]) -> Any:
+        """Reshape to known dimensions (no 0 or -1), or nothing if it has that shape."""
+        return a if shape_of(a) == tuple(shape) else self.emit(relax.op.reshape(a, sizes.shape_to_tvm(shape)))
+
+    def zeros(self, shape: Sequence[Size], dtype: str) -> Any:
+        """A tensor of zeros; a constant where its sizes are known."""
+        if is_open(shape):
+            return self.emit(relax.op.zeros(sizes.shape_to_tvm(shape), dtype))
+        return const(np.zeros(shape), dtype)
 
     def transpose(self, a: Any, axes: Sequence[int]) -> Any:
         """Permute the dimensions, or nothing for the identity."""
         axes = [int(x) for x in axes]
         return a if axes == list(range(len(axes))) else self.emit(relax.op.permute_dims(a, axes))
 
-    def broadcast(self, a: Any, shape: Sequence[int]) -> Any:
+    def broadcast(self, a: Any, shape: Sequence[Size]) -> Any:
         """Broadcast, or nothing if it has that shape."""
-        shape = tuple(int(d) for d in shape)
-        return a if shape_of(a) == shape else self.emit(relax.op.broadcast_to(a, shape))
+        return a if shape_of(a) == tuple(shape) else self.emit(relax.op.broadcast_to(a, sizes.shape_to_tvm(shape)))
 
     def concat(self, parts: Sequence[Any], axis: int) -> Any:
         """Concatenate; empty parts are left out."""
         full = [p for p in parts if 0 not in shape_of(p)] or [parts[0]]
         return full[0] if len(full) == 1 else self.emit(relax.op.concat(full, axis))
 
-    def slice(self, a: Any, axis: int, begin: int, end: int, step: int = 1) -> Any:
+    def slice(self, a: Any, axis: int, begin: Size, end: Size, step: int = 1) -> Any:
         """``a[..., begin:end:step, ...]`` along one axis, ``0 <= begin <= end <= size``."""
         if (begin, end, step) == (0, shape_of(a)[axis], 1):
             return a
-        return self.emit(relax.op.strided_slice(a, axes=[axis], begin=[begin], end=[end], strides=[step]))
+        # inside: TVM's own bounds of open sizes are minima that no later shape is known to equal
+        bounds = {"begin": sizes.shape_to_tvm([begin]), "end": sizes.shape_to_tvm([end]), "strides": [step]}
+        inside = is_open((begin, end, *shape_of(a)))
+        return self.emit(relax.op.strided_slice(a, axes=[axis], assume_inbound=inside, **bounds))
 
     def pad(self, a: Any, before: Sequence[int], after: Sequence[int], value: float = 0.0) -> Any:
         """Constant padding, by dimension."""
@@ -183,6 +200,6 @@ class Build:
         return self.emit(relax.op.take(a, indices, axis))
 
 
-def size(shape: Sequence[int]) -> int:
+def size(shape: Sequence[Size]) -> Size:
     """Number of elements."""
-    return math.prod(int(d) for d in shape)
+    return math.prod(shape)

@@ -12,7 +12,9 @@ import onnx
 import tvm
 from tvm import relax
 
+from tvmopt.dims import Size
 from tvmopt.errors import ModelError, UnsupportedOp
+from tvmopt.importer.sizes import shape_of
 
 
 class Inputs(list[Any]):
@@ -32,7 +34,8 @@ class Context:
         op_type, domain, opset: which operator; the domain of ai.onnx is ``""``, the opset is the domain's.
         name: the node's name, for messages (its first output's name where it has none).
         outputs: names of the outputs, ``""`` for one left out.
-        output_types: ``(dtype, shape)`` an output where shape inference knows it, else ``None``.
+        output_types: ``(dtype, shape)`` an output where shape inference knows it, else ``None``; an open size is a
+            `tvmopt.dims.Dim`.
         node: the NodeProto itself.
         node_inputs: what its inputs were converted to.
         input_elem_types: the ONNX element types (``TensorProto.FLOAT8E4M3FN``), 0 where unknown;
@@ -45,7 +48,7 @@ class Context:
     opset: int
     name: str
     outputs: tuple[str, ...]
-    output_types: tuple[tuple[str, tuple[int, ...]] | None, ...]
+    output_types: tuple[tuple[str, tuple[Size, ...]] | None, ...]
     node: onnx.NodeProto
     stock_converter: Callable[[Any, dict[str, Any]], Any]
     node_inputs: Inputs = field(default_factory=Inputs)
@@ -62,11 +65,13 @@ class Context:
         return index < len(self.outputs) and bool(self.outputs[index])
 
     def array(self, expr: Any, what: str = "") -> npt.NDArray[Any] | None:
-        """The value of a constant input; ``None`` when left out.
+        """The value of a constant input, or of one whose elements are sizes; ``None`` when left out.
 
         Raises:
             UnsupportedOp: the input is computed at run time and `what` names it (else: ``None``).
         """
+        if isinstance(expr, np.ndarray):
+            return expr  # sizes, some of them open
         if isinstance(expr, tvm.ir.GenericConst):
             return np.asarray(expr.value.numpy())
         if expr is not None and what:
@@ -103,7 +108,7 @@ def open_size(node: onnx.NodeProto, inputs: Inputs) -> str:
             return f"the rank of its input '{name}' is decided by values, at run time"
         if not isinstance(kind, relax.TensorType):
             continue
-        if kind.shape is None or not all(isinstance(d, tvm.tirx.IntImm) for d in kind.shape):
+        if shape_of(value) is None:
             return f"the size of its input '{name}' is decided by values, at run time"
     return ""
 

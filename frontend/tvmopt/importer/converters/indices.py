@@ -13,23 +13,30 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tvmopt.dims import Size, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, Context, Converter, Inputs, Result
+from tvmopt.importer.sizes import shape_of as sizes_of
+from tvmopt.importer.sizes import shape_to_tvm
 from tvmopt.operators.checks import Check, checked
 
 REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 
 
-def index(b: Build, ctx: Context, number: int, extents: Sequence[int], value: Any = None, wrap: bool = True) -> Any:
+def index(b: Build, ctx: Context, number: int, extents: Sequence[Size], value: Any = None, wrap: bool = True) -> Any:
     """Input `number` of the node (or `value`, made of it) as indices from 0 to the extent - 1.
 
     Args:
-        extents: of the axis; several: of the axes that each component of the last axis of the indices stands for.
+        extents: of the axis; several: of the axes that each component of the last axis of the indices stands for. In an
+            open one an index that is out of range becomes the nearest one there is.
         wrap: negative values count from the end; else they are not allowed.
 
     Raises:
         ModelError: a constant is out of range.
     """
+    if is_open(extents):
+        value = ctx.node_inputs[number] if value is None else value
+        return _inside(b, value, shape_to_tvm(extents), wrap)
     low = tuple(-e if wrap else 0 for e in extents)
     return _checked(b, ctx, number, value, "an index", low, tuple(e - 1 for e in extents), wrap)
 
@@ -73,12 +80,24 @@ def _sized(ctx: Context, value: Any, number: int) -> None:
         raise ctx.unsupported(f"the rank of its input '{ctx.node.input[number]}' is not known", CUT_BEFORE_SELECTION)
 
 
-def _extents(ctx: Context, x: Any, axes: Sequence[int]) -> list[int]:
+def _extents(ctx: Context, x: Any, axes: Sequence[int]) -> list[Size]:
     """The sizes of these axes of the node's first input."""
-    shape = list(x.ty.shape)
-    if any(not isinstance(shape[a], tirx.IntImm) for a in axes):
+    shape = sizes_of(x)
+    if shape is None:
         raise ctx.unsupported("the size of the axis it indexes is decided by values, at run time", CUT_BEFORE_SELECTION)
-    return [int(shape[a]) for a in axes]
+    return [shape[a] for a in axes]
+
+
+def _inside(b: Build, at: Any, extents: Sequence[Any], wrap: bool) -> Any:
+    """Indices of axes whose sizes are open: the nearest one there is, negative ones counted from the end with
+    `wrap`."""
+    at = b.cast(at, "int64")
+    end = b.emit(relax.op.shape_to_tensor(relax.ShapeExpr(list(extents))))
+    end = b.bb.match_cast(end, relax.TensorType([len(extents)], "int64"))
+    end = b.reshape(end, (len(extents),) if len(extents) > 1 else ())
+    if wrap:
+        at = b.where(b.less(at, 0), b.add(at, end), at)
+    return b.minimum(b.maximum(at, 0), b.sub(end, 1))
 
 
 def gather(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -86,8 +105,7 @@ def gather(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     x, at = inputs[0], inputs[1]
     axis = attrs.get("axis", 0) % len(x.ty.shape)
     if not isinstance(x.ty.shape[axis], tirx.IntImm):
-        value = bb.normalize(ctx.stock(inputs, attrs))
-        return relax.op.take(*value.args, axis=axis, mode="clip") if isinstance(value, relax.Call) else value
+        return relax.op.take(x, _inside(Build(bb, ctx.name), at, [x.ty.shape[axis]], wrap=True), axis, "clip")
     at = index(Build(bb, ctx.name), ctx, 1, _extents(ctx, x, [axis]))
     if all(isinstance(value, tvm.ir.GenericConst) for value in (x, at)):
         return const(np.take(x.value.numpy(), at.value.numpy(), axis), dtype_of(x))
@@ -121,7 +139,7 @@ def scatter_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     """ScatterElements, and Scatter, its old name: write, or combine, elements along one axis."""
     b, axis = Build(bb, ctx.name), attrs.get("axis", 0) % len(inputs[0].ty.shape)
     at = index(b, ctx, 1, _extents(ctx, inputs[0], [axis]))
-    own, shape = _sizes(at), _sizes(inputs[0])
+    own, shape = _static(at), _static(inputs[0])
     if own and shape and any(o != s for i, (o, s) in enumerate(zip(own, shape, strict=True)) if i != axis):
         whole = b.emit(_coordinates(b, at, own, axis))  # TVM's own steps through the data by the indices' shape
         return relax.op.scatter_nd(inputs[0], whole, inputs[2], REDUCTIONS[attrs.get("reduction", "none")])
@@ -130,7 +148,7 @@ def scatter_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     return relax.op.scatter_elements(inputs[0], at, inputs[2], axis, REDUCTIONS[attrs.get("reduction", "none")])
 
 
-def _sizes(expr: Any) -> tuple[int, ...]:
+def _static(expr: Any) -> tuple[int, ...]:
     """The static shape; () where a size is open."""
     return tuple(int(d) for d in expr.ty.shape) if all(isinstance(d, tirx.IntImm) for d in expr.ty.shape) else ()
 
@@ -188,5 +206,4 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "ScatterElements"): scatter_elements,
     ("", "ScatterND"): scatter_nd,
     ("", "Div"): divide,
-    ("", "Range"): range_,
 }

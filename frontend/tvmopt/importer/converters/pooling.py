@@ -34,7 +34,7 @@ def _common(attrs: dict[str, Any]) -> dict[str, Any]:
 
 def _padding(found: Windows) -> list[int]:
     """Begin pads, then end pads with what the last window needs beyond them (ceil_mode)."""
-    return [*found.begin, *(e + o for e, o in zip(found.end, found.over, strict=True))]
+    return [*found.begin, *(int(e + o) for e, o in zip(found.end, found.over, strict=True))]
 
 
 def max_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

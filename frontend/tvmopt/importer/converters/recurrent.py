@@ -65,6 +65,7 @@ def _convert(kind: str) -> Converter:
             x = b.transpose(x, (1, 0, 2))
             states = [None if s is None else b.transpose(s, (1, 0, 2)) for s in states]
         steps, batch, size = shape_of(x)
+        steps = int(steps)  # neither the kernel nor its steps as operators are made for an open number of them
         directions = shape_of(weight)[0]
         if lengths is not None:
             lengths = within(b, ctx, 4, "a length", 0, steps)

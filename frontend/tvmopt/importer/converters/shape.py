@@ -242,7 +242,6 @@ def trilu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Trilu"): trilu,
     ("", "Pad"): pad,
-    ("", "Reshape"): reshape,
     ("", "Unsqueeze"): unsqueeze,
     ("", "Hardmax"): hardmax,
     ("", "CenterCropPad"): center_crop_pad,

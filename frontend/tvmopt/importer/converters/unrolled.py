@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
@@ -139,7 +138,7 @@ def unrolled(bb: relax.BlockBuilder, call: Any) -> Any:
         if lengths is not None:
             own["lengths"] = b.reshape(lengths, (batch, 1))
         state = tuple(
-            b.reshape(own[f"{s}0"], (batch, hidden)) if f"{s}0" in own else const(np.zeros((batch, hidden)), dtype)
+            b.reshape(own[f"{s}0"], (batch, hidden)) if f"{s}0" in own else b.zeros((batch, hidden), dtype)
             for s in spec.states
         )
         turned = b.transpose(b.reshape(b.slice(recurrence, 0, d, d + 1), (width, hidden)), (1, 0))

@@ -1,0 +1,568 @@
+"""Sizes of tensors that are known only when a model is called: integer polynomials over named symbols - from the
+importer to the manifest.
+
+A size is an ``int`` or a :class:`Dim`. A `Dim` is kept in one canonical form, so that two of them are equal for every
+call
+exactly where their texts are equal (as far as polynomials and floor divisions by numbers go):
+
+    >>> seq, past = Dim.symbol("seq"), Dim.symbol("past")
+    >>> 2 * (seq + past) - past - past, (seq * 12 * 64) // 64
+    (2*seq, 12*seq)
+    >>> h = Dim.symbol("h")
+    >>> ((h - 1) // 2 + 1 - 1) // 2 + 1                     # two convolutions of stride 2
+    (h + 3)//4
+
+Each symbol is at least 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any, NamedTuple
+
+Size = Any
+"""An `int` or a `Dim`: arithmetic on either gives either."""
+
+Shapes = Mapping[str, Sequence[int | str] | str]
+"""Sizes that a caller gives: by the name of an input, or of an open size. A size may be the text of a `Range`."""
+
+LONGEST = 1000
+"""Characters of a text that is read as a size; longer ones come from nobody."""
+
+
+class OpenSize(ValueError):
+    """A whole number was needed of a size that only a call tells, or a comparison that only a call decides."""
+
+
+class Atom(NamedTuple):
+    """A part of a size that is no polynomial: ``a // b``, ``min(a, b)`` or ``max(a, b)``."""
+
+    op: str
+    a: Size
+    b: Size
+
+    def __str__(self) -> str:
+        if self.op != "//":
+            return f"{self.op}({self.a}, {self.b})"
+        a, b = (str(x) if isinstance(x, int) or x.is_symbol else f"({x})" for x in (self.a, self.b))
+        return f"{a}//{b}"
+
+
+Factor = str | Atom
+Monomial = tuple[Factor, ...]
+
+
+class Dim:
+    """An integer polynomial over symbols and atoms that is no number; arithmetic gives an `int` where it is one."""
+
+    __slots__ = ("_text", "terms")
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        kept = [(k, v) for k, v in terms.items() if v]
+        self.terms = dict(sorted(kept, key=lambda term: (-len(term[0]), [*map(str, term[0])])))
+        self._text = ""
+
+    @staticmethod
+    def symbol(name: str) -> Dim:
+        """The size of that name."""
+        return Dim({(name,): 1})
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_symbol(self) -> bool:
+        """Whether it is one symbol and nothing else."""
+        return len(self.terms) == 1 and all(
+            v == 1 and len(k) == 1 and isinstance(k[0], str) for k, v in self.terms.items()
+        )
+
+    def symbols(self) -> set[str]:
+        """The names in it.
+
+        >>> sorted(parse("min(a, 2*b) + c//3").symbols())
+        ['a', 'b', 'c']
+        """
+        found: set[str] = set()
+        for factor in (f for monomial in self.terms for f in monomial):
+            if isinstance(factor, str):
+                found.add(factor)
+            else:
+                found |= symbols_of((factor.a, factor.b))
+        return found
+
+    def __str__(self) -> str:
+        if not self._text:
+            parts = []
+            for monomial, count in self.terms.items():
+                alone = len(monomial) == 1 and count == 1
+                factors = [str(f) if alone or isinstance(f, str) or f.op != "//" else f"({f})" for f in monomial]
+                text = "*".join([*([str(abs(count))] if abs(count) != 1 or not monomial else []), *factors])
+                parts.append(("- " if count < 0 else "+ ") + text)
+            self._text = " ".join(parts).removeprefix("+ ").replace("- ", "-", 1 if parts[0][0] == "-" else 0)
+        return self._text
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dim) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __int__(self) -> int:
+        raise OpenSize(f"the size {self} is open")
+
+    __index__ = __int__
+
+    def __bool__(self) -> bool:
+        return True
+
+    # -- arithmetic ------------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Size:
+        return _combine(self, other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Size:
+        return _combine(self, other, -1)
+
+    def __rsub__(self, other: Any) -> Size:
+        return _combine(-self, other, 1)
+
+    def __neg__(self) -> Dim:
+        return Dim({k: -v for k, v in self.terms.items()})
+
+    def __mul__(self, other: Any) -> Size:
+        if (terms := _terms(other)) is None:
+            return NotImplemented
+        product: dict[Monomial, int] = {}
+        for a, x in self.terms.items():
+            for b, y in terms.items():
+                key = tuple(sorted(a + b, key=str))
+                product[key] = product.get(key, 0) + x * y
+        return _plain(product)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Size:
+        raise OpenSize(f"the size {self} is open")
+
+    __rtruediv__ = __truediv__
+
+    def __float__(self) -> float:
+        raise OpenSize(f"the size {self} is open")
+
+    def __floordiv__(self, other: Any) -> Size:
+        return NotImplemented if _terms(other) is None else _divide(self, _size(other))
+
+    def __rfloordiv__(self, other: Any) -> Size:
+        return NotImplemented if _terms(other) is None else _divide(_size(other), self)
+
+    def __mod__(self, other: Any) -> Size:
+        return self - (self // other) * other
+
+    def __rmod__(self, other: Any) -> Size:
+        return other - (other // self) * self
+
+    # -- order: decided for all symbols from 1 on, or an error -----------------------------------------------------
+
+    def __lt__(self, other: Any) -> bool:
+        return less(self, other, {})
+
+    def __gt__(self, other: Any) -> bool:
+        return less(other, self, {})
+
+    def __le__(self, other: Any) -> bool:
+        return not less(other, self, {})
+
+    def __ge__(self, other: Any) -> bool:
+        return not less(self, other, {})
+
+    # -- with other things in place of the symbols -----------------------------------------------------------------
+
+    def build(
+        self, symbol: Callable[[str], Any], least: Callable[[Any, Any], Any], most: Callable[[Any, Any], Any]
+    ) -> Any:
+        """The same expression of other things: `symbol` gives what stands for a name, `least` and `most` are their
+        minimum and maximum."""
+
+        def value(size: Size) -> Any:
+            return size.build(symbol, least, most) if isinstance(size, Dim) else size
+
+        def factor(one: Factor) -> Any:
+            if isinstance(one, str):
+                return symbol(one)
+            a, b = value(one.a), value(one.b)
+            return a // b if one.op == "//" else (least if one.op == "min" else most)(a, b)
+
+        total = None
+        for monomial, count in self.terms.items():
+            term = None
+            for one in map(factor, monomial):
+                term = one if term is None else term * one
+            term = count if term is None else term if count == 1 else term * count
+            total = term if total is None else total + term
+        return total
+
+    def at(self, sizes: Mapping[str, Size]) -> Size:
+        """The size with these in place of its symbols; other symbols stay.
+
+        >>> parse("batch*seq + 1").at({"batch": 2, "seq": 8}), parse("batch*seq").at({"batch": 2})
+        (17, 2*seq)
+        """
+        return self.build(lambda name: sizes.get(name, Dim.symbol(name)), least, most)
+
+
+def _size(value: Any) -> Size:
+    """A NumPy integer as an int."""
+    return value if isinstance(value, Dim) else int(value)
+
+
+def _terms(value: Any) -> Mapping[Monomial, int] | None:
+    if isinstance(value, Dim):
+        return value.terms
+    if isinstance(value, float):
+        raise OpenSize("an open size is no operand of a fraction")
+    return {(): int(value)} if hasattr(value, "__index__") else None
+
+
+def _plain(terms: Mapping[Monomial, int]) -> Size:
+    """A polynomial, as an int where it is one."""
+    return Dim(terms) if any(k and v for k, v in terms.items()) else terms.get((), 0)
+
+
+def _combine(a: Dim, b: Any, sign: int) -> Size:
+    terms = _terms(b)
+    if terms is None:
+        return NotImplemented
+    total = dict(a.terms)
+    for key, count in terms.items():
+        total[key] = total.get(key, 0) + sign * count
+    return _plain(total)
+
+
+def _divide(a: Size, b: Size) -> Size:
+    """``floor(a / b)`` in its canonical form."""
+    if isinstance(b, Dim):
+        return 1 if a == b else _divide_monomial(a, b)
+    if b == 0:
+        raise ZeroDivisionError(f"{a} is divided by zero")
+    if not isinstance(a, Dim):
+        return a // b
+    if b < 0:
+        a, b = -a, -b
+    if all(v < 0 for k, v in a.terms.items() if k):  # ceil(n / b) has one form: floor((n + b - 1) / b)
+        return -_divide(b - 1 - a, b)
+    whole = _plain({k: v // b for k, v in a.terms.items()})
+    rest = _plain({k: v % b for k, v in a.terms.items()})
+    if not isinstance(rest, Dim):  # from 0 to b - 1
+        return whole
+    common = math.gcd(b, *(v for k, v in rest.terms.items() if k))
+    if common > 1:  # floor((g*p + k) / (g*c)) = floor((p + floor(k/g)) / c)
+        rest, b = _plain({k: v // common for k, v in rest.terms.items()}), b // common
+    inner = [k[0] for k, v in rest.terms.items() if v == 1 and len(k) == 1 and _by_number(k[0])]
+    if len(inner) == 1 and isinstance(inner[0], Atom):  # floor((floor(n/d) + m) / c) = floor((n + m*d) / (c*d))
+        n, d = inner[0].a, inner[0].b
+        return whole + _divide(n + (rest - Dim({(inner[0],): 1})) * d, b * d)
+    return whole + (rest if b == 1 else Dim({(Atom("//", rest, b),): 1}))
+
+
+def _by_number(factor: Factor) -> bool:
+    return isinstance(factor, Atom) and factor.op == "//" and not isinstance(factor.b, Dim)
+
+
+def _divide_monomial(a: Size, b: Dim) -> Size:
+    """Division by what is no number: exact where each term divides."""
+    if len(b.terms) == 1 and isinstance(a, Dim):
+        ((divisor, count),) = b.terms.items()
+        quotient: dict[Monomial, int] = {}
+        for monomial, value in a.terms.items():
+            left = list(monomial)
+            for one in divisor:
+                if one not in left:
+                    break
+                left.remove(one)
+            else:
+                if value % count == 0:
+                    quotient[tuple(left)] = value // count
+                    continue
+            break
+        else:
+            return _plain(quotient)
+    return 0 if a == 0 else Dim({(Atom("//", a, b),): 1})
+
+
+def least(a: Size, b: Size) -> Size:
+    """The smaller one, where that is decided; else ``min(a, b)``.
+
+    >>> least(parse("seq"), parse("seq + 1")), least(parse("seq"), 512)
+    (seq, min(512, seq))
+    """
+    return _extreme("min", a, b)
+
+
+def most(a: Size, b: Size) -> Size:
+    """The larger one, where that is decided; else ``max(a, b)``."""
+    return _extreme("max", a, b)
+
+
+def _extreme(op: str, a: Size, b: Size) -> Size:
+    try:
+        return a if less(a, b, {}) == (op == "min") else b
+    except OpenSize:
+        a, b = sorted((a, b), key=str)
+        return Dim({(Atom(op, a, b),): 1})
+
+
+# -- ranges ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Range:
+    """The sizes that a symbol may have, and the one to be fastest at (0: none is named yet).
+
+    >>> str(Range(1, 512, 128)), str(Range(4, 4, 4)), str(Range(1, 8))
+    ('1..512@128', '4', '1..8')
+    """
+
+    min: int
+    max: int
+    opt: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> Range | None:
+        """The range that a user wrote; None for ``?``, any size.
+
+        >>> Range.of("1..512@128"), Range.of("16"), Range.of("?")
+        (Range(min=1, max=512, opt=128), Range(min=16, max=16, opt=16), None)
+
+        Raises:
+            ValueError: it is none, or an empty one.
+        """
+        if text.strip() == "?":
+            return None
+        found = re.fullmatch(r"([0-9]{1,18})(?:\.\.([0-9]{1,18})(?:@([0-9]{1,18}))?)?", text.strip(), re.ASCII)
+        if not found:
+            raise ValueError(f"{text!r} is no size and no range such as 1..512 or 1..512@128")
+        low, high, best = (int(g) if g else None for g in found.groups())
+        assert low is not None
+        made = cls(low, low, low) if high is None else cls(low, high, best or 0)
+        if not made.min <= made.max or (made.opt and made.opt not in made):
+            raise ValueError(f"{text!r} is an empty range, or names a size outside of it")
+        return made
+
+    def __str__(self) -> str:
+        best = f"@{self.opt}" if self.opt else ""
+        return str(self.min) if self.min == self.max else f"{self.min}..{self.max}{best}"
+
+    def __contains__(self, size: int) -> bool:
+        return self.min <= size <= self.max
+
+
+Ranges = Mapping[str, Range]
+Interval = tuple[Any, Any]
+
+
+def interval(size: Size, ranges: Ranges) -> Interval:
+    """The lowest and the highest value, as far as ranges tell; a symbol without one is 1 or more.
+
+    >>> interval(parse("batch*seq - 1"), {"seq": Range(1, 512, 128)})
+    (0, inf)
+    """
+    if not isinstance(size, Dim):
+        return size, size
+    low, high = _sum(size.terms, ranges)
+    terms, slack = _without_quotients(size.terms)
+    closer = _sum(terms, ranges)
+    low, high = max(low, closer[0] + slack[0]), min(high, closer[1] + slack[1])
+    return (math.ceil(low) if math.isfinite(low) else low), (math.floor(high) if math.isfinite(high) else high)
+
+
+def _sum(terms: Mapping[Monomial, Any], ranges: Ranges) -> Interval:
+    low: Any = 0
+    high: Any = 0
+    for monomial, count in terms.items():
+        span: Interval = (count, count)
+        for factor in monomial:
+            span = _product(span, _span(factor, ranges))
+        low, high = low + span[0], high + span[1]
+    return low, high
+
+
+def _without_quotients(terms: Mapping[Monomial, int]) -> tuple[dict[Monomial, Any], Interval]:
+    """The terms with ``n // d`` as ``(n - r) / d``, and the interval of what the remainders add: so a quotient and its
+    numerator cancel, as in ``h - 2*(h//2)``."""
+    left: dict[Monomial, Any] = {k: Fraction(v) for k, v in terms.items()}
+    low, high = Fraction(0), Fraction(0)
+    while atom := next((k for k in left if len(k) == 1 and _by_number(k[0])), None):
+        (quotient,), count = atom, left.pop(atom)
+        assert isinstance(quotient, Atom)
+        share = count / quotient.b
+        for key, value in (_terms(quotient.a) or {}).items():
+            left[key] = left.get(key, Fraction(0)) + share * value
+        ends = (Fraction(0), -share * (quotient.b - 1))
+        low, high = low + min(ends), high + max(ends)
+    return {k: v for k, v in left.items() if v}, (low, high)
+
+
+def _span(factor: Factor, ranges: Ranges) -> Interval:
+    if isinstance(factor, str):
+        known = ranges.get(factor)
+        return (known.min, known.max) if known else (1, math.inf)
+    a, b = interval(factor.a, ranges), interval(factor.b, ranges)
+    if factor.op == "//":
+        if b[0] <= 0:
+            return -math.inf, math.inf
+        ends = [_quotient(x, y) for x in a for y in b]
+        return min(ends), max(ends)
+    pick = min if factor.op == "min" else max
+    return pick(a[0], b[0]), pick(a[1], b[1])
+
+
+def _quotient(x: float, y: float) -> float:
+    if math.isinf(y):
+        return -1.0 if x < 0 else 0.0
+    return x if math.isinf(x) else x // y
+
+
+def _product(a: Interval, b: Interval) -> Interval:
+    ends = [0.0 if x == 0 or y == 0 else x * y for x in a for y in b]
+    return min(ends), max(ends)
+
+
+def less(a: Size, b: Size, ranges: Ranges) -> bool:
+    """Whether ``a < b`` for every size within the ranges.
+
+    Raises:
+        OpenSize: for some it is, for others not.
+    """
+    low, high = interval(a - b, ranges)
+    if high < 0 or low >= 0:
+        return bool(high < 0)
+    raise OpenSize(f"whether {a} is less than {b} is decided at run time")
+
+
+def equal(a: Size, b: Size, ranges: Ranges) -> bool:
+    """Whether ``a == b`` for every size within the ranges.
+
+    >>> equal(parse("seq"), -1, {})
+    False
+
+    Raises:
+        OpenSize: for some it is, for others not.
+    """
+    low, high = interval(a - b, ranges)
+    if low == high == 0 or low > 0 or high < 0:
+        return bool(low == high == 0)
+    raise OpenSize(f"whether {a} is {b} is decided at run time")
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+}
+
+
+@cache
+def parse(text: str) -> Size:
+    """A size out of its text.
+
+    >>> parse("past_length + 1"), parse("12"), parse("min(seq, 512)//2")
+    (past_length + 1, 12, (min(512, seq))//2)
+
+    Raises:
+        ValueError: the text is no such expression.
+    """
+
+    def read(node: ast.AST) -> Size:
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](read(node.left), read(node.right))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -read(node.operand)
+        if isinstance(node, ast.Name):
+            return Dim.symbol(node.id)
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2 and not node.keywords:
+            extreme = {"min": least, "max": most}.get(node.func.id)
+            if extreme is not None:
+                return extreme(read(node.args[0]), read(node.args[1]))
+        raise ValueError(f"{text!r} is no size")
+
+    if len(text) > LONGEST:
+        raise ValueError(f"a size of {len(text)} characters")
+    try:
+        return read(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, ZeroDivisionError, MemoryError):
+        raise ValueError(f"{text!r} is no size") from None
+
+
+def identifier(text: str) -> str:
+    """A symbol's name out of whatever an exporter wrote.
+
+    >>> identifier("Dyn:0"), identifier("batch size"), identifier("in")
+    ('Dyn_0', 'batch_size', 'in_')
+    """
+    name = re.sub(r"\W", "_", text, flags=re.ASCII) or "size"
+    name = f"_{name}" if name[0].isdigit() else name
+    return f"{name}_" if keyword.iskeyword(name) or name in ("min", "max") else name
+
+
+def symbols_of(shape: Iterable[Size]) -> set[str]:
+    """The symbols in a shape."""
+    return set().union(*(d.symbols() for d in shape if isinstance(d, Dim)), set())
+
+
+def at(shape: Iterable[Size], sizes: Mapping[str, int]) -> tuple[Size, ...]:
+    """A shape with its symbols replaced."""
+    return tuple(d.at(sizes) if isinstance(d, Dim) else int(d) for d in shape)
+
+
+def holds(condition: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a condition of a model holds at these sizes.
+
+    >>> holds("past + seq <= 1024", {"past": 1000, "seq": 25}), holds("2*a == b", {"a": 2, "b": 4})
+    (False, True)
+    """
+    left, sign, right = condition.partition(" <= ") if " <= " in condition else condition.partition(" == ")
+    a, b = at((parse(left), parse(right)), sizes)
+    return bool(a <= b if sign == " <= " else a == b)
+
+
+def near(sizes: Mapping[str, int], ranges: Ranges, conditions: Sequence[str], up: bool = False) -> dict[str, int]:
+    """Sizes that meet all conditions, next to these: themselves, else multiples of 2, 4, ..., 256; none: empty.
+
+    >>> near({"h": 70}, {"h": Range(1, 100)}, ["h == 32*(h//32)"])
+    {'h': 64}
+
+    Args:
+        up: rounded up, else down; the other way where that leaves a range.
+    """
+    asked = set().union(*(symbols_of(map(parse, re.split(" <= | == ", c))) for c in conditions), set())
+    for step in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        found = dict(sizes)
+        for name in asked & sizes.keys():
+            below, above = sizes[name] // step * step, -(-sizes[name] // step) * step
+            first, second = (above, below) if up else (below, above)
+            found[name] = first if first in ranges[name] else second
+        if all(found[n] in ranges[n] for n in asked & sizes.keys()) and all(holds(c, found) for c in conditions):
+            return found
+    return {}
+
+
+def is_open(shape: Iterable[Size]) -> bool:
+    """Whether some size is open."""
+    return any(isinstance(d, Dim) for d in shape)

@@ -1,0 +1,159 @@
+"""Operators whose result has the shape that the folding walk found, open sizes among its own: reshapes, slices, ranges.
+
+Static shapes go the way of every operator: TVM's converter, or ours in the other files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmopt.dims import OpenSize, Size, is_open, least, most
+from tvmopt.importer.converters import indices as indexed
+from tvmopt.importer.converters import shape as static
+from tvmopt.importer.converters.common import Build, const, shape_of
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.open_values import BEYOND
+from tvmopt.importer.sizes import shape_to_tvm, to_tvm
+
+
+def _result_shape(ctx: Context) -> tuple[Size, ...] | None:
+    """The shape of the first output where some size in it is open, None for a static one."""
+    known = ctx.output_types[0]
+    if known is None:
+        raise OpenSize("the shape of its result is not known")
+    return known[1] if is_open(known[1]) else None
+
+
+def _is_static(inputs: Inputs, ctx: Context) -> bool:
+    """Whether neither the result nor an input that carries data has an open size."""
+    known = ctx.output_types[0]
+    given = [v for v in inputs if v is not None]
+    if known is None or is_open(known[1]) or any(isinstance(v, np.ndarray) for v in given):
+        return False
+    return not any(is_open(shape_of(v)) for v in given)
+
+
+def reshape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Reshape, Flatten: to the shape that is known."""
+    if _is_static(inputs, ctx):
+        return static.reshape(bb, inputs, attrs, ctx) if ctx.op_type == "Reshape" else ctx.stock(inputs, attrs)
+    known = ctx.output_types[0]
+    if known is None:
+        raise OpenSize("the shape of its result is not known")
+    return Build(bb, ctx.name).reshape(inputs[0], known[1])
+
+
+def squeeze(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Squeeze: by a reshape where sizes are open."""
+    return ctx.stock(inputs, attrs) if _is_static(inputs, ctx) else reshape(bb, inputs, attrs, ctx)
+
+
+def expand(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Expand: spread over the shape that is known."""
+    if _is_static(inputs, ctx):
+        return ctx.stock(inputs, attrs)
+    shape = _result_shape(ctx) or ctx.output_types[0][1]  # type: ignore[index]
+    return Build(bb, ctx.name).broadcast(inputs[0], shape)
+
+
+def constant_of_shape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """ConstantOfShape: one value everywhere."""
+    if _is_static(inputs, ctx):
+        return ctx.stock(inputs, attrs)
+    shape = _result_shape(ctx)
+    value = np.ravel(attrs.get("value", np.zeros(1, np.float32)))
+    assert shape is not None
+    return relax.op.full(shape_to_tvm(shape), const(value[0], str(value.dtype)), str(value.dtype))
+
+
+def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Range from, to and by sizes; else as with numbers that a run computes."""
+    bounds = [ctx.array(v) for v in inputs]
+    if _is_static(inputs, ctx) or any(b is None for b in bounds):
+        return indexed.range_(bb, inputs, attrs, ctx)
+    start, stop, step = (to_tvm(np.ravel(b)[0]) for b in bounds if b is not None)
+    known = ctx.output_types[0]
+    return relax.op.arange(start, stop, step, dtype=known[0] if known else "int64")
+
+
+def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Slice whose axes or bounds are open; the walk has seen to it that they are inside."""
+    if _is_static(inputs, ctx):
+        return ctx.stock(inputs, attrs)
+    x, out = inputs[0], _shape_after(ctx)
+    own = shape_of(x)
+    starts, ends, given, strides = (
+        list(attrs[name]) if name in attrs else _list(ctx, inputs[i + 1], name)
+        for i, name in enumerate(("starts", "ends", "axes", "steps"))
+    )
+    axes = [int(a) % len(own) for a in (given or range(len(starts)))]
+    steps = [int(s) for s in (strides or [1] * len(starts))]
+    if any(s == -1 for s in steps):
+        return relax.op.flip(x, axes[0]) if steps == [-1] and out == own else ctx.stock(inputs, attrs)
+    firsts = [_place(own[a], s) for a, s in zip(axes, starts, strict=True)]
+    lasts = [
+        f + out[a] * s if s == 1 else _place(own[a], e) for a, f, s, e in zip(axes, firsts, steps, ends, strict=True)
+    ]
+    if all((f, own[a], s) == (0, out[a], 1) for a, f, s in zip(axes, firsts, steps, strict=True)):
+        return x
+    return relax.op.strided_slice(x, axes, shape_to_tvm(firsts), shape_to_tvm(lasts), steps, assume_inbound=True)
+
+
+def _shape_after(ctx: Context) -> tuple[Size, ...]:
+    known = ctx.output_types[0]
+    if known is None:
+        raise OpenSize("the shape of its result is not known")
+    return known[1]
+
+
+def _list(ctx: Context, value: Any, what: str) -> list[Any]:
+    """The elements of an input that must be known; none if it is left out."""
+    array = ctx.array(value, what)
+    return [] if array is None else list(np.ravel(array))
+
+
+def _place(size: Size, place: Size) -> Size:
+    """Where a bound lies, counted from the start (see `tvmopt.importer.open_shapes.slice_bounds`)."""
+    place = place if hasattr(place, "terms") else int(place)
+    if isinstance(place, int) and abs(place) >= BEYOND:
+        return size if place > 0 else 0
+    try:
+        if place < 0:
+            return most(size + place, 0)
+    except OpenSize:
+        pass
+    return place if not isinstance(place, int) and isinstance(size, int) else least(place, size)
+
+
+def tile(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Tile by open numbers of times: an axis of one element is spread, others stand beside a new one."""
+    if _is_static(inputs, ctx):
+        return ctx.stock(inputs, attrs)
+    b, x, repeats = Build(bb, ctx.name), inputs[0], _list(ctx, inputs[1], "repeats")
+    own = shape_of(x)
+    apart = [d for size, times in zip(own, repeats, strict=True) for d in (1, size)]
+    spread = [d for size, times in zip(own, repeats, strict=True) for d in (times, size)]
+    return b.reshape(b.broadcast(b.reshape(x, apart), spread), _shape_after(ctx))
+
+
+def shape_as_data(b: Build, array: Any, dtype: str) -> Any:
+    """A tensor whose elements are sizes, for who reads it as data."""
+    flat = shape_to_tvm(np.ravel(array))
+    tensor = b.emit(relax.op.shape_to_tensor(relax.ShapeExpr(flat)))
+    tensor = b.bb.match_cast(tensor, relax.TensorType([len(flat)], "int64"))
+    return b.cast(b.reshape(tensor, np.shape(array)), dtype)
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "Reshape"): reshape,
+    ("", "Flatten"): reshape,
+    ("", "Squeeze"): squeeze,
+    ("", "Expand"): expand,
+    ("", "ConstantOfShape"): constant_of_shape,
+    ("", "Range"): range_,
+    ("", "Slice"): slice_,
+    ("", "Tile"): tile,
+}

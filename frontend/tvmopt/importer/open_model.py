@@ -1,0 +1,59 @@
+"""What a prepared model says of its open sizes, in its metadata: ranges, conditions, and tensors whose elements are
+sizes.
+
+The model stays an ONNX model that any engine runs; the importer reads here what it need not compute.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from tvmopt.dims import Dim, Range, parse
+
+KEY = "tvmopt.open"
+
+
+@dataclass(frozen=True)
+class Open:
+    """The open sizes of a prepared model.
+
+    Attributes:
+        ranges: of each symbol.
+        conditions: what holds for every call that the model takes (`tvmopt.dims.holds`).
+        values: tensors of sizes, by name: arrays of integers and `Dim`.
+    """
+
+    ranges: dict[str, Range] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
+    values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+def write(model: onnx.ModelProto, known: Open) -> None:
+    """Put it into the model, in place."""
+    values = {
+        name: [list(array.shape), [str(d) if isinstance(d, Dim) else int(d) for d in array.ravel()]]
+        for name, array in known.values.items()
+    }
+    ranges = {name: [r.min, r.max, r.opt] for name, r in known.ranges.items()}
+    data = {"ranges": ranges, "conditions": known.conditions, "values": values}
+    model.metadata_props.add(key=KEY, value=json.dumps(data))
+
+
+def read(model: onnx.ModelProto) -> Open:
+    """What :func:`write` put there; nothing for a static model."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "")
+    if not text:
+        return Open()
+    data = json.loads(text)
+    values = {}
+    for name, (shape, elements) in data["values"].items():
+        array = np.empty(len(elements), object)
+        array[:] = [parse(e) if isinstance(e, str) else e for e in elements]
+        values[name] = array.reshape(shape)
+    return Open({n: Range(*r) for n, r in data["ranges"].items()}, tuple(data["conditions"]), values)

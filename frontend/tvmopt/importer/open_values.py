@@ -1,0 +1,162 @@
+"""Shape arithmetic on open sizes: Shape, Gather, Concat, Mul, ... of small integer tensors whose elements are sizes -
+for the folding walk.
+
+Exporters compute shapes at run time. Where a shape is known, the walk computes with it; where parts of it are open,
+the same operators run here on arrays of `tvmopt.dims.Dim`, by NumPy. What is computed so is a value that the importer
+needs no node for, except where it is read as data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from tvmopt.dims import Dim, OpenSize, Size
+from tvmopt.importer.protos import attributes, normal_domain
+from tvmopt.importer.symbols import Symbols
+
+Array = npt.NDArray[Any]
+
+LARGEST = 256
+"""Elements of a tensor of sizes; shapes have a few."""
+
+BEYOND = 1 << 30
+"""An end of a slice from here on means: to the end."""
+
+
+def objects(values: Any) -> Array:
+    """An array whose elements are sizes: Python's integers, or `Dim`.
+
+    Raises:
+        ValueError: an element is no whole number.
+    """
+    given = np.asarray(values, object)
+    flat = [v if isinstance(v, Dim) else int(v) for v in given.ravel()]
+    if any(not isinstance(v, Dim) and v != w for v, w in zip(given.ravel(), flat, strict=True)):
+        raise ValueError("a tensor of sizes holds a fraction")
+    array = np.empty(len(flat), object)
+    array[:] = flat
+    return array.reshape(given.shape)
+
+
+def _axes(args: list[Array], attrs: dict[str, Any]) -> list[int] | None:
+    given = attrs.get("axes", args[1] if len(args) > 1 else None)
+    return None if given is None else [int(a) for a in np.ravel(given)]
+
+
+def _gather(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    return np.asarray(np.take(args[0], args[1].astype(np.int64), axis=attrs.get("axis", 0)))
+
+
+def _unsqueeze(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    axes = _axes(args, attrs) or []
+    return np.expand_dims(args[0], tuple(axes))
+
+
+def _squeeze(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    axes = _axes(args, attrs)
+    return np.squeeze(args[0], None if axes is None else tuple(axes))
+
+
+def _concat(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    return np.concatenate(args, axis=attrs["axis"])
+
+
+def _slice(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    lists = [[int(v) for v in np.ravel(a)] for a in args[1:]] or [list(attrs["starts"]), list(attrs["ends"])]
+    starts, ends = lists[0], lists[1]
+    axes = lists[2] if len(lists) > 2 else list(attrs.get("axes", range(len(starts))))
+    steps = lists[3] if len(lists) > 3 else [1] * len(starts)
+    index = [slice(None)] * args[0].ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        index[axis] = slice(start, None if abs(end) >= BEYOND else end, step)
+    return np.asarray(args[0][tuple(index)])
+
+
+def _reshape(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    return args[0].reshape([int(d) for d in np.ravel(args[1])])
+
+
+def _product(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    axes = _axes(args, attrs)
+    return objects(np.prod(args[0], tuple(axes) if axes else None, keepdims=bool(attrs.get("keepdims", 1))))
+
+
+def _range(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    return np.arange(*(int(np.ravel(a)[0]) for a in args)).astype(object)
+
+
+def _by_element(function: Callable[..., Size]) -> Callable[[list[Array], dict[str, Any], Symbols], Array]:
+    def whole(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+        spread = np.broadcast_arrays(*args)
+        return objects(np.array([function(symbols, *v) for v in zip(*map(np.ravel, spread), strict=True)], object)
+                       .reshape(spread[0].shape))  # fmt: skip
+
+    return whole
+
+
+VALUES: dict[str, Callable[[list[Array], dict[str, Any], Symbols], Array]] = {
+    "Gather": _gather,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Concat": _concat,
+    "Slice": _slice,
+    "Reshape": _reshape,
+    "ReduceProd": _product,
+    "Range": _range,
+    "Cast": lambda args, attrs, symbols: args[0],
+    "Identity": lambda args, attrs, symbols: args[0],
+    "Add": _by_element(lambda s, a, b: a + b),
+    "Sub": _by_element(lambda s, a, b: a - b),
+    "Mul": _by_element(lambda s, a, b: a * b),
+    "Div": _by_element(lambda s, a, b: a // b),
+    "Floor": lambda args, attrs, symbols: args[0],
+    "Ceil": lambda args, attrs, symbols: args[0],
+    "Mod": _by_element(lambda s, a, b: a % b),
+    "Neg": _by_element(lambda s, a: -a),
+    "Min": _by_element(lambda s, a, *more: a if not more else s.least(a, *more)),
+    "Max": _by_element(lambda s, a, *more: a if not more else s.most_of(a, *more)),
+    "Equal": _by_element(lambda s, a, b: int(s.equal(a, b))),
+    "Less": _by_element(lambda s, a, b: int(s.less(a, b))),
+    "Greater": _by_element(lambda s, a, b: int(s.less(b, a))),
+    "LessOrEqual": _by_element(lambda s, a, b: int(not s.less(b, a))),
+    "GreaterOrEqual": _by_element(lambda s, a, b: int(not s.less(a, b))),
+    "Not": _by_element(lambda s, a: int(not a)),
+    "And": _by_element(lambda s, a, b: int(a and b)),
+    "Or": _by_element(lambda s, a, b: int(a or b)),
+    "Where": _by_element(lambda s, test, a, b: a if test else b),
+}
+"""Operators on tensors of sizes, by their name in ai.onnx."""
+
+WHOLE = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL})
+FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
+"""Floats hold sizes, too; of these a quotient is computed where it is whole."""
+
+
+def evaluate(node: onnx.NodeProto, args: list[Array], elem_type: int, symbols: Symbols) -> Array | None:
+    """The node's value on arrays of sizes; None where it is not computed here, or decided only by a call."""
+    function = VALUES.get(node.op_type)
+    if function is None or normal_domain(node.domain) or elem_type not in WHOLE | FLOATS:
+        return None
+    if sum(a.size for a in args) > LARGEST or any(a.dtype.kind not in "iubfO" for a in args):
+        return None
+    try:
+        found = np.asarray(function([objects(a) for a in args], attributes(node), symbols), object)
+        if node.op_type == "Div" and elem_type in FLOATS and (found * objects(args[1]) != objects(args[0])).any():
+            return None
+        return found
+    except (OpenSize, TypeError, ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def shape_value(node: onnx.NodeProto, shape: Sequence[Size]) -> Array:
+    """The value of a Shape or Size of a tensor of that shape."""
+    if node.op_type == "Size":
+        return objects(math.prod(shape))
+    given = attributes(node)
+    return objects(list(shape[given.get("start", 0) : given.get("end")]))

@@ -1,0 +1,205 @@
+"""The range of each open size: the caller's, else one that the graph and memory bound - the end of a preparation.
+
+smallest   the least size at which no tensor is empty and the model's conditions hold
+largest    what the graph allows (a table of 512 positions), else 16 for the first axis of inputs and 4096 for others;
+           sizes are doubled in turn as long as the tensors that live at once take 1 GB at most
+named      1 for the first axis of inputs, else what such axes mostly are: 224 for a height, 128 for a length
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import onnx
+
+from tvmopt.dims import Dim, Range, Size, holds, near
+from tvmopt.errors import InputError, ModelError, collect
+from tvmopt.importer.protos import BITS, describe_type, node_reads
+from tvmopt.importer.walk import Walk
+
+GUESSES = (("channel", 3), ("height", 224), ("width", 224), ("seq", 128), ("len", 128), ("time", 128))
+"""Sizes to name for a dimension whose name contains the word."""
+
+BUDGET = 1 << 30
+"""Bytes of tensors that live at once at the largest sizes, where the caller gave no range."""
+
+FIRST, OTHER = 16, 4096
+"""The largest sizes of the first axes of inputs, and of other axes, where nothing else bounds them."""
+
+
+def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
+    """A range for each symbol that is left.
+
+    Raises:
+        InputError: a range that was given is beyond what the graph allows.
+        ModelError: there are no sizes at which the model computes anything.
+    """
+    symbols = walk.symbols
+    _check_given(walk)
+    memory = _Memory(walk, nodes)
+    given = symbols.ranges
+    lowest = _lowest(walk, memory)
+    largest = {n: given[n].max if n in given else lowest[n] for n in symbols.names}
+    caps = {n: symbols.most.get(n, (FIRST if first else OTHER, ""))[0] for n, (first, _) in memory.axes.items()}
+    growing = {n: max(1, lowest[n]) for n in symbols.names if n not in given}  # by how much next
+    while growing:
+        name = min(growing, key=lambda n: largest[n])
+        grown = _grown(walk, memory, largest, name, min(largest[name] + growing[name], max(caps[name], lowest[name])))
+        if grown > largest[name]:
+            largest[name], growing[name] = grown, grown
+        elif symbols.conditions and growing[name] > 1 and memory.peak(largest) <= BUDGET // 2:
+            growing[name] //= 2
+        else:
+            del growing[name]
+    ranges = {}
+    for name in symbols.names:
+        best = given[name].opt if name in given and given[name].opt else memory.axes[name][1]
+        ranges[name] = Range(lowest[name], largest[name], min(max(best, lowest[name]), largest[name]))
+    conditions = tuple(map(str, symbols.conditions))
+    named = near({n: r.opt for n, r in ranges.items()}, ranges, conditions)
+    return {n: Range(r.min, r.max, r.opt if n in given or not named else named[n]) for n, r in ranges.items()}
+
+
+def _grown(walk: Walk, memory: _Memory, largest: dict[str, int], name: str, size: int) -> int:
+    """The size next to `size` for which the conditions hold and memory suffices; else the one of now."""
+    wanted = largest | {name: size}
+    ranges = {n: Range(1, size) if n == name else Range(1, v) for n, v in wanted.items()}
+    found = near(wanted, ranges, tuple(map(str, walk.symbols.conditions)))
+    if not found or memory.peak(found) > BUDGET:
+        return largest[name]
+    return found[name]
+
+
+def _check_given(walk: Walk) -> None:
+    problems: list[InputError] = []
+    for name, (most, node) in walk.symbols.most.items():
+        if name in walk.symbols.ranges and walk.symbols.ranges[name].max > most:
+            what = f"'{name}' is at most {most} in this model, and its range goes to {walk.symbols.ranges[name].max}."
+            fix = f"--shape {name}:{walk.symbols.ranges[name].min}..{most}"
+            problems.append(InputError(what, where=f"node '{node}', which cuts a tensor of that size", fix=fix))
+    for name, (value, node) in walk.symbols.replaced.items():
+        given = walk.symbols.ranges.get(name)
+        if given and not isinstance(value, Dim) and (given.min, given.max) != (value, value):
+            what = f"'{name}' is always {value} in this model, and its range is {given}."
+            fix = f"--shape {name}:{value}, or export the model without that size in it"
+            problems.append(InputError(what, where=f"node '{node}'", fix=fix))
+    if problems:
+        raise collect(problems)
+
+
+def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
+    """The least sizes at which each tensor has elements and all conditions hold."""
+    given = walk.symbols.ranges
+    sizes = {n: given[n].min if n in given else 1 for n in walk.symbols.names}
+    free = [n for n in walk.symbols.names if n not in given]
+    conditions = tuple(map(str, walk.symbols.conditions))
+    for _ in range(64):
+        bad = [d for d in memory.sizes if d.at(sizes) < 1]
+        broken = [c for c in conditions if not holds(c, sizes)]
+        if not bad and not broken:
+            return sizes
+        if bad and (found := _filled(bad[0], sizes, free)):
+            sizes |= found
+            continue
+        if bad:
+            break
+        ranges = {n: given.get(n) or Range(sizes[n], OTHER) for n in sizes}
+        found = near(sizes, ranges, conditions, up=True)
+        if not found or found == sizes:
+            break
+        sizes = found
+    what = ", ".join(map(str, [*(f"{d} < 1" for d in bad), *broken][:3]))
+    raise ModelError(
+        f"At the smallest sizes {_told(sizes)} the model has a tensor without elements, or breaks a condition: {what}.",
+        where=", ".join(f"input '{v.name}' {describe_type(walk.types[v.name])}" for v in walk.model.graph.input),
+        fix="begin the ranges at sizes that the model takes: --shape NAME:32..1024",
+    )
+
+
+def _filled(size: Dim, sizes: dict[str, int], free: Sequence[str]) -> dict[str, int]:
+    """The one symbol, and its least value, that makes a size at least 1; empty where none does."""
+    for name in (n for n in free if n in size.symbols()):
+        high = sizes[name]
+        while high <= OTHER and size.at(sizes | {name: high}) < 1:
+            high *= 2
+        if high <= OTHER:
+            values = range(sizes[name], high + 1)
+            return {name: values[bisect_left(values, True, key=lambda v: size.at(sizes | {name: v}) >= 1)]}
+    return {}
+
+
+def _told(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{n} = {v}" for n, v in sizes.items())
+
+
+class _Memory:
+    """What the tensors of a model take at given sizes.
+
+    Attributes:
+        sizes: each open size of a tensor, once.
+        axes: for each symbol whether it is the first axis of inputs, and the size to name.
+    """
+
+    def __init__(self, walk: Walk, nodes: Sequence[onnx.NodeProto]) -> None:
+        inputs = [v.name for v in walk.model.graph.input]
+        outputs = {v.name for v in walk.model.graph.output}
+        last: dict[str, int] = {}
+        for index, node in enumerate(nodes):
+            last |= {name: index for name in node_reads(node)}
+        self.names: dict[str, int] = {}
+        self.values: list[tuple[Size, ...]] = []
+        for name in inputs:
+            self._add(walk, name)
+        events: list[tuple[list[int], list[int]]] = []
+        for index, node in enumerate(nodes):
+            made = [i for name in node.output if name and (i := self._add(walk, name)) is not None]
+            dead = [
+                self.names[n] for n in node_reads(node) if n in self.names and last[n] == index and n not in outputs
+            ]
+            events.append((made, dead))
+        self.events = events
+        self.sizes: list[Dim] = list(dict.fromkeys(d for value in self.values for d in value if isinstance(d, Dim)))
+        self.axes = {name: _axis(walk, inputs, name) for name in walk.symbols.names}
+
+    def _add(self, walk: Walk, name: str) -> int | None:
+        shape, kind = walk.open_shape(name), walk.types.get(name)
+        if shape is None or kind is None:
+            return None
+        self.names[name] = len(self.values)
+        self.values.append((*shape, max(1, BITS.get(kind.tensor_type.elem_type, 64) // 8)))
+        return self.names[name]
+
+    def peak(self, sizes: dict[str, int]) -> int:
+        """Bytes of the tensors that live at once, at the most."""
+        known = {d: d.at(sizes) for d in self.sizes}
+        nbytes = [
+            math.prod(max(0, known.get(d, d) if isinstance(d, Dim) else d) for d in value) for value in self.values
+        ]
+        made = {i for event in self.events for i in event[0]}
+        live = sum(size for i, size in enumerate(nbytes) if i not in made)
+        highest: int = live
+        for new, dead in self.events:
+            live += sum(nbytes[i] for i in new)
+            highest = max(highest, live)
+            live -= sum(nbytes[i] for i in dead)
+        return highest
+
+
+def _axis(walk: Walk, inputs: list[str], symbol: str) -> tuple[bool, int]:
+    """Whether a symbol is the first axis wherever an input has it, and the size to name for it."""
+    found = [(axis, len(shape)) for axis, shape in _places(walk, inputs, symbol)]
+    if found and all(axis == 0 for axis, _ in found):
+        return True, 1
+    named = next((size for word, size in GUESSES if word in symbol.lower()), 0)
+    axis, rank = next(((a, r) for a, r in found if a), (1, 2))
+    return False, named or ((1, 3, 224, 224)[axis] if rank == 4 else 128)
+
+
+def _places(walk: Walk, inputs: list[str], symbol: str) -> Iterator[tuple[int, tuple[Size, ...]]]:
+    for name in inputs:
+        shape = walk.open_shape(name) or ()
+        for axis, size in enumerate(shape):
+            if isinstance(size, Dim) and symbol in size.symbols():
+                yield axis, shape

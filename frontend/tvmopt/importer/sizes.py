@@ -1,0 +1,79 @@
+"""Open sizes at TVM's border: `tvmopt.dims.Dim` to and from the expressions of a Relax program.
+
+One symbol is one variable in all programs of a process, so that a converter needs no table to write a size that it
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvmopt.dims import Dim, Size, least, most
+
+_VARIABLES: dict[str, Any] = {}
+
+
+def variable(name: str) -> Any:
+    """TVM's variable for a symbol."""
+    return _VARIABLES.setdefault(name, tirx.Var(name, "int64"))
+
+
+def to_tvm(size: Size) -> Any:
+    """A size as TVM takes it: an int, or an expression."""
+    return size.build(variable, tirx.min, tirx.max) if isinstance(size, Dim) else int(size)
+
+
+def shape_to_tvm(shape: Iterable[Size]) -> list[Any]:
+    """A shape as TVM takes it."""
+    return [to_tvm(d) for d in shape]
+
+
+_BINARY = {
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Mul": lambda a, b: a * b,
+    "FloorDiv": lambda a, b: a // b,
+    "FloorMod": lambda a, b: a % b,
+    "Min": least,
+    "Max": most,
+}
+
+
+def from_tvm(expr: Any) -> Size:
+    """The size that an expression of TVM is.
+
+    Raises:
+        ValueError: it is none that a :class:`Dim` can be.
+    """
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, tirx.IntImm):
+        return int(expr)
+    if isinstance(expr, tirx.Var) and expr.same_as(_VARIABLES.get(str(expr.name))):
+        return Dim.symbol(str(expr.name))  # any other variable stands for a size that values decide
+    kind = type(expr).__name__
+    if kind in _BINARY:
+        return _BINARY[kind](from_tvm(expr.a), from_tvm(expr.b))
+    if kind == "Cast":
+        return from_tvm(expr.value)
+    raise ValueError(f"{expr} is no size")
+
+
+def sizes_of(kind: Any) -> tuple[Size, ...] | None:
+    """The shape in a tensor's type, open sizes as `Dim`; None where it is no tensor, or a size is not known at all."""
+    shape = getattr(kind, "shape", None)
+    if not isinstance(shape, tvm.relax.ShapeExpr):
+        return None
+    try:
+        return tuple(map(from_tvm, shape.values))
+    except ValueError:
+        return None
+
+
+def shape_of(expr: Any) -> tuple[Size, ...] | None:
+    """The shape of a Relax expression, as :func:`sizes_of` gives it."""
+    return sizes_of(getattr(expr, "ty", None))

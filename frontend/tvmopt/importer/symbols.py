@@ -1,0 +1,191 @@
+"""The open sizes of one model while it is prepared: their ranges, and what the graph says of them - for the walk.
+
+A graph says that two sizes are equal where it adds their tensors, and that a size is at most 512 where it slices a
+table of 512 rows. Equal symbols become one; what cannot be solved for a symbol stays as a condition, which is checked
+at each call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tvmopt.dims import Dim, OpenSize, Range, Size, equal, interval, least, less, most, symbols_of
+
+UNKNOWN = 10**9
+"""No axis is longer; exporters write larger ends of slices for "to the end"."""
+
+Rewrite = Callable[[Mapping[str, Size]], None]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must hold in every call: ``a == b``, or ``a <= b``."""
+
+    a: Size
+    sign: str
+    b: Size
+
+    def __str__(self) -> str:
+        return f"{self.a} {self.sign} {self.b}"
+
+
+@dataclass
+class Symbols:
+    """What is known of the open sizes.
+
+    Attributes:
+        names: the symbols in the order of the inputs.
+        ranges: those that the caller gave.
+        most: the largest size that the graph allows, and the node that says so, by symbol.
+        conditions: what else holds for every call that the model takes, and the node that says so.
+        replaced: symbols that turned out to be another size.
+        aliases: sizes that must equal another one that no symbol can be solved for.
+    """
+
+    names: tuple[str, ...] = ()
+    ranges: dict[str, Range] = field(default_factory=dict)
+    most: dict[str, tuple[int, str]] = field(default_factory=dict)
+    conditions: dict[Condition, str] = field(default_factory=dict)
+    replaced: dict[str, tuple[Size, str]] = field(default_factory=dict)
+    aliases: dict[Size, Size] = field(default_factory=dict)
+
+    def known(self) -> dict[str, Range]:
+        """Ranges as far as they are known."""
+        implied = {name: Range(1, most, 1) for name, (most, _) in self.most.items()}
+        return {name: self.ranges.get(name) or implied.get(name) or Range(1, UNKNOWN) for name in self.names}
+
+    def less(self, a: Size, b: Size) -> bool:
+        """Whether ``a < b``; OpenSize where that differs from call to call."""
+        return less(a, b, self.known())
+
+    def equal(self, a: Size, b: Size) -> bool:
+        """Whether ``a == b``; OpenSize where that differs from call to call."""
+        return equal(a, b, self.known())
+
+    def least(self, a: Size, b: Size) -> Size:
+        """The smaller of two sizes."""
+        try:
+            return a if self.less(a, b) else b
+        except OpenSize:
+            return least(a, b)
+
+    def most_of(self, a: Size, b: Size) -> Size:
+        """The larger of two sizes."""
+        try:
+            return b if self.less(a, b) else a
+        except OpenSize:
+            return most(a, b)
+
+    def canonical(self, size: Size) -> Size:
+        """The size that stands for this one and all that must equal it."""
+        return self.aliases.get(size, size) if self.aliases else size
+
+    def at_most(self, size: Size, limit: Size, where: str) -> None:
+        """Take note that ``size <= limit`` in every call, because of the node `where`."""
+        if interval(size - limit, self.known())[1] <= 0:
+            return
+        if isinstance(size, Dim) and size.is_symbol and isinstance(limit, int):
+            name = str(size)
+            if name not in self.most or limit < self.most[name][0]:
+                self.most[name] = (limit, where)
+        else:
+            self.conditions.setdefault(Condition(size, "<=", limit), where)
+
+    def unify(self, a: Size, b: Size, where: str, rewrite: Rewrite) -> Size:
+        """The one size that both are, because the node `where` takes them for equal.
+
+        Args:
+            rewrite: replaces symbols wherever the walk keeps sizes.
+        """
+        a, b = self.canonical(a), self.canonical(b)
+        if a == b or not (isinstance(a, Dim) or isinstance(b, Dim)):
+            return a
+        found = self._solved(*_reduced(a, b)) or _same_rows(a, b, self.names)
+        if found is None:
+            kept, other = (b, a) if not isinstance(b, Dim) or len(str(b)) < len(str(a)) else (a, b)
+            left, right = _reduced(other, kept)
+            self.conditions.setdefault(Condition(left, "==", right), where)
+            self.aliases[other] = kept
+            return kept
+        name, value = found
+        self.replaced[name] = (value, where)
+        self.names = tuple(n for n in self.names if n != name)
+        if name in self.ranges and isinstance(value, Dim) and value.is_symbol:
+            self.ranges.setdefault(str(value), self.ranges[name])
+        self._replace(name, value, rewrite)
+        a, b = _at(a, {name: value}), _at(b, {name: value})
+        return self.unify(a, b, where, rewrite)
+
+    def _replace(self, name: str, value: Size, rewrite: Rewrite) -> None:
+        """Write `value` in place of a symbol; conditions that become true go, those that can be solved are."""
+        mapping = {name: value}
+        rewrite(mapping)
+        self.replaced = {k: (_at(v, mapping), w) for k, (v, w) in self.replaced.items()}
+        if name in self.most:
+            self.at_most(value, *self.most.pop(name))
+        before, self.conditions, self.aliases = self.conditions, {}, {}
+        for condition, where in before.items():
+            a, b = _at(condition.a, mapping), _at(condition.b, mapping)
+            if condition.sign == "==":
+                self.unify(a, b, where, rewrite)
+            else:
+                self.at_most(a, b, where)
+
+    def _solved(self, a: Size, b: Size) -> tuple[str, Size] | None:
+        """A symbol that stands alone on one side, and the polynomial that it is: of two symbols the later input's."""
+        sides = [(str(x), y) for x, y in ((a, b), (b, a)) if isinstance(x, Dim) and x.is_symbol]
+        order = {name: i for i, name in enumerate(self.names)}
+        fit = [(x, y) for x, y in sides if x in order and _is_sum(y) and x not in symbols_of([y])]
+        return max(fit, key=lambda side: order[side[0]], default=None)
+
+
+def _reduced(a: Size, b: Size) -> tuple[Size, Size]:
+    """An equation without the factors that all its terms have in common, none of which is 0.
+
+    >>> from tvmopt.dims import parse
+    >>> _reduced(parse("4*batch*seq"), parse("2*batch"))
+    (2*seq, 1)
+    """
+    terms = [dict(d.terms) if isinstance(d, Dim) else {(): d} for d in (a, b)]
+    if not a or not b:
+        return a, b
+    common = Counter(next(iter(terms[0])))
+    for monomial in (m for side in terms for m in side):
+        common &= Counter(monomial)
+    number = math.gcd(*(v for side in terms for v in side.values()))
+    factor = Dim({tuple(common.elements()): number}) if common else number
+    return a // factor, b // factor
+
+
+def _same_rows(a: Size, b: Size, names: tuple[str, ...]) -> tuple[str, Size] | None:
+    """Of ``(rows*length)//batch == seq``, as exporters write it that name each dimension apart: that `batch` is
+    `rows`, the first in the order of the inputs.
+
+    >>> from tvmopt.dims import parse
+    >>> _same_rows(parse("(length*rows)//batch"), parse("seq"), ("batch", "seq", "rows", "length"))
+    ('batch', rows)
+    """
+    factors = [f for size in (a, b) if isinstance(size, Dim) for monomial in size.terms for f in monomial]
+    for factor in factors:
+        if isinstance(factor, str) or factor.op != "//" or not isinstance(factor.a, Dim):
+            continue
+        (monomial, *more), below = factor.a.terms, factor.b
+        if more or not isinstance(below, Dim) or not below.is_symbol or not all(f in names for f in monomial):
+            continue
+        return str(below), Dim.symbol(min(map(str, monomial), key=names.index))
+    return None
+
+
+def _is_sum(size: Size) -> bool:
+    """Whether a size is a number, or a polynomial that only adds and multiplies: it is at least 1 where its symbols
+    are."""
+    if not isinstance(size, Dim):
+        return True
+    return all(count > 0 and all(isinstance(f, str) for f in monomial) for monomial, count in size.terms.items())
+
+
+def _at(size: Size, mapping: Mapping[str, Size]) -> Size:
+    return size.at(mapping) if isinstance(size, Dim) else size

@@ -1,0 +1,128 @@
+"""The open sizes of one call: bound from the shapes of the inputs and checked before any kernel runs - for `Model`.
+
+Kernels trust these checks: a slice of a table reads where the sizes point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tvmopt.dims import Dim, Range, Size, at, holds, near, symbols_of
+from tvmopt.errors import InputError
+from tvmopt.runtime.manifest import Manifest
+from tvmopt.runtime.tensors import TensorInfo
+
+Shape = tuple[int, ...]
+
+
+class OpenSizes:
+    """What a compiled model's manifest says of its open sizes.
+
+    Attributes:
+        ranges: by symbol; empty for a static model.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.ranges: dict[str, Range] = manifest.symbols
+        self._model, self._inputs, self._conditions = manifest.model, manifest.inputs, manifest.conditions
+        self._first: dict[str, tuple[int, int]] = {}  # where a symbol is read: input, axis
+        for index, info in enumerate(manifest.inputs):
+            for axis, size in enumerate(info.shape):
+                if isinstance(size, Dim) and size.is_symbol:
+                    self._first.setdefault(str(size), (index, axis))
+        self._others = [
+            (index, axis, size)
+            for index, info in enumerate(manifest.inputs)
+            for axis, size in enumerate(info.shape)
+            if isinstance(size, Dim) and self._first.get(str(size)) != (index, axis)
+        ]
+        self._places = [(name, *place, self.ranges[name]) for name, place in self._first.items()]
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    @property
+    def named(self) -> dict[str, int]:
+        """The sizes that the model is fastest at."""
+        return {name: known.opt for name, known in self.ranges.items()}
+
+    @property
+    def largest(self) -> dict[str, int]:
+        return {name: known.max for name, known in self.ranges.items()}
+
+    def bind(self, shapes: Sequence[Shape]) -> dict[str, int]:
+        """The sizes in these shapes, one an input, of the right rank and right where they are not open.
+
+        Raises:
+            InputError: the first size that is out of range, contradicts another input or breaks a condition.
+        """
+        sizes = {}
+        for name, index, axis, known in self._places:
+            size = sizes[name] = shapes[index][axis]
+            if not known.min <= size <= known.max:
+                raise self._beyond(name, size, index, axis)
+        for index, axis, expected in self._others:
+            if shapes[index][axis] != expected.at(sizes):
+                raise self._disagree(index, axis, expected, shapes[index][axis], sizes)
+        for condition in self._conditions:
+            if not holds(condition, sizes):
+                raise self._broken(condition, sizes)
+        return sizes
+
+    def completed(self, shapes: Mapping[str, Shape]) -> dict[str, int]:
+        """Sizes for a call of which only some inputs are given: theirs, else the named ones."""
+        sizes = self.named
+        for name, (index, axis) in self._first.items():
+            given = shapes.get(self._inputs[index].name)
+            if given is not None and len(given) > axis:
+                sizes[name] = given[axis]
+        for info in self._inputs:  # a symbol whose first input is not given, and another one that has it is
+            for axis, size in enumerate(info.shape if info.name in shapes else ()):
+                if (
+                    isinstance(size, Dim)
+                    and size.is_symbol
+                    and self._inputs[self._first[str(size)][0]].name not in shapes
+                ):
+                    sizes[str(size)] = shapes[info.name][axis]
+        return sizes
+
+    # -- what is said ----------------------------------------------------------------------------------------------
+
+    def _beyond(self, name: str, size: int, index: int, axis: int) -> InputError:
+        known, info = self.ranges[name], self._inputs[index]
+        low, high = (max(1, min(size, known.min)), max(size, known.max))
+        fix = f"compile the model with --shape {name}:{low}..{high}@{known.opt}"
+        if size < 1:
+            fix = f"pass {known.min} or more"
+        return InputError(
+            f"'{name}' is {size} in the input {info.name!r} (axis {axis}), and the model was compiled for "
+            f"{known.min} to {known.max}.",
+            where=f"{self._model}, input {info}",
+            fix=fix,
+        )
+
+    def _disagree(self, index: int, axis: int, expected: Size, found: int, sizes: Mapping[str, int]) -> InputError:
+        info = self._inputs[index]
+        names = sorted(symbols_of([expected]))
+        told = ", ".join(f"'{n}' is {sizes[n]} in {self._inputs[self._first[n][0]].name!r}" for n in names)
+        (wanted,) = at([expected], sizes)
+        return InputError(
+            f"the input {info.name!r} has {found} elements on axis {axis}, and {expected} is {wanted}: {told}.",
+            where=f"{self._model}, input {info}",
+            fix=f"pass inputs that agree in {', '.join(map(repr, names))}",
+        )
+
+    def _broken(self, condition: str, sizes: Mapping[str, int]) -> InputError:
+        told = ", ".join(f"{n} = {v}" for n, v in sizes.items())
+        fit = near(sizes, self.ranges, self._conditions)
+        better = ", ".join(f"{n} = {v}" for n, v in fit.items() if v != sizes[n])
+        return InputError(
+            f"the model needs sizes for which {condition}, and here {told}.",
+            where=self._model,
+            fix=f"pass {better}" if better else "pass sizes for which that holds",
+        )
+
+
+def info_at(info: TensorInfo, sizes: Mapping[str, int]) -> TensorInfo:
+    """A tensor's description at these sizes."""
+    return TensorInfo(info.name, at(info.shape, sizes), info.dtype)

@@ -1,0 +1,270 @@
+"""Open sizes through the importer: each type that the walk finds holds at every size, and so do the numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.importer.onnx_check import model, run_ort, run_relax, value
+from tvmopt.dims import Dim, at, holds, near
+from tvmopt.errors import InputError, ModelError
+from tvmopt.importer import prepare
+from tvmopt.importer.open_model import read
+from tvmopt.importer.protos import open_shape
+from tvmopt.importer.relax import to_relax
+
+node = helper.make_node
+INT64 = TensorProto.INT64
+ALL = -(1 << 63)
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+def shape_of(axis, name="x", out="n"):
+    """The nodes that compute one size of a tensor, as exporters write them."""
+    return [node("Shape", [name], [f"{out}_s"]), node("Gather", [f"{out}_s", f"{out}_i"], [out])], {
+        f"{out}_i": ints(axis)
+    }
+
+
+def one(op, inputs=("x",), weights=None, shape=("n", 8, "t"), opset=17, **attrs):
+    return model([node(op, list(inputs), ["y"], **attrs)], [value("x", shape)], [value("y", None)], weights, opset)
+
+
+def chained(nodes, weights=None, inputs=None):
+    """Several nodes on x of [n, 8, t]; the last one's output is the model's."""
+    return model(nodes, inputs or [value("x", ("n", 8, "t"))], [value(nodes[-1].output[0], None)], weights)
+
+
+PICTURE = ("n", 3, "h", "w")
+KERNEL = {"k": np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype("float32")}
+BACK = {"k": np.random.default_rng(0).standard_normal((3, 4, 3, 3)).astype("float32")}
+N, T = shape_of(0), shape_of(2, out="t")
+
+MODELS = {
+    "reshape with a 0 and a -1": one("Reshape", ("x", "s"), {"s": ints(0, -1)}),
+    "reshape that splits": one("Reshape", ("x", "s"), {"s": ints(0, 2, 4, -1)}),
+    "flatten": one("Flatten", axis=2),
+    "reshape to computed sizes": chained(
+        [*N[0], *T[0], node("Mul", ["n", "t"], ["rows"]), node("Concat", ["rows", "eight"], ["to"], axis=0),
+         node("Transpose", ["x"], ["p"], perm=[0, 2, 1]), node("Reshape", ["p", "to"], ["y"])],
+        N[1] | T[1] | {"eight": ints(8)},
+    ),
+    "expand": chained(
+        [*N[0], node("Concat", ["n", "rest"], ["to"], axis=0), node("Expand", ["c", "to"], ["e"]),
+         node("ReduceMax", ["x"], ["m"], axes=[2], keepdims=0), node("Add", ["m", "e"], ["y"])],
+        N[1] | {"rest": ints(8), "c": np.float32([[1.5]])},
+    ),
+    "a mask of positions": chained(
+        [*T[0], node("Squeeze", ["t", "zero"], ["end"]), node("Range", ["start", "end", "step"], ["r"]),
+         node("Cast", ["r"], ["f"], to=1), node("Mul", ["x", "f"], ["y"])],
+        T[1] | {"zero": ints(0), "start": np.int64(0), "step": np.int64(1)},
+    ),
+    "constant of shape": chained(
+        [node("Shape", ["x"], ["s"]), node("ConstantOfShape", ["s"], ["c"],
+            value=numpy_helper.from_array(np.float32([2]))),
+         node("Sub", ["x", "c"], ["y"])],
+    ),
+    "where shape is -1": chained(
+        [*N[0], *T[0], node("Concat", ["minus", "eight", "t"], ["want"], axis=0), node("Equal", ["want", "minus"],
+            ["test"]),
+         node("Where", ["test", "ones", "want"], ["to"]), node("Expand", ["x", "to"], ["y"])],
+        N[1] | T[1] | {"minus": ints(-1), "eight": ints(8), "ones": ints(1, 1, 1)},
+    ),
+    "slice of a part": one("Slice", ("x", "b", "e", "a"), {"b": ints(2), "e": ints(7), "a": ints(1)}),
+    "slice from the end": one("Slice", ("x", "b", "e", "a"), {"b": ints(-1), "e": ints(2**63 - 1), "a": ints(2)}),
+    "slice by a step": one("Slice", ("x", "b", "e", "a", "s"), {"b": ints(0), "e": ints(2**62), "a": ints(2),
+        "s": ints(2)}),
+    "slice to at most": one("Slice", ("x", "b", "e", "a"), {"b": ints(0), "e": ints(5), "a": ints(2)}),
+    "reversed": one("Slice", ("x", "b", "e", "a", "s"), {"b": ints(-1), "e": ints(ALL), "a": ints(2), "s": ints(-1)}),
+    "a table cut to the length": chained(
+        [*T[0], node("Slice", ["table", "zero", "t", "zero"], ["cut"]), node("Add", ["x", "cut"], ["y"])],
+        T[1] | {"zero": ints(0), "table": np.arange(40, dtype="float32")},
+    ),
+    "positions in a table": chained(
+        [*T[0], node("Squeeze", ["t", "zero"], ["end"]), node("Range", ["start", "end", "step"], ["r"]),
+         node("Gather", ["table", "r"], ["g"]), node("Add", ["x", "g"], ["y"])],
+        T[1] | {"zero": ints(0), "start": np.int64(0), "step": np.int64(1), "table": np.arange(40, dtype="float32")},
+    ),
+    "the last element": one("Gather", ("x", "i"), {"i": np.int64(-1)}, axis=2),
+    "concat": chained([node("Concat", ["x", "x", "x"], ["y"], axis=2)]),
+    "concat with a constant": one("Concat", ("x", "c"), {"c": np.ones((1, 8, 3), "float32")}, (1, 8, "t"), axis=2),
+    "tile": chained(
+        [*N[0], node("Concat", ["n", "one"], ["r"], axis=0), node("Tile", ["c", "r"], ["y"])],
+        N[1] | {"one": ints(2), "c": np.float32([[1, 2, 3]])},
+    ),
+    "pad": one("Pad", ("x", "p"), {"p": ints(0, 1, 2, 0, 0, 3)}),
+    "split": model(
+        [node("Split", ["x"], ["a", "b"], axis=1), node("Mul", ["a", "b"], ["y"])],
+        [value("x", ("n", 8, "t"))], [value("y", None)],
+    ),
+    "squeeze and unsqueeze": chained(
+        [node("Unsqueeze", ["x", "a"], ["u"]), node("Squeeze", ["u", "b"], ["y"])], {"a": ints(0, 2), "b": ints(0)}
+    ),
+    "softmax": one("Softmax", axis=-1),
+    "reduce": one("ReduceMean", axes=[2], keepdims=1),
+    "top k": model(
+        [node("TopK", ["x", "k"], ["y", "at"], axis=1)], [value("x", ("n", 8, "t"))], [value("y", None)], {"k": ints(3)}
+    ),
+    "one hot": model(
+        [node("OneHot", ["x", "d", "v"], ["y"])], [value("x", ("n", "t"), INT64)], [value("y", None)],
+        {"d": ints(5), "v": np.float32([0, 1])},
+    ),
+    "matmul": model(
+        [node("Transpose", ["x"], ["p"], perm=[0, 2, 1]), node("MatMul", ["p", "x"], ["y"])],
+        [value("x", ("n", 8, "t"))], [value("y", None)],
+    ),
+    "conv": one("Conv", ("x", "k"), KERNEL, PICTURE, pads=[1, 1, 1, 1]),
+    "conv by steps": one("Conv", ("x", "k"), KERNEL, PICTURE, pads=[1, 0, 2, 1], strides=[2, 3]),
+    "conv, dilated": one("Conv", ("x", "k"), KERNEL, PICTURE, pads=[2, 2, 2, 2], dilations=[2, 2]),
+    "transposed conv": one("ConvTranspose", ("x", "k"), BACK, PICTURE, strides=[2, 2], pads=[1, 1, 0, 0],
+        output_padding=[1, 0]),
+    "two convs": model(
+        [node("Conv", ["x", "k"], ["a"], pads=[1, 1, 1, 1], strides=[2, 2]),
+         node("MaxPool", ["a"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2])],
+        [value("x", PICTURE)], [value("y", None)], KERNEL,
+    ),
+    "average pool": one("AveragePool", shape=PICTURE, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]),
+    "global pool": one("GlobalAveragePool", shape=PICTURE),
+    "depth to space": one("DepthToSpace", shape=("n", 8, "h", "w"), blocksize=2),
+    "lstm, open batch": model(
+        [node("LSTM", ["x", "w", "r"], ["y", "h"], hidden_size=5)], [value("x", (3, "n", 4))], [value("y", None),
+            value("h", None)],
+        {"w": np.full((1, 20, 4), 0.1, "float32"), "r": np.full((1, 20, 5), -0.1, "float32")},
+    ),
+}  # fmt: skip
+
+
+def sizes_to_try(known):
+    """The smallest sizes, the named ones and some between, where the conditions hold."""
+    wanted = [
+        {n: pick(r) for n, r in known.ranges.items()}
+        for pick in (
+            lambda r: r.min,
+            lambda r: min(r.opt, 40),
+            lambda r: min(r.max, r.min + 6),
+            lambda r: min(r.max, r.min + 12),
+        )
+    ]
+    return [s for s in (near(w, known.ranges, known.conditions, up=True) for w in wanted) if s]
+
+
+def drawn(prepared, sizes):
+    generator = np.random.default_rng(1)
+    feeds = {}
+    for v in prepared.graph.input:
+        shape = at(open_shape(v.type), sizes)
+        whole = v.type.tensor_type.elem_type == INT64
+        feeds[v.name] = generator.integers(0, 2, shape) if whole else generator.standard_normal(shape).astype("float32")
+    return feeds
+
+
+def shown(made, names):
+    """A model with more of its values as outputs."""
+    copy = type(made)()
+    copy.CopyFrom(made)
+    have = {o.name for o in copy.graph.output}
+    copy.graph.output.extend(v for v in made.graph.value_info if v.name in names and v.name not in have)
+    return copy
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_types_and_numbers_hold_at_every_size(name):
+    made = MODELS[name]
+    prepared = prepare(made)
+    known = read(prepared)
+    assert known.ranges
+    typed = {v.name: open_shape(v.type) for v in [*prepared.graph.value_info, *prepared.graph.output]}
+    assert all(o in typed and typed[o] is not None for n in prepared.graph.node for o in n.output if o)
+    imported = to_relax(prepared)
+    everything = shown(prepared, typed)
+    for sizes in sizes_to_try(known):
+        feeds = drawn(prepared, sizes)
+        found = dict(zip([o.name for o in everything.graph.output], run_ort(everything, feeds), strict=True))
+        assert {n: v.shape for n, v in found.items()} == {n: at(typed[n], sizes) for n in found}
+        theirs = run_ort(made, feeds)
+        for mine, info, right in zip(run_relax(imported, feeds), imported.outputs, theirs, strict=True):
+            assert mine.shape == at(info.shape, sizes)
+            np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_bounds_the_length():
+    for name in ("a table cut to the length", "positions in a table"):
+        made = MODELS[name]
+        assert read(prepare(made)).ranges["t"].max == 40
+        assert read(prepare(made, {"t": "1..33"})).ranges["t"].max == 33
+        with pytest.raises(InputError, match="'t' is at most 40 in this model, and its range goes to 41"):
+            prepare(made, {"t": "1..41"})
+
+
+def test_added_tensors_have_one_size():
+    inputs = [value("x", ("a", 3)), value("z", ("b", 3))]
+    prepared = prepare(model([node("Add", ["x", "z"], ["y"])], inputs, [value("y", None)]))
+    assert [str(open_shape(v.type)[0]) for v in prepared.graph.input] == ["a", "a"]
+    assert list(read(prepared).ranges) == ["a"]
+
+
+def test_a_size_that_the_graph_fixes():
+    made = model(
+        [node("Add", ["x", "c"], ["y"])], [value("x", ("n", "k"))], [value("y", None)], {"c": np.ones(7, "float32")}
+    )
+    assert open_shape(prepare(made).graph.input[0].type)[1] == 7
+    with pytest.raises(InputError, match=r"'k' is always 7 in this model, and its range is 1\.\.9"):
+        prepare(made, {"k": "1..9"})
+
+
+def test_what_cannot_be_solved_is_a_condition():
+    nodes = [
+        node("MaxPool", ["x"], ["a"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("ConvTranspose", ["a", "k"], ["b"], strides=[2, 2]),
+        node("Add", ["x", "b"], ["y"]),
+    ]
+    made = model(nodes, [value("x", (1, 3, "h", "w"))], [value("y", None)], {"k": np.ones((3, 3, 2, 2), "float32")})
+    prepared = prepare(made)
+    known = read(prepared)
+    assert sorted(known.conditions) == ["2*(h//2) == h", "2*(w//2) == w"]
+    assert all(r.min % 2 == r.max % 2 == r.opt % 2 == 0 for r in known.ranges.values())
+    imported = to_relax(prepared)
+    for sizes in ({"h": 2, "w": 2}, {"h": 16, "w": 34}):
+        assert all(holds(c, sizes) for c in known.conditions)
+        feeds = drawn(prepared, sizes)
+        np.testing.assert_allclose(run_relax(imported, feeds)[0], run_ort(made, feeds)[0], rtol=1e-5)
+
+
+def test_the_smallest_size_has_no_empty_tensor():
+    made = one("Conv", ("x", "k"), KERNEL, PICTURE)
+    assert {n: r.min for n, r in read(prepare(made)).ranges.items()} == {"n": 1, "h": 3, "w": 3}
+    with pytest.raises(ModelError, match="At the smallest sizes"):
+        prepare(made, {"h": "1..8"})
+
+
+def test_ranges_without_a_word_stay_within_memory():
+    made = model([node("Relu", ["x"], ["y"])], [value("x", ("n", 1024, "t", 1024))], [value("y", None)])
+    ranges = read(prepare(made)).ranges
+    assert ranges["n"].max * ranges["t"].max * 1024 * 1024 * 4 * 2 <= 1 << 30
+
+
+def test_symbols_are_one_variable_and_have_bounds():
+    imported = to_relax(prepare(MODELS["matmul"], {"n": "1..4", "t": "2..9@5"}))
+    main = imported.module["main"]
+    assert dict(main.attrs["tir_var_upper_bound"]) == {"n": 4, "t": 9}
+    assert dict(main.attrs["tvmopt.opt_size"]) == {"n": 1, "t": 5}
+    assert imported.outputs[0].shape == (Dim.symbol("n"), Dim.symbol("t"), Dim.symbol("t"))
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (one("Pad", ("x", "p"), {"p": ints(0, 0, 1, 0, 0, 1)}, mode="wrap"),
+            r"Pad cannot be imported: the size t is open"),
+        (one("MaxPool", shape=PICTURE, kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1), r"MaxPool .* is open"),
+        (one("GRU", ("x", "w", "r"), {"w": np.ones((1, 15, 4), "float32"), "r": np.ones((1, 15, 5), "float32")},
+             ("t", "n", 4), hidden_size=5), r"GRU cannot be imported: the size t is open"),
+    ],
+)  # fmt: skip
+def test_what_needs_a_number_says_so(made, what):
+    with pytest.raises(ModelError, match=what):
+        to_relax(prepare(made))

@@ -1,0 +1,98 @@
+"""Sizes as polynomials: canonical, right wherever they are evaluated, and decided only where all calls agree."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tvmopt.dims import Dim, OpenSize, Range, at, equal, holds, identifier, interval, least, less, most, near, parse
+
+NAMES = ("a", "b", "c")
+SIZES = [{"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 7, "c": 31}, {"a": 33, "b": 16, "c": 1}, {"a": 5, "b": 9, "c": 8}]
+
+
+def drawn(generator: random.Random, depth: int) -> str:
+    """The text of a random size."""
+    if depth == 0:
+        return generator.choice([*NAMES, str(generator.randint(1, 40))])
+    left, right = drawn(generator, depth - 1), drawn(generator, depth - 1)
+    kind = generator.choice(["+", "+", "-", "*", "//", "%", "min", "max"])
+    if kind in ("min", "max"):
+        return f"{kind}({left}, {right})"
+    return f"({left}) {kind} ({generator.randint(1, 9) if kind in ('//', '%') else right})"
+
+
+def value(size, sizes):
+    return size.at(sizes) if isinstance(size, Dim) else size
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_expression_has_its_value_and_its_text(seed):
+    text = drawn(random.Random(seed), 3)
+    size = parse(text)
+    for sizes in SIZES:
+        expected = eval(text, {"min": min, "max": max}, dict(sizes))
+        assert value(size, sizes) == expected
+        low, high = interval(size, {})
+        assert low <= expected <= high
+    assert parse(str(size)) == size
+    bound = {"b": 7}
+    assert value(value(size, bound), {"a": 2, "c": 31}) == value(size, {"a": 2, "b": 7, "c": 31})
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 8, 32, 33])
+@pytest.mark.parametrize("scale", [-9, -1, 1, 2, 7, 16])
+@pytest.mark.parametrize("offset", [-33, -8, -1, 0, 1, 7, 31])
+def test_floor_division_rounds_down(divisor, scale, offset):
+    size = (parse("a") * scale + offset) // divisor
+    for a in (1, 2, 7, 8, 9, 31, 32, 33):
+        assert value(size, {"a": a}) == (a * scale + offset) // divisor
+
+
+def test_equal_sizes_are_equal_texts():
+    h = Dim.symbol("h")
+    assert (h - 1) // 2 + 1 == (h + 1) // 2 == -(-h // 2)
+    assert ((h + 1) // 2 + 1) // 2 == (h + 3) // 4
+    assert (4 * h + 2) // 4 == h and (h * 768) // 768 == h and (h * h) // h == h
+    assert h - h == 0 and isinstance(h - h, int)
+    assert least(h, h + 1) == h and most(h, 1) == h
+
+
+def test_undecided_is_an_error_and_not_a_guess():
+    a, b = parse("a"), parse("b")
+    assert a + 1 > a and a >= 1 and not a < 1 and a != b
+    for question in (lambda: a < b, lambda: a > 1, lambda: int(a), lambda: range(a), lambda: equal(a, b, {})):
+        with pytest.raises(OpenSize):
+            question()
+    assert less(a, 513, {"a": Range(1, 512)}) and not less(a, 1, {})
+    assert equal(a, a, {}) and not equal(a, -1, {}) and not equal(a, a + 1, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a +", "f(a)", "a.b", "1.5", "__import__('os')", "a**b", "min(a)", "9" * 2000, "[a]", "a//0"]
+)
+def test_texts_that_are_no_size(text):
+    with pytest.raises(ValueError, match="size"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "0x8", "1..", "..4", "1..2..3", "1..4@", "1..4@5", "4..1", "-1", "1.5", "²"])
+def test_texts_that_are_no_range(text):
+    with pytest.raises(ValueError):
+        Range.of(text)
+
+
+def test_names_become_identifiers():
+    for text in ("Dyn:0", "batch size", "in", "min", "7up", "", "größe"):
+        assert identifier(text).isidentifier() and parse(identifier(text)).symbols() == {identifier(text)}
+
+
+def test_sizes_near_those_that_break_a_condition():
+    conditions = ["2*((h + 31)//32) == (h + 15)//16", "h <= 200"]
+    ranges = {"h": Range(1, 200)}
+    found = near({"h": 100}, ranges, conditions)
+    assert all(holds(c, found) for c in conditions) and 64 <= found["h"] <= 100
+    assert near({"h": 33}, ranges, conditions, up=True)["h"] > 33
+    assert near({"h": 100}, {"h": Range(1, 200)}, ["h == 300"]) == {}
+    assert at((3, parse("h")), {"h": 4}) == (3, 4)
