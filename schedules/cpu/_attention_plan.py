@@ -3,17 +3,36 @@ kernels in vectors and in tiles."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
 from tvm import relax, tirx
+from tvm.sym import Analyzer
 
-from tvmopt.lowering.common import operand_types, static_shape
+from tvmopt.lowering.common import operand_types, sizes, static_shape
 from tvmopt.lowering.loops import splat
 from tvmopt.operators import masked
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
+
+MOST_OPEN_KEYS = 14
+"""Keys of a register tile at most where their number is open: fewer of them than of a tile are computed one by one."""
+
+
+def ceil_div(a: Any, b: int) -> Any:
+    """a / b, upwards; `a` may be open.
+
+    >>> ceil_div(17, 8)
+    3
+    """
+    return -(-a // b) if isinstance(a, int) else tirx.floordiv(a + (b - 1), b)
+
+
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1."""
+    return isinstance(size, int) and size == 1
 
 
 @dataclass(frozen=True)
@@ -21,7 +40,8 @@ class AttentionPlan:
     """One attention kernel.
 
     Attributes:
-        batch, heads, queries, keys, depth, depth_v: sizes; `kv_heads` divides `heads`.
+        batch, heads, queries, keys, depth, depth_v: sizes, of which batch, queries and keys may be open: expressions;
+            `kv_heads` divides `heads`.
         lanes, registers: of the machine.
         scale: of the scores.
         offset: None, or a query i sees keys j <= i + offset.
@@ -31,26 +51,26 @@ class AttentionPlan:
         chunks: tasks a head, each a run of whole strips.
     """
 
-    batch: int
+    batch: Any
     heads: int
     kv_heads: int
-    queries: int
-    keys: int
+    queries: Any
+    keys: Any
     depth: int
     depth_v: int
     lanes: int
     registers: int
     scale: float
-    offset: int | None
-    bias: tuple[int, ...] | None
+    offset: Any | None
+    bias: tuple[Any, ...] | None
     bias_transposed: bool
-    chunks: int
+    chunks: Any
     fill: float | None = None
 
     @property
     def nq(self) -> int:
         """Vectors of queries in a strip: two, or one where the queries fit in one."""
-        return 1 if self.queries <= self.lanes else 2
+        return 1 if isinstance(self.queries, int) and self.queries <= self.lanes else 2
 
     @property
     def strip(self) -> int:
@@ -58,9 +78,9 @@ class AttentionPlan:
         return self.nq * self.lanes
 
     @property
-    def strips(self) -> int:
+    def strips(self) -> Any:
         """Strips of a head."""
-        return -(-self.queries // self.strip)
+        return ceil_div(self.queries, self.strip)
 
     @property
     def mk(self) -> int:
@@ -70,6 +90,8 @@ class AttentionPlan:
         (13, 14, 5)
         """
         most = max(1, (self.registers - self.nq - 1) // self.nq)
+        if not isinstance(self.keys, int):
+            return min(most, MOST_OPEN_KEYS)
         tiles = -(-self.keys // most)
         return -(-self.keys // tiles)
 
@@ -92,27 +114,36 @@ class AttentionPlan:
 
 
 def plan(
-    batch: int, heads: int, queries: int, keys: int, depth: int, *, kv_heads: int | None = None,
+    batch: Any, heads: int, queries: Any, keys: Any, depth: int, *, kv_heads: int | None = None,
     depth_v: int | None = None, lanes: int = 16, registers: int = 32, cores: int = 1,
     scale: float | None = None,
-    offset: int | None = None, bias: tuple[int, ...] | None = None, bias_transposed: bool = False,
+    offset: Any | None = None, bias: tuple[Any, ...] | None = None, bias_transposed: bool = False,
 ) -> AttentionPlan:  # fmt: skip
-    """A plan; `chunks` leaves three tasks a core where there are strips enough."""
+    """A plan; `chunks` leaves three tasks a core where there are strips enough; each strip is one where sizes are
+    open."""
     first = AttentionPlan(
         batch, heads, kv_heads or heads, queries, keys, depth, depth_v or depth, lanes, registers,
         depth**-0.5 if scale is None else scale, offset, bias, bias_transposed, 1,
     )  # fmt: skip
+    if not (isinstance(batch, int) and isinstance(queries, int)):
+        return replace(first, chunks=first.strips)
     wanted = -(-3 * cores // (batch * heads)) if cores > 1 else 1
     chunks = next((c for c in range(min(wanted, first.strips), 0, -1) if first.strips % c == 0), 1)
     return AttentionPlan(**{**first.__dict__, "chunks": chunks})
 
 
-def plan_of(call: relax.Call, machine: Machine) -> AttentionPlan | Declined:
+def plan_of(call: relax.Call, machine: Machine, shapes: Sequence[Any] | None = None) -> AttentionPlan | Declined:
     """The plan of `R.nn.attention`, `R.nn.attention_bias` or `tvmopt.masked_attention`, without its mask: q, k, v as
-    [B, S, N, H], float32 or bfloat16, the mask float32."""
-    shapes = [static_shape(a) for a in call.args]
-    if any(s is None or len(s) != 4 or 0 in s for s in shapes):
+    [B, S, N, H], float32 or bfloat16, the mask float32.
+
+    Args:
+        shapes: of the operands, for a kernel that takes open sizes; left out: open sizes are declined.
+    """
+    shapes = [static_shape(a) for a in call.args] if shapes is None else shapes
+    if any(s is None or len(s) != 4 or any(isinstance(d, int) and d == 0 for d in s) for s in shapes):
         return Declined("an open or empty shape")
+    if not all(isinstance(d, int) for s in shapes[:3] for d in s[2:]):
+        return Declined("an open number of heads, or an open depth")
     if getattr(call.attrs, "window_size", None) is not None:
         return Declined("a sliding window")
     kinds = {str(a.ty.dtype) for a in call.args[:3]}
@@ -131,14 +162,24 @@ def plan_of(call: relax.Call, machine: Machine) -> AttentionPlan | Declined:
     made = plan(
         batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=v_shape[3], lanes=machine.lanes(),
         registers=machine.vector_registers, cores=machine.cores,
-        scale=scale, offset=None if causal is None else (0 if causal == "TopLeft" else abs(keys - queries)),
+        scale=scale, offset=None if causal is None else (0 if causal == "TopLeft" else _distance(keys, queries)),
     )  # fmt: skip
     return replace(made, fill=fill)
 
 
-def output_type(call: relax.Call, p: AttentionPlan) -> Any:
-    """The type of the result, [B, S, N, H] like the queries."""
-    return relax.TensorType([p.batch, p.queries, p.heads, p.depth_v], str(call.args[0].ty.dtype))
+def _distance(keys: Any, queries: Any) -> Any:
+    """How many more keys there are than queries, or the other way round; a number where it is known."""
+    if isinstance(keys, int) and isinstance(queries, int):
+        return abs(keys - queries)
+    found = Analyzer().simplify(keys - queries)
+    return abs(int(found)) if isinstance(found, tirx.IntImm) else tirx.abs(found)
+
+
+def output_type(call: relax.Call) -> Any:
+    """The type of the result, [B, S, N, H] like the queries, with the depth of the values."""
+    return relax.TensorType(
+        [*(sizes(call.args[0]) or ())[:3], (sizes(call.args[2]) or ())[3]], str(call.args[0].ty.dtype)
+    )
 
 
 def with_mask(p: AttentionPlan, scores: Any, mask: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.s_tir import Schedule
+
 from tvmopt.schedules.cpu._loops import spatial_nest
 from tvmopt.scheduling.blocks import annotated, extents, root_blocks
 from tvmopt.scheduling.cost_model import worth_threads
@@ -30,6 +32,21 @@ def recognise(func: Any, machine: Machine, kernel: str) -> AttentionProblem | No
     q, k = ([int(d) for d in region.source.shape] for region in block.reads[:2])
     flops = 4.0 * batch * heads * q[1] * k[1] * q[3]
     return AttentionProblem(batch * heads * chunks, flops, 1.5 * flops / (machine.peak_flops / machine.cores) * 1e9)
+
+
+def open_loops(func: Any, kernel: str, parallel: bool) -> Any:
+    """A kernel with open sizes: one loop over the tasks; an epilogue stays behind it, in loops of its own."""
+    sch = Schedule(func)
+    task = sch.fuse(*sch.get_loops(sch.get_sblock(kernel)))
+    if parallel:
+        sch.parallel(task)
+    names = [sch.get(b).name_hint for b in root_blocks(sch)]
+    after = root_blocks(sch)[names.index(kernel) + 1 :]
+    for block in after[:-1]:
+        sch.compute_inline(block)
+    if after and parallel:
+        sch.parallel(sch.fuse(*sch.get_loops(after[-1])[:-1]))
+    return sch.mod["main"]
 
 
 def knobs(problem: AttentionProblem, machine: Machine) -> Space:

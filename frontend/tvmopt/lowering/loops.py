@@ -30,7 +30,7 @@ def loop(extent: Index, body: Callable[[Expr], Any], name: str = "i") -> Any:
 
 
 def _serial(var: Expr, extent: Index, body: Any) -> Any:
-    return tirx.For(var, const_index(0), _index(extent), tirx.ForKind.SERIAL, body)
+    return tirx.For(var, const_index(0), as_index(extent), tirx.ForKind.SERIAL, body)
 
 
 def seq(statements: Sequence[Any]) -> Any:
@@ -40,21 +40,22 @@ def seq(statements: Sequence[Any]) -> Any:
 
 def load(buffer: Any, *indices: Index) -> Expr:
     """buffer[indices]; the last index may be a vector (a ramp)."""
-    return tirx.BufferLoad(buffer, [_index(i) for i in indices])
+    return tirx.BufferLoad(buffer, [as_index(i) for i in indices])
 
 
 def store(buffer: Any, value: Expr, *indices: Index) -> Any:
     """buffer[indices] = value."""
-    return tirx.BufferStore(buffer, value, [_index(i) for i in indices])
+    return tirx.BufferStore(buffer, value, [as_index(i) for i in indices])
 
 
-def _index(index: Index) -> Expr:
+def as_index(index: Index) -> Expr:
+    """A size or an index as an expression."""
     return const_index(index) if isinstance(index, int) else index
 
 
 def vector(start: Index, lanes: int) -> Expr:
     """Indices start, start + 1, ..., `lanes` of them."""
-    return tirx.Ramp(_index(start), const_index(1), lanes) if lanes > 1 else _index(start)
+    return tirx.Ramp(as_index(start), const_index(1), lanes) if lanes > 1 else as_index(start)
 
 
 def splat(value: float, lanes: int, dtype: str = "float32") -> Expr:
@@ -78,7 +79,7 @@ def nest(
 ) -> Any:  # fmt: skip
     """Loops, called `names`, around one block of spatial `axes` (its variable, extent); `buffers` are its own."""
     iterations = [
-        tirx.IterVar(Range(const_index(0), _index(extent)), var, tirx.IterVar.DataPar) for var, extent in axes
+        tirx.IterVar(Range(const_index(0), as_index(extent)), var, tirx.IterVar.DataPar) for var, extent in axes
     ]
     block = SBlock(iterations, reads, writes, name, body, alloc_buffers=buffers, annotations=annotations)
     loops = [tirx.Var(n, INDEX) for n in names]

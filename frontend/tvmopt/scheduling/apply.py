@@ -148,6 +148,19 @@ def _schedule_open(
     else:
         notes.append(f"no open rows: {rows.reason}")
     log.declined(STAGE, name, notes[-1])
+    for family in families(machine.kind):
+        if family.open_sizes is not None:
+            try:
+                if (done := family.open_sizes(func, machine)) is None:
+                    continue
+                done = done.with_attr("tirx.is_scheduled", True)
+                if not family.FALLBACK:
+                    log.applied(STAGE, name, f"{family.NAME}, open sizes")
+                    return done, Scheduled(family.NAME, "analytic")
+                return done, Scheduled(family.NAME, "generic", {}, "; ".join(notes))
+            except Exception as error:  # as above
+                notes.append(f"{family.NAME} failed: {_first_line(error)}")
+                log.declined(STAGE, name, notes[-1])
     return func, Scheduled("none", "generic", {}, "; ".join(notes))
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
-from tvm_ffi import StructuralKey, structural_map, structural_walk
+from tvm_ffi import StructuralKey, structural_equal, structural_map, structural_walk
 
-from tvmopt.scheduling.blocks import extents, with_root
+from tvmopt.scheduling.blocks import with_root
 
 
 def merge_chains(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -66,7 +66,7 @@ def _maps(block: Any) -> bool:
         and isinstance(store, tirx.BufferStore)
         and len(block.writes) == 1
         and all(int(iv.iter_type) == 0 for iv in block.iter_vars)
-        and bool(extents(block))
+        and len(block.iter_vars) > 0
         and _at_own_position(store.indices, block)
     )
 
@@ -76,9 +76,13 @@ def _at_own_position(indices: Any, block: Any) -> bool:
     if len(indices) != len(axes):
         return False
     return all(
-        index.same_as(axis) or (int(iv.dom.extent) == 1 and isinstance(index, tirx.IntImm) and int(index) == 0)
+        index.same_as(axis) or (_is(iv.dom.extent, 1) and _is(index, 0))
         for index, axis, iv in zip(indices, axes, block.iter_vars, strict=True)
     )
+
+
+def _is(expr: Any, value: int) -> bool:
+    return isinstance(expr, tirx.IntImm) and int(expr) == value
 
 
 def _groups(blocks: list[Any], local: set[Any]) -> dict[int, int]:
@@ -104,9 +108,15 @@ def _groups(blocks: list[Any], local: set[Any]) -> dict[int, int]:
         tags = [b for b in (block, blocks[last], *(blocks[k] for k, v in into.items() if v == last)) if b.annotations]
         if last == index or not all(_maps(blocks[user]) for user, _ in users) or len(tags) > 1:
             continue
-        if extents(block) == extents(blocks[last]):
+        if _same_extents(block, blocks[last]):
             into[index] = last
     return into
+
+
+def _same_extents(a: Any, b: Any) -> bool:
+    """Whether two blocks iterate over the same sizes, open ones too."""
+    pairs = zip(a.iter_vars, b.iter_vars, strict=False)
+    return len(a.iter_vars) == len(b.iter_vars) and all(structural_equal(x.dom.extent, y.dom.extent) for x, y in pairs)
 
 
 def _loads(node: Any) -> list[Any]:

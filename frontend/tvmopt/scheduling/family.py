@@ -136,6 +136,7 @@ class Family:
         FALLBACK: it takes what no other family recognises, and is asked last.
         open_rows: `(problem, machine)`, the problem that of one row: how its kernels are cut into tiles where the
             number of rows, or of samples, is open; left out: they are not.
+        open_sizes: `(func, machine)`: a function with open sizes, scheduled by its own loops; None: not mine.
         normalise: `(func)`: its kernels in the form that it recognises and that tuning records are of; any other
             function as it is.
         INDEX_BITS: of indices in its kernels; 64 where their instructions take strides of 64 bits.
@@ -161,6 +162,7 @@ class Family:
     ROUNDS_DIFFERENTLY: bool = False
     FALLBACK: bool = False
     open_rows: Callable[[Any, Machine], RowTiles] | None = None
+    open_sizes: Callable[[Any, Machine], Any] | None = None
     normalise: Callable[[Any], Any] | None = None
     INDEX_BITS: int = 32
     finish: Callable[[Any], Any] | None = None

@@ -68,7 +68,7 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         bias, args[3] = mask_operand(bb, args[3], p)
         p = replace(p, bias=bias)
     func = attention_tiles(p, machine.cores)
-    return relax.call_tir(bb.add_func(func, "attention"), args, output_type(call, p))
+    return relax.call_tir(bb.add_func(func, "attention"), args, output_type(call))
 
 
 def attention_tiles(p: AttentionPlan, cores: int) -> Any:

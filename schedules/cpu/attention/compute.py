@@ -15,16 +15,18 @@ Sk*Q*4 bytes, is in L2 up to 4096 keys. Float32, static shapes; anything else is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from tvmopt.lowering import math
-from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, constant, static_shape
+from tvmopt.lowering.common import OPAQUE, OUT_ELEMENTWISE_FUSABLE, Symbols, call_with_pattern, constant, sizes
 from tvmopt.lowering.loops import (
     INDEX,
+    as_index,
     const_index,
     everything,
     load,
@@ -38,23 +40,24 @@ from tvmopt.lowering.loops import (
     vector,
 )
 from tvmopt.lowering.lower_extrema import larger
-from tvmopt.schedules.cpu._attention_plan import AttentionPlan, output_type, plan_of, with_mask
+from tvmopt.schedules.cpu._attention_plan import AttentionPlan, ceil_div, is_one, output_type, plan_of, with_mask
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
 
 
-def attention_func(p: AttentionPlan, dtype: str = "float32") -> Any:
-    """The PrimFunc(q, k, v, [bias], out); `dtype` of q, k, v and out."""
-    return _Attention(p, dtype).func()
+def attention_func(p: AttentionPlan, dtype: str = "float32", handed: Sequence[Any] = ()) -> Any:
+    """The PrimFunc(q, k, v, [bias], [handed], out); `dtype` of q, k, v and out; `handed`: symbols of open sizes that
+    are no tensor's size."""
+    return _Attention(p, dtype, handed).func()
 
 
 class _Attention:
     """Writes the kernel of a plan."""
 
-    def __init__(self, p: AttentionPlan, dtype: str = "float32") -> None:
-        self.p, self.dtype = p, dtype
+    def __init__(self, p: AttentionPlan, dtype: str = "float32", handed: Sequence[Any] = ()) -> None:
+        self.p, self.dtype, self.handed = p, dtype, handed
         self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
         self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth, dtype=dtype)
         self.v = self._buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v, dtype=dtype)
@@ -69,11 +72,11 @@ class _Attention:
         self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
 
     @staticmethod
-    def _buffer(name: str, *shape: int, dtype: str = "float32") -> Any:
-        return tirx.decl_buffer([const_index(d) for d in shape], dtype, name, layout=None)
+    def _buffer(name: str, *shape: Any, dtype: str = "float32") -> Any:
+        return tirx.decl_buffer([as_index(d) for d in shape], dtype, name, layout=None)
 
-    def _local(self, name: str, size: int) -> Any:
-        buffer = tirx.decl_buffer([const_index(size)], "float32", name, layout=None)
+    def _local(self, name: str, size: Any) -> Any:
+        buffer = tirx.decl_buffer([as_index(size)], "float32", name, layout=None)
         self.locals.append(buffer)
         return buffer
 
@@ -91,18 +94,20 @@ class _Attention:
             "attention", axes, "bhc", list(map(everything, inputs)), [everything(self.out)], self._strips(),
             self.locals, {"tvmopt.kernel": "attention"},
         )  # fmt: skip
-        return prim_func([*inputs, self.out], body, OUT_ELEMENTWISE_FUSABLE)
+        return prim_func([*inputs, *self.handed, self.out], body, OUT_ELEMENTWISE_FUSABLE)
 
     def _strips(self) -> Any:
+        if not isinstance(self.p.chunks, int):
+            return self._strip(self.chunk * self.p.strip)
         each = self.p.strips // self.p.chunks
         return loop(each, lambda s: self._strip((self.chunk * each + s) * self.p.strip), "s")
 
     def _strip(self, first: Expr) -> Any:
         """Queries first .. first + strip."""
         p = self.p
-        visible: Expr = const_index(p.keys)
+        visible: Expr = as_index(p.keys)
         if p.offset is not None:  # keys that the last query of the strip sees
-            visible = tirx.max(tirx.min(visible, first + (p.strip + p.offset)), const_index(min(1, p.keys)))
+            visible = tirx.max(tirx.min(visible, first + (p.strip + p.offset)), const_index(1))
         return seq([
             self._transpose(first), self._start(), self._scores(first, visible), self._softmax(visible),
             self._output(first, visible),
@@ -112,7 +117,7 @@ class _Attention:
         p = self.p
 
         def one(i: Expr, d: Expr) -> Any:
-            row = tirx.min(first + i, const_index(p.queries - 1)) if p.queries % p.strip else first + i
+            row = tirx.min(first + i, as_index(p.queries - 1)) if self.ragged else first + i
             return store(
                 self.qt,
                 _wide(load(self.q, self.b, row, self.h, d)) * tirx.const(p.scale, "float32"),
@@ -127,8 +132,26 @@ class _Attention:
 
     # -- scores -------------------------------------------------------------------------------------
 
+    @property
+    def ragged(self) -> bool:
+        """Whether the last strip may have fewer queries."""
+        return not isinstance(self.p.queries, int) or self.p.queries % self.p.strip > 0
+
+    def _open_scores(self, first: Expr, visible: Expr) -> Any:
+        """Tiles of keys whose number is open: the last one moved up, so that it computes some scores twice; fewer keys
+        than a tile one by one."""
+        p = self.p
+        many = loop(
+            tirx.floordiv(visible + (p.mk - 1), p.mk),
+            lambda t: self._score_tile(first, tirx.min(t * p.mk, p.keys - p.mk), p.mk),
+            "t",
+        )
+        return tirx.IfThenElse(p.keys >= p.mk, many, loop(visible, lambda t: self._score_tile(first, t, 1), "t"))
+
     def _scores(self, first: Expr, visible: Expr) -> Any:
         p = self.p
+        if not isinstance(p.keys, int):
+            return self._open_scores(first, visible)
         full, rest = divmod(p.keys, p.mk)
         if p.offset is None:
             parts = [loop(full, lambda t: self._score_tile(first, t * p.mk, p.mk), "t")]
@@ -177,12 +200,12 @@ class _Attention:
     def _masked(self, score: Expr, first: Expr, key: Expr, u: int) -> Expr:
         p, lanes = self.p, self.p.lanes
         if self.bias is not None and p.bias is not None:
-            b = self.b if p.bias[0] > 1 else const_index(0)
-            h = self.h if p.bias[1] > 1 else const_index(0)
+            b = const_index(0) if is_one(p.bias[0]) else self.b
+            h = const_index(0) if is_one(p.bias[1]) else self.h
             if p.bias_transposed:
                 mask = load(self.bias, b, h, key, vector(first + u * lanes, lanes))
             else:  # the same for every query
-                j = key if p.bias[3] > 1 else const_index(0)
+                j = const_index(0) if is_one(p.bias[3]) else key
                 mask = tirx.Broadcast(load(self.bias, b, h, const_index(0), j), lanes)
             score = with_mask(p, score, mask)
         if p.offset is not None:
@@ -251,7 +274,7 @@ class _Attention:
                 store(self.out, self._narrow(load(self.acc, at(i, n)) * scale), self.b, row, self.h, place[n])
                 for n in range(no)
             ])  # fmt: skip
-            finish.append(tirx.IfThenElse(row < p.queries, puts, None) if p.queries % p.strip else puts)
+            finish.append(tirx.IfThenElse(row < p.queries, puts, None) if self.ragged else puts)
         return seq([*start, loop(visible, step, "j"), *finish])
 
 
@@ -266,31 +289,49 @@ def _wide(value: Expr) -> Expr:
 
 def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.nn.attention`, `R.nn.attention_bias` and `tvmopt.masked_attention`: q, k, v as [B, S, N, H]."""
-    p, args = plan_of(call, machine), list(call.args)
+    symbols, args = Symbols(), list(call.args)
+    p = plan_of(call, machine, [symbols.of(a) for a in args])
     if isinstance(p, Declined):
         return p
     if len(args) == 4:
-        bias, args[3], transposed = _bias(bb, args[3], p)
-        p = replace(p, bias=bias, bias_transposed=transposed)
-    func = attention_func(p, str(call.args[0].ty.dtype))
-    return relax.call_tir(bb.add_func(func, "attention"), args, output_type(call, p))
+        args[3], transposed = _bias(bb, args[3], p, (sizes(call.args[0]) or ())[1], (sizes(call.args[1]) or ())[1])
+        p = replace(p, bias=symbols.of(args[3]), bias_transposed=transposed)
+    handed = symbols.to_hand_over()
+    func = attention_func(p, str(call.args[0].ty.dtype), handed)
+    return relax.call_tir(bb.add_func(func, "attention"), [*args, *symbols.named(handed)], output_type(call))
 
 
-def _bias(bb: relax.BlockBuilder, bias: Any, p: AttentionPlan) -> tuple[tuple[int, ...], Any, bool]:
-    """The mask's shape as the kernel reads it, the expression, and whether it is transposed to [.., Sk, strips]."""
-    shape = static_shape(bias) or ()
-    if shape[2] == 1:
-        return shape, bias, False
-    wide = p.strips * p.strip
-    value = constant(bb, bias)
-    if value is not None:
-        full = np.broadcast_to(value, (*shape[:2], p.queries, p.keys))
+def _bias(bb: relax.BlockBuilder, bias: Any, p: AttentionPlan, queries: Any, keys: Any) -> tuple[Any, bool]:
+    """The mask as the kernel reads it, and whether it is transposed to [.., Sk, strips]; `queries`, `keys`: in the
+    symbols of `main`."""
+    shape = sizes(bias) or ()
+    if is_one(shape[2]):
+        return bias, False
+    wide, value = p.strips * p.strip, constant(bb, bias)
+    if value is not None and isinstance(wide, int) and isinstance(p.keys, int):
+        full = np.broadcast_to(value, (*shape[:2], queries, keys))
         turned = np.zeros((*shape[:2], p.keys, wide), "float32")
-        turned[..., : p.queries] = np.swapaxes(full, 2, 3)
-        return turned.shape, relax.const(turned), True
-    turned_expr = bb.emit(
-        relax.op.permute_dims(relax.op.broadcast_to(bias, (*shape[:2], p.queries, p.keys)), [0, 1, 3, 2])
-    )
-    if wide != p.queries:
-        turned_expr = bb.emit(relax.op.nn.pad(turned_expr, [0, 0, 0, 0, 0, 0, 0, wide - p.queries]))
-    return (*shape[:2], p.keys, wide), turned_expr, True
+        turned[..., :queries] = np.swapaxes(full, 2, 3)
+        return relax.const(turned), True
+    whole = relax.op.broadcast_to(bias, (*shape[:2], queries, keys))
+    if not all(isinstance(d, int) for d in (*shape[:2], wide, keys)):
+        return bb.emit(call_with_pattern(bb, _turned(p.strip), [bb.emit(whole)], "turn_mask", OPAQUE)), True
+    turned_expr = bb.emit(relax.op.permute_dims(whole, [0, 1, 3, 2]))
+    if wide != queries:
+        turned_expr = bb.emit(relax.op.nn.pad(turned_expr, [0, 0, 0, 0, 0, 0, 0, wide - queries]))
+    return turned_expr, True
+
+
+def _turned(strip: int) -> Any:
+    """The loops that transpose a mask with open sizes, and fill it up to whole strips."""
+
+    def compute(mask: te.Tensor) -> te.Tensor:
+        *lead, queries, keys = mask.shape
+        zero = tirx.const(0.0, "float32")
+        return te.compute(
+            (*lead, keys, ceil_div(queries, strip) * strip),
+            lambda b, h, j, i: te.if_then_else(i < queries, mask(b, h, i, j), zero),
+            name="turned",
+        )
+
+    return compute

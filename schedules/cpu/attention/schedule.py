@@ -13,15 +13,34 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import tirx
+
 from tvmopt.schedules.cpu import _attention_tasks
 from tvmopt.schedules.cpu._attention_tasks import AttentionProblem
+from tvmopt.scheduling.blocks import annotated
+from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.open_rows import either
 from tvmopt.targets import Machine
 
 
 def recognise(func: Any, machine: Machine) -> AttentionProblem | None:
     """A block that the lowering marked."""
     return _attention_tasks.recognise(func, machine, "attention")
+
+
+def open_sizes(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
+    """A kernel with open queries, keys or batch: a loop over heads and strips, parallel where the work is worth it."""
+    block = annotated(func, "attention")
+    if block is None:
+        return None
+    q, k = (list(region.source.shape) for region in block.reads[:2])
+    scores = q[0].astype("int64") * q[1] * q[2] * k[1]
+    least = LOOPS * machine.thread_ns / 1.5 * (machine.peak_flops / machine.cores) / 1e9 / (4 * int(q[3]))
+    serial = _attention_tasks.open_loops(func, "attention", False)
+    if machine.cores == 1:
+        return serial
+    return either(scores >= int(least) + 1, _attention_tasks.open_loops(func, "attention", True), serial)
 
 
 def knobs(problem: AttentionProblem, machine: Machine) -> Space:

@@ -1,0 +1,88 @@
+"""Kernels with open sizes that are no tiles of static rows, CPU: their own loops, in the order that a static kernel's
+would have - for reshapes, transposes, masks of [length, length] and what else reads an open axis at other places.
+
+    spatial      inlined into one pass; the contiguous last axis innermost, left to LLVM, which vectorises loops of any
+                 length; the others one loop over threads
+    reductions   the contiguous axis of the result innermost, the reduced axes around it
+    threads      where the work, counted at run time, is worth them: both forms of the loops are in the kernel
+
+What is contiguous is read off the function at some sizes; schedule primitives keep it right at all.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+
+from tvmopt.schedules.cpu._loops import inline_cheap
+from tvmopt.scheduling.blocks import root_blocks
+from tvmopt.scheduling.chain import merge_chains
+from tvmopt.scheduling.cost_model import LOOPS
+from tvmopt.scheduling.facts import BlockFacts, block_facts
+from tvmopt.scheduling.open_rows import at_sizes, either, with_size_variables
+from tvmopt.scheduling.strides import vector_axis
+from tvmopt.targets import Machine
+
+SIZES = (37, 41, 43, 47, 53, 59, 61, 67)
+"""Where open sizes are tried out: no two alike, none a multiple of a vector."""
+
+
+def schedule(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
+    """The function with its loops in order, for one thread or for all, by the work of a call."""
+    func = merge_chains(func)
+    serial, _, _ = _nests(func, False)
+    if machine.cores == 1:
+        return serial
+    parallel, count, nanoseconds = _nests(func, True)
+    least = int(LOOPS * machine.thread_ns / max(nanoseconds(machine), 1e-3)) + 1
+    return either(count >= least, parallel, serial)
+
+
+def _nests(func: tirx.PrimFunc, parallel: bool) -> tuple[tirx.PrimFunc, Any, Any]:
+    """The scheduled function, the iterations of its largest block, and a function from a machine to the time of one."""
+    sch, twin = Schedule(func), Schedule(_tried_out(func))
+    kept = {twin.get(block).name_hint: block_facts(twin, block) for block in inline_cheap(twin)}
+    for block in root_blocks(sch):
+        if sch.get(block).name_hint not in kept:
+            try:
+                sch.compute_inline(block)
+            except ScheduleError:
+                continue  # it stays a stage of its own: slower, not wrong
+    counts: list[tuple[int, Any, BlockFacts]] = []
+    for block in root_blocks(sch):
+        here, loops = kept.get(sch.get(block).name_hint), sch.get_loops(block)
+        if here is None or not here.trivial or len(loops) != len(here.extents) or not loops:
+            continue
+        counts.append((here.elements, prod([sch.get(loop).extent.astype("int64") for loop in loops], start=_ONE), here))
+        _nest(sch, here, loops, parallel)
+    if not counts:
+        return sch.mod["main"], tirx.const(0, "int64"), lambda machine: 1.0
+    elements, count, largest = max(counts, key=lambda c: c[0])
+    return sch.mod["main"], count, lambda machine: largest.nanoseconds(machine) / elements
+
+
+_ONE = tirx.const(1, "int64")
+
+
+def _tried_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function at some sizes."""
+    axes, sizes = with_size_variables(func)
+    handed = [p for p in axes.params if not hasattr(p.ty, "shape")]
+    return at_sizes(axes, {v: SIZES[k % len(SIZES)] for k, v in enumerate([*sizes, *handed])})
+
+
+def _nest(sch: Any, here: BlockFacts, loops: list[Any], parallel: bool) -> None:
+    spatial = [k for k, kind in enumerate(here.kinds) if kind == "S"]
+    reduced = [k for k, kind in enumerate(here.kinds) if kind == "R"]
+    if len(spatial) + len(reduced) != len(loops):
+        return
+    inner = vector_axis(here, spatial) if reduced else None
+    if inner is not None:
+        spatial.remove(inner)
+        sch.reorder(*[loops[k] for k in (*spatial, *reduced, inner)])
+    outer = [loops[k] for k in (spatial if reduced else spatial[:-1] or spatial)]
+    if parallel and outer:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])

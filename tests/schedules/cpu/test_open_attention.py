@@ -1,0 +1,101 @@
+"""Attention with an open number of queries, keys and samples: every mask, causal, and a decoder's step."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.harness import Open, close, machines, open_module
+
+LENGTHS = (1, 2, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 64, 101, 511)
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(sum(shape) + seed).standard_normal(shape).astype("float32")
+
+
+def attention(q, k, v, mask=None, offset=None):
+    """[B, S, N, H] in float64; a query i sees keys up to i + offset."""
+    heads, shared = q.shape[2], k.shape[2]
+    q, k, v = (x.astype("float64").transpose(0, 2, 1, 3) for x in (q, k, v))
+    k, v = (np.repeat(x, heads // shared, 1) for x in (k, v))
+    scores = q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores + mask
+    if offset is not None:
+        i, j = np.ogrid[: scores.shape[2], : scores.shape[3]]
+        scores = np.where(j <= i + offset, scores, -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return (e / e.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+
+
+def build(causal=None):
+    def of(bb, q, k, v, *mask):
+        return relax.op.nn.attention(q, k, v, mask[0] if mask else None, causal_mask=causal)
+
+    return of
+
+
+def kernel(model):
+    return [how for how, _ in model.how.values() if how not in ("generic", "elementwise")]
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("causal", [None, "TopLeft", "BottomRight"])
+def test_as_many_queries_as_keys(machine, causal):
+    shape = ("batch", "seq", 3, 20)
+    model = Open(open_module(build(causal), [shape] * 3), machine)
+    assert kernel(model) == ["attention"]
+    for seq in LENGTHS if machine == "avx512" else (1, 7, 8, 9, 17, 33):
+        batch = 2 if seq < 40 else 1
+        q, k, v = (random(batch, seq, 3, 20, seed=s) for s in range(3))
+        close(model.guarded([q, k, v], q.shape), attention(q, k, v, offset=None if causal is None else 0), 64)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [("batch", 1, 1, "keys"), (1, 1, 1, "keys"), ("batch", 3, "seq", "keys"), (1, 1, "seq", "keys"), (1, 1, "seq", 1)],
+)
+def test_masks(mask):
+    shapes = [("batch", "seq", 3, 16), ("batch", "keys", 3, 16), ("batch", "keys", 3, 16), mask]
+    model = Open(open_module(build(), shapes))
+    assert kernel(model) == ["attention"]
+    for seq, keys in [(1, 1), (7, 5), (16, 13), (17, 14), (33, 15), (5, 64), (40, 29)]:
+        known = {"batch": 2, "seq": seq, "keys": keys}
+        q, k, v, m = (random(*(known.get(d, d) for d in s), seed=i) for i, s in enumerate(shapes))
+        m[..., -1] = -np.inf if keys > 1 and m.shape[-1] > 1 else 0
+        close(model(q, k, v, m)[0], attention(q, k, v, m), 64)
+
+
+def test_a_step_of_a_decoder_reads_the_past():
+    shapes = [("batch", 1, 4, 16), ("batch", "past + 1", 2, 16), ("batch", "past + 1", 2, 16), ("past", 1)]
+    model = Open(open_module(lambda bb, q, k, v, past: build()(bb, q, k, v), shapes))
+    assert kernel(model) == ["attention"]
+    for past in (1, 6, 7, 12, 13, 14, 15, 16, 500):
+        q, k, v = random(2, 1, 4, 16), random(2, past + 1, 2, 16), random(2, past + 1, 2, 16, seed=1)
+        close(model(q, k, v, random(past, 1))[0], attention(q, k, v), 64)
+
+
+def test_several_new_tokens_see_the_past_and_themselves():
+    shapes = [("seq", 8), ("past", 8), (1, "seq", 2, 8), (1, "past", 2, 8)]
+
+    def steps(bb, a, b, new, old):
+        keys = bb.emit(relax.op.concat([old, new], 1))
+        return relax.op.nn.attention(new, keys, keys, causal_mask="BottomRight")
+
+    model = Open(open_module(steps, shapes))
+    assert kernel(model) == ["attention"]
+    for seq, past in [(1, 1), (3, 5), (16, 1), (17, 40), (2, 500)]:
+        new, old = random(1, seq, 2, 8), random(1, past, 2, 8, seed=1)
+        keys = np.concatenate([old, new], 1)
+        close(model(random(seq, 8), random(past, 8), new, old)[0], attention(new, keys, keys, offset=past), 64)
+
+
+def test_huge_scores_and_nan_stay_in_their_rows():
+    model = Open(open_module(build(), [(1, "seq", 1, 8)] * 3))
+    q, k, v = random(1, 21, 1, 8), random(1, 21, 1, 8, seed=1), random(1, 21, 1, 8, seed=2)
+    q[0, 3] *= 1e4
+    expected = attention(q, k, v)
+    close(model(q, k, v)[0], expected, 1000)
+    q[0, 5, 0, 0] = np.nan
+    y = model(q, k, v)[0]
+    assert np.isnan(y[0, 5]).all() and np.isfinite(np.delete(y, 5, 1)).all()

@@ -1,0 +1,58 @@
+"""Kernels with open sizes that are not rows: their own loops, right at every size."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.harness import Open, close, open_module
+
+SIZES = [(1, 1), (1, 7), (3, 8), (2, 9), (5, 15), (1, 16), (2, 17), (3, 31), (1, 33), (4, 101), (1, 600)]
+
+
+def random(*shape):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32")
+
+
+def check(build, shapes, reference, length=1, families=("generic",)):
+    model = Open(open_module(build, shapes))
+    assert tuple(how for how, _ in model.how.values()) == families
+    for batch, seq in SIZES:
+        known = {"batch": batch, "seq": seq}
+        inputs = [random(*(known.get(d, d) for d in s)) for s in shapes]
+        expected = reference(*(x.astype("float64") for x in inputs))
+        close(model.guarded(inputs, expected.shape), expected, length)
+
+
+def test_a_mask_of_length_by_length_is_added_and_scaled():
+    def build(bb, x, mask):
+        half = relax.const(0.5, "float32")
+        return relax.op.tanh(bb.emit(relax.op.add(bb.emit(relax.op.multiply(x, half)), mask)))
+
+    shapes = [("batch", 4, "seq", "seq"), ("batch", 1, 1, "seq")]
+    check(build, shapes, lambda x, m: np.tanh(x * 0.5 + m))
+
+
+def test_heads_are_turned():
+    build = lambda bb, x: relax.op.permute_dims(x, [0, 2, 1, 3])  # noqa: E731
+    check(build, [("batch", "seq", 3, 5)], lambda x: x.transpose(0, 2, 1, 3), families=("elementwise",))
+    build = lambda bb, x: relax.op.permute_dims(x, [1, 0])  # noqa: E731
+    check(build, [("batch", "seq")], lambda x: x.T, families=("elementwise",))
+
+
+def test_sums_over_an_open_axis():
+    check(lambda bb, x: relax.op.sum(x, [1]), [("batch", "seq", 20)], lambda x: x.sum(1), 600)
+    check(lambda bb, x: relax.op.max(x, [1]), [("batch", "seq", 3)], lambda x: x.max(1))
+    check(lambda bb, x: relax.op.sum(x, [-1]), [("batch", "seq")], lambda x: x.sum(-1), 600 * 600)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_tensors_are_joined(axis):
+    def build(bb, x, y):
+        return relax.op.concat([x, y], axis)
+
+    check(build, [("batch", "seq"), ("batch", "seq")], lambda x, y: np.concatenate([x, y], axis))
+
+
+def test_padding_and_flipping():
+    check(lambda bb, x: relax.op.nn.pad(x, [0, 0, 1, 2]), [("batch", "seq")], lambda x: np.pad(x, ((0, 0), (1, 2))))
+    check(lambda bb, x: relax.op.flip(x, 1), [("batch", "seq", 3)], lambda x: x[:, ::-1])
