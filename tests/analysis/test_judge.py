@@ -13,7 +13,7 @@ from tests.debug.nets import residual, saved
 from tvmopt.analysis.deviation import LIMITS, deviation, slope
 from tvmopt.analysis.examine import Examiner
 from tvmopt.analysis.judge import Judge
-from tvmopt.analysis.verify import verify
+from tvmopt.analysis.verify import broken, verify
 from tvmopt.errors import AccuracyError
 from tvmopt.runtime.model import Model
 from tvmopt.targets import Machine
@@ -255,3 +255,47 @@ def test_batch_norm_of_constants_is_right(tmp_path):
     found = tvmopt.compile(model).model.run({"x": np.zeros(1, "f")})["y"]
     s, b, m, v = (values[n].reshape(1, 15, 1).astype(float) for n in "sbmv")
     np.testing.assert_allclose(found, (values["c"] - m) / np.sqrt(v + 1e-5) * s + b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-15, 1.0, 1e18, 1e30])
+def test_errors_show_at_every_size_of_numbers(size):
+    """Squares of such numbers leave float32."""
+    exact = (np.random.default_rng(0).standard_normal((9, 33)) * size).astype("f")
+    assert deviation("y", exact, exact.copy(), LIMITS["fp32"]).ok
+    assert deviation("y", exact, exact * np.float32(1 + 1e-6), LIMITS["fp32"]).ok
+    leaky = np.where(exact < 0, exact * np.float32(0.9), exact)
+    assert not deviation("y", exact, leaky, LIMITS["fp32"]).ok
+    assert abs(slope(exact, leaky, exact)) > 0.01
+
+
+def test_a_product_that_its_sum_rounds_away_says_nothing():
+    product = np.random.default_rng(0).standard_normal((40, 40))
+    exact = product - 65504
+    found = exact.astype(np.float16).astype(np.float64)
+    assert abs(slope(exact, found, product)) > 0.9
+    assert slope(exact, found, product, float(np.finfo(np.float16).eps)) == 0
+    assert abs(slope(product, 1.03 * product, product, float(np.finfo(np.float16).eps)) - 0.03) < 1e-9
+
+
+def test_no_numbers_of_bfloat16_are_seen():
+    import ml_dtypes
+
+    assert broken({"x": np.array([1, np.inf]).astype(ml_dtypes.bfloat16)})
+    assert not broken({"x": np.array([1, 2]).astype(ml_dtypes.bfloat16)})
+
+
+def test_a_tie_of_a_quantised_product_may_go_either_way():
+    node = helper.make_node("QLinearMatMul", ["a", "s", "z", "b", "s", "z", "t", "z"], ["y"])
+    values = {"s": np.float32(0.1), "t": np.float32(0.02), "z": np.int8(0), "b": np.array([[1], [0]], np.int8)}
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node], "g", [info("a", TensorProto.INT8, [9, 2])], [info("y", TensorProto.INT8, [9, 1])],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in values.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    a = np.stack([np.arange(9), np.zeros(9)], 1).astype(np.int8)
+    judge, halves = Judge(model), np.arange(9) * 0.5
+    truth = judge.truth({"a": a})
+    for rounded in (np.floor(halves), np.ceil(halves)):
+        assert judge(truth, {"y": rounded.astype(np.int8)[:, None]}).ok
+    assert not judge(truth, {"y": (np.rint(halves) + (halves == 1)).astype(np.int8)[:, None]}).ok

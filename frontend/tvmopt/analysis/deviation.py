@@ -24,6 +24,8 @@ LEAST = 64
 """Elements of a slice: the rms of fewer says little."""
 PEAK = 8.0
 """How much larger than the rms a single error of a slice may be."""
+SQUARABLE = (1e-12, 1e15)
+"""Between these lies the largest number of a tensor whose squares can be added up in float32."""
 FILL = 100.0
 """How much larger than all other values a fill is."""
 
@@ -54,6 +56,8 @@ LIMITS = {
 SLOPE = {"fp32": 2e-3, "tf32": 4e-3, "fp16": 4e-3, "bf16": 1e-2}
 """How much of a product a kernel's error may be. Rounding has no direction: of thousands of elements it leaves next to
 nothing along the product itself, so a few per cent too much show even where a large residual hides them."""
+DWARFED = 0.1
+"""The share of a product that may be lost where it is added to something larger and the sum is stored."""
 
 
 def limits_of(precision: str, dtype: np.dtype[Any]) -> Limits:
@@ -108,18 +112,21 @@ def deviation(
     if exact.dtype.kind not in "fc":
         return steps(name, exact, found, naturals)
     wide = np.result_type(exact.dtype, np.float32)
-    a, b = exact.astype(wide, copy=False), found.astype(wide, copy=False)
+    a, b = squarable(exact.astype(wide, copy=False), found)
     problem = placement(a, b, naturals)
     finite = np.isfinite(a) & np.isfinite(b)
     with np.errstate(all="ignore"):
-        error = np.where(finite, np.abs(b - a), 0)
+        error = np.abs(b - a)
+    if not finite.all():
+        error = np.where(finite, error, 0)
     if error.size == 0:
         return OutputComparison(name, problem)
     keep = counted(a, finite)
     errors = [_natural(a, n, finite) for n in naturals if n.shape == a.shape]
     ratio, worst, allowed = _worst(a, error, keep, errors, limits)
-    size = np.abs(np.where(keep, a, 0))
-    scale = float(size.max(initial=0.0))
+    kept = a if keep.all() else a[keep]
+    low, high = float(kept.min(initial=np.inf)), float(kept.max(initial=-np.inf))
+    scale = max(-low, high, 0.0)
     return OutputComparison(
         name,
         problem or ("" if ratio <= 1 else "differs"),
@@ -132,10 +139,19 @@ def deviation(
         worst=tuple(map(int, worst)),
         expected=float(a[worst]),
         found=float(b[worst]),
-        spread=float(np.ptp(a[keep])) if keep.any() else 0.0,
+        spread=max(high - low, 0.0),
         peer_error=float(_natural(a, peer, finite).max()) if peer is not None and peer.shape == a.shape else -1.0,
         excess=ratio,
     )
+
+
+def squarable(a: Array, b: Array) -> tuple[Array, Array]:
+    """Both in the type of the first or, where the squares of its numbers leave float32, in float64."""
+    with np.errstate(all="ignore"):
+        top = float(np.abs(a).max(initial=0.0, where=np.isfinite(a))) if a.dtype == np.float32 else 1.0
+    if top and not SQUARABLE[0] < top < SQUARABLE[1]:
+        a = a.astype(np.float64)
+    return a, b.astype(a.dtype, copy=False)
 
 
 def _natural(a: Array, other: Array, finite: Array) -> Array:
@@ -149,25 +165,26 @@ def _worst(
 ) -> tuple[float, tuple[Any, ...], float]:
     """(error over what is allowed, at most; where; what is allowed there)."""
     whole = bool(keep.all())
-    power = np.square(np.where(keep, a, 0)) if not whole else np.square(a)
+    power, errors, *others = (np.square(x if whole else np.where(keep, x, 0)) for x in (a, error, *naturals))
     overall = float(np.sqrt(power.sum() / max(1, int(keep.sum()))))
-    size = np.abs(a)
     best, where, limit = 0.0, np.unravel_index(int(error.argmax()), error.shape), 0.0
     for axes in partitions(a.shape):
         number = float(np.prod([a.shape[x] for x in axes]))
         count = number if whole else np.maximum(keep.sum(axes, keepdims=True), 1)
         scale = np.sqrt(power.sum(axes, keepdims=True) / count)
         allowed = limits.rms * scale + limits.cross * overall + np.finfo(np.float32).tiny
-        for natural in naturals:
-            own = np.sqrt(np.square(np.where(keep, natural, 0)).sum(axes, keepdims=True) / count)
+        for other in others:
+            own = np.sqrt(other.sum(axes, keepdims=True) / count)
             usual = float(np.sqrt(np.mean(np.square(own)))) / (float(np.sqrt(np.mean(np.square(scale)))) or 1.0)
             allowed = np.maximum(allowed, limits.factor * np.maximum(own, usual * scale))
-        rms = np.sqrt(np.square(np.where(keep, error, 0)).sum(axes, keepdims=True) / count)
-        each = PEAK * allowed + limits.element * size
-        for natural in naturals:
-            each = np.maximum(each, limits.factor * natural)
-        peaks = error / each
-        for ratios, bound in ((rms / allowed, allowed), (peaks, each)):
+        found = [(np.sqrt(errors.sum(axes, keepdims=True) / count) / allowed, allowed)]
+        most = float((error.max(axes, keepdims=True) / (PEAK * allowed)).max())
+        if most > max(best, float(found[0][0].max())):  # else no single element can be the worst
+            each = PEAK * allowed + limits.element * np.abs(a)
+            for natural in naturals:
+                each = np.maximum(each, limits.factor * natural)
+            found.append((error / each, each))
+        for ratios, bound in found:
             at = np.unravel_index(int(ratios.argmax()), ratios.shape)
             if float(ratios[at]) > best:
                 best, limit = float(ratios[at]), float(bound[at])
@@ -184,8 +201,12 @@ def _largest(error: Array, inside: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(int(p) + (k.start or 0) for p, k in zip(at, kept, strict=True))
 
 
-def slope(exact: Array, found: Array, product: Array) -> float:
+def slope(exact: Array, found: Array, product: Array, epsilon: float = 0.0) -> float:
     """The share of `product` that the error of `found` is, by least squares over the elements that are not zero.
+
+    Args:
+        epsilon: rounding of the type that `found` is stored in. A sum that dwarfs its product rounds it away, and that
+            error has the product's direction: such elements say nothing.
 
     >>> p = np.random.default_rng(0).standard_normal((64, 64))
     >>> round(slope(p + 9, 1.03 * p + 9, p), 6)
@@ -193,11 +214,14 @@ def slope(exact: Array, found: Array, product: Array) -> float:
     """
     if product.size != exact.size or product.size < 256:
         return 0.0
-    flat, p = exact.reshape(-1), product.reshape(-1)
+    p, flat = squarable(product.reshape(-1), exact.reshape(-1))
     with np.errstate(all="ignore"):
-        keep = (flat != 0) & np.isfinite(flat) & np.isfinite(p) & np.isfinite(found.reshape(-1))
-        p = np.where(keep, p, 0)
-        error = np.where(keep, found.reshape(-1) - flat, 0)
+        error = found.reshape(-1).astype(p.dtype, copy=False) - flat
+        keep = (flat != 0) & np.isfinite(error) & np.isfinite(p)
+        if epsilon:
+            keep &= epsilon * np.abs(flat) < DWARFED * np.abs(p)
+        if not keep.all():
+            p, error = np.where(keep, p, 0), np.where(keep, error, 0)
         power = float(np.dot(p, p))
         return float(np.dot(error, p)) / power if np.isfinite(power) and power > 0 else 0.0
 

@@ -21,7 +21,7 @@ from tvmopt.analysis.deviation import PEAK, limits_of
 from tvmopt.analysis.judge import Judge, Tolerance
 from tvmopt.analysis.kernels import Found, Written, check_kernels
 from tvmopt.analysis.observe import Seen, observe
-from tvmopt.analysis.oracle.values import Unsupported
+from tvmopt.analysis.oracle.values import Unsupported, is_real
 
 AMPLIFIED = 16.0
 """How many times what rounding explains an output may differ where every kernel is right."""
@@ -174,9 +174,10 @@ class Examiner:
         results: list[OutputComparison] = []
         hidden: list[dict[str, Array]] = []
         for name, ours in found.items():
-            if ours.dtype.kind != "f" or ours.shape != exact[name].shape:
+            if not is_real(ours.dtype) or ours.shape != exact[name].shape:
                 continue
-            theirs = peer[name] if peer is not None and name in peer else exact[name]
+            theirs = peer.get(name, exact[name]) if peer is not None else exact[name]
+            theirs = theirs if theirs.shape == ours.shape else exact[name]  # onnxruntime has shapes of its own for some
             lost = ~np.isfinite(exact[name]) & ~np.isfinite(theirs) & np.isfinite(ours)
             if lost.any():
                 hidden = hidden or self._hidden(feeds)
@@ -188,7 +189,7 @@ class Examiner:
         """The oracle's outputs with a large number, and with its negative, in place of what is no number."""
         made = []
         for number in (INSTEAD, -INSTEAD):
-            plain = {n: np.where(np.isfinite(a), a, a.dtype.type(number)) if a.dtype.kind == "f" else a
+            plain = {n: np.where(np.isfinite(a), a, a.dtype.type(number)) if is_real(a.dtype) else a
                      for n, a in feeds.items()}  # fmt: skip
             made.append(self.judge.truth(plain).exact)
         return made
@@ -199,7 +200,8 @@ class Examiner:
         same = (one == other) & np.isfinite(one)
         scale = float(np.sqrt(np.mean(np.square(one[same])))) if same.any() else 0.0
         with np.errstate(all="ignore"):
-            return np.asarray(same & (np.abs(ours - one) <= PEAK * limits.rms * scale + limits.element * np.abs(one)))
+            apart = np.abs(ours.astype(one.dtype) - one)
+            return np.asarray(same & (apart <= PEAK * limits.rms * scale + limits.element * np.abs(one)))
 
     def _run(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Run:
         if not self.observed:
@@ -226,8 +228,8 @@ def ruled(compared: Comparison, found: Found) -> Comparison:
 
 def _same_places(theirs: Array, ours: Array) -> bool:
     """Whether the same elements are numbers."""
-    if ours.dtype.kind != "f" or theirs.shape != ours.shape:
-        return bool(ours.dtype.kind != "f")
+    if not is_real(ours.dtype) or theirs.shape != ours.shape:
+        return not is_real(ours.dtype)
     return bool(np.array_equal(np.isfinite(theirs), np.isfinite(ours)))
 
 

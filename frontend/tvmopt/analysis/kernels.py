@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
@@ -101,7 +102,7 @@ class Walk:
     kernels: Sequence[Kernel]
     grids: Grids
     skipped: Collection[str] = ()
-    taken: dict[str, Array] = field(default_factory=dict)
+    taken: dict[str, Value] = field(default_factory=dict)
     wrong: dict[str, OutputComparison] = field(default_factory=dict)
     products: dict[str, Array] = field(default_factory=dict)
     agreed: int = 0
@@ -182,7 +183,9 @@ class Walk:
                 continue
             one = self.compared(form, exact, placed, value.kind)
             if name not in self.grids:  # steps are exact, or free
-                one = along(one, exact, placed, [self.products.get(p) for p in kernel.products], self.precision)
+                one = along(
+                    one, exact, placed, [self.products.get(p) for p in kernel.products], self.precision, value.kind
+                )
             if one.ok:
                 agreeing[form] = error, placed, one
             else:
@@ -207,18 +210,23 @@ class Walk:
         return deviation(name, exact, found, limits_of(self.precision, kind), naturals)
 
     def _take(self, name: str, found: Array, value: Value) -> Value:
-        self.taken[name] = found
+        self.taken[name] = Value(found, value.kind)
         return Value(found.astype(value.array.dtype) if is_real(value.kind) else found, value.kind)
 
 
 def along(
-    one: OutputComparison, exact: Array, found: Array, products: Iterable[Array | None], precision: str
+    one: OutputComparison, exact: Array, found: Array, products: Iterable[Array | None], precision: str, kind: Any
 ) -> OutputComparison:
-    """The comparison, failed where the error is a share of a product that the kernel computes."""
+    """The comparison, failed where the error is a share of a product that the kernel computes.
+
+    Args:
+        kind: the type that the result is stored in.
+    """
     if not one.ok or exact.dtype.kind != "f":
         return one
+    epsilon = float(ml_dtypes.finfo(kind).eps) if is_real(kind) and kind.itemsize < 4 else 0.0
     for product in products:
-        share = slope(exact, found, product) if product is not None else 0.0
+        share = slope(exact, found, product, epsilon) if product is not None else 0.0
         if abs(share) > SLOPE.get(precision, SLOPE["fp32"]):
             return replace(one, problem=f"differs by {share:.2%} of its product")
     return one
@@ -360,11 +368,11 @@ class _Measured:
         products = {p for k in suspects.values() for p in k.products if p in self.order}
         self.wanted = {*walk.wrong, *alike, *behind, *products}
         self.kinds: dict[str, Any] = {}
-        self.found = {**walk.taken, **{n: walk.outputs[n] for n in walk.wrong}}
+        self.found = {n: v.array for n, v in walk.taken.items()} | {n: walk.outputs[n] for n in walk.wrong}
         self.edges: dict[str, list[Any]] = {}
         self.exact = self._exact(walk.taken, keep=True)
         self.found |= {name: self._written(name, kernel) for name, kernel in suspects.items()}
-        self.naturals = [self._rounded(sign) for sign in signs(self.edges)]
+        self.naturals = self._rounded()
 
     def _behind(self, name: str) -> list[str]:
         """The next tensors behind this one whose values of the compiled model are known."""
@@ -379,33 +387,31 @@ class _Measured:
                         front.add(output)
         return found
 
-    def _exact(self, taken: Mapping[str, Array], keep: bool = False) -> dict[str, Array]:
-        """Tensors in float64 as they are computed, each from the compiled model's numbers before it."""
-        made: dict[str, Array] = {}
-
-        def replaced(name: str, value: Value) -> Value | None:
-            self.kinds[name] = value.kind
-            if name in self.wanted:
-                made[name] = value.array
-            return Value(taken[name].astype(value.array.dtype), value.kind) if name in taken else None
-
+    def _exact(self, taken: Mapping[str, Value], keep: bool = False) -> dict[str, Array]:
+        """Tensors in float64, each from the compiled model's numbers before it."""
         recorder = Recorder(self.model)
-        recorder.run(self.feeds, observe=replaced)
+        made = self._run(recorder, taken)
         if keep:
             self.edges = recorder.edges
-        return made
+            self.kinds = {n: v.kind for n, v in made.items()}
+        return {n: v.array for n, v in made.items()}
 
-    def _rounded(self, sign: int) -> dict[str, Array]:
-        made: dict[str, Array] = {}
-        taken = self.walk.taken
-
-        def replaced(name: str, value: Value) -> Value | None:
-            if name in self.wanted:
-                made[name] = value.array
-            return Value(taken[name].astype(value.array.dtype), value.kind) if name in taken else None
-
+    def _rounded(self) -> list[dict[str, Array]]:
+        """The same in runs that only round."""
         allowed = limits_of(self.precision, np.dtype(np.float32)).rms
-        Rounded(self.model, arithmetic_of(self.precision), self.edges, sign, allowed).run(self.feeds, observe=replaced)
+        arithmetic = arithmetic_of(self.precision)
+        runs = [Rounded(self.model, arithmetic, self.edges, sign, allowed) for sign in signs(self.edges)]
+        return [{n: v.array for n, v in self._run(run, self.walk.taken).items()} for run in runs]
+
+    def _run(self, oracle: Oracle, taken: Mapping[str, Value]) -> dict[str, Value]:
+        """The wanted tensors as they are computed; what reads one of `taken` gets the compiled model's."""
+        made: dict[str, Value] = {}
+
+        def seen(name: str, value: Value) -> None:
+            if name in self.wanted:
+                made[name] = value
+
+        oracle.run(self.feeds, self.wanted, seen, taken)
         return made
 
     def _written(self, name: str, kernel: Kernel) -> Array:
@@ -427,7 +433,7 @@ class _Measured:
         one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
         if name in self.walk.grids:
             return one
-        return along(one, exact, found, [self.exact.get(p) for p in kernel.products], self.precision)
+        return along(one, exact, found, [self.exact.get(p) for p in kernel.products], self.precision, self.kinds[name])
 
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
@@ -438,7 +444,7 @@ class _Measured:
                 kernel.tensor, kernel.comparison = right.removesuffix(PLAIN), self.written(right, kernel)
             if right or not self.frontier[name]:
                 continue
-            own = self._exact({**self.walk.taken, name: self.found[name]})
+            own = self._exact({**self.walk.taken, name: Value(self.found[name], self.kinds[name])})
             for next_one in self.frontier[name]:
                 ought = _distance(self.exact[next_one], self.found[next_one])
                 if 0 < _distance(own[next_one], self.found[next_one]) <= WORSE * ought:

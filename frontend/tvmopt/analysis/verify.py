@@ -21,7 +21,7 @@ from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.examine import Examined, Examiner
 from tvmopt.analysis.judge import Tolerance
 from tvmopt.analysis.metrics import metrics
-from tvmopt.analysis.oracle.values import Unsupported
+from tvmopt.analysis.oracle.values import Unsupported, is_real
 from tvmopt.analysis.samples import described, trial_inputs, trials
 from tvmopt.dims import is_open, near
 from tvmopt.errors import AccuracyError, InputError, TvmoptError
@@ -286,7 +286,7 @@ def examined(
 
 def broken(feeds: Mapping[str, Array]) -> bool:
     """Whether an input has a value that is no number."""
-    return any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in feeds.values())
+    return any(is_real(a.dtype) and not np.isfinite(a).all() for a in feeds.values())
 
 
 def peers_of(

@@ -15,7 +15,7 @@ does to the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from tvmopt.analysis.oracle.fallback import Fallback, function_body
 from tvmopt.analysis.oracle.table import KINDS, OPERATORS
 from tvmopt.analysis.oracle.values import EXACT, Arithmetic, Array, Call, Unsupported, Value, is_real, limit, widened
+from tvmopt.importer.structure import sort_graphs
 
 Observe = Callable[[str, Value], "Value | None"]
 """Sees each tensor as it is made; what it returns instead takes its place."""
@@ -51,6 +52,7 @@ class Oracle:
             model = onnx.load(str(model))
         if model.functions:
             model = inline_local_functions(model)
+        model = sort_graphs(model)  # a file may have its nodes in any order
         self.arithmetic, self.folder = arithmetic, folder
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
         self.ir_version = model.ir_version
@@ -66,13 +68,15 @@ class Oracle:
         self._fallback = Fallback(self.opsets, model.ir_version, self.notes)
 
     def run(
-        self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, observe: Observe | None = None
-    ) -> dict[str, Array]:
+        self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, observe: Observe | None = None,
+        known: Mapping[str, Value] | None = None,
+    ) -> dict[str, Array]:  # fmt: skip
         """Outputs by name: float64 for every real type, the declared type for all others.
 
         Args:
             outputs: names of tensors, also inner ones; default: the model's outputs.
             observe: sees, and may replace, each tensor of the main graph.
+            known: what these tensors are for all that read them; only what `outputs` then need is computed.
 
         Raises:
             Unsupported: an operator has no definition here, nor in onnx.reference, nor in onnxruntime.
@@ -81,8 +85,12 @@ class Oracle:
         scope = dict(self.constants)
         for name in {*self.inputs, *self._kinds} & feeds.keys():
             scope[name] = self.value(feeds[name])
+        nodes = self.graph.node
+        if known is not None:
+            nodes = self._needed(wanted, known)
+            scope |= {n: Value(widened(v.array, self.arithmetic.work), v.kind) for n, v in known.items()}
         with np.errstate(all="ignore"):
-            self._run_nodes(self.graph.node, scope, self._last_uses(wanted), observe)
+            self._run_nodes(nodes, scope, self._last_uses(nodes, wanted), observe, known or {})
         missing = [n for n in wanted if n not in scope]
         if missing:
             raise Unsupported(f"the model computes no tensor {missing[0]!r}")
@@ -97,10 +105,19 @@ class Oracle:
 
     # -- graphs ------------------------------------------------------------------------------------------
 
-    def _last_uses(self, wanted: Iterable[str]) -> dict[int, list[str]]:
+    def _needed(self, wanted: Iterable[str], known: Collection[str]) -> list[Any]:
+        """The nodes that compute these tensors from those that are known."""
+        need, kept = set(wanted), []
+        for node in reversed(self.graph.node):
+            if need & set(node.output):
+                kept.append(node)
+                need.update(n for n in _reads(node) if n not in known)
+        return kept[::-1]
+
+    def _last_uses(self, nodes: Iterable[Any], wanted: Iterable[str]) -> dict[int, list[str]]:
         """Index of a node -> tensors that nothing behind it reads."""
         last: dict[str, int] = {}
-        for index, node in enumerate(self.graph.node):
+        for index, node in enumerate(nodes):
             last.update(dict.fromkeys([*node.output, *_reads(node)], index))
         keep = {*wanted, *self.constants}
         found: dict[int, list[str]] = {}
@@ -110,14 +127,16 @@ class Oracle:
         return found
 
     def _run_nodes(
-        self, nodes: Any, scope: dict[str, Value], dead: Mapping[int, list[str]], observe: Observe | None = None
-    ) -> None:
+        self, nodes: Any, scope: dict[str, Value], dead: Mapping[int, list[str]], observe: Observe | None = None,
+        known: Collection[str] = (),
+    ) -> None:  # fmt: skip
         for index, node in enumerate(nodes):
             for name, value in zip(node.output, self._run_node(node, scope), strict=False):
                 if not name or value is None:
                     continue
                 replaced = observe(name, value) if observe is not None else None
-                scope[name] = value if replaced is None else replaced
+                if name not in known:
+                    scope[name] = value if replaced is None else replaced
             for name in dead.get(index, ()):
                 scope.pop(name, None)
 

@@ -10,6 +10,7 @@ import numpy as np
 from tvmopt.analysis.oracle import (
     contrib,
     elementwise,
+    grid_sample,
     movement,
     products,
     quantized,
@@ -20,7 +21,9 @@ from tvmopt.analysis.oracle import (
 )
 from tvmopt.analysis.oracle.values import Array, Call, Operator, is_real
 
-_GROUPS = (elementwise, movement, products, quantized, recurrent, reductions, resize, windows)
+_GROUPS = (
+    elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize, windows,
+)  # fmt: skip
 
 OPERATORS: dict[tuple[str, str], Operator] = {
     **{("ai.onnx", name): operator for group in _GROUPS for name, operator in group.TABLE.items()},

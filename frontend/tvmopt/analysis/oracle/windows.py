@@ -12,8 +12,10 @@ from numpy.lib.stride_tricks import as_strided
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported
 
 Index: TypeAlias = Any
-CHUNK = 1 << 26
-"""Bytes of copied windows at a time."""
+CHUNK = 1 << 22
+"""Bytes of copied windows at a time: they are read again by the product that follows, from a cache."""
+NEAR = 1 << 18
+"""Bytes of a result that is added to for each tap, in the nearest cache."""
 
 
 def spans(call: Call, sizes: list[int], kernel: list[int], ceil: bool = False) -> tuple[list[int], ...]:
@@ -88,12 +90,17 @@ def convolve(
     view = windows(x, kernel, strides, dilations, outputs)
     if groups == c and w.shape[1] == 1:  # a channel at a time: a sum over the taps
         per = m // c
-        for tap in product(*map(range, kernel)):
-            at: Index = (slice(None), slice(None), *tap)
-            piece = view[at]
-            if per > 1:
-                piece = np.repeat(piece, per, axis=1)
-            out += piece * w[:, 0][at[:1] + tap].reshape(1, m, *(1,) * len(kernel))
+        step = max(1, NEAR // max(1, n * per * prod(outputs) * dtype.itemsize))
+        for first in range(0, c, step):
+            own = slice(first, first + step)
+            total = out[:, first * per : (first + step) * per].reshape(n, -1, per, *outputs)
+            weights = w[first * per : (first + step) * per, 0].reshape(1, -1, per, *kernel, *(1,) * len(kernel))
+            term = np.empty_like(total)
+            for tap in product(*map(range, kernel)):
+                at: Index = (slice(None), own, *tap)
+                of: Index = (slice(None), slice(None), slice(None), *tap)
+                np.multiply(view[at][:, :, None], weights[of], out=term)
+                np.add(total, term, out=total)
         return out
     rows = w.reshape(groups, m // groups, -1).astype(dtype, copy=False)
     width = w.shape[1] * prod(kernel)
@@ -166,7 +173,7 @@ def _transposed_frame(call: Call, sizes: list[int], strides: list[int], full: li
         outputs = shape[-count:]
         total = [f - o for f, o in zip(full, outputs, strict=True)]
     elif mode.startswith("SAME"):
-        outputs = [n * s for n, s in zip(sizes, strides, strict=True)]
+        outputs = [min(n * s, f) for n, s, f in zip(sizes, strides, full, strict=True)]
         total = [f - o for f, o in zip(full, outputs, strict=True)]
     else:
         pads = call.ints("pads") or [0] * (2 * count)
