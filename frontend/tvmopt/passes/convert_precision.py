@@ -195,7 +195,8 @@ class _Conversion:
             self._heavy(var, value)
         elif var in self.wanted and self._moved(var):
             self.narrow[var] = self._emit(self._half_of(value), name_of(var))
-            if RESULT in self.graph.users(var) or not isinstance(var, relax.DataflowVar):
+            seen = RESULT in self.graph.users(var) or not isinstance(var, relax.DataflowVar)
+            if seen and isinstance(var.ty, relax.TensorType):  # the elements of a tuple are bound one by one
                 self._bind(var, relax.op.astype(self.narrow[var], "float32"))
                 self.casts[1] += 1
             return
@@ -247,6 +248,9 @@ class _Conversion:
         """`value` reading float32 casts of the variables that exist in 16 bits only."""
         if isinstance(value, relax.Tuple):  # a result: what exists in float32 too stays as it is
             return relax.Tuple([f if f in self.bound else self._wide(f, name) for f in value.fields])
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.narrow:  # its split is in 16 bits
+            self.casts[1] += 1
+            return relax.op.astype(self._emit(self._half_of(value), name), "float32")
         if isinstance(value, relax.Call) and not isinstance(value.op, relax.Var):
             args = [self._wide(a, name) for a in value.args]
             if any(a is not b for a, b in zip(args, value.args, strict=True)):

@@ -200,6 +200,7 @@ class FoldConstant(Rewrite):
     Applies when   every operand is a constant and the result's shape is static.
     Declines when  1. the result would exceed 2 GiB
                    2. neither NumPy nor (up to 65536 elements) TVM evaluates the operator
+                      (which loses what is no number, so it is not asked where an operand has a NaN or an infinity)
                    3. the result has no elements: an executable with a constant of no bytes cannot be loaded
     Gain           the whole expression, at every inference. Evaluated in the operands' own element type, as
                    at run time; erf and sigmoid by SciPy.
@@ -231,7 +232,8 @@ class FoldConstant(Rewrite):
             return None
         result = self._evaluate(graph, name, value)
         if result is None:
-            result = _ask_tvm(graph, value) if size <= LEFTOVER and not _refused(name, value) else None
+            asked = size <= LEFTOVER and not _refused(name, value) and self._all_numbers(graph, value)
+            result = _ask_tvm(graph, value) if asked else None
         if result is None or result.shape != dims:
             self.declined(var, f"2: {name} of constants is left to run time")
             return None
@@ -247,6 +249,13 @@ class FoldConstant(Rewrite):
         if not all(graph.is_const(t) or isinstance(t, plain) for t in tensors):
             return False
         return any(graph.is_const(t) for t in tensors) or op_name(call) in ("zeros", "ones")
+
+    @staticmethod
+    def _all_numbers(graph: Graph, call: Call) -> bool:
+        """Whether no operand has a NaN or an infinity, which TVM's own kernels lose."""
+        tensors = [t for a in call.args for t in (a.fields if isinstance(a, relax.Tuple) else [a])]
+        arrays = [a for t in tensors if (a := graph.array(t)) is not None]
+        return all(a.dtype.kind in "iub" or bool(np.isfinite(a).all()) for a in arrays)
 
     @staticmethod
     def _evaluate(graph: Graph, name: str, call: Call) -> Array | None:

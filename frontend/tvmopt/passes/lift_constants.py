@@ -5,8 +5,9 @@
         a = R.call_tir(conv, (x, const))               a = R.call_tir(conv, (x, w0))
         b = R.call_tir(dense, (a, const_2))            b = R.call_tir(dense, (a, w1))
 
-Applies when   a constant has more than one element. The order is that of first use; one constant used twice is one
-               parameter. Equal bytes do not make two constants one: with other weights they would differ.
+Applies when   a constant has another number of elements than one (a library with an empty constant cannot be loaded).
+               The order is that of first use; one constant used twice is one parameter. Equal bytes do not make two
+               constants one: with other weights they would differ.
 Declines when  1. the constant is a scalar: kernels have it as an immediate or cost nothing by it
 Gain           the library holds code only: weights load aligned into huge pages, can be left out, and be exchanged
                (`tvmopt refit`) without code generation.
@@ -48,14 +49,14 @@ class _Lifter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         super().__init__(module)
         self.parameters: list[relax.Var] = []
         self.weights: Weights = []
-        self._seen: dict[int, tuple[Any, relax.Var]] = {}  # constants live as long as this, so that ids stay unique
+        self._seen: dict[Any, tuple[Any, relax.Var]] = {}  # constants live as long as this, so that ids stay unique
 
     def visit_generic_const_(self, op: Any) -> relax.Expr:
         tensor = op.value
         shape = tuple(int(d) for d in tensor.shape)
-        if int(np.prod(shape, dtype=np.int64)) <= 1:  # Decline 1
+        if int(np.prod(shape, dtype=np.int64)) == 1:  # Decline 1
             return op
-        key = int(tensor.data_ptr())
+        key = int(tensor.data_ptr()), shape, str(tensor.dtype)  # empty ones have no memory that tells them apart
         if key not in self._seen:
             self._seen[key] = (tensor, self._parameter(tensor, shape))
         return self._seen[key][1]

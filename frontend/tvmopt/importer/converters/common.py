@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer import sizes
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 LOW_FLOATS = ("float16", "bfloat16")
 """Dtypes whose sums are kept in float32, as onnxruntime does."""
@@ -198,6 +199,33 @@ class Build:
 
     def take(self, a: Any, indices: Any, axis: int) -> Any:
         return self.emit(relax.op.take(a, indices, axis))
+
+
+def in_float32(convert: Converter) -> Converter:
+    """A converter that gets float16 and bfloat16 inputs as float32, and whose results are rounded once, at the end.
+
+    A machine without arithmetic for such a type rounds after each operation, and TVM sums in the type that it is given.
+    """
+
+    def run(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+        narrow = next((d for x in inputs if x is not None and (d := dtype_of(x)) in LOW_FLOATS), None)
+        if narrow is None:
+            return convert(bb, inputs, attrs, ctx)
+        b = Build(bb, ctx.name)
+
+        def rounded(result: Any) -> Any:
+            result = b.emit(result)
+            return b.cast(result, narrow) if dtype_of(result) == "float32" else result
+
+        made = convert(bb, Inputs(x if x is None else b.wide(x) for x in inputs), attrs, ctx)
+        return tuple(map(rounded, made)) if isinstance(made, tuple) else rounded(made)
+
+    return run
+
+
+def stock(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """What TVM's own converter makes of a node."""
+    return ctx.stock(inputs, attrs)
 
 
 def size(shape: Sequence[Size]) -> Size:

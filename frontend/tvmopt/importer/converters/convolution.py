@@ -16,7 +16,7 @@ _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.co
 
 
 def convolve(b: Build, ctx: Context, x: Any, w: Any, attrs: dict[str, Any]) -> Any:
-    """The convolution alone, without bias; low-precision floats are summed in float32."""
+    """The convolution alone, without bias; the sums of low-precision floats, in float32, are not rounded yet."""
     n = len(shape_of(x)) - 2
     if n not in _CONVOLUTIONS:
         raise ctx.unsupported(f"{n} spatial dimensions; 1 to 3 are supported")
@@ -36,7 +36,7 @@ def convolve(b: Build, ctx: Context, x: Any, w: Any, attrs: dict[str, Any]) -> A
         groups=attrs.get("group", 1),
         **({"out_dtype": "float32"} if dtype in LOW_FLOATS else {}),
     )
-    return b.cast(b.emit(out), dtype)
+    return b.emit(out)
 
 
 def _crop(b: Build, x: Any, pads: Sequence[int]) -> Any:
@@ -53,9 +53,14 @@ def conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
     b = Build(bb, ctx.name)
     x, w, bias = inputs[0], inputs[1], inputs[2]
     out = convolve(b, ctx, x, w, attrs)
-    if bias is None:
-        return out
-    return relax.op.add(out, b.reshape(bias, (1, shape_of(bias)[0], *[1] * (len(shape_of(x)) - 2))))
+    return _biased(b, out, bias, dtype_of(x))
+
+
+def _biased(b: Build, out: Any, bias: Any, dtype: str) -> Any:
+    """The sums of a convolution plus the bias, rounded once to the type of the result."""
+    if bias is not None:
+        out = b.add(out, b.reshape(b.wide(bias), (1, shape_of(bias)[0], *[1] * (len(shape_of(out)) - 2))))
+    return b.cast(out, dtype)
 
 
 _TRANSPOSED = {
@@ -82,7 +87,7 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
     mode = attrs.get("auto_pad", "NOTSET") or "NOTSET"
     wanted = attrs.get("output_shape")
     if wanted is None and mode.startswith("SAME"):
-        wanted = [i * s for i, s in zip(image, strides, strict=True)]
+        wanted = [min(i * s, f) for i, s, f in zip(image, strides, full, strict=True)]  # nothing is added
     if wanted is not None:
         begin, end = [], []
         for size, want in zip(full, list(wanted)[-n:], strict=True):
@@ -113,10 +118,7 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
         out = b.pad(out, [0] * (n + 2), [0, 0, *extra])
         for i in range(n):
             out = b.slice(out, 2 + i, begin[i], shape[2 + i] + extra[i] - max(end[i], 0))
-    out = b.cast(b.pad(out, [0] * (n + 2), [0, 0, *grow]), dtype_of(x))
-    if bias is None:
-        return out
-    return relax.op.add(out, b.reshape(bias, (1, shape_of(bias)[0], *[1] * n)))
+    return _biased(b, b.pad(out, [0] * (n + 2), [0, 0, *grow]), bias, dtype_of(x))
 
 
 def deform_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

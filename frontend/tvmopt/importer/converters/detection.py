@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 
@@ -161,7 +161,7 @@ def max_roi_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "NonMaxSuppression"): non_max_suppression,
-    ("", "RoiAlign"): roi_align,
+    ("", "RoiAlign"): in_float32(roi_align),
     ("", "MaxRoiPool"): max_roi_pool,
     ("", "TopK"): top_k,
 }

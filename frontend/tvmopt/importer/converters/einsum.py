@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, dtype_of, is_float, shape_of
+from tvmopt.importer.converters.common import Build, dtype_of, in_float32, is_float, shape_of, stock
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 
@@ -49,12 +49,12 @@ def einsum(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     shapes = [shape_of(x) for x in inputs]
     found = terms(attrs["equation"], [len(s) for s in shapes])
     if found is None or len(inputs) < 2 or not is_float(dtype_of(inputs[0])):
-        return ctx.stock(inputs, attrs)
+        return in_float32(stock)(bb, inputs, attrs, ctx)
     parts, out = found
     sizes: dict[str, int] = {}
     for letters, shape in zip(parts, shapes, strict=True):
         if any(sizes.setdefault(c, d) != d for c, d in zip(letters, shape, strict=True)):
-            return ctx.stock(inputs, attrs)
+            return in_float32(stock)(bb, inputs, attrs, ctx)
     b = Build(bb, ctx.name)
     value, have = inputs[0], parts[0]
     for i in range(1, len(parts)):

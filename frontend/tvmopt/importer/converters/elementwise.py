@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, like, shape_of
+from tvmopt.importer.converters.common import (
+    LOW_FLOATS,
+    Build,
+    const,
+    dtype_of,
+    in_float32,
+    is_float,
+    like,
+    shape_of,
+    stock,
+)
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import integer_ratio
 
@@ -263,6 +273,21 @@ def matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     return Build(bb, ctx.name).matmul(inputs[0], inputs[1])
 
 
+def gemm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Gemm; of float16 and bfloat16 the sums, alpha and beta C are float32, and the result is rounded once."""
+    if dtype_of(inputs[0]) not in LOW_FLOATS:
+        return ctx.stock(inputs, attrs)
+    b = Build(bb, ctx.name)
+    left = b.transpose(inputs[0], (1, 0)) if attrs.get("transA", 0) else inputs[0]
+    right = b.transpose(inputs[1], (1, 0)) if attrs.get("transB", 0) else inputs[1]
+    total = b.emit(relax.op.matmul(left, right, out_dtype="float32"))
+    total = total if attrs.get("alpha", 1.0) == 1 else b.mul(total, attrs["alpha"])
+    if inputs[2] is not None:
+        added = b.wide(inputs[2])
+        total = b.add(total, added if attrs.get("beta", 1.0) == 1 else b.mul(added, attrs["beta"]))
+    return b.cast(total, dtype_of(inputs[0]))
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Sum"): _chain(relax.op.add),
     ("", "Max"): _chain(relax.op.maximum),
@@ -284,7 +309,9 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "QuickGelu"): swish,
     ("", "SwiGLU"): swiglu,
     ("", "MatMul"): matmul,
+    ("", "Gemm"): gemm,
     ("", "Selu"): selu,
     ("", "Atanh"): atanh,
+    **{("", n): in_float32(stock) for n in ("Gelu", "HardSigmoid", "HardSwish", "IsNaN", "Sigmoid", "Softsign")},
     **{("", n): _by_float32(getattr(relax.op, n.lower())) for n in ("Acos", "Acosh", "Asin", "Asinh", "Atan", "Tanh")},
 }

@@ -1,4 +1,4 @@
-"""MaxPool, AveragePool and LpPool: every window is a full one for TVM, whatever `auto_pad` and `ceil_mode` say."""
+"""Pooling: every window is a full one for TVM, whatever `auto_pad` and `ceil_mode` say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.importer.converters.common import Build, dtype_of, is_float, like, shape_of
+from tvmopt.importer.converters.common import Build, dtype_of, in_float32, is_float, like, shape_of, stock
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.windows import Windows, windows
 
@@ -122,4 +122,6 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "MaxPool"): max_pool,
     ("", "AveragePool"): average_pool,
     ("", "LpPool"): lp_pool,
+    ("", "GlobalAveragePool"): in_float32(stock),
+    ("", "GlobalLpPool"): in_float32(stock),
 }

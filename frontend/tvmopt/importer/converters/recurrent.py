@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, shape_of
+from tvmopt.importer.converters.common import Build, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 from tvmopt.importer.converters.unrolled import unrolled
@@ -99,4 +99,4 @@ def _convert(kind: str) -> Converter:
 
 define(unrolled)
 
-CONVERTERS: dict[tuple[str, str], Converter] = {("", kind): _convert(kind) for kind in GATES}
+CONVERTERS: dict[tuple[str, str], Converter] = {("", kind): in_float32(_convert(kind)) for kind in GATES}

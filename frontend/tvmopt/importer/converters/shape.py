@@ -8,7 +8,7 @@ import numpy as np
 from onnx import helper
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of, stock
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 
@@ -250,6 +250,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "EyeLike"): eye_like,
     ("", "Split"): split,
     ("", "SpaceToDepth"): space_to_depth,
-    ("", "CumProd"): cum_prod,
+    ("", "CumProd"): in_float32(cum_prod),
+    ("", "CumSum"): in_float32(stock),
     ("", "MaxUnpool"): max_unpool,
 }

@@ -1,0 +1,58 @@
+"""GridSample in every mode against the oracle in float64, and the oracle against onnxruntime."""
+
+import itertools
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+import tvmopt
+from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.runtime.model import Model
+
+SIZES = [((2, 3, 5, 7), (2, 4, 9, 2)), ((1, 2, 1, 1), (1, 3, 3, 2)), ((1, 1, 8, 1), (1, 1, 17, 2)),
+         ((1, 2, 3, 4, 5), (1, 2, 3, 4, 3))]  # fmt: skip
+MODES = list(itertools.product(("nearest", "linear", "cubic"), ("zeros", "border", "reflection"), (0, 1)))
+
+
+def made(x_shape, grid_shape, **attributes):
+    info = helper.make_tensor_value_info
+    node = helper.make_node("GridSample", ["x", "g"], ["y"], **attributes)
+    out = [*x_shape[:2], *grid_shape[1:-1]]
+    graph = helper.make_graph([node], "g", [info("x", 1, x_shape), info("g", 1, grid_shape)], [info("y", 1, out)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("shapes", SIZES, ids=str)
+@pytest.mark.parametrize(("mode", "padding", "corners"), MODES)
+def test_against_float64_and_onnxruntime(shapes, mode, padding, corners, tmp_path):
+    if mode == "cubic" and len(shapes[0]) == 5:
+        pytest.skip("the standard has cubic interpolation of pictures only")
+    model = made(*shapes, mode=mode, padding_mode=padding, align_corners=corners)
+    onnx.save(model, tmp_path / "m.onnx")
+    ours = Model(tvmopt.compile(tmp_path / "m.onnx", verify=False).artifact)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(3)
+    for spread in (0.7, 4.0, 1e18):
+        feeds = {
+            "x": rng.standard_normal(shapes[0]).astype("f"),
+            "g": (spread * rng.standard_normal(shapes[1])).astype("f"),
+        }
+        exact, found = Oracle(model).run(feeds)["y"], ours.run(feeds)["y"]
+        assert np.isfinite(found).all()
+        if spread < 10:
+            np.testing.assert_allclose(theirs.run(None, feeds)[0], exact, atol=2e-5)
+        if spread < 10 or padding != "reflection":  # where 1e18 is reflected to, rounding decides
+            np.testing.assert_allclose(found, exact, atol=2e-5)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_no_number_as_a_coordinate(padding, tmp_path):
+    model = made((1, 1, 3, 3), (1, 1, 3, 2), mode="cubic", padding_mode=padding)
+    onnx.save(model, tmp_path / "m.onnx")
+    ours = Model(tvmopt.compile(tmp_path / "m.onnx", verify=False).artifact)
+    grid = np.array([[[[0, np.nan], [np.inf, 0], [0, 0]]]], "f")
+    found = ours.run({"x": np.arange(9, dtype="f").reshape(1, 1, 3, 3), "g": grid})["y"].ravel()
+    assert np.isnan(found[0]) and not np.isfinite(found[1]) and abs(found[2] - 4) < 1e-5
