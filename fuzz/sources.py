@@ -1,4 +1,5 @@
-"""The models of a run, by number: random graphs, graphs whose indices leave their range, mutants of valid models."""
+"""The models of a run, by number: random graphs, graphs with constants for inputs, graphs whose indices leave their
+range, mutants of valid models."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from fuzz import typed
 from fuzz.build import BF16, F16, F32, F64, Builder
+from fuzz.inputs import feeds_of, kinds_for
 from fuzz.mutate import mutated
 from fuzz.rules import RULES, Rule, grow, indexed, integers
 
-KINDS = ("graphs", "mutants", "indices", "integers")
+KINDS = ("graphs", "mutants", "indices", "integers", "constants")
 FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
     (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
@@ -28,6 +31,8 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
         return graph(seed, index, real=real).SerializeToString()
     if kind == "indices":
         return graph(seed, index, INDEXED, 1.0, real).SerializeToString()
+    if kind == "constants":
+        return folded(seed, index, real).SerializeToString()
     if kind == "integers":
         return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
@@ -50,6 +55,19 @@ def graph(
         if builder.nodes:
             return builder.model()
     raise RuntimeError(f"no graph for seed {seed}, {index}")
+
+
+def folded(seed: int, index: int, real: str = "") -> onnx.ModelProto:
+    """A random model most of whose inputs are constants, so that the importer evaluates much of it."""
+    model = graph(seed, index, real=real)
+    rng = np.random.default_rng([seed, index, 11])
+    feeds = feeds_of(model, str(rng.choice(kinds_for(model))), index)
+    kept = [value for value in model.graph.input if rng.random() < 0.3]
+    fixed = {value.name for value in model.graph.input} - {value.name for value in kept}
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(numpy_helper.from_array(feeds[name], name) for name in feeds if name in fixed)
+    return model
 
 
 @cache

@@ -24,9 +24,10 @@ class Verdicts:
         from tvmopt.importer import prepare
         from tvmopt.importer.protos import normal_domain
         from tvmopt.importer.relax import operators
+        from tvmopt.importer.structure import sort_graphs
 
         known = {tuple(one) for one in operators()}
-        copy = onnx.ModelProto.FromString(model.SerializeToString())
+        copy = sort_graphs(onnx.ModelProto.FromString(model.SerializeToString()))
         shapes = {i.name: list(i.shape) for i in compiled.inputs}
         prepared = prepare(copy, shapes, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
         self.examiner = Examiner(compiled, model, prepared)

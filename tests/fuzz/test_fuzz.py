@@ -32,7 +32,7 @@ def worker() -> Iterator[Worker]:
     made.close()
 
 
-@pytest.mark.parametrize("kind", ["graphs", "mutants", "indices", "integers"])
+@pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers"])
 def test_a_seed_and_a_number_are_a_model(kind: str) -> None:
     made = [model_bytes(kind, 5, i) for i in range(20)]
     assert made == [model_bytes(kind, 5, i) for i in range(20)]

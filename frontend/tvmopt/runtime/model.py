@@ -345,6 +345,12 @@ class Model:
         """What to raise for an error of a call: the machine and the kernels compare what they get with their types."""
         if any(word in str(error) for word in ("match_cast", "CheckTensorInfo", "ErrorContext", "on argument #")):
             return self._contradiction(f"its code takes other tensors than its manifest says ({reason(error)})")
+        if "bad_alloc" in str(error) or "out of memory" in str(error).lower():
+            return InputError(
+                "there is not enough memory for the tensors between its kernels.",
+                where=self.manifest.model,
+                fix="free memory, raise the limit of this process, or compile it with smaller shapes",
+            )
         return error
 
     def _check_outputs(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
