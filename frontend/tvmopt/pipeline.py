@@ -228,6 +228,7 @@ def graph_passes(
     return [
         *quantization_passes(machine, log, int8),  # before FoldConstant, which would make floats of quantised weights
         P.UnrollRecurrence(log, lambda call: why_unrolled(call, machine)),  # its steps are operators like any
+        P.UnpackWeights(log, lambda call: why_unrolled(call, machine)),  # likewise: a product like any
         P.FoldConstant(log),  # before what looks for constant weights
         P.CancelCasts(log),
         P.EliminateIdentities(log),  # before the fusions, which then need not know these spellings

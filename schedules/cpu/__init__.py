@@ -6,6 +6,7 @@ Nothing else names a family: shared code asks :func:`tvmopt.scheduling.discover.
 FAMILIES = (
     "checked",  # an operator of ours, which no other family knows
     "recurrent",  # likewise
+    "packed",  # likewise
     "amx_attention",  # before `attention`, which takes every size
     "attention",
     "depthwise",  # before the dense convolutions, which leave one input channel a group to it

@@ -222,6 +222,22 @@ def test_matmul_nbits_with_a_bias_and_groups() -> None:
     low = np.stack([packed & 15, packed >> 4], -1).reshape(n, k).astype(np.float64)
     expected = x @ ((low - 8) * scales.reshape(n, 4)[:, groups]).T
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(Oracle(made).run({"x": x})["y"], expected, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_the_oracle_unpacks_weights_as_onnxruntime_does(bits: int) -> None:
+    k, n, block, blocks = 41, 9, 16, 3
+    weights = {
+        "b": codes(np.uint8, n, blocks, block * bits // 8),
+        "s": normal(n * blocks),
+        "z": codes(np.uint8, n, -(-blocks * bits // 8)),
+    }
+    attrs = {"K": k, "N": n, "bits": bits, "block_size": block}
+    node = helper.make_node("MatMulNBits", ["x", *weights], ["y"], domain=MS, **attrs)
+    made, x = model([node], [value("x", (2, 3, k))], [value("y", None)], weights, domains={MS: 1}), normal(2, 3, k)
+    expected = run_ort(made, {"x": x})[0]
+    np.testing.assert_allclose(Oracle(made).run({"x": x})["y"], expected, rtol=1e-4, atol=1e-4 * 2**bits)
 
 
 @pytest.mark.parametrize("quant_type", [0, 1])

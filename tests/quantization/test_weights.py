@@ -9,7 +9,7 @@ import pytest
 from tests.importer.onnx_check import run_ort
 from tests.quantization.models import network
 from tvmopt.errors import InputError
-from tvmopt.importer.converters.packed import unpack
+from tvmopt.operators.packed_product import unpack
 from tvmopt.quantization.weights import pack, quantise_weights
 
 

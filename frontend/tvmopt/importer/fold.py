@@ -53,6 +53,9 @@ SAME_AS_FIRST = frozenset(
 )
 """Operators without a schema in onnx (com.microsoft) whose first output has the type of the first input."""
 
+PRODUCTS = frozenset({"MatMulNBits", "MatMulBnb4"})
+"""Operators without a schema in onnx whose result has the rows of the first input, and as many columns as `N` says."""
+
 
 class Folder(Walk):
     """The walk over one model; its results are :attr:`nodes`, :attr:`constants` and :attr:`types`."""
@@ -215,6 +218,11 @@ class Folder(Walk):
         types = {o: self.declared[o] for o in node.output if o in self.declared}
         if node.op_type in SAME_AS_FIRST and node.input and node.input[0] in self.types:
             types[node.output[0]] = self.types[node.input[0]]
+        shape = self.shape(node.input[0]) if node.op_type in PRODUCTS and node.input else None
+        if shape:
+            elem = self.types[node.input[0]].tensor_type.elem_type
+            columns = int(attributes(node).get("N", 0))
+            types[node.output[0]] = helper.make_tensor_type_proto(elem, (*shape[:-1], columns))
         return types
 
     def _contradiction(self, node: onnx.NodeProto, reason: str) -> ModelError:

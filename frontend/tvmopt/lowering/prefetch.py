@@ -78,7 +78,12 @@ def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
         body = tirx.SeqStmt([*fetch, body]) if fetch else body
         return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, kept)
 
-    body = structural_mutate(func.body, ((tirx.For, loop),))
+    return with_prefetch(func, structural_mutate(func.body, ((tirx.For, loop),)))
+
+
+def with_prefetch(func: tirx.PrimFunc, body: Any = None) -> tirx.PrimFunc:
+    """The function, with another body if one is given, and with what :func:`prefetch` calls."""
+    body = func.body if body is None else body
     return with_llvm(func, body, LLVM.replace("INSTRUCTION", INSTRUCTIONS[_arch()]))
 
 
@@ -120,10 +125,11 @@ def _fetch(loop: Any, steps: list[Any], stride: int) -> list[Any]:
     zeros = [0] * (len(load.indices) - 1 - len(fixed))
     line = LINE // itemsize(load.source)
     place = [*fixed[:-1], fixed[-1] + 1, *zeros]  # one more than there are carries over into the index before it
-    return [_prefetch(load.source, [*place, step * stride + at]) for at in range(0, stride, line)]
+    return [prefetch(load.source, [*place, step * stride + at]) for at in range(0, stride, line)]
 
 
-def _prefetch(buffer: Any, place: list[Any]) -> Any:
+def prefetch(buffer: Any, place: list[Any]) -> Any:
+    """A statement that fetches the line of a place, which may be outside the buffer; see :func:`with_prefetch`."""
     address = tirx.address_of(tirx.BufferLoad(buffer, place))
     return tirx.Evaluate(tirx.call_extern("void", "tvmopt_prefetch", address))
 

@@ -32,6 +32,7 @@ from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.split_matmul import SplitMatmul
 from tvmopt.passes.turn_columns import TurnColumns
+from tvmopt.passes.unpack_weights import UnpackWeights
 from tvmopt.passes.unroll_recurrence import UnrollRecurrence
 
 __all__ = [
@@ -67,5 +68,6 @@ __all__ = [
     "PropagateTransposes",
     "SplitMatmul",
     "TurnColumns",
+    "UnpackWeights",
     "UnrollRecurrence",
 ]

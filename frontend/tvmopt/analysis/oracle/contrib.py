@@ -60,6 +60,31 @@ def _dynamic_lstm(call: Call, x: Array, w: Array, r: Array, *rest: Array | None)
     return recurrent.TABLE["LSTM"](plain, x, wide(w, w_scale, w_zero), wide(r, r_scale, r_zero), *states)
 
 
+def _codes(data: Array, bits: int, count: int) -> Array:
+    """The first `count` codes of each row of bytes, the lowest bits first."""
+    at = np.arange(count) * bits
+    found: Array = (data[..., at // 8].astype(np.int64) >> (at % 8)) & (2**bits - 1)
+    return found
+
+
+def _matmul_nbits(
+    call: Call, x: Array, packed: Array, scales: Array, zeros: Array | None = None, order: Array | None = None,
+    bias: Array | None = None,
+) -> Result:  # fmt: skip
+    k, n, bits, block = (int(call.get(name, 4)) for name in ("K", "N", "bits", "block_size"))
+    blocks = -(-k // block)
+    of = np.arange(k) // block if order is None else order.reshape(-1)[:k]
+    if zeros is None:
+        middle: Array = np.full((n, blocks), 2 ** (bits - 1))
+    elif zeros.dtype == np.uint8:
+        middle = _codes(zeros.reshape(n, -1), bits, blocks)
+    else:
+        middle = zeros.reshape(n, blocks)
+    weight = (_codes(packed.reshape(n, -1), bits, k) - middle[:, of]) * scales.reshape(n, blocks)[:, of]
+    y = np.matmul(call.operand(x), call.operand(weight.T.astype(x.dtype)))
+    return y if bias is None else y + bias
+
+
 TABLE: dict[str, Operator] = {
     "Gelu": _bias_gelu,
     "BiasGelu": _bias_gelu,
@@ -72,5 +97,6 @@ TABLE: dict[str, Operator] = {
     "SkipSimplifiedLayerNormalization": _skip_norm,
     "FusedMatMul": _fused_matmul,
     "TransposeMatMul": _fused_matmul,
+    "MatMulNBits": _matmul_nbits,
     "DynamicQuantizeLSTM": _dynamic_lstm,
 }

@@ -12,44 +12,51 @@ from tvm import relax, te, tirx
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
+from tvmopt.operators.packed_product import Packing, matrix, packed_product, unpack
 
 Array = npt.NDArray[Any]
 
 
-def unpack(data: Array, bits: int, count: int) -> Array:
-    """The first `count` codes of each row of bytes, the lowest bits of a byte first: [..., B] gives [..., count]."""
-    if bits not in (2, 4, 8):
-        raise ValueError(f"{bits} bits")
-    parts = [(data >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-    return np.stack(parts, -1).reshape(*data.shape[:-1], -1)[..., :count]
-
-
 def matmul_nbits(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """MatMulNBits: a constant weight of 2, 4 or 8 bits, quantised by blocks, is unpacked when the model is compiled."""
+    """MatMulNBits: a product of packed weights; with reordered groups, or in 16 bits, one of the unpacked matrix."""
     b = Build(bb, ctx.name)
-    k, n, bits, block = attrs["K"], attrs["N"], attrs.get("bits", 4), attrs["block_size"]
-    if bits not in (2, 4, 8):
-        raise ctx.unsupported(f"weights of {bits} bits", "quantise to 2, 4 or 8 bits")
+    packing = Packing(attrs["K"], attrs["N"], attrs.get("bits", 4), attrs["block_size"])
+    if packing.bits not in (2, 4, 8):
+        raise ctx.unsupported(f"weights of {packing.bits} bits", "quantise to 2, 4 or 8 bits")
+    if packing.group < 16 or packing.group & (packing.group - 1):
+        raise ctx.unsupported(f"blocks of {packing.group}", "quantise by blocks of 16, 32, 64, 128 or 256")
     if attrs.get("weight_prepacked", 0):
         raise ctx.unsupported("weights that are packed for a GPU", "export the model with weight_prepacked = 0")
     packed, scales = ctx.array(inputs[1], "weight"), ctx.array(inputs[2], "scales")
-    zeros, groups = ctx.array(inputs[3], "zero points"), ctx.array(inputs[4], "groups")
+    zeros, order = ctx.array(inputs[3], "zero points"), ctx.array(inputs[4], "groups")
     assert packed is not None and scales is not None
-    blocks = -(-k // block)
-    codes = unpack(packed.reshape(n, -1).astype(np.uint8), bits, k)
-    if zeros is None:
-        offset: Array = np.full((n, blocks), 2 ** (bits - 1))
-    elif zeros.dtype == np.uint8:
-        offset = unpack(zeros.reshape(n, -1), bits, blocks)
+    n, groups = packing.n, packing.groups
+    codes = packed.reshape(n, groups, -1).astype(np.uint8)
+    scales = scales.reshape(n, groups).astype(np.float32)
+    if zeros is not None:
+        zeros = unpack(zeros.reshape(n, -1), packing.bits, groups) if zeros.dtype == np.uint8 else zeros
+        zeros = zeros.reshape(n, groups).astype(np.float32)
+    if order is None and dtype_of(inputs[0]) == "float32":
+        arrays = [(codes, "uint8"), (scales, "float32"), *([] if zeros is None else [(zeros, "float32")])]
+        out = b.emit(packed_product(inputs[0], packing, *(const(array, kind) for array, kind in arrays)))
     else:
-        offset = zeros.reshape(n, blocks)
-    of = np.arange(k) // block if groups is None else groups.reshape(-1)[:k]
-    if groups is not None and (of.min(initial=0) < 0 or of.max(initial=0) >= blocks):
-        raise ctx.invalid(f"A group of 'g_idx' is not one of the {blocks} of its weight.", "repair the model", 4)
-    weight = codes.astype(np.float32) - offset.astype(np.float32)[:, of]
-    weight *= scales.reshape(n, blocks).astype(np.float32)[:, of]
-    out = b.matmul(inputs[0], const(np.ascontiguousarray(weight.T), dtype_of(inputs[0])))
+        weight = (
+            matrix(packing, codes, scales, zeros)
+            if order is None
+            else _ordered(ctx, packing, order, codes, scales, zeros)
+        )
+        out = b.matmul(inputs[0], const(weight, dtype_of(inputs[0])))
     return out if inputs[5] is None else relax.op.add(out, inputs[5])
+
+
+def _ordered(ctx: Context, packing: Packing, order: Array, codes: Array, scales: Array, zeros: Array | None) -> Array:
+    """The matrix [k, n] where `order` names the group of each of the k rows."""
+    of = order.reshape(-1)[: packing.k]
+    if of.min(initial=0) < 0 or of.max(initial=0) >= packing.groups:
+        raise ctx.invalid(f"A group of 'g_idx' is not one of {packing.groups}.", "repair the model", 4)
+    wide = unpack(codes.reshape(packing.n, -1), packing.bits, packing.k).astype(np.float32)
+    wide -= np.float32(2 ** (packing.bits - 1)) if zeros is None else zeros[:, of]
+    return np.ascontiguousarray((wide * scales[:, of]).T)
 
 
 _FP4 = (0.0, 0.0052083333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)

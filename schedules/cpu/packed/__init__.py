@@ -1,0 +1,9 @@
+"""Few rows by a constant matrix of 2, 4 or 8 bits, CPU: the codes are read as they are, and sums are float32."""
+
+from tvmopt.operators.packed_product import OP
+from tvmopt.schedules.cpu.packed.compute import declines, product
+from tvmopt.schedules.cpu.packed.schedule import apply, finish, knobs, recognise
+
+NAME, VERSION = "packed", 1
+LOWERS = {OP: product}
+UNROLLED = {OP: declines}
