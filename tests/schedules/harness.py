@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tvmopt.importer.sizes import variable
 from tvmopt.lowering import lower_operators
 from tvmopt.passes.stages import through
 from tvmopt.pipeline import (
@@ -48,13 +49,12 @@ def open_module(
     build: Callable[..., relax.Expr], shapes: Sequence[Sequence[int | str]], dtype: str = "float32"
 ) -> tvm.IRModule:
     """A module whose `main` is `build(bb, *vars)` of tensors of these sizes: numbers, symbols, or ``"past + 1"``."""
-    symbols: dict[str, tirx.Var] = {}
 
     def size(dim: int | str) -> tirx.Expr | int:
         if isinstance(dim, int):
             return dim
         name, _, more = dim.partition(" + ")
-        var = symbols.setdefault(name, tirx.Var(name, "int64"))
+        var = variable(name)
         return var + int(more) if more else var
 
     bb = relax.BlockBuilder()

@@ -10,6 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmopt.dims import Size
+from tvmopt.importer.sizes import shape_to_tvm
 from tvmopt.operators import masked
 from tvmopt.passes.graph import (
     Array,
@@ -23,7 +25,7 @@ from tvmopt.passes.graph import (
     op_name,
     rank,
     rewrite_pass,
-    shape,
+    sizes,
     with_attrs,
 )
 
@@ -93,9 +95,12 @@ class FuseAttention(Rewrite):
         if isinstance(scores, str):
             self.declined(var, scores)
             return None
-        bias = _mask(graph, scores, shape(softmax) or (), var)
+        bias = _mask(graph, scores, sizes(softmax) or (), var)
         if isinstance(bias, str):
             self.declined(var, bias)
+            return None
+        if rank(value) == 3 and not isinstance((sizes(value) or (0,))[0] // _batch(graph, scores, value), int):
+            self.declined(var, "2: the number of heads is open")
             return None
         empty = scores.fill == -np.inf or any(not _keeps_a_key(graph, m) for m in scores.masks)
         return self._attention(graph, var, value, scores, bias, guarded and empty)
@@ -117,7 +122,8 @@ class FuseAttention(Rewrite):
         q, k, v = (_bsnh(graph, t, batch, name) for t in (query, key, value.args[1]))
         mask, causal = bias
         if mask is not None and ndim == 3:
-            mask = relax.op.reshape(mask, (batch, (shape(mask) or (0,))[0] // batch, *(shape(mask) or ())[1:]))
+            have = sizes(mask) or (0,)
+            mask = relax.op.reshape(mask, shape_to_tvm((batch, have[0] // batch, *have[1:])))
         mask = None if mask is None else graph.emit(mask, name)
         kept = None
         if zeroed and mask is not None:  # [B, N, Sq, Sk] to [B, Sq, N, 1]: does the row keep a key?
@@ -148,7 +154,7 @@ class FuseAttention(Rewrite):
         if kept is not None:
             out = relax.op.where(kept, out, const(np.float64(0), like=out))
         out = relax.op.permute_dims(out, HEADS)
-        return out if ndim == 4 else relax.op.reshape(out, shape(value))
+        return out if ndim == 4 else relax.op.reshape(out, shape_to_tvm(sizes(value) or ()))
 
 
 def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
@@ -163,10 +169,10 @@ def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
         return replace(scores, q=q, keys=keys, scale=scores.scale * a * b)
     for data, other in graph.binary(expr, "multiply"):
         number = graph.scalar(other)
-        if number is not None and shape(data) == shape(expr):
+        if number is not None and _same_shape(data, expr):
             return take_apart(graph, replace(scores, scale=scores.scale * number), data)
     for data, other in graph.binary(expr, "add"):
-        if shape(data) != shape(expr) or not _leads_to_product(graph, data):
+        if not _same_shape(data, expr) or not _leads_to_product(graph, data):
             continue
         mask = other if scores.scale == 1.0 else relax.op.multiply(other, const(scores.scale, like=other))
         return take_apart(graph, replace(scores, masks=(*scores.masks, mask)), data)
@@ -174,12 +180,12 @@ def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
         keep, a, b = call.args
         for data, other, kept in ((a, b, True), (b, a, False)):
             number = graph.scalar(other)
-            if number is None or shape(data) != shape(expr):
+            if number is None or not _same_shape(data, expr):
                 continue
             flags, number = graph.array(keep), number * scores.scale
             if flags is not None and number <= hidden(expr) and rank(expr) == 4:
                 array = np.where(flags == kept, 0.0, number)
-                if is_causal(array, tuple(shape(expr) or ()), number):
+                if is_causal(array, sizes(expr) or (), number):
                     mask = const(array, like=expr)
                     return take_apart(graph, replace(scores, masks=(*scores.masks, mask)), data)
             if number > hidden(expr) and (scores.masks or scores.fill not in (None, number)):
@@ -189,6 +195,11 @@ def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
     if (call := graph.call(expr, "reshape")) is not None and not scores.masks:
         return "2: the scores are reshaped between product and softmax"
     return f"2: the argument of softmax is {graph.op(expr) or 'not computed here'}, not a product"
+
+
+def _same_shape(a: Expr, b: Expr) -> bool:
+    """Whether two tensors have one shape, open sizes included."""
+    return sizes(a) is not None and sizes(a) == sizes(b)
 
 
 def _chosen(keep: Expr, flags: Array | None, kept: bool, like: Expr) -> Expr:
@@ -216,7 +227,7 @@ def _unscaled(graph: Graph, expr: Expr) -> tuple[Expr, float]:
     """An operand without its constant factor, which may stand before its transpose."""
     for data, other in graph.binary(expr, "multiply"):
         number = graph.scalar(other)
-        if number is not None and shape(data) == shape(expr):
+        if number is not None and _same_shape(data, expr):
             inner, more = _unscaled(graph, data)
             return inner, number * more
     call = graph.call(expr, "permute_dims", "reshape")
@@ -237,7 +248,7 @@ def _without_isnan(graph: Graph, expr: Expr) -> tuple[Expr, bool]:
     return expr, False
 
 
-def _mask(graph: Graph, scores: Scores, dims: tuple[int, ...], var: Var) -> tuple[Expr | None, bool] | str:
+def _mask(graph: Graph, scores: Scores, dims: tuple[Size, ...], var: Var) -> tuple[Expr | None, bool] | str:
     """The masks as one bias of 4 (or 3) axes, or as a causal mask, or why not."""
     total: Expr | None = None
     causal = False
@@ -247,28 +258,28 @@ def _mask(graph: Graph, scores: Scores, dims: tuple[int, ...], var: Var) -> tupl
             causal = True
             continue
         mask = graph.emit(mask, name_of(var))
-        have = shape(mask)
+        have = sizes(mask)
         if have is None or len(have) > len(dims):
             return "3: a mask does not broadcast to the scores"
         full = (1,) * (len(dims) - len(have)) + have
         if any(a not in (1, b) for a, b in zip(full, dims, strict=True)):
             return "3: a mask does not broadcast to the scores"
-        mask = mask if full == have else relax.op.reshape(mask, full)
+        mask = mask if full == have else relax.op.reshape(mask, shape_to_tvm(full))
         total = mask if total is None else relax.op.add(total, mask)
     if total is None:
         return None, causal
     total = graph.emit(total, name_of(var))
-    have = shape(total) or ()
+    have = sizes(total) or ()
     wanted = dims if len(dims) == 3 else (*have[:3], dims[3])
     if have != wanted:  # R.nn.attention broadcasts the first three axes only
-        total = relax.op.broadcast_to(total, wanted)
+        total = relax.op.broadcast_to(total, shape_to_tvm(wanted))
     return total, causal
 
 
-def is_causal(mask: Array, dims: tuple[int, ...], highest: float) -> bool:
+def is_causal(mask: Array, dims: tuple[Size, ...], highest: float) -> bool:
     """Whether a mask is 0 on and below the diagonal, and at most `highest` above it, for every head and batch."""
     rows, columns = dims[-2:]
-    if rows != columns or rows < 2 or mask.shape[-2:] != (rows, columns):
+    if not isinstance(rows, int) or rows != columns or rows < 2 or mask.shape[-2:] != (rows, columns):
         return False
     flat = mask.reshape(-1, rows, columns).astype(np.float64)
     lower = np.tril(np.ones((rows, columns), dtype=bool))
@@ -291,22 +302,22 @@ def _keeps_a_key(graph: Graph, mask: Expr) -> bool:
     return False
 
 
-def _batch(graph: Graph, scores: Scores, value: Expr) -> int:
+def _batch(graph: Graph, scores: Scores, value: Expr) -> Size:
     """B of operands [B * N, S, H]: what a reshape from [B, N, S, H] on the way tells, else 1."""
-    dims = shape(value) or (1,)
+    dims = sizes(value) or (1,)
     if len(dims) == 4:
         return dims[0]
     for operand in (scores.q, value.args[1]):
         call = graph.call(operand, "reshape")
-        have = shape(call.args[0]) if call is not None else None
+        have = sizes(call.args[0]) if call is not None else None
         if have is not None and len(have) == 4 and have[0] * have[1] == dims[0]:
             return have[0]
     return 1
 
 
-def _bsnh(graph: Graph, operand: Expr, batch: int, name: str) -> Expr:
+def _bsnh(graph: Graph, operand: Expr, batch: Size, name: str) -> Expr:
     """An operand [B, N, S, H] or [B * N, S, H] as [B, S, N, H]; the transposes cancel later."""
-    dims = shape(operand) or ()
+    dims = sizes(operand) or ()
     if len(dims) == 3:
-        operand = relax.op.reshape(operand, (batch, dims[0] // batch, *dims[1:]))
+        operand = relax.op.reshape(operand, shape_to_tvm((batch, dims[0] // batch, *dims[1:])))
     return graph.emit(relax.op.permute_dims(operand, HEADS), name)

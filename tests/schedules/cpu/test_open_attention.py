@@ -99,3 +99,24 @@ def test_huge_scores_and_nan_stay_in_their_rows():
     q[0, 5, 0, 0] = np.nan
     y = model(q, k, v)[0]
     assert np.isnan(y[0, 5]).all() and np.isfinite(np.delete(y, 5, 1)).all()
+
+
+@pytest.mark.parametrize("mask", [("batch", 1, 1, "seq"), (1, 3, "seq", "seq"), None])
+def test_attention_spelt_out_is_put_together(mask):
+    def spelt(bb, q, k, v, *added):
+        op = relax.op
+        q, v = (bb.emit(op.permute_dims(x, [0, 2, 1, 3])) for x in (q, v))
+        scores = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 2, 3, 1]))))
+        scores = bb.emit(op.multiply(scores, relax.const(0.25, "float32")))
+        if added:
+            scores = bb.emit(op.add(scores, added[0]))
+        out = bb.emit(op.matmul(bb.emit(op.nn.softmax(scores, -1)), v))
+        return op.permute_dims(out, [0, 2, 1, 3])
+
+    shapes = [("batch", "seq", 3, 16)] * 3 + ([mask] if mask else [])
+    model = Open(open_module(spelt, shapes))
+    assert kernel(model) == ["attention"]
+    for batch, seq in [(1, 1), (2, 7), (1, 16), (3, 17), (1, 33), (2, 64)]:
+        known = {"batch": batch, "seq": seq}
+        q, k, v, *m = (random(*(known.get(d, d) for d in s), seed=i) for i, s in enumerate(shapes))
+        close(model(q, k, v, *m)[0], attention(q, k, v, *m), 64)
