@@ -23,7 +23,7 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from tvmopt.errors import ModelError
-from tvmopt.importer import contrib, control, rules
+from tvmopt.importer import blocked, contrib, control, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
@@ -65,7 +65,8 @@ class Folder(Walk):
         key = (normal_domain(node.domain), node.op_type)
         if key in self.functions:
             return self._expand(node, self.functions[key])
-        handler = rules.HANDLERS.get(key) or control.HANDLERS.get(key) or contrib.HANDLERS.get(key)
+        known = (rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS)
+        handler = next((table[key] for table in known if key in table), None)
         expansion = handler(self, node) if handler else None
         if expansion is not None:
             return expansion

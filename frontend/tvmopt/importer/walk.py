@@ -72,6 +72,8 @@ class Walk(ABC):
         self.names = set(self.initializers) | {v.name for v in graph.input}
         self.names |= {name for node in graph.node for name in node.output}
         self.declared = {v.name: v.type for v in graph.value_info if not _is_open(v.type)}
+        self.blocked: dict[str, tuple[onnx.NodeProto, bool]] = {}
+        """Matrices that a DequantizeLinear by blocks makes: that node, and whether blocks lie along the first axis."""
         self.memory = psutil.virtual_memory().available
         self.budget = self.memory // 4
         for name, tensor in self.initializers.items():
