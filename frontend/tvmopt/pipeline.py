@@ -30,6 +30,7 @@ from tvmopt.lowering.pairs import lower_pairs
 from tvmopt.lowering.partition import bound_partitions
 from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
+from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
@@ -185,6 +186,7 @@ def memory_stages() -> list[Stage]:
         stage(T.RemovePurityChecking(), needed=True),
         stage(T.CallTIRRewrite(), needed=True),
         Stage("StaticPlanBlockMemory", _plan_memory),
+        Stage("tvmopt.BoundOutputs", bound_outputs),  # of what the planner leaves to the runtime
         stage(T.RewriteCUDAGraph()),  # on the planned storage; only under the config that `build` sets for GPUs
         stage(T.LowerAllocTensor(), needed=True),
         stage(T.KillAfterLastUse()),

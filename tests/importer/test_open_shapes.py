@@ -128,6 +128,26 @@ MODELS = {
         [value("x", PICTURE)], [value("y", None)], KERNEL,
     ),
     "average pool": one("AveragePool", shape=PICTURE, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]),
+    **{
+        f"resize, {name}": one("Resize", ("x", "", "f"), {"f": np.float32(scales)}, PICTURE, **attrs)
+        for name, scales, attrs in (
+            ("twice", [1, 1, 2, 2], {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+            ("nearest", [1, 1, 3, 1.5], {}),
+            ("half", [1, 1, 0.5, 0.25], {"nearest_mode": "ceil"}),
+            ("linear", [1, 1, 2, 4], {"mode": "linear"}),
+            ("linear down", [1, 1, 0.5, 0.5], {"mode": "linear", "coordinate_transformation_mode":
+            "pytorch_half_pixel"}), ("linear, corners", [1, 1, 2, 3], {"mode": "linear",
+            "coordinate_transformation_mode": "align_corners"}), ("linear, asymmetric", [1, 1, 1.25, 2], {"mode":
+            "linear", "coordinate_transformation_mode": "asymmetric"}),
+        )
+    },
+    "resize to the size of another": model(
+        [node("Shape", ["z"], ["s"]), node("Slice", ["s", "two", "four"], ["hw"]), node("Shape", ["x"], ["t"]),
+         node("Slice", ["t", "zero", "two"], ["nc"]), node("Concat", ["nc", "hw"], ["to"], axis=0),
+         node("Resize", ["x", "", "", "to"], ["y"], mode="linear")],
+        [value("x", PICTURE), value("z", (1, 1, "p", "q"))], [value("y", None)],
+        {"zero": ints(0), "two": ints(2), "four": ints(4)},
+    ),
     "global pool": one("GlobalAveragePool", shape=PICTURE),
     "depth to space": one("DepthToSpace", shape=("n", 8, "h", "w"), blocksize=2),
     "lstm, open batch": model(

@@ -108,7 +108,7 @@ class Symbols:
             kept, other = (b, a) if not isinstance(b, Dim) or len(str(b)) < len(str(a)) else (a, b)
             left, right = _reduced(other, kept)
             self.conditions.setdefault(Condition(left, "==", right), where)
-            self.aliases[other] = kept
+            self.aliases = {k: kept if v == other else v for k, v in self.aliases.items()} | {other: kept}
             return kept
         name, value = found
         self.replaced[name] = (value, where)

@@ -1,7 +1,8 @@
-"""Resize and Upsample: every mode, coordinate transformation, ROI and antialiasing of the standard, at static sizes.
+"""Resize and Upsample: every mode, coordinate transformation, ROI and antialiasing of the standard.
 
-Interpolation is separable, and sizes are known, so each axis is a weighted sum of a few source elements whose places
-and weights are computed here, once, in float64. What TVM's own resize2d does the same way stays that operator.
+Interpolation is separable, so each axis is a weighted sum of a few source elements. Where sizes are known, their places
+and weights are computed here, once, in float64, and what TVM's own resize2d does the same way stays that operator.
+Along an axis of open size a small kernel computes them in each call.
 """
 
 from __future__ import annotations
@@ -13,34 +14,40 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tvm import relax, te
+from tvm import relax, te, tirx
 
+from tvmopt.dims import Dim, OpenSize, Size, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.sized import shape_as_data
+from tvmopt.importer.open_shapes import scaled
+from tvmopt.importer.sizes import shape_to_tvm, to_tvm
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One resized axis: sizes, scale (``out / in`` before rounding of the size) and region of interest."""
+    """One resized axis: sizes, scale (``out / in`` before rounding of the size; None: of open sizes) and region of
+    interest."""
 
     axis: int
-    size: int
-    out: int
-    scale: float
+    size: Size
+    out: Size
+    scale: float | None
     roi: tuple[float, float]
 
 
 def source_positions(axis: Axis, mode: str) -> Array:
     """Where each output element lies in the input, by the standard's table of coordinate transformations."""
     x = np.arange(axis.out, dtype=np.float64)
-    size, scale = axis.size, axis.scale
+    assert axis.scale is not None
+    size, scale = int(axis.size), axis.scale
     length = scale * size
     if mode == "align_corners":
-        return np.zeros_like(x) if length == 1 else x * (size - 1) / (length - 1)
+        return np.zeros_like(x) if length == 1 else np.asarray(x * (size - 1) / (length - 1))
     if mode == "asymmetric":
-        return x / scale
+        return np.asarray(x / scale)
     if mode == "tf_crop_and_resize":
         begin, end = axis.roi
         if length == 1:
@@ -50,7 +57,7 @@ def source_positions(axis: Axis, mode: str) -> Array:
         return np.zeros_like(x)
     half = (x + 0.5) / scale - 0.5
     if mode == "half_pixel_symmetric":
-        return size / 2 * (1 - axis.out / length) + half
+        return np.asarray(size / 2 * (1 - axis.out / length) + half)
     if mode in ("half_pixel", "pytorch_half_pixel"):
         return half
     if mode == "tf_half_pixel_for_nn":
@@ -83,7 +90,7 @@ def _kernel(mode: str, a: float, distance: Array) -> Array:
 
 def taps(axis: Axis, mode: str, position: Array, a: float, antialias: bool, exclude: bool) -> tuple[Array, Array]:
     """Indices [out, taps] and weights [out, taps]; elements past the edge are the edge's, or left out."""
-    shrink = min(axis.scale, 1.0) if antialias else 1.0
+    shrink = min(axis.scale or 1.0, 1.0) if antialias else 1.0
     reach = (1 if mode == "linear" else 2) / shrink
     first = math.floor(-reach) + 1
     offsets = np.arange(first, 2 - first)
@@ -101,9 +108,12 @@ def _interpolate(b: Build, x: Any, axis: Axis, index: Array, weights: Array) -> 
     """The weighted sum along one axis, as one kernel."""
     used = (weights != 0).any(0)
     index, weights = index[:, used], weights[:, used]
-    shape = list(shape_of(x))
-    shape[axis.axis] = axis.out
-    count = index.shape[1]
+    return weighted_sum(b, x, axis, const(index, "int32"), const(weights, dtype_of(x)), index.shape[1])
+
+
+def weighted_sum(b: Build, x: Any, axis: Axis, index: Any, weights: Any, count: int) -> Any:
+    """Along one axis the sum of `count` elements at `index` [out, count], times `weights` [out, count]."""
+    shape = shape_to_tvm(axis.out if i == axis.axis else size for i, size in enumerate(shape_of(x)))
 
     def resize_axis(data: Any, where: Any, weight: Any) -> Any:
         def one(*i: Any) -> Any:
@@ -117,18 +127,95 @@ def _interpolate(b: Build, x: Any, axis: Axis, index: Array, weights: Array) -> 
 
         return te.compute(shape, one, name="resize")
 
-    return b.te(resize_axis, x, const(index, "int32"), const(weights, dtype_of(x)))
+    return b.te(resize_axis, x, index, weights)
 
 
-def _sizes(ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any, attrs: dict[str, Any]) -> list[Axis]:
+def _resize_open(b: Build, x: Any, axis: Axis, mode: str, transform: str, nearest: str, attrs: dict[str, Any]) -> Any:
+    """Resize one axis of open size: one small kernel computes the places, one the weights.
+
+    Raises:
+        OpenSize: a mode that needs numbers.
+    """
+    if mode not in ("nearest", "linear") or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
+        raise OpenSize(f"mode {mode!r} with these attributes needs the size {axis.size}, which is open")
+    sizes = shape_as_data(b, np.array([axis.size, axis.out], object), "int64")
+
+    def place(known: Any, i: Any) -> Any:
+        size, out = (tirx.Cast("float64", known(k)) for k in range(2))
+        scale = out / size if axis.scale is None else tirx.const(axis.scale, "float64")
+        return open_position(tirx.Cast("float64", i), size, scale, transform)
+
+    def inside(known: Any, position: Any) -> Any:
+        return tirx.max(tirx.min(tirx.Cast("int64", position), known(0) - 1), tirx.const(0, "int64"))
+
+    def resize_places(known: Any) -> Any:
+        return te.compute([to_tvm(axis.out)], lambda i: inside(known, open_nearest(place(known, i), nearest)))
+
+    def resize_taps(known: Any) -> Any:
+        def tap(i: Any, t: Any) -> Any:
+            return inside(known, tirx.floor(place(known, i)) + tirx.Cast("float64", t))
+
+        return te.compute([to_tvm(axis.out), 2], tap)
+
+    def resize_weights(known: Any) -> Any:
+        def weight(i: Any, t: Any) -> Any:
+            after = place(known, i) - tirx.floor(place(known, i))
+            return tirx.Cast(dtype, tirx.Select(t == 0, tirx.const(1.0, "float64") - after, after))
+
+        return te.compute([to_tvm(axis.out), 2], weight)
+
+    dtype = dtype_of(x)
+    if mode == "nearest":
+        return b.take(x, b.te(resize_places, sizes), axis.axis)
+    return weighted_sum(b, x, axis, b.te(resize_taps, sizes), b.te(resize_weights, sizes), 2)
+
+
+def open_position(i: Any, size: Any, scale: Any, mode: str) -> Any:
+    """:func:`source_positions` as an expression; `i`, `size` and `scale` are float64.
+
+    Raises:
+        OpenSize: a transformation that needs numbers.
+    """
+    length = scale * size
+    if mode == "align_corners":
+        alone = length <= 1.0
+        one = tirx.const(1.0, "float64")
+        return tirx.Select(alone, one - one, i * (size - one) / tirx.Select(alone, one, length - one))
+    if mode == "asymmetric":
+        return i / scale
+    half = (i + 0.5) / scale - 0.5
+    if mode == "pytorch_half_pixel":
+        return tirx.Select(length <= 1.0, tirx.const(0.0, "float64"), half)
+    if mode == "half_pixel":
+        return half
+    if mode == "tf_half_pixel_for_nn":
+        return (i + 0.5) / scale
+    raise OpenSize(f"coordinate_transformation_mode={mode!r} needs sizes that are open")
+
+
+def open_nearest(position: Any, mode: str) -> Any:
+    """:func:`nearest_index` as an expression."""
+    whole = {
+        "floor": lambda p: tirx.floor(p),
+        "ceil": lambda p: tirx.ceil(p),
+        "round_prefer_ceil": lambda p: tirx.floor(p + 0.5),
+        "round_prefer_floor": lambda p: tirx.ceil(p - 0.5),
+    }
+    return whole[mode](position)
+
+
+def _sizes(ctx: Context, shape: Sequence[Size], roi: Any, scales: Any, sizes: Any, attrs: dict[str, Any]) -> list[Axis]:
     rank = len(shape)
     axes = [int(a) % rank for a in attrs.get("axes", range(rank))]
     regions = np.ravel(roi) if roi is not None and np.size(roi) else np.array([0.0] * len(axes) + [1.0] * len(axes))
     if sizes is not None and np.size(sizes):
-        wanted = [int(s) for s in np.ravel(sizes)]
-        factors = [w / shape[a] for w, a in zip(wanted, axes, strict=True)]
+        wanted = [s if isinstance(s, Dim) else int(s) for s in np.ravel(sizes)]
+        factors: list[Any] = [
+            None if is_open((w, shape[a])) else w / shape[a] for w, a in zip(wanted, axes, strict=True)
+        ]
         policy = attrs.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
+            factors = [w / shape[a] for w, a in zip(wanted, axes, strict=True)]
             factor = min(factors) if policy == "not_larger" else max(factors)
             factors = [factor] * len(axes)
             wanted = [math.floor(factor * shape[a] + 0.5) for a in axes]
@@ -139,8 +226,8 @@ def _sizes(ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any
         cropped = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
         n = len(axes)
         wanted = [
-            math.floor(shape[a] * ((regions[i + n] - regions[i]) if cropped else 1) * f)
-            for i, (a, f) in enumerate(zip(axes, factors, strict=True))
+            _scaled(shape[a], f * ((regions[i + n] - regions[i]) if cropped else 1))
+            for i, (a, f) in enumerate(zip(axes, map(float, np.ravel(scales)), strict=True))
         ]
     else:
         raise ctx.unsupported("neither scales nor sizes is known at compile time")
@@ -151,13 +238,23 @@ def _sizes(ctx: Context, shape: Sequence[int], roi: Any, scales: Any, sizes: Any
     ]
 
 
+def _scaled(size: Size, scale: float) -> Size:
+    """``floor(size * scale)``."""
+    found = scaled(size, scale)
+    if found is None:
+        raise OpenSize(f"the scale {scale} of the size {size} is no ratio of small numbers")
+    return found
+
+
 def _stock_form(
-    shape: Sequence[int], work: list[Axis], mode: str, transform: str, nearest: str, attrs: dict[str, Any]
+    shape: Sequence[Size], work: list[Axis], mode: str, transform: str, nearest: str, attrs: dict[str, Any]
 ) -> dict[str, str] | None:
     """How relax.image.resize2d says the same, where it computes the same; None elsewhere."""
     spatial = {a.axis for a in work} <= {2, 3} and len(shape) == 4
-    exact = all(abs(a.scale * a.size - a.out) < 1e-6 for a in work)
-    if not spatial or not exact or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
+    if not spatial or is_open(d for a in work for d in (a.size, a.out)):
+        return None
+    exact = all(a.scale is not None and abs(a.scale * a.size - a.out) < 1e-6 for a in work)
+    if not exact or attrs.get("antialias", 0) or attrs.get("exclude_outside", 0):
         return None
     if mode == "nearest" and transform == "asymmetric" and nearest == "floor":
         return {
@@ -188,7 +285,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
     if any(a.size == 0 for a in work):
         raise ctx.unsupported("an input axis is empty")
     stock = _stock_form(shape, work, mode, transform, nearest, attrs)
-    if stock is not None and is_float(dtype_of(x)):
+    if stock is not None and is_float(dtype_of(x)) and not is_open(shape):
         sizes = {2: shape[2], 3: shape[3], **{a.axis: a.out for a in work}}
         return relax.op.image.resize2d(x, relax.ShapeExpr([sizes[2], sizes[3]]), layout="NCHW", **stock)
     dtype = dtype_of(x)
@@ -196,6 +293,9 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
     if mode != "nearest":
         x = b.cast(x, "float64" if dtype == "float64" else "float32")
     for axis in work:
+        if is_open((axis.size, axis.out)):
+            x = _resize_open(b, x, axis, mode, transform, nearest, attrs)
+            continue
         position = source_positions(axis, transform)
         if cropped:
             beyond = (position < 0) | (position > axis.size - 1)
