@@ -29,6 +29,7 @@ CASES = {
     "ConvTranspose": ((1, 3, 9, 9), {}, {**weights(w=(3, 8, 3, 3)), "b": np.full(8, 3.0, np.float16)}),
     "LSTM": ((7, 2, 8), {"hidden_size": 9}, weights(w=(1, 36, 8), r=(1, 36, 9), b=(1, 72))),
     "GRU": ((7, 2, 8), {"hidden_size": 9}, weights(w=(1, 27, 8), r=(1, 27, 9), b=(1, 54))),
+    "LpNormalization": ((31, 33), {}, {}),
     "Sigmoid": ((31, 33), {}, {}),
     "HardSwish": ((31, 33), {}, {}),
     "Gelu": ((31, 33), {}, {}),
@@ -63,6 +64,11 @@ def test_a_product_beyond_float16_is_a_term_of_its_sum(tmp_path):
     w = np.array([[-300.0], [299.0]], np.float16)
     _, ours = compiled("Gemm", (1, 2), {}, {"w": w}, tmp_path)
     assert ours.run({"x": np.array([[300, 300]], np.float16)})["y"] == -300
+
+
+def test_a_sum_of_squares_beyond_float16(tmp_path):
+    _, ours = compiled("LpNormalization", (2,), {}, {}, tmp_path)
+    np.testing.assert_allclose(ours.run({"x": np.array([3000, 4000], np.float16)})["y"], [0.6, 0.8], atol=5e-4)
 
 
 def test_is_nan_of_bfloat16(tmp_path):

@@ -283,6 +283,9 @@ def check_kernels(
     if walk.wrong:  # some kernel may be wrong beyond recognition
         for kernel in kernels:
             kernel.alike = kernel.alike or kernel.unlike
+    right = {k.tensor for k in kernels} - {*walk.wrong, ""}  # who resembles these wrote something on the way to them
+    for kernel in kernels:
+        kernel.alike = {form: e for form, e in kernel.alike.items() if form.removesuffix(PLAIN) not in right}
     suspects = {k.likeliest.removesuffix(PLAIN): k for k in kernels if not k.tensor and k.likeliest}
     wrong: list[OutputComparison] = []
     title = ""

@@ -86,6 +86,13 @@ def is_inf(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     return relax.op.equal(x, like(np.inf if positive else -np.inf, x))
 
 
+def equal(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Equal; of booleans as bytes, because LLVM compares single bits as if they were floats."""
+    b = Build(bb, ctx.name)
+    x, y = (b.cast(v, "int8") if dtype_of(v) == "bool" else v for v in inputs)
+    return ctx.stock(Inputs([x, y]), attrs)
+
+
 def bit_shift(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """BitShift; by the width or more gives 0 (the sign, for a signed shift to the right), as does a negative amount."""
     b = Build(bb, ctx.name)
@@ -297,6 +304,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Dropout"): dropout,
     ("", "IsInf"): is_inf,
     ("", "BitShift"): bit_shift,
+    ("", "Equal"): equal,
     ("", "Pow"): power,
     ("", "Mod"): modulo,
     ("", "Softplus"): softplus,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 WIDEST_BAND = 512
@@ -212,7 +212,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "RMSNormalization"): rms_norm,
     ("", "BatchNormalization"): batch_norm,
     ("", "MeanVarianceNormalization"): mean_variance_norm,
-    ("", "LpNormalization"): lp_normalization,
+    ("", "LpNormalization"): in_float32(lp_normalization),
     ("", "GroupNormalization"): group_norm,
     ("", "InstanceNormalization"): instance_norm,
     ("", "LRN"): lrn,
