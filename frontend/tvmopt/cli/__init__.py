@@ -41,7 +41,9 @@ COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>
 _FOREIGN = {  # what the fingers of tvmc's and trtexec's users type -> what it is called here
     "--input-shapes": "--shape NAME:1x3x224x224",
     "--shapes": "--shape NAME:1x3x224x224",
-    "--optShapes": "--shape NAME:1x3x224x224",
+    "--minShapes": "--shape NAME:1..8x3x224x224",
+    "--optShapes": "--shape NAME:1..8@4x3x224x224",
+    "--maxShapes": "--shape NAME:1..8x3x224x224",
     "--onnx": "the model is the first argument: tvmopt compile MODEL",
     "--saveEngine": "-o FILE.tvmopt",
     "--loadEngine": "the file is the first argument: tvmopt run FILE.tvmopt",

@@ -25,7 +25,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.dims import OpenSize, Size, is_open
-from tvmopt.errors import ModelError, TvmoptError, collect
+from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.extensions import converters
 from tvmopt.importer import open_model
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
@@ -64,7 +64,7 @@ UPPER_BOUNDS = "tir_var_upper_bound"
 NAMED_SIZES = "tvmopt.opt_size"
 """Our attribute of `main`: the value of each open size to be fastest at."""
 
-BIND = "bind the size: --shape NAME:SIZE"
+BIND = "bind the size: --shape NAME:N"
 
 ADD_A_CONVERTER = "register a converter: docs/how-to/add-operator.md"
 
@@ -223,6 +223,12 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         domain = normal_domain(node.domain)
         inputs = self._data(node, inputs)
         if (domain, node.op_type) == ("", "If"):
+            if self.open.ranges:  # TVM's inference of branches with symbolic shapes crashes
+                raise UnsupportedOp(
+                    "If cannot be imported: its condition is computed at run time, and sizes are open.",
+                    where=f"node '{name}' (opset {self.opsets.get(domain, 1)})",
+                    fix="bind the sizes: --shape NAME:N for each, or the inputs that decide: --value NAME=NUMBER",
+                )
             return [None if r is None else self._emit(r, binding) for r in self._convert_if(node, inputs, names)]
         context = Context(
             op_type=node.op_type,
