@@ -1,10 +1,11 @@
 """Kernels with an open number of rows: right at every number, and nothing read or written outside."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tvm import relax
 
-from tests.schedules.harness import Open, close, convolution, machines, open_module
+from tests.schedules.harness import Open, close, convolution, machines, open_module, rounded
 
 SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 64, 101, 197, 600)
 
@@ -32,6 +33,20 @@ def test_gemm_of_open_rows(machine, k, n):
     for m in SIZES:
         x, r = random(m, k), random(m, n)
         close(model.guarded([x, r], (m, n)), np.maximum(x.astype("float64") @ w + b + r, 0), k)
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_gemm_of_open_rows_in_bf16(machine):
+    w = random(33, 47).astype(ml_dtypes.bfloat16)
+
+    def build(bb, x):
+        return relax.op.matmul(bb.emit(relax.op.astype(x, "bfloat16")), relax.const(w, "bfloat16"), out_dtype="float32")
+
+    model = Open(open_module(build, [("rows", 33)]), machine)
+    assert ("gemm", "") in model.how.values()
+    for m in SIZES:
+        x = random(m, 33)
+        close(model(x)[0], rounded(x) @ w.astype("float64"), 33)
 
 
 def test_every_number_of_rows_up_to_200():
