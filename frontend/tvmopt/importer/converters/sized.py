@@ -79,9 +79,16 @@ def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     return relax.op.arange(start, stop, step, dtype=known[0] if known else "int64")
 
 
+FARTHEST = 1 << 31
+"""A step beyond every axis: to add a larger one to a size leaves 64 bits."""
+
+
 def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Slice whose axes or bounds are open; the walk has seen to it that they are inside."""
     if _is_static(inputs, ctx):
+        far = ctx.array(inputs[4])
+        if far is not None and (np.abs(far.astype(np.float64)) > FARTHEST).any():
+            inputs = Inputs([*inputs[:4], const(np.clip(far, -FARTHEST, FARTHEST), "int64")])
         return ctx.stock(inputs, attrs)
     x, out = inputs[0], _shape_after(ctx)
     own = shape_of(x)
