@@ -33,6 +33,7 @@ from tvmopt.passes.graph import (
 
 MOST_BYTES = 1 << 31  # a folded constant is never larger: `Expand` to a terabyte is not a weight
 LEFTOVER = 1 << 16  # elements that TVM's evaluator is asked for
+INEXACT = ("nn.group_norm", "nn.instance_norm", "nn.layer_norm", "nn.rms_norm", "nn.batch_norm", "variance", "std")
 
 
 def _axes(call: Call, ndim: int) -> tuple[int, ...] | None:
@@ -285,8 +286,10 @@ class FoldConstant(Rewrite):
 
 
 def _refused(name: str, call: Call) -> bool:
-    """Whether a run refuses this call, so that the compiler must not try it: TVM would divide by zero, or clamp."""
-    return name == OP or (name in ("divide", "floor_divide", "mod", "floor_mod") and "float" not in dtype(call))
+    """Whether TVM's own kernel must not be asked: a run refuses this call (it would divide by zero, or clamp), or the
+    kernel is less exact than ours (a variance by E[x^2] - E[x]^2)."""
+    divides = name in ("divide", "floor_divide", "mod", "floor_mod") and "float" not in dtype(call)
+    return divides or name in (OP, *INEXACT)
 
 
 def _shape_constant(graph: Graph, call: Call) -> Expr | None:
