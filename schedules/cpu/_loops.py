@@ -29,8 +29,9 @@ def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096, lanes:
     """One pass over memory: `parallel(outer) x serial(contiguous inner)`; the inner loop is left to LLVM.
 
     A nest that is contiguous throughout is cut into chunks of at most `chunk` elements, a divisor of its length; rows
-    that are short and lie behind each other become longer ones. With `lanes`, of a vector, rows that are short and
-    stay so become whole vectors (lowering/overlap.py): the block must have no condition along them.
+    that are short and lie behind each other become longer ones. With `lanes`, of a vector, rows that stay short, and
+    those with transcendental functions, become whole vectors (lowering/overlap.py): the block must have no condition
+    along them. LLVM would take half a register of the widest kind, and wait for each chain of a polynomial's steps.
     """
     loops = sch.get_loops(block)
     if not loops:
@@ -52,7 +53,7 @@ def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096, lanes:
     if first == 0 or math.prod(extents[:first]) == 1:
         outer, inner = sch.split(inner, [None, _chunk(math.prod(extents[first:]), chunk)])
     row = int(sch.get(inner).extent)
-    if 4 <= row < SHORT_ROW and row % (vector_for(row, lanes) if lanes else 1):
+    if lanes and row >= 4 and (row < SHORT_ROW or (here is not None and here.transcendental)):
         sch.annotate(inner, OVERLAP, vector_for(row, lanes))
     if parallel and int(sch.get(outer).extent) > 1:
         sch.parallel(outer)

@@ -88,3 +88,16 @@ def test_other_types_keep_their_rule():
 
 def test_install_twice_is_once():
     assert tvmopt_math.install() == tvmopt_math.install()
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_a_vector_stays_a_vector(name):
+    """TVM's vectorizer makes a loop over the lanes of a function that it does not know to be vectorizable."""
+    tvmopt_math.install()
+    x = te.placeholder((64,), name="x")
+    sch = Schedule(te.create_prim_func([x, te.compute((64,), lambda i: getattr(tirx, name)(x[i]), name="y")]))
+    (loop,) = sch.get_loops(sch.get_sblock("y"))
+    sch.vectorize(sch.split(loop, [None, 16])[1])
+    with Machine.load("x86-64-v4").tvm_target():
+        text = tvm.compile(sch.mod, target=Machine.load("x86-64-v4").tvm_target()).mod.inspect_source()
+    assert "<16 x float>" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.special
 from tvm import relax
 
 from tests.schedules.harness import machines, run
@@ -31,6 +32,15 @@ def test_functions_inside_functions(machine, row):
     s = np.random.default_rng(row + 1).standard_normal((66, 1)).astype("float32")
     (y,), _ = run(lambda bb, a, b: op.tanh(op.exp(op.sin(op.multiply(a, b)))), [x, s], machine)
     np.testing.assert_allclose(y, np.tanh(np.exp(np.sin(x.astype(float) * s))), rtol=2e-6)
+
+
+@pytest.mark.parametrize("row", [256, 300, 1031])
+def test_long_rows_of_functions(row):
+    """More vectors than are written out."""
+    x = np.random.default_rng(row).standard_normal((3, row)).astype("float32")
+    (y,), how = run(lambda bb, a: op.erf(a), [x])
+    np.testing.assert_allclose(y, scipy.special.erf(x.astype(float)), rtol=1e-6)
+    assert {one.family for one in how.values()} == {"elementwise"}
 
 
 @pytest.mark.parametrize("kind", ["int8", "int64", "float16", "bool"])

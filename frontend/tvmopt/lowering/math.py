@@ -251,6 +251,8 @@ def install() -> tuple[str, ...]:
 
 def _register(name: str, builder: Callable[[Expr], Expr]) -> None:
     op = _op(name)
+    if not op.get_attr("TVectorizable"):  # erf: TVM would make a loop over the lanes of a vector
+        op.set_attr("TVectorizable", True)
     stock = op.get_attr("llvm.FLowerIntrinsic") or op.get_attr("default.FLowerIntrinsic")
 
     def rule(call: Any) -> Any:

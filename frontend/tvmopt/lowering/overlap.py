@@ -23,6 +23,8 @@ from tvm_ffi import structural_map, structural_mutate, structural_walk
 
 OVERLAP = "tvmopt.overlap"
 """The annotation of a loop."""
+UNROLLED = 16
+"""Vectors of a row up to which its loop is written out."""
 
 
 def vector_for(extent: int, lanes: int) -> int:
@@ -47,8 +49,9 @@ def overlap_vectors(func: tirx.PrimFunc) -> tirx.PrimFunc:
         vector, lane = tirx.Var("vector", "int32"), tirx.Var("lane", "int32")
         place = tirx.min(vector * width, extent - width) + lane
         body = structural_map(node.body, (tirx.Var, lambda var: place if var.same_as(node.loop_var) else var))
-        inner = tirx.For(lane, 0, width, tirx.ForKind.VECTORIZED, body)
-        return tirx.For(vector, 0, -(-extent // width), tirx.ForKind.UNROLLED, inner, None, notes)
+        inner, count = tirx.For(lane, 0, width, tirx.ForKind.VECTORIZED, body), -(-extent // width)
+        kind = tirx.ForKind.UNROLLED if count <= UNROLLED else tirx.ForKind.SERIAL
+        return tirx.For(vector, 0, count, kind, inner, None, notes)
 
     return func.with_body(structural_mutate(func.body, ((tirx.For, loop),)))
 

@@ -69,8 +69,9 @@ def apply(sch: Any, problem: LayoutProblem, knobs: Knobs) -> None:
         elif ways is not None:
             _shuffle(sch, block, ways, knobs)
         else:
-            spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"])
-            if here is not None and _seam(here):
+            seam = here is None or _seam(here)
+            spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"], 0 if seam else problem.lanes)
+            if here is not None and seam:
                 sch.annotate(sch.get_loops(block)[-1], "pragma_loop_partition_hint", 1)
 
 
