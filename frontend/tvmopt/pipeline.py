@@ -262,6 +262,7 @@ def graph_passes(
         P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels
         P.ConvertPoolLayout(log),  # after PropagateTransposes, which would cancel its transposes
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
+        P.SplitOpenSums(log),  # after PropagateTransposes: the last axis is that of rows
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
         *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns

@@ -31,6 +31,7 @@ from tvmopt.passes.propagate_quantization import PropagateQuantization
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.split_matmul import SplitMatmul
+from tvmopt.passes.split_open_sums import SplitOpenSums
 from tvmopt.passes.turn_columns import TurnColumns
 from tvmopt.passes.unpack_weights import UnpackWeights
 from tvmopt.passes.unroll_recurrence import UnrollRecurrence
@@ -67,6 +68,7 @@ __all__ = [
     "PropagateReshapes",
     "PropagateTransposes",
     "SplitMatmul",
+    "SplitOpenSums",
     "TurnColumns",
     "UnpackWeights",
     "UnrollRecurrence",
