@@ -68,6 +68,7 @@ DAMAGED = {
     "OneHot values": (one_node("OneHot", (3,), {"d": np.array(4), "v": ones(3)}, {}, dtype=I64), "two"),
     "pool": (one_node("AveragePool", (1, 1, 1, 3, 3), {}, {"kernel_shape": [2, 1, 2], "strides": [2, 2, 2]}), "larger"),
     "pool pads": (one_node("MaxPool", (1, 1, 9), {}, {"kernel_shape": [2], "pads": [2, 0]}), "smaller than the kernel"),
+    "an empty image": (one_node("GlobalAveragePool", (1, 2, 0, 3), {}, {}), "nothing to pool"),
     "Conv window": (one_node("Conv", (1, 2, 2, 9), CONV, {}), "larger than the padded image"),
     "Conv channels": (one_node("Conv", (1, 3, 9, 9), CONV, {}), "channels do not match"),
     "Conv group": (one_node("Conv", (1, 6, 9, 9), CONV, {"group": 3}), "divide into 3 groups"),
@@ -117,7 +118,7 @@ def test_damaged_nodes_are_refused_with_their_name(name: str) -> None:
     assert "the node" in str(caught.value) and "fix:" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [n for n in DAMAGED if n not in ("scale 0", "scale NaN", "pool")])
+@pytest.mark.parametrize("name", [n for n in DAMAGED if n not in ("scale 0", "scale NaN", "pool", "an empty image")])
 def test_onnxruntime_refuses_them_too(name: str) -> None:
     made, _ = DAMAGED[name]
     feeds = {}
@@ -151,3 +152,11 @@ def test_unusual_valid_nodes(name: str) -> None:
     for got, expected in zip(run_relax(import_model(made), {"x": x}), run_ort(made, {"x": x}), strict=True):
         assert got.dtype == expected.dtype
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_of_no_channels_is_its_bias(bias: bool) -> None:
+    weights = {"w": np.zeros((4, 0, 3, 3), "float32"), **({"b": np.arange(4, dtype="float32")} if bias else {})}
+    made = one_node("Conv", (1, 0, 5, 5), weights, {"pads": [1, 1, 1, 1]})
+    (got,) = run_relax(import_model(made), {"x": np.zeros((1, 0, 5, 5), "float32")})
+    np.testing.assert_array_equal(got, np.broadcast_to(np.arange(4.0)[:, None, None] * bias, (1, 4, 5, 5)))

@@ -30,7 +30,7 @@ from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.sizes import info_at
 
-OPEN = 2e10
+OPEN = 5e9
 """FLOPs of a run at open sizes other than the named ones, at the most: larger sizes are halved for it."""
 
 LARGE = 2e11

@@ -98,12 +98,22 @@ def make_report(
     )
 
 
+CONDITIONS = 2
+"""Conditions of open sizes that the note writes out."""
+
+
 def range_notes(imported: Imported) -> tuple[str, ...]:
     """What sizes the model takes, in one line for the report; nothing for a static one."""
     if not imported.ranges:
         return ()
     told = ", ".join(f"{name} {known}" for name, known in imported.ranges.items())
-    conditions = f"; only where {', '.join(imported.conditions)}" if imported.conditions else ""
+    count = len(imported.conditions)
+    named = (
+        ", ".join(imported.conditions)
+        if count <= CONDITIONS
+        else f"{count} conditions hold that `tvmopt inspect` lists"
+    )
+    conditions = f"; only where {named}" if count else ""
     return (f"open sizes: {told}{conditions} (--shape NAME:MIN..MAX@BEST sets others)",)
 
 

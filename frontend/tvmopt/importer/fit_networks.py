@@ -29,6 +29,12 @@ def _pool(given: Given) -> Texts:
         yield from _small_enough(given, shape, tuple(kernel))
 
 
+def _global_pool(given: Given) -> Texts:
+    shape = given.shape(0)
+    if shape is not None and 0 in shape[2:] and 0 not in shape[:2]:
+        yield f"its image {list(shape)} is empty: there is nothing to pool"
+
+
 def _window_lists(given: Given, n: int) -> Texts:
     """Strides, dilations and pads have a number for each axis of the image."""
     for name, wanted in (("strides", n), ("dilations", n), ("pads", 2 * n), ("output_padding", n)):
@@ -333,6 +339,9 @@ RULES: dict[str, Rule] = {
     "GRU": _recurrence("GRU", 3),
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "GlobalAveragePool": _global_pool,
+    "GlobalLpPool": _global_pool,
+    "GlobalMaxPool": _global_pool,
     "GridSample": _grid,
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _per_channel(1, 2),
