@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm_ffi import structural_walk
 
+from tvmopt.errors import ScheduleError
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling import dlight
 from tvmopt.scheduling.discover import families
@@ -168,6 +169,8 @@ def _in_tiles(func: tirx.PrimFunc, rows: Rows, family: Family, tiles: RowTiles, 
     def scheduled(static: tirx.PrimFunc) -> tirx.PrimFunc:
         static = normalize(static, machine)
         problem = family.recognise(static, machine)
+        if problem is None:
+            raise ScheduleError(f"{family.NAME} takes one row of it, and not several")
         sch = Schedule(static)
         knobs = tiles.knobs(problem) if tiles.knobs else family.knobs(problem, machine).analytic
         family.apply(sch, problem, knobs)

@@ -56,3 +56,10 @@ def test_tensors_are_joined(axis):
 def test_padding_and_flipping():
     check(lambda bb, x: relax.op.nn.pad(x, [0, 0, 1, 2]), [("batch", "seq")], lambda x: np.pad(x, ((0, 0), (1, 2))))
     check(lambda bb, x: relax.op.flip(x, 1), [("batch", "seq", 3)], lambda x: x[:, ::-1])
+
+
+def test_why_a_kernel_is_no_tiles_of_rows_is_said_in_words():
+    """One row of this transpose is a copy; several are none."""
+    built = Open(open_module(lambda bb, x: relax.op.permute_dims(x, [0, 2, 1]), [(2, "n", 7)]))
+    notes = " ".join(note for _, note in built.how.values())
+    assert "NoneType" not in notes and notes
