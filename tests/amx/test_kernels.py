@@ -94,7 +94,8 @@ def test_four_loads_for_four_products_and_one_store_a_tile(outcomes: Any) -> Non
     ran, code = outcomes["gemm"][4]["ran"], outcomes["gemm"][4]["code"]
     assert ran["tdpbf16ps"] == ran["tileloadd"] == 2 * 4 * 3
     assert ran["tilestored"] == ran["tilezero"] == 2 * 4
-    assert code["tdpbf16ps"] == code["tileloadd"] and code["tilestored"] == 4  # a spill would be one more
+    # a spill would be one more; LLVM may write out the loop over panels
+    assert code["tdpbf16ps"] == code["tileloadd"] and code["tilestored"] == code["tilezero"] in (4, 8)
 
 
 @pytest.mark.skipif(real(), reason="the emulator is not used here")
