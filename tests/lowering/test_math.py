@@ -86,6 +86,18 @@ def test_other_types_keep_their_rule():
     np.testing.assert_allclose(out.numpy(), np.exp(values) + np.tanh(values), rtol=1e-14)
 
 
+@pytest.mark.parametrize("name", REFERENCE)
+def test_vectors_of_float64(name):
+    tvmopt_math.install()
+    x = te.placeholder((48,), "float64", name="x")
+    sch = Schedule(te.create_prim_func([x, te.compute((48,), lambda i: getattr(tirx, name)(x[i]), name="y")]))
+    (loop,) = sch.get_loops(sch.get_sblock("y"))
+    sch.vectorize(sch.split(loop, [None, 16])[1])
+    values, out = np.linspace(0.1, 2, 48), tvm.runtime.tensor(np.zeros(48))
+    tvm.compile(sch.mod, target=Machine.load("cpu").tvm_target())["main"](tvm.runtime.tensor(values), out)
+    np.testing.assert_allclose(out.numpy(), REFERENCE[name][0](values), rtol=1e-14)
+
+
 def test_install_twice_is_once():
     assert tvmopt_math.install() == tvmopt_math.install()
 

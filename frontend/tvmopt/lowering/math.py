@@ -251,16 +251,27 @@ def install() -> tuple[str, ...]:
 
 def _register(name: str, builder: Callable[[Expr], Expr]) -> None:
     op = _op(name)
-    if not op.get_attr("TVectorizable"):  # erf: TVM would make a loop over the lanes of a vector
-        op.set_attr("TVectorizable", True)
     stock = op.get_attr("llvm.FLowerIntrinsic") or op.get_attr("default.FLowerIntrinsic")
+    scalar_only = not op.get_attr("TVectorizable")
+    if scalar_only:  # erf: TVM's vectorizer would make a loop over the lanes, of float32 too
+        op.set_attr("TVectorizable", True)
 
     def rule(call: Any) -> Any:
-        if _is_float32(call.args[0]):
-            return builder(call.args[0])
+        x = call.args[0]
+        if _is_float32(x):
+            return builder(x)
+        if scalar_only and _lanes(x) > 1:
+            return _lane_by_lane(name, x)
         return stock(call) if stock is not None else call
 
     tirx.op.register_intrin_lowering(name, "llvm", f=rule, level=_LEVEL)
+
+
+def _lane_by_lane(name: str, x: Expr) -> Expr:
+    """The function of each lane of a vector, for types that have no vector form of it."""
+    count, kind = _lanes(x), str(x.ty.dtype).split("x")[0]
+    lanes = [tirx.op.call_intrin(kind, name, tirx.Shuffle([x], [i])) for i in range(count)]
+    return tirx.Shuffle(lanes, list(range(count)))
 
 
 def _op(name: str) -> Any:

@@ -82,7 +82,7 @@ def test_rows_that_are_an_expression_and_a_batch_that_is_known():
     w, b = random(16, 40), random(40)
     cached = linear(w, b)
     model = Open(open_module(lambda bb, past, x: cached(bb, x), [("past", 4), (2, "past + 1", 16)]))
-    assert list(model.how.values()) == [("gemm", "")]
+    assert ("gemm", "") in model.how.values()  # what computes the size is a kernel that nothing is fused to
     for past in (1, 6, 7, 8, 31):
         x = random(2, past + 1, 16)
         close(model(random(past, 4), x)[0], np.maximum(x.astype("float64") @ w + b, 0), 16)
