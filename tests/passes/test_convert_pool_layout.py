@@ -14,8 +14,8 @@ nn = relax.op.nn
     "attrs",
     [
         dict(pool_size=(3, 3), strides=(2, 2), padding=(0, 0, 1, 1)),
-        dict(pool_size=(2, 2), strides=(2, 2), ceil_mode=True),
-        dict(pool_size=(3, 2), strides=(1, 3), padding=(1, 0), dilation=(2, 1)),
+        dict(pool_size=(3, 3), strides=(2, 2), ceil_mode=True),
+        dict(pool_size=(3, 4), strides=(1, 3), padding=(1, 0), dilation=(2, 1)),
     ],
 )
 def test_poolings(pool, attrs):
@@ -34,7 +34,8 @@ def test_padding_that_counts():
     [
         (((1, 15, 9, 9), "float32"), dict(pool_size=(3, 3))),  # few channels
         (((1, 16, 9, 9), "float16"), dict(pool_size=(3, 3))),  # another type
-        (((1, 16, 9, 9), "float32"), dict(pool_size=(1, 3))),  # three taps
+        (((1, 16, 9, 9), "float32"), dict(pool_size=(2, 3))),  # six taps
+        (((1, 16, 9, 40), "float32"), dict(pool_size=(3, 3))),  # long rows
         (((1, 9, 9, 16), "float32"), dict(pool_size=(3, 3), layout="NHWC")),
     ],
 )

@@ -21,8 +21,10 @@ from tvmopt.passes.graph import (
     with_attrs,
 )
 
-CHANNELS, TAPS = 16, 4
+CHANNELS, TAPS = 16, 9
 """The fewest of a pooling that is worth two transposes."""
+ROW = 32
+"""Pixels of a row from which vectors along it are as good."""
 
 
 @rewrite_pass("tvmopt.ConvertPoolLayout")
@@ -34,10 +36,11 @@ class ConvertPoolLayout(Rewrite):
                                                 p = R.nn.max_pool2d(t, layout="NHWC")
                                                 y = R.permute_dims(p, axes=[0, 3, 1, 2])
 
-    Applies when   it is a 2-d maximum or average of float32, with 16 channels or more, and a window of 4 taps or more.
-    Gain           along a row, windows that are two columns apart are gathered number by number. Alone on one core,
-                   transposes included: 320 x 28 x 28, 3 x 3 by 2, 226 us before and 62 now; 512 x 14 x 14, 3 x 3,
-                   82 and 47.
+    Applies when   it is a 2-d maximum or average of float32, with 16 channels or more, a window of 9 taps or more, and
+                   rows of 32 pixels or fewer.
+    Gain           along a short row there are few whole vectors. Alone on one core, transposes included:
+                   320 x 28 x 28, 3 x 3 by 2, 221 us before and 57 now; 512 x 14 x 14, 3 x 3, 80 and 67. It is a loss
+                   for 64 x 112 x 112 (190 and 220) and for windows of 2 x 2 (512 x 28 x 28: 69 and 126).
     Order          after PropagateTransposes, which would cancel the two transposes.
     """
 
@@ -51,7 +54,9 @@ class ConvertPoolLayout(Rewrite):
         attrs, image = value.attrs, shape(value.args[0])
         if str(attrs.layout) != "NCHW" or str(attrs.out_layout or "NCHW") != "NCHW" or image is None:
             return None
-        if dtype(value) != "float32" or image[1] < CHANNELS or prod(ints(attrs.pool_size)) < TAPS:
+        if dtype(value) != "float32" or image[1] < CHANNELS or image[3] > ROW:
+            return None
+        if prod(ints(attrs.pool_size)) < TAPS:
             return None
         self.applied(var, name)
         data = relax.op.permute_dims(value.args[0], TO_NHWC)
