@@ -53,7 +53,7 @@ def spatial_nest(sch: Any, block: Any, parallel: bool, chunk: int = 4096, lanes:
     if first == 0 or math.prod(extents[:first]) == 1:
         outer, inner = sch.split(inner, [None, _chunk(math.prod(extents[first:]), chunk)])
     row = int(sch.get(inner).extent)
-    if lanes and row >= 4 and (row < SHORT_ROW or (here is not None and here.transcendental)):
+    if lanes and here is not None and row >= 4 and (row < SHORT_ROW or here.transcendental):
         sch.annotate(inner, OVERLAP, vector_for(row, lanes))
     if parallel and int(sch.get(outer).extent) > 1:
         sch.parallel(outer)

@@ -25,25 +25,21 @@ from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm_ffi import structural_equal, structural_mutate, structural_walk
 
+from tvmopt.scheduling.blocks import asks
+
 HINT = "pragma_loop_partition_hint"
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 def bound_partitions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with comparisons hidden, or hints taken away, where LoopPartition would leave a loop's bounds."""
-    if not _hinted(func):
+    if not asks(func, HINT):
         return func
     scope = _Scope()
     body = structural_mutate(
         func.body, ((tirx.For, scope.loop), (SBlockRealize, scope.realize), (_COMPARISONS, scope.comparison))
     )
     return func if body.same_as(func.body) else func.with_body(body)
-
-
-def _hinted(func: tirx.PrimFunc) -> bool:
-    found: list[Any] = []
-    structural_walk(func.body, ((tirx.For, lambda node: found.append(node) if HINT in node.annotations else None),))
-    return bool(found)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.target import Target
 from tvm_ffi import structural_map, structural_mutate, structural_walk
 
-from tvmopt.scheduling.blocks import with_llvm
+from tvmopt.scheduling.blocks import asks, with_llvm
 from tvmopt.scheduling.facts import itemsize
 from tvmopt.targets.detect import host_arch
 
@@ -62,7 +62,7 @@ def panel_stride(size: int, columns: int, tiles: int, steps: int, least: int = 2
 
 def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with the prefetches that its loops' annotations ask for."""
-    if not _asked(func):
+    if not asks(func, PREFETCH):
         return func
     around: list[Any] = []
 
@@ -92,17 +92,6 @@ def _arch() -> str:
     target = Target.current(allow_none=True)
     triple = str(target.attrs.get("mtriple", "")) if target is not None else ""
     return triple.split("-")[0] or host_arch()
-
-
-def _asked(func: tirx.PrimFunc) -> bool:
-    found: list[Any] = []
-
-    def look(node: Any) -> None:
-        if node.annotations.get(PREFETCH, 0):
-            found.append(node)
-
-    structural_walk(func.body, ((tirx.For, look),))
-    return bool(found)
 
 
 def _fetch(loop: Any, steps: list[Any], stride: int) -> list[Any]:

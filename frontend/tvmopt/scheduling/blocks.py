@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.ir import StringImm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm_ffi import structural_walk
 
 from tvmopt.scheduling.facts import BlockFacts, facts
 
@@ -33,6 +34,13 @@ def blocks_of(func: tirx.PrimFunc) -> list[Any]:
 
     visit(func.body)
     return found
+
+
+def asks(func: tirx.PrimFunc, annotation: str) -> bool:
+    """Whether one of the function's loops has an annotation whose value is not 0."""
+    found: list[bool] = []
+    structural_walk(func.body, ((tirx.For, lambda node: found.append(bool(node.annotations.get(annotation, 0)))),))
+    return any(found)
 
 
 def with_root(func: tirx.PrimFunc, realize: Any, body: Any, buffers: Sequence[Any] | None = None) -> tirx.PrimFunc:

@@ -25,7 +25,7 @@ from tvm.tirx.op import address_of
 from tvm_ffi import structural_map, structural_mutate
 
 from tvmopt.schedules.cpu.layout.tile import function_name, llvm_function
-from tvmopt.scheduling.blocks import with_llvm
+from tvmopt.scheduling.blocks import blocks_of, with_llvm
 from tvmopt.scheduling.facts import itemsize
 
 SQUARES = "tvmopt.squares"
@@ -97,7 +97,7 @@ def transpose_of(block: Any) -> Transpose | None:
 
 def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with the loops of its annotated blocks replaced; itself where it has none."""
-    if not isinstance(func.body, SBlockRealize):
+    if not isinstance(func.body, SBlockRealize) or not any(SQUARES in b.annotations for b in blocks_of(func)):
         return func
     functions: dict[tuple[int, int], str] = {}
 

@@ -69,9 +69,9 @@ def apply(sch: Any, problem: LayoutProblem, knobs: Knobs) -> None:
         elif ways is not None:
             _shuffle(sch, block, ways, knobs)
         else:
-            seam = here is None or _seam(here)
+            seam = here is not None and _seam(here)
             spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"], 0 if seam else problem.lanes)
-            if here is not None and seam:
+            if seam:
                 sch.annotate(sch.get_loops(block)[-1], "pragma_loop_partition_hint", 1)
 
 
@@ -115,9 +115,10 @@ def _shuffle(sch: Any, block: Any, ways: int, knobs: Knobs) -> None:
 def _in_registers(sch: Any, block: Any, problem: LayoutProblem, knobs: Knobs) -> bool:
     """Mark a block that only transposes for :func:`lower.finish`; whether it is one."""
     found = transpose_of(sch.get(block))
-    if found is None or found.shorter < side_of(found.bits, problem.lanes):
+    side = side_of(found.bits, problem.lanes) if found is not None else 0
+    if found is None or found.shorter < side:
         return False
-    sch.annotate(block, SQUARES, side_of(found.bits, problem.lanes))
+    sch.annotate(block, SQUARES, side)
     sch.annotate(block, THREADS, knobs["parallel"])
     return True
 

@@ -12,6 +12,7 @@ Shuffle = Callable[[str, str, Sequence[int]], str]
 
 
 def function_name(side: int, bits: int) -> str:
+    """What the function for squares of this side, of numbers of so many bits, is called."""
     return f"tvmopt_transpose_{side}_{bits}"
 
 
@@ -81,7 +82,7 @@ def llvm_function(side: int, bits: int) -> str:
 
 
 def _columns(rows: list[str], side: int, part: int, shuffle: Shuffle) -> list[str]:
-    """Rows as many as a part has numbers -> vectors whose part L is column L * part + j, for each j."""
+    """From as many rows as a part has numbers, for each j the vector whose part L is column L * part + j."""
     low, high = interleaved(side, part, False), interleaved(side, part, True)
     half = part // 2
     for _ in range(part.bit_length() - 1):
