@@ -2,8 +2,7 @@
 importer to the manifest.
 
 A size is an ``int`` or a :class:`Dim`. A `Dim` is kept in one canonical form, so that two of them are equal for every
-call
-exactly where their texts are equal (as far as polynomials and floor divisions by numbers go):
+call exactly where their texts are equal (as far as polynomials and floor divisions by numbers go):
 
     >>> seq, past = Dim.symbol("seq"), Dim.symbol("past")
     >>> 2 * (seq + past) - past - past, (seq * 12 * 64) // 64
@@ -218,7 +217,7 @@ class Dim:
         >>> parse("batch*seq + 1").at({"batch": 2, "seq": 8}), parse("batch*seq").at({"batch": 2})
         (17, 2*seq)
         """
-        return self.build(lambda name: sizes.get(name, Dim.symbol(name)), least, most)
+        return self.build(lambda name: sizes[name] if name in sizes else Dim.symbol(name), least, most)
 
 
 def _size(value: Any) -> Size:
@@ -526,9 +525,23 @@ def symbols_of(shape: Iterable[Size]) -> set[str]:
     return set().union(*(d.symbols() for d in shape if isinstance(d, Dim)), set())
 
 
+def replaced(size: Size, sizes: Mapping[str, Size]) -> Size:
+    """A size with these in place of its symbols; other symbols stay."""
+    return size.at(sizes) if isinstance(size, Dim) else int(size)
+
+
 def at(shape: Iterable[Size], sizes: Mapping[str, int]) -> tuple[Size, ...]:
     """A shape with its symbols replaced."""
-    return tuple(d.at(sizes) if isinstance(d, Dim) else int(d) for d in shape)
+    return tuple(replaced(d, sizes) for d in shape)
+
+
+def told(sizes: Mapping[str, int]) -> str:
+    """Sizes in words.
+
+    >>> told({"batch": 2, "seq": 8})
+    'batch = 2, seq = 8'
+    """
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
 def holds(condition: str, sizes: Mapping[str, int]) -> bool:
@@ -538,7 +551,7 @@ def holds(condition: str, sizes: Mapping[str, int]) -> bool:
     (False, True)
     """
     left, sign, right = condition.partition(" <= ") if " <= " in condition else condition.partition(" == ")
-    a, b = at((parse(left), parse(right)), sizes)
+    a, b = (replaced(parse(side), sizes) for side in (left, right))
     return bool(a <= b if sign == " <= " else a == b)
 
 

@@ -79,6 +79,34 @@ def test_what_it_says(model: Model) -> None:
     assert [i.shape for i in model.inputs_at({"seq": 7})] == [(1, 7), (1, 7)]
 
 
+def test_inputs_beside_others_have_their_sizes_as_far_as_these_have_axes(model: Model) -> None:
+    assert [i.shape for i in model.inputs_beside({"offsets": np.zeros((2, 7))})] == [(2, 7), (2, 7)]
+    assert [i.shape for i in model.inputs_beside({"offsets": np.zeros(2)})] == [(2, TABLE), (2, TABLE)]
+
+
+def test_what_is_no_array_is_converted_once(model: Model) -> None:
+    class Counted:
+        def __init__(self, array: np.ndarray[Any, Any]) -> None:
+            self.array, self.reads = array, 0
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+            self.reads += 1
+            return self.array
+
+    feeds = feeds_of(2, 5)
+    counted = {name: Counted(array) for name, array in feeds.items()}
+    for name, result in model.run(counted).items():
+        np.testing.assert_array_equal(result, model.run(feeds)[name])
+    assert [c.reads for c in counted.values()] == [1, 1]
+
+
+def test_a_wrong_dtype_is_told_before_a_size_that_is_out_of_range(model: Model) -> None:
+    feeds = {name: array.astype("float32") for name, array in feeds_of(10, 5).items()}
+    with pytest.raises(InputError) as error:
+        model.run(feeds)
+    assert "ids" in str(error.value) and "offsets" in str(error.value) and "float32" in str(error.value)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 9])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, TABLE])
 def test_every_size(model: Model, batch: int, length: int) -> None:

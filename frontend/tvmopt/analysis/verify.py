@@ -23,7 +23,7 @@ from tvmopt.analysis.judge import Tolerance
 from tvmopt.analysis.metrics import metrics
 from tvmopt.analysis.oracle.values import Unsupported, is_real
 from tvmopt.analysis.samples import described, trial_inputs, trials
-from tvmopt.dims import is_open, near
+from tvmopt.dims import is_open, near, told
 from tvmopt.errors import AccuracyError, InputError, TvmoptError
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.runtime.manifest import Manifest
@@ -58,8 +58,7 @@ class Trial:
     @property
     def told(self) -> str:
         """The inputs in words."""
-        sizes = ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
-        return described(self.seed) + (f" at {sizes}" if sizes else "")
+        return described(self.seed) + (f" at {told(self.sizes)}" if self.sizes else "")
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def in_child(
     values = bound_arrays(original.graph, manifest.values)
     compiled = Model(loaded)
     found: list[Trial] = []
-    names: list[str] = []
+    name = ""
 
     def prepared_at(sizes: dict[str, int]) -> Any:
         shapes = {info.name: list(info_at(info, sizes).shape) for info in manifest.inputs}
@@ -206,11 +205,11 @@ def in_child(
         bounds = integer_bounds(prepared)
         feeds = {seed: trial_inputs(inputs, seed, bounds) for seed in (trials(inputs) if index == 0 else (0,))}
         progress("running the reference")
-        name, peers = peers_of(model, feeds, values)
-        names.append(name)
+        told_by, peers = peers_of(model, feeds, values)
+        name = name or told_by
         progress("running the compiled model")
         examiner = Examiner(compiled, model, prepared, rtol)
-        large = float(metrics(prepared).flops if sizes else manifest.report.get("flops", 0.0)) > LARGE
+        large = metrics(prepared).flops > LARGE
         try:
             for seed, one in feeds.items():
                 progress(f"comparing with {described(seed)}")
@@ -226,7 +225,7 @@ def in_child(
     if not found:
         return {"trials": [], "reference": "", "reason": "no inputs of its own suit the model"}
     exact = any(t.reference == "float64" for t in found)
-    reference = " and ".join(filter(None, ("float64" if exact else "", next(filter(None, names), ""))))
+    reference = " and ".join(filter(None, ("float64" if exact else "", name)))
     return {"trials": [asdict(t) for t in found], "reference": reference, "reason": ""}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
-from tvmopt.dims import Dim, Range, Size, holds, near
+from tvmopt.dims import Dim, Range, Size, holds, near, told
 from tvmopt.errors import InputError, ModelError, collect
 from tvmopt.importer.protos import BITS, describe_type, node_reads
 from tvmopt.importer.walk import Walk
@@ -112,7 +112,7 @@ def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
         sizes = found
     what = ", ".join(map(str, [*(f"{d} < 1" for d in bad), *broken][:3]))
     raise ModelError(
-        f"At the smallest sizes {_told(sizes)} the model has a tensor without elements, or breaks a condition: {what}.",
+        f"At the smallest sizes {told(sizes)} the model has a tensor without elements, or breaks a condition: {what}.",
         where=", ".join(f"input '{v.name}' {describe_type(walk.types[v.name])}" for v in walk.model.graph.input),
         fix="begin the ranges at sizes that the model takes: --shape NAME:32..1024",
     )
@@ -128,10 +128,6 @@ def _filled(size: Dim, sizes: dict[str, int], free: Sequence[str]) -> dict[str, 
             values = range(sizes[name], high + 1)
             return {name: values[bisect_left(values, True, key=lambda v: size.at(sizes | {name: v}) >= 1)]}
     return {}
-
-
-def _told(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{n} = {v}" for n, v in sizes.items())
 
 
 class _Memory:

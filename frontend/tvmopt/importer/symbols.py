@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tvmopt.dims import Dim, OpenSize, Range, Size, equal, interval, least, less, most, symbols_of
+from tvmopt.dims import Dim, OpenSize, Range, Size, equal, interval, least, less, most, replaced, symbols_of
 
 UNKNOWN = 10**9
 """No axis is longer; exporters write larger ends of slices for "to the end"."""
@@ -116,19 +116,19 @@ class Symbols:
         if name in self.ranges and isinstance(value, Dim) and value.is_symbol:
             self.ranges.setdefault(str(value), self.ranges[name])
         self._replace(name, value, rewrite)
-        a, b = _at(a, {name: value}), _at(b, {name: value})
+        a, b = replaced(a, {name: value}), replaced(b, {name: value})
         return self.unify(a, b, where, rewrite)
 
     def _replace(self, name: str, value: Size, rewrite: Rewrite) -> None:
         """Write `value` in place of a symbol; conditions that become true go, those that can be solved are."""
         mapping = {name: value}
         rewrite(mapping)
-        self.replaced = {k: (_at(v, mapping), w) for k, (v, w) in self.replaced.items()}
+        self.replaced = {k: (replaced(v, mapping), w) for k, (v, w) in self.replaced.items()}
         if name in self.most:
             self.at_most(value, *self.most.pop(name))
         before, self.conditions, self.aliases = self.conditions, {}, {}
         for condition, where in before.items():
-            a, b = _at(condition.a, mapping), _at(condition.b, mapping)
+            a, b = replaced(condition.a, mapping), replaced(condition.b, mapping)
             if condition.sign == "==":
                 self.unify(a, b, where, rewrite)
             else:
@@ -185,7 +185,3 @@ def _is_sum(size: Size) -> bool:
     if not isinstance(size, Dim):
         return True
     return all(count > 0 and all(isinstance(f, str) for f in monomial) for monomial, count in size.terms.items())
-
-
-def _at(size: Size, mapping: Mapping[str, Size]) -> Size:
-    return size.at(mapping) if isinstance(size, Dim) else size

@@ -13,7 +13,7 @@ import onnx
 import psutil
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmopt.dims import Dim, OpenSize, Size, is_open
+from tvmopt.dims import OpenSize, Size, is_open, replaced
 from tvmopt.errors import ModelError
 from tvmopt.importer.inline import rename_free
 from tvmopt.importer.protos import (
@@ -146,18 +146,18 @@ class Walk(ABC):
     def settled(self, shape: Iterable[Size]) -> tuple[Size, ...]:
         """A shape in the symbols of now."""
         now = {name: size for name, (size, _) in self.symbols.replaced.items()}
-        return tuple(self.symbols.canonical(_replaced(d, now)) for d in shape)
+        return tuple(self.symbols.canonical(replaced(d, now)) for d in shape)
 
     def _replace_symbols(self, mapping: Mapping[str, Size]) -> None:
         """Write these sizes in place of symbols, in all types and values."""
         for name, kind in self.types.items():
             if _is_open(kind) and (shape := open_shape(kind)) is not None:
-                self.types[name] = make_type(kind.tensor_type.elem_type, [_replaced(d, mapping) for d in shape])
+                self.types[name] = make_type(kind.tensor_type.elem_type, [replaced(d, mapping) for d in shape])
         for array in self.open_values.values():
             for index, size in np.ndenumerate(array):
-                array[index] = _replaced(size, mapping)
+                array[index] = replaced(size, mapping)
 
-        self.below = {name: _replaced(size, mapping) for name, size in self.below.items()}
+        self.below = {name: replaced(size, mapping) for name, size in self.below.items()}
 
     def set_open_value(self, node: onnx.NodeProto, array: Array, elem_type: int) -> None:
         """Record the value of a node that computes sizes; the node stays, for other engines."""
@@ -227,10 +227,6 @@ class Walk(ABC):
     @abstractmethod
     def infer_and_emit(self, node: onnx.NodeProto) -> Nodes:
         """Infer types; fold the node, or expand it by its definition, or keep it."""
-
-
-def _replaced(size: Size, mapping: Mapping[str, Size]) -> Size:
-    return size.at(mapping) if isinstance(size, Dim) else size
 
 
 def _is_open(kind: onnx.TypeProto) -> bool:

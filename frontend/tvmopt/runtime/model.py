@@ -289,7 +289,9 @@ class Model:
 
     def _tensors(self, instance: _Instance, values: Sequence[Any]) -> list[Any]:
         tensors = []
-        checks = self._checks_of(values) if self._open else self._checks
+        checks = self._checks
+        if self._open:
+            values, checks = self._bound(values)
         for index, (value, (shape, dtype, name)) in enumerate(zip(values, checks, strict=True)):
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
                 value = self._convert(values, index)
@@ -308,19 +310,21 @@ class Model:
             stage[...] = value
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
 
-    def _checks_of(self, values: Sequence[Any]) -> tuple[tuple[Any, Any, str], ...]:
-        """What :meth:`_tensors` compares with, at the sizes of these values.
+    def _bound(self, values: Sequence[Any]) -> tuple[list[Array], tuple[tuple[Any, Any, str], ...]]:
+        """The inputs of open sizes as arrays, and what :meth:`_tensors` compares them with.
 
         Raises:
-            InputError: a size is out of range, or sizes disagree.
+            InputError: a wrong shape or dtype - all problems at once; else a size that is out of range, or sizes that
+                disagree.
         """
-        shapes = []
-        for index, value in enumerate(values):
-            if type(value) is not np.ndarray or not self._inputs[index].fits(value.shape):
+        arrays = []
+        for index, (value, info) in enumerate(zip(values, self._inputs, strict=True)):
+            if type(value) is not np.ndarray or value.dtype != info.numpy_dtype or not info.fits(value.shape):
                 value = self._convert(values, index)
-            shapes.append(value.shape)
+            arrays.append(value)
+        shapes = [array.shape for array in arrays]
         self._open.bind(shapes)
-        return tuple((s, dtype, name) for s, (_, dtype, name) in zip(shapes, self._checks, strict=True))
+        return arrays, tuple((s, dtype, name) for s, (_, dtype, name) in zip(shapes, self._checks, strict=True))
 
     def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
         """Outputs that lie in an input or a weight (a model can return either): they must be copied every time."""

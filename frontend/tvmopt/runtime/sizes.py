@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tvmopt.dims import Dim, Range, Size, at, holds, near, symbols_of
+from tvmopt.dims import Dim, Range, Size, at, holds, near, replaced, symbols_of, told
 from tvmopt.errors import InputError
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import TensorInfo
@@ -71,20 +71,12 @@ class OpenSizes:
 
     def completed(self, shapes: Mapping[str, Shape]) -> dict[str, int]:
         """Sizes for a call of which only some inputs are given: theirs, else the named ones."""
-        sizes = self.named
-        for name, (index, axis) in self._first.items():
-            given = shapes.get(self._inputs[index].name)
-            if given is not None and len(given) > axis:
-                sizes[name] = given[axis]
-        for info in self._inputs:  # a symbol whose first input is not given, and another one that has it is
-            for axis, size in enumerate(info.shape if info.name in shapes else ()):
-                if (
-                    isinstance(size, Dim)
-                    and size.is_symbol
-                    and self._inputs[self._first[str(size)][0]].name not in shapes
-                ):
-                    sizes[str(size)] = shapes[info.name][axis]
-        return sizes
+        found: dict[str, int] = {}
+        for info in self._inputs:
+            for size, given in zip(info.shape, shapes.get(info.name, ()), strict=False):
+                if isinstance(size, Dim) and size.is_symbol:
+                    found.setdefault(str(size), given)
+        return self.named | found
 
     # -- what is said ----------------------------------------------------------------------------------------------
 
@@ -104,20 +96,19 @@ class OpenSizes:
     def _disagree(self, index: int, axis: int, expected: Size, found: int, sizes: Mapping[str, int]) -> InputError:
         info = self._inputs[index]
         names = sorted(symbols_of([expected]))
-        told = ", ".join(f"'{n}' is {sizes[n]} in {self._inputs[self._first[n][0]].name!r}" for n in names)
-        (wanted,) = at([expected], sizes)
+        each = ", ".join(f"'{n}' is {sizes[n]} in {self._inputs[self._first[n][0]].name!r}" for n in names)
+        wanted = replaced(expected, sizes)
         return InputError(
-            f"the input {info.name!r} has {found} elements on axis {axis}, and {expected} is {wanted}: {told}.",
+            f"the input {info.name!r} has {found} elements on axis {axis}, and {expected} is {wanted}: {each}.",
             where=f"{self._model}, input {info}",
             fix=f"pass inputs that agree in {', '.join(map(repr, names))}",
         )
 
     def _broken(self, condition: str, sizes: Mapping[str, int]) -> InputError:
-        told = ", ".join(f"{n} = {v}" for n, v in sizes.items())
         fit = near(sizes, self.ranges, self._conditions)
-        better = ", ".join(f"{n} = {v}" for n, v in fit.items() if v != sizes[n])
+        better = told({n: v for n, v in fit.items() if v != sizes[n]})
         return InputError(
-            f"the model needs sizes for which {condition}, and here {told}.",
+            f"the model needs sizes for which {condition}, and here {told(sizes)}.",
             where=self._model,
             fix=f"pass {better}" if better else "pass sizes for which that holds",
         )
