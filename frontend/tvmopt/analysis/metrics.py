@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.analysis.opcost import MATRIX, VIEWS, OpShapes, flops
-from tvmopt.dims import Shapes, at
+from tvmopt.dims import Shapes
 
 if TYPE_CHECKING:
     import onnx
@@ -151,17 +151,14 @@ def inspect(source: str | Path | bytes | onnx.ModelProto, shapes: Shapes | None 
         ModelError: what :func:`tvmopt.importer.prepare` raises: a damaged file, an open number of dimensions.
     """
     from tvmopt.importer import load, open_model, prepare
-    from tvmopt.importer.protos import open_shape
+    from tvmopt.importer.prepare import at_named
 
     name = Path(source).name if isinstance(source, (str, Path)) else ""
     loaded = load(source)
-    prepared, sizes = prepare(loaded, shapes or {}), dict[str, int]()
+    prepared = prepare(loaded, shapes or {})
     ranges = open_model.read(prepared).ranges
-    if ranges:
-        sizes = {symbol: known.opt for symbol, known in ranges.items()}
-        inputs = [(value.name, open_shape(value.type) or ()) for value in prepared.graph.input]
-        prepared = prepare(loaded, {name: at(shape, sizes) for name, shape in inputs})
-    found = metrics(prepared, name, loaded)
+    found = metrics(at_named(loaded, prepared), name, loaded)
+    sizes = {symbol: known.opt for symbol, known in ranges.items()}
     symbols = {symbol: str(known) for symbol, known in ranges.items()}
     return replace(found, quantization=quantization_of(loaded), sizes=sizes, symbols=symbols)
 

@@ -44,8 +44,7 @@ def import_model(
     Args:
         source: a path, the bytes of a model, or a ModelProto (left unchanged).
         shapes: sizes, or ranges of sizes, of inputs whose dimensions the model leaves open, by input name or by the
-        name
-            of a dimension (:func:`tvmopt.importer.prepare`).
+            name of a dimension (:func:`tvmopt.importer.prepare`).
         values: inputs that are known at compile time; they become constants.
     """
     model = load(source)

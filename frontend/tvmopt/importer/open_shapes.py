@@ -342,8 +342,7 @@ def _einsum(n: Node) -> Shapes | None:
     sizes: dict[str, Size] = {}
     for letters, shape in zip(terms.split(","), n.shapes, strict=True):
         for letter, size in zip(letters, shape or (), strict=True):
-            sizes[letter] = n.same(sizes[letter], size) if sizes.get(letter, 1) != 1 and size != 1 else (
-                size if sizes.get(letter, 1) == 1 else sizes[letter])  # fmt: skip
+            (sizes[letter],) = n.broadcast([(sizes.get(letter, 1),), (size,)])
     return [tuple(sizes[letter] for letter in result)]
 
 
@@ -383,18 +382,7 @@ RULES: dict[str, Callable[[Node], Shapes | None]] = {
 SAME_VALUES = words("Unsqueeze Squeeze Reshape Expand Cast Identity Slice Flatten Tile Transpose")
 """Operators whose result has only elements of their first input."""
 
-ALWAYS = ELEMENTWISE | {
-    "MatMul",
-    "Gemm",
-    "Concat",
-    "Slice",
-    "TopK",
-    "Reshape",
-    "Expand",
-    "MaxPool",
-    "AveragePool",
-    "LpPool",
-}
+ALWAYS = ELEMENTWISE | words("MatMul Gemm Concat Slice TopK Reshape Expand MaxPool AveragePool LpPool")
 """Rules that know more than ONNX's inference even where that names each size: which sizes must be equal, where a slice
 ends."""
 

@@ -86,7 +86,13 @@ def prepare_named(
     values: Mapping[str, npt.ArrayLike] | None = None,
 ) -> onnx.ModelProto:
     """:func:`prepare`, and sizes that stay open bound to the named ones: for words that look at one size."""
-    prepared = prepare(model, shapes, values)
+    return at_named(model, prepare(model, shapes, values), values)
+
+
+def at_named(
+    model: onnx.ModelProto, prepared: onnx.ModelProto, values: Mapping[str, npt.ArrayLike] | None = None
+) -> onnx.ModelProto:
+    """What :func:`prepare` made of `model`, with the sizes that stayed open bound to the named ones."""
     ranges = open_model.read(prepared).ranges
     if not ranges:
         return prepared

@@ -19,12 +19,12 @@ from tvmopt.importer.open_values import BEYOND
 from tvmopt.importer.sizes import shape_to_tvm, to_tvm
 
 
-def _result_shape(ctx: Context) -> tuple[Size, ...] | None:
-    """The shape of the first output where some size in it is open, None for a static one."""
+def _result_shape(ctx: Context) -> tuple[Size, ...]:
+    """The shape of the first output."""
     known = ctx.output_types[0]
     if known is None:
         raise OpenSize("the shape of its result is not known")
-    return known[1] if is_open(known[1]) else None
+    return known[1]
 
 
 def _is_static(inputs: Inputs, ctx: Context) -> bool:
@@ -40,10 +40,7 @@ def reshape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     """Reshape, Flatten: to the shape that is known."""
     if _is_static(inputs, ctx):
         return static.reshape(bb, inputs, attrs, ctx) if ctx.op_type == "Reshape" else ctx.stock(inputs, attrs)
-    known = ctx.output_types[0]
-    if known is None:
-        raise OpenSize("the shape of its result is not known")
-    return Build(bb, ctx.name).reshape(inputs[0], known[1])
+    return Build(bb, ctx.name).reshape(inputs[0], _result_shape(ctx))
 
 
 def squeeze(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -55,18 +52,15 @@ def expand(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     """Expand: spread over the shape that is known."""
     if _is_static(inputs, ctx):
         return ctx.stock(inputs, attrs)
-    shape = _result_shape(ctx) or ctx.output_types[0][1]  # type: ignore[index]
-    return Build(bb, ctx.name).broadcast(inputs[0], shape)
+    return Build(bb, ctx.name).broadcast(inputs[0], _result_shape(ctx))
 
 
 def constant_of_shape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """ConstantOfShape: one value everywhere."""
     if _is_static(inputs, ctx):
         return ctx.stock(inputs, attrs)
-    shape = _result_shape(ctx)
     value = np.ravel(attrs.get("value", np.zeros(1, np.float32)))
-    assert shape is not None
-    return relax.op.full(shape_to_tvm(shape), const(value[0], str(value.dtype)), str(value.dtype))
+    return relax.op.full(shape_to_tvm(_result_shape(ctx)), const(value[0], str(value.dtype)), str(value.dtype))
 
 
 def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -90,7 +84,7 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
         if far is not None and (np.abs(far.astype(np.float64)) > FARTHEST).any():
             inputs = Inputs([*inputs[:4], const(np.clip(far, -FARTHEST, FARTHEST), "int64")])
         return ctx.stock(inputs, attrs)
-    x, out = inputs[0], _shape_after(ctx)
+    x, out = inputs[0], _result_shape(ctx)
     own = shape_of(x)
     starts, ends, given, strides = (
         list(attrs[name]) if name in attrs else _list(ctx, inputs[i + 1], name)
@@ -107,13 +101,6 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     if all((f, own[a], s) == (0, out[a], 1) for a, f, s in zip(axes, firsts, steps, strict=True)):
         return x
     return relax.op.strided_slice(x, axes, shape_to_tvm(firsts), shape_to_tvm(lasts), steps, assume_inbound=True)
-
-
-def _shape_after(ctx: Context) -> tuple[Size, ...]:
-    known = ctx.output_types[0]
-    if known is None:
-        raise OpenSize("the shape of its result is not known")
-    return known[1]
 
 
 def _list(ctx: Context, value: Any, what: str) -> list[Any]:
@@ -143,7 +130,7 @@ def tile(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
     own = shape_of(x)
     apart = [d for size, times in zip(own, repeats, strict=True) for d in (1, size)]
     spread = [d for size, times in zip(own, repeats, strict=True) for d in (times, size)]
-    return b.reshape(b.broadcast(b.reshape(x, apart), spread), _shape_after(ctx))
+    return b.reshape(b.broadcast(b.reshape(x, apart), spread), _result_shape(ctx))
 
 
 def shape_as_data(b: Build, array: Any, dtype: str) -> Any:
