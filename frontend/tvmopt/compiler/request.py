@@ -43,16 +43,20 @@ class Request:
         check_precision(self.precision, self.machine)
         check_int8(self.int8)
 
+    def plain_shapes(self) -> dict[str, list[int | str] | str]:
+        """The shapes as JSON data."""
+        return {
+            name: shape if isinstance(shape, str) else [d if isinstance(d, str) else int(d) for d in shape]
+            for name, shape in self.shapes.items()
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """The request as JSON data, for another process; the model has to be a file (:func:`as_file`)."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return plain | {
             "source": os.fspath(self.source),
             "machine": self.machine.as_dict(),
-            "shapes": {
-                name: shape if isinstance(shape, str) else [d if isinstance(d, str) else int(d) for d in shape]
-                for name, shape in self.shapes.items()
-            },
+            "shapes": self.plain_shapes(),
             "values": {name: to_plain(value) for name, value in self.values.items()},
             "store": None if self.store is None else os.fspath(self.store),
             "without": list(self.without),

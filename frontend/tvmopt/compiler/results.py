@@ -45,7 +45,7 @@ def make_manifest(
         symbols=imported.ranges,
         conditions=imported.conditions,
         options={
-            "shapes": {name: _plain(shape) for name, shape in sorted(request.shapes.items())},
+            "shapes": dict(sorted(request.plain_shapes().items())),
             "exact": request.exact,
             "int8": request.int8,
             **({"values": {n: to_plain(v) for n, v in request.values.items()}} if request.values else {}),
@@ -54,10 +54,6 @@ def make_manifest(
         },
         report=without_timings(report.as_dict()),
     )
-
-
-def _plain(shape: Sequence[int | str] | str) -> list[int | str] | str:
-    return shape if isinstance(shape, str) else list(shape)
 
 
 def used_features(machine: Machine, report: Report) -> tuple[str, ...]:
