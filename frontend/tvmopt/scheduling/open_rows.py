@@ -383,16 +383,13 @@ def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc) -> tirx.PrimFu
     fresh = renew_defs(no)
     known = dict(zip(fresh.params, yes.params, strict=True))
     for old, new in zip(fresh.params, yes.params, strict=True):
-        known |= dict(zip(_symbols(old), _symbols(new), strict=True))
+        pairs = zip(_shape(old), _shape(new), strict=True)
+        known |= {a: b for a, b in pairs if isinstance(a, tirx.Var)}
     body = structural_map(fresh.body, (tirx.Var, lambda v: known.get(v, v))).block
     first = yes.body.block
     both = tirx.IfThenElse(condition, first.body, body.body)
     root = SBlock([], [], [], "root", both, None, [*first.alloc_buffers, *body.alloc_buffers], [], {})
     return yes.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
-
-
-def _symbols(param: Any) -> list[Any]:
-    return [d for d in getattr(param.ty, "shape", None) or [] if isinstance(d, tirx.Var)]
 
 
 class _Names:

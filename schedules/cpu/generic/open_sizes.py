@@ -33,16 +33,16 @@ SIZES = (37, 41, 43, 47, 53, 59, 61, 67)
 def schedule(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
     """The function with its loops in order, for one thread or for all, by the work of a call."""
     func = merge_chains(func)
-    serial, _, _ = _nests(func, False)
+    serial, _, _ = _nests(func, machine, parallel=False)
     if machine.cores == 1:
         return serial
-    parallel, count, nanoseconds = _nests(func, True)
-    least = int(LOOPS * machine.thread_ns / max(nanoseconds(machine), 1e-3)) + 1
+    parallel, count, nanoseconds = _nests(func, machine, parallel=True)
+    least = int(LOOPS * machine.thread_ns / max(nanoseconds, 1e-3)) + 1
     return either(count >= least, parallel, serial)
 
 
-def _nests(func: tirx.PrimFunc, parallel: bool) -> tuple[tirx.PrimFunc, Any, Any]:
-    """The scheduled function, the iterations of its largest block, and a function from a machine to the time of one."""
+def _nests(func: tirx.PrimFunc, machine: Machine, parallel: bool) -> tuple[tirx.PrimFunc, Any, float]:
+    """The scheduled function, the iterations of its largest block, and the nanoseconds that one takes."""
     sch, twin = Schedule(func), Schedule(_tried_out(func))
     kept = {twin.get(block).name_hint: block_facts(twin, block) for block in inline_cheap(twin)}
     for block in root_blocks(sch):
@@ -59,9 +59,9 @@ def _nests(func: tirx.PrimFunc, parallel: bool) -> tuple[tirx.PrimFunc, Any, Any
         counts.append((here.elements, prod([sch.get(loop).extent.astype("int64") for loop in loops], start=_ONE), here))
         _nest(sch, here, loops, parallel)
     if not counts:
-        return sch.mod["main"], tirx.const(0, "int64"), lambda machine: 1.0
+        return sch.mod["main"], tirx.const(0, "int64"), 1.0
     elements, count, largest = max(counts, key=lambda c: c[0])
-    return sch.mod["main"], count, lambda machine: largest.nanoseconds(machine) / elements
+    return sch.mod["main"], count, largest.nanoseconds(machine) / elements
 
 
 _ONE = tirx.const(1, "int64")
