@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tvm import relax
-
-from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, ints, name_of, op_name, rewrite_pass, shape
+from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, op_name, rewrite_pass, shape
+from tvmopt.passes.one_row import in_one_row
 
 
 @rewrite_pass("tvmopt.ConvertConv1d")
@@ -29,33 +28,13 @@ class ConvertConv1d(Rewrite):
         name = op_name(value)
         if name not in ("nn.conv1d", "nn.max_pool1d", "nn.avg_pool1d"):
             return None
-        attrs, x, out = value.attrs, shape(value.args[0]), shape(value)
+        attrs, x = value.attrs, shape(value.args[0])
         layout = str(attrs.data_layout if name == "nn.conv1d" else attrs.layout)
-        if layout != "NCW" or x is None or out is None or len(x) != 3:
+        if layout != "NCW" or x is None or shape(value) is None or len(x) != 3:
             self.declined(var, f"1: its layout is {layout}, or a shape is not static")
             return None
-        data = relax.op.reshape(value.args[0], (x[0], x[1], 1, x[2]))
-        left, right = ints(attrs.padding)
-        same = dict(
-            strides=(1, *ints(attrs.strides)),
-            padding=(0, left, 0, right),
-            dilation=(1, *ints(attrs.dilation)),
-        )
-        if name == "nn.conv1d":
-            kernel = shape(value.args[1])
-            if kernel is None or str(attrs.kernel_layout) != "OIW":
-                self.declined(var, f"1: its kernel layout is {attrs.kernel_layout}, or not static")
-                return None
-            weight = relax.op.reshape(value.args[1], (kernel[0], kernel[1], 1, kernel[2]))
-            new = relax.op.nn.conv2d(data, weight, groups=int(attrs.groups), out_dtype=attrs.out_dtype or None, **same)
-        else:
-            pool = relax.op.nn.max_pool2d if name == "nn.max_pool1d" else relax.op.nn.avg_pool2d
-            new = pool(
-                data,
-                pool_size=(1, *ints(attrs.pool_size)),
-                ceil_mode=bool(attrs.ceil_mode),
-                count_include_pad=bool(attrs.count_include_pad),
-                **same,
-            )
+        if name == "nn.conv1d" and (shape(value.args[1]) is None or str(attrs.kernel_layout) != "OIW"):
+            self.declined(var, f"1: its kernel layout is {attrs.kernel_layout}, or not static")
+            return None
         self.applied(var, name)
-        return relax.op.reshape(graph.emit(new, name_of(var)), out)
+        return in_one_row(graph, var, value)

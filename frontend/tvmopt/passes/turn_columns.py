@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tvm import relax
-
-from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, ints, name_of, op_name, rewrite_pass, shape
+from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, ints, op_name, rewrite_pass, shape
+from tvmopt.passes.one_row import in_one_row
 
 
 @rewrite_pass("tvmopt.TurnColumns")
@@ -30,8 +29,8 @@ class TurnColumns(Rewrite):
         name = op_name(value)
         if name not in ("nn.conv2d", "nn.max_pool2d", "nn.avg_pool2d"):
             return None
-        attrs, x, out = value.attrs, shape(value.args[0]), shape(value)
-        if x is None or out is None or len(x) != 4:
+        attrs, x = value.attrs, shape(value.args[0])
+        if x is None or shape(value) is None or len(x) != 4:
             return None
         convolution = name == "nn.conv2d"
         layouts = (str(attrs.data_layout), str(attrs.kernel_layout)) if convolution else (str(attrs.layout), "OIHW")
@@ -39,26 +38,8 @@ class TurnColumns(Rewrite):
             self.declined(var, f"1: its layouts are {' and '.join(layouts)}")
             return None
         kernel = shape(value.args[1]) if convolution else (0, 0, *ints(attrs.pool_size))
-        top, left, bottom, right = ints(attrs.padding)
+        _, left, _, right = ints(attrs.padding)
         if kernel is None or (x[3], kernel[3], left, right) != (1, 1, 0, 0) or x[2] == 1:
             return None
-        data = relax.op.reshape(value.args[0], (x[0], x[1], 1, x[2]))
-        same = dict(
-            strides=tuple(reversed(ints(attrs.strides))),
-            padding=(0, top, 0, bottom),
-            dilation=tuple(reversed(ints(attrs.dilation))),
-        )
-        if convolution:
-            weight = relax.op.reshape(value.args[1], (kernel[0], kernel[1], 1, kernel[2]))
-            new = relax.op.nn.conv2d(data, weight, groups=int(attrs.groups), out_dtype=attrs.out_dtype or None, **same)
-        else:
-            pool = relax.op.nn.max_pool2d if name == "nn.max_pool2d" else relax.op.nn.avg_pool2d
-            new = pool(
-                data,
-                pool_size=(1, kernel[2]),
-                ceil_mode=bool(attrs.ceil_mode),
-                count_include_pad=bool(attrs.count_include_pad),
-                **same,
-            )
         self.applied(var, name)
-        return relax.op.reshape(graph.emit(new, name_of(var)), out)
+        return in_one_row(graph, var, value)
