@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvmopt.operators.packed_product import OP, packing_of, unpacked
-from tvmopt.passes.graph import Call, Expr, Graph, Rewrite, Var, op_name, rewrite_pass
-from tvmopt.report import DecisionLog
-
-Reason = Callable[[Call], "str | None"]
-"""Why the machine has no kernel for this product, or None if it has one."""
+from tvmopt.passes.graph import Expr, Graph, Var, rewrite_pass
+from tvmopt.passes.without_kernel import WithoutKernel
 
 
 @rewrite_pass("tvmopt.UnpackWeights")
-class UnpackWeights(Rewrite):
+class UnpackWeights(WithoutKernel):
     """Write a product of packed weights that the machine has no kernel for as one of a float32 matrix.
 
         Before                                               After
@@ -23,19 +18,13 @@ class UnpackWeights(Rewrite):
     Declines when  a family has a kernel: then the operator stays, and is lowered as one.
     Gain           none: the matrix takes 4 to 16 times as much memory. It is the form that always works.
     Order          before FoldConstant and everything that looks for products.
-
-    Args:
-        unsupported: see :data:`Reason`; default: no machine has such kernels.
     """
 
-    def __init__(self, log: DecisionLog | None = None, unsupported: Reason | None = None) -> None:
-        super().__init__(log)
-        self.unsupported = unsupported or (lambda call: "no kernel")
+    operator = OP
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """The product with the matrix."""
-        if op_name(value) != OP or (reason := self.unsupported(value)) is None:
+        if (reason := self.reason(value)) is None:
             return None
-        packing = packing_of(value)
-        self.applied(var, f"weights of {packing.bits} bits unpacked to float32: {reason}")
+        self.applied(var, f"weights of {packing_of(value).bits} bits unpacked to float32: {reason}")
         return unpacked(None, value)

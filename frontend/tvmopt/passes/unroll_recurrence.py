@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tvm
 from tvm import relax
 
 from tvmopt.operators.recurrence import OP
-from tvmopt.passes.graph import Call, Expr, Graph, Rewrite, Var, name_of, op_name, rewrite_pass, shape
-from tvmopt.report import DecisionLog
-
-Reason = Callable[[Call], "str | None"]
-"""Why the machine has no kernel for this recurrence, or None if it has one."""
+from tvmopt.passes.graph import Expr, Graph, Var, name_of, rewrite_pass, shape
+from tvmopt.passes.without_kernel import WithoutKernel
 
 
 @rewrite_pass("tvmopt.UnrollRecurrence")
-class UnrollRecurrence(Rewrite):
+class UnrollRecurrence(WithoutKernel):
     """Write a recurrence that the machine has no kernel for as operators of its steps.
 
         Before                                       After
@@ -29,21 +24,16 @@ class UnrollRecurrence(Rewrite):
     Declines when  the machine has a kernel: then the operator stays, and is legalized as one.
     Gain           none: code, kernels and compile time grow with the number of steps. It is the form that always works.
     Order          before FoldConstant, which transposes R then; and so before everything that looks for products.
-
-    Args:
-        unsupported: see :data:`Reason`; default: no machine has such kernels.
     """
 
-    def __init__(self, log: DecisionLog | None = None, unsupported: Reason | None = None) -> None:
-        super().__init__(log)
-        self.unsupported = unsupported or (lambda call: "no kernel")
+    operator = OP
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """The tuple of outputs for the call; for a reader of that tuple, its field."""
         if isinstance(value, relax.TupleGetItem):
             whole = graph.value(value.tuple_value)
             return whole.fields[value.index] if isinstance(whole, relax.Tuple) else None
-        if op_name(value) != OP or (reason := self.unsupported(value)) is None:
+        if (reason := self.reason(value)) is None:
             return None
         self.applied(var, f"unrolled over {(shape(value.args[0]) or ('?',))[0]} steps: {reason}")
         return tvm.ir.Op.get(OP).get_attr("FLegalize")(_Emitter(graph, name_of(var)), value)
