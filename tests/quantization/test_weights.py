@@ -9,8 +9,8 @@ import pytest
 from tests.importer.onnx_check import run_ort
 from tests.quantization.models import network
 from tvmopt.errors import InputError
-from tvmopt.operators.packed_product import unpack
-from tvmopt.quantization.weights import pack, quantise_weights
+from tvmopt.operators.codes import unpack
+from tvmopt.quantization.weights import quantise_weights, rounded
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -19,7 +19,7 @@ def test_codes_are_the_nearest(bits: int, k: int) -> None:
     rng = np.random.default_rng(k)
     weight = rng.standard_normal((k, 7)).astype(np.float32)
     weight[:, 3] = 0
-    codes, scales = pack(weight, bits, 16)
+    codes, scales = rounded(weight, bits, 16)
     groups = -(-k // 16)
     assert codes.shape == (7, groups, 16 * bits // 8) and scales.shape == (7, groups)
     found = unpack(codes.reshape(7, -1), bits, k).astype(np.float64) - 2 ** (bits - 1)

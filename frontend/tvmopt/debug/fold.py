@@ -23,6 +23,7 @@ from tvmopt.importer.protos import (
     byte_size,
     copy_tensor,
     count,
+    drop_unused_weights,
     human,
     node_name,
     node_reads,
@@ -81,7 +82,7 @@ def fold_model(model: onnx.ModelProto, limit: int = GROWTH) -> tuple[onnx.ModelP
         if not values:
             break
         total += _replace(result, values)
-    _drop_unused(result)
+    drop_unused_weights(result)
     changes = [f"folded {total} nodes"] if total else []
     return result, changes + [f"left {text}" for text in skipped]
 
@@ -179,13 +180,3 @@ def _replace(model: onnx.ModelProto, values: Mapping[str, Array]) -> int:
         if name in read:
             copy_tensor(graph.initializer.add(), tensor)
     return dropped
-
-
-def _drop_unused(model: onnx.ModelProto) -> int:
-    """Remove initialisers that nothing reads; how many."""
-    graph = model.graph
-    read = set().union(*(node_reads(n) for n in graph.node), {o.name for o in graph.output})
-    unused = [i for i, t in enumerate(graph.initializer) if t.name not in read]
-    for index in reversed(unused):
-        del graph.initializer[index]
-    return len(unused)

@@ -9,7 +9,7 @@ import onnx
 from onnx import version_converter
 
 from tvmopt.debug.edit import Edited, read, write
-from tvmopt.debug.fold import GROWTH, _drop_unused, fold_model
+from tvmopt.debug.fold import GROWTH, fold_model
 from tvmopt.debug.graph import SMALL, infer_types, needed, skeleton, value_info, weights_of
 from tvmopt.dims import Shapes
 from tvmopt.errors import InputError, ModelError
@@ -19,6 +19,7 @@ from tvmopt.importer.protos import (
     attributes,
     copy_model,
     copy_tensor,
+    drop_unused_weights,
     normal_domain,
     opset_versions,
     subgraphs,
@@ -160,7 +161,7 @@ def _dead(model: onnx.ModelProto) -> list[str]:
     dead = sorted(set(range(len(graph.node))) - set(alive))
     for index in reversed(dead):
         del graph.node[index]
-    unused = _drop_unused(model)
+    unused = drop_unused_weights(model)
     changes = [f"removed {len(dead)} dead nodes"] if dead else []
     return changes + ([f"removed {unused} unused initialisers"] if unused else [])
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from tvmopt.importer.protos import attributes, node_name
 from tvmopt.importer.walk import Array, Nodes, Rule, Walk
+from tvmopt.operators.codes import is_group, pack
 
 BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 """Types of codes, with their bits."""
@@ -29,7 +30,7 @@ def _dequantized(walk: Walk, node: onnx.NodeProto) -> None:
     block = given.get("block_size", 0)
     if codes is None or scales is None or codes.ndim != 2 or scales.dtype != np.float32 or scales.ndim != 2:
         return
-    if block < 16 or block & (block - 1) or codes.dtype.name not in BITS or given.get("output_dtype", 0) not in (0, 1):
+    if not is_group(block) or codes.dtype.name not in BITS or given.get("output_dtype", 0) not in (0, 1):
         return
     if len(node.input) > 2 and node.input[2] and arrays[2] is None:
         return
@@ -67,11 +68,11 @@ def _product(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     groups = -(-k // block)
     points = columns(np.zeros_like(scales, codes.dtype) if zeros is None else zeros)
     parts = [
-        _packed(np.pad(values, ((0, 0), (0, groups * block - k))), bits).reshape(n, groups, -1),
+        pack(np.pad(values, ((0, 0), (0, groups * block - k))), bits).reshape(n, groups, -1),
         np.ascontiguousarray(scales.T if by_rows else scales),
     ]
     if (points != middle).any():
-        parts.append(_packed(points, bits))
+        parts.append(pack(points, bits))
     names = [walk.fresh(f"{node_name(node)}/{part}") for part in ("codes", "scales", "zeros")[: len(parts)]]
     for name, array in zip(names, parts, strict=True):
         walk.set_constant(name, array)
@@ -81,14 +82,6 @@ def _product(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     return [
         helper.make_node("MatMulNBits", inputs, node.output, name=node_name(node), domain="com.microsoft", **fields)
     ]
-
-
-def _packed(codes: Array, bits: int) -> Array:
-    """Rows of codes as bytes, the lowest bits first."""
-    if bits == 8:
-        return codes
-    even = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
-    return np.asarray(even[:, ::2] | (even[:, 1::2] << 4))
 
 
 def _noted(look: Callable[[Walk, onnx.NodeProto], None]) -> Rule:

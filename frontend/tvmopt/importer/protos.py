@@ -211,6 +211,16 @@ def node_reads(node: onnx.NodeProto) -> set[str]:
     return names
 
 
+def drop_unused_weights(model: onnx.ModelProto) -> int:
+    """Remove initialisers that nothing reads, in place; how many."""
+    graph = model.graph
+    read = set().union(*(node_reads(n) for n in graph.node), {o.name for o in graph.output})
+    unused = [i for i, t in enumerate(graph.initializer) if t.name not in read]
+    for index in reversed(unused):
+        del graph.initializer[index]
+    return len(unused)
+
+
 def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
     """The opset of each domain; models older than IR 3 have none and mean 1."""
     return {normal_domain(o.domain): o.version for o in model.opset_import} or {"": 1}

@@ -19,14 +19,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relax
 
+from tvmopt.operators.codes import Array, unpack
 from tvmopt.operators.register import legalize_by, register
 
 OP = "tvmopt.packed_product"
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,6 @@ def packed_product(x: Any, packing: Packing, codes: Any, scales: Any, zeros: Any
 def packing_of(call: Any) -> Packing:
     """How the matrix of a call of :data:`OP` is packed."""
     return Packing(*(int(call.attrs[name]) for name in ("k", "n", "bits", "group")))
-
-
-def unpack(data: Array, bits: int, count: int) -> Array:
-    """The first `count` codes of each row of bytes, the lowest bits of a byte first: [..., B] gives [..., count]."""
-    parts = [(data >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-    return np.stack(parts, -1).reshape(*data.shape[:-1], -1)[..., :count]
 
 
 def matrix(packing: Packing, codes: Array, scales: Array, zeros: Array | None) -> Array:

@@ -10,13 +10,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tvmopt.errors import InputError
-from tvmopt.importer.protos import attributes, node_reads
+from tvmopt.importer.protos import attributes, drop_unused_weights
+from tvmopt.operators.codes import is_group, pack
 from tvmopt.quantization.data import Array
 
 BITS = {"int4": 4, "int8": 8}
 
 
-def pack(weight: Array, bits: int, group: int) -> tuple[Array, Array]:
+def rounded(weight: Array, bits: int, group: int) -> tuple[Array, Array]:
     """A matrix [K, N] as codes uint8 [N, groups, group * bits / 8] and scales float32 [N, groups].
 
     A code c stands for ``(c - 2^(bits-1)) * scale``; the scale maps a group's largest magnitude to the largest code.
@@ -30,9 +31,7 @@ def pack(weight: Array, bits: int, group: int) -> tuple[Array, Array]:
     scales = np.abs(blocks).max(-1) / np.float32(half - 1)
     safe = np.where(scales == 0, np.float32(1), scales)[..., None]
     codes = (np.clip(np.rint(blocks / safe), -half, half - 1) + half).astype(np.uint8)
-    if bits == 4:
-        codes = codes[..., ::2] | (codes[..., 1::2] << 4)
-    return codes, scales.astype(np.float32)
+    return pack(codes, bits), scales.astype(np.float32)
 
 
 def quantise_weights(model: onnx.ModelProto, kind: str, group: int, exclude: Collection[str]) -> list[str]:
@@ -41,7 +40,7 @@ def quantise_weights(model: onnx.ModelProto, kind: str, group: int, exclude: Col
     Raises:
         InputError: a group that is no power of two from 16 on; no product to quantise.
     """
-    if group < 16 or group & (group - 1):
+    if not is_group(group):
         raise InputError(f"A group of {group} is not possible.", where="--group", fix="16, 32, 64 or 128")
     initial = {t.name: t for t in model.graph.initializer}
     changed = []
@@ -52,7 +51,7 @@ def quantise_weights(model: onnx.ModelProto, kind: str, group: int, exclude: Col
         if found is None:
             continue
         weight, bias = found
-        codes, scales = pack(weight, BITS[kind], group)
+        codes, scales = rounded(weight, BITS[kind], group)
         names = [f"{node.output[0]}/{part}" for part in ("codes", "scales")]
         model.graph.initializer.extend(
             numpy_helper.from_array(a, n) for a, n in zip((codes, scales), names, strict=True)
@@ -71,7 +70,7 @@ def quantise_weights(model: onnx.ModelProto, kind: str, group: int, exclude: Col
             where=f"--weights {kind}",
             fix="leave --weights out and give --data",
         )
-    _drop_unused(model)
+    drop_unused_weights(model)
     if not any(o.domain == "com.microsoft" for o in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     return changed
@@ -91,11 +90,3 @@ def _weight(node: onnx.NodeProto, initial: dict[str, onnx.TensorProto]) -> tuple
     if bias and (bias not in initial or list(initial[bias].dims) != [weight.shape[1]]):
         return None
     return weight, bias
-
-
-def _drop_unused(model: onnx.ModelProto) -> None:
-    """Forget weights that nobody reads any more."""
-    read = {i for n in model.graph.node for i in node_reads(n)} | {o.name for o in model.graph.output}
-    kept = [t for t in model.graph.initializer if t.name in read]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto
 from tvm import relax, te, tirx
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.converters.indices import within
-from tvmopt.operators.packed_product import Packing, matrix, packed_product, unpack
-
-Array = npt.NDArray[Any]
+from tvmopt.importer.converters.indices import index
+from tvmopt.operators.codes import Array, is_group, unpack
+from tvmopt.operators.packed_product import Packing, matrix, packed_product
 
 
 def matmul_nbits(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -23,7 +21,7 @@ def matmul_nbits(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
     packing = Packing(attrs["K"], attrs["N"], attrs.get("bits", 4), attrs["block_size"])
     if packing.bits not in (2, 4, 8):
         raise ctx.unsupported(f"weights of {packing.bits} bits", "quantise to 2, 4 or 8 bits")
-    if packing.group < 16 or packing.group & (packing.group - 1):
+    if not is_group(packing.group):
         raise ctx.unsupported(f"blocks of {packing.group}", "quantise by blocks of 16, 32, 64, 128 or 256")
     if attrs.get("weight_prepacked", 0):
         raise ctx.unsupported("weights that are packed for a GPU", "export the model with weight_prepacked = 0")
@@ -40,11 +38,10 @@ def matmul_nbits(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
         arrays = [(codes, "uint8"), (scales, "float32"), *([] if zeros is None else [(zeros, "float32")])]
         out = b.emit(packed_product(inputs[0], packing, *(const(array, kind) for array, kind in arrays)))
     else:
-        weight = (
-            matrix(packing, codes, scales, zeros)
-            if order is None
-            else _ordered(ctx, packing, order, codes, scales, zeros)
-        )
+        if order is None:
+            weight = matrix(packing, codes, scales, zeros)
+        else:
+            weight = _ordered(ctx, packing, order, codes, scales, zeros)
         out = b.matmul(inputs[0], const(weight, dtype_of(inputs[0])))
     return out if inputs[5] is None else relax.op.add(out, inputs[5])
 
@@ -97,8 +94,7 @@ def gather_block_quantized(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[s
     gathered, along = attrs.get("gather_axis", 0) % rank, attrs.get("quantize_axis", 1) % rank
     if gathered == along or (bits < 8 and gathered == rank - 1):
         raise ctx.unsupported("it gathers along the axis of the blocks", "quantise along another axis")
-    at = within(b, ctx, 1, "an index", -shape_of(data)[gathered], shape_of(data)[gathered] - 1)
-    at = b.where(b.less(at, 0), b.add(at, shape_of(data)[gathered]), at)
+    at = index(b, ctx, 1, [shape_of(data)[gathered]])
     parts = [b.take(v, at, gathered) for v in (data, scales, zeros) if v is not None]
     extra = len(shape_of(at)) - 1
     axis = along + extra * (along > gathered)
