@@ -11,6 +11,8 @@ from tvm.ir import _ffi_api as ir_api
 from tvm.ir.op import register_op_attr
 from tvm.tirx.op import call_intrin
 
+from tvmopt.lowering.loops import vector_type
+
 WIDTHS = (*range(1, 17), 24, 32, 48, 64)
 """Lanes that the functions exist for."""
 
@@ -50,7 +52,7 @@ def call_function(name: str, dtype: str, *args: Any) -> Any:
     """
     lanes = max(int(a.ty.dtype.lanes) for a in args)
     wide = [tirx.Broadcast(a, lanes) if int(a.ty.dtype.lanes) < lanes else a for a in args]
-    return tirx.call_pure_extern(dtype if lanes == 1 else f"{dtype}x{lanes}", f"{name}_{lanes}", *wide)
+    return tirx.call_pure_extern(vector_type(dtype, lanes), f"{name}_{lanes}", *wide)
 
 
 def llvm_type(lanes: int, element: str) -> str:

@@ -23,6 +23,11 @@ def const_index(value: int) -> Expr:
     return tirx.const(value, INDEX)
 
 
+def new_buffer(name: str, *shape: Index, dtype: str = "float32") -> Any:
+    """A buffer of a kernel: an argument, or memory of its own."""
+    return tirx.decl_buffer([as_index(d) for d in shape], dtype, name, layout=None)
+
+
 def loop(extent: Index, body: Callable[[Expr], Any], name: str = "i") -> Any:
     """`for name in range(extent)`, serial."""
     var = tirx.Var(name, INDEX)
@@ -56,6 +61,11 @@ def as_index(index: Index) -> Expr:
 def vector(start: Index, lanes: int) -> Expr:
     """Indices start, start + 1, ..., `lanes` of them."""
     return tirx.Ramp(as_index(start), const_index(1), lanes) if lanes > 1 else as_index(start)
+
+
+def vector_type(dtype: str, lanes: int) -> str:
+    """The type of `lanes` numbers, one being no vector."""
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
 def splat(value: float, lanes: int, dtype: str = "float32") -> Expr:

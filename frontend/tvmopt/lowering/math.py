@@ -27,6 +27,8 @@ from typing import Any
 
 from tvm import tirx
 
+from tvmopt.lowering.loops import vector_type
+
 Expr = Any
 
 _MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves round(x) in the low bits of the sum
@@ -36,10 +38,6 @@ def _lanes(x: Expr) -> int:
     return int(x.ty.dtype.lanes)
 
 
-def _vec(dtype: str, lanes: int) -> str:
-    return dtype if lanes == 1 else f"{dtype}x{lanes}"
-
-
 def _const(value: float, like: Expr, dtype: str = "float32") -> Expr:
     lanes = _lanes(like)
     scalar = tirx.const(value, dtype)
@@ -47,7 +45,7 @@ def _const(value: float, like: Expr, dtype: str = "float32") -> Expr:
 
 
 def _cast_bits(x: Expr, dtype: str) -> Expr:
-    return tirx.reinterpret(_vec(dtype, _lanes(x)), x)
+    return tirx.reinterpret(vector_type(dtype, _lanes(x)), x)
 
 
 def _let(value: Expr, body: Callable[[Expr], Expr], name: str) -> Expr:
@@ -197,7 +195,7 @@ def log(x: Expr) -> Expr:
             e = (b - _const(0x3F3504F3, b, "int32")) >> _const(23, b, "int32")
             m = _cast_bits(b - (e << _const(23, b, "int32")), "float32") - _const(1.0, x)
             k = e - tirx.Select(tiny, _const(23, b, "int32"), _const(0, b, "int32"))
-            k_float = k.astype(_vec("float32", _lanes(x)))
+            k_float = k.astype(vector_type("float32", _lanes(x)))
             return _let(m, lambda m: _let(k_float, lambda k: _log_sum(m, k), "k"), "m")
 
         value = _let(bits, split, "b")

@@ -35,6 +35,7 @@ from tvmopt.lowering.loops import (
     load,
     loop,
     nest,
+    new_buffer,
     prim_func,
     seq,
     splat,
@@ -90,11 +91,11 @@ class _TiledAttention:
 
     def __init__(self, p: AttentionPlan) -> None:
         self.p, self.keys, self.strips = p, padded_keys(p.keys), -(-p.queries // STRIP)
-        self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth)
-        self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth)
-        self.v = self._buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v)
-        self.bias = self._buffer("bias", *p.bias, dtype="float32") if p.bias else None
-        self.out = self._buffer("out", p.batch, p.queries, p.heads, p.depth_v)
+        self.q = new_buffer("q", p.batch, p.queries, p.heads, p.depth, dtype="bfloat16")
+        self.k = new_buffer("k", p.batch, p.keys, p.kv_heads, p.depth, dtype="bfloat16")
+        self.v = new_buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v, dtype="bfloat16")
+        self.bias = new_buffer("bias", *p.bias) if p.bias else None
+        self.out = new_buffer("out", p.batch, p.queries, p.heads, p.depth_v, dtype="bfloat16")
         self.locals: list[Any] = []
         self.kt = self._local("kt", p.depth // 2 * self.keys, "uint32")
         self.vp = self._local("vp", self.keys // 2 * p.depth_v, "uint32")
@@ -107,12 +108,8 @@ class _TiledAttention:
         self.words = [self._local(f"words{i}", 8, "uint64") for i in range(2)]
         self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
 
-    @staticmethod
-    def _buffer(name: str, *shape: int, dtype: str = "bfloat16") -> Any:
-        return tirx.decl_buffer([const_index(d) for d in shape], dtype, name, layout=None)
-
     def _local(self, name: str, size: int, dtype: str = "float32") -> Any:
-        buffer = tirx.decl_buffer([const_index(size)], dtype, name, layout=None)
+        buffer = new_buffer(name, size, dtype=dtype)
         self.locals.append(buffer)
         return buffer
 

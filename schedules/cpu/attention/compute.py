@@ -32,12 +32,14 @@ from tvmopt.lowering.loops import (
     load,
     loop,
     nest,
+    new_buffer,
     prim_func,
     seq,
     splat,
     spread,
     store,
     vector,
+    vector_type,
 )
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu._attention_plan import AttentionPlan, ceil_div, is_one, output_type, plan_of, with_mask
@@ -58,11 +60,11 @@ class _Attention:
 
     def __init__(self, p: AttentionPlan, dtype: str = "float32", handed: Sequence[Any] = ()) -> None:
         self.p, self.dtype, self.handed = p, dtype, handed
-        self.q = self._buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
-        self.k = self._buffer("k", p.batch, p.keys, p.kv_heads, p.depth, dtype=dtype)
-        self.v = self._buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v, dtype=dtype)
-        self.bias = self._buffer("bias", *p.bias) if p.bias else None
-        self.out = self._buffer("out", p.batch, p.queries, p.heads, p.depth_v, dtype=dtype)
+        self.q = new_buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
+        self.k = new_buffer("k", p.batch, p.keys, p.kv_heads, p.depth, dtype=dtype)
+        self.v = new_buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v, dtype=dtype)
+        self.bias = new_buffer("bias", *p.bias) if p.bias else None
+        self.out = new_buffer("out", p.batch, p.queries, p.heads, p.depth_v, dtype=dtype)
         self.locals: list[Any] = []
         self.qt = self._local("qt", p.depth * p.strip)
         self.st = self._local("st", p.keys * p.strip)
@@ -71,20 +73,15 @@ class _Attention:
         self.acc = self._local("acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.v_lanes))
         self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
 
-    @staticmethod
-    def _buffer(name: str, *shape: Any, dtype: str = "float32") -> Any:
-        return tirx.decl_buffer([as_index(d) for d in shape], dtype, name, layout=None)
-
     def _local(self, name: str, size: Any) -> Any:
-        buffer = tirx.decl_buffer([as_index(size)], "float32", name, layout=None)
+        buffer = new_buffer(name, size)
         self.locals.append(buffer)
         return buffer
 
     def _narrow(self, value: Expr) -> Expr:
         if self.dtype == "float32":
             return value
-        lanes = self.p.v_lanes
-        return value.astype(self.dtype if lanes == 1 else f"{self.dtype}x{lanes}")
+        return value.astype(vector_type(self.dtype, self.p.v_lanes))
 
     def func(self) -> Any:
         p = self.p
@@ -280,8 +277,7 @@ class _Attention:
 
 def _wide(value: Expr) -> Expr:
     """A loaded number, or vector of them, in float32."""
-    lanes = int(value.ty.dtype.lanes)
-    return value.astype("float32" if lanes == 1 else f"float32x{lanes}")
+    return value.astype(vector_type("float32", int(value.ty.dtype.lanes)))
 
 
 # -- lowering -------------------------------------------------------------------------------------

@@ -42,15 +42,18 @@ from tvmopt.lowering.loops import (
     load,
     loop,
     nest,
+    new_buffer,
     prim_func,
     seq,
     splat,
     spread,
     store,
     vector,
+    vector_type,
 )
 from tvmopt.lowering.prefetch import LINE, prefetch
-from tvmopt.operators.packed_product import Packing, packing_of, unpack
+from tvmopt.operators.codes import unpack
+from tvmopt.operators.packed_product import Packing, packing_of
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -118,10 +121,10 @@ class _Writer:
         self.exponent = packing.bits + (packing.group - 1).bit_length()  # c
         self.permutes = permutes and packing.bits < 8
         self.locals: list[Any] = []
-        self.x = _buffer("x", "float32", rows, packing.groups * packing.group)
-        self.w = _buffer("w", "int32", self.panels, packing.groups * self.stride, self.nr)
-        self.t = _buffer("table", "float32", PERMUTED)
-        self.y = _buffer("y", "float32", rows, packing.n)
+        self.x = new_buffer("x", rows, packing.groups * packing.group)
+        self.w = new_buffer("w", self.panels, packing.groups * self.stride, self.nr, dtype="int32")
+        self.t = new_buffer("table", PERMUTED)
+        self.y = new_buffer("y", rows, packing.n)
 
     def starts(self) -> Any:
         """The first column of each panel."""
@@ -163,7 +166,7 @@ class _Writer:
         return prim_func([self.x, self.w, self.t, self.y], loops, OPAQUE)
 
     def _local(self, name: str, dtype: str = "float32") -> Any:
-        buffer = _buffer(f"{name}_{len(self.locals)}", dtype, self.lanes)
+        buffer = new_buffer(f"{name}_{len(self.locals)}", self.lanes, dtype=dtype)
         self.locals.append(buffer)
         return buffer
 
@@ -180,7 +183,7 @@ class _Writer:
             return load(self.w, panel, place, vector(v * self.lanes, self.lanes))
 
         def number(place: Expr, v: int) -> Expr:
-            return tirx.reinterpret(_vector("float32", self.lanes), row(place, v))
+            return tirx.reinterpret(vector_type("float32", self.lanes), row(place, v))
 
         def one(g: Expr) -> Any:
             base = g * self.stride
@@ -247,12 +250,4 @@ class _Writer:
         code = tirx.bitwise_and(word, splat((2**bits - 1) << place, self.lanes, "int32"))
         number = tirx.bitwise_or(code, splat((power + 127) << 23, self.lanes, "int32"))
         base = 2.0**power + self.middle * 2.0**-self.exponent
-        return tirx.reinterpret(_vector("float32", self.lanes), number) - splat(base, self.lanes)
-
-
-def _vector(dtype: str, lanes: int) -> str:
-    return dtype if lanes == 1 else f"{dtype}x{lanes}"
-
-
-def _buffer(name: str, dtype: str, *shape: int) -> Any:
-    return tirx.decl_buffer([const_index(d) for d in shape], dtype, name, layout=None)
+        return tirx.reinterpret(vector_type("float32", self.lanes), number) - splat(base, self.lanes)

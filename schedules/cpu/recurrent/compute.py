@@ -30,6 +30,7 @@ from tvmopt.lowering.loops import (
     load,
     loop,
     nest,
+    new_buffer,
     prim_func,
     seq,
     splat,
@@ -89,26 +90,26 @@ class RecurrentWriter:
         self.width = max(t.terms(hidden) for t in p.tiles)  # of a sequence in a state; beyond `hidden` zeros
         self.size = p.rows * self.width
         self.locals: list[Any] = []
-        self.projected = _buffer("projected", steps, batch, directions * spec.gates * hidden)
+        self.projected = new_buffer("projected", steps, batch, directions * spec.gates * hidden)
         self.packed = [
-            _buffer(f"packed{i}", directions, t.blocks, t.terms(hidden), t.gates * t.width)
+            new_buffer(f"packed{i}", directions, t.blocks, t.terms(hidden), t.gates * t.width)
             for i, t in enumerate(p.tiles)
         ]
         self.given = {
-            name: _buffer(
+            name: new_buffer(
                 name, *SHAPES[name](directions, batch, hidden), dtype="int32" if name == "lengths" else "float32"
             )
             for name in spec.operands
         }
-        self.y = _buffer("y", steps, directions, batch, hidden)
-        self.last = [_buffer(f"last_{name}", directions, batch, hidden) for name in spec.states]
+        self.y = new_buffer("y", steps, directions, batch, hidden)
+        self.last = [new_buffer(f"last_{name}", directions, batch, hidden) for name in spec.states]
         self.state = {name: self._local(name, 2 * self.size) for name in spec.states}
         self.between = self._local("between", 2 * self.size) if len(p.tiles) == 2 else None  # reset * h, update
         self.d, self.task = tirx.Var("vd", INDEX), tirx.Var("vtask", INDEX)
         self.functions: tuple[Function, ...] = ()
 
     def _local(self, name: str, size: int) -> Any:
-        buffer = _buffer(f"{name}_{len(self.locals)}", size)
+        buffer = new_buffer(f"{name}_{len(self.locals)}", size)
         self.locals.append(buffer)
         return buffer
 
@@ -287,10 +288,6 @@ class RecurrentWriter:
 
 def _pragma(name: str, body: Any) -> Any:
     return tirx.AttrStmt(const_index(0), f"pragma_{name}", tirx.const(1, "int32"), body)
-
-
-def _buffer(name: str, *shape: int, dtype: str = "float32") -> Any:
-    return tirx.decl_buffer([const_index(d) for d in shape], dtype, name, layout=None)
 
 
 # -- lowering -------------------------------------------------------------------------------------

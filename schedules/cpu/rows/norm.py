@@ -22,7 +22,7 @@ from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.lowering import math
 from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, Symbols, flat, same_size, same_sizes, sizes, trailing
-from tvmopt.lowering.loops import INDEX, load, loop, prim_func, store
+from tvmopt.lowering.loops import INDEX, load, loop, new_buffer, prim_func, store
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu.rows.norm_by_channel import channels_last, variance_of
 from tvmopt.schedules.cpu.rows.program import Row
@@ -51,11 +51,7 @@ def row_kernel(
     open: variables. `dtypes`: of the inputs, and of the output; `handed`: variables that are no tensor's size.
     """
     buffers = [
-        tirx.decl_buffer(
-            [tirx.const(d, INDEX) if isinstance(d, int) else d for d in shape],
-            *((dtypes[0], f"x{i}") if i < len(inputs) else (dtypes[1], "y")),
-            layout=None,
-        )
+        new_buffer(f"x{i}", *shape, dtype=dtypes[0]) if i < len(inputs) else new_buffer("y", *shape, dtype=dtypes[1])
         for i, shape in enumerate([*inputs, output])
     ]
     variables = tuple(tirx.Var(f"v{i}", INDEX) for i in range(len(rows)))

@@ -16,7 +16,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import flat, static_shape
-from tvmopt.lowering.loops import load, store
+from tvmopt.lowering.loops import load, store, vector_type
 from tvmopt.schedules.cpu.rows.norm import row_kernel
 from tvmopt.schedules.cpu.rows.program import Row
 from tvmopt.scheduling.family import Declined
@@ -38,8 +38,7 @@ def _worst(dtype: str, highest: bool) -> Expr:
 
 def _position(index: Expr) -> Expr:
     """An index, or a vector of them, as a position."""
-    lanes = int(index.ty.dtype.lanes)
-    return tirx.Cast(POSITION if lanes == 1 else f"{POSITION}x{lanes}", index)
+    return tirx.Cast(vector_type(POSITION, int(index.ty.dtype.lanes)), index)
 
 
 def _found(value: Expr, peak: Expr) -> Expr:

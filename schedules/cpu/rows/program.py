@@ -19,7 +19,7 @@ from typing import Any
 
 from tvm import tirx
 
-from tvmopt.lowering.loops import INDEX, Expr, Index, load, loop, nest, seq, splat, store, vector
+from tvmopt.lowering.loops import INDEX, Expr, Index, load, loop, nest, new_buffer, seq, splat, store, vector
 
 UNROLL = 4
 
@@ -40,7 +40,7 @@ class Row:
 
     def local(self, size: int, name: str, dtype: str = "float32") -> Any:
         """A small buffer that lives in registers or on the stack."""
-        buffer = tirx.decl_buffer((tirx.const(size, INDEX),), dtype, f"{name}{next(self._names)}", layout=None)
+        buffer = new_buffer(f"{name}{next(self._names)}", size, dtype=dtype)
         self.buffers.append(buffer)
         return buffer
 

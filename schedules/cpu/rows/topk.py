@@ -18,7 +18,19 @@ from tvm.ir import Range
 from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.lowering.common import OPAQUE, flat, static_shape
-from tvmopt.lowering.loops import INDEX, NANOSECONDS, const_index, everything, load, loop, nest, prim_func, seq, store
+from tvmopt.lowering.loops import (
+    INDEX,
+    NANOSECONDS,
+    const_index,
+    everything,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    prim_func,
+    seq,
+    store,
+)
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -36,7 +48,7 @@ class _Heap:
         dtype, place = str(values.dtype), str(indices.dtype)
         self.real = dtype.startswith("float")
         self.buffers = [
-            tirx.decl_buffer((const_index(1),), kind, name, layout=None)
+            new_buffer(name, 1, dtype=kind)
             for kind, name in ((dtype, "value"), (place, "index"), (INDEX, "at"), (INDEX, "child"))
         ]
 
@@ -82,9 +94,7 @@ class _Heap:
 def kernel(rows: int, n: int, k: int, dtype: str, place: str, largest: bool) -> Any:
     """A PrimFunc [rows, n] -> values [rows, k], indices [rows, k]."""
     shapes = ((dtype, "x", n), (dtype, "values", k), (place, "indices", k))
-    x, values, indices = (
-        tirx.decl_buffer((const_index(rows), const_index(size)), kind, name, layout=None) for kind, name, size in shapes
-    )
+    x, values, indices = (new_buffer(name, rows, size, dtype=kind) for kind, name, size in shapes)
     row = tirx.Var("row", INDEX)
     heap = _Heap(values, indices, row, largest)
 
