@@ -16,6 +16,8 @@ import onnx
 
 from tvmopt.errors import InputError, MissingDependency, reason
 from tvmopt.files import open_plain
+from tvmopt.importer.protos import dtype_name
+from tvmopt.importer.shapes import real_inputs
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -40,14 +42,11 @@ class Input:
 
 def inputs_of(model: onnx.ModelProto) -> list[Input]:
     """The inputs that a caller feeds."""
-    initial = {t.name for t in model.graph.initializer}
     found = []
-    for value in model.graph.input:
-        if value.name not in initial:
-            tensor = value.type.tensor_type
-            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
-            sizes = tuple(d.dim_value if d.dim_value > 0 else None for d in tensor.shape.dim)
-            found.append(Input(value.name, dtype, sizes))
+    for value in real_inputs(model.graph):
+        tensor = value.type.tensor_type
+        sizes = tuple(d.dim_value if d.dim_value > 0 else None for d in tensor.shape.dim)
+        found.append(Input(value.name, dtype_name(tensor.elem_type), sizes))
     return found
 
 
@@ -154,13 +153,7 @@ def _rows(file: Path, inputs: list[Input]) -> Iterator[tuple[str, Mapping[str, A
     arrays = _arrays(file)
     counts = {}
     for one in inputs:
-        array = arrays.get(one.name, arrays.get("") if len(inputs) == 1 else None)
-        if array is None:
-            raise InputError(
-                f"There is no array for input '{one.name}'.",
-                where=str(file),
-                fix="name the arrays as the inputs: " + ", ".join(f"'{i.name}'" for i in inputs),
-            )
+        array = _array_of(one, arrays, str(file), len(inputs) == 1)
         whole = array.ndim == len(one.shape) + 1  # one input of the model a sample
         counts[one.name] = (array, whole, 1 if whole else (one.shape[0] or 1) if one.shape else 1)
     sizes = {name: len(a) // step for name, (a, _, step) in counts.items() if a.ndim}
@@ -175,16 +168,27 @@ def _rows(file: Path, inputs: list[Input]) -> Iterator[tuple[str, Mapping[str, A
         yield f"{file}, sample {i}", sample
 
 
+def _array_of(one: Input, arrays: Mapping[str, Array], where: str, single: bool) -> Array:
+    """The array of one input; a model of a single input takes one without a name.
+
+    Raises:
+        InputError: there is none.
+    """
+    array = arrays.get(one.name, arrays.get("") if single else None)
+    if array is None:
+        given = ", ".join(f"'{n}'" if n else "one without a name" for n in arrays) or "none"
+        text = f"There is no array for input '{one.name}'; there is {given}."
+        raise InputError(text, where=where, fix="name the arrays as the inputs, in a .npz file")
+    return array
+
+
 def _fitted(one: Input, arrays: Mapping[str, Array], where: str, single: bool) -> Array:
     """The array of one input, of its type and shape; a missing batch axis of one is added.
 
     Raises:
         InputError: there is none, or it does not fit, or it is not finite.
     """
-    array = arrays.get(one.name, arrays.get("") if single else None)
-    if array is None:
-        given = ", ".join(f"'{n}'" for n in arrays) or "none"
-        raise InputError(f"There is no array for input '{one.name}'; there is {given}.", where=where)
+    array = _array_of(one, arrays, where, single)
     if array.ndim == len(one.shape) - 1 and one.shape[0] in (1, None):
         array = array[None]
     fits = array.ndim == len(one.shape) and all(s in (None, d) for s, d in zip(one.shape, array.shape, strict=False))

@@ -63,7 +63,7 @@ def measure(
     shared = [n for n in nodes if n.output[0] in computed]
     alone, needed, quantised_layers = _layers_alone(exact, quantised, shared)
     inside = [n.output[0] for n in shared]
-    float_session = session(_with_outputs(exact, [*inside, *needed, *(n.output[0] for n in nodes)]))
+    float_session = session(_with_outputs(exact, [*needed, *(n.output[0] for n in nodes)]))
     whole_session = session(_with_outputs(quantised, inside))
     alone_session = session(alone)
     given = {i.name for i in exact.graph.input}
@@ -71,9 +71,9 @@ def measure(
     ends = {name: Ratio() for name in outputs}
     ranges: dict[str, _Range] = {n.output[0]: _Range() for n in nodes}
     for sample in feeds:
-        real = _run(float_session, sample)
-        found = _run(whole_session, sample)
-        single = _run(alone_session, {n: sample[n] if n in given else real[n] for n in needed})
+        real = run(float_session, sample)
+        found = run(whole_session, sample)
+        single = run(alone_session, {n: sample[n] if n in given else real[n] for n in needed})
         for name in inside:
             total[name].add(real[name], found[name])
             own[name].add(real[name], single[name + OWN])
@@ -116,7 +116,8 @@ class _Range:
         return tuple(int(c) for c in self.counted)
 
 
-def _run(made: Any, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def run(made: Any, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """All outputs of a session, by name."""
     names = [o.name for o in made.get_outputs()]
     return dict(zip(names, made.run(names, dict(feeds)), strict=True)) if names else {}
 

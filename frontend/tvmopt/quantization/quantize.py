@@ -12,6 +12,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tvmopt.importer.load import load
 from tvmopt.importer.shapes import bind_shapes
 from tvmopt.quantization.calibrate import PRESETS, calibrate, chosen
 from tvmopt.quantization.data import NO_DATA, Array, Data, Feeds, digest, inputs_of
-from tvmopt.quantization.losses import layers_of, measure, session
+from tvmopt.quantization.losses import layers_of, measure, run, session
 from tvmopt.quantization.records import Attempt, Quantized
 from tvmopt.quantization.weights import BITS, quantise_weights
 
@@ -226,13 +227,8 @@ def _scored(score: Metric, model: onnx.ModelProto) -> float:
         InputError: the function fails, or gives no number.
     """
     made = session(model)
-    names = [o.name for o in made.get_outputs()]
-
-    def predict(feeds: Mapping[str, Array]) -> dict[str, Array]:
-        return dict(zip(names, made.run(names, dict(feeds)), strict=True))
-
     try:
-        value = float(score(predict))
+        value = float(score(partial(run, made)))
     except Exception as error:  # somebody's function may raise anything
         text = f"The metric fails: {type(error).__name__}: {reason(error)}."
         raise InputError(
