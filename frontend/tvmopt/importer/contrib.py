@@ -43,6 +43,10 @@ class Expansion:
         """An attribute, or its default."""
         return self.attributes.get(name, default)
 
+    def without(self, prefix: str) -> dict[str, Any]:
+        """The attributes whose names do not begin so."""
+        return {name: value for name, value in self.attributes.items() if not name.startswith(prefix)}
+
     def input(self, index: int) -> str:
         """The name of an input, "" for one left out."""
         return self.node.input[index] if index < len(self.node.input) else ""
@@ -98,7 +102,7 @@ class Expansion:
         return self.named(names, op_type, *inputs, domain=domain, **given)[0]
 
     def named(self, names: Sequence[str], op_type: str, *inputs: str, domain: str = "", **given: Any) -> Sequence[str]:
-        """Write one node whose outputs are called `names`; absent attributes are given as None."""
+        """Write one node whose outputs are called `names`; an attribute that is None is left out."""
         label = f"{self.name}/{op_type}"
         kept = list(inputs)
         while kept and not kept[-1]:
@@ -117,6 +121,10 @@ class Expansion:
         """A value of one element, without axes."""
         return name if self.shape(name) == () else self.op("Reshape", name, self.constant(np.zeros(0, np.int64)))
 
+    def zero_point(self, name: str) -> str:
+        """A zero point, or "" for one left out; that of a whole tensor without its axis of one."""
+        return self.scalar(name) if name and self.shape(name) == (1,) else name
+
     def reshape(self, name: str, shape: Sequence[int]) -> str:
         """A value in another shape."""
         return self.op("Reshape", name, self.constant(np.array(shape, np.int64)))
@@ -127,9 +135,8 @@ class Expansion:
             return self.op(op_type, name, self.constant(np.array(axes, np.int64)), keepdims=keepdims)
         return self.op(op_type, name, axes=[int(a) for a in axes], keepdims=keepdims)
 
-    def channels_first(self, name: str) -> str:
+    def channels_first(self, name: str, rank: int) -> str:
         """NHWC as NCHW."""
-        rank = self.rank(name)
         return self.op("Transpose", name, perm=[0, rank - 1, *range(1, rank - 1)])
 
     def channels_last(self, name: str, rank: int) -> str:
@@ -185,12 +192,11 @@ def _global_average(x: Expansion, value: str, data: str) -> str:
 
 
 def _average(x: Expansion, value: str, data: str) -> str:
-    kept = {k: v for k, v in x.attributes.items() if k != "channels_last"}
+    kept = x.without("channels_last")
     if not x.get("channels_last", 0):
         return x.op("AveragePool", value, **kept)
     rank = x.rank(data)
-    first = x.op("Transpose", value, perm=[0, rank - 1, *range(1, rank - 1)])
-    return x.channels_last(x.op("AveragePool", first, **kept), rank)
+    return x.channels_last(x.op("AveragePool", x.channels_first(value, rank), **kept), rank)
 
 
 def _mean(x: Expansion, value: str, data: str) -> str:
@@ -225,12 +231,12 @@ def _concat(x: Expansion) -> Nodes:
 
 def _conv(x: Expansion) -> Nodes:
     """QLinearConv, whose data may have its channels last; the weights have them first."""
-    kept = {k: v for k, v in x.attributes.items() if k != "channels_last"}
+    kept = x.without("channels_last")
     names = x.inputs(9)
     if not x.get("channels_last", 0):
         return x.result(x.op("QLinearConv", *names, **kept))
     rank = x.rank(names[0])
-    y = x.op("QLinearConv", x.channels_first(names[0]), *names[1:], **kept)
+    y = x.op("QLinearConv", x.channels_first(names[0], rank), *names[1:], **kept)
     return x.result(x.channels_last(y, rank))
 
 
@@ -258,8 +264,7 @@ def _scaled(x: Expansion, total: str, left: str, right: str, bias: str) -> Nodes
 def _integer_to_float(x: Expansion) -> Nodes:
     """MatMulIntegerToFloat."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = x.inputs(7)
-    a_zero, b_zero = (x.scalar(z) if z and x.shape(z) == (1,) else z for z in (a_zero, b_zero))
-    total = x.op("MatMulInteger", a, b, a_zero, b_zero)
+    total = x.op("MatMulInteger", a, b, x.zero_point(a_zero), x.zero_point(b_zero))
     rows = x.shape(a_scale)
     if int(np.prod(rows)) > 1:
         a_scale = x.reshape(a_scale, (rows[-1], 1))
@@ -271,8 +276,7 @@ def _dynamic_matmul(x: Expansion) -> Nodes:
     a, b, b_scale, b_zero, bias = x.inputs(5)
     names = [x.walk.fresh(f"{x.name}/{part}") for part in ("quantized", "scale", "zero_point")]
     data, scale, zero = x.named(names, "DynamicQuantizeLinear", a)
-    b_zero = x.scalar(b_zero) if b_zero and x.shape(b_zero) == (1,) else b_zero
-    return _scaled(x, x.op("MatMulInteger", data, b, zero, b_zero), scale, b_scale, bias)
+    return _scaled(x, x.op("MatMulInteger", data, b, zero, x.zero_point(b_zero)), scale, b_scale, bias)
 
 
 def _embed(x: Expansion) -> Nodes:
@@ -280,17 +284,8 @@ def _embed(x: Expansion) -> Nodes:
     ids, segments, *tables = x.inputs(7)
     scales, zeros = [x.input(i) for i in range(8, 13)], [x.input(i) for i in range(13, 18)]
     values = [x.real(*group) if group[0] else "" for group in zip(tables, scales, zeros, strict=True)]
-    outputs = list(x.node.output)
-    x.named(
-        outputs,
-        "EmbedLayerNormalization",
-        ids,
-        segments,
-        *values,
-        x.input(7),
-        domain=DOMAIN,
-        epsilon=x.get("epsilon", 1e-12),
-    )
+    inputs, epsilon = [ids, segments, *values, x.input(7)], x.get("epsilon", 1e-12)
+    x.named(x.node.output, "EmbedLayerNormalization", *inputs, domain=DOMAIN, epsilon=epsilon)
     return x.nodes
 
 
@@ -305,7 +300,7 @@ def _lstm(x: Expansion) -> Nodes:
         zero_point = x.op("Cast", x.reshape(zero, wide), to=TensorProto.FLOAT)
         value = x.op("Sub", x.op("Cast", name, to=TensorProto.FLOAT), zero_point)
         sides.append(x.op("Transpose", x.op("Mul", value, x.reshape(scale, wide)), perm=[0, 2, 1]))
-    x.named(list(x.node.output), "LSTM", data, *sides, *rest, **x.attributes)
+    x.named(x.node.output, "LSTM", data, *sides, *rest, **x.attributes)
     return x.nodes
 
 
@@ -329,7 +324,7 @@ def _activated(x: Expansion, value: str, parameters: dict[str, Any]) -> str:
 
 def _fused_conv(x: Expansion) -> Nodes:
     """FusedConv: a convolution, a residual, an activation."""
-    kept = {k: v for k, v in x.attributes.items() if not k.startswith("activation")}
+    kept = x.without("activation")
     data, weight, bias, residual = x.inputs(4)
     value = x.op("Conv", data, weight, bias, **kept)
     if residual:
@@ -343,9 +338,8 @@ def _fused_conv(x: Expansion) -> Nodes:
 
 def _fused_gemm(x: Expansion) -> Nodes:
     """FusedGemm: a Gemm and an activation."""
-    kept = {k: v for k, v in x.attributes.items() if not k.startswith("activation")}
-    names = ("alpha", "beta", "gamma")
-    parameters = {n: x.get(f"activation_{n}") for n in names if x.get(f"activation_{n}") is not None}
+    kept = x.without("activation")
+    parameters = {name: x.get(f"activation_{name}") for name in ("alpha", "beta", "gamma")}
     return x.result(_activated(x, x.op("Gemm", *x.inputs(3), **kept), parameters))
 
 
@@ -353,7 +347,7 @@ def _renamed(op_type: str, domain: str = "", **given: Any) -> Writer:
     """An operator that has another name elsewhere; `given` are attributes that differ there."""
 
     def write(x: Expansion) -> Nodes:
-        x.named(list(x.node.output), op_type, *x.node.input, domain=domain, **{**given, **x.attributes})
+        x.named(x.node.output, op_type, *x.node.input, domain=domain, **{**given, **x.attributes})
         return x.nodes
 
     return write
@@ -377,7 +371,7 @@ def _standard(op_type: str) -> Writer:
 def _max_pool(x: Expansion) -> Nodes:
     """NhwcMaxPool."""
     rank = x.rank(x.input(0))
-    value = x.op("MaxPool", x.channels_first(x.input(0)), **x.attributes)
+    value = x.op("MaxPool", x.channels_first(x.input(0), rank), **x.attributes)
     return x.result(x.channels_last(value, rank))
 
 
@@ -409,7 +403,7 @@ def _group_norm(x: Expansion) -> Nodes:
         if bias:
             data = x.op("Add", data, x.reshape(bias, wide))
         x.result(data, 1)
-    first = x.op("Transpose", data, perm=[0, 3, 1, 2]) if last else data
+    first = x.channels_first(data, 4) if last else data
     groups, size = x.get("groups"), (shape[0], shape[3], *shape[1:3]) if last else shape
     one = x.constant(np.ones(groups, np.float32)), x.constant(np.zeros(groups, np.float32))
     joined = x.reshape(first, (size[0], groups, -1))
