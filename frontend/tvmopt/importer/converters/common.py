@@ -148,6 +148,11 @@ class Build:
             return self.emit(relax.op.zeros(sizes.shape_to_tvm(shape), dtype))
         return const(np.zeros(shape), dtype)
 
+    def sizes(self, shape: Sequence[Any]) -> Any:
+        """A tensor [len(shape)] int64 of sizes as TVM has them."""
+        tensor = self.emit(relax.op.shape_to_tensor(relax.ShapeExpr(list(shape))))
+        return self.bb.match_cast(tensor, relax.TensorType([len(shape)], "int64"))
+
     def transpose(self, a: Any, axes: Sequence[int]) -> Any:
         """Permute the dimensions, or nothing for the identity."""
         axes = [int(x) for x in axes]

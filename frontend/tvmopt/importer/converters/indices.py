@@ -92,9 +92,7 @@ def _inside(b: Build, at: Any, extents: Sequence[Any], wrap: bool) -> Any:
     """Indices of axes whose sizes are open: the nearest one there is, negative ones counted from the end with
     `wrap`."""
     at = b.cast(at, "int64")
-    end = b.emit(relax.op.shape_to_tensor(relax.ShapeExpr(list(extents))))
-    end = b.bb.match_cast(end, relax.TensorType([len(extents)], "int64"))
-    end = b.reshape(end, (len(extents),) if len(extents) > 1 else ())
+    end = b.reshape(b.sizes(extents), (len(extents),) if len(extents) > 1 else ())
     if wrap:
         at = b.where(b.less(at, 0), b.add(at, end), at)
     return b.minimum(b.maximum(at, 0), b.sub(end, 1))

@@ -196,8 +196,8 @@ def open_position(i: Any, size: Any, scale: Any, mode: str) -> Any:
 def open_nearest(position: Any, mode: str) -> Any:
     """:func:`nearest_index` as an expression."""
     whole = {
-        "floor": lambda p: tirx.floor(p),
-        "ceil": lambda p: tirx.ceil(p),
+        "floor": tirx.floor,
+        "ceil": tirx.ceil,
         "round_prefer_ceil": lambda p: tirx.floor(p + 0.5),
         "round_prefer_floor": lambda p: tirx.ceil(p - 0.5),
     }

@@ -135,10 +135,7 @@ def tile(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
 
 def shape_as_data(b: Build, array: Any, dtype: str) -> Any:
     """A tensor whose elements are sizes, for who reads it as data."""
-    flat = shape_to_tvm(np.ravel(array))
-    tensor = b.emit(relax.op.shape_to_tensor(relax.ShapeExpr(flat)))
-    tensor = b.bb.match_cast(tensor, relax.TensorType([len(flat)], "int64"))
-    return b.cast(b.reshape(tensor, np.shape(array)), dtype)
+    return b.cast(b.reshape(b.sizes(shape_to_tvm(np.ravel(array))), np.shape(array)), dtype)
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
