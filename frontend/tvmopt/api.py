@@ -31,6 +31,8 @@ from tvmopt.runtime.pool import check_threads
 from tvmopt.runtime.tensors import Array
 from tvmopt.runtime.timing import Timing
 from tvmopt.targets import Machine
+from tvmopt.targets.detect import host_arch
+from tvmopt.toolchain.emulation import EmulatedModel, opened
 
 if TYPE_CHECKING:
     import onnx
@@ -300,11 +302,21 @@ def run(
     check_writable(output)
     form = array_format(output) if output is not None else ""
     notes = []
+    loaded: Model | EmulatedModel
     if not isinstance(model, Model) and str(model).endswith(".onnx"):
         loaded = _compiled_for_now(model, shape, precision, threads, progress)
         notes.append(f"{model} was compiled for this run only; tvmopt compile {model} keeps it.")
+    elif isinstance(model, Model):
+        loaded = model
     else:
-        loaded = model if isinstance(model, Model) else load(model, threads=threads)
+        foreign = artifacts.read_manifest(model).arch not in ("", host_arch())
+        loaded = opened(artifacts.read(model), threads=threads) if foreign else load(model, threads=threads)
+    timed = print_time or not (iterations is warmup is duration is None)
+    if isinstance(loaded, EmulatedModel):
+        if timed or nvtx:
+            fix = "run it without --print-time and the like, or on a machine that it is for"
+            raise InputError("an emulator's times say nothing about the model's.", where=str(model), fix=fix)
+        notes.append(f"{model} was run by {loaded.emulator.told}.")
     if form == "npy" and len(loaded.outputs) > 1:
         names = ", ".join(info.name for info in loaded.outputs)
         raise InputError(f"the model has several outputs: {names}.", where=str(output), fix="give a name in .npz")
@@ -316,12 +328,14 @@ def run(
     if nvtx:
         from tvmopt.runtime.nvtx import ranges
 
+        assert isinstance(loaded, Model)
         marked = ranges(loaded)
     with marked:
         outputs = loaded.run(feeds)
-        timed = print_time or not (iterations is warmup is duration is None)
-        calls, before = 100 if iterations is None else iterations, 10 if warmup is None else warmup
-        timing = loaded.time(feeds, iterations=calls, warmup=before, duration=duration or 0.0) if timed else None
+        timing = None
+        if timed and isinstance(loaded, Model):
+            calls, before = 100 if iterations is None else iterations, 10 if warmup is None else warmup
+            timing = loaded.time(feeds, iterations=calls, warmup=before, duration=duration or 0.0)
     if output is not None:
         _write(output, form, outputs)
     return RunResult(outputs, timing, loaded.threads, tuple(notes))

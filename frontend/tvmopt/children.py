@@ -104,7 +104,7 @@ def _call(
             process.wait()
         raise
     if "error" in answer:
-        raise _thaw(answer["error"])
+        raise thaw(answer["error"])
     if "result" not in answer:
         raise Crash(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}", stage)
     return answer["result"]
@@ -161,7 +161,7 @@ def main() -> None:
         )
         print(json.dumps({"result": result}), file=pipe)
     except TvmoptError as error:
-        print(json.dumps({"error": _freeze(error)}), file=pipe)
+        print(json.dumps({"error": freeze(error)}), file=pipe)
     except KeyboardInterrupt:
         os._exit(130)
     for stream in (pipe, sys.stdout, sys.stderr):
@@ -169,18 +169,20 @@ def main() -> None:
     os._exit(0)  # generated libraries can crash in their destructors; everything is said
 
 
-def _freeze(error: TvmoptError) -> dict[str, Any]:
+def freeze(error: TvmoptError) -> dict[str, Any]:
+    """An error as plain data, for a pipe."""
     return {
         "type": type(error).__name__,
         "what": error.what,
         "where": error.where,
         "fix": error.fix,
-        "others": [_freeze(other) for other in error.others],
+        "others": [freeze(other) for other in error.others],
     }
 
 
-def _thaw(data: Mapping[str, Any]) -> TvmoptError:
+def thaw(data: Mapping[str, Any]) -> TvmoptError:
+    """The error that :func:`freeze` made plain data of."""
     kind = getattr(errors, data["type"], TvmoptError)
-    others = [_thaw(other) for other in data["others"]]
+    others = [thaw(other) for other in data["others"]]
     error: TvmoptError = kind(data["what"], where=data["where"], fix=data["fix"], others=others)
     return error

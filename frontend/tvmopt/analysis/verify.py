@@ -29,12 +29,17 @@ from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.sizes import info_at
+from tvmopt.toolchain.emulation import EmulatedModel, opened
 
 OPEN = 5e9
 """FLOPs of a run at open sizes other than the named ones, at the most: larger sizes are halved for it."""
 
 LARGE = 2e11
 """FLOPs above which float64 takes too long: such a model is compared with onnxruntime first."""
+
+
+EMULATED = 1e9
+"""FLOPs above which a run takes seconds in an emulator: then one set of inputs is tried."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,13 @@ class Verdict:
         trials: one for each set of inputs; empty when no reference could run the model.
         reference: what was compared against: "float64 and onnxruntime 1.31.1", ...
         reason: why there is none.
+        emulator: what ran the compiled model, where this machine cannot.
     """
 
     trials: tuple[Trial, ...]
     reference: str
     reason: str = ""
+    emulator: str = ""
 
     @property
     def ok(self) -> bool:
@@ -90,6 +97,7 @@ class Verdict:
         return {
             "verified": True,
             "reference": self.reference,
+            **({"emulator": self.emulator} if self.emulator else {}),
             "seeds": list(dict.fromkeys(t.seed for t in self.trials)),
             **({"sizes": sizes} if (sizes := [s for s in _distinct(t.sizes for t in self.trials) if s]) else {}),
             "max_error": max((o.max_error for o in outputs), default=0.0),
@@ -138,7 +146,7 @@ def verify(
                 where=artifact.manifest.model,
                 fix="a generated kernel is wrong: please report it with the model (--no-verify skips this)",
             ) from crash
-    verdict = Verdict(tuple(map(_trial, raw["trials"])), raw["reference"], raw["reason"])
+    verdict = Verdict(tuple(map(_trial, raw["trials"])), raw["reference"], raw["reason"], raw.get("emulator", ""))
     if not verdict.ok:
         wrong = next(t for t in verdict.trials if not t.comparison.ok)
         outputs = wrong.comparison.outputs
@@ -191,7 +199,8 @@ def in_child(
     known = {(domain, name) for domain, name in operators}
     original = load(model)
     values = bound_arrays(original.graph, manifest.values)
-    compiled = Model(loaded)
+    compiled = opened(loaded)
+    emulated = isinstance(compiled, EmulatedModel)
     found: list[Trial] = []
     name = ""
 
@@ -203,17 +212,18 @@ def in_child(
         prepared = prepared_at(sizes)
         inputs = [info_at(info, sizes) for info in manifest.inputs]
         bounds = integer_bounds(prepared)
-        feeds = {seed: trial_inputs(inputs, seed, bounds) for seed in (trials(inputs) if index == 0 else (0,))}
+        flops = metrics(prepared).flops
+        few = index > 0 or (emulated and flops > EMULATED)
+        feeds = {seed: trial_inputs(inputs, seed, bounds) for seed in ((0,) if few else trials(inputs))}
         progress("running the reference")
         told_by, peers = peers_of(model, feeds, values)
         name = name or told_by
         progress("running the compiled model")
         examiner = Examiner(compiled, model, prepared, rtol)
-        large = metrics(prepared).flops > LARGE
         try:
             for seed, one in feeds.items():
                 progress(f"comparing with {described(seed)}")
-                done = examine(examiner, seed, one, peers.get(seed), large)
+                done = examine(examiner, seed, one, peers.get(seed), flops > LARGE)
                 if done is not None:
                     found.append(Trial(seed, done.comparison, done.kernel, done.compared, done.reference, sizes))
                 if found and not found[-1].comparison.ok:
@@ -226,7 +236,8 @@ def in_child(
         return {"trials": [], "reference": "", "reason": "no inputs of its own suit the model"}
     exact = any(t.reference == "float64" for t in found)
     reference = " and ".join(filter(None, ("float64" if exact else "", name)))
-    return {"trials": [asdict(t) for t in found], "reference": reference, "reason": ""}
+    emulator = compiled.emulator.told if isinstance(compiled, EmulatedModel) else ""
+    return {"trials": [asdict(t) for t in found], "reference": reference, "reason": "", "emulator": emulator}
 
 
 def sizes_to_try(manifest: Manifest, flops: Callable[[dict[str, int]], float]) -> list[dict[str, int]]:

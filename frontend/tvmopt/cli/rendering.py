@@ -65,6 +65,7 @@ def accuracy(found: dict[str, Any]) -> str:
         f"largest error {found['max_relative_error']:.1e} of the largest value"
         + (f", onnxruntime's {peer:.1e}" if peer is not None else "")
         + f" (tolerance {found['tolerance']:.1e})"
+        + (f"; run by {found['emulator']}" if found.get("emulator") else "")
     )
 
 

@@ -7,8 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.children import Progress
+from tvmopt.errors import MissingDependency
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact
+from tvmopt.targets.detect import host_arch
+from tvmopt.toolchain.emulation import find_emulator
+
+
+def unable(artifact: Artifact) -> str:
+    """Why neither this machine's processor nor an emulator can run the library; empty if one can."""
+    reason = artifact.unfit()
+    if not reason or artifact.manifest.arch == host_arch():
+        return reason
+    try:
+        find_emulator(artifact.manifest)
+    except MissingDependency as error:
+        return f"{reason}; {error.what} ({error.fix})"
+    return ""
 
 
 def verified(
@@ -29,7 +44,7 @@ def verified(
 
         reason = "" if cuda_available() else "there is no GPU here"
     else:
-        reason = artifact.unfit()
+        reason = unable(artifact)
     if reason:
         accuracy: dict[str, Any] = {"verified": False, "reason": reason}
     else:

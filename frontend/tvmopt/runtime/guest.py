@@ -1,0 +1,43 @@
+"""A loaded artifact that answers over a pipe - the half of `tvmopt.toolchain.emulation` that an emulator runs.
+
+    python -m tvmopt.runtime.guest ARTIFACT THREADS READ WRITE
+
+READ and WRITE are open descriptors: whatever else this process prints does no harm. Each message is a dictionary of
+inputs by name; each answer is ``("ok", outputs)`` or ``("error", what)``, and ``("ready", None)`` is the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.connection import Connection
+
+from tvmopt.children import freeze
+from tvmopt.errors import TvmoptError
+from tvmopt.runtime.artifact import read
+from tvmopt.runtime.model import Model
+
+
+def main(path: str, threads: str, reading: str, writing: str) -> None:
+    """Answer until the pipe ends."""
+    reader, writer = Connection(int(reading), writable=False), Connection(int(writing), readable=False)
+    try:
+        model = Model(read(path), threads=int(threads) or None)
+    except TvmoptError as error:
+        writer.send(("error", freeze(error)))
+        return
+    writer.send(("ready", None))
+    while True:
+        try:
+            feeds = reader.recv()
+        except EOFError:
+            return
+        try:
+            answer = ("ok", model.run(feeds))
+        except TvmoptError as error:
+            writer.send(("error", freeze(error)))
+            continue
+        writer.send(answer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
