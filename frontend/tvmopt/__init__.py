@@ -11,6 +11,7 @@ _HOME = {  # where each name is, imported when it is first used: `import tvmopt`
     **dict.fromkeys(("Compiled", "Model", "compile", "explain", "inspect", "load", "refit", "run"), "tvmopt.api"),
     "bench": "tvmopt.bench",  # a package that can be called
     "compare": "tvmopt.debug.compare",
+    "from_torch": "tvmopt.torch.export",
     "profile": "tvmopt.analysis.profile",
     "quantize": "tvmopt.quantization.quantize",
     "surgeon": "tvmopt.debug.surgeon",
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tvmopt.debug import surgeon
     from tvmopt.debug.compare import compare
     from tvmopt.quantization.quantize import quantize
+    from tvmopt.torch.export import from_torch
     from tvmopt.tuning.driver import tune
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "compare",
     "compile",
     "explain",
+    "from_torch",
     "inspect",
     "load",
     "profile",

@@ -1,7 +1,7 @@
 """Files on the disk that can be made again at any time, shared by any number of processes - for `compile`.
 
     kernels     machine code of kernels, by a hash of everything that decides it (`compiler/kernels.py`)
-    models      compiled models of the drop-in session (`onnxruntime/variants.py`)
+    models      compiled models of the drop-in session and of PyTorch (`variants.py`)
 
 A file appears whole or not at all and is never changed. What was not used for longest goes first when there
 is too much.
@@ -178,6 +178,17 @@ class Models(Cache):
         """The file of a key; None if there is none."""
         path = self.path(key)
         return path if self._use(path) else None
+
+    def is_refused(self, key: str) -> bool:
+        """Whether :meth:`refuse` was told of a key."""
+        return self.path(key).with_suffix(".refused").exists()
+
+    def refuse(self, key: str) -> None:
+        """Note that nothing can be made for a key."""
+        note = self.path(key).with_suffix(".refused")
+        with suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
 
     def make(self, key: str, write: Callable[[Path], None]) -> Path:
         """The file of a key, written by `write` if there is none: by one process, while the others wait for it.

@@ -141,6 +141,49 @@ def test_open_dimensions_and_deciding_values(open_: str, monkeypatch: pytest.Mon
     assert again.run(None, {"x": np.ones((3, 8), np.float32), "k": 2})[0].shape == (3, 2)
 
 
+def test_one_compile_serves_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def compile_(path: Any, **options: Any) -> Any:
+        made.append(options["shape"])
+        return tvmopt.compile(path, **options)
+
+    monkeypatch.setattr("tvmopt.api.compile_isolated", compile_)
+    weights = np.random.default_rng(1).standard_normal((5, 3, 3, 3), np.float32)
+    path = saved(
+        tmp_path / "batch.onnx", [helper.make_node("Conv", ["x", "w"], ["y"])],
+        [value("x", TensorProto.FLOAT, ["n", 3, "h", 8])], [value("y", TensorProto.FLOAT, ["n", 5, None, 6])],
+        w=weights,
+    )  # fmt: skip
+    session, reference = ours.InferenceSession(path), theirs.InferenceSession(path)
+    for rows, height in ((1, 8), (3, 8), (16, 8), (17, 8), (2, 9)):
+        feed = {"x": np.random.default_rng(0).standard_normal((rows, 3, height, 8), np.float32)}
+        np.testing.assert_allclose(session.run(None, feed)[0], reference.run(None, feed)[0], rtol=1e-3, atol=1e-4)
+    shapes = [shape["x"] for shape in made]
+    assert shapes == [("?", 3, 8, 8), (17, 3, 8, 8), ("?", 3, 9, 8)], "beyond 16 and for a new height, and never else"
+
+
+def test_what_is_refused_open_is_compiled_for_its_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def compile_(path: Any, **options: Any) -> Any:
+        made.append(options["shape"]["x"])
+        if "?" in options["shape"]["x"]:
+            raise ModelError("no open sizes here")
+        return tvmopt.compile(path, **options)
+
+    monkeypatch.setattr("tvmopt.api.compile_isolated", compile_)
+    path = saved(
+        tmp_path / "refused.onnx", [helper.make_node("Neg", ["x"], ["y"])],
+        [value("x", TensorProto.FLOAT, ["n", "m"])], [value("y", TensorProto.FLOAT, ["n", "m"])],
+    )  # fmt: skip
+    for _ in range(2):  # the second session finds in the cache that it was refused
+        session = ours.InferenceSession(path)
+        for shape in ((1, 2), (2, 2)):
+            np.testing.assert_array_equal(session.run(None, {"x": np.ones(shape, np.float32)})[0], -np.ones(shape))
+    assert made == [("?", "?"), (1, 2), (2, 2)]
+
+
 def test_an_open_dimension_gets_its_size_by_name(tmp_path: Path) -> None:
     path = saved(
         tmp_path / "named.onnx", [helper.make_node("Relu", ["x"], ["y"])],

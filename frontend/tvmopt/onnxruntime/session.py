@@ -19,9 +19,9 @@ from tvmopt.onnxruntime.exceptions import InvalidArgument, InvalidProtobuf, NoSu
 from tvmopt.onnxruntime.options import SessionOptions
 from tvmopt.onnxruntime.replace import real
 from tvmopt.onnxruntime.values import DTYPES, TYPES, IOBinding, OrtValue, type_name
-from tvmopt.onnxruntime.variants import DECIDES, Variants
 from tvmopt.runtime.artifact import is_artifact
 from tvmopt.runtime.model import load
+from tvmopt.variants import DECIDES, Variants
 
 Array = np.ndarray[Any, Any]
 
@@ -135,10 +135,10 @@ class InferenceSession:
             {p.key: p.value for p in model.metadata_props},
         )  # fmt: skip
         dtypes = {a.name: DTYPES.get(a.type) for a in self._inputs}
-        in_file = [_node_arg(value, {}) for value in graph.input if value.name not in given]
+        open_ = {a.name for a in (_node_arg(value, {}) for value in graph.input) if not _is_fixed(a)}
         entry = self._options._entries.get
         self._variants = Variants(
-            path, model, title, frozenset(a.name for a in in_file if not _is_fixed(a)),
+            path, model, title, {a.name: a.shape for a in self._inputs if a.name in open_},
             frozenset(n for n, dtype in dtypes.items() if dtype is not None and dtype.kind in "biu"),
             self._options.log_severity_level >= 3,
             threads=self._threads, precision=entry("tvmopt.precision", "fp32"),

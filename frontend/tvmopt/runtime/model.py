@@ -142,6 +142,26 @@ class Model:
         """The inputs at the sizes that some arrays have, which are given by name."""
         return self.inputs_at(self._open.completed({name: np.shape(value) for name, value in given.items()}))
 
+    def fits(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether a call takes inputs of these shapes, in order."""
+        if len(shapes) != len(self._inputs):
+            return False
+        if not all(info.fits(tuple(shape)) for info, shape in zip(self._inputs, shapes, strict=True)):
+            return False
+        try:
+            self.bind(shapes)
+        except InputError:
+            return False
+        return True
+
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """The open sizes in the shapes of the inputs, in order, which fit each by itself.
+
+        Raises:
+            InputError: a size is out of range, or sizes disagree.
+        """
+        return self._open.bind(shapes)
+
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
         """Name, shape and dtype of each output, in order."""

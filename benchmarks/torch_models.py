@@ -1,0 +1,241 @@
+"""PyTorch models under `torch.compile`: tvmopt's backend, inductor and PyTorch itself, each in processes of its own.
+
+    python benchmarks/torch_models.py                       # all models: right or wrong, compile time, time of a call
+    python benchmarks/torch_models.py bert resnet --rounds 3 --json build/torch.json
+    python benchmarks/torch_models.py --engines tvmopt      # only compare with PyTorch's results
+
+Weights are random. Models of transformers are cut to few layers and small sizes; those of timm and torchvision are
+taken where the package is installed. The engines' processes take turns; a call's time is the median of all rounds'
+medians, its compile time the least of all first calls, with nothing kept of earlier ones (`TVMOPT_CACHE=off`, a new
+folder for inductor).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+THREADS = 2
+CALLS, SECONDS = 30, 2.0
+
+Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def _text(name: str, inputs: str = "ids", **config: Any) -> Callable[[], Made]:
+    """A transformer of `transformers`, two layers of 64 channels, unless `config` says otherwise."""
+
+    def make() -> Made:
+        import torch
+        import transformers
+
+        settings = transformers.AutoConfig.for_model(name)
+        small = {
+            "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+            "vocab_size": 200, "use_cache": False, "return_dict": True,
+        } | config  # fmt: skip
+        made = type(settings)(**{k: v for k, v in small.items() if k in config or hasattr(settings, k)})
+        model = transformers.AutoModel.from_config(made).eval()
+        ids = torch.randint(5, 199, (1, 32))
+        if inputs == "pixels":
+            size = getattr(made, "image_size", 32)
+            return model, (), {"pixel_values": torch.randn(1, 3, size, size)}
+        if inputs == "pair":
+            return model, (), {"input_ids": ids, "decoder_input_ids": ids[:, :8]}
+        if inputs == "samples":
+            return model, (), {"input_values": torch.randn(1, 4000)}
+        return model, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    return make
+
+
+def _pictures(package: str, name: str, size: int = 96, **options: Any) -> Callable[[], Made]:
+    """A model for pictures of `timm` or `torchvision`."""
+
+    def make() -> Made:
+        import torch
+
+        if package == "timm":
+            import timm
+
+            model = timm.create_model(name, pretrained=False, **options)
+        else:
+            import torchvision
+
+            model = torchvision.models.get_model(name, weights=None, **options)
+        return model.eval(), (torch.randn(1, 3, size, size),), {}
+
+    return make
+
+
+PATCHES = {"image_size": 32, "patch_size": 8}
+MODELS: dict[str, Callable[[], Made]] = {
+    "bert": _text("bert"),
+    "roberta": _text("roberta", max_position_embeddings=64),
+    "distilbert": _text("distilbert", dim=64, n_layers=2, n_heads=4, hidden_dim=128),
+    "albert": _text("albert", embedding_size=32),
+    "electra": _text("electra", embedding_size=32),
+    "mpnet": _text("mpnet"),
+    "deberta-v2": _text("deberta-v2"),
+    "gpt2": _text("gpt2", n_embd=64, n_layer=2, n_head=4),
+    "gpt-neox": _text("gpt_neox"),
+    "opt": _text("opt", ffn_dim=128, word_embed_proj_dim=64),
+    "llama": _text("llama", num_key_value_heads=2),
+    "mistral": _text("mistral", num_key_value_heads=2, head_dim=16),
+    "qwen2": _text("qwen2", num_key_value_heads=2),
+    "phi": _text("phi"),
+    "gemma": _text("gemma", num_key_value_heads=2, head_dim=16),
+    "t5": _text("t5", "pair", d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4),
+    "bart": _text("bart", "pair", d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+                  decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128),
+    "vit": _text("vit", "pixels", **PATCHES),
+    "deit": _text("deit", "pixels", **PATCHES),
+    "dinov2": _text("dinov2", "pixels", **PATCHES),
+    "wav2vec2": _text("wav2vec2", "samples", conv_dim=(32, 32), conv_kernel=(10, 3), conv_stride=(5, 2),
+                      num_feat_extract_layers=2, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4),
+    "timm/resnet18": _pictures("timm", "resnet18"),
+    "timm/convnext_atto": _pictures("timm", "convnext_atto"),
+    "timm/mobilenetv3_small_100": _pictures("timm", "mobilenetv3_small_100"),
+    "timm/efficientnet_lite0": _pictures("timm", "efficientnet_lite0"),
+    "timm/mixer_s32_224": _pictures("timm", "mixer_s32_224", 224),
+    "timm/regnety_002": _pictures("timm", "regnety_002"),
+    "torchvision/squeezenet1_1": _pictures("torchvision", "squeezenet1_1"),
+    "torchvision/shufflenet_v2_x0_5": _pictures("torchvision", "shufflenet_v2_x0_5"),
+    "torchvision/mnasnet0_5": _pictures("torchvision", "mnasnet0_5"),
+    "torchvision/densenet121": _pictures("torchvision", "densenet121"),
+    "torchvision/googlenet": _pictures("torchvision", "googlenet", init_weights=False),
+}  # fmt: skip
+
+
+def tensors(result: Any) -> list[Any]:
+    """The tensors in what a model returns."""
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return [result]
+    values = result.values() if hasattr(result, "values") else result if isinstance(result, list | tuple) else ()
+    return [t for value in values for t in tensors(value)]
+
+
+def measure(name: str, engine: str, calls: int) -> dict[str, Any]:
+    """One engine on one model, in this process: its error beside PyTorch, the first call and the median, in seconds."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    model, args, named = MODELS[name]()
+    said: list[str] = []
+    with torch.inference_mode():
+        expected = tensors(model(*args, **named))
+        run = model
+        if engine == "tvmopt":
+            from tvmopt.torch import backend, dynamo
+
+            dynamo.tell = said.append
+            options = {"threads": THREADS}
+            run = torch.compile(model, backend=backend, options=options)
+        elif engine == "inductor":
+            run = torch.compile(model)
+        begin = time.perf_counter()
+        found = tensors(run(*args, **named))
+        first = time.perf_counter() - begin
+        errors = [
+            float((a.double() - b.double()).abs().max() / max(1e-6, float(b.double().abs().max())))
+            for a, b in zip(found, expected, strict=True)
+        ]
+        times: list[float] = []
+        end = time.perf_counter() + SECONDS
+        while len(times) < calls or (time.perf_counter() < end and len(times) < 100 * calls):
+            begin = time.perf_counter()
+            run(*args, **named)
+            times.append(time.perf_counter() - begin)
+    return {"error": max(errors), "first": first, "call": statistics.median(times[3:] or times), "eager": said}
+
+
+def apart(name: str, engine: str, calls: int) -> dict[str, Any]:
+    """:func:`measure` in a process of its own, with empty caches."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = {"TVMOPT_CACHE": "off", "TORCHINDUCTOR_CACHE_DIR": folder, "TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, __file__, "--one", name, engine, "--calls", str(calls)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | given, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"failed": lines[-1] if lines else f"exit {done.returncode}"}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(name: str, engines: list[str], rounds: int, calls: int) -> dict[str, Any]:
+    """All engines in turn; of each the median call, the least first call, the largest error."""
+    found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+    for _ in range(rounds):
+        for engine in engines:
+            if not any("failed" in r for r in found[engine]):
+                found[engine].append(apart(name, engine, calls))
+    row: dict[str, Any] = {"model": name}
+    for engine, runs in found.items():
+        if "failed" in runs[-1]:
+            row[engine] = runs[-1]
+            continue
+        row[engine] = {
+            "call": statistics.median(r["call"] for r in runs), "first": min(r["first"] for r in runs),
+            "error": max(r["error"] for r in runs), "eager": runs[0]["eager"],
+        }  # fmt: skip
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    cells = [f"{row['model']:32}"]
+    for engine in (e for e in row if e != "model"):
+        one = row[engine]
+        if "failed" in one:
+            cells.append(f"{engine}: {one['failed'][:90]}")
+            continue
+        eager = f", {len(one['eager'])} graphs in PyTorch" if one["eager"] else ""
+        cells.append(
+            f"{engine} {one['call'] * 1e3:8.3f} ms, first {one['first']:5.1f} s, error {one['error']:.0e}{eager}"
+        )
+    return " | ".join(cells)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="models whose name contains one of these")
+    parser.add_argument("--engines", default="tvmopt,inductor,eager")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(*args.one, args.calls)))
+        return 0
+    engines, rows = args.engines.split(","), []
+    for name in MODELS:
+        if args.words and not any(word in name for word in args.words):
+            continue
+        rows.append(compare(name, engines, args.rounds, args.calls))
+        print(line(rows[-1]), flush=True)
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps({"threads": THREADS, "load": os.getloadavg(), "models": rows}, indent=1))
+    for other in engines[1:]:
+        both = [r for r in rows if all("failed" not in r[e] for e in (engines[0], other))]
+        ratios = [r[engines[0]]["call"] / r[other]["call"] for r in both]
+        if ratios:
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            print(f"time of {engines[0]} over {other}: {mean:.2f} in the geometric mean of {len(ratios)} models")
+    return int(any("failed" in r[engines[0]] or r[engines[0]]["error"] > 1e-3 for r in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
