@@ -7,7 +7,7 @@ what it gives. What cannot be built raises `Reject`, and another rule is tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -111,6 +111,10 @@ class Builder:
 
     def choice(self, options: Sequence[Any]) -> Any:
         return options[int(self.rng.integers(len(options)))]
+
+    def size(self, options: Sequence[int]) -> int:
+        """One of these sizes for an axis that may as well be open: see :mod:`fuzz.opened`."""
+        return int(self.choice(options))
 
     def integer(self, low: int, high: int) -> int:
         """Between the two, both included."""
@@ -262,20 +266,17 @@ class Builder:
         proto = helper.make_node(
             op, [v.name if v else "" for v in operands], names, self._name("n"), domain=domain, **attrs
         )
-        types = self._infer(proto)
+        types = self._types(proto)
         results = []
         for name in names:
             if name not in types:
                 raise Reject(f"{op}: the type of an output is unknown")
-            kind = types[name].tensor_type
-            if not kind.HasField("shape") or any(not d.HasField("dim_value") for d in kind.shape.dim):
-                raise Reject(f"{op}: a shape is unknown")
-            shape = tuple(int(d.dim_value) for d in kind.shape.dim)
+            kind, shape = types[name]
             if any(d < 0 for d in shape) or prod(shape) > 8 * LIMIT:
                 raise Reject(f"{op}: shape {shape}")
             if 0 in shape and not any(v and 0 in v.shape for v in operands):
                 raise Reject(f"{op}: an empty result of operands that are not empty")
-            results.append(Value(name, kind.elem_type, shape))
+            results.append(Value(name, kind, shape))
         self.nodes.append(proto)
         for value in results:
             self.made[value.name] = value
@@ -305,16 +306,34 @@ class Builder:
             return [self.constant(np.array(axes, np.int64))], {}
         return [], {"axes": list(axes)}
 
-    def _infer(self, proto: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
+    def _types(self, proto: onnx.NodeProto) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """The element type and the shape of each result of a node, by name.
+
+        Raises:
+            Reject: ONNX refuses the node, or a shape is unknown.
+        """
+        known = {n: self.made[n] for n in proto.input if n}
+        return self._infer(proto, {n: v.shape for n, v in known.items()}, self.constants)
+
+    def _infer(
+        self, proto: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], constants: Mapping[str, onnx.TensorProto]
+    ) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """What ONNX infers of a node whose operands have these shapes, and these values where they are constants."""
         try:
             schema = onnx.defs.get_schema(proto.op_type, self.opset, proto.domain)
-            known = {n: self.made[n] for n in proto.input if n}
-            types = {n: helper.make_tensor_type_proto(v.dtype, v.shape) for n, v in known.items()}
-            data = {n: self.constants[n] for n in known if n in self.constants}
+            types = {n: helper.make_tensor_type_proto(self.made[n].dtype, shape) for n, shape in shapes.items()}
+            data = {n: constants[n] for n in shapes if n in constants}
             opsets = [helper.make_opsetid("", self.opset)]
-            return dict(onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets))
+            found = dict(onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets))
         except Exception as error:  # SchemaError, InferenceError, TypeError: ONNX refuses the node
             raise Reject(f"{proto.op_type}: {error}") from None
+        results = {}
+        for name, kind in found.items():
+            tensor = kind.tensor_type
+            if not tensor.HasField("shape") or any(not d.HasField("dim_value") for d in tensor.shape.dim):
+                raise Reject(f"{proto.op_type}: a shape is unknown")
+            results[name] = (tensor.elem_type, tuple(int(d.dim_value) for d in tensor.shape.dim))
+        return results
 
     def _name(self, prefix: str) -> str:
         taken = len(self.made) + len(self.nodes) + len(self.inputs) + len(self.constants)

@@ -23,6 +23,9 @@ import numpy as np
 from fuzz import guard
 from fuzz.inputs import Array, Feeds
 
+CALLS = [0]
+"""How often compiled code was entered."""
+
 
 def prepare_process(forks: bool) -> None:
     """Import the compiler and set up this process; `forks`: untrusted models, so keep the importer's forks."""
@@ -41,6 +44,13 @@ def prepare_process(forks: bool) -> None:
         def __init__(self, library: Any, *, cuda: bool = False) -> None:
             super().__init__(library, cuda=cuda)
             self.module["vm_initialization"](1, 0, 1)
+            main = self.main
+
+            def counted(*tensors: Any) -> Any:
+                CALLS[0] += 1
+                return main(*tensors)
+
+            self.main = counted
 
     model.Session = Unpooled  # type: ignore[attr-defined]
     if not forks:
@@ -77,6 +87,11 @@ class Engine:
     model: Any
     side: int = guard.BEHIND
 
+    @property
+    def calls(self) -> int:
+        """How often compiled code was entered in this process."""
+        return CALLS[0]
+
     def run(self, feeds: Feeds) -> dict[str, Array]:
         """Outputs by name, copied.
 
@@ -103,13 +118,21 @@ class Overwritten(Exception):
     """A kernel wrote where it must not."""
 
 
-def compiled(data: bytes, target: str, precision: str, threads: int, side: int, say: Callable[[str], None]) -> Engine:
-    """Compile the bytes of a model; `side`: where the guard pages touch its weights, and in the first run the rest."""
+def compiled(
+    data: bytes, target: str, precision: str, threads: int, side: int, say: Callable[[str], None],
+    shapes: dict[str, str] | None = None,
+) -> Engine:  # fmt: skip
+    """Compile the bytes of a model.
+
+    Args:
+        side: where the guard pages touch its weights, and in the first run the rest.
+        shapes: the ranges of its open sizes.
+    """
     from tvmopt.compiler.driver import compile_model
     from tvmopt.compiler.request import Request
     from tvmopt.runtime.model import Model
 
-    request = Request(data, machine(target, threads), precision, records=False)
+    request = Request(data, machine(target, threads), precision, shapes=shapes or {}, records=False)
     artifact, _ = compile_model(request, lambda stage: say(f"compile: {stage}"))
     say("load")
     weights = tuple(guard.guarded(w, side) for w in artifact.weights)

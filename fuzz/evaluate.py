@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from fuzz.engine import Overwritten, compiled
-from fuzz.inputs import OUTSIDE, feeds_of, kinds_for
+from fuzz.inputs import OUTSIDE, feeds_of, kinds_for, numbers_of
 from fuzz.reference import Reference, Unable
 from fuzz.verdict import Verdicts
 
@@ -39,7 +39,8 @@ class Finding:
 
     Attributes:
         kind: "death", "hang", "exception", "refused", "memory", "error"; "wrong", or the kind of inputs: wrong numbers;
-            "alarm": the judge refuses numbers that seem right; "accepted": it accepts numbers that seem wrong.
+            "alarm": the judge refuses numbers that seem right; "accepted": it accepts numbers that seem wrong;
+            "sizes": sizes that the model cannot have are taken, or refused when kernels have run.
         inputs: the kind of inputs, where it showed in a run.
     """
 
@@ -64,11 +65,13 @@ class Outcome:
 
 def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
     """Compile and run a model, and compare; `say` is told each stage before it begins."""
-    from tvmopt.errors import TvmoptError, UnsupportedOp
-
     outcome = Outcome()
     reference = None
     model = _parsed(data)
+    if model is not None and numbers_of(model):
+        from fuzz.sizes import evaluate_open
+
+        return evaluate_open(model, options, say)
     if options.valid and model is not None:
         say("reference: loading")
         try:
@@ -80,18 +83,8 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
     try:
         threads = (1, 2, 2, 4)[options.seed % 4]
         engine = compiled(data, options.target, options.precision, threads, 1 + options.seed % 2, say)
-    except UnsupportedOp as error:
-        outcome = Outcome("refused", error.what[:160])
-        if "Error: " in error.what and options.valid:  # TVM's words: nobody decided that it is not supported
-            outcome.findings.append(Finding("refused", f"{error}"[:1500]))
-        return outcome
-    except TvmoptError as error:
-        outcome.status, outcome.why = "refused", f"{type(error).__name__}: {error.what}"[:200]
-        if options.valid:
-            outcome.findings.append(Finding("refused", f"{error}"[:1500]))
-        return outcome
     except Exception as error:
-        return Outcome("found", findings=[Finding("exception", _told(error))])
+        return refused(error, options.valid)
     if model is None:
         return outcome
     if reference is None:
@@ -102,7 +95,7 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
             outcome.unjudged = 1
     verdicts = Verdicts(model, engine.model) if reference is not None else None
     for kind in options.kinds or kinds_for(model):
-        found = _run(model, engine, reference, verdicts, kind, options.seed, options.valid, say, outcome)
+        found = run_once(model, engine, reference, verdicts, kind, options.seed, options.valid, say, outcome)
         if found:
             outcome.findings.append(found)
     if outcome.findings:
@@ -110,11 +103,28 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
     return outcome
 
 
-def _run(
+def refused(error: Exception, valid: bool) -> Outcome:
+    """The outcome of a compile that raised; of a `valid` model only an operator that is not supported is no finding."""
+    from tvmopt.errors import TvmoptError, UnsupportedOp
+
+    if isinstance(error, UnsupportedOp):
+        outcome = Outcome("refused", error.what[:160])
+        if "Error: " in error.what and valid:  # TVM's words: nobody decided that it is not supported
+            outcome.findings.append(Finding("refused", f"{error}"[:1500]))
+        return outcome
+    if isinstance(error, TvmoptError):
+        outcome = Outcome("refused", f"{type(error).__name__}: {error.what}"[:200])
+        if valid:
+            outcome.findings.append(Finding("refused", f"{error}"[:1500]))
+        return outcome
+    return Outcome("found", findings=[Finding("exception", told(error))])
+
+
+def run_once(
     model: onnx.ModelProto, engine: Any, reference: Reference | None, verdicts: Verdicts | None, kind: str, seed: int,
     valid: bool, say: Say, outcome: Outcome,
 ) -> Finding | None:  # fmt: skip
-    """One run of one kind of inputs."""
+    """What is found in one run of one kind of inputs, if anything."""
     from tvmopt.errors import TvmoptError
 
     try:
@@ -132,7 +142,7 @@ def _run(
     except TvmoptError as error:
         refusal = str(error)
     except Exception as error:
-        return Finding("exception", _told(error), kind)
+        return Finding("exception", told(error), kind)
     if reference is None or verdicts is None:
         return None
     say(f"reference: {kind}")
@@ -148,7 +158,7 @@ def _run(
     try:
         judged = verdicts.problem(feeds, expected if reference.session is not None else None)
     except Exception as error:
-        return Finding("exception", f"the judge: {_told(error)}", kind)
+        return Finding("exception", f"the judge: {told(error)}", kind)
     if not problem and not judged:
         return None
     if judged and not problem:
@@ -166,7 +176,8 @@ def _parsed(data: bytes) -> onnx.ModelProto | None:
         return None
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """An error that is none of ours, with where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [
         f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}"
@@ -189,4 +200,4 @@ def options_of(fields: dict[str, Any]) -> Options:
     return Options(**{**fields, "kinds": tuple(fields.get("kinds", ()))})
 
 
-__all__: Sequence[str] = ("Finding", "Options", "Outcome", "evaluate", "options_of")
+__all__: Sequence[str] = ("Finding", "Options", "Outcome", "evaluate", "options_of", "refused", "run_once", "told")

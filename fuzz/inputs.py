@@ -1,11 +1,15 @@
 """Inputs of a fuzzed model: normal numbers, and the values that kernels get wrong.
 
 What an integer input may hold stands in its ``doc_string``: ``range LOW HIGH`` (integers in [LOW, HIGH)), ``unique
-AXIS LOW HIGH`` (the same, none twice along the axis), ``positive``. So a model file can be replayed by itself.
+AXIS LOW HIGH`` (the same, none twice along the axis), ``positive``; LOW and HIGH may be an open size, ``<n>``. A model
+with open sizes says in its metadata at which ones it was built (:data:`NUMBERS`). So a model file can be replayed by
+itself.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +21,8 @@ Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
 
 KINDS = ("normal", "nan", "inf", "zeros", "huge", "offset", "edge")
+NUMBERS = "fuzz.sizes"
+"""The metadata of a model with open sizes: a number for each name."""
 OUTSIDE = "outside"
 """The kind of run in which indices leave their range."""
 
@@ -42,6 +48,38 @@ def feeds_of(model: onnx.ModelProto, kind: str, seed: int) -> Feeds:
         special = np.nan if kind == "nan" else rng.choice([np.inf, -np.inf])
         chosen.reshape(-1)[int(rng.integers(chosen.size))] = special
     return feeds
+
+
+def numbers_of(model: onnx.ModelProto) -> dict[str, int]:
+    """The open sizes of a model by the names that its inputs give them, at numbers that fit; none: a static model."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == NUMBERS), "{}")
+    named = {d.dim_param for v in inputs_of(model) for d in v.type.tensor_type.shape.dim}
+    return {name: int(number) for name, number in json.loads(text).items() if name in named}
+
+
+def bound(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
+    """A copy whose inputs have these sizes, for :func:`feeds_of`.
+
+    Raises:
+        ValueError: an input cannot have what its note asks for at these sizes.
+    """
+    from tvmopt.dims import parse, replaced
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    noted_as = {name.replace(" ", "_"): size for name, size in sizes.items()}
+    for value in copy.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                text = dim.dim_param
+                dim.dim_value = sizes[text] if text in sizes else int(replaced(parse(text), sizes))  # type: ignore[arg-type]
+        value.doc_string = re.sub(r"<([^>]*)>", lambda found: str(noted_as[found[1]]), value.doc_string)
+        words = value.doc_string.split()
+        if words[:1] == ["unique"]:
+            count = value.type.tensor_type.shape.dim[int(words[1])].dim_value
+            if count > int(words[3]) - int(words[2]):
+                raise ValueError(f"{value.name} has more indices than there are")
+    return copy
 
 
 def kinds_for(model: onnx.ModelProto) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class Plan:
     """What a run does.
 
     Attributes:
-        kind: "graphs", "constants", "mutants", "indices" or "integers".
+        kind: "graphs", "constants", "mutants", "indices", "integers" or "open".
         seed, start: models are numbered from `start` on; the same seed and number is the same model.
         count, seconds: it ends after so many models, or so much time.
         shrinks: so many findings of one signature are shrunk and written, further ones counted; 0: one is not shrunk.

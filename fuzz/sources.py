@@ -1,5 +1,5 @@
 """The models of a run, by number: random graphs, graphs with constants for inputs, graphs whose indices leave their
-range, mutants of valid models."""
+range, mutants of valid models, graphs with open sizes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from fuzz import typed
+from fuzz import opened, typed
 from fuzz.build import BF16, F16, F32, F64, Builder
-from fuzz.inputs import feeds_of, kinds_for
+from fuzz.inputs import feeds_of, kinds_for, numbers_of
 from fuzz.mutate import mutated
 from fuzz.rules import RULES, Rule, grow, indexed, integers
 
-KINDS = ("graphs", "mutants", "indices", "integers", "constants")
+KINDS = ("graphs", "mutants", "indices", "integers", "constants", "open")
 FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
     (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
@@ -33,6 +33,8 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
         return graph(seed, index, INDEXED, 1.0, real).SerializeToString()
     if kind == "constants":
         return folded(seed, index, real).SerializeToString()
+    if kind == "open":
+        return opened_graph(seed, index, real).SerializeToString()
     if kind == "integers":
         return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
@@ -55,6 +57,17 @@ def graph(
         if builder.nodes:
             return builder.model()
     raise RuntimeError(f"no graph for seed {seed}, {index}")
+
+
+def opened_graph(seed: int, index: int, real: str = "") -> onnx.ModelProto:
+    """A random model with open sizes, of one to eight nodes."""
+    for attempt in range(200):
+        rng = np.random.default_rng([seed, index, attempt, 13])
+        builder = opened.OpenBuilder(rng, FLOATS[real] if real else 0)
+        grow(builder, 1 + min(7, int(rng.exponential(2.2))), opened.RULES)
+        if builder.nodes and numbers_of(model := builder.model()):
+            return model
+    raise RuntimeError(f"no open graph for seed {seed}, {index}")
 
 
 def folded(seed: int, index: int, real: str = "") -> onnx.ModelProto:

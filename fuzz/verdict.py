@@ -5,6 +5,7 @@ It must not refuse what is right, and must not accept what is grossly wrong; `fu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -17,10 +18,12 @@ class Verdicts:
 
     Args:
         model: the ONNX model. compiled: what was made of it.
+        sizes: the open sizes to judge at.
     """
 
-    def __init__(self, model: onnx.ModelProto, compiled: Any) -> None:
+    def __init__(self, model: onnx.ModelProto, compiled: Any, sizes: Mapping[str, int] | None = None) -> None:
         from tvmopt.analysis.examine import Examiner
+        from tvmopt.dims import identifier
         from tvmopt.importer import prepare
         from tvmopt.importer.protos import normal_domain
         from tvmopt.importer.relax import operators
@@ -28,7 +31,8 @@ class Verdicts:
 
         known = {tuple(one) for one in operators()}
         copy = sort_graphs(onnx.ModelProto.FromString(model.SerializeToString()))
-        shapes = {i.name: list(i.shape) for i in compiled.inputs}
+        named = {identifier(name): size for name, size in (sizes or {}).items()}
+        shapes = {i.name: list(i.shape) for i in compiled.inputs_at(named)}
         prepared = prepare(copy, shapes, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
         self.examiner = Examiner(compiled, model, prepared)
 

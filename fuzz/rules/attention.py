@@ -10,8 +10,8 @@ from fuzz.build import BOOL, Builder, Value
 def _heads(b: Builder) -> tuple[int, int, int, int, int]:
     """Batch, heads, rows, columns, depth."""
     return (
-        b.choice([1, 1, 2]), b.choice([1, 2, 3, 4]), b.choice([1, 1, 5, 7, 8, 9, 16, 17]),
-        b.choice([1, 4, 7, 8, 15, 16, 17, 33]), b.choice([4, 7, 8, 16, 32]),
+        b.size([1, 1, 2]), b.choice([1, 2, 3, 4]), b.size([1, 1, 5, 7, 8, 9, 16, 17]),
+        b.size([1, 4, 7, 8, 15, 16, 17, 33]), b.choice([4, 7, 8, 16, 32]),
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def pieces(b: Builder) -> None:
 
         q, k, v = split(rows), split(columns), split(columns)
     if b.chance(0.3):
-        past = b.choice([1, 3, 8])
+        past = b.size([1, 3, 8])
         k, v = (b.node("Concat", [b.input(t, [n, h, past, depth]), x], axis=2) for x in (k, v))
     if b.chance(0.25) and h % 2 == 0:  # grouped heads: half as many keys
         k, v = (b.node("Slice", [x, *(b.constant(np.array([i])) for i in (0, h // 2, 1))]) for x in (k, v))

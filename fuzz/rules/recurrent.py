@@ -15,7 +15,7 @@ def recurrence(b: Builder) -> None:
     x = (
         b.choice(fitting)
         if fitting and b.chance(0.6)
-        else b.input(b.float, [b.choice([1, 2, 5, 7]), b.choice([1, 1, 2, 3]), b.choice([1, 3, 8, 9, 16, 17])])
+        else b.input(b.float, [b.choice([1, 2, 5, 7]), b.size([1, 1, 2, 3]), b.choice([1, 3, 8, 9, 16, 17])])
     )
     steps, batch, width = x.shape
     if 0 in x.shape:

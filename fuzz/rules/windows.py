@@ -19,7 +19,7 @@ def image(b: Builder) -> Value:
         return b.choice(fitting)
     sizes = {3: (1, 5, 9, 17, 32, 50), 4: (1, 3, 5, 7, 8, 9, 14, 16, 17), 5: (1, 3, 4, 5, 6, 7)}[rank]
     channels = b.choice([1, 2, 3, 4, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33])
-    return b.fresh(b.float, [b.choice([1, 1, 1, 2, 3]), channels, *(b.choice(sizes) for _ in range(rank - 2))], 0.03)
+    return b.fresh(b.float, [b.size([1, 1, 1, 2, 3]), channels, *(b.size(sizes) for _ in range(rank - 2))], 0.03)
 
 
 def window(b: Builder, spatial: tuple[int, ...], small_pads: bool, dilations: bool = True) -> dict[str, Any]:

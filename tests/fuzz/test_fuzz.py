@@ -16,11 +16,13 @@ import pytest
 
 from fuzz import guard, typed
 from fuzz.evaluate import Options
-from fuzz.inputs import OUTSIDE, feeds_of, inputs_of, kinds_for, noted
-from fuzz.reference import Reference
+from fuzz.inputs import OUTSIDE, bound, feeds_of, inputs_of, kinds_for, noted, numbers_of
+from fuzz.reference import Reference, Unable
 from fuzz.shrink import shrink
-from fuzz.sources import graph, model_bytes
+from fuzz.sizes import wrongly_answered
+from fuzz.sources import graph, model_bytes, opened_graph
 from fuzz.worker import ROOT, Worker
+from tvmopt.errors import InputError
 
 CORPUS = sorted((ROOT / "fuzz/corpus").glob("*.onnx"))
 
@@ -32,7 +34,7 @@ def worker() -> Iterator[Worker]:
     made.close()
 
 
-@pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers"])
+@pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers", "open"])
 def test_a_seed_and_a_number_are_a_model(kind: str) -> None:
     made = [model_bytes(kind, 5, i) for i in range(20)]
     assert made == [model_bytes(kind, 5, i) for i in range(20)]
@@ -47,6 +49,36 @@ def test_graphs_are_valid() -> None:
         operators |= {n.op_type for n in model.graph.node}
         assert 1 <= len(model.graph.node) <= 30
     assert len(operators) > 80
+
+
+def test_graphs_with_open_sizes_fit_several() -> None:
+    """onnxruntime runs them at sizes that they were not built with, and results follow the sizes."""
+    operators, more = set(), 0
+    for index in range(60):
+        model = opened_graph(4, index)
+        onnx.checker.check_model(model, full_check=True)
+        operators |= {n.op_type for n in model.graph.node}
+        numbers = numbers_of(model)
+        assert numbers
+        try:
+            reference = Reference(model)
+            small, large = (
+                reference.run(feeds_of(bound(model, sizes), "normal", 0))
+                for sizes in (numbers, {name: number + 13 for name, number in numbers.items()})
+            )
+        except (Unable, ValueError):
+            continue
+        more += any(small[name].size < large[name].size for name in small)
+    assert len(operators) > 60 and more > 30
+
+
+def test_notes_of_open_sizes_follow_them() -> None:
+    info = onnx.helper.make_tensor_value_info("i", 7, ["n", 2, "n + 2"])
+    info.doc_string = "range -<n> <n>"
+    graph_ = onnx.helper.make_graph([], "g", [info], [])
+    fixed = bound(onnx.helper.make_model(graph_), {"n": 5})
+    assert [d.dim_value for d in fixed.graph.input[0].type.tensor_type.shape.dim] == [5, 2, 7]
+    assert fixed.graph.input[0].doc_string == "range -5 5"
 
 
 def test_every_integer_type_of_an_operator_is_a_valid_model() -> None:
@@ -152,7 +184,7 @@ def _accepted(model: onnx.ModelProto) -> bool:
 def test_a_few_graphs_and_mutants(worker: Worker) -> None:
     """A short run: nothing dies, nothing is wrong."""
     found = []
-    for kind, count in (("graphs", 12), ("mutants", 8)):
+    for kind, count in (("graphs", 12), ("mutants", 8), ("open", 5)):
         for index in range(count):
             options = asdict(Options(kinds=("normal", "zeros"), valid=kind != "mutants", seed=index))
             outcome = worker.check(model_bytes(kind, 3, index), options)
@@ -160,10 +192,31 @@ def test_a_few_graphs_and_mutants(worker: Worker) -> None:
     assert not found
 
 
+class Answer:
+    """Stands for a compiled model: how it answers wrong sizes."""
+
+    def __init__(self, error: Exception | None, calls: int) -> None:
+        self.error, self.calls, self.more = error, 0, calls
+
+    def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.calls += self.more
+        if self.error is not None:
+            raise self.error
+        return feeds
+
+
+def test_wrong_sizes_have_to_be_refused_before_kernels_run() -> None:
+    refused = InputError("'n' is 41")
+    assert wrongly_answered(Answer(refused, 0), {}) == ""
+    assert "after kernels" in wrongly_answered(Answer(refused, 1), {})
+    assert "accepted" in wrongly_answered(Answer(None, 1), {})
+    assert "ValueError" in wrongly_answered(Answer(ValueError("allocation"), 0), {})
+
+
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
 def test_corpus(worker: Worker, path: Path) -> None:
-    """What was found and mended; the name begins with the kind of run: graph, mutant or index."""
+    """What was found and mended; the name begins with the kind of run: graph, mutant, index or open."""
     kind = path.stem.partition("-")[0]
-    kinds = {"graph": (), "mutant": ("normal", "edge", "zeros"), "index": (OUTSIDE, "normal")}[kind]
+    kinds = {"graph": (), "open": (), "mutant": ("normal", "edge", "zeros"), "index": (OUTSIDE, "normal")}[kind]
     outcome = worker.check(path.read_bytes(), asdict(Options(kinds=kinds, valid=kind != "mutant")))
     assert not outcome["findings"]

@@ -283,6 +283,11 @@ def test_symbols_are_one_variable_and_have_bounds():
         (one("MaxPool", shape=PICTURE, kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1), r"MaxPool .* is open"),
         (one("GRU", ("x", "w", "r"), {"w": np.ones((1, 15, 4), "float32"), "r": np.ones((1, 15, 5), "float32")},
              ("t", "n", 4), hidden_size=5), r"GRU cannot be imported: the size t is open"),
+        (one("RoiAlign", ("x", "r", "i"), {"r": np.ones((1, 4), "float32"), "i": ints(0)}, (1, "n", 9, 1), opset=16),
+            "RoiAlign cannot be imported: .* some are open"),
+        (chained([node("ScatterElements", ["x", "i", "x"], ["y"], axis=0)],
+            inputs=[value("x", ("n", 3, "t")), value("i", ("n", 2, "t"), TensorProto.INT64)]),
+            "ScatterElements cannot be imported: the sizes of its indices are open"),
     ],
 )  # fmt: skip
 def test_what_needs_a_number_says_so(made, what):

@@ -31,7 +31,7 @@ def expected(x, kernel, strides, pads, order):
 
 
 @pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint8"])
 def test_the_first_maximum(dtype, order):
     rng, kind = np.random.default_rng(order), numpy_dtype(dtype)
     kernel, strides, pads = [3, 2], [2, 1], [1, 0, 1, 1]
@@ -41,16 +41,19 @@ def test_the_first_maximum(dtype, order):
         [helper.make_node("MaxPool", ["x"], ["y", "i"], **attributes)], "g",
         [value("x", number, [2, 3, 7, 9])], [value("y", number, None), value("i", 7, None)],
     )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 22 if dtype == "bfloat16" else 12)], ir_version=8
+    )
     compiled = tvmopt.compile(model, verify=False, records=False).model
     x = rng.integers(0, 6, (2, 3, 7, 9)).astype(kind)
-    inputs = [x, np.full_like(x, -np.inf if kind.kind == "f" else np.iinfo(kind).min)]
-    if kind.kind == "f":
+    real = dtype.endswith(("16", "32", "64"))
+    inputs = [x, np.full_like(x, -np.inf if real else np.iinfo(kind).min)]
+    if real:
         broken = x.copy()
         broken[rng.random(x.shape) < 0.1], broken[0, 1, 2:6] = np.nan, -np.inf
         inputs.append(broken)
     for array in inputs:
         values, places = expected(array, kernel, strides, pads, order)
         for found in (compiled.run({"x": array}), Oracle(model).run({"x": array})):
-            np.testing.assert_array_equal(found["y"], values)
+            np.testing.assert_array_equal(found["y"].astype("float64"), values.astype("float64"))
             np.testing.assert_array_equal(found["i"], places)

@@ -72,3 +72,15 @@ def test_what_a_branch_computes_stays_behind_its_condition():
     text = name_values(tirx.PrimFunc([x, y], root)).script()
     (line,) = (line.strip() for line in text.splitlines() if line.strip().startswith("value0 = T.if_then_else"))
     assert "T.exp(x[at - 4])" in line and line.startswith("value0 = T.if_then_else(not at < 4,")
+
+
+def test_a_choice_between_two_equal_booleans():
+    """TVM's passes made a byte of it, and could not store that as a boolean."""
+
+    def build(bb, choose, x):
+        turned = bb.emit(relax.op.logical_not(x))
+        return bb.emit(relax.op.where(choose, turned, turned))
+
+    x, choose = np.arange(17) % 3 == 0, np.arange(17) % 2 == 0
+    (y,), _ = run(build, [choose, x])
+    assert np.array_equal(y, ~x)

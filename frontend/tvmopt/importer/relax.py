@@ -261,6 +261,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                 raise context.unsupported(unknown, CUT_BEFORE_SELECTION) from error
             if isinstance(error, OpenSize):
                 raise context.unsupported(str(error), BIND) from error
+            if any(is_open(shape_of(i) or ()) for i in inputs if isinstance(i, relax.Expr)):
+                raise context.unsupported("it needs numbers for its sizes, and some are open", BIND) from error
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
-from tvm.ir.expr import Call
+from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
-from tvm_ffi import structural_map, structural_mutate
+from tvm_ffi import structural_equal, structural_map, structural_mutate
 
 from tvmopt.lowering import math
 from tvmopt.scheduling.blocks import with_root
@@ -83,8 +83,12 @@ def _split_loop(loop: Any, realize: Any, names: list[Any]) -> Any:
 
     block = realize.block
     value = _flat(block.body.value, local, outermost=True)
+    if steps and isinstance(value, TensorLoad) and value.source.same_as(steps[-1][0]):
+        value = steps.pop()[1]  # a plain copy: of booleans TVM would make bytes, which it then cannot store
     if not steps:
-        return loop
+        return loop if value.same_as(block.body.value) else _fresh_loop(
+            loop, realize, _with_body(block, _store_again(block.body, value)), 0
+        )  # fmt: skip
     stores = [tirx.BufferStore(buffer, bound, [loop.loop_var]) for buffer, bound in steps]
     stores.append(_store_again(block.body, value))
     return tirx.SeqStmt([_fresh_loop(loop, realize, _with_body(block, store), k) for k, store in enumerate(stores)])
@@ -149,9 +153,13 @@ def _flat(value: Any, local: Callable[[Any], Any], outermost: bool = False, guar
         ]
         return Call(node.op, [condition, *branches], attrs=node.attrs, ret_ty=node.ty)
 
+    def select(node: Any, mutator: Any) -> Any:
+        made = mutator.default_mutate(node)
+        return made.true_value if structural_equal(made.true_value, made.false_value) else made
+
     def plain(node: Any) -> Any:
         return Call(node.op, [_flat(node.args[0], local, guard=guard)], attrs=node.attrs, ret_ty=node.ty)
 
     if outermost and isinstance(value, Call) and math.expansion(value) is not None:
         return plain(value)
-    return structural_mutate(value, ((tirx.Let, let), (Call, call)))
+    return structural_mutate(value, ((tirx.Let, let), (Call, call), (tirx.Select, select)))

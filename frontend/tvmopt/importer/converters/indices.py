@@ -13,8 +13,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvmopt.dims import Size, is_open
-from tvmopt.importer.converters.common import Build, const, dtype_of, is_float
+from tvmopt.dims import OpenSize, Size, is_open
+from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, Context, Converter, Inputs, Result
 from tvmopt.importer.sizes import shape_of as sizes_of
 from tvmopt.importer.sizes import shape_to_tvm
@@ -137,18 +137,15 @@ def scatter_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     """ScatterElements, and Scatter, its old name: write, or combine, elements along one axis."""
     b, axis = Build(bb, ctx.name), attrs.get("axis", 0) % len(inputs[0].ty.shape)
     at = index(b, ctx, 1, _extents(ctx, inputs[0], [axis]))
-    own, shape = _static(at), _static(inputs[0])
-    if own and shape and any(o != s for i, (o, s) in enumerate(zip(own, shape, strict=True)) if i != axis):
-        whole = b.emit(_coordinates(b, at, own, axis))  # TVM's own steps through the data by the indices' shape
+    own, shape = shape_of(at), shape_of(inputs[0])
+    if any(o != s for i, (o, s) in enumerate(zip(own, shape, strict=True)) if i != axis):
+        if is_open(own):  # TVM's own steps through the data by the indices' shape
+            raise OpenSize("the sizes of its indices are open, and others than those of its data")
+        whole = b.emit(_coordinates(b, at, tuple(map(int, own)), axis))
         return relax.op.scatter_nd(inputs[0], whole, inputs[2], REDUCTIONS[attrs.get("reduction", "none")])
     if ctx.op_type == "Scatter":
         return ctx.stock([inputs[0], at, inputs[2]], attrs)
     return relax.op.scatter_elements(inputs[0], at, inputs[2], axis, REDUCTIONS[attrs.get("reduction", "none")])
-
-
-def _static(expr: Any) -> tuple[int, ...]:
-    """The static shape; () where a size is open."""
-    return tuple(int(d) for d in expr.ty.shape) if all(isinstance(d, tirx.IntImm) for d in expr.ty.shape) else ()
 
 
 def _coordinates(b: Build, at: Any, shape: tuple[int, ...], axis: int) -> Any:

@@ -49,6 +49,8 @@ def max_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
 
 def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
     """The flat index of each window's maximum, the first of equal ones; NaN is larger than every number."""
+    if dtype_of(x) == "bfloat16":  # TVM knows no isnan of it; float32 has the same order
+        x = b.cast(x, "float32")
     shape, n = shape_of(x), len(found.out)
     common = _common(attrs)
     out = (*shape[:2], *found.out)

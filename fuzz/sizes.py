@@ -1,0 +1,164 @@
+"""A model with open sizes through everything: compiled once, run at many sizes, each compared; wrong sizes refused.
+
+Its own judge is asked at every size, with the oracle and onnxruntime at that size. Sizes that a model cannot have must
+be refused before any kernel runs: kernels trust the sizes that they are given.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx
+
+from fuzz.engine import Engine, compiled
+from fuzz.evaluate import Finding, Options, Outcome, refused, run_once, told
+from fuzz.inputs import Feeds, bound, feeds_of, inputs_of, kinds_for, numbers_of
+from fuzz.reference import Reference, Unable
+from fuzz.verdict import Verdicts
+
+Sizes = dict[str, int]
+Ranges = dict[str, tuple[int, int]]
+SMALLEST = (1, 2, 3, 5, 7)
+LARGEST = (24, 33, 40, 64)
+ELEMENTS = 1 << 18
+"""Elements of all inputs together, at the largest sizes."""
+
+
+def evaluate_open(model: onnx.ModelProto, options: Options, say: Callable[[str], None]) -> Outcome:
+    """Compile a model with open sizes and run it at the smallest, the largest and some between."""
+    rng = random.Random(options.seed)
+    numbers = numbers_of(model)
+    say("reference: loading")
+    try:
+        reference = Reference(model, options.precision)
+        ranges = {n: (_smallest(model, reference, n), size) for n, size in numbers.items()}
+        ranges = {n: (low, max(size, rng.choice(LARGEST))) for n, (low, size) in ranges.items()}
+        while _elements(model, {n: high for n, (_, high) in ranges.items()}) > ELEMENTS:
+            ranges = {n: (low, max(numbers[n], high // 2)) for n, (low, high) in ranges.items()}
+            if all(high == numbers[n] for n, (_, high) in ranges.items()):
+                break
+        reference.run(feeds_of(bound(model, numbers), "normal", options.seed))
+    except Unable as error:
+        return Outcome("skipped", f"onnxruntime: {str(error)[:110]}")
+    except ValueError as error:
+        return Outcome("skipped", str(error)[:110])
+    say("compile")
+    outcome = Outcome()
+    shapes = {n: f"{low}..{high}@{numbers[n]}" for n, (low, high) in ranges.items()}
+    try:
+        threads = (1, 2, 2, 4)[options.seed % 4]
+        side = 1 + options.seed % 2
+        engine = compiled(model.SerializeToString(), options.target, options.precision, threads, side, say, shapes)
+    except Exception as error:
+        return refused(error, options.valid)
+    for sizes in _tried(ranges, numbers, rng):
+        outcome.findings += _at(model, engine, reference, sizes, options, say, outcome, rng)
+    for what, feeds in _wrong(model, engine, ranges, numbers):
+        say(f"run: {what}")
+        if problem := wrongly_answered(engine, feeds):
+            outcome.findings.append(Finding("sizes", f"{what}: {problem}"))
+    if outcome.findings:
+        outcome.status = "found"
+    return outcome
+
+
+def _smallest(model: onnx.ModelProto, reference: Reference, name: str) -> int:
+    """The least number of one size, the others as they were built, at which nothing is empty and the reference runs."""
+    numbers = numbers_of(model)
+    for number in SMALLEST:
+        if number >= numbers[name]:
+            break
+        try:
+            fixed = bound(model, numbers | {name: number})
+            for value in fixed.graph.output:
+                value.type.tensor_type.ClearField("shape")
+            inferred = onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True).graph
+            values = [*inferred.value_info, *inferred.output]
+            empty = any(
+                d.HasField("dim_value") and d.dim_value < 1 for v in values for d in v.type.tensor_type.shape.dim
+            )
+            if not empty:
+                results = reference.run(feeds_of(fixed, "normal", 0))
+                if all(array.size for array in results.values()):
+                    return number
+        except (Unable, ValueError, onnx.shape_inference.InferenceError):
+            continue
+    return numbers[name]
+
+
+def _elements(model: onnx.ModelProto, sizes: Sizes) -> int:
+    shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in inputs_of(bound(model, sizes))]
+    return sum(int(np.prod(shape)) for shape in shapes)
+
+
+def _tried(ranges: Ranges, numbers: Sizes, rng: random.Random) -> list[Sizes]:
+    """Sizes to run at, each once."""
+    tried = [
+        {n: high for n, (_, high) in ranges.items()},
+        {n: low for n, (low, _) in ranges.items()},
+        dict(numbers),
+        *({n: rng.randint(low, high) for n, (low, high) in ranges.items()} for _ in range(3)),
+        {n: rng.choice(ends) for n, ends in ranges.items()},
+    ]
+    return [s for i, s in enumerate(tried) if s not in tried[:i]]
+
+
+def _at(
+    model: onnx.ModelProto, engine: Engine, reference: Reference, sizes: Sizes, options: Options,
+    say: Callable[[str], None], outcome: Outcome, rng: random.Random,
+) -> Iterator[Finding]:  # fmt: skip
+    """What is found at these sizes: with normal inputs, and with another kind of them."""
+    try:
+        fixed = bound(model, sizes)
+        verdicts = Verdicts(model, engine.model, sizes)
+    except ValueError:
+        return
+    except Exception as error:  # the preparation of a static model: the importer's own errors
+        if "Error" in type(error).__name__ and "tvmopt" in type(error).__module__:
+            return  # not a model that can be prepared at these sizes: it breaks a condition, which the run tells
+        raise
+    others = [k for k in options.kinds or kinds_for(model) if k != "normal"]
+    kinds = ("normal", rng.choice(others)) if others else ("normal",)
+    for kind in kinds:
+        found = run_once(fixed, engine, reference, verdicts, kind, options.seed, options.valid, say, outcome)
+        if found:
+            yield Finding(found.kind, f"at {sizes}: {found.text}", found.inputs)
+
+
+def _wrong(model: onnx.ModelProto, engine: Engine, ranges: Ranges, numbers: Sizes) -> Iterator[tuple[str, Feeds]]:
+    """Inputs of sizes that the compiled model cannot have, in words and as arrays."""
+    good = feeds_of(bound(model, numbers), "normal", 0)
+    for name, (low, high) in ranges.items():
+        for number in (0, low - 1, high + 1):
+            if number >= 0 and not low <= number <= high:
+                try:
+                    yield f"{name} is {number}", feeds_of(bound(model, numbers | {name: number}), "normal", 0)
+                except ValueError:
+                    continue
+    for value in inputs_of(model):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            alone = dim.dim_param and sum(
+                d.dim_param == dim.dim_param for v in inputs_of(model) for d in v.type.tensor_type.shape.dim
+            ) == 1  # fmt: skip
+            if alone:
+                continue
+            array = good[value.name]
+            longer = np.concatenate([array, array.take([0], axis)], axis) if array.shape[axis] else None
+            if longer is not None:
+                yield f"{value.name} is longer on axis {axis}", {**good, value.name: longer}
+
+
+def wrongly_answered(engine: Any, feeds: Feeds) -> str:
+    """What is wrong with the answer to wrong sizes: empty for an error of ours before any kernel has run."""
+    from tvmopt.errors import InputError
+
+    before = engine.calls
+    try:
+        engine.run(feeds)
+    except InputError as error:
+        return "" if engine.calls == before else f"refused after kernels had run: {error.what}"
+    except Exception as error:
+        return told(error)
+    return "accepted"
