@@ -262,6 +262,7 @@ def graph_passes(
         P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels
         P.ConvertPoolLayout(log),  # after PropagateTransposes, which would cancel its transposes
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
+        P.ConvertSoftmax(log, lambda call: _sums_wide(call, machine)),  # after FuseAttention, which looks for softmax
         P.SplitOpenSums(log),  # after PropagateTransposes: the last axis is that of rows
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
@@ -269,6 +270,11 @@ def graph_passes(
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),
     ]
+
+
+def _sums_wide(softmax: Any, machine: Machine) -> bool:
+    """Whether a kernel of the machine adds up a softmax of 16 bits in float32: that of rows on GPUs."""
+    return machine.kind == "cuda" and int(softmax.attrs.axis) % len(softmax.ty.shape) == len(softmax.ty.shape) - 1
 
 
 def quantization_passes(machine: Machine, log: DecisionLog, int8: str) -> list[Any]:

@@ -112,3 +112,26 @@ def test_positions_in_16_bits(op: str, dtype: str) -> None:
     choose = np.argmax if op == "ArgMax" else np.argmin
     for axis in (0, 1):
         np.testing.assert_array_equal(found[f"y{axis}"], choose(x.astype("float32"), axis))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_many_numbers_of_16_bits(dtype: str) -> None:
+    """20000 numbers along any axis: in 16 bits a sum of ones stops at 2048, or at 256."""
+    kind = numpy_dtype(dtype)
+    number, value = helper.np_dtype_to_tensor_dtype(kind), helper.make_tensor_value_info
+    nodes = [
+        helper.make_node(op, ["x" if axis == 0 else "z"], [f"{op}{axis}"], axis=axis)
+        for op in ("Softmax", "LogSoftmax") for axis in (0, 1)
+    ]  # fmt: skip
+    shapes = {"x": [20000, 3], "z": [3, 20000]}
+    graph = helper.make_graph(
+        nodes, "g", [value(n, number, s) for n, s in shapes.items()],
+        [value(n.output[0], number, shapes[n.input[0]]) for n in nodes],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype(kind) for name, shape in shapes.items()}
+    found = tvmopt.compile(model, verify=False, records=False).model.run(feeds)
+    for name, want in Oracle(model).run(feeds).items():
+        error = np.abs(found[name].astype("float64") - want).max() / np.abs(want).max()
+        assert error < TYPES[dtype] / 2, (name, error)

@@ -11,6 +11,7 @@ from tvmopt.passes.convert_layout import ConvertLayout
 from tvmopt.passes.convert_pool_layout import ConvertPoolLayout
 from tvmopt.passes.convert_precision import ConvertPrecision
 from tvmopt.passes.convert_signed_quantization import ConvertSignedQuantization
+from tvmopt.passes.convert_softmax import ConvertSoftmax
 from tvmopt.passes.eliminate_identities import EliminateIdentities
 from tvmopt.passes.fold_batch_norm import FoldBatchNorm
 from tvmopt.passes.fold_constant import FoldConstant
@@ -48,6 +49,7 @@ __all__ = [
     "ConvertPoolLayout",
     "ConvertPrecision",
     "ConvertSignedQuantization",
+    "ConvertSoftmax",
     "EliminateIdentities",
     "FoldBatchNorm",
     "FoldConstant",

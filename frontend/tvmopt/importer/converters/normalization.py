@@ -167,7 +167,7 @@ def lrn(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     serves the rest.
     """
     shape, size, b = shape_of(inputs[0]), int(attrs["size"]), Build(bb, ctx.name)
-    x = b.wide(inputs[0])
+    x = inputs[0]
     wide = len(shape) > 1 and (shape[1] > WIDEST_BAND or dtype_of(x) != "float32")
     if len(shape) < 2 or 0 in shape or (wide and size > WIDEST_WINDOW):
         return ctx.stock(inputs, attrs)
@@ -175,7 +175,7 @@ def lrn(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     squares = b.mul(x, x)
     total = b.mul(_shifted(b, squares, shape, size), factor) if wide else _band(b, squares, shape, size, factor)
     scale = relax.op.power(b.add(total, attrs.get("bias", 1.0)), const(attrs.get("beta", 0.75), dtype_of(x)))
-    return b.cast(b.emit(relax.op.divide(x, b.emit(scale))), dtype_of(inputs[0]))
+    return relax.op.divide(x, b.emit(scale))
 
 
 def _band(b: Build, squares: Any, shape: tuple[int, ...], size: int, factor: float) -> Any:
@@ -215,5 +215,5 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "LpNormalization"): in_float32(lp_normalization),
     ("", "GroupNormalization"): group_norm,
     ("", "InstanceNormalization"): instance_norm,
-    ("", "LRN"): lrn,
+    ("", "LRN"): in_float32(lrn),
 }
