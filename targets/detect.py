@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ _FEATURES = {  # /proc/cpuinfo's word -> LLVM's
     "avx512vl": "avx512vl", "avx512dq": "avx512dq", "avx512_vnni": "avx512vnni", "avx_vnni": "avxvnni",
     "avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16",
     "amx_tile": "amx-tile", "amx_bf16": "amx-bf16", "amx_int8": "amx-int8",
+}  # fmt: skip
+
+_HWCAPS = {  # LLVM's name -> entry of the auxiliary vector, and its bits: Linux, arch/arm64/include/uapi/asm/hwcap.h
+    "lse": (16, 1 << 8), "fullfp16": (16, 1 << 9 | 1 << 10), "dotprod": (16, 1 << 20), "sve": (16, 1 << 22),
+    "sve2": (26, 1 << 1), "i8mm": (26, 1 << 13), "bf16": (26, 1 << 14),
 }  # fmt: skip
 
 _VECTORS = {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}  # what schedules choose tiles by
@@ -29,6 +35,17 @@ _MODELS = {
     ("GenuineIntel", 6, 143): "sapphirerapids",
     ("GenuineIntel", 6, 207): "sapphirerapids",  # Emerald Rapids
     ("AuthenticAMD", 26, None): "znver5",
+}
+
+# (implementer, part) of Arm's identification register, as /proc/cpuinfo writes them -> the machine's file. Linux
+# arch/arm64/include/asm/cputype.h.
+_PARTS = {
+    ("0x41", "0xd0b"): "cortex-a76",
+    ("0x41", "0xd0c"): "neoverse-n1",
+    ("0x41", "0xd40"): "neoverse-v1",
+    ("0x41", "0xd4f"): "neoverse-v2",
+    ("0x61", "0x022"): "apple-m1",
+    ("0x61", "0x023"): "apple-m1",
 }
 
 
@@ -71,11 +88,20 @@ def read_host() -> Host:
 
 
 def _features(info: dict[str, str]) -> tuple[str, ...]:
-    """LLVM's names of the flags; AMX only where it is all there."""
+    """LLVM's names of the instructions that are here; AMX only where it is all there."""
+    if host_arch() == "aarch64":  # the kernel's word, which an emulator gives too
+        return tuple(sorted(name for name, (entry, bits) in _HWCAPS.items() if _auxiliary(entry) & bits == bits))
     found = {_FEATURES[f] for f in info.get("flags", "").split() if f in _FEATURES}
     if not {"amx-tile", "amx-bf16"} <= found:
         found = {f for f in found if not f.startswith("amx-")}
     return tuple(sorted(found))
+
+
+def _auxiliary(entry: int) -> int:
+    """An entry of the auxiliary vector that the kernel gives to each process."""
+    get = ctypes.CDLL(None).getauxval
+    get.restype, get.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return int(get(entry))
 
 
 def usable_cores() -> int:
@@ -101,7 +127,8 @@ def _quota() -> int:
 
 def _known(info: dict[str, str]) -> list[str]:
     vendor, family, model = info.get("vendor_id", ""), info.get("cpu family", ""), info.get("model", "")
-    found = []
+    part = _PARTS.get((info.get("CPU implementer", ""), info.get("CPU part", "")))
+    found = [part] if part else []
     for (v, f, m), name in _MODELS.items():
         if vendor == v and family == str(f) and m in (None, int(model or -1)):
             found.append(name)

@@ -31,13 +31,18 @@ def multiplies_bytes(machine: Machine) -> bool:
     """Whether products of bytes take less time than those of floats: with VNNI, and by the 16-bit products of any x86.
 
     ResNet-50 and MobileNetV2, one thread of a busy Zen 4, least of 21, over fp32; for
-    x86-64-v4 0.80 and 0.46, x86-64-v3 0.93 and 0.56, x86-64-v2 0.52 and 0.73. Other processors multiply bytes by
-    shifts and 32-bit products.
+    x86-64-v4 0.80 and 0.46, x86-64-v3 0.93 and 0.56, x86-64-v2 0.52 and 0.73. On Arm the dot
+    product instructions do. Other processors multiply bytes by shifts and 32-bit products.
 
-    >>> [multiplies_bytes(Machine.load(m)) for m in ("znver5", "x86-64-v2", "aarch64")]
-    [True, True, False]
+    >>> [multiplies_bytes(Machine.load(m)) for m in ("znver5", "x86-64-v2", "neoverse-n1", "aarch64")]
+    [True, True, True, False]
     """
-    return machine.arch == "x86_64"
+    return machine.arch == "x86_64" or machine.has("i8mm") or machine.has("dotprod")
+
+
+def multiplies_bf16(machine: Machine) -> bool:
+    """Whether a CPU has products of pairs of bfloat16 that add up in float32: `vdpbf16ps` or `bfdot`."""
+    return machine.has("avx512bf16") or machine.has("bf16")
 
 
 def check(precision: str, machine: Machine) -> None:
@@ -67,9 +72,9 @@ def check(precision: str, machine: Machine) -> None:
             where=machine.name,
             fix="--precision bf16 (needs avx512_bf16), or fp32",
         )
-    if not machine.has("avx512bf16"):
+    if not multiplies_bf16(machine):
         raise InputError(
-            "bf16 needs a processor with avx512_bf16; emulated it would be slower than fp32.",
+            "bf16 needs a processor with avx512_bf16, or bf16 on Arm; emulated it would be slower than fp32.",
             where=f"{machine.name} has {', '.join(machine.features) or 'no features listed'}",
-            fix="--precision fp32, or a target such as znver5 or sapphirerapids",
+            fix="--precision fp32, or a target such as znver5, sapphirerapids or neoverse-v1",
         )

@@ -71,14 +71,17 @@ def test_sums_are_exact(name, lanes):
 
 @pytest.mark.parametrize(
     ("target", "instruction"),
-    [("znver5", "vpdpbusd"), ("sapphirerapids", "vpdpbusd"), ("x86-64-v4", "vpmaddwd"), ("x86-64-v3", "vpmaddwd")],
-)
+    [
+        ("znver5", "vpdpbusd"), ("sapphirerapids", "vpdpbusd"), ("x86-64-v4", "vpmaddwd"), ("x86-64-v3", "vpmaddwd"),
+        ("neoverse-v1", "usdot"), ("neoverse-n1", "\tsdot"), ("cortex-a76", "\tsdot"), ("apple-m1", "sdot"),
+    ],
+)  # fmt: skip
 def test_the_instruction_follows_the_target_and_none_saturates(target, instruction):
     machine = Machine.load(target)
     with machine.tvm_target():
         module = tvm.compile(lower_quads(dots(machine.lanes())), machine.tvm_target())
     code = module.mod.inspect_source("asm") if hasattr(module, "mod") else module.inspect_source("asm")
-    assert instruction in code and "maddubs" not in code
+    assert instruction in code and "maddubs" not in code and "tvmopt_dot4" not in code
 
 
 def test_a_kernel_reads_words():

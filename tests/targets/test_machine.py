@@ -119,10 +119,24 @@ def test_detection(
     machine.tvm_target()
 
 
-def test_detection_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detect, "_cpuinfo", lambda: {})
+@pytest.mark.parametrize(
+    ("part", "words", "name", "features"),
+    [
+        ("", (0, 0), "aarch64", set()),
+        ("0xd0c", (1 << 8 | 1 << 9 | 1 << 10 | 1 << 20, 0), "neoverse-n1", {"lse", "fullfp16", "dotprod"}),
+        ("0xd40", (1 << 20 | 1 << 22, 1 << 13 | 1 << 14), "neoverse-v1", {"dotprod", "sve", "i8mm", "bf16"}),
+        ("0xfff", (1 << 9 | 1 << 20, 1 << 1), "aarch64", {"dotprod", "sve2"}),  # half of fp16 is none
+    ],
+)
+def test_detection_on_arm(
+    monkeypatch: pytest.MonkeyPatch, part: str, words: tuple[int, int], name: str, features: set[str]
+) -> None:
+    monkeypatch.setattr(detect, "_cpuinfo", lambda: {"CPU implementer": "0x41", "CPU part": part})
+    monkeypatch.setattr(detect, "_auxiliary", {16: words[0], 26: words[1]}.__getitem__)
     monkeypatch.setattr(detect.platform, "machine", lambda: "aarch64")
-    assert detect_host.__wrapped__().name == "aarch64"
+    machine = detect_host.__wrapped__()
+    assert (machine.name, set(machine.features)) == (name, features)
+    assert not {f"-{f}" for f in features} & set(machine.tvm.get("mattr", ()))
 
 
 def test_cores_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:

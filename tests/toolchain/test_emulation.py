@@ -63,6 +63,43 @@ def network(folder: Path) -> Path:
     return path
 
 
+def quantised(folder: Path) -> Path:
+    """A convolution and a product of bytes, with extreme weights and a zero point in the middle."""
+    rng = np.random.default_rng(3)
+
+    def tensor(name: str, value: np.ndarray) -> onnx.TensorProto:
+        return numpy_helper.from_array(value, name)
+
+    weights = rng.integers(-128, 128, (33, 17, 3, 3), dtype=np.int8)
+    weights[0], weights[1] = -128, 127
+    constants = [
+        tensor("s", np.float32(0.02)), tensor("z", np.uint8(128)), tensor("sw", np.float32(0.003)),
+        tensor("s2", np.float32(0.05)), tensor("w", weights),
+        tensor("v", rng.integers(-128, 128, (33, 9), dtype=np.int8)),
+    ]  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "sw"], ["dw"]),
+        helper.make_node("Conv", ["d", "dw"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("QuantizeLinear", ["c", "s2", "z"], ["q2"]),
+        helper.make_node("DequantizeLinear", ["q2", "s2", "z"], ["d2"]),
+        helper.make_node("Transpose", ["d2"], ["t"], perm=[0, 2, 3, 1]),
+        helper.make_node("DequantizeLinear", ["v", "sw"], ["dv"]),
+        helper.make_node("MatMul", ["t", "dv"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 17, 9, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 9, 8, 9])],
+        constants,
+    )
+    path = folder / "quantised.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 def compiled(path: Path, target: str, **options: str) -> tuple[Artifact, tvmopt.api.Compiled]:
     output = path.with_name(f"{target}.tvmopt")
     done = tvmopt.compile(path, target=Machine.load(target), output=output, **options)
@@ -129,6 +166,25 @@ def test_code_for_aarch64_is_verified_and_run(tmp_path: Path) -> None:
         tvmopt.run(tmp_path / "aarch64.tvmopt", print_time=True)
     with pytest.raises(ArtifactError, match="this machine is"):
         tvmopt.load(tmp_path / "aarch64.tvmopt")
+
+
+@pytest.mark.skipif(bool(missing("aarch64")), reason=missing("aarch64"))
+@pytest.mark.parametrize("target", ["aarch64", "neoverse-n1", "neoverse-v1"])
+def test_bytes_are_multiplied_alike_on_every_processor(tmp_path: Path, target: str) -> None:
+    """By `sdot`, `usdot` or arithmetic: the same integers as here."""
+    artifact, done = compiled(quantised(tmp_path), target, int8="all")
+    assert done.report.accuracy["verified"]
+    _, here = compiled(quantised(tmp_path), "cpu", int8="all")
+    x = 3 * np.random.default_rng(4).standard_normal((1, 17, 9, 8), dtype=np.float32)
+    with EmulatedModel(artifact, find_emulator(artifact.manifest)) as model:
+        np.testing.assert_allclose(model.run({"x": x})["y"], here(x), rtol=1e-6)
+
+
+@pytest.mark.skipif(bool(missing("aarch64")), reason=missing("aarch64"))
+def test_pairs_of_bfloat16_are_multiplied_on_arm(tmp_path: Path) -> None:
+    _, done = compiled(network(tmp_path), "neoverse-v1", precision="bf16")
+    assert done.report.accuracy["verified"]
+    assert 1e-5 < done.report.accuracy["max_relative_error"] < 0.02
 
 
 def test_each_processor_is_one_that_qemu_emulates(monkeypatch: pytest.MonkeyPatch) -> None:

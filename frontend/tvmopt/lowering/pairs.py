@@ -1,8 +1,8 @@
 """Products of bfloat16 pairs and rounding to bfloat16, as operators that schedules see as plain scalars - for the
 lowerings of GEMM, convolution and attention with `--precision bf16`.
 
-`vdpbf16ps` adds two products to each float32 lane, so the K axis is taken in pairs: one uint32 holds the numbers 2k
-(low half) and 2k + 1::
+`vdpbf16ps`, and `bfdot` on Arm, add two products to each float32 lane, so the K axis is taken in pairs: one uint32 has
+the numbers 2k (low half) and 2k + 1::
 
     gemm[m, p, j] = sum_k dot2(pair(X[m, 2k], X[m, 2k+1]), Wp[p, k, j])       Wp uint32, packed at compile time
 
@@ -47,7 +47,10 @@ from tvmopt.lowering.intrinsics import (
 from tvmopt.scheduling.blocks import with_llvm
 
 Expr = Any
-FEATURE = "avx512bf16"
+INSTRUCTIONS = {  # feature -> lanes -> the instruction
+    "avx512bf16": {n: f"llvm.x86.avx512bf16.dpbf16ps.{n * 32}" for n in (4, 8, 16)},
+    "bf16": {4: "llvm.aarch64.neon.bfdot.v4f32.v8bf16"},
+}
 PAIR, DOT2, DOT2_ADD, ROUND = "tvmopt.pair", "tvmopt.dot2", "tvmopt.dot2_add", "tvmopt.round_bf16"
 _ARITY = {PAIR: 2, DOT2: 2, DOT2_ADD: 3, ROUND: 1}
 
@@ -118,7 +121,13 @@ def lower_pairs(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return _pair_load(*node.args) if called(node) == PAIR else node
 
     body = structural_mutate(func.body, ((tirx.Add, add), (tirx.Cast, cast), (tvm.ir.Call, call)))
-    return with_llvm(func, body, llvm_functions(target_has_features(FEATURE, tvm.target.Target.current())))
+    return with_llvm(func, body, llvm_functions(_feature()))
+
+
+def _feature() -> str:
+    """Which of :data:`INSTRUCTIONS` the current target has; empty if none."""
+    target = tvm.target.Target.current()
+    return next((feature for feature in INSTRUCTIONS if target_has_features(feature, target)), "")
 
 
 def _concerns(func: tirx.PrimFunc) -> bool:
@@ -160,20 +169,20 @@ def _difference(a: Expr, b: Expr) -> int | None:
 
 
 @cache
-def llvm_functions(instructions: bool) -> str:
+def llvm_functions(feature: str) -> str:
     """`tvmopt_dot2_<n>(acc, x, w)` and `tvmopt_round_<n>(x)` as LLVM IR.
 
     Args:
-        instructions: whether the target has :data:`FEATURE`; else, and for widths that it lacks, the arithmetic.
+        feature: which of :data:`INSTRUCTIONS` the target has; without, and for widths that it lacks, the arithmetic.
     """
     text = []
+    names = INSTRUCTIONS.get(feature, {})
     for n in WIDTHS:
         floats, words = llvm_type(n, "float"), llvm_type(n, "i32")
-        text.append(_round(n) if instructions else _rounding_arithmetic(n))
-        name = f"llvm.x86.avx512bf16.dpbf16ps.{n * 32}"
+        text.append(_round(n) if feature else _rounding_arithmetic(n))
         pairs = llvm_type(2 * n, "bfloat")
         head = f"define {floats} @tvmopt_dot2_{n}({floats} %a, {words} %x, {words} %w) {{\n"
-        if instructions and n in (4, 8, 16):
+        if name := names.get(n):
             text.append(
                 f"declare {floats} @{name}({floats}, {pairs}, {pairs})\n{head}"
                 f"  %p = bitcast {words} %x to {pairs}\n  %q = bitcast {words} %w to {pairs}\n"

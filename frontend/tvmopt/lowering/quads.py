@@ -16,6 +16,8 @@ As in :mod:`tvmopt.lowering.pairs` the instructions come as LLVM IR of our own.
 What the processor has decides about the instructions, never about the numbers: every form is exact::
 
     vpdpbusd    AVX512-VNNI, AVX-VNNI: four products and their sum
+    usdot       Arm's I8MM: the same
+    sdot        Arm's dot product of signed bytes: 128 is taken from the unsigned ones, and 128 times the weights added
     vpmaddwd    AVX-512, AVX2, SSE2: even and odd bytes widened to 16 bits, two products and their sum each
     otherwise   shifts and 32-bit products
 
@@ -68,6 +70,8 @@ INSTRUCTIONS = {  # lanes -> the instruction and what it needs, the fastest firs
         ("llvm.x86.avx512.vpdpbusd.128", ("avx512vnni", "avx512vl")),
         ("llvm.x86.avx512.vpdpbusd.128", ("avxvnni",)),
         ("llvm.x86.sse2.pmadd.wd", ("sse2",)),
+        ("llvm.aarch64.neon.usdot.v4i32.v16i8", ("i8mm",)),
+        ("llvm.aarch64.neon.sdot.v4i32.v16i8", ("dotprod",)),
     ),
 }
 
@@ -169,21 +173,35 @@ def llvm_functions(instructions: tuple[tuple[int, str], ...]) -> str:
 def _function(n: int, instruction: str) -> str:
     words = llvm_type(n, "i32")
     head = f"define {words} @{FUNCTION}_{n}({words} %a, {words} %x, {words} %w) {{\n"
-    if "vpdpbusd" in instruction:
-        text, taken = _vnni(n, instruction), llvm_type(4 * n, "i8")
-    elif instruction:
-        text, taken = _madd(n, instruction), llvm_type(2 * n, "i16")
-    else:
+    four = "pmadd" not in instruction  # products a lane that the instruction adds up, and the sum so far with them
+    taken = llvm_type(4 * n, "i8") if four else llvm_type(2 * n, "i16")
+    if not instruction:
         return f"{head}{_plain(n)}  ret {words} %r\n}}\n"
-    own = f"{words}, " if "vpdpbusd" in instruction else ""
+    form = _madd if not four else _signed if ".sdot." in instruction else _unsigned_by_signed
+    own = f"{words}, " if four else ""
+    text = form(n, instruction)
     return f"declare {words} @{instruction}({own}{taken}, {taken})\n{head}{text}  ret {words} %r\n}}\n"
 
 
-def _vnni(n: int, instruction: str) -> str:
+def _unsigned_by_signed(n: int, instruction: str) -> str:
     words, taken = llvm_type(n, "i32"), llvm_type(4 * n, "i8")
     return (
         f"  %p = bitcast {words} %x to {taken}\n  %q = bitcast {words} %w to {taken}\n"
         f"  %r = call {words} @{instruction}({words} %a, {taken} %p, {taken} %q)\n"
+    )
+
+
+def _signed(n: int, instruction: str) -> str:
+    """The same where both are signed. What is added back is of the weights: computed once for all rows of a tile."""
+    words, taken = llvm_type(n, "i32"), llvm_type(4 * n, "i8")
+    half, zero = llvm_constant(4 * n, "i8", 64), llvm_constant(n, "i32", 0)
+    return (
+        f"  %p = bitcast {words} %x to {taken}\n  %q = bitcast {words} %w to {taken}\n"
+        f"  %s = xor {taken} %p, {llvm_constant(4 * n, 'i8', -128)}\n"
+        f"  %h = call {words} @{instruction}({words} {zero}, {taken} %q, {taken} {half})\n"
+        f"  %c = call {words} @{instruction}({words} %h, {taken} %q, {taken} {half})\n"
+        f"  %d = call {words} @{instruction}({words} %a, {taken} %s, {taken} %q)\n"
+        f"  %r = add {words} %d, %c\n"
     )
 
 

@@ -158,7 +158,7 @@ class EmulatedModel:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         self._process = subprocess.Popen(
-            [*emulator.command, "-m", "tvmopt.runtime.guest", str(path), str(threads), str(requests), str(answers)],
+            [*emulator.command, "-m", "tvmopt.analysis.guest", str(path), str(threads), str(requests), str(answers)],
             env={**os.environ, **emulator.environment, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"},
             pass_fds=[requests, answers],
             stdin=subprocess.DEVNULL,
@@ -195,9 +195,20 @@ class EmulatedModel:
             InputError: what the model refuses.
             Crash: the emulator ended: the code is wrong, or has an instruction that the processor has not.
         """
-        self._writer.send({name: np.asarray(value) for name, value in feeds.items()})
-        outputs: dict[str, Array] = self._answer("running")
+        outputs: dict[str, Array] = self._asked("run", feeds)
         return outputs
+
+    def observe(self, feeds: Mapping[str, Any]) -> Any:
+        """What `tvmopt.analysis.observe.observe` gives: outputs in order, and what each kernel wrote.
+
+        Raises:
+            InputError, Crash: as :meth:`run`.
+        """
+        return self._asked("observe", feeds)
+
+    def _asked(self, command: str, feeds: Mapping[str, Any]) -> Any:
+        self._writer.send((command, {name: np.asarray(value) for name, value in feeds.items()}))
+        return self._answer("running")
 
     def _answer(self, stage: str) -> Any:
         try:

@@ -18,7 +18,7 @@ import tvmopt
 from tests.schedules.harness import lowered_bf16, rand, rounded
 from tvmopt import pipeline
 from tvmopt.errors import InputError
-from tvmopt.lowering.pairs import llvm_functions
+from tvmopt.lowering.pairs import INSTRUCTIONS, llvm_functions
 from tvmopt.runtime.model import Model
 from tvmopt.targets import Machine
 
@@ -144,9 +144,22 @@ def test_sapphire_rapids_gets_the_instructions(rows: int, instruction: str, othe
     assert "vcvtneps2bf16" in text and "tvmopt_dot2" not in text
 
 
+def test_arm_gets_the_instructions() -> None:
+    machine = Machine.load("neoverse-v1")
+    w = relax.const(rand(64, 64))
+
+    def body(bb: Any, a: Any) -> Any:
+        return relax.op.matmul(bb.emit(relax.op.nn.relu(bb.emit(relax.op.matmul(a, w)))), w)
+
+    executable = pipeline.build(lowered_bf16(body, [rand(8, 64)], machine), machine)
+    text = "".join(m.inspect_source("asm") for m in executable.mod.imports if m.kind == "llvm")
+    assert text.count("bfdot") >= 4 and "bfcvt" in text and "tvmopt_dot2" not in text
+
+
 def test_every_number_of_lanes_has_its_function() -> None:
-    text = llvm_functions(True)
-    assert all(f"@tvmopt_dot2_{n}(" in text and f"@tvmopt_round_{n}(" in text for n in range(1, 17))
+    for feature in ("", *INSTRUCTIONS):
+        text = llvm_functions(feature)
+        assert all(f"@tvmopt_dot2_{n}(" in text and f"@tvmopt_round_{n}(" in text for n in range(1, 17))
 
 
 # -- whole compiles --------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """A loaded artifact that answers over a pipe - the half of `tvmopt.toolchain.emulation` that an emulator runs.
 
-    python -m tvmopt.runtime.guest ARTIFACT THREADS READ WRITE
+    python -m tvmopt.analysis.guest ARTIFACT THREADS READ WRITE
 
-READ and WRITE are open descriptors: whatever else this process prints does no harm. Each message is a dictionary of
-inputs by name; each answer is ``("ok", outputs)`` or ``("error", what)``, and ``("ready", None)`` is the first.
+READ and WRITE are open descriptors: whatever else this process prints does no harm. A message is ``("run", feeds)`` or
+``("observe", feeds)``, an answer ``("ok", result)`` or ``("error", what)``; ``("ready", None)`` is the first one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from multiprocessing.connection import Connection
 
+from tvmopt.analysis.observe import observe
 from tvmopt.children import freeze
 from tvmopt.errors import TvmoptError
 from tvmopt.runtime.artifact import read
@@ -28,15 +29,15 @@ def main(path: str, threads: str, reading: str, writing: str) -> None:
     writer.send(("ready", None))
     while True:
         try:
-            feeds = reader.recv()
+            command, feeds = reader.recv()
         except EOFError:
             return
         try:
-            answer = ("ok", model.run(feeds))
+            result = model.run(feeds) if command == "run" else observe(model, feeds)
         except TvmoptError as error:
             writer.send(("error", freeze(error)))
             continue
-        writer.send(answer)
+        writer.send(("ok", result))
 
 
 if __name__ == "__main__":
