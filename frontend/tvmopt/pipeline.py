@@ -31,6 +31,7 @@ from tvmopt.lowering.partition import bound_partitions
 from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
 from tvmopt.passes.bound_outputs import bound_outputs
+from tvmopt.passes.graph import sharing
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.provenance import Provenance
@@ -311,7 +312,7 @@ def lower(
         InputError: `without` names no stage, or one that cannot be left out.
     """
     job = Job(machine, log or DecisionLog(), lookup, **options)
-    with machine.tvm_target():
+    with machine.tvm_target(), sharing():
         parts = stages(job)
         check_names(parts, job.without, optional=True)
         module, names = without_names(module)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -145,11 +147,21 @@ class Graph:
         self._out: list[Any] = []
         self._dataflow = True
         self._arrays: dict[Any, Array] = {}
+        self._blocks: list[tuple[bool, list[tuple[Any, Var, Expr]]]] = []
         for block in func.body.blocks:
-            for binding in block.bindings:
-                self.defs[binding.var] = binding.value
-                self._use(binding.var, binding.value)
+            bound = [(binding, binding.var, binding.value) for binding in block.bindings]
+            self._blocks.append((isinstance(block, relax.DataflowBlock), bound))
+            for _, var, value in bound:
+                self.defs[var] = value
+                self._use(var, value)
         self._use(RESULT, func.body.body)
+        self._whole = len(self.defs)
+
+    def forget(self) -> bool:
+        """Drop what was read of constants; whether all else is as it was read: nothing was rewritten or emitted."""
+        self._arrays.clear()
+        self._out = []
+        return not self.changed and len(self.defs) == self._whole
 
     # ---- looking
 
@@ -206,7 +218,8 @@ class Graph:
 
     def uses(self, expr: Expr) -> int:
         """How often a variable is used; 0 for a constant, which is never shared."""
-        return sum(self._users.get(expr, Counter()).values())
+        users = self._users.get(expr)
+        return sum(users.values()) if users else 0
 
     def single(self, *exprs: Expr) -> bool:
         """Whether each of these is used exactly once, so that absorbing it saves it."""
@@ -249,10 +262,10 @@ class Graph:
     def rewrite(self, rule: Callable[[Var, Expr], Expr | None]) -> Any:
         """Show each binding to `rule`; gives the new function, or the function itself if nothing changed."""
         blocks = []
-        for block in self.func.body.blocks:
-            self._dataflow, self._out = isinstance(block, relax.DataflowBlock), []
-            for binding in block.bindings:
-                self._visit(binding, rule)
+        for flow, bound in self._blocks:
+            self._dataflow, self._out = flow, []
+            for binding, var, value in bound:
+                self._visit(binding, var, value, rule)
             blocks.append((self._dataflow, self._out))
         if not self.changed:
             return self.func
@@ -269,15 +282,15 @@ class Graph:
             self.func.attrs,
         )
 
-    def _visit(self, binding: Any, rule: Callable[[Var, Expr], Expr | None]) -> None:
-        var, value = binding.var, self.defs[binding.var]
+    def _visit(self, binding: Any, var: Var, old: Expr, rule: Callable[[Var, Expr], Expr | None]) -> None:
+        value = self.defs[var]
         if self._dataflow and not self.uses(var):
             self.changed = True
             self._drop(var, value)
         elif not isinstance(binding, relax.VarBinding):
             self._out.append(relax.MatchCast(var, value, binding.ty))
         elif isinstance(value, relax.Var) or (new := rule(var, value)) is None:
-            self._out.append(relax.VarBinding(var, value))
+            self._out.append(binding if value is old else relax.VarBinding(var, value))
         else:
             self._replace(var, value, self._normal(new, name_of(var)))
 
@@ -300,7 +313,10 @@ class Graph:
 
     def _use(self, user: Any, value: Expr) -> None:
         for v in variables(value):
-            self._users.setdefault(v, Counter())[user] += 1
+            users = self._users.get(v)
+            if users is None:
+                users = self._users[v] = Counter()
+            users[user] += 1
 
     def _drop(self, user: Any, value: Expr) -> None:
         """`user` no longer uses `value`; variables left without users let go of theirs."""
@@ -316,6 +332,35 @@ class Graph:
                     stack.append((v, self.defs[v]))
 
 
+_KEPT: ContextVar[list[Graph] | None] = ContextVar("_KEPT", default=None)
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Inside, a pass goes on with the graph that the pass before it left unchanged: to read all bindings takes longer
+    than most passes. Behind it nothing is kept: a graph holds all constants."""
+    token = _KEPT.set([])
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def graph_of(func: Any) -> Graph:
+    """The graph of a function, read anew unless it was kept."""
+    kept = _KEPT.get()
+    if kept and kept[0].func.same_as(func):
+        return kept[0]
+    return Graph(func)
+
+
+def keep(graph: Graph) -> None:
+    """Keep a graph for the next pass, inside :func:`sharing`, if it is still as it was read."""
+    kept = _KEPT.get()
+    if kept is not None:
+        kept[:] = [graph] if graph.forget() else []
+
+
 def variables(value: Expr) -> Iterator[Var]:
     """Every use of a variable in a bound value, with repetition."""
     if isinstance(value, relax.Var):
@@ -324,7 +369,10 @@ def variables(value: Expr) -> Iterator[Var]:
         if isinstance(value.op, relax.Var):
             yield value.op
         for arg in value.args:
-            yield from variables(arg)
+            if isinstance(arg, relax.Var):
+                yield arg
+            elif not isinstance(arg, Constant):
+                yield from variables(arg)
     elif isinstance(value, relax.Tuple):
         for f in value.fields:
             yield from variables(f)
@@ -375,11 +423,12 @@ class Rewrite:
         if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
             return func
         for _ in range(self.rounds):
-            graph = Graph(func)
+            graph = graph_of(func)
             self._refusals: list[tuple[str, str]] = []
             self.begin(graph)
             func = graph.rewrite(partial(self.rule, graph))
             if not graph.changed:
+                keep(graph)
                 break
         for node, reason in self._refusals:  # those of the last sweep: the others no longer stand
             self.log.declined(self.name, node, reason)

@@ -19,6 +19,7 @@ from typing import Any
 
 from tvmopt.errors import ArtifactError, InputError, MissingDependency
 from tvmopt.runtime import elf, pool
+from tvmopt.runtime.quicken import quicken
 from tvmopt.targets.detect import usable_cores
 from tvmopt.texts import whole_number
 
@@ -56,6 +57,7 @@ def load_compiler() -> None:
     ffi()
     with _without("torch") if sys.platform == "linux" and "tvm" not in sys.modules else nullcontext():
         import tvm.relax  # noqa: F401
+    quicken()
 
 
 @cache
