@@ -14,6 +14,7 @@ _HOME = {  # where each name is, imported when it is first used: `import tvmopt`
     "from_torch": "tvmopt.torch.export",
     "profile": "tvmopt.analysis.profile",
     "quantize": "tvmopt.quantization.quantize",
+    "serve": "tvmopt.serving.server",
     "surgeon": "tvmopt.debug.surgeon",
     "tune": "tvmopt.tuning.driver",
 }
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tvmopt.debug import surgeon
     from tvmopt.debug.compare import compare
     from tvmopt.quantization.quantize import quantize
+    from tvmopt.serving.server import serve
     from tvmopt.torch.export import from_torch
     from tvmopt.tuning.driver import tune
 
@@ -44,6 +46,7 @@ __all__ = [
     "quantize",
     "refit",
     "run",
+    "serve",
     "surgeon",
     "tune",
 ]

@@ -29,6 +29,7 @@ COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>
     "surgeon": "Operations on ONNX files: extract, fold, sanitize, reduce to what fails.",
     "explain": "What was done to each node and why not.",
     "refit": "Put another model's weights into a compiled file, without compiling.",
+    "serve": "Serve compiled models by HTTP and gRPC: the Open Inference Protocol v2.",
     "quantize": "A float model in 8 bits, calibrated on real inputs; what each layer loses.",
     "tune": "Make a model faster than its analytic schedules: search, keep, go on.",
     "logs": "Tuning records: list, show, merge, prune, verify, export, import, curve.",

@@ -1,0 +1,58 @@
+"""`tvmopt serve FILE|FOLDER...`: compiled models over the Open Inference Protocol v2."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvmopt.cli.common import print_json
+from tvmopt.errors import InputError
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@app.command()
+def command(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Compiled files, and folders of them: NAME.tvmopt or NAME/VERSION/model.tvmopt."),
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of HTTP; 0: a free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Of gRPC; 0: a free one.")] = 8001,
+    grpc: Annotated[bool, typer.Option("--grpc/--no-grpc", help="Serve gRPC too.")] = True,
+    instances: Annotated[
+        str, typer.Option(metavar="N[xTHREADS]", help="Calls at a time of each model, and threads of each.")
+    ] = "1",
+    max_batch: Annotated[int, typer.Option(min=1, help="Put requests together, up to so many rows.")] = 1,
+    max_delay: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for more of them.")] = 0.0,
+    max_queue: Annotated[int, typer.Option(min=1, help="Requests of a model that may wait; more get 429.")] = 64,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 60.0,
+    max_body: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.")] = 64.0,
+    reload: Annotated[float, typer.Option(min=0, help="Seconds between two looks at the files; 0: none.")] = 2.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that requests have to end in after SIGTERM.")] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON when listening.")] = False,
+) -> None:
+    """Serve compiled models by HTTP and gRPC until SIGTERM or Ctrl-C; http://127.0.0.1:8000/ shows them."""
+    from tvmopt.serving.batcher import Limits
+    from tvmopt.serving.server import Settings, serve
+
+    count, threads = parse_instances(instances)
+    limits = Limits(count, threads, max_batch, max_delay / 1e3, max_queue, timeout)
+    settings = Settings(host, port, grpc_port if grpc else None, limits, int(max_body * 2**20), reload, grace)
+    serve(paths, settings, started=print_json if as_json else None)
+
+
+def parse_instances(text: str) -> tuple[int, int | None]:
+    """Instances and threads of each.
+
+    >>> parse_instances("2x1"), parse_instances("3")
+    ((2, 1), (3, None))
+    """
+    found = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", text)
+    if found is None:
+        raise InputError(f"--instances is {text!r}.", fix="give a number, or 2x1: two instances of one thread")
+    return int(found[1]), int(found[2]) if found[2] else None

@@ -1,0 +1,215 @@
+"""One model's queue and the threads that empty it: bounded, with deadlines, requests put together where asked.
+
+    submit -> [queue, at most so many] -> thread 1..n: take one, wait for more of the same shape, run them as one batch
+
+Requests are put together along the first axis, where it is one open size of all inputs and outputs. Of a batch every
+request gets its own rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tvmopt.dims import Dim
+from tvmopt.errors import InputError
+from tvmopt.runtime.model import Model
+from tvmopt.runtime.tensors import Array
+from tvmopt.serving.refusals import Refused
+
+Outputs = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How a model is served.
+
+    Attributes:
+        instances: calls at a time. threads: of each call; None: as the artifact says.
+        max_batch: rows that are put together at most; 1: nothing is. max_delay: seconds to wait for more rows.
+        max_queue: requests that may wait. timeout: seconds that a request may take, its wait included.
+    """
+
+    instances: int = 1
+    threads: int | None = None
+    max_batch: int = 1
+    max_delay: float = 0.0
+    max_queue: int = 64
+    timeout: float = 60.0
+
+
+@dataclass(eq=False)
+class _Job:
+    feeds: Mapping[str, Array]
+    rows: int
+    key: Any
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Outputs]
+    came: float = field(default_factory=time.perf_counter)
+
+    def done(self, result: Outputs | Exception) -> None:
+        def tell() -> None:
+            if not self.future.done():
+                if isinstance(result, Exception):
+                    self.future.set_exception(result)
+                else:
+                    self.future.set_result(result)
+
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            self.loop.call_soon_threadsafe(tell)
+
+
+def batch_symbol(model: Model) -> str:
+    """The open size along which requests may be put together; empty if there is none."""
+    firsts = {str(i.shape[0]) if i.shape else "" for i in (*model.inputs, *model.outputs)}
+    if len(firsts) != 1 or not model.inputs:
+        return ""
+    size = model.inputs[0].shape[0]
+    return str(size) if isinstance(size, Dim) and size.is_symbol else ""
+
+
+class Batcher:
+    """Runs requests for one model.
+
+    Args:
+        observe: called with (what, seconds or rows): "queue", "compute", "rows"; from any thread.
+    """
+
+    def __init__(self, model: Model, limits: Limits, observe: Any = lambda what, value: None) -> None:
+        self.model, self.limits, self._observe = model, limits, observe
+        symbol = batch_symbol(model) if limits.max_batch > 1 else ""
+        self.most = min(limits.max_batch, model.symbols[symbol].max) if symbol else 1
+        self._batches = bool(symbol)
+        self._waiting: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._ends = False
+        self.running = 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"tvmopt-serve-{n}", daemon=True) for n in range(limits.instances)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def run(self, feeds: Mapping[str, Array]) -> Outputs:
+        """The outputs for these inputs.
+
+        Raises:
+            Refused: the queue is full (429), it took too long (504), or the model refuses a value (400).
+        """
+        first = next(iter(feeds.values()), None)
+        rows = first.shape[0] if self._batches and first is not None else 1
+        key = tuple((n, a.shape[1:]) for n, a in sorted(feeds.items())) if self._batches else None
+        loop = asyncio.get_running_loop()
+        job = _Job(feeds, rows, key, loop, loop.create_future())
+        with self._changed:
+            if self._ends:
+                raise Refused(503, "the model is being unloaded.")
+            if len(self._waiting) >= self.limits.max_queue:
+                raise Refused(429, f"{len(self._waiting)} requests wait already; try again later.")
+            self._waiting.append(job)
+            self._changed.notify()
+        try:
+            return await asyncio.wait_for(job.future, self.limits.timeout)
+        except TimeoutError:
+            raise Refused(504, f"there was no result within {self.limits.timeout:g} s.") from None
+        finally:
+            if job.future.cancelled():  # it makes room for others
+                with self._changed, suppress(ValueError):
+                    self._waiting.remove(job)
+
+    def close(self) -> None:
+        """Take nothing more; return when all that waited has been run."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # -- in the threads ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while jobs := self._next():
+            begin = time.perf_counter()
+            for job in jobs:
+                self._observe("queue", begin - job.came)
+            try:
+                self._run(jobs)
+            finally:
+                with self._changed:
+                    self.running -= len(jobs)
+            self._observe("compute", time.perf_counter() - begin)
+            self._observe("rows", sum(job.rows for job in jobs))
+
+    def _next(self) -> list[_Job]:
+        """Jobs for one call; none at the end."""
+        with self._changed:
+            while True:
+                while not self._waiting:
+                    if self._ends:
+                        return []
+                    self._changed.wait()
+                first = self._waiting.popleft()
+                if not first.future.done():  # else the client went away, or it took too long
+                    break
+            jobs = [first]
+            self.running += 1
+            rows, until = first.rows, first.came + self.limits.max_delay
+            while self._batches and rows < self.most:
+                more = self._fitting(first.key, self.most - rows)
+                jobs += more
+                self.running += len(more)
+                rows += sum(job.rows for job in more)
+                left = until - time.perf_counter()
+                if left <= 0 or self._ends or rows >= self.most:
+                    break
+                self._changed.wait(left)
+            return jobs
+
+    def _fitting(self, key: Any, rows: int) -> list[_Job]:
+        taken, kept = [], deque[_Job]()
+        while self._waiting:
+            job = self._waiting.popleft()
+            if job.future.done():
+                continue
+            if job.key == key and job.rows <= rows:
+                taken.append(job)
+                rows -= job.rows
+            else:
+                kept.append(job)
+        self._waiting = kept
+        return taken
+
+    def _run(self, jobs: list[_Job]) -> None:
+        try:
+            if len(jobs) == 1:
+                jobs[0].done(self.model.run(jobs[0].feeds))
+                return
+            names = [i.name for i in self.model.inputs]
+            found = self.model.run({n: np.concatenate([job.feeds[n] for job in jobs]) for n in names})
+        except InputError as error:
+            if len(jobs) > 1:  # one of them is to blame: each by itself
+                for job in jobs:
+                    self._run([job])
+                return
+            jobs[0].done(Refused(400, error.what))
+            return
+        except Exception as error:  # a thread that ends would leave the queue to nobody
+            for job in jobs:
+                job.done(Refused(500, f"the model failed: {type(error).__name__}: {error}"))
+            return
+        at = 0
+        for job in jobs:
+            job.done({name: array[at : at + job.rows] for name, array in found.items()})
+            at += job.rows

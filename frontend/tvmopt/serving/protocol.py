@@ -1,0 +1,266 @@
+"""Requests and answers of the Open Inference Protocol v2 in JSON, with binary tensors behind it - for REST.
+
+A binary tensor is a slice of the body: nothing is copied until the model reads it. What a model would refuse is refused
+here, before any work: names, datatypes, shapes, lengths.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tvmopt.dims import is_open
+from tvmopt.errors import InputError
+from tvmopt.runtime.model import Model
+from tvmopt.runtime.tensors import Array, TensorInfo
+from tvmopt.serving.refusals import Refused, bad
+
+DATATYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
+    "bfloat16": "BF16",
+}  # fmt: skip
+"""The protocol's name of each dtype."""
+
+HEADER = "inference-header-content-length"
+
+
+@dataclass
+class Request:
+    """What a client asks for.
+
+    Attributes:
+        feeds: arrays by name. outputs: the names wanted, each with whether it is sent in binary.
+    """
+
+    feeds: dict[str, Array]
+    outputs: dict[str, bool]
+    id: str = ""
+    binary: bool = field(default=False)
+
+
+def metadata(name: str, versions: Sequence[str], model: Model) -> dict[str, Any]:
+    """What the protocol tells of a model; an open size is -1."""
+
+    def told(infos: Sequence[TensorInfo]) -> list[dict[str, Any]]:
+        return [{"name": i.name, "datatype": DATATYPES[i.dtype], "shape": sizes(i)} for i in infos]
+
+    return {
+        "name": name, "versions": list(versions), "platform": "tvmopt", "inputs": told(model.inputs),
+        "outputs": told(model.outputs),
+    }  # fmt: skip
+
+
+def sizes(info: TensorInfo) -> list[int]:
+    """A shape as the protocol has it."""
+    return [d if isinstance(d, int) else -1 for d in info.shape]
+
+
+def checked_shape(info: TensorInfo, datatype: Any, shape: Any) -> tuple[int, ...]:
+    """The shape of a tensor that claims to be an input.
+
+    Raises:
+        Refused: it is not what the model takes.
+    """
+    if datatype != DATATYPES[info.dtype]:
+        raise bad(f"the input {info.name!r} is {DATATYPES[info.dtype]}, not {datatype}.")
+    if not isinstance(shape, list | tuple) or any(type(d) is not int or d < 0 for d in shape):
+        raise bad(f"the shape of {info.name!r} is no list of sizes.")
+    found = tuple(shape)
+    if not info.fits(found):
+        wanted = ",".join(map(str, info.shape))
+        raise bad(f"the shape of {info.name!r} is {list(found)}, the model takes [{wanted}].")
+    return found
+
+
+def check_names(model: Model, given: Sequence[Any]) -> None:
+    """Every input once, and no other.
+
+    Raises:
+        Refused: otherwise.
+    """
+    names = [i.name for i in model.inputs]
+    if sorted(map(str, given)) != sorted(names):
+        raise bad(
+            f"the request has the inputs {', '.join(map(str, given)) or 'none'}; the model takes {', '.join(names)}."
+        )
+
+
+def check_sizes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Open sizes within their ranges, that agree.
+
+    Raises:
+        Refused: otherwise.
+    """
+    if any(is_open(i.shape) for i in model.inputs):
+        try:
+            model.bind([shapes[i.name] for i in model.inputs])
+        except InputError as error:
+            raise bad(error.what) from None
+
+
+def from_bytes(info: TensorInfo, shape: tuple[int, ...], data: Any) -> Array:
+    """An array over bytes.
+
+    Raises:
+        Refused: they are too many or too few.
+    """
+    dtype = info.numpy_dtype
+    wanted = prod(shape) * dtype.itemsize
+    if len(data) != wanted:
+        raise bad(f"the input {info.name!r} has {len(data)} bytes; its shape and datatype are {wanted}.")
+    array = np.frombuffer(data, np.uint8).view(dtype) if wanted else np.empty(0, dtype)
+    return array.reshape(shape)
+
+
+def from_list(info: TensorInfo, shape: tuple[int, ...], data: Any) -> Array:
+    """An array of numbers in JSON, flat or nested; nothing is rounded to another kind of number.
+
+    Raises:
+        Refused: they are not as many, or not such numbers.
+    """
+    dtype = info.numpy_dtype
+    if info.dtype == "bfloat16":
+        raise bad(f"the input {info.name!r} is BF16, which has no JSON: send it as binary data.")
+    try:
+        array = np.asarray(data)
+    except ValueError:
+        raise bad(f"the data of {info.name!r} is no regular list of numbers.") from None
+    kinds = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}[dtype.kind]
+    if array.size and array.dtype.kind not in kinds:
+        raise bad(f"the data of {info.name!r} is not {DATATYPES[info.dtype]}.")
+    if array.size != prod(shape):
+        raise bad(f"the data of {info.name!r} has {array.size} elements; its shape has {prod(shape)}.")
+    if array.size and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise bad(f"the data of {info.name!r} is beyond {DATATYPES[info.dtype]}.")
+    with np.errstate(over="ignore"):
+        return array.astype(dtype).reshape(shape)
+
+
+def decode(model: Model, body: bytes | bytearray, header: str | None) -> Request:
+    """A request from the body of an HTTP request.
+
+    Args:
+        header: the length of the JSON in front of binary data, as the client says it; None: all is JSON.
+
+    Raises:
+        Refused: it is not what the protocol or the model takes.
+    """
+    view = memoryview(body)
+    length = _length(header, len(view))
+    try:
+        told = json.loads(bytes(view[:length]))
+    except (ValueError, RecursionError):
+        raise bad(
+            "the request is no JSON (a client of binary tensors says its length in Inference-Header-Content-Length)."
+        ) from None
+    if not isinstance(told, dict) or not isinstance(told.get("inputs"), list):
+        raise bad("the request has no list of inputs.")
+    inputs = told["inputs"]
+    if not all(isinstance(i, dict) for i in inputs):
+        raise bad("an input is an object with name, datatype, shape and data.")
+    check_names(model, [i.get("name") for i in inputs])
+    infos, feeds, at = {i.name: i for i in model.inputs}, {}, length
+    shapes = {i["name"]: checked_shape(infos[i["name"]], i.get("datatype"), i.get("shape")) for i in inputs}
+    check_sizes(model, shapes)
+    for one in inputs:
+        info, shape = infos[one["name"]], shapes[one["name"]]
+        size = _parameters(one).get("binary_data_size")
+        if size is None:
+            if "data" not in one:
+                raise bad(f"the input {info.name!r} has no data.")
+            feeds[info.name] = from_list(info, shape, one["data"])
+            continue
+        if type(size) is not int or size < 0 or at + size > len(view):
+            raise bad(f"the binary data of {info.name!r} does not lie in the body.")
+        feeds[info.name] = from_bytes(info, shape, view[at : at + size])
+        at += size
+    if at != len(view):
+        raise bad(f"the body has {len(view) - at} bytes that belong to no input.")
+    return _wanted(model, told, feeds)
+
+
+def _length(header: str | None, size: int) -> int:
+    if header is None:
+        return size
+    if not header.isascii() or not header.isdigit() or int(header) > size:
+        raise bad("Inference-Header-Content-Length is no length within the body.")
+    return int(header)
+
+
+def _parameters(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = one.get("parameters") or {}
+    if not isinstance(found, dict):
+        raise bad("parameters are an object.")
+    refused = sorted({"classification", "shared_memory_region"} & set(found))
+    if refused:
+        raise bad(f"{refused[0]} is not supported: read the tensor itself.")
+    return found
+
+
+def _wanted(model: Model, told: Mapping[str, Any], feeds: dict[str, Array]) -> Request:
+    every = bool(_parameters(told).get("binary_data_output", False))
+    asked = told.get("outputs") or [{"name": o.name} for o in model.outputs]
+    if not isinstance(asked, list) or not all(isinstance(o, dict) for o in asked):
+        raise bad("outputs are a list of objects with a name.")
+    outputs = {str(o.get("name")): bool(_parameters(o).get("binary_data", every)) for o in asked}
+    check_outputs(model, outputs)
+    request_id = told.get("id", "")
+    if not isinstance(request_id, str):
+        raise bad("the id is no text.")
+    return Request(feeds, outputs, request_id, any(outputs.values()))
+
+
+def check_outputs(model: Model, names: Any) -> None:
+    """Raises:
+    Refused: an output that the model lacks.
+    """
+    known = [o.name for o in model.outputs]
+    for name in names:
+        if name not in known:
+            raise bad(f"the model has no output {name!r}; it has {', '.join(known)}.")
+
+
+def encode(
+    request: Request, name: str, version: str, found: Mapping[str, Array], model: Model
+) -> tuple[bytes, int | None]:
+    """The body of the answer, and the length of its JSON where binary data follows.
+
+    Raises:
+        Refused: an output that has no JSON.
+    """
+    outputs, tail = [], []
+    infos = {o.name: o for o in model.outputs}
+    for key, binary in request.outputs.items():
+        array = found[key]
+        one: dict[str, Any] = {"name": key, "datatype": DATATYPES[infos[key].dtype], "shape": list(array.shape)}
+        if binary:
+            data = np.ascontiguousarray(array).tobytes()
+            one["parameters"] = {"binary_data_size": len(data)}
+            tail.append(data)
+        elif infos[key].dtype == "bfloat16":
+            raise bad(f"the output {key!r} is BF16, which has no JSON: ask for binary data.")
+        else:
+            one["data"] = array.ravel().tolist()
+        outputs.append(one)
+    answer = {"model_name": name, "model_version": version, "outputs": outputs}
+    if request.id:
+        answer["id"] = request.id
+    head = json.dumps(answer).encode()
+    return (b"".join([head, *tail]), len(head)) if tail else (head, None)
+
+
+def unsupported(model: Model) -> str:
+    """Why the protocol cannot carry a model's tensors; empty where it can."""
+    wrong = [f"{i.name} ({i.dtype})" for i in (*model.inputs, *model.outputs) if i.dtype not in DATATYPES]
+    return f"the protocol has no datatype for {', '.join(wrong)}" if wrong else ""
+
+
+__all__ = ["DATATYPES", "HEADER", "Refused", "Request", "decode", "encode", "metadata", "unsupported"]

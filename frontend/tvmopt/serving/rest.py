@@ -1,0 +1,163 @@
+"""The protocol over HTTP: Starlette's routes, and a page that shows what is served."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from importlib import resources
+from typing import Any
+
+import tvmopt
+from tvmopt.serving import protocol
+from tvmopt.serving.refusals import Refused
+from tvmopt.serving.service import EXTENSIONS, Service
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def application(service: Service, *, only_local: bool, body_seconds: float) -> Any:
+    """The ASGI application.
+
+    Args:
+        only_local: refuse requests that name another host than this machine: a page of the web that had its name point
+            here could else call the server through its visitor's browser.
+        body_seconds: how long a client may take to send a request.
+    """
+    from starlette.applications import Starlette
+    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.routing import Route
+
+    def endpoint(work: Any) -> Any:
+        async def answer(request: Any) -> Any:
+            try:
+                _check_origin(request, only_local)
+                return await work(request)
+            except Refused as refused:
+                headers = {"Retry-After": "1"} if refused.status in (429, 503) else None
+                return JSONResponse({"error": refused.text}, refused.status, headers)
+
+        return answer
+
+    async def page(request: Any) -> Any:
+        text = resources.files("tvmopt.serving").joinpath("page.html").read_text(encoding="utf-8")
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+    async def overview(request: Any) -> Any:
+        return JSONResponse(service.overview())
+
+    async def server(request: Any) -> Any:
+        return JSONResponse({"name": "tvmopt", "version": tvmopt.__version__, "extensions": EXTENSIONS})
+
+    async def live(request: Any) -> Any:
+        return JSONResponse({"live": True})
+
+    async def ready(request: Any) -> Any:
+        return JSONResponse({"ready": service.is_ready}, 200 if service.is_ready else 503)
+
+    async def metrics(request: Any) -> Any:
+        text, kind = service.metrics.text(service.repository.waiting())
+        return Response(text, media_type=kind)
+
+    async def model(request: Any) -> Any:
+        name, version = _named(request)
+        _, batcher = service.repository.find(name, version)
+        return JSONResponse(protocol.metadata(name, service.repository.versions(name), batcher.model))
+
+    async def model_ready(request: Any) -> Any:
+        name, version = _named(request)
+        service.repository.find(name, version)
+        return JSONResponse({"name": name, "ready": True})
+
+    async def infer(request: Any) -> Any:
+        name, version = _named(request)
+        service.repository.find(name, version)  # before the body is read
+        body = await _body(request, service.max_body, body_seconds)
+        header = request.headers.get(protocol.HEADER)
+
+        def decode(loaded: Any) -> protocol.Request:
+            return protocol.decode(loaded, body, header)
+
+        def encode(asked: protocol.Request, served: str, found: Any, loaded: Any) -> Any:
+            content, length = protocol.encode(asked, name, served, found, loaded)
+            if length is None:
+                return Response(content, media_type="application/json")
+            headers = {"Inference-Header-Content-Length": str(length)}
+            return Response(content, media_type="application/octet-stream", headers=headers)
+
+        return await service.infer(name, version, "http", decode, encode)
+
+    async def index(request: Any) -> Any:
+        return JSONResponse(service.repository.index())
+
+    async def load(request: Any) -> Any:
+        await asyncio.to_thread(service.repository.load, request.path_params["name"])
+        return JSONResponse({})
+
+    async def unload(request: Any) -> Any:
+        service.repository.unload(request.path_params["name"])
+        return JSONResponse({})
+
+    def routes(path: str, work: Any, method: str = "GET") -> list[Any]:
+        paths = [path] + ([path.replace("{name}", "{name}/versions/{version}")] if "/models/{name}" in path else [])
+        return [Route(p, endpoint(work), methods=[method]) for p in paths]
+
+    return Starlette(routes=[
+        *routes("/v2/models/{name}/infer", infer, "POST"), *routes("/v2/models/{name}/ready", model_ready),
+        *routes("/v2/models/{name}", model), *routes("/v2/health/live", live), *routes("/v2/health/ready", ready),
+        *routes("/v2", server), *routes("/metrics", metrics), *routes("/overview", overview), *routes("/", page),
+        Route("/v2/repository/index", endpoint(index), methods=["POST"]),
+        Route("/v2/repository/models/{name}/load", endpoint(load), methods=["POST"]),
+        Route("/v2/repository/models/{name}/unload", endpoint(unload), methods=["POST"]),
+    ])  # fmt: skip
+
+
+def _named(request: Any) -> tuple[str, str]:
+    return request.path_params["name"], request.path_params.get("version", "")
+
+
+def _check_origin(request: Any, only_local: bool) -> None:
+    """Browsers say which page a request comes from; another page than ours has no business here."""
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
+    if origin and origin.partition("://")[2] != host:
+        raise Refused(403, "the request comes from another site's page.")
+    if only_local and not _is_local(host):
+        raise Refused(403, f"this server is for this machine, and the request names the host {host!r}.")
+
+
+def _is_local(host: str) -> bool:
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    try:
+        return name in LOCAL or not name or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+async def _body(request: Any, most: int, seconds: float) -> bytearray | bytes:
+    """The body, as long as it is within the limits.
+
+    Raises:
+        Refused: it is too large, encoded, or does not come.
+    """
+    from starlette.requests import ClientDisconnect
+
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Refused(415, f"the body is encoded as {encoding}; send it as it is.")
+    told = request.headers.get("content-length", "")
+    if told.isdigit() and int(told) > most:
+        raise Refused(413, f"the body has {told} bytes; the limit is {most} (--max-body).")
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise Refused(413, f"the body has more than {most} bytes (--max-body).")
+                parts.append(part)
+    except TimeoutError:
+        raise Refused(408, f"the body did not come within {seconds:g} s.") from None
+    except ClientDisconnect:
+        raise Refused(400, "the client went away.") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)

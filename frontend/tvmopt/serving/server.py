@@ -1,0 +1,186 @@
+"""Both ways in on one machine: start, look at the files from time to time, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tvmopt.errors import InputError, MissingDependency
+from tvmopt.serving.batcher import Limits
+from tvmopt.serving.metrics import Metrics
+from tvmopt.serving.repository import Repository, cores
+from tvmopt.serving.service import Service
+
+PACKAGES = ("grpc", "prometheus_client", "starlette", "uvicorn")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `tvmopt serve` is asked for.
+
+    Attributes:
+        host: the address to listen on. port, grpc_port: 0: a free one, which is told; `grpc_port` None: no gRPC.
+        limits: of each model. max_body: bytes of one request.
+        reload: seconds between two looks at the files; 0: none. grace: seconds that requests have to end in.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = 8001
+    limits: Limits = field(default_factory=Limits)
+    max_body: int = 64 << 20
+    reload: float = 2.0
+    grace: float = 30.0
+
+
+def check_packages() -> None:
+    """Raises:
+    MissingDependency: a package of the extra `serve` is missing.
+    """
+    from importlib.util import find_spec
+
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        what = f"the server needs packages that are not installed: {', '.join(missing)}."
+        raise MissingDependency(what, fix="pip install 'tvmopt[serve]'")
+
+
+def serve(
+    paths: Sequence[str | Path],
+    settings: Settings | None = None,
+    *,
+    tell: Callable[[str], None] | None = None,
+    started: Callable[[dict[str, str]], None] | None = None,
+) -> None:
+    """Serve artifacts until SIGTERM or SIGINT; then answer what was taken, and return.
+
+    Args:
+        paths: artifacts, and folders of them (`tvmopt.serving.repository`).
+        tell: takes a line at a time: what was loaded, where the server listens; default: stderr.
+        started: called with the addresses ("http", "grpc") as soon as the server listens.
+
+    Raises:
+        InputError: a path or a setting is wrong, an address is taken. MissingDependency: see :func:`check_packages`.
+        ArtifactError: no model could be loaded.
+    """
+    check_packages()
+    known = settings or Settings()
+    say = tell or (lambda text: print(text, file=sys.stderr, flush=True))
+    _check(known, say)
+    metrics = Metrics()
+    repository = Repository([Path(p) for p in paths], known.limits, metrics.observer, say)
+    repository.refresh()
+    if not any(one["state"] == "READY" for one in repository.index()) and not any(Path(p).is_dir() for p in paths):
+        reasons = "; ".join(one["reason"] for one in repository.index())
+        raise InputError(f"no model could be loaded: {reasons}", fix="tvmopt inspect FILE says what a file is")
+    asyncio.run(_Server(known, Service(repository, metrics, known.max_body), say, started).run())
+
+
+def _check(settings: Settings, say: Callable[[str], None]) -> None:
+    limits = settings.limits
+    wanted = limits.instances * (limits.threads or 1)
+    if wanted > cores():
+        say(f"{wanted} threads on {cores()} cores: they will wait for each other (--instances)")
+    for name, value, least in (
+        ("--max-batch", limits.max_batch, 1), ("--max-queue", limits.max_queue, 1),
+        ("--timeout", limits.timeout, 0.001),
+        ("--max-delay", limits.max_delay, 0), ("--max-body", settings.max_body, 1), ("--reload", settings.reload, 0),
+    ):  # fmt: skip
+        if value < least:
+            raise InputError(f"{name} is {value}.", fix=f"give {least} or more")
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        InputError: it cannot.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off where a socket says that it is TCP: else each answer comes 40 ms late
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(1024)
+    except OSError as error:
+        made.close()
+        what = f"the server cannot listen on {host}:{port}: {error.strerror or error}."
+        raise InputError(what, fix="choose another --port, or 0 for a free one") from error
+    made.setblocking(False)
+    return made
+
+
+class _Server:
+    def __init__(
+        self, settings: Settings, service: Service, say: Callable[[str], None],
+        started: Callable[[dict[str, str]], None] | None,
+    ) -> None:  # fmt: skip
+        self.settings, self.service, self.say, self.started = settings, service, say, started
+        self._ends = asyncio.Event()
+
+    async def run(self) -> None:
+        import uvicorn
+
+        from tvmopt.serving import rest, rpc
+
+        known, service = self.settings, self.service
+        web = listening(known.host, known.port)
+        app = rest.application(service, only_local=rest._is_local(known.host), body_seconds=known.limits.timeout)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", server_header=False, date_header=False,
+            timeout_graceful_shutdown=max(1, int(known.grace)),
+        )  # fmt: skip
+        http = uvicorn.Server(config)
+        http.capture_signals = nullcontext  # ours drain first
+        calls, rpc_port = None, 0
+        if known.grpc_port is not None:
+            calls = rpc.server(service)
+            host = f"[{known.host}]" if ":" in known.host else known.host
+            try:
+                rpc_port = calls.add_insecure_port(f"{host}:{known.grpc_port}")
+            except RuntimeError as error:
+                web.close()
+                what = f"gRPC cannot listen on {known.host}:{known.grpc_port}."
+                raise InputError(what, fix="choose another --grpc-port, 0 for a free one, or --no-grpc") from error
+            await calls.start()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+                loop.add_signal_handler(number, self._ends.set)
+        address = f"http://{known.host}:{web.getsockname()[1]}"
+        self.say(f"listening: {address}" + (f", gRPC {known.host}:{rpc_port}" if calls else ""))
+        if self.started is not None:
+            self.started({"http": address} | ({"grpc": f"{known.host}:{rpc_port}"} if calls else {}))
+        serving = asyncio.create_task(http.serve(sockets=[web]))
+        watching = asyncio.create_task(self._watch())
+        await asyncio.wait([serving, asyncio.create_task(self._ends.wait())], return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        await self._drain()
+        http.should_exit = True
+        if calls is not None:
+            await calls.stop(known.grace)
+        await serving
+        await asyncio.to_thread(service.repository.close)
+        self.say("ended")
+
+    async def _watch(self) -> None:
+        while self.settings.reload:
+            await asyncio.sleep(self.settings.reload)
+            await asyncio.to_thread(self.service.repository.refresh)
+
+    async def _drain(self) -> None:
+        """Take nothing new, and wait for what is inside."""
+        self.service.drains = True
+        if self.service.inside:
+            self.say(f"ending: {self.service.inside} requests are being answered")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.grace):
+                while self.service.inside:
+                    await asyncio.sleep(0.01)

@@ -1,0 +1,81 @@
+"""What both ways in do with a request for a model: find it, decode, run, count - for `rest` and `rpc`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tvmopt.runtime.model import Model
+from tvmopt.serving.metrics import Metrics
+from tvmopt.serving.protocol import Request
+from tvmopt.serving.refusals import Refused
+from tvmopt.serving.repository import Repository
+
+EXTENSIONS = ["binary_tensor_data", "model_repository", "model_repository(unload_dependents)"]
+
+
+class Service:
+    """A server's models.
+
+    Attributes:
+        drains: whether no new request is taken. max_body: bytes of one request.
+    """
+
+    def __init__(self, repository: Repository, metrics: Metrics, max_body: int) -> None:
+        self.repository, self.metrics, self.max_body = repository, metrics, max_body
+        self.drains = False
+        self.inside = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.drains and self.repository.is_ready
+
+    async def infer(
+        self, name: str, version: str, protocol: str, decode: Callable[[Model], Request],
+        encode: Callable[[Request, str, dict[str, Any], Model], Any],
+    ) -> Any:  # fmt: skip
+        """One inference; `decode` makes the request for the model, `encode` the answer of request, version and outputs.
+
+        Raises:
+            Refused: it got no result.
+        """
+        begin, status, known = time.perf_counter(), 500, ""
+        self.inside += 1
+        try:
+            if self.drains:
+                raise Refused(503, "the server is ending.")
+            known, batcher = self.repository.find(name, version)
+            request = decode(batcher.model)
+            try:
+                found = await batcher.run(request.feeds)
+            except Refused as refused:
+                if refused.status != 503:
+                    raise
+                known, batcher = self.repository.find(name, version)  # it was exchanged in this moment
+                found = await batcher.run(request.feeds)
+            answer = encode(request, known, found, batcher.model)
+            status = 200
+            return answer
+        except Refused as refused:
+            status = refused.status
+            raise
+        finally:
+            self.inside -= 1
+            if known:
+                self.metrics.served(name, known, protocol, status, time.perf_counter() - begin)
+
+    def overview(self) -> dict[str, Any]:
+        """What the page shows."""
+        from tvmopt.serving.protocol import metadata
+
+        models = []
+        for one in self.repository.index():
+            told: dict[str, Any] = dict(one)
+            if one["state"] == "READY":
+                _, batcher = self.repository.find(one["name"], one["version"])
+                told |= metadata(one["name"], [one["version"]], batcher.model)
+                told["shapes"] = {i.name: [str(d) for d in i.shape] for i in batcher.model.inputs}
+                told |= {"waiting": batcher.waiting, "running": batcher.running, "threads": batcher.model.threads}
+            models.append(told | self.metrics.recent(one["name"]))
+        return {"models": models, "ready": self.is_ready, "begin": self.metrics.begin}

@@ -1,0 +1,117 @@
+"""The protocol over gRPC: by messages as anybody's client sends them, and by tritonclient where it is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvmopt
+from tests.serving.conftest import Running
+from tvmopt.serving.messages import MESSAGES, SERVICE, messages
+
+grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'tvmopt[serve]'")
+X = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def channel(running: Running) -> Any:
+    with grpc.insecure_channel(running.grpc) as made:
+        yield made
+
+
+def call(channel: Any, method: str, **fields: Any) -> Any:
+    types = messages()
+    request = getattr(types, f"{method}Request")
+    return channel.unary_unary(
+        f"/{SERVICE}/{method}", request.SerializeToString, getattr(types, f"{method}Response").FromString
+    )(request(**fields), timeout=60)
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": "FP32", "shape": X.shape} | changes
+
+
+def test_raw_and_typed_contents_are_what_run_gives(channel: Any, artifacts: Path) -> None:
+    expected = tvmopt.load(artifacts / "rows.tvmopt")(X)
+    typed = {"inputs": [tensor(contents={"fp32_contents": X.ravel()})]}
+    for form in ({"inputs": [tensor()], "raw_input_contents": [X.tobytes()]}, typed):
+        found = call(channel, "ModelInfer", model_name="rows", id="me", **form)
+        assert (found.id, found.model_name, found.model_version) == ("me", "rows", "1")
+        assert (found.outputs[0].name, found.outputs[0].datatype, [*found.outputs[0].shape]) == ("y", "FP32", [3, 4])
+        got = np.frombuffer(found.raw_output_contents[0], np.float32).reshape(3, 4)
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"model_name": "none"}, "NOT_FOUND"), ({"model_name": "rows", "model_version": "9"}, "NOT_FOUND"),
+        ({"model_name": "rows"}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor()], "raw_input_contents": [X.tobytes()[:-1]]}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor()], "raw_input_contents": [X.tobytes()] * 2}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor(datatype="BYTES")], "raw_input_contents": [b""]}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor(shape=[-1, 8])], "raw_input_contents": [b""]}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor(shape=[40, 8])], "raw_input_contents": [bytes(40 * 32)]}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor()]}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor(contents={"int_contents": [1] * 24})]}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor(contents={"fp32_contents": [1] * 24})], "raw_input_contents": [X.tobytes()]},
+         "INVALID_ARGUMENT"),
+        ({"inputs": [tensor()], "raw_input_contents": [X.tobytes()], "outputs": [{"name": "q"}]}, "INVALID_ARGUMENT"),
+        ({"inputs": [tensor()], "raw_input_contents": [bytes(2 << 20)]}, "RESOURCE_EXHAUSTED"),
+    ],
+)  # fmt: skip
+def test_wrong_requests_have_their_status(channel: Any, fields: dict[str, Any], code: str) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        call(channel, "ModelInfer", **{"model_name": "rows", **fields})
+    assert raised.value.code().name == code and raised.value.details()
+
+
+def test_garbage_is_refused(channel: Any) -> None:
+    def plain(data: bytes) -> bytes:
+        return data
+
+    for method in ("ModelInfer", "NoMethod"):
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary(f"/{SERVICE}/{method}", plain, plain)(b"\xff" * 100, timeout=60)
+    assert call(channel, "ServerLive").live and call(channel, "ServerReady").ready
+
+
+def test_what_there_is(channel: Any) -> None:
+    found = call(channel, "ModelMetadata", name="rows")
+    assert [*found.versions] == ["1"] and [*found.inputs[0].shape] == [-1, 8]
+    assert call(channel, "ModelReady", name="rows").ready and call(channel, "ServerMetadata").name == "tvmopt"
+    call(channel, "RepositoryModelUnload", model_name="kinds")
+    assert not call(channel, "ModelReady", name="kinds").ready
+    assert "kinds" not in [m.name for m in call(channel, "RepositoryIndex", ready=True).models]
+    call(channel, "RepositoryModelLoad", model_name="kinds")
+    assert call(channel, "ModelReady", name="kinds").ready
+
+
+def test_the_messages_are_tritons() -> None:
+    service = pytest.importorskip("tritonclient.grpc.service_pb2", reason="tritonclient is not installed")
+    theirs = service.DESCRIPTOR.message_types_by_name
+    nested = {"InferInputTensor": "ModelInferRequest", "InferRequestedOutputTensor": "ModelInferRequest",
+              "InferOutputTensor": "ModelInferResponse", "TensorMetadata": "ModelMetadataResponse",
+              "ModelIndex": "RepositoryIndexResponse"}  # fmt: skip
+    for name in MESSAGES:
+        if name == "Parameter":
+            continue
+        known = theirs[nested[name]].nested_types_by_name[name] if name in nested else theirs[name]
+        for field in getattr(messages(), name).DESCRIPTOR.fields:
+            same = known.fields_by_name[field.name]
+            assert (field.number, field.type) == (same.number, same.type), f"{name}.{field.name}"
+
+
+def test_tritonclient_gets_what_run_gives(running: Running, artifacts: Path) -> None:
+    expected = tvmopt.load(artifacts / "rows.tvmopt")(X)
+    for way, address in (("http", running.http), ("grpc", running.grpc)):
+        triton = pytest.importorskip(f"tritonclient.{way}", reason="tritonclient is not installed")
+        with triton.InferenceServerClient(address) as client:
+            assert client.is_server_ready() and client.is_model_ready("rows")
+            given = triton.InferInput("x", X.shape, "FP32")
+            given.set_data_from_numpy(X)
+            found = client.infer("rows", [given], outputs=[triton.InferRequestedOutput("y")]).as_numpy("y")
+            np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,127 @@
+"""The server as a whole: versions that are exchanged under load, the end on SIGTERM, and what it says of wrong use."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvmopt
+from tests.serving.conftest import Running
+from tests.serving.test_rest import INFER, X, ask, call, tensor
+from tests.waiting import until
+from tvmopt.errors import InputError, MissingDependency
+from tvmopt.serving import server
+from tvmopt.serving.batcher import Limits
+from tvmopt.serving.server import Settings
+
+REQUEST = {"inputs": [tensor("x", X, "FP32")]}
+
+
+def test_versions_are_exchanged_under_load(serve: Callable[..., Running], artifacts: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    (folder / "rows/1").mkdir(parents=True)
+    shutil.copy(artifacts / "rows.tvmopt", folder / "rows/1/model.tvmopt")
+    running = serve(folder, "--reload", 0.05, "--instances", "2x1")
+    expected = tvmopt.load(artifacts / "rows.tvmopt")(X)
+    status: list[int] = []
+    values: set[str] = set()
+    ends = threading.Event()
+
+    def load() -> None:
+        while not ends.is_set():
+            found, answer = ask(running, REQUEST)
+            status.append(found)
+            y = np.array(answer["outputs"][0]["data"], np.float32).reshape(3, 4) if found == 200 else None
+            values.add(str(y is not None and [np.array_equal(y, k * expected) for k in (1, 2)]))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+
+    def versions() -> Any:
+        return json.loads(call(running, "GET", "/v2/models/rows")[2])["versions"]
+
+    def serves(k: float) -> bool:
+        answer = ask(running, REQUEST)[1]
+        return np.array_equal(np.array(answer["outputs"][0]["data"], np.float32).reshape(3, 4), k * expected)
+
+    for name, k in (("twice", 2.0), ("rows", 1.0), ("twice", 2.0)):
+        part = tmp_path / "part"
+        shutil.copy(artifacts / f"{name}.tvmopt", part)
+        part.replace(folder / "rows/1/model.tvmopt")
+        until(lambda k=k: serves(k), name)
+    (folder / "rows/1/model.tvmopt").write_bytes(b"no artifact")  # the old one stays
+    until(lambda: "cannot be loaded" in running.told.read_text(), "a refusal")
+    assert serves(2.0)
+    (folder / "rows/2").mkdir()
+    shutil.copy(artifacts / "rows.tvmopt", tmp_path / "part")
+    (tmp_path / "part").replace(folder / "rows/2/model.tvmopt")
+    until(lambda: versions() == ["1", "2"] and serves(1.0), "version 2")
+    shutil.rmtree(folder / "rows/2")
+    until(lambda: versions() == ["1"], "version 1 alone")
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert {*status} == {200}, status
+    assert values <= {"[True, False]", "[False, True]"}
+    assert running.end() == 0
+
+
+def test_sigterm_answers_what_was_taken(serve: Callable[..., Running], artifacts: Path) -> None:
+    running = serve(artifacts / "rows.tvmopt")
+    host, port = running.http.split(":")
+    body = json.dumps(REQUEST).encode()
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((host, int(port))) as slow:
+        slow.sendall(head + body)
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert running.end() == 0
+    assert running.told.read_text().splitlines()[-1] == "ended"
+
+
+@pytest.mark.parametrize(
+    ("paths", "settings", "told"),
+    [
+        (["none.tvmopt"], {}, "no such file"), (["bad.tvmopt"], {}, "no model could be loaded"),
+        (["bad.tvmopt", "other/bad.tvmopt"], {}, "two files are called"),
+        (["bad.tvmopt"], {"limits": Limits(max_queue=0)}, "--max-queue is 0"),
+        (["."], {"port": "taken"}, "cannot listen"), (["."], {"port": 0, "grpc_port": "taken"}, "gRPC cannot listen"),
+        (["."], {"host": "no.such.host.invalid", "port": 0}, "cannot listen"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_told(tmp_path: Path, paths: Any, settings: Any, told: str, monkeypatch: Any) -> None:
+    for name in server.PACKAGES:
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'tvmopt[serve]'")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    for name in ("bad.tvmopt", "other/bad.tvmopt"):
+        (tmp_path / name).write_bytes(b"no artifact")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        known = {k: taken.getsockname()[1] if v == "taken" else v for k, v in settings.items()}
+        with pytest.raises(InputError, match=told):
+            server.serve(paths, Settings(**known), tell=lambda text: None)
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """A socket without its protocol's number keeps Nagle's algorithm in asyncio: 40 ms for each answer."""
+    with server.listening("127.0.0.1", 0) as ours, socket.create_connection(ours.getsockname()):
+        until(lambda: select.select([ours], [], [], 0)[0], "a connection")
+        with ours.accept()[0] as accepted:
+            assert accepted.proto == socket.IPPROTO_TCP
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingDependency, match="uvicorn"):
+        server.serve([os.devnull])
