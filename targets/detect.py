@@ -11,7 +11,7 @@ from pathlib import Path
 _FEATURES = {  # /proc/cpuinfo's word -> LLVM's
     "avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512f", "avx512bw": "avx512bw",
     "avx512vl": "avx512vl", "avx512dq": "avx512dq", "avx512_vnni": "avx512vnni", "avx_vnni": "avxvnni",
-    "avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16",
+    "avx512vbmi": "avx512vbmi", "avx512_bf16": "avx512bf16", "avx512_fp16": "avx512fp16",
     "amx_tile": "amx-tile", "amx_bf16": "amx-bf16", "amx_int8": "amx-int8",
 }  # fmt: skip
 

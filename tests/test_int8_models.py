@@ -95,7 +95,17 @@ def transformer(net: Net) -> Any:
     return net.model(out, [1, 9, 32], [1, 9, 32])
 
 
-NETS = {"residual": residual, "transformer": transformer}
+def gated(net: Net) -> Any:
+    """Convolutions with SiLU and HardSwish between, pairs around every tensor, as quantizers write EfficientNet."""
+    x = net.pair("x", 0.02, 120)
+    x = net.pair(net.conv(x, 20, 3, 3, 2), 0.03, 121)
+    x = net.pair(net.node("Mul", x, net.pair(net.node("Sigmoid", x), 1 / 256, 0)), 0.02, 16)
+    x = net.pair(net.conv(x, 20, 20, 3, group=20), 0.02, 131)
+    x = net.pair(net.node("Mul", x, net.pair(net.node("HardSigmoid", x, alpha=1 / 6), 1 / 255, 0)), 0.015, 12)
+    return net.model(net.conv(x, 24, 20, 1), [1, 3, 33, 31], [1, 24, 17, 16])
+
+
+NETS = {"residual": residual, "transformer": transformer, "gated": gated}
 
 
 def compiled(model: Any) -> tuple[Any, Any]:
@@ -132,6 +142,14 @@ def test_no_float_lies_in_memory_between_the_first_quantization_and_the_last(kin
             if isinstance(kind_of, relax.TensorType) and str(kind_of.dtype) == "float32":
                 floats.add(tuple(int(d) for d in kind_of.shape.values))
     assert floats == {(1, 10)}  # the output
+
+
+def test_functions_of_bytes_are_tables_in_the_kernel_of_their_convolution() -> None:
+    machine = Machine.load("znver5")
+    low = pipeline.lower(import_model(gated(Net("uint8", True))).module, machine)
+    tables = [k for k in low.kernels if "lookup" in k.name]
+    assert sorted(k.family for k in tables) == ["conv2d", "depthwise"]
+    assert low.log.count("tvmopt.ConvertByteFunctions") >= 2
 
 
 def session(model: Any) -> Any:

@@ -23,6 +23,8 @@ from tvmopt.extensions import extended
 from tvmopt.importer.provenance import without_names
 from tvmopt.lowering import STAGE as LOWER
 from tvmopt.lowering import finish, keeps_fp32, lower_operators, lower_ordered, why_unrolled
+from tvmopt.lowering.lookups import FEATURE as TABLES
+from tvmopt.lowering.lookups import LowerLookups
 from tvmopt.lowering.lower_extrema import LowerExtrema
 from tvmopt.lowering.name_values import name_values
 from tvmopt.lowering.overlap import overlap_vectors
@@ -206,6 +208,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
         Stage("s_tir.Loops", loops, needed=True),  # TVM's own passes of loops, some sixty
         # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
         stage(LowerExtrema),
+        stage(LowerLookups),  # behind the vectorizer, which makes vectors of places
         Stage("tirx.Finalize", lambda m: _finalized(m, host(), device()), needed=True),
     ]
 
@@ -247,6 +250,8 @@ def graph_passes(
         P.FoldProducts(log),  # before FoldScaleShift, which folds the multiply that is left
         P.FoldBatchNorm(log),
         P.FoldScaleShift(log),  # after FoldBatchNorm, which leaves a multiply and an add where it cannot fold
+        # after FoldConstant and the fusions: constants are numbers; before FoldRequantization, which takes products
+        *byte_passes(machine, log, int8),
         P.FoldRequantization(log),  # after FoldConstant: a bias is a constant then
         P.PropagateReshapes(log),  # before FuseOps: they stand between a GEMM and its epilogue
         P.PropagateTransposes(),  # brings those of q, k and v next to their product; the second run logs
@@ -280,13 +285,23 @@ def _sums_wide(softmax: Any, machine: Machine) -> bool:
 
 def quantization_passes(machine: Machine, log: DecisionLog, int8: str) -> list[Any]:
     """What keeps a quantised graph in integers; nothing where that is not asked for, or does not pay."""
-    if machine.kind != "llvm" or int8 == "off" or (int8 == "auto" and not multiplies_bytes(machine)):
+    if not keeps_bytes(machine, int8):
         return []
     return [
         P.ConvertSignedQuantization(log),
         P.PropagateQuantization(log),
         P.ConvertIntegerProducts(log),  # after PropagateQuantization, which brings dequantizations next to products
     ]
+
+
+def byte_passes(machine: Machine, log: DecisionLog, int8: str) -> list[Any]:
+    """What makes bounds and tables of functions of a byte."""
+    return [P.ConvertByteFunctions(log, TABLES in machine.features)] if keeps_bytes(machine, int8) else []
+
+
+def keeps_bytes(machine: Machine, int8: str) -> bool:
+    """Whether a quantised graph stays in integers."""
+    return machine.kind == "llvm" and (int8 == "all" or (int8 == "auto" and multiplies_bytes(machine)))
 
 
 def precision_passes(machine: Machine, log: DecisionLog, precision: str, exact: bool) -> list[Any]:

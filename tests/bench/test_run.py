@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.quantization.models import write
 from tvmopt.bench import report
 from tvmopt.bench.engine import Engine, EngineError
 from tvmopt.bench.html import html
@@ -17,6 +19,7 @@ from tvmopt.bench.measure import Plan, Series, measure, rotate, warm_up
 from tvmopt.bench.records import Job, Turn
 from tvmopt.bench.run import Settings, bench, labels, with_batch
 from tvmopt.errors import InputError, MissingDependency
+from tvmopt.quantization.quantize import quantize
 
 FAST = Plan(rounds=6, launches=2, turn=0.01, calls=2, pause=0.001, warmup=0.05, patience=2)
 
@@ -54,6 +57,17 @@ def test_rows_have_times_and_a_missing_device_is_a_row(result):
     assert set(case.ratios) == {"onnxruntime#2", "onnxruntime:spinning=off"}
     assert (case.batch, case.inputs) == (7, {"x": "float32[7, 33]"})
     assert first.peak_mib > first.base_mib > 5
+
+
+def test_int8_is_in_the_model(model, tmp_path):
+    """The file is run as it is, and a float model is no int8 model."""
+    source, data = write(tmp_path)
+    quantize(source, tmp_path / "int8.onnx", data=data, method="onnxruntime")
+    asked = Settings(engines=("tvmopt:records=off", "onnxruntime"), precision="int8", floor=False, tolerance=0.1)
+    [case] = bench([tmp_path / "int8.onnx"], asked, plan=FAST).cases
+    assert [row.status for row in case.engines] == ["ok", "ok"] and case.precision == "int8"
+    with pytest.raises(InputError, match="not quantised"):
+        bench([model], replace(asked, shapes={"x": (7, 33)}), plan=FAST)
 
 
 def test_every_rendering_tells_the_same(result):

@@ -43,6 +43,21 @@ def test_pad_behind_a_row(head: str, columns: int) -> None:
         np.testing.assert_allclose(found.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
+def table_pattern(place: Any, kind: str = "uint8") -> int:
+    """The op pattern of `y[i, j] = table[x[place(i, j)]]`, which TVM takes for opaque."""
+    x, table = te.placeholder((9, 9), kind, name="x"), te.placeholder((256,), "uint8", name="table")
+    y = te.compute((9, 9), lambda i, j: table[x[place(i, j)].astype("int32")], name="y")
+    func = te.create_prim_func([x, table, y]).with_attr("op_pattern", 8)
+    return int(LimitFusion(tvm.IRModule({"main": func}))["main"].attrs["op_pattern"])
+
+
+def test_a_table_of_bytes_is_elementwise_where_bytes_are_read_at_their_own_place() -> None:
+    assert table_pattern(lambda i, j: (i, j)) == 0
+    assert table_pattern(lambda i, j: (j, i)) == 8
+    assert table_pattern(lambda i, j: (i, 0)) == 8
+    assert table_pattern(lambda i, j: (i, j), "int32") == 8
+
+
 def pattern(rows: int, columns: int, index: Any = lambda i, j: (i, j)) -> int:
     x = te.placeholder((9, 3), name="x")
 

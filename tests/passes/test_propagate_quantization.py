@@ -26,6 +26,9 @@ MOVES = {
     "permute_dims": lambda bb, x: op.permute_dims(x, (0, 2, 3, 1)),
     "strided_slice": lambda bb, x: op.strided_slice(x, [2], [1], [8], [2]),
     "flatten": lambda bb, x: op.flatten(x),
+    "take": lambda bb, x: op.take(x, c(np.array([2, 0, 2]), "int64"), axis=1),
+    "gather_elements": lambda bb, x: op.gather_elements(x, c(np.ones((1, 4, 9, 3)), "int64"), axis=3),
+    "gather_nd": lambda bb, x: op.gather_nd(x, c(np.array([[0, 3], [0, 1]]), "int64")),
 }
 
 

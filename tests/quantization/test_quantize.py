@@ -41,6 +41,18 @@ def test_a_network(tmp_path: Path, preset: str, opset: int) -> None:
         quantize(tmp_path / "int8.onnx", tmp_path / "twice.onnx", data=data)
 
 
+def test_weights_among_the_inputs(tmp_path: Path) -> None:
+    """As files of the format's version 3 list them."""
+    model, data = write(tmp_path)
+    listed = onnx.load(model)
+    for tensor in listed.graph.initializer:
+        listed.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    onnx.save(listed, model)
+    found = quantize(model, tmp_path / "int8.onnx", data=data, method="onnxruntime")
+    assert all(one.own and 20 < one.own < 80 for one in found.layers)
+    assert [i.name for i in onnx.load(tmp_path / "int8.onnx").graph.input] == ["x"]
+
+
 def test_the_file_says_how_it_was_made(tmp_path: Path) -> None:
     model, data = write(tmp_path)
     found = quantize(model, tmp_path / "int8.onnx", data=data, method="onnxruntime", exclude=["fir*"])

@@ -85,7 +85,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 
 
 V4 = "fma avx2 f16c avx512f avx512dq avx512bw avx512vl"
-SAPPHIRE = f"{V4} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
+SAPPHIRE = f"{V4} avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,10 @@ SAPPHIRE = f"{V4} avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8
          ("-amx-tile", "-amx-bf16", "-amx-int8")),  # a part of AMX is no AMX
         ("GenuineIntel", 6, 999, SAPPHIRE, "sapphirerapids", 512, ()),  # a later one with tiles
         ("GenuineIntel", 6, 143, "fma avx2 f16c", "x86-64-v3", 256, ()),  # a hypervisor that hides AVX-512
-        ("AuthenticAMD", 26, 2, V4 + " avx512_vnni avx512_bf16 avx_vnni", "znver5", 512, ()),
+        ("AuthenticAMD", 26, 2, V4 + " avx512vbmi avx512_vnni avx512_bf16 avx_vnni", "znver5", 512, ()),
         ("GenuineIntel", 6, 85, V4, "x86-64-v4", 512, ()),
         ("AuthenticAMD", 25, 17, V4 + " avx512_vnni avx512_bf16", "x86-64-v4", 512, ("+avx512vnni", "+avx512bf16")),
+        ("AuthenticAMD", 25, 17, V4 + " avx512vbmi avx512_vbmi2", "x86-64-v4", 512, ("+avx512vbmi",)),
         ("AuthenticAMD", 23, 1, "fma avx2 f16c", "x86-64-v3", 256, ()),
         ("GenuineIntel", 6, 42, "avx sse4_2", "x86-64-v2", 128, ()),
         ("", 0, 0, "", "x86-64-v2", 128, ()),

@@ -30,8 +30,13 @@ from tvmopt.children import Progress
 from tvmopt.dims import Shapes
 from tvmopt.errors import InputError, MissingDependency, TvmoptError
 from tvmopt.files import save_arrays
+from tvmopt.quantization.quantize import QUANTISED
+from tvmopt.targets.precision import INT8
 
 MiB = 1 << 20
+
+INTEGERS = QUANTISED | {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"}
+"""Operators of which a model that is timed as int8 has one at least."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,8 @@ class Subject:
                 fix="--model MODEL.onnx" if artifact else "check the path",
             )
         loaded = load(file)
+        if settings.precision == "int8" and not any(n.op_type in INTEGERS for n in loaded.graph.node):
+            raise InputError("The model is not quantised.", where=f"{path}, --precision int8", fix=INT8)
         static = prepare_named(loaded, with_batch(loaded, batch, settings.shapes) if batch else settings.shapes)
         cost = metrics(static, Path(path).name)
         feeds = trial_inputs(cost.inputs, settings.seed, integer_bounds(static))
@@ -273,7 +280,8 @@ def _prepare(
 
 def _judge(subject: Subject, settings: Settings) -> Callable[..., Comparison]:
     """What says of every engine's outputs whether they are right: the oracle, asked once for all engines."""
-    judge = Judge(subject.onnx, settings.precision, settings.tolerance)
+    precision = "fp32" if settings.precision == "int8" else settings.precision
+    judge = Judge(subject.onnx, precision, settings.tolerance)
     kept: list[Truth] = []
 
     def judged(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Comparison:

@@ -9,9 +9,11 @@ from tvmopt.passes.quantized import Params, dequantize, dequantized, params, qua
 
 MOVES = (
     "reshape", "squeeze", "expand_dims", "flatten", "nn.batch_flatten", "permute_dims", "strided_slice", "broadcast_to",
-    "tile", "repeat", "flip", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d",
+    "tile", "repeat", "flip", "take", "gather_elements", "gather_nd",
+    "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d",
 )  # fmt: skip
-"""Operators that move or choose numbers of their first operand. A maximum is one: a scale is positive."""
+"""Operators that move or choose numbers of their first operand. A maximum is one: a scale is positive. Of a
+quantised table of embeddings the rows asked for are dequantized, not all."""
 UPWARDS = ("reshape", "squeeze", "expand_dims", "flatten", "nn.batch_flatten", "permute_dims")
 
 

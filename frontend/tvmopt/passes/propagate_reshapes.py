@@ -128,6 +128,8 @@ class PropagateReshapes(Rewrite):
 
 
 def _pointwise(graph: Graph, value: Expr) -> bool:
-    """Whether an operator computes each element by itself: quantizing per tensor does."""
+    """Whether an operator computes each element by itself: quantizing per tensor does, and so does a table of bytes."""
     name = op_name(value)
-    return name in ELEMENTWISE or (name in ("quantize", "dequantize") and params(graph, value) is not None)
+    return name in (*ELEMENTWISE, "tvmopt.lookup") or (
+        name in ("quantize", "dequantize") and params(graph, value) is not None
+    )

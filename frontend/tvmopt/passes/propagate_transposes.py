@@ -360,6 +360,10 @@ def _quantize(graph: Graph, call: Call, z: Expr, perm: Perm) -> Expr | str | Non
     return _axis(graph, call, z, perm)
 
 
+def _lookup(graph: Graph, call: Call, z: Expr, perm: Perm) -> Expr | str | None:
+    return relax.op.permute_dims(with_attrs(call, [z, call.args[1]]), perm)
+
+
 RULES: dict[str, Callable[[Graph, Call, Expr, Perm], Expr | str | None]] = {
     **dict.fromkeys(REDUCTIONS, _reduce),
     "nn.softmax": _softmax,
@@ -372,6 +376,7 @@ RULES: dict[str, Callable[[Graph, Call, Expr, Perm], Expr | str | None]] = {
     "cumsum": _axis,
     "quantize": _quantize,
     "dequantize": _quantize,
+    "tvmopt.lookup": _lookup,
     "take": _take,
     "argmax": _arg_reduce,
     "argmin": _arg_reduce,

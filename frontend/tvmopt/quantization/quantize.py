@@ -26,7 +26,7 @@ from tvmopt.dims import Shapes
 from tvmopt.errors import AccuracyError, InputError, ModelError, reason
 from tvmopt.files import atomic_write, check_writable
 from tvmopt.importer.load import load
-from tvmopt.importer.shapes import bind_shapes
+from tvmopt.importer.shapes import bind_shapes, real_inputs
 from tvmopt.quantization.calibrate import PRESETS, calibrate, chosen
 from tvmopt.quantization.data import NO_DATA, Array, Data, Feeds, digest, inputs_of
 from tvmopt.quantization.losses import layers_of, measure, run, session
@@ -286,7 +286,8 @@ def _metric(metric: Metric | str | None) -> Metric | None:
 
 
 def _prepared(model: onnx.ModelProto, shape: Shapes | None, *, simplify: bool, folder: Path) -> onnx.ModelProto:
-    """The model with a name for every node, and, if `simplify`, in opset 13 at least and with its BatchNorms folded.
+    """The model with a name for every node and no weight among its inputs, and, if `simplify`, in opset 13 at least and
+    with its BatchNorms folded.
 
     Raises:
         ModelError: it is quantised already, or onnxruntime cannot load it.
@@ -295,6 +296,10 @@ def _prepared(model: onnx.ModelProto, shape: Shapes | None, *, simplify: bool, f
     copy.CopyFrom(model)
     if any(n.op_type in QUANTISED for n in copy.graph.node):
         raise ModelError("The model is quantised already.", fix="give the float model; `tvmopt compile` takes this one")
+    fed = real_inputs(copy.graph)  # weights may stand among the inputs: before version 4 of the format they had to
+    del copy.graph.input[:]
+    copy.graph.input.extend(fed)
+    copy.ir_version = max(copy.ir_version, 4)
     if shape:
         bind_shapes(copy.graph, shape)
     if simplify:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
+from tvm.ir import Range
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm_ffi import StructuralKey, structural_equal, structural_map, structural_walk
@@ -152,9 +153,15 @@ def _merge(members: list[Any], last: Any) -> Any:
     for block in members:
         remap = dict(zip((iv.var for iv in block.iter_vars), axes, strict=True))
         reads += [_remap(r, remap) for r in block.reads if r.source not in written]
+    reads = [_whole(r) if any(_loads(part.min) for part in r.region) else r for r in reads]
     unique = list({(r.source, StructuralKey(r)): r for r in reads}.values())  # a key alone takes like buffers for one
     annotations = next((b.annotations for b in (last, *members) if b.annotations), last.annotations)
     return SBlock(last.iter_vars, unique, last.writes, last.name_hint, store, None, [], [], annotations)
+
+
+def _whole(region: Any) -> Any:
+    """All of a tensor that is read where a value says, which may be one of a merged block."""
+    return tirx.BufferRegion(region.source, [Range(0, extent) for extent in region.source.shape])
 
 
 def _rewrite(expr: Any, values: dict[Any, Any], remap: dict[Any, Any]) -> Any:

@@ -72,7 +72,7 @@ class OnnxRuntime(Runner):
 
     def precision(self) -> str:
         """The arithmetic used: the model's own dtypes on the CPU provider."""
-        if self.job.precision != "fp32":
+        if self.job.precision not in ("fp32", "int8"):  # int8 is in the model (Q/DQ)
             raise InputError(
                 f"the {self.provider} computes in the model's own dtypes, not in {self.job.precision}",
                 where=self.job.engine,

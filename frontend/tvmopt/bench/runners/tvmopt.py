@@ -29,7 +29,7 @@ class Tvmopt(Runner):
         compile_(
             self.job.model,
             target=machine,
-            precision=self.job.precision,
+            precision="fp32" if self.job.precision == "int8" else self.job.precision,  # int8 is in the model (Q/DQ)
             shape=shape,
             verify=False,
             records=records == "on",
