@@ -100,3 +100,36 @@ def test_ctrl_c_while_the_child_starts(
         signal.signal(signal.SIGALRM, before)
     assert not waited.exists(), "it is killed, not asked to end"
     assert capfd.readouterr() == ("", "")
+
+
+def listen(first: int, progress: Callable[[str], None]) -> int:
+    progress("waiting")
+    return first + sum(children.receive()["number"] for _ in range(2))
+
+
+def test_messages_reach_a_child_at_work() -> None:
+    seen: list[str] = []
+    with children.Child("tests.test_children:listen", {"first": 1}, environment=HERE) as child:
+        for number in (10, 100):
+            child.send({"number": number})
+        assert child.result(seen.append) == 111
+    assert seen == ["waiting"]
+
+
+def test_a_child_that_is_left_alone_ends() -> None:
+    """Its parent leaves without a word, or says that there is no more to come."""
+    with children.Child("tests.test_children:listen", {"first": 1}, environment=HERE) as child:
+        process, folder = child._process, child._folder.name
+    assert process.poll() is not None and not os.path.exists(folder)
+    with children.Child("tests.test_children:listen", {"first": 1}, environment=HERE) as child:
+        child.end()
+        with pytest.raises(children.Crash, match="exit code 130"):
+            child.result()
+
+
+def test_messages_to_a_dead_child_are_no_error_of_their_own() -> None:
+    with children.Child("tests.test_children:work", {"kind": "exit"}, environment=HERE) as child:
+        child._process.wait()
+        child.send({"number": 1})
+        with pytest.raises(children.Crash, match="exit code 7"):
+            child.result()

@@ -12,9 +12,9 @@ model = tvmopt.load("resnet50.tvmopt")     # needs TVM's runtime library only
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,14 +181,20 @@ def _compiled(
     progress: Progress | None,
 ) -> Compiled:
     """Compiled, verified and written in this process."""
-    from tvmopt.compiler.accuracy import verified
+    from tvmopt.compiler.accuracy import begin, early, verified
     from tvmopt.compiler.driver import compile_model
     from tvmopt.compiler.request import as_file
 
-    artifact, report = compile_model(request, progress)
-    if verify:
-        with as_file(request.source) as path:
-            artifact, report = verified(artifact, report, path, tolerance, progress)
+    if not verify:
+        artifact, report = compile_model(request, progress)
+    else:
+        from tvmopt.analysis.verify import Verification
+
+        with as_file(request.source) as path, ExitStack() as stack:
+            started = stack.enter_context(Verification(path, tolerance)) if early(request.machine) else None
+            told = partial(begin, started, request=request) if started else None
+            artifact, report = compile_model(request, progress, told)
+            artifact, report = verified(artifact, report, path, tolerance, progress, started)
     written: Path | None = None
     if output is not None:
         written = (artifact.stripped() if strip_weights else artifact).save(output)

@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 from tvmopt import errors
 from tvmopt.errors import TvmoptError
@@ -69,49 +70,98 @@ def call(
         Crash: the child died: killed by a signal, or an error that is a bug (its traceback is on stderr).
         TvmoptError: whatever error of ours the function raised.
     """
-    with tempfile.TemporaryDirectory(prefix="tvmopt-") as folder:  # a child that dies cannot clean up by itself
-        return _call(function, arguments, progress, {**(environment or {}), "TMPDIR": folder})
+    with Child(function, arguments, environment=environment) as child:
+        child.end()
+        return child.result(progress)
 
 
-def _call(
-    function: str, arguments: Mapping[str, Any], progress: Callable[[str], None] | None, environment: Mapping[str, str]
-) -> Any:
-    reader, writer = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", "from tvmopt.children import main; main()"],
-        stdin=subprocess.PIPE,
-        pass_fds=[writer],
-        process_group=0,
-        env={**os.environ, **environment, _PIPE: str(writer)},
-    )
-    os.close(writer)
-    answer: dict[str, Any] = {}
-    stage, heard = "", False
-    try:
-        with os.fdopen(reader) as pipe:
-            _send(process, {"function": function, "arguments": dict(arguments)})
-            for line in pipe:
-                message, heard = json.loads(line), True
-                if "progress" in message:
-                    stage = message["progress"]
-                    if progress:
-                        progress(stage)
-                elif "ready" not in message:
-                    answer = message
-        code = process.wait()
-    except BaseException:  # Ctrl-C among them: the child must not outlive us
-        process.send_signal(signal.SIGINT if heard else signal.SIGKILL)  # it removes what it has half written
+class Child:
+    """A function at work in a new Python process, as :func:`call` does it, while this process goes on.
+
+    Leaving the context ends the process, if it still runs, and removes its temporary files.
+    """
+
+    def __init__(
+        self, function: str, arguments: Mapping[str, Any], *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tvmopt-")  # a child that dies cannot clean up by itself
+        reader, writer = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", "from tvmopt.children import main; main()"],
+            stdin=subprocess.PIPE,
+            pass_fds=[writer],
+            process_group=0,
+            env={**os.environ, **(environment or {}), "TMPDIR": self._folder.name, _PIPE: str(writer)},
+        )
+        os.close(writer)
+        self._pipe = os.fdopen(reader)
+        self._heard = False
+        self.send({"function": function, "arguments": dict(arguments)})
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """What the child's :func:`receive` gives next. It should be small: the child may read it late."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it died: the exit code says how
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def end(self) -> None:
+        """There will be no more messages."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def result(self, progress: Progress | None = None) -> Any:
+        """What the function returns.
+
+        Args:
+            progress: hears of its stages, those before this call as well.
+
+        Raises:
+            Crash, TvmoptError: see :func:`call`.
+        """
+        answer: dict[str, Any] = {}
+        stage = ""
+        for line in self._pipe:
+            message, self._heard = json.loads(line), True
+            if "progress" in message:
+                stage = message["progress"]
+                if progress:
+                    progress(stage)
+            elif "ready" not in message:
+                answer = message
+        code = self._process.wait()
+        if "error" in answer:
+            raise thaw(answer["error"])
+        if "result" not in answer:
+            raise Crash(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}", stage)
+        return answer["result"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
         try:
-            process.wait(3)
-        except subprocess.TimeoutExpired:
-            process.kill()  # deep in LLVM: Python's handler never ran, so nothing was being written
-            process.wait()
-        raise
-    if "error" in answer:
-        raise thaw(answer["error"])
-    if "result" not in answer:
-        raise Crash(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}", stage)
-    return answer["result"]
+            if self._process.poll() is None:  # Ctrl-C among the reasons: the child must not outlive us
+                self._process.send_signal(signal.SIGINT if self._heard else signal.SIGKILL)
+                try:
+                    self._process.wait(3)  # it removes what it has half written
+                except subprocess.TimeoutExpired:
+                    self._process.kill()  # deep in LLVM: Python's handler never ran, so nothing was being written
+                    self._process.wait()
+            self.end()
+            self._pipe.close()
+        finally:
+            self._folder.cleanup()
+
+
+def receive() -> Any:
+    """In a child: the next message of its parent, as soon as there is one. Without one the child ends: its parent has
+    given up."""
+    line = sys.stdin.readline()
+    if not line.endswith("\n"):
+        os._exit(130)
+    return json.loads(line)
 
 
 def scarce_memory() -> str:
@@ -125,15 +175,6 @@ def scarce_memory() -> str:
     if limit == resource.RLIM_INFINITY:
         return ""
     return f"not enough memory, most likely: this process may have {limit >> 20} MB of addresses; raise `ulimit -v`"
-
-
-def _send(process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
-    assert process.stdin is not None
-    try:
-        with process.stdin:
-            process.stdin.write(json.dumps(request).encode())
-    except BrokenPipeError:
-        pass  # it died at once: the exit code says how
 
 
 def die_with_parent() -> None:
@@ -154,10 +195,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupted)
     pipe = os.fdopen(int(os.environ.pop(_PIPE)), "w", buffering=1)
     print(json.dumps({"ready": True}), file=pipe)
-    try:
-        request = json.load(sys.stdin)
-    except ValueError:  # the parent was interrupted before it had written all
-        os._exit(130)
+    request = receive()
     try:
         module, _, name = request["function"].partition(":")
         function = getattr(importlib.import_module(module), name)

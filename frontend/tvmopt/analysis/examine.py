@@ -79,12 +79,16 @@ class Examiner:
         path: its ONNX file, or the model in it.
         prepared: the same as the importer prepares it, whose nodes the kernels name.
         rtol, atol: the user's, in place of what follows from rounding.
+        judge: one of `prepared` with these tolerances, where there is one.
     """
 
-    def __init__(self, model: Any, path: Any, prepared: Any, rtol: Tolerance = None, atol: Tolerance = None) -> None:
+    def __init__(
+        self, model: Any, path: Any, prepared: Any, rtol: Tolerance = None, atol: Tolerance = None,
+        judge: Judge | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.path, self.prepared = model, path, prepared
         self.precision = model.manifest.precision
-        self.judge = Judge(prepared, self.precision, rtol, atol)
+        self.judge = judge or Judge(prepared, self.precision, rtol, atol)
         # kernels of open sizes name the nodes of another graph than the prepared one, which is static
         self.observed = model.manifest.kind == "llvm" and not model.symbols
         self._apart = 1.0  # ours and onnxruntime's on ordinary inputs, in units of what is allowed without a question

@@ -9,38 +9,26 @@ import json
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from tvmopt import children
-from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.examine import Examined, Examiner
 from tvmopt.analysis.judge import Tolerance
-from tvmopt.analysis.metrics import metrics
-from tvmopt.analysis.oracle.values import Unsupported, is_real
-from tvmopt.analysis.samples import described, trial_inputs, trials
-from tvmopt.dims import is_open, near, told
-from tvmopt.errors import AccuracyError, InputError, TvmoptError
+from tvmopt.analysis.oracle.values import is_real
+from tvmopt.analysis.samples import described
+from tvmopt.dims import is_open, told
+from tvmopt.errors import AccuracyError, TvmoptError
 from tvmopt.runtime.artifact import Artifact, read
-from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.sizes import info_at
+from tvmopt.runtime.tensors import TensorInfo, to_plain
 from tvmopt.targets.detect import usable_cores
-from tvmopt.toolchain.emulation import EmulatedModel, opened
-
-OPEN = 5e9
-"""FLOPs of a run at open sizes other than the named ones, at the most: larger sizes are halved for it."""
-
-LARGE = 2e11
-"""FLOPs above which float64 takes too long: such a model is compared with onnxruntime first."""
-
-EMULATED = 1e9
-"""FLOPs above which a run takes seconds in an emulator: then one set of inputs is tried."""
 
 BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables in which NumPy's libraries of matrix products look for their number of threads."""
@@ -109,7 +97,7 @@ class Verdict:
             "reference": self.reference,
             **({"emulator": self.emulator} if self.emulator else {}),
             "seeds": list(dict.fromkeys(t.seed for t in self.trials)),
-            **({"sizes": sizes} if (sizes := [s for s in _distinct(t.sizes for t in self.trials) if s]) else {}),
+            **({"sizes": sizes} if (sizes := [s for s in distinct(t.sizes for t in self.trials) if s]) else {}),
             "max_error": max((o.max_error for o in outputs), default=0.0),
             "max_relative_error": max((c.max_error for c in comparisons), default=0.0),
             "peer_relative_error": max(peers, default=None),
@@ -123,8 +111,66 @@ class Verdict:
         }
 
 
-def _distinct(sizes: Iterable[dict[str, int]]) -> list[dict[str, int]]:
+def distinct(sizes: Iterable[dict[str, int]]) -> list[dict[str, int]]:
+    """Open sizes, each once."""
     return [dict(one) for one in dict.fromkeys(tuple(s.items()) for s in sizes)]
+
+
+class Verification:
+    """Checks an artifact against its ONNX file, in a child process that does what it can before there is an artifact:
+    loads the model, runs onnxruntime and the oracle.
+
+    Args:
+        model: the ONNX file (shapes of its inputs may be dynamic: the artifact's are used).
+        rtol: instead of the tolerance that follows from rounding.
+    """
+
+    def __init__(self, model: str | Path, rtol: float | None = None) -> None:
+        self.model = model
+        threads = {name: os.environ.get(name) or str(reference_threads()) for name in BLAS}
+        arguments = {"model": str(model), "rtol": rtol}
+        self._child = children.Child("tvmopt.analysis.trials:in_child", arguments, environment=threads)
+        self._told = False
+
+    def begin(self, inputs: Sequence[TensorInfo], values: Mapping[str, Any], precision: str) -> None:
+        """Let the references run on inputs of static shapes; without inputs, or where a size is open, the model is
+        only loaded. TVM's compiler is loaded.
+
+        Args:
+            values: of the inputs that were bound. precision: of the compile.
+        """
+        from tvmopt.importer.relax import operators
+
+        static = [] if any(is_open(info.shape) for info in inputs) else inputs
+        told = {"inputs": [asdict(info) for info in static], "values": {n: to_plain(v) for n, v in values.items()}}
+        self._child.send(told | {"precision": precision, "operators": operators()})
+        self._told = True
+
+    def verdict(self, artifact: Artifact, progress: Callable[[str], None] | None = None) -> Verdict:
+        """What the child finds out about an artifact.
+
+        Raises:
+            AccuracyError: the outputs differ, or the compiled code crashed.
+        """
+        if not self._told:
+            self.begin((), {}, artifact.manifest.precision)
+        with tempfile.TemporaryDirectory(prefix="tvmopt-verify-") as folder:
+            self._child.send({"artifact": str(artifact.save(Path(folder) / "candidate.tvmopt"))})
+            try:
+                raw = self._child.result(progress)
+            except children.Crash as crash:
+                raise AccuracyError(
+                    f"verification crashed ({crash.what}) while {crash.stage or 'starting'}.",
+                    where=artifact.manifest.model,
+                    fix="a generated kernel is wrong: please report it with the model (--no-verify skips this)",
+                ) from crash
+        return _accepted(raw, artifact, self.model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._child.__exit__(*raised)
 
 
 def verify(
@@ -134,29 +180,21 @@ def verify(
     rtol: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
-    """Check an artifact against its ONNX file.
-
-    Args:
-        model: the ONNX file (shapes of its inputs may be dynamic: the artifact's are used).
-        rtol: instead of the tolerance that follows from rounding.
+    """Check an artifact against its ONNX file: see :class:`Verification`.
 
     Raises:
         AccuracyError: the outputs differ, or the compiled code crashed.
     """
-    from tvmopt.importer.relax import operators
+    with Verification(model, rtol) as started:
+        return started.verdict(artifact, progress)
 
-    with tempfile.TemporaryDirectory(prefix="tvmopt-verify-") as folder:
-        path = artifact.save(Path(folder) / "candidate.tvmopt")
-        request = {"artifact": str(path), "model": str(model), "rtol": rtol, "operators": operators()}
-        try:
-            threads = {name: os.environ.get(name) or str(reference_threads()) for name in BLAS}
-            raw = children.call("tvmopt.analysis.verify:in_child", request, progress=progress, environment=threads)
-        except children.Crash as crash:
-            raise AccuracyError(
-                f"verification crashed ({crash.what}) while {crash.stage or 'starting'}.",
-                where=artifact.manifest.model,
-                fix="a generated kernel is wrong: please report it with the model (--no-verify skips this)",
-            ) from crash
+
+def _accepted(raw: Mapping[str, Any], artifact: Artifact, model: str | Path) -> Verdict:
+    """What the child found, as a verdict.
+
+    Raises:
+        AccuracyError: the outputs differ.
+    """
     verdict = Verdict(tuple(map(_trial, raw["trials"])), raw["reference"], raw["reason"], raw.get("emulator", ""))
     if not verdict.ok:
         wrong = next(t for t in verdict.trials if not t.comparison.ok)
@@ -191,100 +229,6 @@ def _trial(data: dict[str, Any]) -> Trial:
     outputs = data["comparison"]["outputs"]
     found = tuple(OutputComparison(**{**o, "worst": tuple(o["worst"])}) for o in outputs)
     return Trial(**{**data, "comparison": Comparison(found)})
-
-
-def in_child(
-    artifact: str, model: str, rtol: float | None, operators: list[list[str]], progress: Callable[[str], None]
-) -> dict[str, Any]:
-    """The child's part: both runs on every seed, compared, at each of some open sizes. Returns plain data.
-
-    Args:
-        operators: what the importer converts; to ask it would load TVM's compiler, which takes seconds.
-    """
-    from tvmopt.importer import load, prepare
-    from tvmopt.importer.protos import normal_domain
-    from tvmopt.importer.shapes import bound_arrays
-
-    loaded = read(artifact)
-    manifest = loaded.manifest
-    known = {(domain, name) for domain, name in operators}
-    original = load(model)
-    values = bound_arrays(original.graph, manifest.values)
-    compiled = opened(loaded)
-    emulated = isinstance(compiled, EmulatedModel)
-    found: list[Trial] = []
-    name = ""
-
-    def prepared_at(sizes: dict[str, int]) -> Any:
-        shapes = {info.name: list(info_at(info, sizes).shape) for info in manifest.inputs}
-        return prepare(original, shapes, values, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in known)
-
-    for index, sizes in enumerate(sizes_to_try(manifest, lambda at: float(metrics(prepared_at(at)).flops))):
-        prepared = prepared_at(sizes)
-        inputs = [info_at(info, sizes) for info in manifest.inputs]
-        bounds = integer_bounds(prepared)
-        flops = metrics(prepared).flops
-        few = index > 0 or (emulated and flops > EMULATED)
-        feeds = {seed: trial_inputs(inputs, seed, bounds) for seed in ((0,) if few else trials(inputs))}
-        progress("running the reference")
-        told_by, peers = peers_of(model, feeds, values)
-        name = name or told_by
-        progress("running the compiled model")
-        examiner = Examiner(compiled, model, prepared, rtol)
-        try:
-            for seed, one in feeds.items():
-                progress(f"comparing with {described(seed)}")
-                done = examine(examiner, seed, one, peers.get(seed), flops > LARGE)
-                if done is not None:
-                    found.append(Trial(seed, done.comparison, done.kernel, done.compared, done.reference, sizes))
-                if found and not found[-1].comparison.ok:
-                    break
-        except Unsupported as error:
-            return {"trials": [], "reference": "", "reason": f"no reference can run the model: {error}"}
-        if found and not found[-1].comparison.ok:
-            break
-    if not found:
-        return {"trials": [], "reference": "", "reason": "no inputs of its own suit the model"}
-    exact = any(t.reference == "float64" for t in found)
-    reference = " and ".join(filter(None, ("float64" if exact else "", name)))
-    emulator = compiled.emulator.told if isinstance(compiled, EmulatedModel) else ""
-    return {"trials": [asdict(t) for t in found], "reference": reference, "reason": "", "emulator": emulator}
-
-
-def sizes_to_try(manifest: Manifest, flops: Callable[[dict[str, int]], float]) -> list[dict[str, int]]:
-    """Open sizes to verify: the named ones, the smallest, the largest that :data:`OPEN` allows, and some between.
-
-    Args:
-        flops: of one run at some sizes.
-    """
-    ranges, conditions = manifest.symbols, manifest.conditions
-    if not ranges:
-        return [{}]
-    largest = {name: known.max for name, known in ranges.items()}
-    while flops(largest) > OPEN and any(largest[n] > max(r.min, r.opt) for n, r in ranges.items()):
-        largest = {
-            name: max(size // 2, ranges[name].min, min(size, ranges[name].opt)) for name, size in largest.items()
-        }
-    generator = np.random.default_rng(0)
-    between = {n: int(generator.integers(r.min, largest[n] + 1)) for n, r in ranges.items()}
-    wanted = [{n: r.opt for n, r in ranges.items()}, {n: r.min for n, r in ranges.items()}, largest, between]
-    return [s for s in _distinct(near(one, ranges, conditions, up=i == 1) for i, one in enumerate(wanted)) if s]
-
-
-def examine(
-    examiner: Examiner, seed: int, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, large: bool
-) -> Examined | None:
-    """One seed: the first in full, the others by onnxruntime where that is enough; None where an engine refuses it."""
-    try:
-        if seed == 0 and not (large and peer is not None):
-            return examiner.fully(feeds, peer)
-        if broken(feeds):
-            return examiner.hostile(feeds, peer)
-        if seed > 1 and peer is None:  # onnxruntime refuses these inputs
-            return None
-        return examiner.quickly(feeds, peer)
-    except InputError:  # such inputs divide by zero, or lead out of a tensor: the compiled model says so
-        return None
 
 
 def examined(

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmopt.children import Progress
+from tvmopt.compiler.request import Request
+from tvmopt.compiler.results import parameter_count
 from tvmopt.errors import MissingDependency
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.tensors import TensorInfo
+from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
 from tvmopt.toolchain.emulation import find_emulator
+
+if TYPE_CHECKING:
+    from tvmopt.analysis.verify import Verification
+    from tvmopt.importer import Imported
 
 
 def unable(artifact: Artifact) -> str:
@@ -26,14 +34,35 @@ def unable(artifact: Artifact) -> str:
     return ""
 
 
+AT_ONCE = 1 << 28
+"""Weights of a model up to which its references run while it is compiled: both need memory for several copies."""
+
+
+def early(machine: Machine) -> bool:
+    """Whether an artifact for this machine will be verified by this one's processor, as far as that is known before it
+    is compiled."""
+    return machine.kind == "llvm" and machine.arch == host_arch()
+
+
+def begin(started: Verification, imported: Imported, request: Request) -> None:
+    """Let the references of a model begin, as soon as it is imported; a large one's wait for the artifact."""
+    if parameter_count(imported.model) <= AT_ONCE:
+        infos = [TensorInfo(t.name, tuple(t.shape), t.dtype) for t in imported.inputs]
+        started.begin(infos, request.values, request.precision)
+
+
 def verified(
     artifact: Artifact,
     report: Report,
     model: Path,
     tolerance: float | None,
     progress: Progress | None,
+    started: Verification | None = None,
 ) -> tuple[Artifact, Report]:
     """The artifact and report with the accuracy found in them.
+
+    Args:
+        started: the verification of `model`, where it has begun.
 
     Raises:
         AccuracyError: the compiled module is wrong.
@@ -52,7 +81,12 @@ def verified(
 
         if progress:
             progress("verifying")
-        accuracy = verify(artifact, model, rtol=tolerance, progress=progress).as_accuracy()
+        found = (
+            started.verdict(artifact, progress)
+            if started
+            else verify(artifact, model, rtol=tolerance, progress=progress)
+        )
+        accuracy = found.as_accuracy()
     warnings = report.warnings
     if not accuracy["verified"]:
         warnings += (f"not verified: {accuracy['reason']}",)

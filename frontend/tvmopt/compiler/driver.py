@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,8 +73,13 @@ class Lowered:
     structure: str
 
 
-def compile_model(request: Request, progress: Progress | None = None) -> tuple[Artifact, Report]:
+def compile_model(
+    request: Request, progress: Progress | None = None, told: Callable[[Imported], None] | None = None
+) -> tuple[Artifact, Report]:
     """Compile; nothing is verified or written yet.
+
+    Args:
+        told: is shown the model as soon as it is imported, where this process compiles it.
 
     Raises:
         ModelError, UnsupportedOp: the model cannot be imported.
@@ -84,7 +89,7 @@ def compile_model(request: Request, progress: Progress | None = None) -> tuple[A
     request.dumps.make_folders()
     environment = BACKENDS[request.machine.kind].environment(request.machine)
     if environment is None:
-        return _compile(request, progress)
+        return _compile(request, progress, told)
     with as_file(request.source) as model, tempfile.TemporaryDirectory(prefix="tvmopt-compile-") as folder:
         output = str(Path(folder) / "out.tvmopt")
         arguments = {"request": replace(request, source=str(model)).to_dict(), "output": output}
@@ -99,10 +104,14 @@ def in_child(*, request: dict[str, Any], output: str, progress: Progress) -> dic
     return report.as_dict()
 
 
-def _compile(request: Request, progress: Progress | None) -> tuple[Artifact, Report]:
+def _compile(
+    request: Request, progress: Progress | None, told: Callable[[Imported], None] | None = None
+) -> tuple[Artifact, Report]:
     """Compile in this process."""
     stages, backend = Stages(progress), BACKENDS[request.machine.kind]
     imported = _imported(request, stages)
+    if told is not None:
+        told(imported)
     backend.check()
     dumper = Dumper(request.dumps, request.machine) if request.dumps else None
     if dumper:

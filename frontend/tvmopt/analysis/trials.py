@@ -1,0 +1,195 @@
+"""The child's part of verification: a compiled model and the references on the same inputs - for `verify.py`.
+
+What needs no artifact comes first: it is done while the model is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmopt import children
+from tvmopt.analysis.bounds import integer_bounds
+from tvmopt.analysis.comparator import Array
+from tvmopt.analysis.examine import Examined, Examiner
+from tvmopt.analysis.judge import Judge
+from tvmopt.analysis.metrics import metrics
+from tvmopt.analysis.oracle.values import Unsupported
+from tvmopt.analysis.samples import described, trial_inputs, trials
+from tvmopt.analysis.verify import Trial, broken, distinct, peers_of
+from tvmopt.dims import near
+from tvmopt.errors import InputError
+from tvmopt.runtime.artifact import read
+from tvmopt.runtime.manifest import Manifest
+from tvmopt.runtime.sizes import info_at
+from tvmopt.runtime.tensors import TensorInfo, from_plain
+from tvmopt.toolchain.emulation import EmulatedModel, opened
+
+OPEN = 5e9
+"""FLOPs of a run at open sizes other than the named ones, at the most: larger sizes are halved for it."""
+
+LARGE = 2e11
+"""FLOPs above which float64 takes too long: such a model is compared with onnxruntime first."""
+
+EMULATED = 1e9
+"""FLOPs above which a run takes seconds in an emulator: then one set of inputs is tried."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The inputs to try at some sizes, and what onnxruntime makes of them.
+
+    Attributes:
+        infos: of the inputs. prepared: the model at these sizes, as the importer prepares it.
+        flops: of a run. feeds: by seed. name: onnxruntime's, "" if it refuses the model. peers: its outputs by seed.
+    """
+
+    infos: list[TensorInfo]
+    prepared: Any
+    flops: float
+    feeds: dict[int, dict[str, Array]]
+    name: str
+    peers: dict[int, dict[str, Array]]
+
+
+class Checked:
+    """The ONNX file, for the child.
+
+    Args:
+        operators: what the importer converts; to ask it would load TVM's compiler, which takes seconds.
+    """
+
+    def __init__(self, model: str, operators: list[list[str]], progress: Callable[[str], None]) -> None:
+        from tvmopt.importer import load
+
+        self.model, self.progress = model, progress
+        self.known = {(domain, name) for domain, name in operators}
+        self.original = load(model)
+
+    def bound(self, values: Mapping[str, Any]) -> dict[str, Array]:
+        """The arrays of the inputs that were bound."""
+        from tvmopt.importer.shapes import bound_arrays
+
+        return dict(bound_arrays(self.original.graph, values))
+
+    def prepared(self, infos: Sequence[TensorInfo], values: Mapping[str, Array]) -> Any:
+        """The model as the importer prepares it for static inputs."""
+        from tvmopt.importer import prepare
+        from tvmopt.importer.protos import normal_domain
+
+        shapes = {info.name: list(info.shape) for info in infos}
+        return prepare(
+            self.original, shapes, values, has_converter=lambda *key: (normal_domain(key[0]), key[1]) in self.known
+        )
+
+    def sampled(
+        self, infos: list[TensorInfo], values: Mapping[str, Array], most: float = math.inf, few: bool = False
+    ) -> Sampled:
+        """Inputs to try, and onnxruntime's outputs.
+
+        Args:
+            most: FLOPs of a run above which one seed is enough. few: whether it is in any case.
+        """
+        prepared = self.prepared(infos, values)
+        bounds = integer_bounds(prepared)
+        flops = float(metrics(prepared).flops)
+        feeds = {seed: trial_inputs(infos, seed, bounds) for seed in ((0,) if few or flops > most else trials(infos))}
+        self.progress("running the reference")
+        name, peers = peers_of(self.model, feeds, values)
+        return Sampled(infos, prepared, flops, feeds, name, peers)
+
+
+def in_child(model: str, rtol: float | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """The child's part: both runs on every seed, compared, at each of some open sizes. Returns plain data.
+
+    Its parent sends two messages: what is known of the inputs before there is an artifact (see
+    :meth:`Verification.begin`), then the artifact.
+    """
+    told = children.receive()
+    checked = Checked(model, told["operators"], progress)
+    ahead, judge = None, None
+    if told["inputs"]:
+        infos = [TensorInfo(i["name"], tuple(i["shape"]), i["dtype"]) for i in told["inputs"]]
+        ahead = checked.sampled(infos, checked.bound({n: from_plain(v) for n, v in told["values"].items()}))
+        judge = Judge(ahead.prepared, told["precision"], rtol)
+        if not (ahead.flops > LARGE and 0 in ahead.peers):
+            judge.foresee(ahead.feeds[0])
+    loaded = read(children.receive()["artifact"])
+    manifest = loaded.manifest
+    values = checked.bound(manifest.values)
+    compiled = opened(loaded)
+    emulated = isinstance(compiled, EmulatedModel)
+    found: list[Trial] = []
+    name = ""
+
+    def at(sizes: dict[str, int]) -> list[TensorInfo]:
+        return [info_at(info, sizes) for info in manifest.inputs]
+
+    def flops_at(sizes: dict[str, int]) -> float:
+        return float(metrics(checked.prepared(at(sizes), values)).flops)
+
+    for index, sizes in enumerate(sizes_to_try(manifest, flops_at)):
+        if ahead is None or ahead.infos != at(sizes) or emulated:
+            judge = None
+            ahead = checked.sampled(at(sizes), values, math.inf if not emulated else EMULATED, few=index > 0)
+        name = name or ahead.name
+        progress("running the compiled model")
+        examiner = Examiner(compiled, model, ahead.prepared, rtol, judge=judge)
+        try:
+            for seed, one in ahead.feeds.items():
+                progress(f"comparing with {described(seed)}")
+                done = examine(examiner, seed, one, ahead.peers.get(seed), ahead.flops > LARGE)
+                if done is not None:
+                    found.append(Trial(seed, done.comparison, done.kernel, done.compared, done.reference, sizes))
+                if found and not found[-1].comparison.ok:
+                    break
+        except Unsupported as error:
+            return {"trials": [], "reference": "", "reason": f"no reference can run the model: {error}"}
+        if found and not found[-1].comparison.ok:
+            break
+    if not found:
+        return {"trials": [], "reference": "", "reason": "no inputs of its own suit the model"}
+    exact = any(t.reference == "float64" for t in found)
+    reference = " and ".join(filter(None, ("float64" if exact else "", name)))
+    emulator = compiled.emulator.told if isinstance(compiled, EmulatedModel) else ""
+    return {"trials": [asdict(t) for t in found], "reference": reference, "reason": "", "emulator": emulator}
+
+
+def sizes_to_try(manifest: Manifest, flops: Callable[[dict[str, int]], float]) -> list[dict[str, int]]:
+    """Open sizes to verify: the named ones, the smallest, the largest that :data:`OPEN` allows, and some between.
+
+    Args:
+        flops: of one run at some sizes.
+    """
+    ranges, conditions = manifest.symbols, manifest.conditions
+    if not ranges:
+        return [{}]
+    largest = {name: known.max for name, known in ranges.items()}
+    while flops(largest) > OPEN and any(largest[n] > max(r.min, r.opt) for n, r in ranges.items()):
+        largest = {
+            name: max(size // 2, ranges[name].min, min(size, ranges[name].opt)) for name, size in largest.items()
+        }
+    generator = np.random.default_rng(0)
+    between = {n: int(generator.integers(r.min, largest[n] + 1)) for n, r in ranges.items()}
+    wanted = [{n: r.opt for n, r in ranges.items()}, {n: r.min for n, r in ranges.items()}, largest, between]
+    return [s for s in distinct(near(one, ranges, conditions, up=i == 1) for i, one in enumerate(wanted)) if s]
+
+
+def examine(
+    examiner: Examiner, seed: int, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None, large: bool
+) -> Examined | None:
+    """One seed: the first in full, the others by onnxruntime where that is enough; None where an engine refuses it."""
+    try:
+        if seed == 0 and not (large and peer is not None):
+            return examiner.fully(feeds, peer)
+        if broken(feeds):
+            return examiner.hostile(feeds, peer)
+        if seed > 1 and peer is None:  # onnxruntime refuses these inputs
+            return None
+        return examiner.quickly(feeds, peer)
+    except InputError:  # such inputs divide by zero, or lead out of a tensor: the compiled model says so
+        return None

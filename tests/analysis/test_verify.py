@@ -1,0 +1,128 @@
+"""Verification that begins while the model is compiled finds what one finds that begins after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+
+import tvmopt
+from tests.runtime.small import small_model
+from tvmopt.analysis.verify import Verification, verify
+from tvmopt.compiler.accuracy import begin
+from tvmopt.compiler.driver import compile_model
+from tvmopt.compiler.request import Request
+from tvmopt.errors import AccuracyError, UnsupportedOp
+from tvmopt.importer import Imported
+from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.tensors import TensorInfo
+from tvmopt.targets import Machine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("verify") / "small.onnx"
+    onnx.save(small_model(), str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def open_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    proto = small_model()
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    path = tmp_path_factory.mktemp("verify") / "open.onnx"
+    onnx.save(proto, str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def compiled(model: Path) -> Artifact:
+    return tvmopt.compile(model, verify=False).artifact
+
+
+def test_the_verdict_is_the_same_whenever_it_begins(model: Path, compiled: Artifact) -> None:
+    late = verify(compiled, model)
+    with Verification(model) as started:
+        started.begin(compiled.manifest.inputs, {}, "fp32")
+        early = started.verdict(compiled)
+    assert early == late
+    assert early.ok and [t.seed for t in early.trials] == [0, 1, 2, 3, 4, 5, 6]
+    assert [t.reference for t in early.trials[:1]] == ["float64"] and early.trials[0].compared > 0
+
+
+def test_the_references_run_before_there_is_an_artifact(model: Path, compiled: Artifact) -> None:
+    with Verification(model) as started:
+        started.begin(compiled.manifest.inputs, {}, "fp32")
+        heard = [json.loads(started._child._pipe.readline()) for _ in range(2)]  # waits until it says so
+        assert heard == [{"ready": True}, {"progress": "running the reference"}]
+        stages: list[str] = []
+        assert started.verdict(compiled, stages.append).ok
+    assert "running the reference" not in stages and stages[0] == "running the compiled model"
+
+
+def test_inputs_that_are_not_the_artifacts_are_made_anew(open_model: Path) -> None:
+    compiled = tvmopt.compile(open_model, shape={"x": (2, 3, 9, 9)}, verify=False).artifact
+    (x,) = compiled.manifest.inputs
+    stages: list[str] = []
+    with Verification(open_model) as started:
+        started.begin([TensorInfo(x.name, (3, 3, 9, 9), x.dtype)], {}, "fp32")
+        early = started.verdict(compiled, stages.append)
+    assert stages.count("running the reference") == 2
+    assert early == verify(compiled, open_model)
+
+
+def test_a_wrong_artifact_is_refused(model: Path, compiled: Artifact) -> None:
+    weights = [(w.info, a * 1.01) for w, a in zip(compiled.manifest.weights, compiled.weights, strict=True)]
+    wrong = Artifact.build(compiled.manifest, compiled.library, weights)
+    with Verification(model) as started:
+        started.begin(compiled.manifest.inputs, {}, "fp32")
+        with pytest.raises(AccuracyError, match=r"a tolerance of .* would pass"):
+            started.verdict(wrong)
+
+
+def test_it_begins_between_import_and_optimization(model: Path) -> None:
+    events: list[str] = []
+
+    def told(imported: Imported) -> None:
+        events.append(",".join(t.name for t in imported.inputs))
+
+    compile_model(Request(str(model), Machine.load("cpu")), events.append, told)
+    assert events[:3] == ["importing", "x", "optimizing"]
+
+
+def test_open_sizes_wait_for_the_artifact(open_model: Path) -> None:
+    made = tvmopt.compile(open_model, shape={"x": ("1..3@2", 3, 9, 9)})
+    assert made.report.accuracy["verified"] and {"n": 2} in made.report.accuracy["sizes"]
+
+
+def test_a_compile_that_fails_leaves_no_child(tmp_path: Path) -> None:
+    proto = small_model()
+    proto.graph.node[1].op_type = "NoSuchOperator"
+    path = tmp_path / "bad.onnx"
+    onnx.save(proto, str(path))
+    with pytest.raises(UnsupportedOp):
+        tvmopt.compile(path)
+    left = [c for c in psutil.Process().children(recursive=True) if "tvmopt.children" in " ".join(c.cmdline())]
+    assert left == []
+
+
+def test_references_of_a_large_model_wait(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    """They would need their memory while the compiler needs its own."""
+    begun: list[object] = []
+    request = Request(str(model), Machine.load("cpu"))
+
+    class Started:
+        def begin(self, *arguments: object) -> None:
+            begun.append(arguments)
+
+    def told(imported: Imported) -> None:
+        begin(Started(), imported, request)  # type: ignore[arg-type]
+        monkeypatch.setattr("tvmopt.compiler.accuracy.AT_ONCE", 100)
+        begin(Started(), imported, request)  # type: ignore[arg-type]
+
+    compile_model(request, None, told)
+    assert len(begun) == 1
