@@ -37,7 +37,7 @@ import tvmopt
 from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.metrics import metrics
 from tvmopt.analysis.peaks import measure_peaks
-from tvmopt.analysis.samples import trial_inputs
+from tvmopt.analysis.samples import sample_inputs
 from tvmopt.bench.machine import describe_machine, slug
 from tvmopt.bench.measure import Plan
 from tvmopt.bench.run import Settings, bench
@@ -66,13 +66,11 @@ class Subject:
     Attributes:
         transformer: NNCF treats its products as those of attention, and smooths activations.
         shapes: of inputs with open sizes.
-        exclude: nodes that stay in floats.
     """
 
     name: str
     transformer: bool = False
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    exclude: tuple[str, ...] = ()
 
     def source(self) -> Path:
         """The float model, written or downloaded where it is not there yet."""
@@ -85,8 +83,7 @@ class Subject:
 SUBJECTS = (
     Subject("resnet50"),
     Subject("mobilenet_v2"),
-    # the mean of an image has the scale of its pixels otherwise, whose largest are 1000 times as large: it would be 0
-    Subject("efficientnet_b0", exclude=("node_avg_pool2d",)),
+    Subject("efficientnet_b0"),
     Subject("densenet121"),
     Subject("squeezenet"),
     Subject("bert_base", transformer=True),
@@ -117,10 +114,10 @@ def quantised(subject: Subject, method: str, folder: Path = FOLDER) -> Path:
         data.mkdir()
         onnx.save(model, source)
         for seed in range(CALIBRATION):
-            save_arrays(data / f"{seed}.npz", trial_inputs(inputs, seed, bounds))
+            save_arrays(data / f"{seed}.npz", sample_inputs(inputs, seed=seed, bounds=bounds))
         tvmopt.quantize(
             source, path, data=data, preset=METHODS[method], method=method, shape=subject.shapes or None,
-            smooth_quant=method == "nncf" and subject.transformer, exclude=subject.exclude,
+            smooth_quant=method == "nncf" and subject.transformer,
         )  # fmt: skip
     return path
 
