@@ -36,6 +36,7 @@ from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.graph import sharing
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
+from tvmopt.passes.name_sizes import SizeNames
 from tvmopt.passes.provenance import Provenance
 from tvmopt.passes.relax_alignment import relax_alignment
 from tvmopt.passes.stages import Part, Run, Stage, Watch, check_names, each_kernel, stage, through
@@ -158,11 +159,14 @@ def stages(job: Job) -> list[Part]:
 
 def fusion_stages() -> list[Stage]:
     """From operators as loops to one PrimFunc a kernel."""
+    names = SizeNames()
     return [
         stage(T.AnnotateTIROpPattern(), needed=True),  # before FuseOps, which decides by pattern
+        Stage("tvmopt.NameSizes", names.give),  # before LimitFusion, which looks for sizes that are handed over
         stage(P.LimitFusion),  # a padding that TVM calls elementwise
         Stage("FuseOps", _fuse_ops, follow="functions"),
         stage(T.FuseTIR(), needed=True),
+        Stage("tvmopt.SizesAgain", names.take_back, needed=True),  # before views are found by their sizes
         stage(T.RewriteDataflowReshape()),  # before schedules: a reshape in threads or vectors is not seen as a view
         stage(T.DeadCodeElimination()),
     ]

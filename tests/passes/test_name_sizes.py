@@ -1,0 +1,57 @@
+"""Kernels of sizes that are expressions are fused as those of plain sizes are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.harness import Open, open_module
+from tvmopt.passes.name_sizes import SizeNames
+
+op = relax.op
+
+
+def halves(bb, x):
+    """[n, h, 8] -> [n, (h - 1)//2 + 1, 8]."""
+    return bb.emit(op.nn.max_pool1d(x, 1, 2, layout="NWC"))
+
+
+def test_a_chain_of_an_expression_is_one_kernel():
+    def build(bb, x):
+        y = bb.emit(op.tanh(halves(bb, x)))
+        return op.add(bb.emit(op.multiply(y, relax.const(np.float32(0.5)))), relax.const(np.float32(1.0)))
+
+    model = Open(open_module(build, [("n", "h", 8)]))
+    assert len(model.how) == 1
+    for n, h in [(1, 1), (2, 7), (3, 16)]:
+        x = np.random.default_rng(h).standard_normal((n, h, 8)).astype("float32")
+        np.testing.assert_allclose(model(x)[0], np.tanh(x[:, ::2]) * 0.5 + 1, rtol=1e-5, atol=1e-6)
+
+
+def test_a_reshape_to_a_product_of_sizes_is_still_a_view():
+    def build(bb, x):
+        flat = bb.emit(op.reshape(x, (-1, 8)))
+        return op.tanh(flat)
+
+    model = Open(open_module(build, [("n", "h", 8)]))
+    assert [name for name in model.how if "reshape" in name] == []
+    x = np.random.default_rng(0).standard_normal((3, 5, 8)).astype("float32")
+    np.testing.assert_allclose(model(x)[0], np.tanh(x).reshape(-1, 8), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), ("n", 8)])
+def test_plain_sizes_are_left_alone(shape):
+    module = open_module(lambda bb, x: op.tanh(x), [shape])
+    names = SizeNames()
+    assert names.give(module) is module and names.take_back(module) is module
+
+
+def test_a_size_that_is_computed_with_is_handed_over():
+    def build(bb, x):
+        return op.mean(halves(bb, x), 1)
+
+    model = Open(open_module(build, [("n", "h", 8)]))
+    for n, h in [(1, 1), (2, 7), (3, 16)]:
+        x = np.random.default_rng(h).standard_normal((n, h, 8)).astype("float32")
+        np.testing.assert_allclose(model(x)[0], x[:, ::2].mean(1), rtol=1e-5, atol=1e-6)
