@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
-from tvmopt.scheduling.cost_model import worth_threads
-from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.cost_model import HIGHEST_OPEN, LOOPS, pixel_widths, worth_threads
+from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
 
 
@@ -50,11 +50,27 @@ def recognise(func: Any, machine: Machine, kernel: str) -> WindowProblem | None:
     copy, pad = annotated(func, f"{kernel}_copy"), annotated(func, f"{kernel}_pad")
     row = extents(copy)[2] * blocks * vector * 4 if copy is not None else 0
     padded = "copy" if copy is not None else "pad" if pad is not None else ""
-    core = machine.peak_flops / machine.cores
-    work = 2.0 * n * oh * ow * blocks * vector * kh * kw / core * 1e9
-    traffic = (4.0 * n * blocks * vector * oh * ow) * 3 / machine.core_bandwidth * 1e9
-    threads = worth_threads(max(1.5 * work, traffic), machine)
+    threads = worth_threads(_nanoseconds(n * oh * ow, blocks * vector, kh * kw, machine), machine)
     return WindowProblem(n, oh, ow, blocks, vector, extents(out)[-1], (kh, kw), padded, row, threads)
+
+
+def _nanoseconds(pixels: int, channels: int, taps: int, machine: Machine) -> float:
+    """One core's time, roughly: the taps, or what is read and written."""
+    work = 2.0 * pixels * channels * taps / (machine.peak_flops / machine.cores) * 1e9
+    traffic = 4.0 * pixels * channels * 3 / machine.core_bandwidth * 1e9
+    return float(max(1.5 * work, traffic))
+
+
+def open_pixels(problem: WindowProblem, machine: Machine) -> PixelTiles:
+    """Tiles of a row of open length: what half the registers hold, up to eight pixels. Where a window reaches outside,
+    the rows of a task are copied with their border: where it lies in a row is known at run time only."""
+    each = _nanoseconds(1, problem.blocks * problem.vector, problem.k[0] * problem.k[1], machine)
+    return PixelTiles(
+        pixel_widths(tile_width(HIGHEST_OPEN, machine)),
+        lambda tile: {"wt": tile.ow, "cv": 1, "rows": 1, "unroll": 0},
+        bytes=machine.l2 // 4,
+        threads_from=int(LOOPS * machine.thread_ns / each) + 1,
+    )
 
 
 def tile_width(ow: int, machine: Machine) -> int:

@@ -38,7 +38,17 @@ def sizes(expr: relax.Expr) -> tuple[Any, ...] | None:
     shape = getattr(expr.ty, "shape", None)
     if shape is None or not hasattr(shape, "values"):
         return None
-    return tuple(int(dim) if isinstance(dim, int | tirx.IntImm) else dim for dim in shape.values)
+    return tuple(map(plain, shape.values))
+
+
+def is_open(shape: Sequence[Any]) -> bool:
+    """Whether a size of a shape is known at run time only."""
+    return any(not isinstance(d, int) for d in shape)
+
+
+def plain(dim: Any) -> Any:
+    """A size of TVM's, as an int where it is a number."""
+    return int(dim) if isinstance(dim, int | tirx.IntImm) else dim
 
 
 def same_size(a: Any, b: Any) -> bool:
@@ -111,11 +121,11 @@ def nhwc_shapes(call: relax.Call) -> tuple[tuple[int, ...], tuple[int, ...]] | N
 
 
 def image_sizes(call: relax.Call) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
-    """As :func:`nhwc_shapes`, where the number of samples may be open."""
+    """As :func:`nhwc_shapes`, where all but the number of channels may be open."""
     attrs = call.attrs
     if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NHWC", "OHWI", "NHWC"):
         return None
-    xs, ws = samples(call.args[0]), static_shape(call.args[1])
+    xs, ws = pictures(call.args[0]), static_shape(call.args[1])
     return None if xs is None or ws is None or 0 in ws else (xs, ws)
 
 
@@ -126,6 +136,19 @@ def samples(x: relax.Expr) -> tuple[Any, ...] | None:
         not shape
         or not all(isinstance(d, int) and d > 0 for d in shape[1:])
         or (isinstance(shape[0], int) and shape[0] == 0)
+    ):
+        return None
+    return shape
+
+
+def pictures(x: relax.Expr) -> tuple[Any, ...] | None:
+    """The shape [n, y, x, c] of pictures, none of which is empty; all but the number of channels may be open."""
+    shape = sizes(x)
+    if (
+        shape is None
+        or len(shape) != 4
+        or not isinstance(shape[3], int)
+        or 0 in [d for d in shape if isinstance(d, int)]
     ):
         return None
     return shape
@@ -159,20 +182,33 @@ def operand_types(call: relax.Call) -> str:
 
 
 def call_fusable(
-    bb: relax.BlockBuilder, compute: Callable[..., te.Tensor], args: Sequence[relax.Expr], name: str
+    bb: relax.BlockBuilder,
+    compute: Callable[..., te.Tensor],
+    args: Sequence[relax.Expr],
+    name: str,
+    wanted: Sequence[Any] = (),
 ) -> relax.Expr:
     """Emit `compute` as a PrimFunc into which FuseOps may fuse the elementwise chain that follows it."""
-    return call_with_pattern(bb, compute, args, name, OUT_ELEMENTWISE_FUSABLE)
+    return call_with_pattern(bb, compute, args, name, OUT_ELEMENTWISE_FUSABLE, wanted)
 
 
 def call_with_pattern(
-    bb: relax.BlockBuilder, compute: Callable[..., Any], args: Sequence[relax.Expr], name: str, pattern: int
+    bb: relax.BlockBuilder,
+    compute: Callable[..., Any],
+    args: Sequence[relax.Expr],
+    name: str,
+    pattern: int,
+    wanted: Sequence[Any] = (),
 ) -> relax.Expr:
     """`BlockBuilder.call_te` whose PrimFunc carries an explicit `op_pattern` (the analysis guesses 8, opaque, for
-    a reduction with a second block behind it)."""
+    a reduction with a second block behind it).
+
+    Args:
+        wanted: sizes of `main`, which `compute` gets behind its tensors in the kernel's own variables.
+    """
     symbols = Symbols()
     tensors = [te.placeholder(symbols.of(a), name=f"arg{i}", dtype=str(a.ty.dtype)) for i, a in enumerate(args)]
-    out = compute(*tensors)
+    out = compute(*tensors, *symbols.here(wanted))
     handed = symbols.to_hand_over()
     func = te.create_prim_func([*tensors, *handed, out], "int64").with_attr("op_pattern", pattern)
     gvar = bb.add_func(func.without_attr("global_symbol"), name)

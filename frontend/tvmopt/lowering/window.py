@@ -7,35 +7,39 @@ expression, which the schedule resolves at compile time: padding without a copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
 import tvm
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import static_shape
+from tvmopt.lowering.common import is_open, plain, static_shape
+from tvmopt.scheduling.open_borders import CHANNELS, LEFT, TOP
 
 
 @dataclass(frozen=True)
 class Window:
-    """kernel, strides, dilation: (rows, columns); padding: top, left, bottom, right; out: (rows, columns)."""
+    """kernel, strides, dilation: (rows, columns); padding: top, left, bottom, right; out: (rows, columns), which may be
+    open."""
 
     kernel: tuple[int, int]
     strides: tuple[int, int]
     padding: tuple[int, int, int, int]
     dilation: tuple[int, int]
-    out: tuple[int, int]
+    out: tuple[Any, Any]
 
     @classmethod
-    def of(cls, attrs: Any, kernel: tuple[int, int], size: tuple[int, int], border: Border | None = None) -> Window:
+    def of(cls, attrs: Any, kernel: tuple[int, int], size: tuple[Any, Any], border: Border | None = None) -> Window:
         """From the attributes of a Relax convolution or pooling and the input's rows and columns; `border`: in place of
-        the attributes' padding."""
+        the attributes' padding. Where a size is open, :meth:`at` says how large the result is."""
         strides = (int(attrs.strides[0]), int(attrs.strides[1]))
         dilation = (int(attrs.dilation[0]), int(attrs.dilation[1]))
         top, left, bottom, right = border.sides if border else (int(v) for v in attrs.padding)
         up = int(bool(getattr(attrs, "ceil_mode", False)))
-        out = []
+        out: list[Any] = []
+        if is_open(size):  # nothing computes with it before :meth:`at`
+            return cls(kernel, strides, (top, left, bottom, right), dilation, size)
         for axis, before, after in ((0, top, bottom), (1, left, right)):
             room = size[axis] + before + after - dilation[axis] * (kernel[axis] - 1) - 1
             count = (room + up * (strides[axis] - 1)) // strides[axis] + 1
@@ -44,10 +48,18 @@ class Window:
             out.append(count)
         return cls(kernel, strides, (top, left, bottom, right), dilation, (out[0], out[1]))
 
-    def reaches_outside(self, size: tuple[int, int]) -> tuple[bool, bool]:
-        """Whether some window reads rows, or columns, outside an image of this size."""
+    def at(self, *out: Any) -> Window:
+        """The window with a result of another size."""
+        return replace(self, out=out) if out else self
+
+    def reaches_outside(self, size: tuple[Any, Any]) -> tuple[bool, bool]:
+        """Whether some window reads rows, or columns, outside an image of this size; where that is open, whether it
+        could: the last window is not rounded up to there."""
         found = []
         for axis in (0, 1):
+            if is_open(size):
+                found.append(self.padding[axis] + self.padding[axis + 2] > 0)
+                continue
             last = (self.out[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilation[axis]
             found.append(self.padding[axis] > 0 or last - self.padding[axis] >= size[axis])
         return found[0], found[1]
@@ -69,6 +81,11 @@ class Border:
 
     def __bool__(self) -> bool:
         return any(self.sides)
+
+
+def border_marks(top: int, left: int, channels: int) -> dict[str, int]:
+    """Annotations of a block that makes a border, which kernels of open pictures read."""
+    return {TOP: top, LEFT: left, CHANNELS: channels}
 
 
 def with_pad(bb: relax.BlockBuilder, x: relax.Expr, border: Border) -> tuple[relax.Expr, Border]:
@@ -109,8 +126,9 @@ def channel_vector(channels: int, multiplier: int, lanes: int) -> tuple[int, boo
 def padded_source(
     data: te.Tensor, window: Window, channels: int, copied: bool, vector: int, fill: float, kernel: str
 ) -> te.Tensor:
-    """`src`: a block annotated `<kernel>_pad` (to be inlined) or `<kernel>_copy`, or `data` itself."""
-    batch, (height, width, in_c) = data.shape[0], (int(d) for d in data.shape[1:])
+    """`src`: a block annotated `<kernel>_pad` (to be inlined) or `<kernel>_copy`, or `data` itself. What reaches
+    outside an image of open size is copied."""
+    batch, (height, width, in_c) = data.shape[0], (plain(d) for d in data.shape[1:])
     rows, columns = window.reaches_outside((height, width))
     if not (copied or rows or columns):
         return data
@@ -127,12 +145,15 @@ def padded_source(
             return value
         return te.if_then_else(te.all(*conditions), value, tirx.const(fill, data.dtype))
 
-    extent = [
-        max(
-            (window.out[a] - 1) * window.strides[a] + (window.kernel[a] - 1) * window.dilation[a] + 1,
-            (height, width)[a] + window.padding[a],
-        )
-        for a in (0, 1)
-    ]
-    kind = f"{kernel}_copy" if copied else f"{kernel}_pad"
-    return te.compute((batch, *extent, whole), inside, name="pad", attrs={"tvmopt.kernel": kind})
+    extent: list[Any] = [(height, width)[a] + window.padding[a] + window.padding[a + 2] for a in (0, 1)]
+    if not is_open((height, width)):
+        extent = [
+            max(
+                (window.out[a] - 1) * window.strides[a] + (window.kernel[a] - 1) * window.dilation[a] + 1,
+                (height, width)[a] + window.padding[a],
+            )
+            for a in (0, 1)
+        ]
+    kind = f"{kernel}_copy" if copied or is_open((height, width)) else f"{kernel}_pad"
+    marks = {"tvmopt.kernel": kind, **border_marks(top, left, channels)}
+    return te.compute((batch, *extent, whole), inside, name="pad", attrs=marks)

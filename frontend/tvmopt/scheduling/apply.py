@@ -15,9 +15,11 @@ from tvm_ffi import structural_walk
 from tvmopt.errors import ScheduleError
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling import dlight
+from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.discover import families
-from tvmopt.scheduling.family import Family, RowTiles
+from tvmopt.scheduling.family import Family, Knobs, PixelTiles, RowTiles
 from tvmopt.scheduling.normalize import normalize
+from tvmopt.scheduling.open_pictures import Pictures, in_pixels, pictures_of
 from tvmopt.scheduling.open_rows import Rows, in_tiles, is_open, rows_of
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
@@ -132,7 +134,10 @@ def _schedule_open(
     name: str, func: tirx.PrimFunc, machine: Machine, log: DecisionLog
 ) -> tuple[tirx.PrimFunc, Scheduled]:
     """Schedule a function with an open size: in tiles of rows, where it has rows and its family can."""
-    notes, rows = [], rows_of(func)
+    notes: list[str] = []
+    if (found := _in_pixels(name, func, machine, log, notes)) is not None:
+        return found
+    rows = rows_of(func)
     if isinstance(rows, Rows):
         try:
             one = normalize(rows.at(1), machine)
@@ -165,16 +170,55 @@ def _schedule_open(
     return func, Scheduled("none", "generic", {}, "; ".join(notes))
 
 
+def _in_pixels(
+    name: str, func: tirx.PrimFunc, machine: Machine, log: DecisionLog, notes: list[str]
+) -> tuple[tirx.PrimFunc, Scheduled] | None:
+    """Schedule a function over pictures of open height or width; None where it is none, or no family cuts it so."""
+    kinds = {str(b.annotations.get("tvmopt.kernel", "")) for b in blocks_of(func)}
+    known = [f for f in families(machine.kind) if f.open_pixels is not None and f.NAME in kinds]
+    if not known:
+        return None
+    pictures = pictures_of(func)
+    if not isinstance(pictures, Pictures):
+        notes.append(f"no open pictures: {pictures.reason}")
+        log.declined(STAGE, name, notes[-1])
+        return None
+    try:
+        one = normalize(pictures.at(1), machine)
+        for family in known:
+            problem = family.recognise(one, machine)
+            if problem is None or family.open_pixels is None:
+                continue
+            tiles = family.open_pixels(problem, machine)
+
+            def scheduled(static: tirx.PrimFunc, family: Family = family, tiles: PixelTiles = tiles) -> tirx.PrimFunc:
+                return _scheduled(static, family, tiles.knobs, machine)
+
+            done = in_pixels(pictures, tiles, scheduled, machine.cores)
+            log.applied(STAGE, name, f"{family.NAME}, tiles of {tiles.widths[0]} open pixels")
+            return done, Scheduled(family.NAME, "analytic", {"open_pixels": tiles.widths[0]})
+    except Exception as error:  # any failure of a schedule: TVM raises many kinds
+        notes.append(f"tiles of open pixels failed: {_first_line(error)}")
+        log.declined(STAGE, name, notes[-1])
+    return None
+
+
+def _scheduled(
+    static: tirx.PrimFunc, family: Family, knobs: Callable[[Any], Knobs] | None, machine: Machine
+) -> tirx.PrimFunc:
+    """A tile, scheduled by its family."""
+    static = normalize(static, machine)
+    problem = family.recognise(static, machine)
+    if problem is None:
+        raise ScheduleError(f"{family.NAME} takes one row of it, and not several")
+    sch = Schedule(static)
+    family.apply(sch, problem, knobs(problem) if knobs else family.knobs(problem, machine).analytic)
+    return sch.mod["main"]
+
+
 def _in_tiles(func: tirx.PrimFunc, rows: Rows, family: Family, tiles: RowTiles, machine: Machine) -> tirx.PrimFunc:
     def scheduled(static: tirx.PrimFunc) -> tirx.PrimFunc:
-        static = normalize(static, machine)
-        problem = family.recognise(static, machine)
-        if problem is None:
-            raise ScheduleError(f"{family.NAME} takes one row of it, and not several")
-        sch = Schedule(static)
-        knobs = tiles.knobs(problem) if tiles.knobs else family.knobs(problem, machine).analytic
-        family.apply(sch, problem, knobs)
-        return sch.mod["main"]
+        return _scheduled(static, family, tiles.knobs, machine)
 
     def threads(count: int) -> bool:
         return _has_threads(scheduled(rows.at(count)))

@@ -158,6 +158,16 @@ def open_height(nr: int, machine: Machine) -> int:
     return max(r for r in range(1, HIGHEST_OPEN + 1) if fits(r, nv, machine) or r == 1)
 
 
+def pixel_widths(widest: int) -> tuple[int, ...]:
+    """Pixels of the tiles of a row of open length, the widest first: what is left of a row behind whole tiles is
+    computed by the next wider one, so half and three quarters of the widest waste few pixels with little code.
+
+    >>> pixel_widths(8), pixel_widths(6), pixel_widths(4), pixel_widths(1)
+    ((8, 6, 4, 1), (6, 4, 3, 1), (4, 3, 2, 1), (1,))
+    """
+    return tuple(sorted({widest, 3 * widest // 4, widest // 2, 1} - {0}, reverse=True))
+
+
 def row_pieces(m: int, mr: int, panels: int, cores: int) -> int:
     """Pieces of M with which the slowest core has the fewest tiles; 1 where panels alone divide evenly or are many, or
     where the rows have a tail (its partition needs the whole row loop in one task).
@@ -211,6 +221,16 @@ def worth_threads(nanoseconds: float, machine: Machine) -> bool:
     (False, True, False)
     """
     return machine.cores > 1 and nanoseconds > LOOPS * machine.thread_ns
+
+
+def products_from(flops: float, machine: Machine) -> int:
+    """How many products of so many FLOPs gain from the pool, as :func:`product_worth_threads` says.
+
+    >>> z = Machine.load("znver5"); n = products_from(1000, z)
+    >>> product_worth_threads(1000 * n, z), product_worth_threads(1000 * (n - 1), z)
+    (True, False)
+    """
+    return int(PRODUCTS * machine.thread_ns * machine.peak_flops / machine.cores / 1e9 / max(1.0, flops)) + 1
 
 
 def product_worth_threads(flops: float, machine: Machine, tiles: bool = False) -> bool:

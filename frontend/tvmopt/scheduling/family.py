@@ -82,6 +82,25 @@ class RowTiles:
     knobs: Callable[[Any], Knobs] | None = None
 
 
+@dataclass(frozen=True)
+class PixelTiles:
+    """How a family's kernels are cut where the height or width of a picture is open (scheduling/open_pictures.py).
+
+    Attributes:
+        widths: pixels of a row that a tile computes, the widest first; the last is 1.
+        knobs: from the problem of a tile to its knobs.
+        bytes: of bordered rows that a task may copy.
+        threads_from: pixels of the result from which the work is worth threads.
+        parts: in how many parts threads share the tasks of a tile (panels of weights), each for all rows of a piece.
+    """
+
+    widths: tuple[int, ...]
+    knobs: Callable[[Any], Knobs]
+    bytes: int
+    threads_from: int
+    parts: int = 1
+
+
 def row_by_row(problem: Any, machine: Machine) -> RowTiles:
     """The `open_rows` of families whose kernels gain nothing from several rows, or samples, at a time."""
     return RowTiles()
@@ -136,6 +155,8 @@ class Family:
         FALLBACK: it takes what no other family recognises, and is asked last.
         open_rows: `(problem, machine)`, the problem that of one row: how its kernels are cut into tiles where the
             number of rows, or of samples, is open; left out: they are not.
+        open_pixels: `(problem, machine)`, the problem that of one pixel: how its kernels are cut into tiles of pixels
+            where the height or width of pictures is open; left out: they are not.
         open_sizes: `(func, machine)`: a function with open sizes, scheduled by its own loops; None: not mine.
         normalise: `(func)`: its kernels in the form that it recognises and that tuning records are of; any other
             function as it is.
@@ -162,6 +183,7 @@ class Family:
     ROUNDS_DIFFERENTLY: bool = False
     FALLBACK: bool = False
     open_rows: Callable[[Any, Machine], RowTiles] | None = None
+    open_pixels: Callable[[Any, Machine], PixelTiles] | None = None
     open_sizes: Callable[[Any, Machine], Any] | None = None
     normalise: Callable[[Any], Any] | None = None
     INDEX_BITS: int = 32

@@ -286,27 +286,27 @@ class _Tiles:
         """A loop over tasks, in it those over rows: the weights of a task stay in the cache."""
         task = tirx.Var("task", "int32")
         bases = [tirx.Var("row", "int64") for _ in self.others]
-        body = self._tiles(_int(0), _div(self.count, self.tiles.height), True, task, bases)
+        body = self._tiles(number(0), quotient(self.count, self.tiles.height), True, task, bases)
         for base, size in zip(reversed(bases), reversed(self.others), strict=True):
-            body = tirx.For(base, _int(0), size, tirx.ForKind.SERIAL, body)
+            body = tirx.For(base, number(0), size, tirx.ForKind.SERIAL, body)
         return tirx.For(task, tirx.const(0, "int32"), tirx.const(self.tasks, "int32"), kind, body)
 
     def by_rows(self) -> Any:
         """A parallel loop over pieces of the rows, in it that over tasks."""
         q, task = tirx.Var("q", "int64"), tirx.Var("task", "int32")
-        tiles, names = _div(self.count, self.tiles.height), _Names()
-        pieces = tiles if self.tiles.height == 1 else tirx.max(tirx.min(tiles, _int(self.tiles.pieces)), _int(1))
+        tiles, names = quotient(self.count, self.tiles.height), Names()
+        pieces = tiles if self.tiles.height == 1 else tirx.max(tirx.min(tiles, number(self.tiles.pieces)), number(1))
         work, bases = pieces, list[Any]()
         for size in reversed(self.others):
-            bases.insert(0, names.of("row", _mod(_div(q, work), size)))
+            bases.insert(0, names.of("row", remainder(quotient(q, work), size)))
             work = work * size
-        piece = names.of("piece", _mod(q, pieces) if self.others else q)
-        begin = names.of("begin", _div(tiles * piece, pieces))
-        end = names.of("end", _div(tiles * (piece + 1), pieces))
+        piece = names.of("piece", remainder(q, pieces) if self.others else q)
+        begin = names.of("begin", quotient(tiles * piece, pieces))
+        end = names.of("end", quotient(tiles * (piece + 1), pieces))
         body = self._tiles(begin, end, (piece + 1).equal(pieces), task, bases)
         body = tirx.For(task, tirx.const(0, "int32"), tirx.const(self.tasks, "int32"), tirx.ForKind.SERIAL, body)
         body = tirx.SeqStmt([*names.statements, body])
-        return tirx.For(q, _int(0), work, tirx.ForKind.PARALLEL, body)
+        return tirx.For(q, number(0), work, tirx.ForKind.PARALLEL, body)
 
     def _static(self, rows: int) -> tuple[tirx.PrimFunc, Any]:
         """The scheduled function for `rows` rows, with buffers and variables of its own, and its loop over tasks."""
@@ -322,17 +322,17 @@ class _Tiles:
         """The tiles from `begin` to `end` of one task, and where `last` holds the rows that are left over."""
         height, first = self.tiles.height, self.tiles.first
         steps: list[Any] = []
-        names = _Names()
+        names = Names()
         if first:
             enough = end - begin >= first // height
             steps.append(tirx.IfThenElse(enough, self._moved(first, [*bases, begin * height], task), None))
             begin = names.of("after", tirx.Select(enough, begin + first // height, begin))
         tile = tirx.Var("tile", "int64")
         here = self._moved(height, [*bases, (begin + tile) * height], task)
-        steps.append(tirx.For(tile, _int(0), end - begin, tirx.ForKind.SERIAL, here))
-        rest, full = None, _div(self.count, height) * height
+        steps.append(tirx.For(tile, number(0), end - begin, tirx.ForKind.SERIAL, here))
+        rest, full = None, quotient(self.count, height) * height
         for r in range(1, height):
-            rest = tirx.IfThenElse((self.count - full).equal(_int(r)), self._moved(r, [*bases, full], task), rest)
+            rest = tirx.IfThenElse((self.count - full).equal(number(r)), self._moved(r, [*bases, full], task), rest)
         if rest is not None:
             steps.append(rest if last is True else tirx.IfThenElse(last, rest, None))
         return tirx.SeqStmt([*names.statements, *steps]) if len(steps) > 1 else steps[0]
@@ -341,41 +341,54 @@ class _Tiles:
         """One task of the body for `rows` rows that begin at `bases`, on the open function's parameters."""
         static, loop = self._static(rows)
         self.buffers.extend(static.body.block.alloc_buffers)
-        own = {p: k for k, p in enumerate(static.params)}
-        where = self.rows.moved
+        added = [{axis: bases[group] for axis, group in axes.items()} for axes in self.rows.moved]
+        targets = dict(zip(static.params, zip(self.tensors, added, strict=True), strict=True))
+        return of_task(moved(loop.body, targets), loop, task)
 
-        def at(buffer: Any, indices: Sequence[Any]) -> list[Any]:
-            axes = where[own[buffer]]
-            return [i + bases[axes[k]] if k in axes else i for k, i in enumerate(indices)]
 
-        def load(node: Any, mutator: Any) -> Any:
-            node = mutator.default_mutate(node)
-            if node.source not in own:
-                return node
-            return tirx.BufferLoad(self.tensors[own[node.source]], at(node.source, node.indices))
+Target = tuple[Any, Mapping[int, Any]]
+"""A buffer, and what is added to its indices: axis -> expression."""
 
-        def store(node: Any, mutator: Any) -> Any:
-            node = mutator.default_mutate(node)
-            if node.buffer not in own:
-                return node
-            return tirx.BufferStore(self.tensors[own[node.buffer]], node.value, at(node.buffer, node.indices))
 
-        def region(node: Any) -> Any:
-            if node.source not in own:
-                return node
-            starts = at(node.source, [r.min for r in node.region])
-            ranges = [Range.from_min_extent(s, r.extent) for s, r in zip(starts, node.region, strict=True)]
-            return BufferRegion(self.tensors[own[node.source]], ranges)
+def of_task(body: Any, loop: Any, task: Any) -> Any:
+    """The body of a loop over tasks for one of them."""
+    return structural_map(body, (tirx.Var, lambda v: task if v.same_as(loop.loop_var) else v))
 
-        def block(node: Any, mutator: Any) -> Any:
-            node = mutator.default_mutate(node)
-            return SBlock(
-                node.iter_vars, [region(r) for r in node.reads], [region(r) for r in node.writes], node.name_hint,
-                node.body, node.init, node.alloc_buffers, node.match_buffers, node.annotations,
-            )  # fmt: skip
 
-        body = structural_mutate(loop.body, ((TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
-        return structural_map(body, (tirx.Var, lambda v: task if v.same_as(loop.loop_var) else v))
+def moved(statement: Any, targets: Mapping[Any, Target]) -> Any:
+    """A statement with other buffers in place of its own, and its accesses of them moved along."""
+
+    def at(buffer: Any, indices: Sequence[Any]) -> list[Any]:
+        added = targets[buffer][1]
+        return [i + added[k] if k in added else i for k, i in enumerate(indices)]
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.source not in targets:
+            return node
+        return tirx.BufferLoad(targets[node.source][0], at(node.source, node.indices))
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.buffer not in targets:
+            return node
+        return tirx.BufferStore(targets[node.buffer][0], node.value, at(node.buffer, node.indices))
+
+    def region(node: Any) -> Any:
+        if node.source not in targets:
+            return node
+        starts = at(node.source, [r.min for r in node.region])
+        ranges = [Range.from_min_extent(s, r.extent) for s, r in zip(starts, node.region, strict=True)]
+        return BufferRegion(targets[node.source][0], ranges)
+
+    def block(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        return SBlock(
+            node.iter_vars, [region(r) for r in node.reads], [region(r) for r in node.writes], node.name_hint,
+            node.body, node.init, node.alloc_buffers, node.match_buffers, node.annotations,
+        )  # fmt: skip
+
+    return structural_mutate(statement, ((TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
 
 
 def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -392,30 +405,45 @@ def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc) -> tirx.PrimFu
     return yes.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
 
 
-class _Names:
-    """Values that are computed once, in front of the statements that use them."""
+class Names:
+    """Values that are computed once, in front of the statements that use them.
 
-    def __init__(self) -> None:
+    Args:
+        buffers: gets a place in memory for each value, which hides it from TVM's analyzer: that looks through a name to
+            its value, and through the names in that, again at each use (50 s for a kernel whose values are of three
+            levels). LLVM makes registers of them. None: values that are plain enough.
+    """
+
+    def __init__(self, buffers: list[Any] | None = None) -> None:
         self.statements: list[Any] = []
+        self.buffers = buffers
 
     def of(self, name: str, value: Any) -> Any:
         var = tirx.Var(name, str(value.ty.dtype))
+        if self.buffers is not None:
+            place = tirx.decl_buffer([1], str(value.ty.dtype), name, layout=None)
+            self.buffers.append(place)
+            zero = [tirx.const(0, "int32")]
+            self.statements.append(tirx.BufferStore(place, value, zero))
+            value = tirx.BufferLoad(place, zero)
         self.statements.append(tirx.Bind(var, value))
         return var
 
 
-def _int(value: Any) -> Any:
+def number(value: Any) -> Any:
+    """A size as an expression."""
     return tirx.const(value, "int64") if isinstance(value, int) else value
 
 
-def _div(a: Any, b: Any) -> Any:
+def quotient(a: Any, b: Any) -> Any:
     """Sizes and numbers of tasks are not negative: no code for rounding."""
-    return tirx.truncdiv(_int(a), _int(b))
+    return tirx.truncdiv(number(a), number(b))
 
 
-def _mod(a: Any, b: Any) -> Any:
-    return tirx.truncmod(_int(a), _int(b))
+def remainder(a: Any, b: Any) -> Any:
+    """What :func:`quotient` leaves."""
+    return tirx.truncmod(number(a), number(b))
 
 
 def _product(sizes: Sequence[Any]) -> Any:
-    return prod(sizes[1:], start=_int(sizes[0])) if sizes else _int(1)
+    return prod(sizes[1:], start=number(sizes[0])) if sizes else number(1)

@@ -15,17 +15,29 @@ convolution has taken it over. Where a pixel has few channels, words go over
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_rows_product, known, samples, static_shape
+from tvmopt.lowering.common import (
+    call_fusable,
+    constant,
+    image_sizes,
+    is_open,
+    is_rows_product,
+    known,
+    named_size,
+    samples,
+    sizes,
+    static_shape,
+)
 from tvmopt.lowering.pairs import bits, pack_pairs
 from tvmopt.lowering.quads import WORD, pack_quads
-from tvmopt.lowering.window import Border, with_pad
+from tvmopt.lowering.window import Border, border_marks, with_pad
 from tvmopt.schedules.cpu._panels import pack_panels, packed_at_run_time, product, unfit
-from tvmopt.scheduling.cost_model import choose_tile
+from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -34,7 +46,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     """`R.nn.conv2d` in NHWC/OHWI; the weight is constant, or float32."""
     found, attrs, (x, w) = image_sizes(call), call.attrs, call.args
     if found is None:
-        return Declined("another layout than NHWC, or an open or empty image")
+        return Declined("another layout than NHWC, or an empty image")
     xs, ws = found
     groups = int(attrs.groups)
     if is_rows_product(call) or (groups > 1 and ws[3] == 1):  # a product, a depthwise convolution
@@ -44,6 +56,8 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     kind, value = str(x.ty.dtype), constant(bb, w)
     if value is None and kind != "float32":
         return Declined(f"{w.ty.dtype} weights that are no constants")
+    if kind == "uint8" and is_open(xs[1:3]):
+        return Declined("uint8 pictures of open height or width")
     if kind == "uint8" and groups > 1 and ws[3] % WORD:
         return Declined(f"{ws[3]} channels a group of uint8")
     strides, dilation = [int(v) for v in attrs.strides], [int(v) for v in attrs.dilation]
@@ -52,9 +66,9 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
         x, border = with_pad(bb, x, border)
         xs = samples(x) or xs
     out_c, kh, kw, in_g = ws
-    out_h, out_w = (int(v) for v in call.ty.shape.values[1:3])
+    out = (sizes(call) or ())[1:3]
     out_g = out_c // groups
-    nr = choose_tile(known(xs[0]) * out_h * out_w, out_g, machine, rows=out_w).nr
+    nr = _panel_width(bb, known(xs[0]), out, out_g, machine)
     if groups > 1 and out_g < machine.lanes():
         nr = group_panel(out_g, machine.lanes())
     along_row = kind == "uint8" and _words_along_row(in_g, kw, dilation[1])
@@ -67,7 +81,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     together = {"float32": 1, "bfloat16": 2, "uint8": WORD}[kind]
     more = -in_g % together if groups == 1 else 0  # channels of zeros that make whole pairs and words
 
-    def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    def compute(data: te.Tensor, weight: te.Tensor, out_h: tirx.Expr, out_w: tirx.Expr) -> te.Tensor:
         source, batch = data, data.shape[0]
         if along_row:
             source = _rows(data, border, (kw * in_g, WORD * steps))
@@ -107,7 +121,14 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
             attrs={"tvmopt.kernel": "unpack"},
         )
 
-    return call_fusable(bb, compute, [x, panels], "conv2d")
+    return call_fusable(bb, compute, [x, panels], "conv2d", wanted=out)
+
+
+def _panel_width(bb: relax.BlockBuilder, batch: int, out: Sequence[Any], columns: int, machine: Machine) -> int:
+    """The width of the register tile; for pictures of open size that of a tile as wide as theirs."""
+    if not is_open(out):
+        return choose_tile(batch * out[0] * out[1], columns, machine, rows=out[1]).nr
+    return choose_tile(batch * named_size(bb, out), columns, machine, rows=HIGHEST_OPEN).nr
 
 
 # -- the border ---------------------------------------------------------------------------------------------------
@@ -115,7 +136,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
 
 def _padded(data: te.Tensor, border: Border, more: int) -> te.Tensor:
     """The image with its border, and with `more` channels of zeros."""
-    batch, (height, width, channels) = data.shape[0], (int(d) for d in data.shape[1:])
+    batch, height, width, channels = data.shape
     kind = str(data.dtype)
 
     def value(n: Any, y: Any, x: Any, c: Any) -> Any:
@@ -130,7 +151,8 @@ def _padded(data: te.Tensor, border: Border, more: int) -> te.Tensor:
         )  # fmt: skip
 
     extent = (height + border.top + border.bottom, width + border.left + border.right)
-    return te.compute((batch, *extent, channels + more), value, name="pad", attrs={"tvmopt.kernel": "pad"})
+    marks = {"tvmopt.kernel": "pad", **border_marks(border.top, border.left, int(channels))}
+    return te.compute((batch, *extent, int(channels) + more), value, name="pad", attrs=marks)
 
 
 def _words_along_row(channels: int, kw: int, dilation: int) -> bool:

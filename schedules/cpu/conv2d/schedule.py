@@ -24,9 +24,17 @@ from tvm import tirx
 
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
-from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits, product_worth_threads
+from tvmopt.scheduling.cost_model import (
+    choose_pixels,
+    common_vector,
+    fits,
+    open_height,
+    pixel_widths,
+    product_worth_threads,
+    products_from,
+)
 from tvmopt.scheduling.facts import divisors, itemsize
-from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
 
 
@@ -101,6 +109,20 @@ def knobs(problem: Conv2dProblem, machine: Machine) -> Space:
             "row_chunk": (row_chunk, *(d for d in divisors(problem.oh) if d != row_chunk)),
             "panel_chunk": (panel_chunk, *(d for d in panel_chunks(problem) if d != panel_chunk)),
         }
+    )
+
+
+def open_pixels(problem: Conv2dProblem, machine: Machine) -> PixelTiles:
+    """Tiles of a row of open length: as wide as those of open rows of a product, for each panel over all rows of a
+    piece. Cores share the panels where they divide evenly and are too many for L2, else the rows."""
+    panel_bytes = 4 * problem.nr * prod(problem.k)
+    shared = problem.panels % machine.cores == 0 and problem.panels * panel_bytes > machine.l2 // 2
+    return PixelTiles(
+        pixel_widths(open_height(problem.nr, machine)),
+        lambda tile: {"mr": tile.ow, "row_chunk": 1, "panel_chunk": 1},
+        bytes=machine.l2 // 2,
+        threads_from=products_from(problem.flops, machine),
+        parts=machine.cores if shared else 1,
     )
 
 

@@ -1,7 +1,7 @@
 """Depthwise convolution, CPU, NHWC."""
 
 from tvmopt.schedules.cpu.depthwise.compute import depthwise
-from tvmopt.schedules.cpu.depthwise.schedule import apply, knobs, recognise
+from tvmopt.schedules.cpu.depthwise.schedule import apply, knobs, open_pixels, recognise
 from tvmopt.scheduling.family import row_by_row as open_rows
 
 NAME, VERSION = "depthwise", 1

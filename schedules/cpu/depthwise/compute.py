@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, constant, image_sizes, operand_types, samples
+from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_open, operand_types, samples, sizes
 from tvmopt.lowering.window import Border, Window, channel_vector, padded_source, with_pad
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -38,6 +38,8 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     if types != ("float32",) * 3 and not (quantized and value is not None and exact(ws[1] * ws[2])):
         return Declined(operand_types(call))
     border = Border(*(int(v) for v in attrs.padding))
+    if quantized and is_open(xs[1:3]):
+        return Declined("uint8 pictures of open height or width")
     if quantized:
         x, border = with_pad(bb, x, border)
         xs = samples(x) or xs
@@ -48,10 +50,10 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     else:
         packed = relax.const(pack(value.astype("float32"), vector), "float32")
 
-    def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return depthwise_te(data, weight, ws[0], window, copied, border.fill)
+    def compute(data: te.Tensor, weight: te.Tensor, *out: tirx.Expr) -> te.Tensor:
+        return depthwise_te(data, weight, ws[0], window.at(*out), copied, border.fill)
 
-    return call_fusable(bb, compute, [x, packed], "depthwise")
+    return call_fusable(bb, compute, [x, packed], "depthwise", wanted=(sizes(call) or ())[1:3])
 
 
 QUANTIZED = ("uint8", "int8", "int32")

@@ -22,7 +22,7 @@ from typing import Any
 
 from tvmopt.schedules.cpu import _window
 from tvmopt.schedules.cpu._window import WindowProblem
-from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
 
 
@@ -34,6 +34,11 @@ def recognise(func: Any, machine: Machine) -> WindowProblem | None:
 def knobs(problem: WindowProblem, machine: Machine) -> Space:
     """`wt` pixels by `cv` channel vectors; `rows` of one task; `unroll`: the loop over ky too."""
     return _window.knobs(problem, machine)
+
+
+def open_pixels(problem: WindowProblem, machine: Machine) -> PixelTiles:
+    """Tiles of a row of open length."""
+    return _window.open_pixels(problem, machine)
 
 
 def apply(sch: Any, problem: WindowProblem, knobs: Knobs) -> None:

@@ -1,7 +1,7 @@
 """Max and average pooling, CPU."""
 
 from tvmopt.schedules.cpu.pool.compute import LOWERS
-from tvmopt.schedules.cpu.pool.schedule import apply, knobs, recognise
+from tvmopt.schedules.cpu.pool.schedule import apply, knobs, open_pixels, recognise
 from tvmopt.scheduling.family import row_by_row as open_rows
 
 NAME, VERSION = "pool", 1

@@ -20,14 +20,14 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, samples, sizes
+from tvmopt.lowering.common import call_fusable, is_open, pictures, plain, samples, sizes
 from tvmopt.lowering.window import Window, channel_vector, padded_source
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 MOST_TAPS = 64
 """Taps of a window up to which it is written out."""
-_UNFIT = "an open or empty image, another layout than NHWC, or another type than float32"
+_UNFIT = "an empty image, another layout than NHWC, or another type than float32"
 
 
 def max_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined:
@@ -41,8 +41,8 @@ def avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> re
 
 
 def _shape(call: relax.Call, dtypes: tuple[str, ...] = ("float32",)) -> tuple[Any, ...] | None:
-    """The input's shape if it is one to pool here: NHWC, of one of `dtypes`, no image open or empty."""
-    shape = samples(call.args[0])
+    """The input's shape if it is one to pool here: NHWC, of one of `dtypes`, no image empty."""
+    shape = pictures(call.args[0])
     if shape is None or str(call.args[0].ty.dtype) not in dtypes:
         return None
     return shape if (call.attrs.layout, call.attrs.out_layout) == ("NHWC", "NHWC") else None
@@ -54,11 +54,17 @@ def _pool(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, kind: str)
     if shape is None:
         return Declined(_UNFIT)
     kernel = (int(attrs.pool_size[0]), int(attrs.pool_size[1]))
-    window = Window.of(attrs, kernel, (shape[1], shape[2]))
-    if (sizes(call) or ())[1:] != (*window.out, shape[3]):
+    window, out = Window.of(attrs, kernel, (shape[1], shape[2])), (sizes(call) or ())[1:3]
+    include = bool(getattr(attrs, "count_include_pad", False))
+    if is_open(shape[1:3]):
+        if getattr(attrs, "ceil_mode", False):
+            return Declined("the ceiling of an open size")
+        if kind == "avg" and not include and any(window.padding):
+            return Declined("averages at the border of an open picture count fewer taps")
+        return _emit(bb, x, window, kind, include, machine, out)
+    if out != window.out:
         # it computes what it promised
         return Declined("TVM counts the windows of this ceil_mode differently")
-    include = bool(getattr(attrs, "count_include_pad", False))
     return _emit(bb, x, window, kind, include, machine)
 
 
@@ -66,7 +72,7 @@ def adaptive_avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machi
     """`R.nn.adaptive_avg_pool2d`, NHWC, to a divisor of the input's rows and columns."""
     attrs, (x,) = call.attrs, call.args
     shape = _shape(call)
-    if shape is None:
+    if shape is None or is_open(shape[1:3]):
         return Declined(_UNFIT)
     out = (shape[1], shape[2]) if attrs.output_size is None else tuple(int(v) for v in attrs.output_size)
     out = out * 2 if len(out) == 1 else out
@@ -77,14 +83,23 @@ def adaptive_avg_pool2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machi
 
 
 def _emit(
-    bb: relax.BlockBuilder, x: relax.Expr, window: Window, kind: str, include: bool, machine: Machine
+    bb: relax.BlockBuilder,
+    x: relax.Expr,
+    window: Window,
+    kind: str,
+    include: bool,
+    machine: Machine,
+    wanted: Sequence[Any] = (),
 ) -> relax.Expr:
-    return call_fusable(bb, lambda data: pool_te(data, window, kind, include, machine.lanes()), [x], f"{kind}_pool2d")
+    def compute(data: te.Tensor, *out: tirx.Expr) -> te.Tensor:
+        return pool_te(data, window.at(*out), kind, include, machine.lanes())
+
+    return call_fusable(bb, compute, [x], f"{kind}_pool2d", wanted=wanted)
 
 
 def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes: int) -> te.Tensor:
     """The loops; `kind` is "max" or "avg"."""
-    batch, (height, width, channels) = data.shape[0], (int(d) for d in data.shape[1:])
+    batch, (height, width, channels) = data.shape[0], (plain(d) for d in data.shape[1:])
     vector, copied = channel_vector(channels, 1, lanes)
     fill = float("-inf") if kind == "max" and str(data.dtype) != "uint8" else 0.0
     source = padded_source(data, window, channels, copied, vector, fill, "pool")
@@ -116,8 +131,10 @@ def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes
 _MAX = te.comm_reducer(lambda a, b: tirx.max(a, b), lambda dtype: tirx.const(float("-inf"), dtype), name="max")
 
 
-def _taps(position: Any, axis: int, window: Window, size: int, include_pad: bool) -> Any:
-    """How many taps of the window at `position` count."""
+def _taps(position: Any, axis: int, window: Window, size: Any, include_pad: bool) -> Any:
+    """How many taps of the window at `position` count; all of them where the size is open."""
+    if is_open((size, window.out[axis])):
+        return window.kernel[axis]
     pads = (window.padding[axis], window.padding[axis + 2])
     of = (window.kernel[axis], window.strides[axis], window.dilation[axis], window.out[axis])
     return _counted(position, *of, pads, size, include_pad)

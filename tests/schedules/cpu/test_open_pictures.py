@@ -1,0 +1,181 @@
+"""Kernels over pictures of open height and width: right at every size, and nothing read or written outside."""
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.cpu.test_open_rows import nhwc, random
+from tests.schedules.harness import Open, close, convolution, machines, open_module
+
+PICTURES = [(1, 1), (1, 7), (7, 8), (9, 1), (2, 9), (3, 13), (8, 15), (16, 16), (5, 17), (31, 23), (33, 32), (12, 101)]
+
+
+def layer(weight, bias, activation=relax.op.nn.relu, **attrs):
+    """conv + bias + every further operand, activated."""
+
+    def build(bb, x, *rest):
+        y = bb.emit(nhwc(relax.op.nn.conv2d, **attrs)(x, relax.const(weight)))
+        for other in (relax.const(bias), *rest):
+            y = bb.emit(relax.op.add(y, other))
+        return activation(y)
+
+    return build
+
+
+def reference(x, w, groups, stride, pad, dilation):
+    parts = zip(np.split(x, groups, 3), np.split(w, groups, 0), strict=True)
+    return np.concatenate([convolution(a, b, stride, pad, (dilation, dilation)) for a, b in parts], 3)
+
+
+def fits(size, kernel, pad, dilation):
+    return all(s + 2 * pad > dilation * (k - 1) for s, k in zip(size, kernel, strict=True))
+
+
+@pytest.mark.parametrize(
+    "weight, groups, stride, pad, dilation, machine",
+    [
+        *(((17, 3, 3, 5), 1, 1, 1, 1, machine) for machine in machines()),
+        *(((32, 3, 3, 4), 4, 2, 1, 1, machine) for machine in machines()),
+        ((16, 3, 3, 3), 1, 2, 1, 1, machines()[0]),
+        ((33, 5, 5, 16), 1, 1, 2, 1, machines()[0]),
+        ((24, 3, 3, 8), 1, 1, 2, 2, machines()[0]),
+        ((40, 1, 1, 24), 1, 2, 0, 1, machines()[0]),
+        ((96, 3, 3, 8), 1, 3, 0, 1, machines()[0]),
+        ((48, 7, 1, 8), 3, 1, 3, 1, machines()[0]),
+    ],
+)
+def test_convolution_of_open_pictures(weight, groups, stride, pad, dilation, machine):
+    w, b = random(*weight), random(weight[0])
+    build = layer(w, b, strides=stride, padding=pad, dilation=dilation, groups=groups)
+    model = Open(open_module(build, [("n", "h", "w", weight[3] * groups)]), machine)
+    assert list(model.how.values()) == [("conv2d", "")]
+    for k, size in enumerate(PICTURES):
+        if fits(size, weight[1:3], pad, dilation):
+            x = random(1 + k % 3, *size, weight[3] * groups)
+            expected = np.maximum(reference(x, w, groups, stride, pad, dilation) + b, 0)
+            close(model.guarded([x], expected.shape), expected, w[0].size)
+
+
+@pytest.mark.parametrize("shape", [(1, "h", 9, 8), (1, 16, "w", 8), ("n", 3, "w", 8)])
+def test_one_side_is_known(shape):
+    w, b = random(24, 3, 3, 8), random(24)
+    model = Open(open_module(layer(w, b, strides=1, padding=1), [shape]))
+    assert list(model.how.values()) == [("conv2d", "")]
+    for n, h, wide in [(1, 1, 1), (2, 7, 8), (1, 15, 17), (3, 33, 31)]:
+        size = [d if isinstance(d, int) else {"n": n, "h": h, "w": wide}[d] for d in shape]
+        x = random(*size)
+        expected = np.maximum(convolution(x, w, 1, 1) + b, 0)
+        close(model.guarded([x], expected.shape), expected, 72)
+
+
+def test_what_follows_a_convolution_is_computed_in_it():
+    w, b = random(24, 3, 3, 24), random(24)
+    shapes = [("n", "h", "w", 24), ("n", "h", "w", 24), ("n", 1, 1, 24)]
+    model = Open(open_module(layer(w, b, relax.op.nn.silu, strides=1, padding=1), shapes))
+    assert list(model.how.values()) == [("conv2d", "")]
+    for n, *size in [(1, 1, 1), (2, 7, 9), (3, 16, 17), (1, 40, 33)]:
+        inputs = [random(n, *size, 24), random(n, *size, 24), random(n, 1, 1, 24)]
+        t = convolution(inputs[0], w, 1, 1) + b + inputs[1] + inputs[2]
+        expected = t / (1 + np.exp(-t))
+        close(model.guarded(inputs, expected.shape), expected, 216)
+
+
+def test_a_block_that_adds_its_own_input():
+    w, b = random(16, 3, 3, 16), random(16)
+
+    def build(bb, x):
+        y = bb.emit(nhwc(relax.op.nn.conv2d, padding=1)(x, relax.const(w)))
+        return relax.op.add(bb.emit(relax.op.add(y, relax.const(b))), x)
+
+    model = Open(open_module(build, [("n", "h", "w", 16)]))
+    assert list(model.how.values()) == [("conv2d", "")]
+    for n, *size in [(1, 1, 1), (2, 7, 9), (3, 16, 17)]:
+        x = random(n, *size, 16)
+        expected = convolution(x, w, 1, 1) + b + x
+        close(model.guarded([x], expected.shape), expected, 144)
+
+
+@pytest.mark.parametrize("cores", [1, 3, 6])
+def test_open_pictures_on_many_cores(cores):
+    w, b = random(192, 3, 3, 64), random(192)
+    model = Open(open_module(layer(w, b, strides=1, padding=1), [("n", "h", "w", 64)]), cores=cores)
+    for n, *size in [(1, 1, 1), (1, 3, 40), (2, 20, 20), (9, 5, 8), (1, 70, 7)]:
+        x = random(n, *size, 64)
+        expected = np.maximum(convolution(x, w, 1, 1) + b, 0)
+        close(model.guarded([x], expected.shape), expected, 576)
+
+
+def test_infinities_and_nan_stay_where_they_are_read():
+    w, b = random(24, 3, 3, 8), random(24)
+    model = Open(open_module(layer(w, b, relax.op.negative, strides=1, padding=1), [("n", "h", "w", 8)]))
+    x = random(1, 21, 37, 8)
+    x[0, 5, 11, 3], x[0, 20, 36, 0] = np.nan, np.inf
+    y = model(x)[0]
+    spoiled = np.zeros(y.shape[1:3], bool)
+    spoiled[4:7, 10:13] = spoiled[19:, 35:] = True
+    assert np.isfinite(y[0][~spoiled]).all()
+    assert np.isnan(y[0, 4:7, 10:13]).all() and not np.isfinite(y[0, 19:, 35:]).any()
+
+
+def test_every_width_up_to_70():
+    w, b = random(16, 3, 3, 4), random(16)
+    model = Open(open_module(layer(w, b, strides=1, padding=1), [(1, "h", "w", 4)]))
+    for wide in range(1, 71):
+        x = random(1, 1 + wide % 4, wide, 4)
+        expected = np.maximum(convolution(x, w, 1, 1) + b, 0)
+        close(model(x)[0], expected, 36)
+
+
+@pytest.mark.parametrize("machine", machines()[:1])
+def test_a_1x1_convolution_is_a_product_of_all_pixels(machine):
+    w, b = random(40, 1, 1, 24), random(40)
+    model = Open(open_module(layer(w, b, strides=1, padding=0), [("n", "h", "w", 24), ("n", "h", "w", 40)]), machine)
+    assert list(model.how.values()) == [("gemm", "")]
+    for n, *size in [(1, 1, 1), (2, 7, 9), (3, 16, 17), (1, 5, 1)]:
+        x, r = random(n, *size, 24), random(n, *size, 40)
+        expected = np.maximum(convolution(x, w, 1, 0) + b + r, 0)
+        close(model.guarded([x, r], expected.shape), expected, 24)
+
+
+def test_a_product_of_pixels_that_are_scaled_picture_by_picture():
+    w, b = random(40, 1, 1, 24), random(40)
+    model = Open(open_module(layer(w, b, strides=1, padding=0), [("n", "h", "w", 24), ("n", 1, 1, 40)]))
+    assert list(model.how.values()) == [("gemm", "")]
+    for n, *size in [(1, 1, 1), (2, 7, 9), (3, 16, 17), (1, 5, 1)]:
+        x, r = random(n, *size, 24), random(n, 1, 1, 40)
+        expected = np.maximum(convolution(x, w, 1, 0) + b + r, 0)
+        close(model.guarded([x, r], expected.shape), expected, 24)
+
+
+@pytest.mark.parametrize("channels, stride", [(32, 1), (58, 2), (3, 1)])
+def test_depthwise_and_pooling_of_open_pictures(channels, stride):
+    w = random(channels, 3, 3, 1)
+    window = {"pool_size": (3, 3), "strides": stride, "padding": 1, "layout": "NHWC", "out_layout": "NHWC"}
+    attrs = {"strides": stride, "padding": 1, "groups": channels}
+    depthwise = Open(open_module(layer(w, random(channels), **attrs), [("n", "h", "w", channels)]))
+    largest = Open(open_module(lambda bb, x: relax.op.nn.max_pool2d(x, **window), [("n", "h", "w", channels)]))
+    assert list(depthwise.how.values()) == [("depthwise", "")] and list(largest.how.values()) == [("pool", "")]
+    for k, size in enumerate(PICTURES):
+        x = random(1 + k % 3, *size, channels)
+        taps = [
+            np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)[
+                :, ky : ky + size[0] : stride, kx : kx + size[1] : stride
+            ]
+            for ky in range(3)
+            for kx in range(3)
+        ]
+        filled = [np.where(np.isinf(t), 0, t).astype("float64") for t in taps]
+        sums = sum(t * w[:, k // 3, k % 3, 0] for k, t in enumerate(filled))
+        expected = np.maximum(sums + random(channels), 0)
+        close(depthwise.guarded([x], expected.shape), expected, 9)
+        np.testing.assert_array_equal(largest.guarded([x], expected.shape), np.max(taps, 0))
+
+
+def test_averages_of_open_pictures():
+    window = {"pool_size": (2, 2), "strides": 2, "layout": "NHWC", "out_layout": "NHWC"}
+    model = Open(open_module(lambda bb, x: relax.op.nn.avg_pool2d(x, **window), [("n", "h", "w", 24)]))
+    assert list(model.how.values()) == [("pool", "")]
+    for h, w in [(2, 2), (7, 9), (16, 33), (3, 70)]:
+        x = random(2, h, w, 24)
+        even = x[:, : h // 2 * 2, : w // 2 * 2].astype("float64").reshape(2, h // 2, 2, w // 2, 2, 24)
+        close(model.guarded([x], even.mean((2, 4)).shape), even.mean((2, 4)), 4)
