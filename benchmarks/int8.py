@@ -54,9 +54,10 @@ CALIBRATION = 4
 """Random inputs that ranges are taken from."""
 LARGEST_IMAGE = 1024
 """Pixels along a side."""
-TOLERANCE = 0.25
+TOLERANCE = 0.5
 """What outputs may differ from float64's, relative to the largest: a number between two steps goes either way, and
-random weights carry it on. Larger differences are wrong kernels; `tests/` compares numbers exactly."""
+random weights carry it on: onnxruntime with and without its optimizations differ by 0.18 on ResNet-50. More is no
+rounding; `tests/` compares numbers exactly."""
 
 
 @dataclass(frozen=True)
