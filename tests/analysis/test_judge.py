@@ -299,3 +299,27 @@ def test_a_tie_of_a_quantised_product_may_go_either_way():
     for rounded in (np.floor(halves), np.ceil(halves)):
         assert judge(truth, {"y": rounded.astype(np.int8)[:, None]}).ok
     assert not judge(truth, {"y": (np.rint(halves) + (halves == 1)).astype(np.int8)[:, None]}).ok
+
+
+def test_one_run_that_rounds_may_round_nothing_and_several_do() -> None:
+    """A sum of products that are exact in float32 and cancel: another order, or a fused product, has an error."""
+    a = np.array([[16777215.0, 1.0, -16777215.0, 1.0]], np.float32)
+    b = np.array([[1.0], [1.0], [1.0], [1.0]], np.float32)
+    model = made([helper.make_node("MatMul", ["a", "b"], ["y"])], {"a": [1, 4], "b": [4, 1]}, {"y": (1, [1, 1])}, {})
+    judge = Judge(model)
+    truth = judge.truth({"a": a, "b": b})
+    errors = [float(np.abs(run["y"] - truth.exact["y"]).max()) for run in truth.more("fp32")]
+    assert errors[0] <= 1 and max(errors[1:]) > 0.5 and max(errors) < 16
+    assert judge(truth, {"y": np.float32([[2 + max(errors)]])}).ok
+    assert not judge(truth, {"y": np.float32([[2e3]])}).ok
+
+
+def test_nan_of_a_weight_may_spread_and_must_not_get_lost() -> None:
+    x, w = np.ones((1, 3), np.float32), np.float32([[1, 2], [np.nan, 3], [4, 5]])
+    model = made([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [1, 3]}, {"y": (1, [1, 2])}, {"w": w})
+    judge = Judge(model)
+    truth = judge.truth({"x": x})
+    assert judge(truth, {"y": np.float32([[np.nan, 10]])}).ok
+    assert judge(truth, {"y": np.float32([[np.nan, np.nan]])}).ok
+    assert not judge(truth, {"y": np.float32([[5, 10]])}).ok
+    assert not judge(truth, {"y": np.float32([[np.nan, 11]])}).ok

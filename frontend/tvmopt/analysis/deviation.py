@@ -56,6 +56,9 @@ LIMITS = {
 SLOPE = {"fp32": 2e-3, "tf32": 4e-3, "fp16": 4e-3, "bf16": 1e-2}
 """How much of a product a kernel's error may be. Rounding has no direction: of thousands of elements it leaves next to
 nothing along the product itself, so a few per cent too much show even where a large residual hides them."""
+NEARLY = 64.0
+"""How many times what is allowed a kernel's error may be for further runs that only round to be asked: what resembles
+a tensor and is none has a larger one."""
 DWARFED = 0.1
 """The share of a product that may be lost where it is added to something larger and the sum is stored."""
 
@@ -145,6 +148,11 @@ def deviation(
     )
 
 
+def nearly(one: OutputComparison) -> bool:
+    """Whether a kernel's difference is so small that further runs which only round may explain it."""
+    return one.problem == "differs" and one.excess <= NEARLY
+
+
 def squarable(a: Array, b: Array) -> tuple[Array, Array]:
     """Both in the type of the first or, where the squares of its numbers leave float32, in float64."""
     with np.errstate(all="ignore"):
@@ -224,6 +232,22 @@ def slope(exact: Array, found: Array, product: Array, epsilon: float = 0.0) -> f
             p, error = np.where(keep, p, 0), np.where(keep, error, 0)
         power = float(np.dot(p, p))
         return float(np.dot(error, p)) / power if np.isfinite(power) and power > 0 else 0.0
+
+
+def spread(exact: Array, found: Array) -> Array:
+    """`found` without NaN where the oracle has numbers: for models with NaN among their weights. A kernel that computes
+    whole tiles, or multiplies by a zero what another leaves out, spreads a NaN; it must not lose one."""
+    if exact.dtype.kind not in "fc" or found.shape != exact.shape or not np.isnan(found).any():
+        return found
+    return np.where(np.isnan(found) & np.isfinite(exact), exact, found).astype(found.dtype)
+
+
+def has_nan(model: Any) -> bool:
+    """Whether a weight of an ONNX model has a NaN."""
+    from onnx import TensorProto, numpy_helper
+
+    real = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+    return any(np.isnan(numpy_helper.to_array(t)).any() for t in model.graph.initializer if t.data_type in real)
 
 
 def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:

@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import deviation, limits_of
-from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, signs
+from tvmopt.analysis.deviation import deviation, has_nan, limits_of, spread
+from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, nudges, signs
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.ties import choices, settle
 
@@ -41,6 +42,7 @@ class Truth:
     notes: Sequence[str] = ()
     _edges: dict[str, list[Any]] = field(default_factory=dict)
     _rounded: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
+    _more: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         recorder = Recorder(self.model)
@@ -58,6 +60,14 @@ class Truth:
                 for sign in signs(self._edges)
             ]
         return self._rounded[precision]
+
+    def more(self, precision: str) -> list[dict[str, Array]]:
+        """Those, and further ones that round otherwise: asked where the first do not explain a difference."""
+        if precision not in self._more:
+            allowed = limits_of(precision, np.dtype(np.float32)).rms
+            runs = nudges(self.model, precision, self._edges, allowed)
+            self._more[precision] = [run.run(self.feeds, [*self.names, *self.scores]) for run in runs]
+        return [*self.naturals(precision), *self._more[precision]]
 
 
 Tolerance = float | Mapping[str, float] | None
@@ -114,6 +124,10 @@ class Judge:
             return self._foreseen[1]
         return Truth(self.model, feeds, self.names, [c.scores for c in self.choices.values()])
 
+    @cached_property
+    def _nan_inside(self) -> bool:
+        return has_nan(self.model)
+
     @property
     def overruled(self) -> bool:
         """Whether the user gave tolerances."""
@@ -168,6 +182,8 @@ class Judge:
                 one = self._one(one.name, truth, found, peer, precision, naturals)
                 if not one.ok and one.name in self.choices:
                     one = self._settled(one, truth, found, precision, naturals)
+                if one.problem == "differs":
+                    one = self._one(one.name, truth, found, peer, precision, truth.more(precision))
             results.append(one)
         return Comparison(tuple(results))
 
@@ -184,6 +200,8 @@ class Judge:
         samples = [n[name] for n in naturals]
         if naturals and theirs is not None:
             samples.append(theirs)
+        if exact.dtype.kind == "f" and np.isnan(mine).any() and self._nan_inside:
+            mine = spread(exact, mine)
         mine = self._less(name, exact, mine)
         return self._overruled(deviation(name, exact, mine, limits_of(precision, mine.dtype), samples, theirs))
 

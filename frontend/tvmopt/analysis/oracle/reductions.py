@@ -17,9 +17,10 @@ Reduce = Callable[..., Array]
 def _reduced(function: Reduce) -> Operator:
     def run(call: Call, x: Array, axes: Array | None = None) -> Result:
         chosen = call.ints("axes", axes)
-        if not chosen and call.get("noop_with_empty_axes", 0):
-            return [x]
-        where = tuple(a % x.ndim for a in chosen) if chosen else tuple(range(x.ndim))
+        every = (
+            () if call.get("noop_with_empty_axes", 0) else range(x.ndim)
+        )  # of no axes: still squares, or a logarithm
+        where = tuple(dict.fromkeys(a % x.ndim for a in chosen)) if chosen else tuple(every)
         with np.errstate(all="ignore"):
             made = function(x, where, bool(call.get("keepdims", 1)))
         return np.asarray(made).astype(x.dtype, copy=False)

@@ -30,8 +30,14 @@ MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
     *("Pad", "Identity", "Expand", "Dropout"),
 }
+SUMS = HEAVY | {"GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax"}
+"""Operators that add up in an order of their own, besides the reductions."""
 MARGIN = 4.0
 """How much farther than its own error a run moves an input."""
+EPSILON = 2.0**-23
+"""Of float32."""
+MORE = 4
+"""Further runs that round."""
 
 
 def arithmetic_of(precision: str) -> Arithmetic:
@@ -120,3 +126,36 @@ class Rounded(Oracle):
             way = self.generator.uniform(-1, 1, first.array.shape)
         moved: Array = first.array + (way * width).astype(first.array.dtype)
         return Value(moved, first.kind)
+
+
+class Nudged(Rounded):
+    """A run that rounds otherwise than NumPy does: what a sum adds up, and every other result, is moved by an epsilon.
+
+    One run is one sample of what rounding does, and a chain of a few numbers may have none by chance. An error of a sum
+    is relative to its terms, so these are moved, and not the sum.
+    """
+
+    def __init__(
+        self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], seed: int, allowed: float
+    ) -> None:
+        super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed)
+        self.random = np.random.default_rng(seed)
+
+    def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        adds = call.op in SUMS or call.op.startswith("Reduce")
+        if adds:
+            values = [self._nudged(v) for v in values]
+        results = super().evaluate(call, domain, values)
+        return results if adds or call.op in MOVES or call.op in EDGES else [self._nudged(r) for r in results]
+
+    def _nudged(self, value: Value | None) -> Value | None:
+        if value is None or not isinstance(value.array, np.ndarray) or not is_real(value.kind):
+            return value
+        array = value.array
+        moved = array * (1 + EPSILON * self.random.uniform(-1, 1, array.shape))
+        return Value(np.asarray(moved).astype(array.dtype), value.kind)
+
+
+def nudges(model: Any, precision: str, edges: dict[str, list[Any]], allowed: float) -> list[Nudged]:
+    """Further runs that round, each otherwise: for what the first ones do not explain."""
+    return [Nudged(model, arithmetic_of(precision), edges, seed, allowed) for seed in range(MORE)]

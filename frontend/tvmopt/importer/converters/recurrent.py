@@ -66,6 +66,7 @@ def _convert(kind: str) -> Converter:
             states = [None if s is None else b.transpose(s, (1, 0, 2)) for s in states]
         steps, batch, size = shape_of(x)
         steps = int(steps)  # neither the kernel nor its steps as operators are made for an open number of them
+        _need_numbers(weight, recurrence, bias)
         directions = shape_of(weight)[0]
         if lengths is not None:
             lengths = within(b, ctx, 4, "a length", 0, steps)
@@ -98,5 +99,13 @@ def _convert(kind: str) -> Converter:
 
 
 define(unrolled)
+
+
+def _need_numbers(*weights: Any) -> None:
+    """Raise OpenSize where a weight has an open size: gates and hidden units are counted when the model is compiled."""
+    for weight in weights:
+        if weight is not None:
+            tuple(map(int, shape_of(weight)))
+
 
 CONVERTERS: dict[tuple[str, str], Converter] = {("", kind): in_float32(_convert(kind)) for kind in GATES}
