@@ -2,7 +2,7 @@
 
 from tvmopt.operators.packed_product import OP
 from tvmopt.schedules.cpu.packed.compute import declines, product
-from tvmopt.schedules.cpu.packed.schedule import apply, finish, knobs, recognise
+from tvmopt.schedules.cpu.packed.schedule import apply, finish, knobs, open_sizes, recognise
 
 NAME, VERSION = "packed", 1
 LOWERS = {OP: product}

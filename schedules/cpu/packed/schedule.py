@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
+from tvm.s_tir import Schedule
 
 from tvmopt.lowering.prefetch import with_prefetch
 from tvmopt.scheduling.blocks import annotated, extents
@@ -37,6 +38,17 @@ def apply(sch: Any, problem: PackedProblem, knobs: Knobs) -> None:
     (panel,) = sch.get_loops(sch.get_sblock("packed"))
     if knobs["parallel"]:
         sch.parallel(panel)
+
+
+def open_sizes(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
+    """A kernel with an open number of rows: its panels to threads."""
+    block = annotated(func, "packed")
+    if block is None:
+        return None
+    sch = Schedule(func)
+    if machine.cores > 1 and extents(block)[0] > 1:
+        sch.parallel(sch.get_loops(sch.get_sblock("packed"))[0])
+    return sch.mod["main"]
 
 
 def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:
