@@ -12,6 +12,7 @@ _HOME = {  # where each name is, imported when it is first used: `import tvmopt`
     "bench": "tvmopt.bench",  # a package that can be called
     "compare": "tvmopt.debug.compare",
     "from_torch": "tvmopt.torch.export",
+    "generate": "tvmopt.generation",
     "profile": "tvmopt.analysis.profile",
     "quantize": "tvmopt.quantization.quantize",
     "serve": "tvmopt.serving.server",
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tvmopt.api import Compiled, Model, compile, explain, inspect, load, refit, run
     from tvmopt.debug import surgeon
     from tvmopt.debug.compare import compare
+    from tvmopt.generation import generate
     from tvmopt.quantization.quantize import quantize
     from tvmopt.serving.server import serve
     from tvmopt.torch.export import from_torch
@@ -40,6 +42,7 @@ __all__ = [
     "compile",
     "explain",
     "from_torch",
+    "generate",
     "inspect",
     "load",
     "profile",

@@ -11,7 +11,8 @@ call exactly where their texts are equal (as far as polynomials and floor divisi
     >>> ((h - 1) // 2 + 1 - 1) // 2 + 1                     # two convolutions of stride 2
     (h + 3)//4
 
-Each symbol is at least 1.
+Each symbol is at least 1, but for those whose name begins with ``past``: the length of a cache begins at 0
+(:func:`lowest`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,19 @@ Shapes = Mapping[str, Sequence[int | str] | str]
 
 LONGEST = 1000
 """Characters of a text that is read as a size; longer ones come from nobody."""
+
+
+PAST = "past"
+"""How the names of symbols begin that may be 0."""
+
+
+def lowest(name: str) -> int:
+    """The least value that a symbol of this name may have.
+
+    >>> lowest("seq"), lowest("past_sequence_length")
+    (1, 0)
+    """
+    return 0 if name.startswith(PAST) else 1
 
 
 class OpenSize(ValueError):
@@ -251,7 +265,7 @@ def _combine(a: Dim, b: Any, sign: int) -> Size:
 def _divide(a: Size, b: Size) -> Size:
     """``floor(a / b)`` in its canonical form."""
     if isinstance(b, Dim):
-        return 1 if a == b else _divide_monomial(a, b)
+        return _divide_exactly(a, b)
     if b == 0:
         raise ZeroDivisionError(f"{a} is divided by zero")
     if not isinstance(a, Dim):
@@ -278,25 +292,28 @@ def _by_number(factor: Factor) -> bool:
     return isinstance(factor, Atom) and factor.op == "//" and not isinstance(factor.b, Dim)
 
 
-def _divide_monomial(a: Size, b: Dim) -> Size:
-    """Division by what is no number: exact where each term divides."""
-    if len(b.terms) == 1 and isinstance(a, Dim):
-        ((divisor, count),) = b.terms.items()
-        quotient: dict[Monomial, int] = {}
-        for monomial, value in a.terms.items():
-            left = list(monomial)
-            for one in divisor:
-                if one not in left:
-                    break
-                left.remove(one)
-            else:
-                if value % count == 0:
-                    quotient[tuple(left)] = value // count
-                    continue
+def _divide_exactly(a: Size, b: Dim) -> Size:
+    """Division by what is no number: exact where nothing is left, term by term; else an atom.
+
+    >>> past, seq = Dim.symbol("past"), Dim.symbol("seq")
+    >>> (64 * past + 64 * seq) // (16 * past + 16 * seq), (past * seq + seq * seq) // (past + seq)
+    (4, seq)
+    """
+    (divisor, count), left, quotient = next(iter(b.terms.items())), a, 0
+    for _ in range(len(a.terms) if isinstance(a, Dim) else 0):
+        monomial, value = next(iter(left.terms.items())) if isinstance(left, Dim) else ((), left)
+        factors = list(monomial)
+        for one in divisor:
+            if one not in factors:
+                return Dim({(Atom("//", a, b),): 1})
+            factors.remove(one)
+        if value % count:
             break
-        else:
-            return _plain(quotient)
-    return 0 if a == 0 else Dim({(Atom("//", a, b),): 1})
+        term = _plain({tuple(factors): value // count})
+        left, quotient = left - term * b, quotient + term
+        if isinstance(left, int) and left == 0:
+            return quotient
+    return 0 if isinstance(a, int) and a == 0 else Dim({(Atom("//", a, b),): 1})
 
 
 def least(a: Size, b: Size) -> Size:
@@ -371,7 +388,7 @@ Interval = tuple[Any, Any]
 
 
 def interval(size: Size, ranges: Ranges) -> Interval:
-    """The lowest and the highest value, as far as ranges tell; a symbol without one is 1 or more.
+    """The lowest and the highest value, as far as ranges tell; a symbol without one is :func:`lowest` or more.
 
     >>> interval(parse("batch*seq - 1"), {"seq": Range(1, 512, 128)})
     (0, inf)
@@ -415,7 +432,7 @@ def _without_quotients(terms: Mapping[Monomial, int]) -> tuple[dict[Monomial, An
 def _span(factor: Factor, ranges: Ranges) -> Interval:
     if isinstance(factor, str):
         known = ranges.get(factor)
-        return (known.min, known.max) if known else (1, math.inf)
+        return (known.min, known.max) if known else (lowest(factor), math.inf)
     a, b = interval(factor.a, ranges), interval(factor.b, ranges)
     if factor.op == "//":
         if b[0] <= 0:

@@ -34,6 +34,7 @@ from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
 from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.graph import sharing
+from tvmopt.passes.keep_caches import IN_PLACE
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.name_sizes import SizeNames
@@ -79,6 +80,11 @@ class Lowered:
     unscheduled: tvm.IRModule
     weights: Weights
     job: Job
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a decoder's caches are buffers that stay where they are."""
+        return IN_PLACE in dict(self.module["main"].attrs or {})
 
 
 @dataclass
@@ -236,6 +242,7 @@ def graph_passes(
 ) -> list[Any]:
     """The rewrites of the Relax graph, in order."""
     return [
+        P.MarkCaches(log),  # before passes that would move a transpose through the concatenation
         *quantization_passes(machine, log, int8),  # before FoldConstant, which would make floats of quantised weights
         P.UnrollRecurrence(log, lambda call: why_unrolled(call, machine)),  # its steps are operators like any
         P.UnpackWeights(log, lambda call: why_unrolled(call, machine)),  # likewise: a product like any
@@ -276,6 +283,7 @@ def graph_passes(
         P.SplitOpenSums(log),  # after PropagateTransposes: the last axis is that of rows
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
+        P.KeepCaches(machine.kind, log),  # after FuseAttention and the passes of layouts; its inputs are others
         *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),

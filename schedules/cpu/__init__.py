@@ -7,6 +7,7 @@ FAMILIES = (
     "checked",  # an operator of ours, which no other family knows
     "recurrent",  # likewise
     "packed",  # likewise
+    "cache",  # likewise
     "amx_attention",  # before `attention`, which takes every size
     "attention",
     "depthwise",  # before the dense convolutions, which leave one input channel a group to it

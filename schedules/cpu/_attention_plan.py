@@ -11,9 +11,10 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
-from tvmopt.lowering.common import operand_types, sizes, static_shape
+from tvmopt.lowering.common import Symbols, operand_types, sizes, static_shape
 from tvmopt.lowering.loops import splat
 from tvmopt.operators import masked
+from tvmopt.operators.caches import scores_of
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -49,6 +50,7 @@ class AttentionPlan:
             comes transposed, `[B, N, Sk, Sq padded to strips]`.
         fill: None, or what stands in place of a score where the mask is plus infinity.
         chunks: tasks a head, each a run of whole strips.
+        capacity: None, or keys and values are the first rows of caches [B, N, capacity, H].
     """
 
     batch: Any
@@ -66,6 +68,7 @@ class AttentionPlan:
     bias_transposed: bool
     chunks: Any
     fill: float | None = None
+    capacity: Any = None
 
     @property
     def nq(self) -> int:
@@ -165,6 +168,24 @@ def plan_of(call: relax.Call, machine: Machine, shapes: Sequence[Any] | None = N
         scale=scale, offset=None if causal is None else (0 if causal == "TopLeft" else _distance(keys, queries)),
     )  # fmt: skip
     return replace(made, fill=fill)
+
+
+def cached_plan(call: relax.Call, machine: Machine, symbols: Symbols) -> AttentionPlan | Declined:
+    """The plan of `tvmopt.cached_attention`, without its mask; `symbols`: those of the kernel."""
+    shapes = [symbols.of(a) for a in call.args[:3]]
+    if {str(a.ty.dtype) for a in (*call.args[:3], *call.args[4:])} != {"float32"}:
+        return Declined(operand_types(call))
+    (batch, queries, heads, depth), (_, kv_heads, capacity, _), v_shape = shapes
+    if heads % kv_heads or v_shape[1] != kv_heads:
+        return Declined(f"{heads} heads of queries do not share {kv_heads} of keys evenly")
+    (keys,) = symbols.here([call.args[3].values[0]])
+    scores = scores_of(call)
+    made = plan(
+        batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=v_shape[3], lanes=machine.lanes(),
+        registers=machine.vector_registers, cores=machine.cores, scale=scores.scale,
+        offset=_distance(keys, queries) if scores.causal else None,
+    )  # fmt: skip
+    return replace(made, fill=scores.fill, capacity=capacity)
 
 
 def _distance(keys: Any, queries: Any) -> Any:

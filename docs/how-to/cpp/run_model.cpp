@@ -56,7 +56,10 @@ class Model {
     std::stringstream text;
     text << file.rdbuf();
     manifest_ = json::Parse(text.str()).cast<json::Object>();
-    if (manifest_["format"].cast<int64_t>() != 4) throw std::runtime_error("another format version");
+    if (manifest_["format"].cast<int64_t>() != 5) throw std::runtime_error("another format version");
+    if (manifest_["decoder"].cast<tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>>()["in_place"].cast<bool>()) {
+      throw std::runtime_error("a decoder, whose caches are buffers: see the page");
+    }
 
     // TVM sizes its pool when it is first used, from this variable or else half the processors.
     setenv("TVM_NUM_THREADS", std::to_string(threads).c_str(), /*overwrite=*/0);

@@ -15,6 +15,8 @@ Bound = tuple[int, int]
 """The lowest value, and the first that is too large."""
 
 DIVISORS: Bound = (1, 4)
+ALL: Bound = (1, 2)
+"""Of a mask whose ones are counted: every token is there. Less than all would be fewer keys than the cache has."""
 
 _FORWARD = {  # operators that hand their first input's values on
     *("Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"),
@@ -148,6 +150,8 @@ def integer_bounds(model: Any) -> dict[str, Bound]:
     bounds = {}
     for value in graph.input:
         found = list(_found(value.name, users, shapes, numbers))
+        if _is_counted(value.name, users):
+            found.append(ALL)
         if found:
             low, high = max(a for a, _ in found), min(b for _, b in found)
             bounds[value.name] = (low, max(high, low + 1))
@@ -170,6 +174,19 @@ def _number(tensor: Any) -> int:
         return int(numpy_helper.to_array(tensor).reshape(-1)[0])
     except Exception:  # its data lies in a file that was not loaded
         return 0
+
+
+def _is_counted(name: str, users: Mapping[str, list[tuple[Any, int]]]) -> bool:
+    """Whether a mask's sum becomes the number of valid keys of GroupQueryAttention."""
+    todo, summed = [name], False
+    while todo:
+        for node, index in users.get(todo.pop(), ()):
+            if node.op_type == "GroupQueryAttention" and index == 5:
+                return summed
+            if node.op_type in ("ReduceSum", "Sub", *_FORWARD) and index == 0:
+                summed |= node.op_type == "ReduceSum"
+                todo += node.output
+    return False
 
 
 def _found(

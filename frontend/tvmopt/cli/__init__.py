@@ -22,6 +22,7 @@ from tvmopt.texts import printable
 COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>
     "compile": "Compile an ONNX model to one file, checked against onnxruntime.",
     "run": "Run a compiled model; time it.",
+    "generate": "Text from a compiled decoder, token by token.",
     "inspect": "What a model or a compiled file is: FLOPs, parameters, bytes, memory; versions, hashes.",
     "bench": "Compare with onnxruntime, OpenVINO, TensorRT: interleaved, with intervals and a verdict.",
     "profile": "Time per kernel inside a run: FLOPs, bytes, share of the roof, advice.",

@@ -63,6 +63,7 @@ def _artifact(manifest: Any) -> None:
         *((f"output {i}", tensor) for i, tensor in enumerate(manifest.outputs)),
         *((f"size {name}", known) for name, known in manifest.symbols.items()),
         *(("only where", condition) for condition in manifest.conditions),
+        *(("decoder", line) for line in _decoder(manifest)),
         ("target", f"{manifest.target} ({manifest.kind}, {manifest.mcpu})" + threads),
         ("needs", " ".join(manifest.features) or "-"),
         ("precision", manifest.precision),
@@ -79,6 +80,20 @@ def _artifact(manifest: Any) -> None:
     ]
     for name, text in rows:
         out.print(f"{name:<10} {escape(str(text))}")
+
+
+def _decoder(manifest: Any) -> list[str]:
+    """What is known of a decoder: its caches, and whether they stay where they are."""
+    roles = manifest.decoder
+    if not roles:
+        return []
+    first, count = roles.caches[0], len(roles.caches)
+    told = "kept in place" if roles.in_place else "copied at each call"
+    named = {"tokens": roles.ids, "mask": roles.mask, "positions": roles.positions, "scores": roles.logits}
+    return [
+        f"{count} caches, {told}: {first.past} -> {first.present}" + (", ..." if count > 1 else ""),
+        ", ".join(f"{what} {name}" for what, name in named.items() if name),
+    ]
 
 
 def _model(found: Any, top: int) -> None:

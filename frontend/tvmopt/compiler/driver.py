@@ -137,7 +137,8 @@ def _compile(
         plan(program, request.machine, imported),
         (*notes, *backend.warnings(program), *code.warnings()),
     )
-    manifest = make_manifest(request, imported, lowered.structure, report, lookup.used_lines() if lookup else ())
+    records = lookup.used_lines() if lookup else ()
+    manifest = make_manifest(request, imported, lowered.structure, report, records, program.in_place)
     return Artifact.build(manifest, library, lowered.weights), report
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.analysis.bounds import integer_bounds
@@ -22,8 +23,14 @@ if TYPE_CHECKING:
 
 
 def make_manifest(
-    request: Request, imported: Imported, structure: str, report: Report, records: tuple[str, ...] = ()
+    request: Request,
+    imported: Imported,
+    structure: str,
+    report: Report,
+    records: tuple[str, ...] = (),
+    in_place: bool = False,
 ) -> Manifest:
+    """The manifest, without what only the artifact knows; `in_place`: the code keeps a decoder's caches."""
     machine = request.machine
     return Manifest(
         format=FORMAT,
@@ -44,6 +51,7 @@ def make_manifest(
         records=records,
         symbols=imported.ranges,
         conditions=imported.conditions,
+        decoder=replace(imported.decoder, in_place=in_place),
         options={
             "shapes": dict(sorted(request.plain_shapes().items())),
             "exact": request.exact,

@@ -27,7 +27,7 @@ from tvmopt.importer import blocked, contrib, control, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
-from tvmopt.importer.open_shapes import open_types
+from tvmopt.importer.open_shapes import grouped_attention, open_types
 from tvmopt.importer.open_values import evaluate as evaluate_open
 from tvmopt.importer.protos import (
     attributes,
@@ -219,11 +219,15 @@ class Folder(Walk):
         types = {o: self.declared[o] for o in node.output if o in self.declared}
         if node.op_type in SAME_AS_FIRST and node.input and node.input[0] in self.types:
             types[node.output[0]] = self.types[node.input[0]]
-        shape = self.shape(node.input[0]) if node.op_type in PRODUCTS and node.input else None
+            if node.op_type.startswith("Skip") and len(node.output) > 3 and node.output[3]:  # the sum
+                types[node.output[3]] = self.types[node.input[0]]
+        shape = self.open_shape(node.input[0]) if node.op_type in PRODUCTS and node.input else None
         if shape:
             elem = self.types[node.input[0]].tensor_type.elem_type
             columns = int(attributes(node).get("N", 0))
-            types[node.output[0]] = helper.make_tensor_type_proto(elem, (*shape[:-1], columns))
+            types[node.output[0]] = make_type(elem, (*shape[:-1], columns))
+        if node.op_type == "GroupQueryAttention":
+            types |= grouped_attention(self, node)
         return types
 
     def _contradiction(self, node: onnx.NodeProto, reason: str) -> ModelError:

@@ -27,11 +27,13 @@ class Open:
         ranges: of each symbol.
         conditions: what holds for every call that the model takes (`tvmopt.dims.holds`).
         values: tensors of sizes, by name: arrays of integers and `Dim`.
+        caches: inputs that a step makes longer, and the outputs that they leave by.
     """
 
     ranges: dict[str, Range] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
     values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    caches: tuple[tuple[str, str], ...] = ()
 
 
 def write(model: onnx.ModelProto, known: Open) -> None:
@@ -41,7 +43,7 @@ def write(model: onnx.ModelProto, known: Open) -> None:
         for name, array in known.values.items()
     }
     ranges = {name: [r.min, r.max, r.opt] for name, r in known.ranges.items()}
-    data = {"ranges": ranges, "conditions": known.conditions, "values": values}
+    data = {"ranges": ranges, "conditions": known.conditions, "values": values, "caches": known.caches}
     model.metadata_props.add(key=KEY, value=json.dumps(data))
 
 
@@ -56,4 +58,5 @@ def read(model: onnx.ModelProto) -> Open:
         array = np.empty(len(elements), object)
         array[:] = [parse(e) if isinstance(e, str) else e for e in elements]
         values[name] = array.reshape(shape)
-    return Open({n: Range(*r) for n, r in data["ranges"].items()}, tuple(data["conditions"]), values)
+    ranges = {n: Range(*r) for n, r in data["ranges"].items()}
+    return Open(ranges, tuple(data["conditions"]), values, tuple((a, b) for a, b in data["caches"]))

@@ -13,9 +13,9 @@ import onnx
 import psutil
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmopt.dims import Shapes, at
+from tvmopt.dims import Dim, Shapes, at
 from tvmopt.errors import ModelError, collect
-from tvmopt.importer import open_model
+from tvmopt.importer import decoder, open_model
 from tvmopt.importer.fold import Folder
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.opset import convert_opset
@@ -75,7 +75,11 @@ def prepare(
     inputs = [v for v in skeleton.graph.input if v.name not in weights]
     del skeleton.graph.input[:]
     skeleton.graph.input.extend(inputs)
+    roles = decoder.find(inputs, skeleton.graph.output)
+    if roles:
+        decoder.name_sizes(skeleton.graph.input, roles, shapes or {})
     symbols = bind_shapes(skeleton.graph, shapes or {})
+    symbols.decoder = roles
     result = isolated(lambda: _fold(skeleton, weights, known, symbols), "preparation", model.graph.name)
     return _assemble(result, weights)
 
@@ -176,6 +180,10 @@ def _fold(
     given = weights.keys()
     converted, weights = convert_opset(skeleton, weights)
     folder = Folder(converted, weights, has_converter, symbols=symbols)
+    if symbols.decoder.positions:  # less than the past and the new tokens together
+        past = folder.open_shape(symbols.decoder.caches[0].past) or (0,) * 4
+        new = folder.open_shape(symbols.decoder.positions) or (0, 0)
+        folder.below[symbols.decoder.positions] = past[decoder.LENGTH_AXIS] + new[1]
     folder.run()
     problems = folder.problems + _wrong_outputs(folder)
     if problems:
@@ -186,12 +194,22 @@ def _fold(
     if symbols.names:
         ranges = choose(folder, nodes)
         values = {name: array for name, array in folder.open_values.items() if name in used}
-        open_model.write(model, open_model.Open(ranges, tuple(map(str, symbols.conditions)), values))
+        grown = _growing(folder)
+        open_model.write(model, open_model.Open(ranges, tuple(map(str, symbols.conditions)), values, grown))
     constants = {k: v for k, v in folder.constants.items() if k in used and k not in given}
     made = {k: np.asarray(numpy_helper.to_array(t)) for k, t in weights.items() if k in used and k not in given}
     kept = tuple(k for k in given if k in used)
     packed = {k: (_distinct(a), a.shape) for k, a in (made | constants).items()}
     return _Folded(model.SerializeToString(), packed, kept)
+
+
+def _growing(folder: Folder) -> tuple[tuple[str, str], ...]:
+    """The caches whose length is a symbol by itself, and the outputs that they leave by."""
+    pairs = [(cache.past, cache.present) for cache in folder.symbols.decoder.caches]
+    lengths = {past: (folder.open_shape(past) or (0,) * 4)[decoder.LENGTH_AXIS] for past, _ in pairs}
+    kept = tuple(pair for pair in pairs if isinstance(lengths[pair[0]], Dim))
+    same = {str(lengths[past]) for past, _ in kept}
+    return kept if len(same) == 1 and same <= set(folder.symbols.names) else ()
 
 
 def _wrong_outputs(folder: Folder) -> list[ModelError]:

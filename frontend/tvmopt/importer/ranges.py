@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
-from tvmopt.dims import Dim, Range, Size, holds, near, told
+from tvmopt.dims import Dim, Range, Size, holds, lowest, near, told
 from tvmopt.errors import InputError, ModelError, collect
 from tvmopt.importer.protos import BITS, describe_type, node_reads
 from tvmopt.importer.walk import Walk
@@ -25,8 +25,9 @@ GUESSES = (("channel", 3), ("height", 224), ("width", 224), ("seq", 128), ("len"
 BUDGET = 1 << 30
 """Bytes of tensors that live at once at the largest sizes, where the caller gave no range."""
 
-FIRST, OTHER = 16, 4096
-"""The largest sizes of the first axes of inputs, and of other axes, where nothing else bounds them."""
+FIRST, OTHER, PIECE = 16, 4096, 512
+"""The largest sizes of the first axes of inputs, of other axes, and of the tokens that a decoder takes at once, where
+nothing else bounds them."""
 
 
 def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
@@ -40,32 +41,50 @@ def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
     _check_given(walk)
     memory = _Memory(walk, nodes)
     given = symbols.ranges
-    lowest = _lowest(walk, memory)
-    largest = {n: given[n].max if n in given else lowest[n] for n in symbols.names}
-    caps = {n: symbols.most.get(n, (FIRST if first else OTHER, ""))[0] for n, (first, _) in memory.axes.items()}
-    growing = {n: max(1, lowest[n]) for n in symbols.names if n not in given}  # by how much next
+    smallest = _lowest(walk, memory)
+    largest = {n: given[n].max if n in given else smallest[n] for n in symbols.names}
+    caps = {n: symbols.most.get(n, (_most(walk, n, first), ""))[0] for n, (first, _) in memory.axes.items()}
+    growing = {n: max(1, smallest[n]) for n in symbols.names if n not in given}  # by how much next
     while growing:
         name = min(growing, key=lambda n: largest[n])
-        grown = _grown(walk, memory, largest, name, min(largest[name] + growing[name], max(caps[name], lowest[name])))
+        grown = _grown(walk, memory, largest, name, min(largest[name] + growing[name], max(caps[name], smallest[name])))
         if grown > largest[name]:
             largest[name], growing[name] = grown, grown
         elif symbols.conditions and growing[name] > 1 and memory.peak(largest) <= BUDGET // 2:
             growing[name] //= 2
         else:
             del growing[name]
+    for name in (n for n in symbols.names if symbols.decoder and not lowest(n) and n not in given):
+        largest[name] = max(largest[name], _alone(walk, smallest, name, caps[name]))
     ranges = {}
     for name in symbols.names:
         best = given[name].opt if name in given and given[name].opt else memory.axes[name][1]
-        ranges[name] = Range(lowest[name], largest[name], min(max(best, lowest[name]), largest[name]))
+        ranges[name] = Range(smallest[name], largest[name], min(max(best, smallest[name]), largest[name]))
     conditions = tuple(map(str, symbols.conditions))
     named = near({n: r.opt for n, r in ranges.items()}, ranges, conditions)
     return {n: Range(r.min, r.max, r.opt if n in given or not named else named[n]) for n, r in ranges.items()}
 
 
+def _most(walk: Walk, name: str, first: bool) -> int:
+    """The largest size to offer where nothing bounds it: a decoder takes a long text in pieces."""
+    return FIRST if first else PIECE if walk.symbols.decoder and lowest(name) else OTHER
+
+
+def _alone(walk: Walk, smallest: dict[str, int], name: str, cap: int) -> int:
+    """The largest length of a cache, the other sizes being the smallest: of a step, whose caches lie outside."""
+    conditions = tuple(map(str, walk.symbols.conditions))
+    low, high = smallest[name], cap
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = all(holds(c, smallest | {name: middle}) for c in conditions)
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
 def _grown(walk: Walk, memory: _Memory, largest: dict[str, int], name: str, size: int) -> int:
     """The size next to `size` for which the conditions hold and memory suffices; else the one of now."""
     wanted = largest | {name: size}
-    ranges = {n: Range(1, size) if n == name else Range(1, v) for n, v in wanted.items()}
+    ranges = {n: Range(lowest(n), size) if n == name else Range(lowest(n), v) for n, v in wanted.items()}
     found = near(wanted, ranges, tuple(map(str, walk.symbols.conditions)))
     if not found or memory.peak(found) > BUDGET:
         return largest[name]
@@ -92,11 +111,12 @@ def _check_given(walk: Walk) -> None:
 def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
     """The least sizes at which each tensor has elements and all conditions hold."""
     given = walk.symbols.ranges
-    sizes = {n: given[n].min if n in given else 1 for n in walk.symbols.names}
+    empty = bool(walk.symbols.decoder)  # an empty cache is a tensor without elements that nothing computes
+    sizes = {n: given[n].min if n in given else lowest(n) if empty else 1 for n in walk.symbols.names}
     free = [n for n in walk.symbols.names if n not in given]
     conditions = tuple(map(str, walk.symbols.conditions))
     for _ in range(64):
-        bad = [d for d in memory.sizes if d.at(sizes) < 1]
+        bad = [d for d in memory.sizes if d.at(sizes) < (lowest(str(d)) if empty and d.is_symbol else 1)]
         broken = [c for c in conditions if not holds(c, sizes)]
         if not bad and not broken:
             return sizes

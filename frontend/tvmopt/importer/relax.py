@@ -27,7 +27,7 @@ from tvm.relax.frontend.onnx import onnx_frontend as stock
 from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.extensions import converters
-from tvmopt.importer import open_model
+from tvmopt.importer import decoder, open_model
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
 from tvmopt.importer.converters.common import Build
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size
@@ -63,6 +63,9 @@ UPPER_BOUNDS = "tir_var_upper_bound"
 
 NAMED_SIZES = "tvmopt.opt_size"
 """Our attribute of `main`: the value of each open size to be fastest at."""
+
+CACHES = "tvmopt.caches"
+"""Our attribute of `main`: of each cache that grows, the number of the input and of the output that it is."""
 
 BIND = "bind the size: --shape NAME:N"
 
@@ -135,6 +138,9 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         if self.open.ranges:
             attrs[UPPER_BOUNDS] = {name: known.max for name, known in self.open.ranges.items()}
             attrs[NAMED_SIZES] = {name: known.opt for name, known in self.open.ranges.items()}
+        if self.open.caches:
+            places = [v.name for v in graph.input if v.name in self._inputs], [v.name for v in graph.output]
+            attrs[CACHES] = [[side.index(n) for side, n in zip(places, pair, strict=True)] for pair in self.open.caches]
         main = named(module["main"], self._roots).with_attrs(attrs)
         module.update_func(module.get_global_var("main"), main)
         return (relax.transform.ConvertToDataflow()(module) if branches else module), node_names.original
@@ -440,6 +446,7 @@ def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False)
         nodes=nodes,
         ranges=importer.open.ranges,
         conditions=importer.open.conditions,
+        decoder=decoder.find((v for v in model.graph.input if v.name not in initial), model.graph.output),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from tvmopt.dims import Dim, Range, Shapes, Size, identifier, parse, symbols_of
+from tvmopt.dims import Dim, Range, Shapes, Size, identifier, lowest, parse, symbols_of
 from tvmopt.errors import InputError, ModelError, TvmoptError, collect
 from tvmopt.importer.protos import STRING, describe_type, dtype_name, to_tensor
 from tvmopt.importer.symbols import Symbols
@@ -156,7 +156,7 @@ class _Binder:
         else:
             found = Range(int(wanted), int(wanted), int(wanted))
         if found.min != found.max:
-            if found.min < 1:
+            if found.min < lowest(name):
                 fix = "begin the range at 1; for a size of 0 compile the model for it alone"
                 return [InputError(f"The range of '{told}' begins at {found.min}.", where=where, fix=fix)]
             return self._same(self.ranges.setdefault(name, found), found, told, where)

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tvmopt.dims import Dim, OpenSize, Range, Size, equal, interval, least, less, most, replaced, symbols_of
+from tvmopt.dims import Dim, OpenSize, Range, Size, equal, interval, least, less, lowest, most, replaced, symbols_of
+from tvmopt.runtime.roles import Roles
 
 UNKNOWN = 10**9
 """No axis is longer; exporters write larger ends of slices for "to the end"."""
@@ -43,6 +44,7 @@ class Symbols:
         conditions: what else holds for every call that the model takes, and the node that says so.
         replaced: symbols that turned out to be another size.
         aliases: sizes that must equal another one that no symbol can be solved for.
+        decoder: what the inputs and outputs are, if it is one: the length of its caches may be 0.
     """
 
     names: tuple[str, ...] = ()
@@ -51,11 +53,12 @@ class Symbols:
     conditions: dict[Condition, str] = field(default_factory=dict)
     replaced: dict[str, tuple[Size, str]] = field(default_factory=dict)
     aliases: dict[Size, Size] = field(default_factory=dict)
+    decoder: Roles = field(default_factory=Roles)
 
     def known(self) -> dict[str, Range]:
         """Ranges as far as they are known."""
-        implied = {name: Range(1, most, 1) for name, (most, _) in self.most.items()}
-        return {name: self.ranges.get(name) or implied.get(name) or Range(1, UNKNOWN) for name in self.names}
+        implied = {name: Range(lowest(name), most, most) for name, (most, _) in self.most.items()}
+        return {name: self.ranges.get(name) or implied.get(name) or Range(lowest(name), UNKNOWN) for name in self.names}
 
     def less(self, a: Size, b: Size) -> bool:
         """Whether ``a < b``; OpenSize where that differs from call to call."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.dims import Range, Size
+from tvmopt.runtime.roles import Roles
 
 if TYPE_CHECKING:
     import onnx
@@ -32,6 +33,7 @@ class Imported:
         model: the prepared ONNX model that `module` was made of; it is the reference for every check.
         nodes: the ONNX node of each binding's name in `module` (names are sanitised to ``[A-Za-z0-9_]``).
         ranges: of the open sizes. conditions: what else holds of them in every call that the model takes.
+        decoder: what its inputs and outputs are, if it is one.
         folded: nodes of the file that are not in `model`: they were computed at compile time, or nothing reads them.
     """
 
@@ -43,3 +45,4 @@ class Imported:
     folded: tuple[str, ...] = ()
     ranges: dict[str, Range] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
+    decoder: Roles = field(default_factory=Roles)

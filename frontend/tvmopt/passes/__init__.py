@@ -28,7 +28,9 @@ from tvmopt.passes.fuse_pad import FusePad
 from tvmopt.passes.fuse_rms_norm import FuseRmsNorm
 from tvmopt.passes.fuse_softmax import FuseSoftmax
 from tvmopt.passes.fuse_transpose_matmul import FuseTransposeMatmul
+from tvmopt.passes.keep_caches import KeepCaches
 from tvmopt.passes.limit_fusion import LimitFusion
+from tvmopt.passes.mark_caches import MarkCaches
 from tvmopt.passes.propagate_quantization import PropagateQuantization
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
@@ -67,7 +69,9 @@ __all__ = [
     "FuseRmsNorm",
     "FuseSoftmax",
     "FuseTransposeMatmul",
+    "KeepCaches",
     "LimitFusion",
+    "MarkCaches",
     "PropagateQuantization",
     "PropagateReshapes",
     "PropagateTransposes",

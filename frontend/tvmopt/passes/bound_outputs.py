@@ -22,7 +22,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmopt.dims import Range, interval
+from tvmopt.dims import Range, interval, lowest
 from tvmopt.importer.relax import UPPER_BOUNDS
 from tvmopt.importer.sizes import sizes_of
 
@@ -32,7 +32,7 @@ def bound_outputs(module: tvm.IRModule) -> tvm.IRModule:
     functions = {}
     for gvar, func in module.functions_items():
         bounds = func.attrs.get(UPPER_BOUNDS, {}) if isinstance(func, relax.Function) and func.attrs else {}
-        ranges = {str(name): Range(1, int(most)) for name, most in bounds.items()}
+        ranges = {str(name): Range(lowest(str(name)), int(most)) for name, most in bounds.items()}
         functions[gvar] = _Bounded(ranges).visit_expr(func) if ranges else func
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 

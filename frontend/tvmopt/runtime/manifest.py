@@ -15,13 +15,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tvmopt.dims import Dim, Range, holds, is_open, symbols_of
+from tvmopt.dims import Dim, Range, holds, is_open, lowest, symbols_of
 from tvmopt.errors import ArtifactError
+from tvmopt.runtime.roles import Roles
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
 
-FORMAT = 4
-"""3: without open sizes; 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the pool of threads in
-the library."""
+FORMAT = 5
+"""4: without decoders; 3: without open sizes; 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the
+pool of threads in the library."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Manifest:
             made it.
         threads: TVM threads it was compiled for.
         precision: "fp32", ...
+        decoder: what its inputs and outputs are, if it is one.
         records: the tuning records used, as lines of a log without samples; `refit` schedules by them.
         options: further options of the compile that `refit` must repeat (shapes, ...).
         stripped: the weights were left out; `tvmopt refit` puts them in.
@@ -89,6 +91,7 @@ class Manifest:
     arch: str = ""
     symbols: dict[str, Range] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
+    decoder: Roles = field(default_factory=Roles)
     records: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     stripped: bool = False
@@ -154,14 +157,27 @@ class Manifest:
         read = {str(d) for info in self.inputs for d in info.shape if isinstance(d, Dim) and d.is_symbol}
         if read != self.symbols.keys() or any(is_open(w.shape) for w in self.weights):
             raise TypeError("its open sizes are not those of its inputs")
-        if any(not 1 <= r.min <= r.opt <= r.max < 1 << 31 for r in self.symbols.values()):
+        if any(not lowest(n) <= r.min <= r.opt <= r.max < 1 << 31 for n, r in self.symbols.items()):
             raise TypeError("a range of an open size is none")
+        self._check_decoder()
         for condition in self.conditions:
             holds(condition, {name: r.opt for name, r in self.symbols.items()})
         if any(w.offset < 0 or w.offset % 64 for w in self.weights):
             raise TypeError("a weight is not 64-byte aligned")
         if self.kind not in ("llvm", "cuda") or self.threads < 1:
             raise TypeError(f"it is of kind {self.kind!r} for {self.threads} threads")
+
+    def _check_decoder(self) -> None:
+        inputs, outputs = ({t.name: t.shape for t in side} for side in (self.inputs, self.outputs))
+        roles = self.decoder
+        for one in roles.caches:
+            if len(inputs.get(one.past, ())) != 4 or len(outputs.get(one.present, ())) != 4:
+                raise TypeError(f"it has no cache {one.past!r} that leaves as {one.present!r}")
+        lengths = {str(inputs[one.past][2]) for one in roles.caches}
+        if roles.in_place and (len(lengths) != 1 or not lengths <= self.symbols.keys()):
+            raise TypeError("its caches have no one length")
+        if not {roles.ids, roles.mask, roles.positions} <= {"", *inputs} or roles.logits not in {"", *outputs}:
+            raise TypeError("its decoder names an input or output that it lacks")
 
 
 def check_versions(manifest: Manifest, where: str) -> None:

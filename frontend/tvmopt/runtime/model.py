@@ -15,7 +15,7 @@ import difflib
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +27,7 @@ from tvmopt.errors import ArtifactError, InputError, collect, reason
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import pool
 from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.decoder import Decoder
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest, check_versions
 from tvmopt.runtime.refused import refusal, refusals
@@ -46,17 +47,22 @@ from tvmopt.runtime.tensors import (
 from tvmopt.runtime.tiles import use_tiles
 from tvmopt.runtime.timing import Timing, measure
 
+LENGTH_AXIS = 2
+"""The axis of a decoder's cache that grows."""
+
 
 @dataclass
 class _Instance:
-    """What one call at a time uses: a virtual machine, staging buffers, and which outputs share memory that is not
-    theirs. A model makes as many as there are calls at once, and keeps them for later calls of any thread.
+    """What one call at a time uses: a virtual machine, staging buffers, which outputs share memory that is not theirs,
+    and the open `sizes` of the call at hand. A model makes as many as there are calls at once, and keeps them for later
+    calls of any thread.
     """
 
     session: Session
     staging: list[Array | None]
     staged: list[Any]
     aliased: tuple[int, ...] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
     owned: bool = False
 
 
@@ -102,7 +108,8 @@ class Model:
         self._artifact = artifact
         self._threads = threads or default_threads(manifest.threads)
         self._library = load_library(artifact.library, artifact.where)
-        wanted, given = arity(self._library), len(manifest.inputs) + len(manifest.weights)
+        wanted = arity(self._library) - manifest.decoder.in_place  # the length of the past
+        given = len(manifest.inputs) + len(manifest.weights)
         if wanted != given:
             raise self._contradiction(f"its code takes {wanted} tensors, its manifest has {given}")
         self._arrays = artifact.weights
@@ -112,6 +119,9 @@ class Model:
         self._names = tuple(i.name for i in self._inputs)
         self._checks = tuple((i.shape, i.numpy_dtype, i.dtype) for i in self._inputs)
         self._open = OpenSizes(manifest)
+        caches = manifest.decoder.caches if manifest.decoder.in_place else ()
+        ends = [info.name for info in self._outputs]
+        self._caches = {self._names.index(c.past): ends.index(c.present) for c in caches}  # input -> output
         largest = self._open.largest
         self._staged_shapes = tuple(at(i.shape, largest) for i in self._inputs)
         self._idle: list[_Instance] = []
@@ -245,6 +255,36 @@ class Model:
         with refusals(self.manifest.model):
             return measure(call, iterations=iterations, warmup=warmup, duration=duration)
 
+    def decoder(self, max_length: int | None = None) -> Decoder:
+        """The model with a state: keys and values of the tokens that it has seen.
+
+        Args:
+            max_length: tokens of the longest text; default: as many as the model takes.
+
+        Raises:
+            InputError: the model is no decoder whose caches are kept, or does not take so many tokens.
+        """
+        return Decoder(self, max_length)
+
+    def new_session(self) -> Session:
+        """A virtual machine that no other call uses."""
+        return self._make_instance().session
+
+    def call_in_place(self, session: Session, given: Mapping[str, Any], past: int) -> Any:
+        """Call a decoder's code on tensors that are known to fit: the outputs as it returns them.
+
+        Args:
+            session: one that no other call uses.
+            given: TVM's tensors by the name of the input, caches as buffers. past: how many of their rows are filled.
+        """
+        pool.use_threads(self._threads)
+        try:
+            return session.main(*(given[name] for name in self._names), ffi().Shape([past]), *self._weights)
+        except Exception as error:
+            if told := refusal(error, self.manifest.model):
+                raise told from None
+            raise self._failure(error) from error
+
     def session(self) -> Session:
         """The virtual machine that all further calls of this thread use, for instruments (profilers)."""
         return self._of_this_thread().session
@@ -268,7 +308,7 @@ class Model:
                 raise told from None
             raise self._failure(error) from error
         if instance.aliased is None:
-            self._check_outputs(results, tensors)
+            self._check_outputs(results, instance.sizes)
         element = self._element
         arrays = [from_ffi(element(results, i), info) for i, info in enumerate(self._outputs)]
         if instance.aliased is None:
@@ -311,7 +351,7 @@ class Model:
         tensors = []
         checks = self._checks
         if self._open:
-            values, checks = self._bound(values)
+            values, checks = self._bound(instance, values)
         for index, (value, (shape, dtype, name)) in enumerate(zip(values, checks, strict=True)):
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
                 value = self._convert(values, index)
@@ -328,9 +368,14 @@ class Model:
             else:
                 tensors.append(instance.staged[index])
             stage[...] = value
+        if self._caches:
+            past = self._inputs[next(iter(self._caches))].shape[LENGTH_AXIS]
+            tensors.append(ffi().Shape([instance.sizes[str(past)]]))
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
 
-    def _bound(self, values: Sequence[Any]) -> tuple[list[Array], tuple[tuple[Any, Any, str], ...]]:
+    def _bound(
+        self, instance: _Instance, values: Sequence[Any]
+    ) -> tuple[list[Array], tuple[tuple[Any, Any, str], ...]]:
         """The inputs of open sizes as arrays, and what :meth:`_tensors` compares them with.
 
         Raises:
@@ -343,13 +388,18 @@ class Model:
                 value = self._convert(values, index)
             arrays.append(value)
         shapes = [array.shape for array in arrays]
-        self._open.bind(shapes)
+        instance.sizes = self._open.bind(shapes)
+        for index, output in self._caches.items():  # the code writes behind what is there, into memory of this call
+            whole = aligned_empty(at(self._outputs[output].shape, instance.sizes), arrays[index].dtype)
+            whole[:, :, : shapes[index][LENGTH_AXIS]] = arrays[index]
+            arrays[index], shapes[index] = whole, whole.shape
         return arrays, tuple((s, dtype, name) for s, (_, dtype, name) in zip(shapes, self._checks, strict=True))
 
     def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
         """Outputs that lie in an input or a weight (a model can return either): they must be copied every time."""
-        sizes = [prod(t.shape) * i.numpy_dtype.itemsize for t, i in zip(tensors, self._inputs, strict=True)]
-        foreign = [(t.data_ptr(), t.data_ptr() + max(1, n)) for t, n in zip(tensors, sizes, strict=True)]
+        given = [(t, i) for n, (t, i) in enumerate(zip(tensors, self._inputs, strict=False)) if n not in self._caches]
+        sizes = [prod(t.shape) * i.numpy_dtype.itemsize for t, i in given]
+        foreign = [(t.data_ptr(), t.data_ptr() + max(1, n)) for (t, _), n in zip(given, sizes, strict=True)]
         foreign += [(address(w), address(w) + max(1, w.nbytes)) for w in self._arrays]
         shared = []
         for index, output in enumerate(outputs):
@@ -379,8 +429,7 @@ class Model:
             )
         return error
 
-    def _check_outputs(self, results: Sequence[Any], tensors: Sequence[Any]) -> None:
-        sizes = self._open.bind([tuple(t.shape) for t in tensors]) if self._open else {}
+    def _check_outputs(self, results: Sequence[Any], sizes: Mapping[str, int]) -> None:
         found = [f"{result.dtype}{list(result.shape)}" for result in results]
         told = [f"{carrier(info.dtype)}{list(at(info.shape, sizes))}" for info in self._outputs]
         if found != told:

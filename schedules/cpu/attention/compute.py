@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
+from tvm.ir import Range
+from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.lowering import math
 from tvmopt.lowering.common import OPAQUE, OUT_ELEMENTWISE_FUSABLE, Symbols, call_with_pattern, constant, sizes
@@ -42,7 +44,15 @@ from tvmopt.lowering.loops import (
     vector_type,
 )
 from tvmopt.lowering.lower_extrema import larger
-from tvmopt.schedules.cpu._attention_plan import AttentionPlan, ceil_div, is_one, output_type, plan_of, with_mask
+from tvmopt.schedules.cpu._attention_plan import (
+    AttentionPlan,
+    cached_plan,
+    ceil_div,
+    is_one,
+    output_type,
+    plan_of,
+    with_mask,
+)
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -61,8 +71,9 @@ class _Attention:
     def __init__(self, p: AttentionPlan, dtype: str = "float32", handed: Sequence[Any] = ()) -> None:
         self.p, self.dtype, self.handed = p, dtype, handed
         self.q = new_buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
-        self.k = new_buffer("k", p.batch, p.keys, p.kv_heads, p.depth, dtype=dtype)
-        self.v = new_buffer("v", p.batch, p.keys, p.kv_heads, p.depth_v, dtype=dtype)
+        rows = (p.keys, p.kv_heads) if p.capacity is None else (p.kv_heads, p.capacity)
+        self.k = new_buffer("k", p.batch, *rows, p.depth, dtype=dtype)
+        self.v = new_buffer("v", p.batch, *rows, p.depth_v, dtype=dtype)
         self.bias = new_buffer("bias", *p.bias) if p.bias else None
         self.out = new_buffer("out", p.batch, p.queries, p.heads, p.depth_v, dtype=dtype)
         self.locals: list[Any] = []
@@ -78,6 +89,12 @@ class _Attention:
         self.locals.append(buffer)
         return buffer
 
+    def _at(self, key: Expr) -> tuple[Expr, Expr, Expr]:
+        """Where a key, or its value, of this head stands."""
+        p = self.p
+        head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
+        return (self.b, key, head) if p.capacity is None else (self.b, head, key)
+
     def _narrow(self, value: Expr) -> Expr:
         if self.dtype == "float32":
             return value
@@ -87,15 +104,23 @@ class _Attention:
         p = self.p
         inputs = [self.q, self.k, self.v, *([self.bias] if self.bias is not None else [])]
         axes = [(self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks)]
+        reads = list(map(everything, inputs))
+        if p.capacity is not None:  # how many keys count is read off the region
+            reads[1:3] = [first_rows(b, p.keys) for b in (self.k, self.v)]
         body = nest(
-            "attention", axes, "bhc", list(map(everything, inputs)), [everything(self.out)], self._strips(),
+            "attention", axes, "bhc", reads, [everything(self.out)], self._strips(),
             self.locals, {"tvmopt.kernel": "attention"},
         )  # fmt: skip
         return prim_func([*inputs, *self.handed, self.out], body, OUT_ELEMENTWISE_FUSABLE)
 
+    def one_query(self) -> Any:
+        """A single query of a decoder's step: other loops, where there are some."""
+        return self._strip(const_index(0))
+
     def _strips(self) -> Any:
         if not isinstance(self.p.chunks, int):
-            return self._strip(self.chunk * self.p.strip)
+            strip = self._strip(self.chunk * self.p.strip)
+            return strip if self.p.capacity is None else tirx.IfThenElse(self.p.queries == 1, self.one_query(), strip)
         each = self.p.strips // self.p.chunks
         return loop(each, lambda s: self._strip((self.chunk * each + s) * self.p.strip), "s")
 
@@ -172,10 +197,9 @@ class _Attention:
         statements = [store(self.acc, splat(0.0, lanes), at(j, u)) for j, u in tile]
 
         def step(d: Expr) -> Any:
-            kv_head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
             out = []
             for j in range(rows):
-                scalar = tirx.Broadcast(_wide(load(self.k, self.b, key + j, kv_head, d)), lanes)
+                scalar = tirx.Broadcast(_wide(load(self.k, *self._at(key + j), d)), lanes)
                 for u in range(p.nq):
                     query = load(self.qt, vector(d * p.strip + u * lanes, lanes))
                     out.append(store(self.acc, load(self.acc, at(j, u)) + scalar * query, at(j, u)))
@@ -251,14 +275,13 @@ class _Attention:
         tile = [(i, n) for i in range(mo) for n in range(no)]
         zero = tirx.const(0.0, "float32")
         start = [store(self.acc, splat(0.0, lanes) if lanes > 1 else zero, at(i, n)) for i, n in tile]
-        kv_head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
 
         def step(j: Expr) -> Any:
             out = []
             for i in range(mo):
                 weight = spread(load(self.st, j * p.strip + query + i), lanes)
                 for n in range(no):
-                    value = _wide(load(self.v, self.b, j, kv_head, vector(depth + n * lanes, lanes)))
+                    value = _wide(load(self.v, *self._at(j), vector(depth + n * lanes, lanes)))
                     out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
             return seq(out)
 
@@ -275,6 +298,12 @@ class _Attention:
         return seq([*start, loop(visible, step, "j"), *finish])
 
 
+def first_rows(cache: Any, rows: Any) -> Any:
+    """The region of the first rows of a cache [B, N, capacity, H]."""
+    extents = [*cache.shape[:2], as_index(rows), cache.shape[3]]
+    return BufferRegion(cache, [Range.from_min_extent(const_index(0), d) for d in extents])
+
+
 def _wide(value: Expr) -> Expr:
     """A loaded number, or vector of them, in float32."""
     return value.astype(vector_type("float32", int(value.ty.dtype.lanes)))
@@ -289,8 +318,24 @@ def attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
     p = plan_of(call, machine, [symbols.of(a) for a in args])
     if isinstance(p, Declined):
         return p
+    return _called(bb, call, p, symbols, args, (sizes(call.args[1]) or ())[1])
+
+
+def cached_attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`tvmopt.cached_attention`: q as [B, S, N, H], keys and values as the first rows of caches [B, N, capacity, H]."""
+    symbols = Symbols()
+    p = cached_plan(call, machine, symbols)
+    if isinstance(p, Declined):
+        return p
+    return _called(bb, call, p, symbols, [*call.args[:3], *call.args[4:]], call.args[3].values[0])
+
+
+def _called(
+    bb: relax.BlockBuilder, call: relax.Call, p: AttentionPlan, symbols: Symbols, args: list[Any], keys: Any
+) -> Any:
+    """The kernel of a plan and its call; `args`: q, k, v and the mask, if there is one."""
     if len(args) == 4:
-        args[3], transposed = _bias(bb, args[3], p, (sizes(call.args[0]) or ())[1], (sizes(call.args[1]) or ())[1])
+        args[3], transposed = _bias(bb, args[3], p, (sizes(call.args[0]) or ())[1], keys)
         p = replace(p, bias=symbols.of(args[3]), bias_transposed=transposed)
     handed = symbols.to_hand_over()
     func = attention_func(p, str(call.args[0].ty.dtype), handed)

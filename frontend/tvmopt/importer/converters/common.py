@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 
-from tvmopt.dims import OpenSize, Size, is_open
+from tvmopt.dims import Dim, OpenSize, Size, is_open
 from tvmopt.importer import sizes
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
@@ -54,6 +54,16 @@ def const(value: Any, dtype: str) -> Any:
 def like(value: Any, expr: Any) -> Any:
     """A scalar constant of `expr`'s dtype."""
     return const(value, dtype_of(expr))
+
+
+def places(count: Any) -> te.Tensor:
+    """The integers 0 .. count - 1, in TE."""
+    return te.compute((count,), lambda i: tirx.Cast("int64", i), name="places")
+
+
+def one_number(value: Any) -> te.Tensor:
+    """A number [1], in TE."""
+    return te.compute((1,), lambda i: tirx.Cast("int64", value), name="number")
 
 
 class Build:
@@ -152,6 +162,18 @@ class Build:
         """A tensor [len(shape)] int64 of sizes as TVM has them."""
         tensor = self.emit(relax.op.shape_to_tensor(relax.ShapeExpr(list(shape))))
         return self.bb.match_cast(tensor, relax.TensorType([len(shape)], "int64"))
+
+    def arange(self, count: Size) -> Any:
+        """The integers 0 .. count - 1, int64."""
+        if not isinstance(count, Dim):
+            return const(np.arange(count), "int64")
+        return self.te(places, sizes.to_tvm(count))
+
+    def number(self, value: Size) -> Any:
+        """A size as a tensor [1], int64."""
+        if not isinstance(value, Dim):
+            return const([value], "int64")
+        return self.te(one_number, sizes.to_tvm(value))
 
     def transpose(self, a: Any, axes: Sequence[int]) -> Any:
         """Permute the dimensions, or nothing for the identity."""

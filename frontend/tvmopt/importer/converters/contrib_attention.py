@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 
+from tvmopt.dims import is_open
 from tvmopt.importer.converters.attention import merge_heads, repeat_heads, rotate, split_heads
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
@@ -162,10 +164,10 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
     q, k, v = split_heads(b, query, heads), split_heads(b, key, kv_heads), split_heads(b, value, kv_heads)
     valid = b.add(b.reshape(b.cast(lengths, "int64"), (batch, 1)), 1)
     past = shape_of(past_key)[2] if past_key is not None else 0
-    start = const(np.zeros((batch, 1)), "int64") if past == 0 else b.sub(valid, length)
+    start = const(np.zeros((batch, 1)), "int64") if past == 0 else b.sub(valid, b.number(length))
     if attrs.get("do_rotary", 0):
         at = inputs[9]
-        at = b.add(start, const(np.arange(length)[None, :], "int64")) if at is None else b.cast(at, "int64")
+        at = b.add(start, b.reshape(b.arange(length), (1, length))) if at is None else b.cast(at, "int64")
         at = within(b, ctx, 5 if inputs[9] is None else 9, "a position", 0, shape_of(cos)[0] - 1, at)
         at = b.broadcast(at, (batch, length))
         angles = [b.reshape(b.take(a, at, 0), (batch, length, 1, shape_of(a)[1])) for a in (cos, sin)]
@@ -177,13 +179,15 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
         q, k = turned
     if past:
         known = ctx.array(total_length)
-        if known is not None and int(np.ravel(known)[0]) != past + length:
+        if known is not None and np.ravel(known)[0] != past + length:
             raise ctx.unsupported(
-                f"a cache of {past} positions for {int(np.ravel(known)[0])} in all (a shared buffer)",
+                f"a cache of {past} positions for {np.ravel(known)[0]} in all (a shared buffer)",
                 "bind the cache to as many positions as are filled",
             )
         k, v = b.concat([past_key, k], 2), b.concat([past_value, v], 2)
     total = shape_of(k)[2]
+    if is_open((length, total)):
+        return _open_grouped(b, ctx, attrs, (q, k, v), valid, inputs[10])
     bias = _causal(b, length, total, dtype, attrs.get("local_window_size", -1))
     keys = const(np.arange(total).reshape(1, 1, 1, total), "int64")
     padded = b.less(keys, b.reshape(valid, (batch, 1, 1, 1)))
@@ -199,6 +203,24 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
         attrs.get("softcap", 0.0),
     )
     return (out, k, v)[: max(1, ctx.num_outputs)]
+
+
+def _open_grouped(
+    b: Build, ctx: Context, attrs: dict[str, Any], qkv: tuple[Any, Any, Any], valid: Any, extra: Any
+) -> Result:
+    """The same at open lengths: one operator, which knows what causal means for keys before the first query."""
+    q, k, v = qkv
+    batch, heads, length, depth = shape_of(q)
+    total = shape_of(k)[2]
+    if attrs.get("softcap", 0.0) or attrs.get("local_window_size", -1) >= 0 or dtype_of(q) != "float32":
+        raise ctx.unsupported("a softcap, a window or 16 bits at an open length", "bind the sizes: --shape NAME:N")
+    keys = b.reshape(b.arange(total), (1, 1, 1, total))
+    seen = b.less(keys, b.reshape(valid, (batch, 1, 1, 1)))
+    bias = _sum(b, b.where(seen, const(0.0, "float32"), const(-np.inf, "float32")), extra)
+    scale = tvm.tirx.FloatImm("float32", attrs.get("scale") or 1 / math.sqrt(depth))
+    rows = [b.transpose(x, (0, 2, 1, 3)) for x in (q, k, v)]
+    out = b.emit(relax.op.nn.attention(*rows, bias=bias, scale=scale, causal_mask="BottomRight"))
+    return (b.reshape(out, (batch, length, heads * depth)), k, v)[: max(1, ctx.num_outputs)]
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {

@@ -1,0 +1,157 @@
+"""Text from a compiled decoder: a prompt in, tokens or words out, with the times - `tvmopt generate` and its function.
+
+The model is a file that `tvmopt compile` wrote. Words need its tokenizer, a `tokenizer.json` that the package
+`tokenizers` reads (`pip install 'tvmopt[generate]'`); without one, prompts and results are numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import InputError, MissingDependency, reason
+from tvmopt.runtime.model import Model, load
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer writes for the first bytes of a letter whose others are still to come."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was generated.
+
+    Attributes:
+        prompt: the tokens of the prompt. tokens: those behind it.
+        text: of `tokens`; empty without a tokenizer.
+        prefill_seconds: until the first token was known. step_seconds: for the others together.
+        threads: that the model ran with.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    text: str
+    prefill_seconds: float
+    step_seconds: float
+    threads: int
+
+    @property
+    def prefill_rate(self) -> float:
+        """Tokens of the prompt a second."""
+        return len(self.prompt) / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def step_rate(self) -> float:
+        """Tokens a second behind the first one; 0 where there is none."""
+        return (len(self.tokens) - 1) / self.step_seconds if self.step_seconds and len(self.tokens) > 1 else 0.0
+
+
+def generate(
+    model: str | Path | Model,
+    prompt: str | Sequence[int],
+    *,
+    tokenizer: str | Path | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    stop: Sequence[str | int] = (),
+    max_length: int | None = None,
+    threads: int | None = None,
+    on_piece: Callable[[str], None] | None = None,
+) -> Generated:
+    """Go on from a prompt.
+
+    Args:
+        model: the artifact's path, or a loaded model.
+        prompt: text, for which `tokenizer` is needed, or tokens.
+        tokenizer: a `tokenizer.json`.
+        temperature, top_k, top_p, seed: see :func:`tvmopt.runtime.sampling.choice`; by default the token with the
+            highest score is taken.
+        stop: tokens behind which it ends, as numbers or as the tokenizer writes them (``"</s>"``).
+        max_length: tokens that the state has room for; default: as many as the model takes, or as are needed.
+        on_piece: called with each piece of text, or number, as soon as it is known.
+
+    Raises:
+        InputError: see :meth:`tvmopt.runtime.decoder.Decoder.generate`; a text without a tokenizer; a token that the
+            tokenizer does not know.
+        MissingDependency: a tokenizer without the package `tokenizers`.
+    """
+    words = _Tokenizer(tokenizer) if tokenizer is not None else None
+    ids = _tokens(prompt, words)
+    ends = [_token(one, words) for one in stop]
+    loaded = model if isinstance(model, Model) else load(model, threads=threads)
+    decoder = loaded.decoder(max_length)
+    start = time.perf_counter()
+    tokens: list[int] = []
+    told, first = "", start
+    for token in decoder.generate(
+        ids, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=ends
+    ):
+        first = time.perf_counter() if not tokens else first
+        tokens.append(token)
+        text = words.text(tokens) if words is not None else " ".join(map(str, tokens))
+        if on_piece and not text.endswith(BROKEN):
+            on_piece(text[len(told) :])
+            told = text
+    end = time.perf_counter()
+    text = words.text(tokens) if words is not None else ""
+    return Generated(tuple(ids), tuple(tokens), text, first - start, end - first if tokens else 0.0, loaded.threads)
+
+
+def _tokens(prompt: str | Sequence[int], words: _Tokenizer | None) -> list[int]:
+    if not isinstance(prompt, str):
+        return [int(t) for t in prompt]
+    if words is None:
+        raise InputError(
+            "the prompt is a text, and there is no tokenizer.",
+            fix="name the model's tokenizer.json (--tokenizer FILE), or give tokens (--tokens 1,15,27)",
+        )
+    return words.tokens(prompt)
+
+
+def _token(one: str | int, words: _Tokenizer | None) -> int:
+    if isinstance(one, int) or one.isdecimal():
+        return int(one)
+    found = words.token(one) if words is not None else None
+    if found is None:
+        raise InputError(f"the token {one!r} is not known.", fix="give its number, or a token of the tokenizer")
+    return found
+
+
+class _Tokenizer:
+    """A `tokenizer.json`.
+
+    Raises:
+        MissingDependency, InputError: the package is not installed; the file cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise MissingDependency(
+                "the package tokenizers is not installed.", fix="pip install 'tvmopt[generate]', or give tokens"
+            ) from None
+        try:
+            self._inner: Any = Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises plain Exception
+            raise InputError(
+                f"cannot read the tokenizer: {reason(error)}", where=str(path), fix="give a tokenizer.json"
+            ) from None
+
+    def tokens(self, text: str) -> list[int]:
+        """A text in tokens, with those that the tokenizer puts around it."""
+        return [int(t) for t in self._inner.encode(text).ids]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens in words."""
+        return str(self._inner.decode(list(tokens)))
+
+    def token(self, text: str) -> int | None:
+        """The number of a token, None where there is none."""
+        found = self._inner.token_to_id(text)
+        return None if found is None else int(found)

@@ -1,0 +1,107 @@
+"""Keys and values that a decoder keeps from step to step, as Relax operators - written by
+:mod:`tvmopt.passes.mark_caches` and :mod:`tvmopt.passes.keep_caches`.
+
+    c = tvmopt.extend_cache(past, new)                  [B, H, past, D], [B, H, new, D] -> [B, H, past + new, D]
+
+    K = tvmopt.append_rows(K, new, shape[past])         K [B, H, capacity, D] with new [B, new, H, D] from row `past` on
+    c = tvmopt.cached_rows(K, shape[n])                 its first n rows, a copy: [B, H, n, D]
+    y = tvmopt.cached_attention(q, K, V, shape[n][, bias])      q [B, Sq, N, D]; bias [B, N, Sq, n] (1 where it is
+                                                        the same for all) -> y [B, Sq, N, Dv]
+
+The second form is that of a buffer which stays where it is: `append_rows` is a function in the graph, and writes into
+its first operand when it has become a kernel. That is right because the pass that writes it lets nobody else read the
+buffer of before.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, te, topi
+
+from tvmopt.operators.register import legalize_by, register
+
+EXTEND, APPEND, ROWS, ATTEND = (
+    f"tvmopt.{name}" for name in ("extend_cache", "append_rows", "cached_rows", "cached_attention")
+)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is done to scores: `scale` times the product; `fill` in place of a score whose bias is plus infinity, if
+    there is one; `causal`: a query does not see the keys behind its own place, the last query standing at the last
+    key."""
+
+    scale: float
+    causal: bool = False
+    fill: float | None = None
+
+
+def _call(op: str, *args: Any, **attributes: str) -> Any:
+    return relax.Call(tvm.ir.Op.get(op), list(args), tvm.ir.make_node("ir.DictAttrs", **attributes))
+
+
+def extend_cache(past: Any, new: Any) -> Any:
+    """The call."""
+    return _call(EXTEND, past, new)
+
+
+def append_rows(cache: Any, new: Any, past: Any) -> Any:
+    """The call; `past`: the row that the first new one becomes, an expression."""
+    return _call(APPEND, cache, new, relax.ShapeExpr([past]))
+
+
+def cached_rows(cache: Any, count: Any) -> Any:
+    """The call; `count`: an expression."""
+    return _call(ROWS, cache, relax.ShapeExpr([count]))
+
+
+def cached_attention(q: Any, k: Any, v: Any, keys: Any, bias: Any, scores: Scores) -> Any:
+    """The call; `keys`: how many rows of the caches count, an expression; `bias`: None if there is none."""
+    given = [] if bias is None else [bias]
+    return _call(ATTEND, q, k, v, relax.ShapeExpr([keys]), *given, numbers=json.dumps(asdict(scores)))
+
+
+def scores_of(call: Any) -> Scores:
+    """What a call of :data:`ATTEND` does to its scores."""
+    return Scores(**json.loads(str(call.attrs["numbers"])))
+
+
+def _extended(call: Any, _bb: Any) -> Any:
+    past, new = (list(a.ty.shape) for a in call.args)
+    return relax.TensorType([*past[:2], past[2] + new[2], past[3]], call.args[0].ty.dtype)
+
+
+def _same_cache(call: Any, _bb: Any) -> Any:
+    return call.args[0].ty
+
+
+def _first_rows(call: Any, _bb: Any) -> Any:
+    shape = list(call.args[0].ty.shape)
+    return relax.TensorType([*shape[:2], call.args[1].values[0], shape[3]], call.args[0].ty.dtype)
+
+
+def _attended(call: Any, _bb: Any) -> Any:
+    q, v = call.args[0].ty, call.args[2].ty
+    return relax.TensorType([*list(q.shape)[:3], list(v.shape)[3]], q.dtype)
+
+
+def _joined(bb: relax.BlockBuilder, call: Any) -> Any:
+    return bb.call_te(lambda a, b: topi.concatenate([a, b], axis=2), *call.args, primfunc_name_hint="extend_cache")
+
+
+def _copied(bb: relax.BlockBuilder, call: Any) -> Any:
+    def cached_rows(cache: te.Tensor, count: Any) -> te.Tensor:
+        shape = [*cache.shape[:2], count, cache.shape[3]]
+        return te.compute(shape, lambda b, h, i, d: cache(b, h, i, d), name="rows")
+
+    return bb.call_te(cached_rows, call.args[0], call.args[1].values[0], primfunc_name_hint="cached_rows")
+
+
+for _op, _type in ((EXTEND, _extended), (APPEND, _same_cache), (ROWS, _first_rows), (ATTEND, _attended)):
+    register(_op, _type, __name__)
+legalize_by(EXTEND, _joined)
+legalize_by(ROWS, _copied)

@@ -1,0 +1,264 @@
+"""A decoder with its state: keys and values in buffers that a step makes one row longer - what `Model.decoder` gives.
+
+    d = tvmopt.load("model.tvmopt").decoder(max_length=2048)
+    logits = d.prefill([1, 15, 27])                     # many tokens at once
+    logits = d.step(5)                                  # one token
+    for token in d.generate([1, 15, 27], max_new_tokens=100): ...
+
+The buffers are made once. A call hands them to the compiled code, which writes the rows of the new tokens behind those
+of the past; nothing is copied and nothing grows. Of several decoders of one model each has buffers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tvmopt.dims import Dim, Range, holds
+from tvmopt.errors import InputError
+from tvmopt.runtime import sampling
+from tvmopt.runtime.manifest import Manifest
+from tvmopt.runtime.tensors import TensorInfo, aligned_empty, from_ffi, to_ffi
+
+Array = npt.NDArray[Any]
+Tokens = Sequence[int] | Array
+
+BATCH_AXIS, LENGTH_AXIS = 0, 2
+"""The axes of a cache [batch, heads, length, depth]."""
+
+
+class Runs(Protocol):
+    """What is needed of a :class:`tvmopt.runtime.model.Model`."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]: ...
+    @property
+    def symbols(self) -> dict[str, Range]: ...
+    def new_session(self) -> Any: ...
+    def call_in_place(self, session: Any, given: Mapping[str, Any], past: int) -> Any: ...
+
+
+class Decoder:
+    """The state of one text, or of a batch of texts of one length. Not for several threads at once.
+
+    Args:
+        model: a loaded model, whose `decoder` makes this.
+        max_length: tokens of the longest text, prompt included; default: as many as the model takes.
+
+    Raises:
+        InputError: the model is no decoder, or not one for as many tokens.
+    """
+
+    def __init__(self, model: Runs, max_length: int | None = None) -> None:
+        roles, manifest = model.manifest.decoder, model.manifest
+        self._model, self._where = model, manifest.model
+        if not roles.in_place or not roles.ids or not roles.logits:
+            raise InputError(
+                "the model is no decoder that keeps its keys and values.",
+                where=manifest.model,
+                fix="export it with inputs past_key_values.* and outputs present.* whose length is open, and compile "
+                "it without binding that length; `tvmopt inspect` shows the caches that were found",
+            )
+        infos = {info.name: info for info in (*model.inputs, *model.outputs)}
+        given = {roles.ids, roles.mask, roles.positions, *(c.past for c in roles.caches)}
+        unknown = [str(info) for info in model.inputs if info.name not in given]
+        if unknown:
+            raise InputError(
+                f"a decoder cannot know what to pass as {'; '.join(unknown)}.",
+                where=manifest.model,
+                fix="bind the input when the model is compiled (--value NAME=NUMBER), or call the model by itself",
+            )
+        ids, first = infos[roles.ids], infos[roles.caches[0].past]
+        self._roles, self._infos = roles, infos
+        self._past, self._new = str(first.shape[LENGTH_AXIS]), ids.shape[1]
+        batch = ids.shape[BATCH_AXIS]
+        if isinstance(batch, Dim):
+            raise InputError(
+                f"the number of texts is open ('{batch}').",
+                where=manifest.model,
+                fix=f"compile it with --shape {batch}:1",
+            )
+        self.batch, self.vocabulary = int(batch), int(infos[roles.logits].shape[2])
+        self._most_past = self._limit()
+        self.max_length = self._most_past + 1 if max_length is None else int(max_length)
+        if not 1 <= self.max_length <= self._most_past + 1:
+            past = model.symbols[self._past]
+            raise InputError(
+                f"max_length is {max_length}; the model takes texts of 1 to {self._most_past + 1} tokens.",
+                where=manifest.model,
+                fix=f"give less, or compile it with --shape {self._past}:0..{max(past.max, self.max_length)}"
+                if self._most_past == past.max
+                else "give less: the model itself goes no further",
+            )
+        self.length = 0
+        self._session = model.new_session()
+        shapes = [[d if isinstance(d, int) else self.max_length for d in infos[c.past].shape] for c in roles.caches]
+        self._caches = [aligned_empty(tuple(shape), np.dtype(np.float32)) for shape in shapes]
+        self._bound = {c.past: to_ffi(a, "float32") for c, a in zip(roles.caches, self._caches, strict=True)}
+        self._output = [info.name for info in model.outputs].index(roles.logits)
+
+    def _limit(self) -> int:
+        """The longest past to which one token can be added."""
+        known, conditions = self._model.symbols, self._model.manifest.conditions
+        new = {str(self._new): 1} if isinstance(self._new, Dim) else {}
+        others = {name: r.min for name, r in known.items()}
+        low, high = 0, known[self._past].max
+        while low < high:  # conditions are of the kind past + new <= 2048
+            middle = (low + high + 1) // 2
+            fits = all(holds(c, others | new | {self._past: middle}) for c in conditions)
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def __repr__(self) -> str:
+        return f"<tvmopt decoder of {self._where}: {self.length} of {self.max_length} tokens>"
+
+    # -- tokens in, scores out ---------------------------------------------------------------------------
+
+    def prefill(self, ids: Tokens) -> Array:
+        """Put tokens behind those that are there.
+
+        Args:
+            ids: [new], or [batch, new] for a batch of texts.
+
+        Returns:
+            The scores of the token that follows: [vocabulary], or [batch, vocabulary].
+
+        Raises:
+            InputError: no tokens, one that is outside of the vocabulary, or more than `max_length` in all. Nothing
+                has changed then.
+        """
+        tokens = self._checked(ids)
+        return self._put(tokens)
+
+    def step(self, token: int | Tokens) -> Array:
+        """One token more (of each text); otherwise like :meth:`prefill`."""
+        tokens = np.asarray(token)
+        return self.prefill(tokens.reshape(self.batch, 1) if tokens.size == self.batch else tokens)
+
+    def truncate(self, length: int) -> None:
+        """Forget what is behind the first `length` tokens.
+
+        Raises:
+            InputError: there are fewer.
+        """
+        if not 0 <= length <= self.length:
+            raise InputError(
+                f"there is no text of {length} tokens in one of {self.length}.", fix=f"give 0 to {self.length}"
+            )
+        self.length = int(length)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.length = 0
+
+    def fork(self) -> Decoder:
+        """Another decoder with the same text, to go on with differently."""
+        other = Decoder(self._model, self.max_length)
+        for mine, theirs in zip(self._caches, other._caches, strict=True):
+            theirs[:, :, : self.length] = mine[:, :, : self.length]
+        other.length = self.length
+        return other
+
+    def generate(
+        self, ids: Tokens, *, max_new_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
+        seed: int | None = None, stop: Collection[int] = (),
+    ) -> Iterator[int]:  # fmt: skip
+        """Put tokens behind those that are there, and yield those that follow, one by one as they are computed.
+
+        It ends after `max_new_tokens`, behind a token of `stop` (which is yielded), or when the text is full. The
+        last token that was yielded is not in the text yet; a caller who breaks off goes on from there.
+
+        Args:
+            temperature, top_k, top_p, seed: see :func:`tvmopt.runtime.sampling.choice`; the default takes the token
+                with the highest score.
+
+        Raises:
+            InputError: see :meth:`prefill`; a number that is out of range; a batch of several texts.
+        """
+        if self.batch != 1:
+            raise InputError(f"tokens are generated for one text, and this decoder has {self.batch}.", fix="use step")
+        if max_new_tokens < 0:
+            raise InputError(f"max_new_tokens is {max_new_tokens}.", fix="give 0 or more")
+        choose = sampling.choice(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        return self._generated(self._checked(ids), max_new_tokens, choose, frozenset(stop))
+
+    def _generated(self, tokens: Array, count: int, choose: sampling.Choice, stop: frozenset[int]) -> Iterator[int]:
+        for left in range(count, 0, -1):
+            token = choose(self._put(tokens))
+            yield token
+            if token in stop or left == 1 or self.length >= self.max_length:
+                return
+            tokens = np.full((1, 1), token, tokens.dtype)
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _checked(self, ids: Tokens) -> Array:
+        """Tokens [batch, new] of the model's own type."""
+        given = np.asarray(ids)
+        shaped = given.reshape(1, -1) if given.ndim < 2 and self.batch == 1 else given
+        if given.dtype.kind not in "iu" and given.size:
+            raise InputError(f"tokens are {given.dtype}.", where=self._where, fix="pass integers")
+        if shaped.ndim != 2 or shaped.shape[0] != self.batch or shaped.shape[1] == 0:
+            raise InputError(
+                f"tokens have the shape {given.shape}.",
+                where=self._where,
+                fix=f"pass one or more for {self.batch} texts",
+            )
+        wrong = shaped[(shaped < 0) | (shaped >= self.vocabulary)]
+        if wrong.size:
+            raise InputError(
+                f"the token {int(wrong[0])} is not in the vocabulary of {self.vocabulary}.",
+                where=self._where,
+                fix="use the model's own tokenizer",
+            )
+        if self.length + shaped.shape[1] > self.max_length:
+            raise InputError(
+                f"{self.length} tokens and {shaped.shape[1]} more are more than max_length, {self.max_length}.",
+                where=self._where,
+                fix="make the decoder with a larger max_length, or truncate or reset it",
+            )
+        return np.ascontiguousarray(shaped, self._infos[self._roles.ids].numpy_dtype)
+
+    def _put(self, tokens: Array) -> Array:
+        """Run the model on checked tokens, in pieces that it takes; the scores behind the last one."""
+        piece = self._model.symbols[str(self._new)].max if isinstance(self._new, Dim) else int(self._new)
+        before = self.length
+        try:
+            for start in range(0, tokens.shape[1], piece):
+                logits = self._run(np.ascontiguousarray(tokens[:, start : start + piece]))
+        except BaseException:  # an interrupt between two pieces, too: the text is what it was
+            self.length = before
+            raise
+        return logits
+
+    def _run(self, tokens: Array) -> Array:
+        """One call of the compiled code."""
+        roles, count = self._roles, tokens.shape[1]
+        if not isinstance(self._new, Dim) and count != self._new:
+            raise InputError(
+                f"the model takes {self._new} tokens at a time, and {count} are left.",
+                where=self._where,
+                fix="compile it without binding the number of tokens",
+            )
+        total = self.length + count
+        given: dict[str, Any] = {roles.ids: to_ffi(tokens, self._infos[roles.ids].dtype)}
+        if roles.mask:
+            given[roles.mask] = self._tensor(roles.mask, np.ones((self.batch, total)))
+        if roles.positions:
+            places = np.broadcast_to(np.arange(self.length, total), tokens.shape)
+            given[roles.positions] = self._tensor(roles.positions, places)
+        results = self._model.call_in_place(self._session, given | self._bound, self.length)
+        logits = from_ffi(results[self._output], self._infos[roles.logits])[:, -1].copy()
+        self.length = total
+        return logits if self.batch > 1 else logits[0]
+
+    def _tensor(self, name: str, values: Array) -> Any:
+        info = self._infos[name]
+        return to_ffi(np.ascontiguousarray(values, info.numpy_dtype), info.dtype)

@@ -1,0 +1,153 @@
+"""A small decoder as two exporters write it, with random weights - for the tests of every room."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+VOCABULARY, HIDDEN, HEADS, KV_HEADS, DEPTH, POSITIONS = 37, 32, 4, 2, 16, 48
+FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
+
+
+def small_decoder(style: str = "grouped", layers: int = 1, seed: int = 0) -> onnx.ModelProto:
+    """A decoder of one or more layers: attention with caches and a residual, then the scores.
+
+    Args:
+        style: "grouped": GroupQueryAttention with rotary embedding and a mask whose ones are counted, as
+            onnxruntime-genai's builder writes it; "plain": Concat, MatMul and Softmax with a causal mask made of
+            position_ids, keys repeated for the heads of a group, each length with a name of its own, as torch does.
+    """
+    made = _Made(np.random.default_rng(seed))
+    x = made.op("Gather", made.weight((VOCABULARY, HIDDEN), "embedding", 1.0), "input_ids")
+    if style == "grouped":
+        one = made.constant(np.array([1], np.int64))
+        counted = made.op("ReduceSum", "attention_mask", one, keepdims=0)
+        made.lengths = made.op("Cast", made.op("Sub", counted, one), to=TensorProto.INT32)
+        total = made.op("Gather", made.op("Shape", "attention_mask"), made.constant(np.array(1, np.int64)), axis=0)
+        made.total = made.op("Cast", total, to=TensorProto.INT32)
+        angles = np.arange(POSITIONS)[:, None] / 100.0 ** (np.arange(DEPTH // 2) / (DEPTH // 2))
+        made.angles = [made.constant(f(angles).astype(np.float32)) for f in (np.cos, np.sin)]
+    else:
+        places = made.op("Gather", made.weight((POSITIONS, HIDDEN), "places", 2.0), "position_ids")
+        x = made.op("Add", x, places)
+    for layer in range(layers):
+        attended = made.grouped(x, layer) if style == "grouped" else made.plain(x, layer)
+        x = made.op("Add", x, made.op("MatMul", attended, made.weight((HEADS * DEPTH, HIDDEN), f"o{layer}")))
+    made.nodes.append(helper.make_node("MatMul", [x, made.weight((HIDDEN, VOCABULARY), "head", 1.0)], ["logits"]))
+    return made.model(style, layers)
+
+
+class _Made:
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.generator, self.nodes, self.weights = generator, [], []
+        self.lengths = self.total = ""
+        self.angles: list[str] = []
+
+    def op(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: object) -> str:
+        names = [f"{kind}_{len(self.nodes)}" + f"_{i}" * (i > 0) for i in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, name=names[0], domain=domain, **attributes))
+        return names[0]
+
+    def weight(self, shape: tuple[int, ...], name: str, scale: float = 0.4) -> str:
+        self.weights.append(numpy_helper.from_array((self.generator.standard_normal(shape) * scale).astype("f4"), name))
+        return name
+
+    def constant(self, array: np.ndarray) -> str:
+        name = f"c{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(array, name))
+        return name
+
+    def grouped(self, x: str, layer: int) -> str:
+        packed = self.op("MatMul", x, self.weight((HIDDEN, (HEADS + 2 * KV_HEADS) * DEPTH), f"qkv{layer}"))
+        past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
+        name = f"attention{layer}"
+        inputs = [packed, "", "", *past, self.lengths, self.total, *self.angles]
+        outputs = [name, f"present.{layer}.key", f"present.{layer}.value"]
+        given = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1}
+        self.nodes.append(
+            helper.make_node("GroupQueryAttention", inputs, outputs, name=name, domain="com.microsoft", **given)
+        )
+        return name
+
+    def plain(self, x: str, layer: int) -> str:
+        q, k, v = (
+            self._heads(self.op("MatMul", x, self.weight((HIDDEN, n * DEPTH), f"{kind}{layer}")), n)
+            for kind, n in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+        )
+        caches = []
+        for kind, new in (("key", k), ("value", v)):
+            out = f"present.{layer}.{kind}"
+            self.nodes.append(helper.make_node("Concat", [f"past_key_values.{layer}.{kind}", new], [out], axis=2))
+            caches.append(self._repeated(out))
+        keys = self.op("Transpose", caches[0], perm=[0, 1, 3, 2])
+        scores = self.op("Mul", self.op("MatMul", q, keys), self.constant(np.float32(DEPTH**-0.5)))
+        weights = self.op("Softmax", self.op("Add", scores, self._mask(f"present.{layer}.key")), axis=-1)
+        out = self.op("Transpose", self.op("MatMul", weights, caches[1]), perm=[0, 2, 1, 3])
+        return self.op("Reshape", out, self.constant(np.array([0, 0, HEADS * DEPTH])))
+
+    def _heads(self, x: str, heads: int) -> str:
+        return self.op(
+            "Transpose", self.op("Reshape", x, self.constant(np.array([0, 0, heads, DEPTH]))), perm=[0, 2, 1, 3]
+        )
+
+    def _repeated(self, cache: str) -> str:
+        """[1, H, T, D] with each head twice."""
+        shape = self.op("Shape", cache)
+        batch, depth = (self.op("Slice", shape, *map(self._axis, ends)) for ends in ((0, 1), (3, 4)))
+        length = self.op("Slice", shape, self._axis(2), self._axis(3))
+        times = HEADS // KV_HEADS
+        wide = self.op("Concat", batch, self._axis(KV_HEADS), self._axis(times), length, depth, axis=0)
+        flat = self.op("Concat", batch, self._axis(HEADS), length, depth, axis=0)
+        spread = self.op("Expand", self.op("Unsqueeze", cache, self._axis(2)), wide)
+        return self.op("Reshape", spread, flat)
+
+    def _axis(self, value: int) -> str:
+        return self.constant(np.array([value]))
+
+    def _mask(self, cache: str) -> str:
+        """0 where a key stands at a position up to the query's, else far below 0: [1, 1, S, T]."""
+        total = self.op("Gather", self.op("Shape", cache), self.constant(np.array(2)), axis=0)
+        keys = self.op("Range", self.constant(np.array(0)), total, self.constant(np.array(1)))
+        queries = self.op("Unsqueeze", "position_ids", self._axis(2))
+        seen = self.op("LessOrEqual", keys, queries)
+        mask = self.op("Where", seen, self.constant(np.float32(0)), self.constant(np.float32(-3.4e38)))
+        return self.op("Unsqueeze", mask, self._axis(1))
+
+    def model(self, style: str, layers: int) -> onnx.ModelProto:
+        value = helper.make_tensor_value_info
+        inputs = [value("input_ids", INT, ["batch", "sequence"])]
+        if style == "grouped":
+            inputs.append(value("attention_mask", INT, ["batch", "total"]))
+        else:
+            inputs.append(value("position_ids", INT, ["batch", "sequence"]))
+        outputs = [value("logits", FLOAT, ["batch", "sequence", VOCABULARY])]
+        for layer in range(layers):
+            for kind in ("key", "value"):
+                length = "past_length" if style == "grouped" else f"s{len(inputs)}"
+                inputs.append(value(f"past_key_values.{layer}.{kind}", FLOAT, ["batch", KV_HEADS, length, DEPTH]))
+                outputs.append(value(f"present.{layer}.{kind}", FLOAT, ["batch", KV_HEADS, f"t{length}", DEPTH]))
+        graph = helper.make_graph(self.nodes, f"{style} decoder", inputs, outputs, self.weights)
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def greedy(model: onnx.ModelProto, prompt: list[int], count: int) -> list[int]:
+    """The tokens that follow by the highest score, as onnxruntime computes them with caches that are copied."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = {i.name for i in session.get_inputs()}
+    caches = {n: np.zeros((1, KV_HEADS, 0, DEPTH), "f4") for n in names if n.startswith("past")}
+    ids, tokens, past = np.array([prompt]), [], 0
+    for _ in range(count):
+        given = {"input_ids": ids, **caches}
+        given["attention_mask"] = np.ones((1, past + ids.shape[1]), np.int64)
+        given["position_ids"] = np.arange(past, past + ids.shape[1])[None]
+        found = session.run(None, {name: array for name, array in given.items() if name in names})
+        outputs = dict(zip([o.name for o in session.get_outputs()], found, strict=True))
+        past += ids.shape[1]
+        caches = {name: outputs[name.replace("past_key_values", "present")] for name in caches}
+        tokens.append(int(outputs["logits"][0, -1].argmax()))
+        ids = np.array([tokens[-1:]])
+    return tokens

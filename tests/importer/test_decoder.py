@@ -1,0 +1,66 @@
+"""The roles of a decoder's inputs, and the names of its sizes."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.decoders.small import small_decoder
+from tvmopt.dims import Range
+from tvmopt.importer import open_model, prepare
+from tvmopt.importer.decoder import find
+from tvmopt.runtime.roles import Cache, Roles
+
+FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
+
+
+def value(name: str, shape: list[int | str], kind: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+@pytest.mark.parametrize(
+    ("past", "present"),
+    [
+        ("past_key_values.0.key", "present.0.key"),
+        ("past_key_values.0.decoder.key", "present.0.decoder.key"),
+        ("past_key_0", "present_key_0"),
+        ("past_key_values.0.key", "present_key_values.0.key"),
+    ],
+)
+def test_names_of_exporters(past: str, present: str) -> None:
+    inputs = [value("input_ids", ["b", "s"], INT), value(past, ["b", 2, "p", 8])]
+    found = find(inputs, [value("logits", ["b", "s", 9]), value(present, ["b", 2, "t", 8])])
+    assert found == Roles((Cache(past, present),), "input_ids", logits="logits")
+
+
+@pytest.mark.parametrize(
+    ("past", "present", "shape", "kind"),
+    [
+        ("past_key_values.0.encoder.key", "present.0.encoder.key", ["b", 2, "p", 8], FLOAT),  # does not grow
+        ("past_key_values.0.key", "present.1.key", ["b", 2, "p", 8], FLOAT),
+        ("past_0", "present_0", [2, "b", 2, "p", 8], FLOAT),
+        ("past_key_0", "present_key_0", ["b", 2, "p", 8], INT),
+        ("history", "present", ["b", 2, "p", 8], FLOAT),
+    ],
+)
+def test_what_is_no_cache(past: str, present: str, shape: list[int | str], kind: int) -> None:
+    inputs = [value("input_ids", ["b", "s"], INT), value(past, shape, kind)]
+    assert not find(inputs, [value("logits", ["b", "s", 9]), value(present, shape, kind)])
+
+
+@pytest.mark.parametrize("style", ["grouped", "plain"])
+def test_two_symbols_are_enough(style: str) -> None:
+    made = open_model.read(prepare(small_decoder(style, layers=2)))
+    past = "past_length" if style == "grouped" else "past_sequence_length"
+    assert set(made.ranges) == {past, "sequence"}
+    assert (made.ranges[past].min, made.ranges[past].max) == (0, 47)  # 48 positions, one of them new
+    assert made.ranges["sequence"].min == 1 and len(made.caches) == 4
+
+
+def test_sizes_that_a_caller_names_stay() -> None:
+    bound = prepare(small_decoder("grouped"), {"past_length": (7,), "sequence": (1,)})
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in bound.graph.input}
+    assert shapes["attention_mask"] == [1, 8] and shapes["past_key_values.0.key"] == [1, 2, 7, 16]
+    made = open_model.read(prepare(small_decoder("grouped"), {"batch": ("1..4",), "past_length": ("0..9",)}))
+    assert made.ranges["batch"].max == 4 and made.ranges["past_length"] == Range(0, 9, 9)
