@@ -7,9 +7,10 @@
     python benchmarks/int8.py --list                         # the cases, and what is measured already
     python benchmarks/int8.py --table                        # only the table, from the results there are
 
-Every engine gets the same QDQ file, calibrated on a few random inputs: that is enough for speed, and says nothing of what
-trained models lose. The files are kept in ``benchmarks/models/int8``. Floor is the larger of the operations over the measured peak of int8 and the bytes over the
-measured bandwidth; both peaks are measured anew at the start, and the higher one of both measurements counts.
+Every engine gets the same QDQ file, calibrated on a few random inputs: that is enough for speed, and says nothing of
+what trained models lose. The files are kept in ``benchmarks/models/int8``. Floor is the larger of the operations over
+the measured peak of int8 and the bytes over the measured bandwidth; both peaks are measured anew at the start, and the
+higher one of both measurements counts.
 
 One JSON file a model, method and number of threads goes into ``benchmarks/results/MACHINE/int8``, the table, losses
 included, into its README.md. As in `suite.py`, a case is not measured again while compiler and engines are the same.
