@@ -188,7 +188,7 @@ def profile(
 
     Args:
         artifact: the file, or a loaded model.
-        inputs: by name; missing ones are random (seeded).
+        inputs: by name; missing ones are random (seeded), of the sizes of those that are given or the named ones.
         runs: undisturbed instrumented runs wanted, and as many plain ones in turn with them.
         seconds: stop earlier after this long; on a machine that is never quiet, after four times as long.
         peaks: the machine's roofs; measured when absent.
@@ -199,7 +199,8 @@ def profile(
     before = _resident()
     model = artifact if isinstance(artifact, Model) else load(artifact, threads=threads)
     roofs = peaks or measure_peaks(model.threads)
-    feeds = sample_inputs(model.inputs, seed=seed) | dict(inputs or {})
+    given = dict(inputs or {})
+    feeds = sample_inputs(model.inputs_beside(given), seed=seed) | given
     recorder = Recorder(model, feeds)
     fresh = model is not artifact and model.manifest.kind != "cuda"
     with _peak() as measured:

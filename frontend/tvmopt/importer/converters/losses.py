@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 
@@ -55,6 +55,6 @@ def cross_entropy(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any],
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
-    ("", "NegativeLogLikelihoodLoss"): nll,
-    ("", "SoftmaxCrossEntropyLoss"): cross_entropy,
+    ("", "NegativeLogLikelihoodLoss"): in_float32(nll),
+    ("", "SoftmaxCrossEntropyLoss"): in_float32(cross_entropy),
 }
