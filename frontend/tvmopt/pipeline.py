@@ -21,6 +21,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvmopt import passes as P
 from tvmopt.extensions import extended
 from tvmopt.importer.provenance import without_names
+from tvmopt.importer.sizes import named_sizes
 from tvmopt.lowering import STAGE as LOWER
 from tvmopt.lowering import finish, keeps_fp32, lower_operators, lower_ordered, why_unrolled
 from tvmopt.lowering.lookups import FEATURE as TABLES
@@ -38,7 +39,7 @@ from tvmopt.passes.keep_caches import IN_PLACE
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.name_sizes import SizeNames
-from tvmopt.passes.provenance import Provenance
+from tvmopt.passes.provenance import Provenance, shapes_of_calls
 from tvmopt.passes.relax_alignment import relax_alignment
 from tvmopt.passes.stages import Part, Run, Stage, Watch, check_names, each_kernel, stage, through
 from tvmopt.report import DecisionLog, Kernel
@@ -46,6 +47,7 @@ from tvmopt.scheduling import concat_in_place
 from tvmopt.scheduling.apply import STAGE as APPLY
 from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families
 from tvmopt.scheduling.cost import kernel_cost
+from tvmopt.scheduling.open_rows import at_shapes
 from tvmopt.targets import Machine
 from tvmopt.targets.precision import multiplies_bytes
 
@@ -500,14 +502,15 @@ def _generate(module: tvm.IRModule, machine: Machine) -> Any:
 def _kernels(
     module: tvm.IRModule, unscheduled: tvm.IRModule, how: dict[str, Scheduled], provenance: Provenance
 ) -> Iterator[Kernel]:
-    """One record a kernel, in the order of first call."""
+    """One record a kernel, in the order of first call; what it costs is that at the named sizes."""
+    shapes = shapes_of_calls(module, named_sizes(module))
     calls = provenance.calls(module)
     for name, sites in calls.items():
         func = unscheduled[name]
         if not isinstance(func, tirx.PrimFunc):
             continue
         done = how.get(name, Scheduled("none", "generic"))
-        cost = kernel_cost(func)
+        cost = kernel_cost(at_shapes(func, shapes.get(name, ())))
         yield Kernel(
             name, done.family, done.source, done.knobs, len(sites), tuple(sites), cost.flops, cost.bytes, done.note
         )

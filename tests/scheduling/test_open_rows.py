@@ -1,10 +1,15 @@
 """Which open axes are rows, and what is refused: a kernel moved along an axis that is not one would be wrong."""
 
+import numpy as np
 import pytest
-from tvm import te, tirx
+from tvm import relax, te, tirx
 
+from tests.schedules.harness import open_module
+from tvmopt.importer.sizes import NAMED_SIZES
+from tvmopt.pipeline import lower
 from tvmopt.scheduling.family import Declined
 from tvmopt.scheduling.open_rows import Rows, is_open, rows_of
+from tvmopt.targets import Machine
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 
@@ -67,3 +72,14 @@ def test_what_is_not_rows_is_refused(shapes, out, value):
 def test_rows_read_at_two_places_are_refused():
     found = rows_of(func((N, 4), out=(N, 4), value=lambda x, i, j: x[i, j] + x[0, j]))
     assert isinstance(found, Declined) and found.reason == "an operand that is read at other rows too"
+
+
+def test_what_a_kernel_costs_is_that_at_the_named_sizes() -> None:
+    w = np.ones((64, 32), "float32")
+    module = open_module(lambda bb, x: relax.op.matmul(x, relax.const(w)), [["n + 1", 64]])
+    low = lower(module, Machine.load("x86-64-v3"))
+    (kernel,) = low.kernels
+    assert kernel.flops == 2 * 64 * 32 * 2  # of a size that nobody names: n is 1
+    module["main"] = module["main"].with_attr(NAMED_SIZES, {"n": 99})
+    (kernel,) = lower(module, Machine.load("x86-64-v3")).kernels
+    assert kernel.flops == 2 * 64 * 32 * 100

@@ -44,7 +44,7 @@ from tvmopt.importer.protos import (
     opset_versions,
 )
 from tvmopt.importer.provenance import NODES, Names, named
-from tvmopt.importer.sizes import shape_of, shape_to_tvm, sizes_of
+from tvmopt.importer.sizes import NAMED_SIZES, shape_of, shape_to_tvm, sizes_of
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -60,9 +60,6 @@ STOCK_DOMAINS = {
 
 UPPER_BOUNDS = "tir_var_upper_bound"
 """TVM's attribute of `main` for memory planning: the largest value of each open size."""
-
-NAMED_SIZES = "tvmopt.opt_size"
-"""Our attribute of `main`: the value of each open size to be fastest at."""
 
 CACHES = "tvmopt.caches"
 """Our attribute of `main`: of each cache that grows, the number of the input and of the output that it is."""
@@ -413,7 +410,7 @@ def _stock_attribute(value: Any) -> Any:
 def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False) -> Imported:
     """The Relax module of a prepared model (functions inlined). Its `main` has the variables of open sizes in its
     parameters' shapes, and as attributes their upper bounds (:data:`UPPER_BOUNDS`) and named sizes
-    (:data:`NAMED_SIZES`).
+    (`NAMED_SIZES`).
 
     Args:
         model: what :func:`tvmopt.importer.prepare` gives.

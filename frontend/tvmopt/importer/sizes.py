@@ -14,6 +14,9 @@ from tvm import tirx
 
 from tvmopt.dims import Dim, Size, least, most
 
+NAMED_SIZES = "tvmopt.opt_size"
+"""Our attribute of `main`: the value of each open size to be fastest at."""
+
 _VARIABLES: dict[str, Any] = {}
 
 
@@ -77,3 +80,10 @@ def sizes_of(kind: Any) -> tuple[Size, ...] | None:
 def shape_of(expr: Any) -> tuple[Size, ...] | None:
     """The shape of a Relax expression, as :func:`sizes_of` gives it."""
     return sizes_of(getattr(expr, "ty", None))
+
+
+def named_sizes(module: tvm.IRModule) -> dict[str, int]:
+    """The sizes that a program is to be fastest at, by symbol; none for a static one."""
+    main = next((f for g, f in module.functions_items() if g.name_hint == "main"), None)
+    attributes = dict((main.attrs if main is not None else None) or {})
+    return {str(name): int(size) for name, size in attributes.get(NAMED_SIZES, {}).items()}

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal, structural_map
 
+from tvmopt.importer.sizes import named_sizes
 from tvmopt.scheduling.strides import evaluate
 
 OUT_ELEMENTWISE_FUSABLE = 4
@@ -65,10 +66,9 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
 def named_size(bb: relax.BlockBuilder, dims: Sequence[Any]) -> int:
     """The product of sizes, each symbol at the size that the program is to be fastest at: what tiles are chosen for.
 
-    `main` has the attribute `tvmopt.opt_size`, symbol -> size; a symbol that it does not name is :data:`NAMED_SIZE`.
+    A symbol that the program does not name is :data:`NAMED_SIZE`.
     """
-    main = next((f for g, f in bb.get().functions_items() if g.name_hint == "main"), None)
-    named = dict((main.attrs if main is not None else None) or {}).get("tvmopt.opt_size", {})
+    named = named_sizes(bb.get())
 
     count = 1
     for dim in dims:

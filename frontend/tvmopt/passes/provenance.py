@@ -23,7 +23,9 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvmopt.dims import Size, replaced, symbols_of
 from tvmopt.importer.provenance import BUILT
+from tvmopt.importer.sizes import sizes_of
 from tvmopt.passes.graph import RESULT, Constant, Expr, Var, op_name, variables
 from tvmopt.report import DecisionLog
 
@@ -148,6 +150,27 @@ class Provenance:
             if _calls_tir(value):
                 found[value.args[0].name_hint].append(self.of(var))
         return dict(found)
+
+
+def shapes_of_calls(module: tvm.IRModule, named: Mapping[str, int]) -> dict[str, list[tuple[int, ...]]]:
+    """PrimFunc name -> the shapes of the tensors that its first call gives it, results last (after FuseTIR).
+
+    Args:
+        named: open sizes by symbol; one that is not named is 1. What values decide leaves a kernel out.
+    """
+
+    def number(size: Size) -> int:
+        return int(replaced(size, {name: named.get(name, 1) for name in symbols_of([size])}))
+
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for var, value in _bindings(module["main"]):
+        if _calls_tir(value) and value.args[0].name_hint not in found:
+            results = getattr(var.ty, "fields", None) or [var.ty]
+            shapes = [sizes_of(kind) for kind in (*(a.ty for a in value.args[1].fields), *results)]
+            known = [tuple(map(number, shape)) for shape in shapes if shape is not None]
+            if len(known) == len(shapes):
+                found[value.args[0].name_hint] = known
+    return found
 
 
 def _heirs(before: Any, after: Any, now: Mapping[Var, Expr]) -> dict[Var, list[Var]]:

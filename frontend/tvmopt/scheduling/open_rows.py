@@ -84,6 +84,21 @@ def at_sizes(func: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.PrimFunc:
     return structural_map(func, (tirx.Var, known))
 
 
+def at_shapes(func: tirx.PrimFunc, shapes: Sequence[Sequence[int]]) -> tirx.PrimFunc:
+    """The function of tensors of these shapes, one a parameter; as it is where they are not known."""
+    tensors = sum(map(_is_tensor, func.params))
+    if not is_open(func) or len(shapes) != tensors:
+        return func
+    func, sizes = with_size_variables(func)
+    known = {
+        dim: size
+        for param, shape in zip(filter(_is_tensor, func.params), shapes, strict=True)
+        for dim, size in zip(_shape(param), shape, strict=True)
+        if dim in sizes
+    }
+    return at_sizes(func, known)
+
+
 def with_size_variables(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, Any]]:
     """The function with each open size (`past + 1`) a variable of its own, and variable -> size."""
     sizes: dict[Any, Any] = {}
