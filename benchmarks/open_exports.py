@@ -36,6 +36,10 @@ WHISPER = {
 SWIN = {"image_size": 64, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}
 PICTURE = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 48]}
 
+LIMIT = 5e-4
+"""Of the largest value. MobileNetV2 amplifies rounding: at 171x171 ours and onnxruntime's output are both 1.1e-4 from
+that in float64."""
+
 NETWORKS: dict[str, Config] = {
     "Bert": ("Model", "text", TEXT),
     "GPT2": ("Model", "masked", {"n_embd": 64, "n_layer": 2, "n_head": 4, "use_cache": False}),
@@ -157,7 +161,7 @@ def compared(model: Any, session: Any, rng: np.random.Generator, count: int) -> 
         done += 1
         if done == count:
             break
-    verdict = "agrees" if done == count and worst < 1e-4 else "differs"
+    verdict = "agrees" if done == count and worst < LIMIT else "differs"
     return {"verdict": verdict, "sizes tried": done, "worst": worst, "at": str(sizes)}
 
 
