@@ -26,7 +26,6 @@ from typing import Any
 
 from tvm import tirx
 from tvm.ir import Range
-from tvm.ir.expr import TensorLoad
 from tvm.s_tir import renew_defs
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.sym import Analyzer, detect_linear_equation
@@ -38,7 +37,7 @@ from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.facts import itemsize
 from tvmopt.scheduling.family import Declined, PixelTiles
 from tvmopt.scheduling.open_borders import TOP, Copy
-from tvmopt.scheduling.open_rows import Names, moved, number, of_task, quotient, remainder
+from tvmopt.scheduling.open_rows import Names, moved, number, of_task, quotient, remainder, variables_beside
 
 PICTURE, ROW, PIXEL = 0, 1, 2
 """The first three axes of a result [n, y, x, c]."""
@@ -174,21 +173,11 @@ class _Proof:
                 wrong.append("an operand that is read at other pixels too")
             return [tirx.const(0, str(i.ty.dtype)) if k in found else i for k, i in enumerate(indices)]
 
-        def load(node: Any, mutator: Any) -> Any:
-            node = mutator.default_mutate(node)
-            return tirx.BufferLoad(node.source, fixed(node.source, node.indices))
-
-        def store(node: Any, mutator: Any) -> Any:
-            node = mutator.default_mutate(node)
-            return tirx.BufferStore(node.buffer, node.value, fixed(node.buffer, node.indices))
-
-        for part in (block.body, block.init):
-            if part is not None:
-                left = undefined_vars(structural_mutate(part, ((TensorLoad, load), (tirx.BufferStore, store))), [])
-                if any(v in mine for v in left):
-                    wrong.append("the number of a pixel in its arithmetic")
-                if any(v in self.sizes for v in left):
-                    wrong.append("an open size in its arithmetic")
+        left = variables_beside(block, fixed)
+        if any(v in mine for v in left):
+            wrong.append("the number of a pixel in its arithmetic")
+        if any(v in self.sizes for v in left):
+            wrong.append("an open size in its arithmetic")
         return wrong[0] if wrong else None
 
     def _follows(self, index: Any, mine: Mapping[Any, int], ranges: Mapping[Any, Any]) -> Follows | str | None:

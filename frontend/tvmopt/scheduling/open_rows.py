@@ -155,6 +155,26 @@ def _runs(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     yield tuple(run)
 
 
+def variables_beside(block: Any, fixed: Callable[[Any, Any], list[Any]]) -> list[Any]:
+    """The variables of a block's arithmetic, beside those of its accesses.
+
+    Args:
+        fixed: the indices to look at in place of those of an access, given its buffer and its indices.
+    """
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        return tirx.BufferLoad(node.source, fixed(node.source, node.indices))
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        return tirx.BufferStore(node.buffer, node.value, fixed(node.buffer, node.indices))
+
+    parts = [part for part in (block.body, block.init) if part is not None]
+    accesses = ((TensorLoad, load), (tirx.BufferStore, store))
+    return [v for part in parts for v in undefined_vars(structural_mutate(part, accesses), [])]
+
+
 class _Proof:
     """Follows the rows from the results to the operands, block by block, backwards.
 
@@ -207,21 +227,11 @@ class _Proof:
                 wrong.append("an operand that is read at other rows too")
             return [tirx.const(0, str(i.ty.dtype)) if k in here else i for k, i in enumerate(indices)]
 
-        def load(node: Any, mutator: Any) -> Any:
-            node = mutator.default_mutate(node)
-            return tirx.BufferLoad(node.source, fixed(node.source, node.indices))
-
-        def store(node: Any, mutator: Any) -> Any:
-            node = mutator.default_mutate(node)
-            return tirx.BufferStore(node.buffer, node.value, fixed(node.buffer, node.indices))
-
-        for part in (block.body, block.init):
-            if part is not None:
-                left = undefined_vars(structural_mutate(part, ((TensorLoad, load), (tirx.BufferStore, store))), [])
-                if any(v in rows for v in left):
-                    wrong.append("the number of a row in its arithmetic")
-                if any(v in self.opened for v in left):
-                    wrong.append("an open size in its arithmetic")
+        left = variables_beside(block, fixed)
+        if any(v in rows for v in left):
+            wrong.append("the number of a row in its arithmetic")
+        if any(v in self.opened for v in left):
+            wrong.append("an open size in its arithmetic")
         if any(not isinstance(d, tirx.IntImm) for buffer in block.alloc_buffers for d in buffer.shape):
             wrong.append("a row of its own that is as long as an open size")
         return wrong[0] if wrong else None
