@@ -3,6 +3,7 @@ on a GPU TVM's dlight."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -26,7 +27,7 @@ from tvmopt.targets import Machine
 
 STAGE = "tvmopt.ApplyFamilies"
 WORTH_TRYING = (1, 4, 16, 64, 256, 1024, 4096, 16384)
-"""Numbers of open rows of which it is asked whether the family gives so many to threads."""
+"""Numbers of open rows, of which one is the least that the family gives to threads."""
 Source = Literal["tuned", "analytic", "generic"]
 
 
@@ -223,7 +224,8 @@ def _in_tiles(func: tirx.PrimFunc, rows: Rows, family: Family, tiles: RowTiles, 
     def threads(count: int) -> bool:
         return _has_threads(scheduled(rows.at(count)))
 
-    return in_tiles(func, rows, tiles, scheduled, next((n for n in WORTH_TRYING if threads(n)), None))
+    first = bisect_left(WORTH_TRYING, True, key=threads) if machine.cores > 1 else len(WORTH_TRYING)
+    return in_tiles(func, rows, tiles, scheduled, WORTH_TRYING[first] if first < len(WORTH_TRYING) else None)
 
 
 def _has_threads(func: tirx.PrimFunc) -> bool:
