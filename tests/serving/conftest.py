@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ru
         command = [sys.executable, "-m", "tvmopt", "serve", *map(str, arguments), "--json"]
         command += ["--port", "0", "--grpc-port", "0"]
         with told.open("w") as file:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+            buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}  # as a user has it
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, env=buffered)
         assert process.stdout is not None
         text = ""
         while not text.endswith("}\n"):

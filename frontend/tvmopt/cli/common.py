@@ -212,7 +212,7 @@ def print_json(value: Any) -> None:
         indent=2,
         default=_plain,
     )
-    print()
+    print(flush=True)  # who reads it from a pipe may wait for it
 
 
 def _plain(value: Any) -> Any:
