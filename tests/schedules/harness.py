@@ -81,7 +81,11 @@ class Open:
         return [t.numpy() for t in (result if hasattr(result, "__len__") else [result])]
 
     def guarded(self, inputs: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
-        """The result of a module of one kernel, each tensor between bands of NaN: what the kernel reads there spoils
+        """The one result of :meth:`all_guarded`."""
+        return self.all_guarded(inputs, [shape])[0]
+
+    def all_guarded(self, inputs: Sequence[np.ndarray], shapes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """The results of a module of one kernel, each tensor between bands of NaN: what the kernel reads there spoils
         its result, what it writes there is found."""
         main = self.module["main"]
         known = dict(zip(main.params, inputs, strict=True))
@@ -93,14 +97,13 @@ class Open:
         )
         given = [known[a] if a in known else a.value.numpy() for a in call.args[1].fields]
         bands = [_between_bands(x) for x in given]
-        whole, out = _between_bands(np.full(shape, np.nan, "float32"))
-        self.kernels[call.args[0].name_hint](
-            *(tvm.runtime.from_dlpack(x) for _, x in bands), tvm.runtime.from_dlpack(out)
-        )
-        assert np.isnan(whole[:BAND]).all() and np.isnan(whole[-BAND:]).all(), "written outside"
+        results = [_between_bands(np.full(shape, np.nan, "float32")) for shape in shapes]
+        self.kernels[call.args[0].name_hint](*(tvm.runtime.from_dlpack(x) for _, x in (*bands, *results)))
+        for whole, _ in results:
+            assert np.isnan(whole[:BAND]).all() and np.isnan(whole[-BAND:]).all(), "written outside"
         for (_, x), before in zip(bands, given, strict=True):
             np.testing.assert_array_equal(x, before)
-        return out.copy()
+        return [out.copy() for _, out in results]
 
 
 BAND = 4096

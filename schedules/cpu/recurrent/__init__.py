@@ -2,7 +2,7 @@
 
 from tvmopt.operators.recurrence import OP
 from tvmopt.schedules.cpu.recurrent.compute import declines, recurrent
-from tvmopt.schedules.cpu.recurrent.schedule import apply, knobs, recognise
+from tvmopt.schedules.cpu.recurrent.schedule import apply, knobs, open_sizes, recognise
 
 NAME, VERSION = "recurrent", 1
 LOWERS = {OP: recurrent}

@@ -10,21 +10,23 @@ For one direction, steps one after the other, vectors over the *hidden units*::
 h and c exist twice: a step reads one copy and writes the other. So the last block may begin before its place and
 compute some units twice: no size needs padding; and cores can share the blocks of a step if they meet after it
 (`recurrent_plan` decides). A GRU whose reset gate acts on h (not on h R^T) needs a second pass over its blocks.
-Float32 and static shapes; anything else is unrolled (:mod:`tvmopt.passes.unroll_recurrence`).
+Steps and sequences may be open sizes: each sequence is a task then, and the steps are counted when the kernel runs.
+Float32; anything else is unrolled (:mod:`tvmopt.passes.unroll_recurrence`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
 
-from tvmopt.lowering.common import OPAQUE, constant, static_shape
+from tvmopt.lowering.common import OPAQUE, Symbols, constant, named_size, sizes, static_shape
 from tvmopt.lowering.loops import (
     INDEX,
+    as_index,
     const_index,
     everything,
     load,
@@ -45,7 +47,7 @@ from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
-SHAPES: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
+SHAPES: dict[str, Callable[[int, Any, int], tuple[Any, ...]]] = {
     "bias": lambda d, b, h: (d, h),
     "lengths": lambda d, b, h: (b,),
     "h0": lambda d, b, h: (d, b, h),
@@ -60,9 +62,10 @@ def declines(call: relax.Call, machine: Machine) -> str | None:
     kinds = sorted({str(a.ty.dtype) for name, a in operands.items() if name != "lengths"} - {"float32"})
     if kinds:
         return f"no kernel for {', '.join(kinds)}"
-    shapes = [static_shape(a) for a in call.args]
-    if any(s is None or 0 in s for s in shapes):
-        return "a shape is open or empty"
+    if any((s := sizes(a)) is None or 0 in s for a in call.args):
+        return "a shape is not known or empty"
+    if static_shape(operands["recurrence"]) is None:
+        return "the weights have an open size"
     return None
 
 
@@ -82,10 +85,15 @@ class _Step:
 
 
 class RecurrentWriter:
-    """Writes the kernel of one recurrence of these sizes."""
+    """Writes the kernel of one recurrence of these sizes; `steps` and `batch` may be expressions, whose variables that
+    no tensor's size gives are `handed`."""
 
-    def __init__(self, spec: Spec, steps: int, batch: int, directions: int, hidden: int, p: RecurrentPlan) -> None:
-        self.spec, self.plan, self.steps, self.batch, self.hidden = spec, p, steps, batch, hidden
+    def __init__(
+        self, spec: Spec, steps: Any, batch: Any, directions: int, hidden: int, p: RecurrentPlan,
+        handed: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
+        self.spec, self.plan, self.steps, self.batch, self.hidden = spec, p, as_index(steps), as_index(batch), hidden
+        self.handed = handed
         self.directions, self.rows = directions, p.rows
         self.width = max(t.terms(hidden) for t in p.tiles)  # of a sequence in a state; beyond `hidden` zeros
         self.size = p.rows * self.width
@@ -114,15 +122,15 @@ class RecurrentWriter:
         return buffer
 
     def func(self) -> Any:
-        """PrimFunc(projected, packed..., given..., y, h, [c])."""
+        """PrimFunc(projected, packed..., given..., [handed], y, h, [c])."""
         inputs, outputs = [self.projected, *self.packed, *self.given.values()], [self.y, *self.last]
-        axes = [(self.d, self.directions), (self.task, self.batch // self.rows)]
+        axes = [(self.d, self.directions), (self.task, tirx.floordiv(self.batch, const_index(self.rows)))]
         body = self._directions()  # before the block: it fills `locals`
         loops = nest(
             "recurrent", axes, ("direction", "task"), list(map(everything, inputs)), list(map(everything, outputs)),
             body, self.locals, {"tvmopt.kernel": "recurrent", "tvmopt.mode": self.plan.mode},
         )  # fmt: skip
-        return prim_func([*inputs, *outputs], loops, OPAQUE)
+        return prim_func([*inputs, *self.handed, *outputs], loops, OPAQUE)
 
     def _directions(self) -> Any:
         """One program, or one per direction where their activations differ."""
@@ -152,7 +160,7 @@ class RecurrentWriter:
             return each(lambda row, i, at: store(self.state[name], load(given, self.d, row, i), at))
 
         def finish(name: str, out: Any) -> Any:
-            at_end = self.steps % 2 * self.size
+            at_end = tirx.floormod(self.steps, const_index(2)) * self.size
             return each(lambda row, i, at: store(out, load(self.state[name], at + at_end), self.d, row, i))
 
         # cleared here, a buffer is allocated here: once for all cores
@@ -166,7 +174,7 @@ class RecurrentWriter:
         ])  # fmt: skip
 
     def _step(self, s: Expr, first: Expr) -> Any:
-        back = const_index(self.steps - 1) - s
+        back = self.steps - 1 - s
         t = s + self.d * (back - s) if self.directions == 2 else back if self.spec.reverse else s
         old = tirx.floormod(s, const_index(2)) * self.size
         at = _Step(t, first, old, const_index(self.size) - old)
@@ -299,16 +307,21 @@ def recurrent(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any
         return Declined(reason)
     spec = spec_of(call)
     operands = spec.named(call.args)
-    steps, batch, _ = static_shape(operands["projected"]) or ()
+    symbols = Symbols()
+    steps, batch, _ = symbols.of(operands["projected"])
+    for name in spec.operands:
+        symbols.of(operands[name])
+    handed = symbols.to_hand_over()
     directions, _, hidden = static_shape(operands["recurrence"]) or ()
-    p = plan(steps, batch, directions, hidden, passes(spec), machine)
+    named = [named_size(bb, [d]) for d in (sizes(operands["projected"]) or ())[:2]]
+    p = plan(named[0], named[1], directions, hidden, passes(spec), machine, one_by_one=not isinstance(batch, int))
     args, gate = [operands["projected"]], 0
     for shape in p.tiles:
         args.append(_packed(bb, operands["recurrence"], hidden, gate, shape))
         gate += shape.gates
     args += [operands[name] for name in spec.operands]
-    func = RecurrentWriter(spec, steps, batch, directions, hidden, p).func()
-    return relax.call_tir(bb.add_func(func, "recurrent"), args, list(call.ty.fields))
+    func = RecurrentWriter(spec, steps, batch, directions, hidden, p, handed).func()
+    return relax.call_tir(bb.add_func(func, "recurrent"), [*args, *symbols.named(handed)], list(call.ty.fields))
 
 
 def _packed(bb: relax.BlockBuilder, weight: Any, hidden: int, gate: int, shape: GateTile) -> Any:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tvm.s_tir import Schedule
+
 from tvmopt.scheduling.blocks import annotated, extents
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
@@ -26,6 +28,17 @@ def recognise(func: Any, machine: Machine) -> RecurrentProblem | None:
     """A block that the lowering marked `recurrent`."""
     block = annotated(func, "recurrent")
     return None if block is None else RecurrentProblem(prod(extents(block)), str(block.annotations["tvmopt.mode"]))
+
+
+def open_sizes(func: Any, machine: Machine) -> Any | None:
+    """A kernel of an open number of steps or sequences: tasks to threads if its plan says so."""
+    block = annotated(func, "recurrent")
+    if block is None:
+        return None
+    sch = Schedule(func)
+    mode = str(block.annotations["tvmopt.mode"])
+    apply(sch, RecurrentProblem(0, mode), {"parallel": int(mode == "tasks")})
+    return sch.mod["main"]
 
 
 def knobs(problem: RecurrentProblem, machine: Machine) -> Space:

@@ -121,16 +121,18 @@ def _cycles(t: GateTile, blocks: int, hidden: int, rows: int, machine: Machine, 
 
 
 def plan(
-    steps: int, batch: int, directions: int, hidden: int, passes: Sequence[int], machine: Machine
-) -> RecurrentPlan:
-    """The fastest way by the model. `passes`: gates of each pass over R in a step.
+    steps: int, batch: int, directions: int, hidden: int, passes: Sequence[int], machine: Machine,
+    one_by_one: bool = False,
+) -> RecurrentPlan:  # fmt: skip
+    """The fastest way by the model. `passes`: gates of each pass over R in a step; `one_by_one`: `batch` is only what
+    an open number of sequences is named at, and each is a task.
 
     >>> m = Machine.load("znver5").with_cores(2)
     >>> [plan(64, 1, *sizes, (4,), m).mode for sizes in ((1, 256), (2, 64), (1, 64))]
     ['steps', 'tasks', 'serial']
     """
     found = []
-    for mode, rows in _candidates(batch, directions, machine.cores):
+    for mode, rows in _candidates(batch, directions, machine.cores, one_by_one):
         tiles = tuple(tile(hidden, gates, rows, machine) for gates in passes)
         if mode == "steps" and any(t.blocks == 1 for t in tiles):
             continue
@@ -147,7 +149,10 @@ def plan(
     return min(found, key=lambda p: (p.nanoseconds, -p.rows))
 
 
-def _candidates(batch: int, directions: int, cores: int) -> list[tuple[Mode, int]]:
+def _candidates(batch: int, directions: int, cores: int, one_by_one: bool) -> list[tuple[Mode, int]]:
+    if one_by_one:
+        ways: tuple[Mode, ...] = ("serial", "steps", "tasks") if cores > 1 else ("serial",)
+        return [(mode, 1) for mode in ways]
     found: list[tuple[Mode, int]] = [("serial", batch)]
     if cores > 1:
         found.append(("steps", batch))

@@ -10,8 +10,10 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tests.schedules.harness import Open
 from tvmopt import pipeline
 from tvmopt.importer.converters.unrolled import unrolled
+from tvmopt.importer.sizes import variable
 from tvmopt.lowering import why_unrolled
 from tvmopt.operators.recurrence import GATES, OPTIONAL, Spec, recurrent, spec_of
 from tvmopt.report import DecisionLog
@@ -90,10 +92,15 @@ def operands(spec: Spec, steps: int, batch: int, directions: int, hidden: int) -
     return found
 
 
-def module(spec: Spec, values: dict[str, np.ndarray], constant: bool = True) -> tvm.IRModule:
-    """R is a constant or a parameter; everything else is a parameter."""
+def module(spec: Spec, values: dict[str, np.ndarray], constant: bool = True, opened: str = "") -> tvm.IRModule:
+    """R is a constant or a parameter; everything else is a parameter. `opened`: "steps", "batch", or both."""
+    steps, batch, _ = values["projected"].shape
+    directions, _, hidden = values["recurrence"].shape
+    steps, batch = (variable(name) if name in opened else size for name, size in (("steps", steps), ("batch", batch)))
+    shapes = {k: legalizer.SHAPES[k](directions, batch, hidden) for k in spec.operands}
+    shapes |= {"projected": (steps, batch, values["projected"].shape[2]), "recurrence": values["recurrence"].shape}
     params = {
-        k: relax.Var(k, relax.TensorType(a.shape, str(a.dtype)))
+        k: relax.Var(k, relax.TensorType(shapes[k], str(a.dtype)))
         for k, a in values.items()
         if k != "recurrence" or not constant
     }
@@ -133,8 +140,8 @@ def check(kind: str, steps: int, batch: int, directions: int, hidden: int, given
 def shared(monkeypatch):
     """Cores share each step wherever there are two blocks."""
 
-    def all_steps(*args):
-        found = plan(*args)
+    def all_steps(*args, **kwargs):
+        found = plan(*args, **kwargs)
         tiles = tuple(tile_of(args[3], gates, args[1], args[5]) for gates in args[4])
         return RecurrentPlan("steps", args[1], tiles, found.nanoseconds)
 
@@ -191,6 +198,40 @@ def test_same_bytes():
     values = operands(spec, 3, 1, 1, 8)
     first, second = (pipeline.lower(module(spec, values), MACHINE).module for _ in range(2))
     assert tvm_ffi.structural_equal(first, second)
+
+
+@pytest.mark.parametrize("opened", ["steps", "batch", "steps and batch"])
+@pytest.mark.parametrize(
+    ("kind", "hidden", "directions", "given"),
+    [("LSTM", 17, 2, "h0 c0 lengths peephole"), ("GRU", 9, 1, "h0 lengths"), ("RNN", 8, 2, ""), ("LSTM", 40, 1, "")],
+)
+def test_open_sizes(opened, kind, hidden, directions, given):
+    spec = Spec(kind, (USUAL[kind],) * directions, operands=tuple(n for n in OPTIONAL if n in given.split()))
+    values = operands(spec, 3, 2, directions, hidden)
+    model = Open(module(spec, values, opened=opened))
+    assert [how for how in model.how.values() if how[0] != "elementwise"] == [("recurrent", "")]
+    for steps in (1, 2, 7, 8, 9, 33) if "steps" in opened else (3,):
+        for batch in (1, 3, 8) if "batch" in opened else (2,):
+            fresh = operands(spec, steps, batch, directions, hidden) | {"recurrence": values["recurrence"]}
+            wide = {k: a if a.dtype.kind == "i" else a.astype("float64") for k, a in fresh.items()}
+            wanted = reference(spec, wide)
+            fed = [a for k, a in fresh.items() if k != "recurrence"]
+            for got, want in zip(model.all_guarded(fed, [w.shape for w in wanted]), wanted, strict=True):
+                np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", ["serial", "steps", "tasks"])
+def test_open_sizes_in_each_way_of_sharing(mode, monkeypatch):
+    def only(*args, **kwargs):
+        return replace(plan(*args, **kwargs), mode=mode, rows=1)
+
+    monkeypatch.setattr(legalizer, "plan", only)
+    test_open_sizes("steps and batch", "LSTM", 40, 2, "h0 lengths")
+
+
+def test_an_open_number_of_sequences_is_planned_one_by_one():
+    found = [plan(64, b, 1, 64, (4,), MACHINE, one_by_one=True) for b in (1, 8)]
+    assert [(p.mode, p.rows) for p in found] == [("serial", 1), ("tasks", 1)]
 
 
 def test_declines():

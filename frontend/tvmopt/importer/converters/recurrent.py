@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import relax
 
-from tvmopt.importer.converters.common import Build, in_float32, shape_of
+from tvmopt.dims import Size
+from tvmopt.importer.converters.common import Build, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 from tvmopt.importer.converters.unrolled import unrolled
@@ -65,13 +66,14 @@ def _convert(kind: str) -> Converter:
             x = b.transpose(x, (1, 0, 2))
             states = [None if s is None else b.transpose(s, (1, 0, 2)) for s in states]
         steps, batch, size = shape_of(x)
-        steps = int(steps)  # neither the kernel nor its steps as operators are made for an open number of them
         _need_numbers(weight, recurrence, bias)
+        if dtype_of(x) != "float32":
+            tuple(map(int, (steps, batch)))  # there is no kernel, and its steps as operators need their number
         directions = shape_of(weight)[0]
         if lengths is not None:
-            lengths = within(b, ctx, 4, "a length", 0, steps)
+            lengths = _lengths(b, ctx, lengths, steps)
             known = ctx.array(lengths)
-            full = known is not None and (known >= steps).all()
+            full = known is not None and isinstance(steps, int) and (known >= steps).all()
             lengths = None if full else b.reshape(b.cast(lengths, "int32"), (batch,))
         spec = Spec(
             kind,
@@ -99,6 +101,13 @@ def _convert(kind: str) -> Converter:
 
 
 define(unrolled)
+
+
+def _lengths(b: Build, ctx: Context, lengths: Any, steps: Size) -> Any:
+    """Lengths within the number of steps: refused beyond it, or, where that is open, the nearest one there is."""
+    if isinstance(steps, int):
+        return within(b, ctx, 4, "a length", 0, steps)
+    return b.minimum(b.maximum(lengths, 0), b.cast(b.number(steps), dtype_of(lengths)))
 
 
 def _need_numbers(*weights: Any) -> None:
