@@ -100,6 +100,18 @@ def test_slices_show_a_row_that_the_whole_hides():
     assert not one.ok and one.worst[0] == 100
 
 
+@pytest.mark.parametrize("hole", [0.0, np.nan, np.inf])
+def test_one_wrong_element_shows_beside_any_value(hole: float) -> None:
+    """A NaN that both have hid an error that is too large for one element and too small for its slice."""
+    exact = np.random.default_rng(0).standard_normal((33, 33)).astype(np.float32)
+    exact[10, 20] = hole
+    found = exact.copy()
+    found[3, 4] += np.float32(8e-4)
+    one = deviation("y", exact, found, LIMITS["fp32"])
+    assert not one.ok and one.worst == (3, 4) and 2 < one.excess < 3
+    assert deviation("y", exact, exact.copy(), LIMITS["fp32"]).ok
+
+
 @pytest.mark.parametrize("fill", FILLS)
 def test_a_fill_is_no_scale(fill):
     exact = np.random.default_rng(0).standard_normal((8, 64))

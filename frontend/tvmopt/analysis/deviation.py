@@ -155,11 +155,19 @@ def nearly(one: OutputComparison) -> bool:
 
 def squarable(a: Array, b: Array) -> tuple[Array, Array]:
     """Both in the type of the first or, where the squares of its numbers leave float32, in float64."""
-    with np.errstate(all="ignore"):
-        top = float(np.abs(a).max(initial=0.0, where=np.isfinite(a))) if a.dtype == np.float32 else 1.0
+    top = largest(a) if a.dtype == np.float32 else 1.0
     if top and not SQUARABLE[0] < top < SQUARABLE[1]:
         a = a.astype(np.float64)
     return a, b.astype(a.dtype, copy=False)
+
+
+def largest(a: Array) -> float:
+    """The largest size of the finite numbers of a tensor."""
+    low, high = float(a.min(initial=0.0)), float(a.max(initial=0.0))
+    if np.isfinite(low) and np.isfinite(high):  # so are all others: an infinity or a NaN would be one of them
+        return max(-low, high)
+    with np.errstate(all="ignore"):
+        return float(np.abs(a).max(initial=0.0, where=np.isfinite(a)))
 
 
 def _natural(a: Array, other: Array, finite: Array) -> Array:
@@ -174,7 +182,7 @@ def _worst(
     """(error over what is allowed, at most; where; what is allowed there)."""
     whole = bool(keep.all())
     power, errors, *others = (np.square(x if whole else np.where(keep, x, 0)) for x in (a, error, *naturals))
-    overall = float(np.sqrt(power.sum() / max(1, int(keep.sum()))))
+    overall = float(np.sqrt(power.sum() / max(1, a.size if whole else int(keep.sum()))))
     best, where, limit = 0.0, np.unravel_index(int(error.argmax()), error.shape), 0.0
     for axes in partitions(a.shape):
         number = float(np.prod([a.shape[x] for x in axes]))
@@ -185,20 +193,37 @@ def _worst(
             own = np.sqrt(other.sum(axes, keepdims=True) / count)
             usual = float(np.sqrt(np.mean(np.square(own)))) / (float(np.sqrt(np.mean(np.square(scale)))) or 1.0)
             allowed = np.maximum(allowed, limits.factor * np.maximum(own, usual * scale))
-        found = [(np.sqrt(errors.sum(axes, keepdims=True) / count) / allowed, allowed)]
-        most = float((error.max(axes, keepdims=True) / (PEAK * allowed)).max())
-        if most > max(best, float(found[0][0].max())):  # else no single element can be the worst
-            each = PEAK * allowed + limits.element * np.abs(a)
-            for natural in naturals:
-                each = np.maximum(each, limits.factor * natural)
-            found.append((error / each, each))
-        for ratios, bound in found:
-            at = np.unravel_index(int(ratios.argmax()), ratios.shape)
-            if float(ratios[at]) > best:
-                best, limit = float(ratios[at]), float(bound[at])
-                inside = tuple(slice(None) if x in axes and ratios.shape[x] == 1 else at[x] for x in range(a.ndim))
-                where = _largest(error, inside)
+        ratios = np.sqrt(errors.sum(axes, keepdims=True) / count) / allowed
+        at = np.unravel_index(int(ratios.argmax()), ratios.shape)
+        if float(ratios[at]) > best:
+            best, limit = float(ratios[at]), float(allowed[at])
+            inside = tuple(slice(None) if x in axes and ratios.shape[x] == 1 else at[x] for x in range(a.ndim))
+            where = _largest(error, inside)
+        peak = PEAK * allowed
+        if float((error.max(axes, keepdims=True) / peak).max()) > best:  # else no single element can be the worst
+            best, where, limit = _single(a, error, peak, naturals, limits, best) or (best, where, limit)
     return best, where, limit
+
+
+def _single(
+    a: Array, error: Array, peak: Array, naturals: Sequence[Array], limits: Limits, best: float
+) -> tuple[float, tuple[Any, ...], float] | None:
+    """The element whose error is more than `best` times what is allowed, by most: (how many times, where, what is
+    allowed there).
+
+    Args:
+        peak: what is allowed by the scale alone, which broadcasts; the few elements beyond it are looked at.
+    """
+    beyond = error > best * peak
+    each = np.broadcast_to(peak, a.shape)[beyond] + limits.element * np.abs(a[beyond])
+    for natural in naturals:
+        each = np.maximum(each, limits.factor * natural[beyond])
+    ratios = error[beyond] / each
+    if not ratios.size or float(ratios.max()) <= best:
+        return None
+    found = int(ratios.argmax())
+    at = np.unravel_index(int(np.flatnonzero(beyond)[found]), a.shape)
+    return float(ratios[found]), at, float(each[found])
 
 
 def _largest(error: Array, inside: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -229,7 +254,8 @@ def slope(exact: Array, found: Array, product: Array, epsilon: float = 0.0) -> f
         if epsilon:
             keep &= epsilon * np.abs(flat) < DWARFED * np.abs(p)
         if not keep.all():
-            p, error = np.where(keep, p, 0), np.where(keep, error, 0)
+            plain = bool(np.isfinite(p).all() and np.isfinite(error).all())  # then 0 times them is 0, and faster
+            p, error = (x * keep if plain else np.where(keep, x, 0) for x in (p, error))
         power = float(np.dot(p, p))
         return float(np.dot(error, p)) / power if np.isfinite(power) and power > 0 else 0.0
 

@@ -80,7 +80,8 @@ class Kernel:
         found = self.seen.array
         if found.dtype == np.uint8 and exact.dtype == np.int8:
             found = (found ^ np.uint8(128)).view(np.int8)
-        return fitted(exact, found)
+        placed, error = fitted(exact, found)
+        return np.ascontiguousarray(placed).reshape(placed.shape), error  # it is read a dozen times
 
     def forms(self, name: str, array: Array) -> dict[str, Array]:
         """What it may have written of a tensor: the tensor, or a product before its bias."""
@@ -182,8 +183,7 @@ class Walk:
             if agreeing and name not in kernel.shared:
                 break
             placed, error = kernel.placed(exact)
-            sizes = np.abs(exact.astype(np.float64))
-            scale = float(np.mean(np.minimum(sizes, 1e30), where=np.isfinite(sizes))) if sizes.size else 0.0
+            scale = mean_size(exact)
             if error > ALIKE * scale and error > 0:
                 kernel.unlike[form] = error / (scale or 1.0)
                 continue
@@ -219,6 +219,22 @@ class Walk:
     def _take(self, name: str, found: Array, value: Value) -> Value:
         self.taken[name] = Value(found, value.kind)
         return Value(found.astype(value.array.dtype) if is_real(value.kind) else found, value.kind)
+
+
+def mean_size(array: Array) -> float:
+    """The mean of the finite numbers' sizes, each at most 1e30.
+
+    >>> mean_size(np.array([-3, 1, np.inf])), mean_size(np.array([1e38, 1], np.float32)) == 5e29
+    (2.0, True)
+    """
+    if not array.size:
+        return 0.0
+    with np.errstate(all="ignore"):
+        total = float(np.abs(array).sum(dtype=np.float64)) if array.dtype.kind == "f" else np.inf
+    if total < 1e30:  # all of them are finite, and smaller
+        return total / array.size
+    sizes = np.abs(array.astype(np.float64))
+    return float(np.mean(np.minimum(sizes, 1e30), where=np.isfinite(sizes)))
 
 
 def along(
