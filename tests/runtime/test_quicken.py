@@ -46,3 +46,18 @@ def test_moves_still_work_and_refuse_what_is_wrong() -> None:
     for wrong in (lambda: sch.split("y", [None, 4]), lambda: sch.get_loops(loop), lambda: sch.fuse(1, 2)):
         with pytest.raises(Exception, match=r"."):  # TVM's C++ says which type it wanted
             wrong()
+
+
+def test_names_are_read_again_when_there_are_more() -> None:
+    from tvm_ffi import registry
+
+    from tvmopt.runtime.quicken import names_read_once
+
+    before = registry.list_global_func_names
+    with names_read_once():
+        first = registry.list_global_func_names()
+        assert sorted(first) == sorted(before())
+        first.clear()  # a caller's list is its own
+        tvm_ffi.register_global_func("tvmopt.test_quicken", lambda: 7, override=True)
+        assert "tvmopt.test_quicken" in registry.list_global_func_names()
+    assert registry.list_global_func_names is before

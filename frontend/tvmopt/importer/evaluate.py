@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from tvmopt.importer.protos import attributes, normal_domain, subgraphs, words
 
@@ -82,6 +81,8 @@ def evaluate(
         opset: version of the default domain.
         expected: element type and shape of the outputs as inferred, as far as known.
     """
+    from onnx.reference import ReferenceEvaluator  # few models need it
+
     if node.op_type in ("Div", "Mod") and (y := inputs[node.input[1]]).dtype.kind in "iu" and not y.all():
         return None  # NumPy's integers make 0 of it
     outputs = [o for o in node.output if o]

@@ -34,6 +34,7 @@ from tvmopt.importer.ranges import choose
 from tvmopt.importer.shapes import bind_shapes, bind_values
 from tvmopt.importer.structure import scopes
 from tvmopt.importer.symbols import Symbols
+from tvmopt.runtime.library import load_compiler
 
 OLDEST_IR = 8
 """IR version of prepared models: initialisers need not be inputs (4), opset 17 belongs to it (8)."""
@@ -106,6 +107,7 @@ def at_named(
 
 
 def _importer_table() -> Callable[[str, str], bool]:
+    load_compiler()  # before `relax` imports TVM, and torch with it
     from tvmopt.importer.relax import has_converter
 
     return has_converter

@@ -19,7 +19,7 @@ from typing import Any
 
 from tvmopt.errors import ArtifactError, InputError, MissingDependency
 from tvmopt.runtime import elf, pool
-from tvmopt.runtime.quicken import quicken
+from tvmopt.runtime.quicken import names_read_once, quicken
 from tvmopt.targets.detect import usable_cores
 from tvmopt.texts import whole_number
 
@@ -55,7 +55,8 @@ def load_compiler() -> None:
     Only `tvm.relax.BasePyModule`, which we do not use, misses it then.
     """
     ffi()
-    with _without("torch") if sys.platform == "linux" and "tvm" not in sys.modules else nullcontext():
+    alone = _without("torch") if sys.platform == "linux" and "tvm" not in sys.modules else nullcontext()
+    with alone, names_read_once():
         import tvm.relax  # noqa: F401
     quicken()
 

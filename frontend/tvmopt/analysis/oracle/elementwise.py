@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported, is_real
+
+
+def _special(name: str, x: Array) -> Array:
+    """A function of `scipy.special`, which takes half as long to import as all of the oracle: when it is first used."""
+    from scipy import special
+
+    return np.asarray(getattr(special, name)(x))
 
 
 def _unary(function: Any) -> Operator:
@@ -29,7 +35,7 @@ def _real(function: Any, **defaults: float) -> Operator:
 
 
 def sigmoid(x: Array) -> Array:
-    return np.asarray(special.expit(x))
+    return _special("expit", x)
 
 
 def _hard_sigmoid(x: Array, alpha: Any, beta: Any) -> Array:
@@ -48,7 +54,7 @@ def gelu(x: Array, tanh: bool = False) -> Array:
     if tanh:
         inner = np.float64(np.sqrt(2 / np.pi)).astype(x.dtype) * (x + x.dtype.type(0.044715) * x**3)
         return np.asarray(x.dtype.type(0.5) * x * (1 + np.tanh(inner)))
-    return np.asarray(x * special.ndtr(x))
+    return np.asarray(x * _special("ndtr", x))
 
 
 def _selu(x: Array, alpha: Any, gamma: Any) -> Array:
@@ -184,7 +190,7 @@ TABLE: dict[str, Operator] = {
     "Not": _unary(np.logical_not),
     "BitwiseNot": _unary(np.bitwise_not),
     "IsNaN": _unary(np.isnan),
-    "Erf": _unary(special.erf),
+    "Erf": _unary(partial(_special, "erf")),
     "Sigmoid": _unary(sigmoid),
     "Softplus": _unary(_softplus),
     "Relu": _unary(lambda x: np.maximum(x, x.dtype.type(0))),

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported
 
@@ -57,6 +56,8 @@ def _extreme(name: str) -> Reduce:
 
 
 def _log_sum_exp(x: Array, axes: tuple[int, ...], keep: bool) -> Array:
+    from scipy import special  # takes long to import, and few models need it
+
     wide = x if x.dtype.kind == "f" else x.astype(np.float64)
     return np.asarray(
         special.logsumexp(wide, axis=axes, keepdims=keep) if wide.size else np.log(wide.sum(axes, keepdims=keep))
