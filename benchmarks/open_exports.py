@@ -123,7 +123,7 @@ def tried(name: str, exporter: str, count: int, seed: int) -> dict[str, Any]:
             return record | {"verdict": "not exported", "message": f"{type(error).__name__}: {error}"[:300]}
         start = time.perf_counter()
         try:
-            compiled = tvmopt.compile(path, output=path.with_suffix(".tvmopt"))
+            compiled = tvmopt.compile(path, output=path.with_suffix(".tvmopt"), cache=False)
         except tvmopt.errors.TvmoptError as error:
             return record | {
                 "verdict": "refused",

@@ -102,7 +102,7 @@ class Trial:
 
         self.folder = tempfile.TemporaryDirectory()
         file = Path(self.folder.name) / "model.tvmopt"
-        tvmopt.compile(path, precision=precision, shape=shapes, values=values, verify=False, output=file)
+        tvmopt.compile(path, precision=precision, shape=shapes, values=values, verify=False, output=file, cache=False)
         self.artifact, self.precision = read(file), precision
         original = load(str(path))
         inputs = self.artifact.manifest.inputs

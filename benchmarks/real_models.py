@@ -127,7 +127,8 @@ def _write(path: Path, data: bytes, values: dict[str, int]) -> None:
 def compiled(model: Trained, path: Path) -> dict[str, Any]:
     """One compile from the command line, verification included: seconds of the process and of each stage, the error."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tvmopt", "compile", str(path), "-o", f"{folder}/out.tvmopt", "--json"]
+        command = [sys.executable, "-m", "tvmopt", "compile", str(path), "-o", f"{folder}/out.tvmopt"]
+        command += ["--json", "--no-cache"]
         for name, shape in model.shapes.items():
             command += ["--shape", f"{name}:{'x'.join(map(str, shape))}"]
         start = time.perf_counter()

@@ -135,7 +135,7 @@ def judged(case: Case) -> dict[str, Any]:
         try:
             done = tvmopt.compile(
                 path, precision=case.precision, threads=case.threads, exact=case.exact, shape=case.shapes,
-                values=case.values, verify=False,
+                values=case.values, verify=False, cache=False,
             )  # fmt: skip
         except TvmoptError as error:
             return found | {"status": "not compiled", "text": f"{type(error).__name__}: {error}"[:600]}

@@ -106,7 +106,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = given.artifact or Path(folder) / "small.tvmopt"
         if not given.artifact:
-            tvmopt.compile(small_model(), output=path, verify=False)
+            tvmopt.compile(small_model(), output=path, verify=False, cache=False)
         states = soak(STEPS[given.what](path), given.count)
     print(
         "from {} threads, {} mappings, {:.1f} MB to {} threads, {} mappings, {:.1f} MB".format(*states[0], *states[-1])

@@ -127,7 +127,7 @@ def test_the_command(cache: Kernels) -> None:
     assert (listed["files"], listed["limit"], listed["folder"]) == (4, 1 << 20, str(cache.folder))
     assert listed["bytes"] == sum(entry["size"] for entry in listed["entries"]) > 4 * 300_000
     text = CliRunner().invoke(app, ["list", "--top", "2"]).stdout
-    assert "4 files" in text and "1 files" in text and len(text.splitlines()) == 6
+    assert "4 files" in text and "1 files" in text and len(text.splitlines()) == 7
     assert json.loads(CliRunner().invoke(app, ["prune", "--json"]).stdout)["removed"] == 1
     assert "removed 4 files" in CliRunner().invoke(app, ["clear"]).stdout
     assert cache.entries() == []

@@ -37,6 +37,7 @@ from tvmopt.toolchain.emulation import EmulatedModel, opened
 if TYPE_CHECKING:
     import onnx
 
+    from tvmopt.compiler.kept import Kept
     from tvmopt.compiler.request import Request
 
 
@@ -101,6 +102,7 @@ def compile(
     dump_after: Mapping[str, str | Path] | None = None,
     dump_all: str | Path | None = None,
     dump_code: Mapping[str, str | Path] | None = None,
+    cache: bool = True,
     progress: Progress | None = None,
 ) -> Compiled:
     """Compile an ONNX model.
@@ -128,6 +130,8 @@ def compile(
         dump_after: names of stages, and the folders to write the module behind each into.
         dump_all: a folder for the modules behind all stages.
         dump_code: names of kernels, and the folders for each one's loops, LLVM IR and assembly, or CUDA C++ and PTX.
+        cache: take the artifact of the same compile, made and verified earlier, where it is kept, and keep this one
+            (`tvmopt cache`). False compiles in any case.
         progress: called with the name of each stage.
 
     Raises:
@@ -135,13 +139,19 @@ def compile(
         AccuracyError: the compiled module is wrong.
         MissingDependency: a tool is missing (C compiler; nvcc or NVRTC for CUDA).
     """
+    from tvmopt.compiler.kept import Kept
+
     request = _request(
         model, target=target, precision=precision, shape=shape, values=values, threads=threads, exact=exact,
         int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
         dump_after=dump_after, dump_all=dump_all, dump_code=dump_code,
     )  # fmt: skip
     check_writable(output)
-    return _compiled(request, verify, tolerance, output, strip_weights, progress)
+    kept = Kept.of(request, verify, tolerance) if cache else None
+    found = kept.find() if kept is not None else None
+    if found is not None:
+        return Compiled(*found, _written(found[0], output, strip_weights))
+    return _compiled(request, verify, tolerance, output, strip_weights, kept, progress)
 
 
 def _request(
@@ -178,9 +188,10 @@ def _compiled(
     tolerance: float | None,
     output: str | Path | None,
     strip_weights: bool,
+    kept: Kept | None,
     progress: Progress | None,
 ) -> Compiled:
-    """Compiled, verified and written in this process."""
+    """Compiled, verified, kept and written in this process."""
     from tvmopt.compiler.accuracy import begin, early, verified
     from tvmopt.compiler.driver import compile_model
     from tvmopt.compiler.request import as_file
@@ -195,10 +206,14 @@ def _compiled(
             told = partial(begin, started, request=request) if started else None
             artifact, report = compile_model(request, progress, told)
             artifact, report = verified(artifact, report, path, tolerance, progress, started)
-    written: Path | None = None
-    if output is not None:
-        written = (artifact.stripped() if strip_weights else artifact).save(output)
-    return Compiled(artifact, report, written)
+    if kept is not None:
+        kept.keep(artifact, verify)
+    return Compiled(artifact, report, _written(artifact, output, strip_weights))
+
+
+def _written(artifact: Artifact, output: str | Path | None, strip_weights: bool) -> Path | None:
+    """The path of an artifact that was asked for as a file."""
+    return None if output is None else (artifact.stripped() if strip_weights else artifact).save(output)
 
 
 def compile_isolated(
@@ -208,24 +223,31 @@ def compile_isolated(
     tolerance: float | None = None,
     output: str | Path | None = None,
     strip_weights: bool = False,
+    cache: bool = True,
     progress: Progress | None = None,
     **options: Any,
 ) -> CompiledFile:
-    """:func:`compile` in a child process: a crash in TVM's C++ or LLVM is an error here, nothing worse.
+    """:func:`compile` in a child process: a crash in TVM's C++ or LLVM is an error here, nothing worse. What is taken
+    from the cache needs no child.
 
     Raises:
         Crash: the compiler died; and whatever :func:`compile` raises.
     """
     from tvmopt import children
+    from tvmopt.compiler.kept import Kept
 
     request = _request(model, **options)
     check_writable(output)
+    kept = Kept.of(request, verify, tolerance) if cache else None
+    if kept is not None and (found := _found(kept, output, strip_weights)) is not None:
+        return found
     arguments = {
         "request": request.to_dict(),
         "verify": verify,
         "tolerance": tolerance,
         "output": None if output is None else str(output),
         "strip_weights": strip_weights,
+        "kept": kept.start if kept is not None else "",
     }
     try:
         answer = children.call("tvmopt.api:_in_child", arguments, progress=progress)
@@ -247,10 +269,23 @@ class CompiledFile:
     path: Path | None
 
 
-def _in_child(*, request: dict[str, Any], progress: Progress, **options: Any) -> dict[str, Any]:
+def _found(kept: Kept, output: str | Path | None, strip_weights: bool) -> CompiledFile | None:
+    """What is kept of a compile, written; None where nothing is."""
+    if output is None:  # only what was done is asked for
+        report = kept.report()
+        return None if report is None else CompiledFile(report, None)
+    found = kept.find()
+    return None if found is None else CompiledFile(found[1], _written(found[0], output, strip_weights))
+
+
+def _in_child(*, request: dict[str, Any], kept: str, progress: Progress, **options: Any) -> dict[str, Any]:
+    from tvmopt.cache import Artifacts
+    from tvmopt.compiler.kept import Kept
     from tvmopt.compiler.request import Request
 
-    compiled = _compiled(Request.from_dict(request), progress=progress, **options)
+    asked = Request.from_dict(request)
+    place = Kept(Artifacts.default(), kept, asked.source) if kept else None
+    compiled = _compiled(asked, kept=place, progress=progress, **options)
     return {"report": compiled.report.as_dict(), "path": str(compiled.path) if compiled.path else None}
 
 

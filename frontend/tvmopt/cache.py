@@ -2,10 +2,12 @@
 
     kernels     machine code of kernels, by a hash of everything that decides it (`compiler/kernels.py`)
     models      compiled models of the drop-in session and of PyTorch (`variants.py`)
+    artifacts   what a compile wrote, for the same compile again (`compiler/kept.py`)
 
 A file appears whole or not at all and is never changed. What was not used for longest goes first when there
 is too much.
-`TVMOPT_CACHE` names another folder, or is `off`; `TVMOPT_CACHE_MB` (512) and `TVMOPT_MODELS_MB` (4096) limit the sizes.
+`TVMOPT_CACHE` names another folder, or is `off`; `TVMOPT_CACHE_MB` (512), `TVMOPT_MODELS_MB` (4096) and
+`TVMOPT_ARTIFACTS_MB` (2048) limit the sizes.
 """
 
 from __future__ import annotations
@@ -229,10 +231,45 @@ class Models(Cache):
                 lock.unlink(missing_ok=True)
 
 
+class Artifacts(Cache):
+    """What compiles wrote. The second half of a key is the hash of the model: the first says whether it is needed."""
+
+    kind, suffix, variable, megabytes = "artifacts", ".tvmopt", "TVMOPT_ARTIFACTS_MB", 2048
+
+    def begun(self, start: str) -> bool:
+        """Whether there is a file whose key begins so (with two characters at least)."""
+        if self.folder is None:
+            return False
+        return any(self.folder.glob(f"{start[:2]}/{start}*{self.suffix}"))
+
+    def find(self, key: str) -> Path | None:
+        """The file of a key; None if there is none."""
+        if self.folder is None:
+            return None
+        path = self.path(key)
+        return path if self._use(path) else None
+
+    def drop(self, key: str) -> None:
+        """Remove a file that is damaged."""
+        with suppress(OSError):
+            self.path(key).unlink()
+
+    def put(self, key: str, size: int, write: Callable[[Path], object]) -> None:
+        """Keep what `write` writes to the path that it is given, of about so many bytes; where it cannot be written,
+        or is more than a quarter of all that may be kept, it is not."""
+        if self.folder is None or 4 * size > self.limit:
+            return
+        path = self.path(key)
+        with suppress(OSError, TvmoptError):
+            path.parent.mkdir(exist_ok=True)
+            write(path)
+            self.prune(keep=key)
+
+
 @once
 def _passing() -> tempfile.TemporaryDirectory[str]:
     """A folder for as long as this process lives."""
     return tempfile.TemporaryDirectory(prefix="tvmopt-models-")
 
 
-KINDS = (Kernels, Models)
+KINDS = (Kernels, Models, Artifacts)

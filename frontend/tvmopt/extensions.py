@@ -21,6 +21,8 @@ from typing import Any
 from tvmopt.errors import InputError
 
 GROUP = "tvmopt.extensions"
+FAMILIES = "tvmopt.schedules"
+"""The group of schedule families, and the package of ours (`tvmopt.scheduling.discover`)."""
 Key = tuple[str, str]
 
 
@@ -84,6 +86,12 @@ def extensions() -> tuple[Extension, ...]:
                     fix="uninstall one",
                 )
     return tuple(found.values())
+
+
+def foreign() -> bool:
+    """Whether code of other packages takes part in a compile: extensions, schedule families. None is imported."""
+    others = [p for p in entry_points(group=FAMILIES) if p.value != FAMILIES]
+    return bool(_registered or others or entry_points(group=GROUP))
 
 
 def converters() -> dict[Key, Any]:

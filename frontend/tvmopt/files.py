@@ -50,10 +50,13 @@ def _special(path: Path) -> bool:
 
 
 @contextmanager
-def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """A file that appears under its name only when it is complete; on any error or Ctrl-C nothing is left.
 
     A link is followed: what it points to is replaced, not the link.
+
+    Args:
+        durable: it is on the disk when it appears, whatever happens to the power.
 
     Raises:
         InputError: the folder does not exist or cannot be written, or the disk is full.
@@ -77,7 +80,8 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, real)
     except BaseException as error:

@@ -166,7 +166,12 @@ def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What one compile did: `tvmopt compile` prints it, `--json` dumps it, the artifact keeps it."""
+    """What one compile did: `tvmopt compile` prints it, `--json` dumps it, the artifact keeps it.
+
+    Attributes:
+        seconds: wall time of each stage; empty where nothing was compiled.
+        cached: the artifact is that of an earlier compile.
+    """
 
     model: str
     target: str
@@ -181,6 +186,7 @@ class Report:
     accuracy: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     flow: Flow = field(default_factory=Flow)
+    cached: bool = False
 
     def __repr__(self) -> str:
         return f"<tvmopt.Report {self.summary()}>"

@@ -21,14 +21,12 @@ from typing import Any
 
 import numpy as np
 
-import tvmopt
 from tvmopt.cache import Models
+from tvmopt.compiler.kept import made_by, tuned
 from tvmopt.compiler.request import source_hash
 from tvmopt.errors import ModelError, TvmoptError
-from tvmopt.runtime.manifest import FORMAT, installed_versions
 from tvmopt.runtime.model import Model, load
 from tvmopt.targets import Machine
-from tvmopt.tuning.store import default_path
 
 Array = np.ndarray[Any, Any]
 Signature = tuple[tuple[tuple[int | str, ...], ...], tuple[bytes, ...]]
@@ -207,19 +205,16 @@ class Variants:
             with self._told(f"{self.title} ({variant})" if str(variant) else self.title) as progress:
                 compile_isolated(
                     self.path, output=path, shape=variant.shapes, values=variant.values, progress=progress,
-                    **self.options,
+                    cache=False, **self.options,
                 )  # fmt: skip
 
         return cache.find(key) or cache.make(key, write)
 
     def _key(self, variant: Variant) -> str:
         """What the compiled model follows from."""
-        store = default_path()
-        tuned = store.stat().st_mtime_ns if store.is_file() else 0
         values = {name: array.tolist() for name, array in variant.values.items()}
         parts = [
-            self._hash, dict(variant.shapes), values, self.options, self._machine.as_dict(), tvmopt.__version__, FORMAT,
-            installed_versions(), tuned,
+            self._hash, dict(variant.shapes), values, self.options, self._machine.as_dict(), made_by(), tuned(),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -12,14 +12,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from tvmopt import children
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.examine import Examined, Examiner
-from tvmopt.analysis.judge import Tolerance
 from tvmopt.analysis.oracle.values import is_real
 from tvmopt.analysis.samples import described
 from tvmopt.dims import is_open, told
@@ -29,6 +27,10 @@ from tvmopt.runtime.model import Model
 from tvmopt.runtime.sizes import info_at
 from tvmopt.runtime.tensors import TensorInfo, to_plain
 from tvmopt.targets.detect import usable_cores
+
+if TYPE_CHECKING:
+    from tvmopt.analysis.examine import Examined
+    from tvmopt.analysis.judge import Tolerance
 
 BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables in which NumPy's libraries of matrix products look for their number of threads."""
@@ -155,7 +157,8 @@ class Verification:
         if not self._told:
             self.begin((), {}, artifact.manifest.precision)
         with tempfile.TemporaryDirectory(prefix="tvmopt-verify-") as folder:
-            self._child.send({"artifact": str(artifact.save(Path(folder) / "candidate.tvmopt"))})
+            candidate = artifact.save(Path(folder) / "candidate.tvmopt", durable=False)
+            self._child.send({"artifact": str(candidate)})
             try:
                 raw = self._child.result(progress)
             except children.Crash as crash:
@@ -243,6 +246,8 @@ def examined(
     Raises:
         Unsupported: the oracle cannot evaluate the model, and there is no peer.
     """
+    from tvmopt.analysis.examine import Examiner  # the process that compiles needs no oracle
+
     model = Model(artifact if isinstance(artifact, Artifact) else read(artifact))
     examiner = Examiner(model, "", prepared, rtol, atol)
     mine = {i.name: feeds[i.name] for i in model.inputs}

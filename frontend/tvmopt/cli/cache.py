@@ -10,7 +10,7 @@ import typer
 from tvmopt.cli.common import escape, human, out, print_json, table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", no_args_is_help=True)
-"""Machine code of kernels, and models that the drop-in session compiled: list them, remove the oldest, or all."""
+"""Machine code of kernels, artifacts, and models of the drop-in session: list them, remove the oldest, or all."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
@@ -38,7 +38,7 @@ def list_(
     now, rows = time.time(), []
     for name, cache, entries in found:
         if cache.folder is None:
-            out.print(f"{name}: nothing is kept, TVMOPT_CACHE is off, or no folder can be written")
+            out.print(f"{name}: nothing is kept, TVMOPT_CACHE is off, its limit is 0, or no folder can be written")
             continue
         total = human(sum(e.size for e in entries), "B")
         out.print(f"{name}: {len(entries)} files, {total} of {human(cache.limit, 'B')}, in {escape(cache.folder)}")
@@ -53,7 +53,7 @@ def prune(
     megabytes: Annotated[
         int | None,
         typer.Option(
-            "--mb", min=0, help="What may stay of each kind.", show_default="TVMOPT_CACHE_MB, TVMOPT_MODELS_MB"
+            "--mb", min=0, help="What may stay of each kind.", show_default="TVMOPT_[CACHE|MODELS|ARTIFACTS]_MB"
         ),
     ] = None,
     as_json: AsJson = False,

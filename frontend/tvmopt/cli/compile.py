@@ -138,6 +138,12 @@ def command(
             help="Write a kernel's loops, LLVM IR and assembly (CUDA C++, PTX and SASS); repeatable.",
         ),
     ] = None,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache/--no-cache", help="Take the artifact of the same compile where one is kept (`tvmopt cache`)."
+        ),
+    ] = True,
     list_passes: Annotated[
         bool,
         typer.Option("--list-passes", is_eager=True, callback=list_stages, help="Print the stages in order, and end."),
@@ -171,6 +177,7 @@ def command(
             dump_after=_folders("--dump-after", dump_after),
             dump_all=dump_all,
             dump_code=_folders("--dump-code", dump_code),
+            cache=cache,
             progress=show,
         )
     if as_json:
@@ -183,9 +190,10 @@ def command(
         for verdict in ("applied", "declined"):
             decisions(report, verdict)
         rows = [(stage, f"{seconds:.2f} s") for stage, seconds in report.seconds.items()]
-        table(("stage", "time"), rows, title="\nstages")
-    seconds = sum(report.seconds.values())
+        if rows:
+            table(("stage", "time"), rows, title="\nstages")
     assert compiled.path is not None  # an output was given
-    out.print(
-        f"[bold]{escape(compiled.path)}[/]: {human(compiled.path.stat().st_size, 'B')}, compiled in {seconds:.1f} s"
-    )
+    how = f"compiled in {sum(report.seconds.values()):.1f} s"
+    if report.cached:
+        how = "taken from the cache of an earlier compile (--no-cache compiles again)"
+    out.print(f"[bold]{escape(compiled.path)}[/]: {human(compiled.path.stat().st_size, 'B')}, {how}")

@@ -34,7 +34,8 @@ def coverage(report: Report) -> None:
     )
     table(("family", "knobs", "kernels", "calls", "FLOPs"), rows, left=2)
     out.print(records(report))
-    out.print(escape(accuracy(report.accuracy)))
+    then = "verified when it was compiled: " if report.cached and report.accuracy.get("verified") else ""
+    out.print(escape(then + accuracy(report.accuracy)))
     for warning in report.warnings:
         if not warning.startswith("not verified"):  # the line above
             out.print(f"[yellow]note:[/] {escape(warning)}")

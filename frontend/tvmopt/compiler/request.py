@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 from tvmopt.compiler.dump import Dumps
 from tvmopt.dims import Shapes
+from tvmopt.files import open_plain
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import from_plain, to_plain
 from tvmopt.targets import Machine
@@ -104,20 +106,39 @@ def source_hash(source: Any, loaded: Any = None) -> str:
         return hashlib.sha256(source).hexdigest()
     if not isinstance(source, str | os.PathLike):
         return hashlib.sha256(source.SerializeToString(deterministic=True)).hexdigest()
-    import onnx
-
     path = Path(source)
     digest = hashlib.sha256()
-    names = {path.name}
-    model = loaded or onnx.load(str(path), load_external_data=False)
-    for tensor in model.graph.initializer:
-        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
-    for name in (path.name, *sorted(names - {path.name})):
+    for name in (path.name, *sorted(external_files(path, loaded) - {path.name})):
         file_path = path.parent / name
         with (file_path if file_path.exists() else path.resolve().parent / name).open("rb") as file:
             while chunk := file.read(1 << 24):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+LOCATION = b"location"
+"""The key under which ONNX notes the name of a file with external data."""
+
+
+def external_files(path: Path, loaded: Any = None) -> set[str]:
+    """Names of the files with external data of a model; nothing is parsed where the file has none.
+
+    Args:
+        loaded: the model in the file, where it was read before.
+    """
+    if loaded is None:
+        with open_plain(path) as file:
+            if not os.fstat(file.fileno()).st_size:
+                return set()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if content.find(LOCATION) < 0:
+                    return set()
+    import onnx
+
+    from tvmopt.importer.tensors import all_tensors
+
+    model = loaded or onnx.load(str(path), load_external_data=False)
+    return {e.value for _, t in all_tensors(model) for e in t.external_data if e.key == LOCATION.decode()}
 
 
 @contextmanager

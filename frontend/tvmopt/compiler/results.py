@@ -168,7 +168,7 @@ def structure_hash(module: Any, target: Any) -> str:
 
 def without_timings(report: dict[str, Any]) -> dict[str, Any]:
     """A report as the artifact keeps it: what differs from run to run is left out."""
-    kept = {key: value for key, value in report.items() if key != "seconds"}
+    kept = {key: value for key, value in report.items() if key not in ("seconds", "cached")}
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
 

@@ -64,8 +64,11 @@ class Artifact:
         """The same library with other weights; `manifest` tells model and accuracy."""
         return Artifact.build(replace(manifest, stripped=False), self.library, weights)
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, durable: bool = True) -> Path:
         """Write the file, all or nothing.
+
+        Args:
+            durable: wait until it is on the disk; a file for another process of now need not be.
 
         Raises:
             InputError: it cannot be written there.
@@ -74,7 +77,7 @@ class Artifact:
         members: dict[str, Any] = {"manifest.json": [self.manifest.to_json()], "library.so": [self.library]}
         if not self.manifest.stripped:
             members["weights.bin"] = list(_pieces(self.weights))
-        with atomic_write(path) as file:
+        with atomic_write(path, durable=durable) as file:
             container.write(file, members)
         return path
 
