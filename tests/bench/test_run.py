@@ -105,7 +105,7 @@ def test_an_engine_with_other_outputs_is_wrong_and_has_no_times(model, tmp_path)
         Job("onnxruntime", str(model), shapes=subject.shapes), inputs, tmp_path / "r.npz"
     )
     row = module.EngineResult("x", Job("onnxruntime", str(path), shapes=subject.shapes))
-    row = module._check(row, subject, inputs, reference, module._judge(subject, Settings()), tmp_path, Settings())
+    row = module._check(row, subject, inputs, reference, subject.judge(Settings()), tmp_path, Settings())
     assert row.status == "wrong"
     assert "tolerance" in row.message
 

@@ -103,6 +103,13 @@ def measure_peaks(threads: int = 1, *, cache: Path | None = None, again: bool = 
     return peaks
 
 
+def read_bandwidth(threads: int) -> float:
+    """Bytes a second that `threads` threads read from memory, measured now (a second or so)."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = _program(Path(folder), threads) or _numpy
+        return run("read", 8 * cache_sizes()[1])
+
+
 def remember(peaks: Peaks, *, cache: Path | None = None) -> None:
     """Keep peaks that a kernel has raised, for profiles and floors to come."""
     _keep(peaks, _place(peaks.threads, cache))

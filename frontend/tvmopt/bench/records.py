@@ -23,6 +23,7 @@ class Job:
         precision: ``fp32``, ``bf16``, ``fp16``, ``int8``, as far as the engine can be asked.
         shapes: static shapes of the model's open inputs.
         options: what else the engine spec said: ``onnxruntime:opt_level=basic``.
+        phase: of a decoder: ``"prefill"`` times a prompt, ``"step"`` single tokens behind it; empty: one inference.
     """
 
     engine: str
@@ -33,6 +34,7 @@ class Job:
     precision: str = "fp32"
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
+    phase: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Case:
         flops: operations of one call; `floor_bytes` the bytes that must move; `floor_ms` the time that
             nothing can beat on this machine with these threads; `floor_by` ``"compute"`` or ``"memory"``.
         rounds: rounds asked for and rounds played.
+        phase: of a decoder, see :class:`Job`; then `batch` is the number of tokens of a call, and its inputs tell the
+            lengths. floor_words: what the floor is made of.
     """
 
     model: str
@@ -122,6 +126,8 @@ class Case:
     floor_by: str = ""
     rounds: tuple[int, int] = (0, 0)
     seconds: float = 0.0
+    phase: str = ""
+    floor_words: str = ""
 
 
 @dataclass(frozen=True)

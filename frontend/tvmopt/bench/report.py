@@ -34,6 +34,8 @@ def table(case: Case, percentiles: Sequence[float] = ()) -> tuple[tuple[str, ...
     """
     extra = tuple(f"p{p:g}" for p in percentiles)
     header = HEADER[:5] + extra + HEADER[5:]
+    if case.phase:
+        header = tuple("tokens/s" if name == "inf/s" else name for name in header)
     return header, [_row(case, row, percentiles) for row in case.engines]
 
 
@@ -46,9 +48,10 @@ def _row(case: Case, row: EngineResult, percentiles: Sequence[float]) -> tuple[s
     ratio = case.ratios.get(row.label)
     against, verdict = ratio_words(ratio), verdict_words(case, row.label)
     mark = "" if row.quiet else "~"
+    rate = case.batch / t.median_ms * 1e3 if case.phase else t.throughput
     return (
         row.label, f"{mark}{t.median_ms:.3f}", f"{t.p10_ms:.3f}", f"{t.p90_ms:.3f}", f"{t.p99_ms:.3f}", *more,
-        f"{t.throughput:.1f}", floor, f"{row.peak_mib - row.base_mib:.0f}", f"{row.accuracy:.0e}", against,
+        f"{rate:.1f}", floor, f"{row.peak_mib - row.base_mib:.0f}", f"{row.accuracy:.0e}", against,
         verdict,
     )  # fmt: skip
 
@@ -82,8 +85,13 @@ def verdict_words(case: Case, label: str) -> str:
 
 
 def heading(case: Case) -> str:
-    """``resnet50.onnx, batch 1, 2 threads, fp32``."""
-    words = [case.model, f"batch {case.batch}", f"{case.threads} thread{'s' if case.threads > 1 else ''}"]
+    """``resnet50.onnx, batch 1, 2 threads, fp32``, or ``llama.onnx, prefill of 128 tokens, 2 threads, fp32``."""
+    what = {"prefill": f"prefill of {case.batch} tokens", "step": "one token a step"}
+    words = [
+        case.model,
+        what.get(case.phase, f"batch {case.batch}"),
+        f"{case.threads} thread{'s' if case.threads > 1 else ''}",
+    ]
     if case.streams > 1:
         words.append(f"{case.streams} streams")
     return ", ".join([*words, case.precision])
@@ -92,7 +100,9 @@ def heading(case: Case) -> str:
 def notes(case: Case) -> list[str]:
     """What stands below a case's table: the floor, how it was measured, what disturbed it."""
     found = []
-    if case.floor_ms:
+    if case.floor_words:
+        found.append(f"Floor {case.floor_ms:.3f} ms: {case.floor_words}.")
+    elif case.floor_ms:
         found.append(
             f"Floor {case.floor_ms:.3f} ms, by {case.floor_by}: {case.flops / 1e9:.2f} GFLOP and "
             f"{case.floor_bytes / 1e6:.1f} MB at this machine's measured peaks (an algorithm with fewer "

@@ -128,6 +128,7 @@ class Subject:
     Attributes:
         name: for reports; `onnx` and `artifact` are absolute paths or empty.
         feeds: seeded inputs.
+        phase: of a decoder, see :class:`tvmopt.bench.records.Job`.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Subject:
     shapes: dict[str, tuple[int, ...]]
     feeds: dict[str, Any]
     cost: ModelMetrics
+    phase: str = ""
 
     @classmethod
     def of(cls, path: str | Path, source: str | Path | None, batch: int, settings: Settings) -> Subject:
@@ -159,6 +161,39 @@ class Subject:
         cost = metrics(static, Path(path).name)
         feeds = trial_inputs(cost.inputs, settings.seed, integer_bounds(static))
         return cls(Path(path).name, str(file.resolve()), artifact, input_shapes(static), feeds, cost)
+
+    @property
+    def batch(self) -> int:
+        """What one call counts for: the leading dimension of the first input."""
+        return next((a.shape[0] for a in self.feeds.values() if a.ndim), 1)
+
+    def judge(self, settings: Settings) -> Callable[..., Comparison]:
+        """What says of every engine's outputs whether they are right: the oracle, asked once for all engines."""
+        precision = "fp32" if settings.precision == "int8" else settings.precision
+        judge = Judge(self.onnx, precision, settings.tolerance)
+        kept: list[Truth] = []
+
+        def judged(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Comparison:
+            try:
+                kept.extend([] if kept else [judge.truth(self.feeds)])
+            except Unsupported:
+                return judge.without_oracle(outputs, reference)
+            return judge(kept[0], outputs, reference)
+
+        return judged
+
+    def told(self, reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, str]:
+        """What else is to be said of an engine's outputs, among its facts."""
+        return {}
+
+    def before_launch(self, threads: int) -> None:
+        """Called before engines are started for a launch."""
+
+    def floor(self, peaks: Peaks, precision: str) -> tuple[float, str, str]:
+        """Seconds that nothing can beat, what they are bound by, and what they are made of."""
+        floor = peaks.floor(self.cost.flops, self.cost.floor_bytes, precision)
+        compute = self.cost.flops / peaks.compute(precision)
+        return floor, "compute" if compute >= floor else "memory", ""
 
 
 def with_batch(model: Any, batch: int, shapes: Shapes) -> dict[str, tuple[int | str, ...]]:
@@ -211,6 +246,7 @@ def run_case(
         inputs = str(Path(folder) / "inputs.npz")
 
         def start() -> list[Engine]:
+            subject.before_launch(threads)
             return _start([rows[i].job for i in ready], inputs)
 
         def decided(series: Sequence[Series]) -> bool:
@@ -218,18 +254,13 @@ def run_case(
             return not any(is_open(ratio, rules) for ratio in found.values())
 
         series, played = measure(start, len(ready), plan, progress, decided) if ready else ([], 0)
-        batch = next((a.shape[0] for a in subject.feeds.values() if a.ndim), 1)
         for index, one in zip(ready, series, strict=True):
-            rows[index] = _with_times(rows[index], one, batch, settings.streams)
+            rows[index] = _with_times(rows[index], one, subject.batch, settings.streams)
     ratios = _ratios(rows, dict(zip(ready, series, strict=True)), rules)
-    floor, by = 0.0, ""
-    if peaks:
-        floor = peaks.floor(subject.cost.flops, subject.cost.floor_bytes, settings.precision)
-        compute = subject.cost.flops / peaks.compute(settings.precision)
-        by = "compute" if compute >= floor else "memory"
+    floor, by, words = subject.floor(peaks, settings.precision) if peaks else (0.0, "", "")
     return Case(
         model=subject.name,
-        batch=batch,
+        batch=subject.batch,
         threads=threads,
         streams=settings.streams,
         precision=settings.precision,
@@ -242,6 +273,8 @@ def run_case(
         floor_by=by,
         rounds=(plan.rounds, played),
         seconds=time.perf_counter() - begin,
+        phase=subject.phase,
+        floor_words=words,
     )
 
 
@@ -252,18 +285,19 @@ def _prepare(
     inputs = folder / "inputs.npz"
     save_arrays(inputs, subject.feeds)
     reference = reference_outputs(
-        Job("onnxruntime", subject.onnx, shapes=subject.shapes, options={"opt_level": "none"}),
+        Job("onnxruntime", subject.onnx, shapes=subject.shapes, options={"opt_level": "none"}, phase=subject.phase),
         inputs,
         folder / "reference.npz",
     )
-    judge = _judge(subject, settings)
+    judge = subject.judge(settings)
     rows: list[EngineResult] = []
     for label, spec in zip(labels(settings.engines), settings.engines, strict=True):
         if progress:
-            progress(f"{subject.name}: {label}")
-        name, options = parse(spec)
+            progress(f"{subject.name}: {label} {subject.phase}".rstrip())
+        name, options = parse(spec, subject.phase)
         job = Job(
-            name, subject.onnx, "", threads, settings.streams, settings.precision, subject.shapes, options
+            name, subject.onnx, "", threads, settings.streams, settings.precision, subject.shapes, options,
+            subject.phase,
         )  # fmt: skip
         if name == "tvmopt" and subject.artifact:
             job = replace(job, prepared=subject.artifact)
@@ -278,22 +312,6 @@ def _prepare(
     return rows
 
 
-def _judge(subject: Subject, settings: Settings) -> Callable[..., Comparison]:
-    """What says of every engine's outputs whether they are right: the oracle, asked once for all engines."""
-    precision = "fp32" if settings.precision == "int8" else settings.precision
-    judge = Judge(subject.onnx, precision, settings.tolerance)
-    kept: list[Truth] = []
-
-    def judged(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Comparison:
-        try:
-            kept.extend([] if kept else [judge.truth(subject.feeds)])
-        except Unsupported:
-            return judge.without_oracle(outputs, reference)
-        return judge(kept[0], outputs, reference)
-
-    return judged
-
-
 def _check(
     row: EngineResult,
     subject: Subject,
@@ -305,7 +323,7 @@ def _check(
 ) -> EngineResult:
     """The row after one build, one load and one comparison; its status is "wrong" if the outputs differ."""
     job, build_s = row.job, 0.0
-    if runner_class(job.engine).builds and not job.prepared:
+    if runner_class(job.engine, job.phase).builds and not job.prepared:
         job, build_s = _build(row.label, job, subject, folder, settings)
     with Engine(job) as engine:
         loaded = engine.ask("load", job)
@@ -319,7 +337,7 @@ def _check(
     return replace(
         row,
         job=job,
-        facts=loaded["facts"],
+        facts={**loaded["facts"], **subject.told(reference, outputs)},
         accuracy=comparison.max_error,
         load_s=loaded["seconds"],
         build_s=build_s,

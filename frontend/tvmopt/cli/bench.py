@@ -24,7 +24,8 @@ def command(
         str,
         typer.Option(
             metavar="ENGINE[:KEY=VALUE...],...",
-            help="onnxruntime, onnxruntime-cuda, onnxruntime-tensorrt, openvino, tensorrt, tvm, tvmopt.",
+            help="onnxruntime, onnxruntime-cuda, onnxruntime-tensorrt, openvino, tensorrt, tvm, tvmopt; with --decode "
+            "onnxruntime, onnxruntime-genai, llama-cpp:gguf=FILE.",
         ),
     ] = "onnxruntime",
     subject: Annotated[str, typer.Option(help="The engine that the others are compared with.")] = "tvmopt",
@@ -37,6 +38,11 @@ def command(
     batch: Annotated[str, typer.Option(metavar="1,2,4", help="Leading dimensions to try.")] = "",
     threads: Annotated[str, typer.Option(metavar="1,2", help="Threads to try; default: all cores.")] = "",
     streams: Annotated[int, typer.Option(min=1, help="Concurrent callers.")] = 1,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Models are decoders: time a prompt, and the tokens behind it one by one.")
+    ] = False,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="With --decode: tokens of the prompt.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=1, help="With --decode: tokens behind it.")] = 128,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8.")] = "fp32",
     rounds: Annotated[int, typer.Option(min=1, help="Undisturbed rounds wanted.")] = 36,
     launches: Annotated[int, typer.Option(min=1, help="Fresh processes of each engine.")] = 6,
@@ -67,6 +73,7 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Compare engines on models: outputs first, then interleaved rounds, each engine in its own process."""
+    from tvmopt.bench.decode import bench_decoders
     from tvmopt.bench.measure import Plan
     from tvmopt.bench.run import Settings, bench
     from tvmopt.bench.stats import Rules
@@ -91,8 +98,9 @@ def command(
     many_threads(max(settings.threads))
     plan = Plan(rounds, launches, duration / rounds, -(-iterations // rounds), pause, warmup, patience)
     points = _numbers(percentile, "--percentile")
+    words = partial(bench_decoders, prompt_tokens=prompt_tokens, new_tokens=new_tokens) if decode else bench
     with progress(quiet or as_json) as show:
-        result = bench(
+        result = words(
             models, settings, plan=plan, rules=Rules(margin=margin), source=model, progress=show,
             finished=None if as_json else partial(_show, percentiles=points),
         )  # fmt: skip

@@ -55,6 +55,13 @@ def find(inputs: Iterable[onnx.ValueInfoProto], outputs: Iterable[onnx.ValueInfo
     return Roles(tuple(caches), ids, mask, positions, logits)
 
 
+def onnx_interface(path: str) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+    """Inputs and outputs of a file, for :func:`find`; its weights are not read."""
+    graph = onnx.load(path, load_external_data=False).graph
+    stored = {t.name for t in graph.initializer}
+    return [i for i in graph.input if i.name not in stored], list(graph.output)
+
+
 def name_sizes(values: Iterable[onnx.ValueInfoProto], decoder: Roles, given: Mapping[str, Any]) -> None:
     """Give the open sizes of a decoder's inputs the names that belong together, in place.
 

@@ -22,20 +22,27 @@ RUNNERS: dict[str, tuple[str, str]] = {  # name -> (module:class, what it is)
     "tvm": ("tvmopt.bench.runners.tvm:StockTvm", "TVM's own default pipeline"),
 }
 
+DECODERS: dict[str, tuple[str, str]] = {  # the same for `tvmopt bench --decode`
+    "tvmopt": ("tvmopt.bench.runners.decoder:TvmoptDecoder", "this compiler"),
+    "onnxruntime": ("tvmopt.bench.runners.decoder:OnnxRuntimeDecoder", "onnxruntime, caches bound as it returns them"),
+    "onnxruntime-genai": ("tvmopt.bench.runners.decoder:OnnxRuntimeGenai", "onnxruntime-genai, its Generator"),
+    "llama-cpp": ("tvmopt.bench.runners.decoder:LlamaCpp", "llama.cpp by llama-cpp-python, on a GGUF file"),
+}
 
-def runner_class(engine: str) -> type[Runner]:
-    """The class of an engine; its package is not imported yet."""
-    module, _, name = RUNNERS[engine][0].partition(":")
+
+def runner_class(engine: str, phase: str = "") -> type[Runner]:
+    """The class of an engine, for whole inferences or for a decoder; its package is not imported yet."""
+    module, _, name = (DECODERS if phase else RUNNERS)[engine][0].partition(":")
     found: type[Runner] = getattr(import_module(module), name)
     return found
 
 
 def make(job: Job) -> Runner:
     """The runner of a job."""
-    return runner_class(job.engine)(job)
+    return runner_class(job.engine, job.phase)(job)
 
 
-def parse(spec: str) -> tuple[str, dict[str, str]]:
+def parse(spec: str, phase: str = "") -> tuple[str, dict[str, str]]:
     """An engine spec, ``name[:key=value...]`` with colons between options.
 
     >>> parse("onnxruntime:opt_level=basic:spinning=off")
@@ -45,10 +52,12 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
         InputError: an unknown engine, with the nearest names, or an option without a value.
     """
     name, *options = spec.split(":")
-    if name not in RUNNERS:
-        near = difflib.get_close_matches(name, RUNNERS, n=2, cutoff=0.4)
+    known = DECODERS if phase else RUNNERS
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(f"no engine {name!r}", where="--against", fix=f"{hint}there are {', '.join(RUNNERS)}")
+        which = "no engine for decoders" if phase else "no engine"
+        raise InputError(f"{which} {name!r}", where="--against", fix=f"{hint}there are {', '.join(known)}")
     pairs = {}
     for option in options:
         key, equals, value = option.partition("=")

@@ -1,0 +1,223 @@
+"""`tvmopt bench --decode` as a function: tokens a second of a prompt and of the steps behind it, each engine in turn.
+
+A step reads every weight once, so its floor is the bytes of the weights over the bandwidth of memory; that is measured
+with the same number of threads before every launch of the engines, so it saw the same machine as they did.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmopt.analysis.comparator import Comparison, compare
+from tvmopt.analysis.metrics import ModelMetrics, metrics
+from tvmopt.analysis.peaks import Peaks, cache_sizes, measure_peaks, read_bandwidth
+from tvmopt.bench.machine import describe_machine
+from tvmopt.bench.measure import Plan
+from tvmopt.bench.records import BenchResult, Case, Job
+from tvmopt.bench.run import Settings, Subject, run_case
+from tvmopt.bench.runners import make, parse
+from tvmopt.bench.runners.decoder import FED, PROMPT, SCORES
+from tvmopt.bench.stats import Rules
+from tvmopt.children import Progress
+from tvmopt.dims import PAST
+from tvmopt.errors import InputError
+
+PHASES = ("prefill", "step")
+
+EXACT, LOW_BITS = 1e-3, 0.1
+"""By how much scores may differ, relative to the largest: files with `MatMulNBits` let an engine round the activations
+to 8 bits (`accuracy_level` 4), which moved the scores of random models by 1.6 to 4.6 %."""
+
+
+@dataclass(frozen=True)
+class DecodingSubject(Subject):
+    """A decoder with its prompt and the tokens behind it.
+
+    Attributes:
+        low_bits: whether it has products of low-bit weights.
+        bandwidths: bytes a second from memory, as measured before each launch so far.
+    """
+
+    low_bits: bool = False
+    bandwidths: list[float] = field(default_factory=list, compare=False)
+
+    @property
+    def batch(self) -> int:
+        """Tokens of a call."""
+        return len(self.feeds[PROMPT]) if self.phase == "prefill" else 1
+
+    def judge(self, settings: Settings) -> Callable[..., Comparison]:
+        """Scores against onnxruntime's, after the prompt and after each token behind it."""
+        allowed = settings.tolerance
+        allowed = (LOW_BITS if self.low_bits else EXACT) if allowed is None else allowed
+
+        def judged(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Comparison:
+            return compare(reference, outputs, rtol=allowed)
+
+        return judged
+
+    def told(self, reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, str]:
+        """How many tokens are the same where all engines go on from the same ones."""
+        mine, theirs = (np.asarray(o.get(SCORES, np.zeros((0, 1)))).argmax(-1) for o in (outputs, reference))
+        same = int((mine == theirs).sum()) if mine.shape == theirs.shape else 0
+        return {"tokens": f"{same} of {len(theirs)} as onnxruntime's"}
+
+    def before_launch(self, threads: int) -> None:
+        """Measure the bandwidth."""
+        self.bandwidths.append(read_bandwidth(threads))
+
+    def floor(self, peaks: Peaks, precision: str) -> tuple[float, str, str]:
+        """Weights over the bandwidth just measured, or operations over the machine's peak."""
+        rate = float(np.median(self.bandwidths)) if self.bandwidths else peaks.bandwidth["dram"]
+        read, compute = self.cost.read_bytes / rate, self.cost.flops / peaks.compute(precision)
+        if compute > read:
+            return compute, "compute", f"{self.cost.flops / 1e9:.2f} GFLOP at the measured peak"
+        words = f"{self.cost.read_bytes / 1e6:.1f} MB of weights at {rate / 1e9:.1f} GB/s, read from memory meanwhile"
+        if self.cost.read_bytes < cache_sizes()[1]:
+            words += "; they fit into the last cache, so a step may take less"
+        return read, "memory", words
+
+
+def bench_decoders(
+    models: Sequence[str | Path],
+    settings: Settings | None = None,
+    *,
+    prompt_tokens: int = 128,
+    new_tokens: int = 128,
+    plan: Plan | None = None,
+    rules: Rules | None = None,
+    source: str | Path | None = None,
+    progress: Progress | None = None,
+    finished: Callable[[Case], None] | None = None,
+) -> BenchResult:
+    """Time engines on decoders, interleaved, after comparing their scores.
+
+    Args:
+        models: ONNX files with caches as inputs and outputs, or tvmopt artifacts (then `source` is the ONNX file).
+        prompt_tokens: of a prompt of random tokens, which is one call. new_tokens: behind it, one call each.
+        finished: called with each case as soon as it is done.
+
+    Returns:
+        Two cases for each model and number of threads: ``phase`` "prefill" and "step". Throughput is tokens a second;
+        the floor of a step is the time in which memory delivers the weights.
+
+    Raises:
+        InputError: an unknown engine, a missing file, a model that is no decoder or is too short for so many tokens.
+    """
+    settings, plan, rules = settings or Settings(), plan or Plan(), rules or Rules()
+    for flag, count in (("--prompt-tokens", prompt_tokens), ("--new-tokens", new_tokens)):
+        if count < 1:
+            raise InputError(f"{count} tokens cannot be timed.", where=flag, fix="give 1 or more")
+    for unusable, flag in (
+        (settings.batches, "--batch"),
+        (settings.shapes, "--shape"),
+        (settings.streams > 1, "--streams"),
+    ):
+        if unusable:
+            raise InputError(f"decoders are timed one text at a time, without {flag}.", where=flag, fix=f"leave out {flag}")
+    for spec in settings.engines:
+        name, options = parse(spec, "step")
+        make(Job(name, "", options=options, phase="step"))
+    machine, cases, used = describe_machine(), [], {}
+    with tempfile.TemporaryDirectory(prefix="tvmopt-bench-") as folder:
+        kept = settings if settings.save else replace(settings, save=folder, reuse=True)  # both phases use one artifact
+        for model in models:
+            subject = _subject(model, source, prompt_tokens, new_tokens, settings)
+            for threads in settings.threads:
+                peaks = measure_peaks(threads) if settings.floor else None
+                if peaks:
+                    used[str(threads)] = asdict(peaks)
+                for phase in PHASES:
+                    at = _at(subject, phase)
+                    case = run_case(at, threads, kept, plan, rules, peaks, progress)
+                    cases.append(case)
+                    if finished:
+                        finished(case)
+    asked = asdict(settings) | {"plan": asdict(plan), "rules": asdict(rules)}
+    asked |= {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    return BenchResult(machine, asked, tuple(cases), used)
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """What both phases share: the subject without its phase, and the costs of a call of each."""
+
+    subject: DecodingSubject
+    costs: dict[str, ModelMetrics]
+
+
+def _at(decoder: _Decoder, phase: str) -> DecodingSubject:
+    return replace(decoder.subject, phase=phase, cost=decoder.costs[phase], bandwidths=[])
+
+
+def _subject(model: str | Path, source: str | Path | None, prompt: int, new: int, settings: Settings) -> _Decoder:
+    """Read a decoder, draw its tokens."""
+    from tvmopt.api import is_artifact
+    from tvmopt.importer import load, open_model, prepare
+    from tvmopt.importer.decoder import find
+
+    artifact = str(Path(model).resolve()) if is_artifact(model) else ""
+    file = Path(source or "") if artifact else Path(model)
+    if not file.is_file():
+        what = f"{model} is an artifact; the other engines need its ONNX file" if artifact else f"no file {file}"
+        raise InputError(what, where=str(model), fix="--model MODEL.onnx" if artifact else "check the path")
+    loaded = load(file)
+    roles = find(loaded.graph.input, loaded.graph.output)
+    prepared = prepare(loaded)
+    ranges = open_model.read(prepared).ranges
+    past = next((name for name in ranges if name.startswith(PAST)), "")
+    others = [name for name in ranges if name != past]
+    if not roles or not past or len(others) != 1:
+        raise InputError(
+            "the model is no decoder with open lengths.",
+            where=str(file),
+            fix="export it with past_key_values.* and present.*; `tvmopt inspect` shows what was found",
+        )
+    if prompt + new > ranges[past].max + 1:
+        raise InputError(
+            f"{prompt} and {new} tokens are more than the model takes, {ranges[past].max + 1}.",
+            where=str(file),
+            fix="give less to --prompt-tokens and --new-tokens",
+        )
+    sizes = {"prefill": {past: 0, others[0]: prompt}, "step": {past: prompt, others[0]: 1}}
+    costs = {phase: _cost(loaded, prepared, at, file.name) for phase, at in sizes.items()}
+    caches = {t.name: t.shape for t in costs["prefill"].inputs}
+    empty = {c.past: caches[c.past] for c in roles.caches}
+    generator = np.random.default_rng(settings.seed)
+    vocabulary = _vocabulary(prepared, roles.logits)
+    feeds = {name: generator.integers(0, vocabulary, n) for name, n in ((PROMPT, prompt), (FED, new))}
+    low_bits = any(node.op_type == "MatMulNBits" for node in loaded.graph.node)
+    subject = DecodingSubject(
+        Path(model).name, str(file.resolve()), artifact, empty, feeds, costs["step"], "step", low_bits
+    )  # fmt: skip
+    return _Decoder(subject, costs)
+
+
+def _cost(loaded: Any, prepared: Any, sizes: Mapping[str, int], name: str) -> ModelMetrics:
+    """What a call costs where the open sizes are these."""
+    from tvmopt.dims import at
+    from tvmopt.importer import prepare
+    from tvmopt.importer.protos import open_shape
+
+    inputs = [(value.name, open_shape(value.type) or ()) for value in prepared.graph.input]
+    return metrics(prepare(loaded, {name: at(shape, sizes) for name, shape in inputs}), name, loaded)
+
+
+def _vocabulary(prepared: Any, logits: str) -> int:
+    """How many scores the model gives.
+
+    Raises:
+        InputError: the model has no scores, or an open number of them.
+    """
+    for value in prepared.graph.output:
+        if value.name == logits and value.type.tensor_type.shape.dim[2].dim_value > 0:
+            return int(value.type.tensor_type.shape.dim[2].dim_value)
+    raise InputError(
+        "the decoder has no output of scores.", fix="export the output 'logits' [batch, tokens, vocabulary]"
+    )
