@@ -120,7 +120,9 @@ def bench_decoders(
         (settings.streams > 1, "--streams"),
     ):
         if unusable:
-            raise InputError(f"decoders are timed one text at a time, without {flag}.", where=flag, fix=f"leave out {flag}")
+            raise InputError(
+                f"decoders are timed one text at a time, without {flag}.", where=flag, fix=f"leave out {flag}"
+            )
     for spec in settings.engines:
         name, options = parse(spec, "step")
         make(Job(name, "", options=options, phase="step"))
