@@ -339,12 +339,14 @@ document.addEventListener("keydown", (e) => {
   else if (KEYS[e.key]) { KEYS[e.key](); e.preventDefault(); }
 });
 for (const [id, key] of [["in", "+"], ["out", "-"], ["fit", "0"], ["theme", "t"], ["help", "?"]]) $(id).addEventListener("click", () => KEYS[key]());
-new ResizeObserver(redraw).observe($("stage"));
+let touched = false; // until somebody moves it, the graph starts anew at every size: a frame of another page gets its own late
+for (const what of ["pointerdown", "wheel", "keydown"]) document.addEventListener(what, () => { touched = true; }, { capture: true });
+new ResizeObserver(() => touched ? redraw() : start()).observe($("stage"));
 
 const unique = new Set(G.boxes.filter((b) => b.kind === "kernel").map((b) => b.kernel)).size;
 $("totals").textContent = `${G.nodes.filter((n) => n.op).length} ONNX nodes in ${kernels} calls of ${unique} kernels; ${si(G.flops, "FLOP")}${G.latency ? `, ${time(G.latency)}` : ""}; shares are of the ${G.by}`;
 theme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 start();
 const asked = parseInt(location.hash.slice(1), 10);
-if (asked >= 0 && asked < G.boxes.length) choose(asked, true);
+if (asked >= 0 && asked < G.boxes.length) { touched = true; choose(asked, true); }
 window.tvmopt = { data: G, view, where: (i) => { const b = G.boxes[i], r = size(); return [r.left + (b.x + WIDTH / 2 - view.x) * view.k, r.top + (b.y + b.h / 2 - view.y) * view.k]; }, chosen: () => chosen, hits: () => hits && [...hits] };

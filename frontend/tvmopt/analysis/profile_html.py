@@ -49,7 +49,26 @@ def timeline_svg(found: Profile) -> str:
 
 def html(found: Profile) -> str:
     """The file's text."""
+    title = f"Profile of {found.model}"
+    parts = (f"<h2>{heading}</h2>{text}" for heading, text in sections(found).items())
+    return page(title, "\n".join([f"<h1>{escape(title)}</h1>", f"<p>{summary(found)}</p>", *parts]))
+
+
+def sections(found: Profile) -> dict[str, str]:
+    """The page's parts by their headings."""
     legend = ", ".join(f'<b style="color:{colour}">{bound} bound</b>' for bound, colour in BOUND_COLOURS.items())
+    peaks = found.peaks
+    roofs = (
+        f"<p>{legend}; a dot's area is its share of the time. Roofs measured on "
+        f"{escape(peaks.machine)} with {peaks.threads} threads ({peaks.source}).</p>{roofline_svg(found)}"
+    )
+    return {
+        "Roofline": roofs, "One run": timeline_svg(found), "Memory": _memory(found), "Kernels": KERNELS + kernels(found)
+    }  # fmt: skip
+
+
+def kernels(found: Profile) -> str:
+    """The table of kernels."""
     header = ("kernel, its ONNX nodes", "schedule", "calls", "time us", "share", "GFLOP/s", "by ONNX",
               "FLOP/B", "of roof", "bound", "gain", "advice")  # fmt: skip
     rows = [
@@ -62,20 +81,10 @@ def html(found: Profile) -> str:
         )
         for k in found.kernels
     ]  # fmt: skip
-    peaks = found.peaks
-    body = [
-        f"<h1>Profile of {escape(found.model)}</h1>",
-        f"<p>{_summary(found)}</p>",
-        f"<h2>Roofline</h2><p>{legend}; a dot's area is its share of the time. Roofs measured on "
-        f"{escape(peaks.machine)} with {peaks.threads} threads ({peaks.source}).</p>{roofline_svg(found)}",
-        f"<h2>One run</h2>{timeline_svg(found)}",
-        f"<h2>Memory</h2>{_memory(found)}",
-        f"<h2>Kernels</h2>{KERNELS}{html_table(header, rows, left={0, 1, 11}, wide=11)}",
-    ]
-    return page(f"Profile of {found.model}", "\n".join(body))
+    return html_table(header, rows, left={0, 1, 11}, wide=11)
 
 
-def _summary(found: Profile) -> str:
+def summary(found: Profile) -> str:
     """The paragraph on top."""
     quiet = ", the quickest: the machine was never quiet" if found.disturbed else ", undisturbed"
     rate = found.onnx_flops / found.latency_s / 1e9

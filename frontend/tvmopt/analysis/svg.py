@@ -6,6 +6,7 @@ A :class:`Plot` is a pair of axes (linear or logarithmic) that draws lines, dots
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from math import ceil, floor, log10
@@ -28,7 +29,8 @@ td.l { overflow-wrap: anywhere; min-width: 6em; } td.l:first-child { min-width: 
 td.wide { min-width: 17em; } td small { display: block; }
 @media (prefers-color-scheme: dark) { tr.bad td, .slower { color: #ff8a80; } .faster { color: #5fd3a5; }
   .unstable, .note { color: #e3b765; } }
-details summary { cursor: pointer; } code { font-size: 0.95em; }
+details summary { cursor: pointer; } code { font-size: 0.95em; } h1 { overflow-wrap: anywhere; }
+@media (max-width: 640px) { .plot { overflow-x: auto; } .plot svg { max-width: none; } body { margin-top: 1em; } }
 """
 
 PLOT_STYLE = """
@@ -211,10 +213,15 @@ def standalone(svg: str) -> str:
     return f"{head}{mark}<style>{style}</style>{rest}\n"
 
 
-def page(title: str, body: str) -> str:
-    """A whole HTML file with nothing to load."""
+_SVG = re.compile(r"<svg viewBox.*?</svg>", re.DOTALL)
+
+
+def page(title: str, body: str, policy: str = "") -> str:
+    """A whole HTML file with nothing to load; `policy`: what its browser is to refuse."""
+    rule = f'<meta http-equiv="Content-Security-Policy" content="{policy}">' if policy else ""
+    body = _SVG.sub(r'<div class="plot">\g<0></div>', body)
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{rule}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}{PLOT_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )

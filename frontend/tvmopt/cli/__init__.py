@@ -26,6 +26,7 @@ COMMANDS = {  # name -> one line of help; the module is tvmopt.cli.<name>
     "inspect": "What a model or a compiled file is: FLOPs, parameters, bytes, memory; versions, hashes.",
     "bench": "Compare with onnxruntime, OpenVINO, TensorRT: interleaved, with intervals and a verdict.",
     "profile": "Time per kernel inside a run: FLOPs, bytes, share of the roof, advice.",
+    "report": "All about a model on one page: graph, profile, memory, accuracy, comparison.",
     "compare": "Outputs and layers of engines, precisions or models: the first that differs, why, a small repro.",
     "surgeon": "Operations on ONNX files: extract, fold, sanitize, reduce to what fails.",
     "explain": "What was done to each node and why not.",

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tvmopt.analysis.told import accuracy
 from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress, table, written
-from tvmopt.cli.rendering import accuracy
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 

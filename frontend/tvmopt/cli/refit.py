@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from tvmopt.analysis.told import accuracy
 from tvmopt.cli.common import escape, out, print_json, progress
-from tvmopt.cli.rendering import accuracy
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 

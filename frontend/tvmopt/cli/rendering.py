@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tvmopt.analysis.about import Fate
+from tvmopt.analysis.told import FAMILIES, families, records, verification
 from tvmopt.cli.common import escape, human, out, table
 from tvmopt.report import Kernel, Report
 
 
 def coverage(report: Report) -> None:
     """The summary that every compile ends with: who computes which share of the model, accuracy, warnings."""
-    groups: dict[tuple[str, str], list[Kernel]] = {}
-    for kernel in report.kernels:
-        groups.setdefault((kernel.family, kernel.source), []).append(kernel)
-    total = report.flops or 1.0
-    rows = [
-        (
-            family,
-            source,
-            len(kernels),
-            sum(k.calls for k in kernels),
-            f"{100 * _flops(kernels) / total:.1f} %",
-        )
-        for (family, source), kernels in sorted(groups.items(), key=lambda item: -_flops(item[1]))
-    ]
     out.print(
         f"[bold]{escape(report.model)}[/] for {escape(report.target)}, {escape(report.precision)}: "
         f"{human(report.flops, 'FLOP')} executed, "
         f"{human(report.parameters)} parameters, {human(report.activation_bytes, 'B')} of activations"
     )
-    table(("family", "knobs", "kernels", "calls", "FLOPs"), rows, left=2)
+    table(FAMILIES, families(report), left=2)
     out.print(records(report))
-    then = "verified when it was compiled: " if report.cached and report.accuracy.get("verified") else ""
-    out.print(escape(then + accuracy(report.accuracy)))
+    out.print(escape(verification(report)))
     for warning in report.warnings:
         if not warning.startswith("not verified"):  # the line above
             out.print(f"[yellow]note:[/] {escape(warning)}")
-
-
-def records(report: Report) -> str:
-    """One line about the tuning records: how many were used and where they lay; `explain` names each."""
-    used = [d.reason for d in report.decisions if d.stage == "tvmopt.TuningRecords" and d.verdict == "applied"]
-    if not used:
-        return "tuning records used: none"
-    origins = Counter(word for reason in used for word in ("store", "shipped", "artifact") if f"; {word}, " in reason)
-    told = ", ".join(f"{number} {_ORIGINS[origin]}" for origin, number in sorted(origins.items()))
-    return f"tuning records used: {len(used)} ({told})"
-
-
-_ORIGINS = {"store": "from the store", "shipped": "shipped with tvmopt", "artifact": "of the artifact"}
-
-
-def accuracy(found: dict[str, Any]) -> str:
-    """One line about the verification."""
-    if not found:
-        return "not verified"
-    if not found.get("verified"):
-        return f"not verified: {found.get('reason', '')}"
-    peer = found.get("peer_relative_error")
-    return (
-        f"agrees with {found['reference']}: "
-        f"largest error {found['max_relative_error']:.1e} of the largest value"
-        + (f", onnxruntime's {peer:.1e}" if peer is not None else "")
-        + f" (tolerance {found['tolerance']:.1e})"
-        + (f"; run by {found['emulator']}" if found.get("emulator") else "")
-    )
 
 
 def kernels(report: Report, top: int = 0) -> None:
@@ -155,7 +110,3 @@ def decisions(report: Report, verdict: str, most: int = 0) -> None:
         table(names, shown, left=3, title=f"\n{verdict}", prose=(1,))
         if len(rows) > len(shown):
             out.print(f"[dim]and {len(rows) - len(shown)} more; --top 0 shows all, --node NAME those of a node[/]")
-
-
-def _flops(group: list[Kernel]) -> float:
-    return sum(k.flops * k.calls for k in group)

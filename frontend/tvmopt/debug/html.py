@@ -12,12 +12,15 @@ FLOOR = 1e-9
 
 def html(result: CompareResult) -> str:
     """The file's text."""
+    title = f"Comparison of {result.model}"
+    return page(title, f"<h1>{escape(title)}</h1>\n{body(result)}")
+
+
+def body(result: CompareResult) -> str:
+    """What stands below the title."""
     inputs = ", ".join(f"{n} {t}" for n, t in result.inputs.items())
     verdict = "everything agrees" if result.ok else "there are differences"
-    parts = [
-        f"<h1>Comparison of {escape(result.model)}</h1>",
-        f"<p>Against {escape(result.reference)}; inputs {escape(inputs)}: <b>{verdict}</b>.</p>",
-    ]
+    parts = [f"<p>Against {escape(result.reference)}; inputs {escape(inputs)}: <b>{verdict}</b>.</p>"]
     if result.blame:
         parts.append(f"<h2>Cause</h2><p><b>{escape(result.blame.kind)}</b>: {escape(result.blame.text)}</p>")
         if result.blame.experiments:
@@ -47,7 +50,7 @@ def html(result: CompareResult) -> str:
         head = ("constant", "nodes", "elements", "largest difference", "at", "expected", "found")
         parts.append(f"<h2>Constants that differ</h2>{html_table(head, cells, {0, 1})}")
     parts += [_trace(trace) for trace in result.traces]
-    return page(f"Comparison of {result.model}", "\n".join(parts))
+    return "\n".join(parts)
 
 
 def _outputs(result: CompareResult) -> str:
