@@ -15,6 +15,7 @@ _HOME = {  # where each name is, imported when it is first used: `import tvmopt`
     "generate": "tvmopt.generation",
     "profile": "tvmopt.analysis.profile",
     "quantize": "tvmopt.quantization.quantize",
+    "report_page": "tvmopt.debug.report_page",
     "serve": "tvmopt.serving.server",
     "surgeon": "tvmopt.debug.surgeon",
     "tune": "tvmopt.tuning.driver",
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tvmopt.api import Compiled, Model, compile, explain, inspect, load, refit, run
     from tvmopt.debug import surgeon
     from tvmopt.debug.compare import compare
+    from tvmopt.debug.report_page import report_page
     from tvmopt.generation import generate
     from tvmopt.quantization.quantize import quantize
     from tvmopt.serving.server import serve
@@ -48,6 +50,7 @@ __all__ = [
     "profile",
     "quantize",
     "refit",
+    "report_page",
     "run",
     "serve",
     "surgeon",

@@ -37,11 +37,11 @@ def command(
 
     Exit code 3 where the comparison finds a difference; the page is written all the same.
     """
-    from tvmopt.debug.report_page import report
+    from tvmopt.debug.report_page import report_page
 
     many_threads(threads)
     with progress(as_json) as show:
-        found = report(
+        found = report_page(
             source, output, model=model, target=target, precision=precision, shape=parse_shapes(shape or []),
             values=parse_values(values or []), threads=threads, duration=duration, progress=show,
         )  # fmt: skip

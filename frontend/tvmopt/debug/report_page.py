@@ -50,7 +50,7 @@ class Combined:
     comparison: CompareResult | None = None
 
 
-def report(
+def report_page(
     source: str | Path,
     output: str | Path,
     *,
