@@ -97,6 +97,23 @@ MODELS = {
         N[1] | {"one": ints(2), "c": np.float32([[1, 2, 3]])},
     ),
     "pad": one("Pad", ("x", "p"), {"p": ints(0, 1, 2, 0, 0, 3)}),
+    **{
+        f"pad, {mode}": one("Pad", ("x", "p"), {"p": ints(0, 0, 2, 0, 0, 3)}, opset=19, mode=mode)
+        for mode in ("reflect", "edge", "wrap")
+    },
+    "pad to a length": chained(
+        [*T[0], node("Sub", ["whole", "t"], ["more"]), node("Concat", ["none", "more"], ["p"], axis=0),
+         node("Pad", ["x", "p", "fill"], ["y"])],
+        T[1] | {"whole": ints(30), "none": ints(0, 0, 0, 0, 0), "fill": np.float32(1.5)},
+    ),
+    "stft": one("STFT", ("x", "step", "window"), {"step": np.int64(5), "window": np.hanning(16).astype("float32")},
+        ("n", "t")),
+    "the first ones, reversed": one("Slice", ("x", "b", "e", "a", "s"),
+        {"b": ints(4), "e": ints(ALL), "a": ints(2), "s": ints(-1)}),
+    "sorted": model(
+        [node("Shape", ["x"], ["k"], start=0, end=1), node("TopK", ["x", "k"], ["y", "at"], axis=0)],
+        [value("x", ("n", 3))], [value("y", None), value("at", None, INT64)],
+    ),
     "split": model(
         [node("Split", ["x"], ["a", "b"], axis=1), node("Mul", ["a", "b"], ["y"])],
         [value("x", ("n", 8, "t"))], [value("y", None)],
@@ -127,6 +144,25 @@ MODELS = {
          node("MaxPool", ["a"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2])],
         [value("x", PICTURE)], [value("y", None)], KERNEL,
     ),
+    "conv, same": one("Conv", ("x", "k"), KERNEL, PICTURE, auto_pad="SAME_UPPER", strides=[2, 3]),
+    "conv of bytes": chained(
+        [node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+         node("ConvInteger", ["q", "k", "z"], ["i"], pads=[1, 1]), node("Cast", ["i"], ["f"], to=1),
+         node("Reshape", ["f", "to"], ["y"])],
+        {"k": np.arange(-24, 24, dtype="int8").reshape(2, 8, 3), "to": ints(0, -1)},
+    ),
+    **{
+        f"{kind} pool, {name}": one(f"{kind}Pool", shape=PICTURE, kernel_shape=[3, 2], **attrs)
+        for kind in ("Max", "Average", "Lp")
+        for name, attrs in (
+            ("same", {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+            ("same from below", {"auto_pad": "SAME_LOWER", "strides": [2, 3]}),
+            ("ceiling", {"ceil_mode": 1, "strides": [2, 3], "pads": [1, 0, 1, 1]}),
+        )
+        if kind != "Lp" or name != "ceiling"
+    },
+    "average pool with its border": one("AveragePool", shape=PICTURE, kernel_shape=[3, 3], strides=[2, 2],
+        auto_pad="SAME_UPPER", count_include_pad=1),
     "average pool": one("AveragePool", shape=PICTURE, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]),
     **{
         f"resize, {name}": one("Resize", ("x", "", "f"), {"f": np.float32(scales)}, PICTURE, **attrs)
@@ -177,8 +213,12 @@ def drawn(prepared, sizes):
     feeds = {}
     for v in prepared.graph.input:
         shape = at(open_shape(v.type), sizes)
-        whole = v.type.tensor_type.elem_type == INT64
-        feeds[v.name] = generator.integers(0, 2, shape) if whole else generator.standard_normal(shape).astype("float32")
+        kind = helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type)
+        feeds[v.name] = (
+            generator.integers(0, 2, shape, kind)
+            if kind.kind == "i"
+            else generator.standard_normal(shape).astype("float32")
+        )
     return feeds
 
 
@@ -278,11 +318,9 @@ def test_symbols_are_one_variable_and_have_bounds():
 @pytest.mark.parametrize(
     ("made", "what"),
     [
-        (one("Pad", ("x", "p"), {"p": ints(0, 0, 1, 0, 0, 1)}, mode="wrap"),
-            r"Pad cannot be imported: the size t is open"),
-        (one("MaxPool", shape=PICTURE, kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1), r"MaxPool .* is open"),
-        (one("GRU", ("x", "w", "r"), {"w": np.ones((1, 15, 4), "float32"), "r": np.ones((1, 15, 5), "float32")},
-             ("t", "n", 4), hidden_size=5), r"GRU cannot be imported: the size t is open"),
+        (model([node("GRU", ["x", "w", "r"], ["y"], hidden_size=5)], [value("x", ("t", 2, 4), TensorProto.DOUBLE)],
+            [value("y", None, TensorProto.DOUBLE)], {"w": np.ones((1, 15, 4)), "r": np.ones((1, 15, 5))}),
+            r"(?s)GRU cannot be imported: the size t is open.*bind the size: --shape t:N|shape=.'t'"),
         (one("RoiAlign", ("x", "r", "i"), {"r": np.ones((1, 4), "float32"), "i": ints(0)}, (1, "n", 9, 1), opset=16),
             "RoiAlign cannot be imported: .* some are open"),
         (chained([node("ScatterElements", ["x", "i", "x"], ["y"], axis=0)],

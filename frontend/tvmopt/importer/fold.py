@@ -138,7 +138,7 @@ class Folder(Walk):
         imports = [helper.make_opsetid(d, v) for d, v in self.opsets.items()]
         try:
             types: dict[str, onnx.TypeProto] = shape_inference.infer_node_outputs(
-                schema, node, known, self._data(node), opset_imports=imports, ir_version=8
+                schema, _in_full(node), known, self._data(node), opset_imports=imports, ir_version=8
             )
             self._windowed(node, types)
             return types, None
@@ -293,6 +293,16 @@ class Folder(Walk):
                         fix="bind smaller shapes, or use a machine with more memory",
                     )
                 )
+
+
+def _in_full(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The node with the default that ONNX's inference forgets: an STFT is one-sided unless it says otherwise."""
+    if node.op_type != "STFT" or normal_domain(node.domain) or "onesided" in attributes(node):
+        return node
+    full = onnx.NodeProto()
+    full.CopyFrom(node)
+    full.attribute.append(helper.make_attribute("onesided", 1))
+    return full
 
 
 CHANGED = words(

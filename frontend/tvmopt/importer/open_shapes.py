@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import onnx
@@ -95,8 +96,8 @@ def _elementwise(n: Node) -> Shapes | None:
     return [n.broadcast([s for s in n.shapes if s is not None])]
 
 
-def _matmul(n: Node) -> Shapes | None:
-    a, b = n.shapes[0], n.shapes[1]
+def _matmul(n: Node, second: int = 1) -> Shapes | None:
+    a, b = n.shapes[0], n.shapes[second]
     if not a or not b:
         return None
     n.same(a[-1], b[-2] if len(b) > 1 else b[-1])
@@ -168,6 +169,10 @@ def _slice(n: Node) -> Shapes | None:
         size = result[axis]
         if step == -1 and end <= -BEYOND and (start == -1 or start >= BEYOND):
             continue  # reversed as a whole
+        if step == -1 and end <= -BEYOND and isinstance(start, int) and start >= 0:  # the first ones, reversed
+            n.walk.symbols.at_most(start + 1, size, n.where)
+            result[axis] = start + 1
+            continue
         if not isinstance(step, int) or step < 1:
             return None
         first, last = slice_bounds(n.walk, size, start, end, n.where)
@@ -221,7 +226,10 @@ def _pad(n: Node) -> Shapes | None:
     axes = [a % len(own) for a in n.value(3) or range(len(own))]
     result = list(own)
     for i, axis in enumerate(axes):
-        result[axis] += pads[i] + pads[len(axes) + i]
+        before, after = pads[i], pads[len(axes) + i]
+        if n.attrs.get("mode") == "reflect":  # as many elements have to lie behind the first
+            n.walk.symbols.at_most(max(before, after) + 1, result[axis], n.where)
+        result[axis] += before + after
     return [tuple(result)]
 
 
@@ -239,8 +247,8 @@ def _split(n: Node) -> Shapes | None:
     return [tuple(part if i == axis else d for i, d in enumerate(own)) for part in parts]
 
 
-def _conv(n: Node) -> Shapes | None:
-    own, weight = n.shapes[0], n.shapes[1]
+def _conv(n: Node, second: int = 1) -> Shapes | None:
+    own, weight = n.shapes[0], n.shapes[second]
     if own is None or weight is None or is_open(weight):
         return None
     return [(own[0], weight[0], *windows(n.attrs, own[2:], n.attrs.get("kernel_shape") or weight[2:]).out)]
@@ -327,6 +335,33 @@ def _one_hot(n: Node) -> Shapes | None:
     return [(*own[:axis], depth[0], *own[axis:])]
 
 
+def _recurrent(n: Node) -> Shapes | None:
+    x, recurrence = n.shapes[0], n.shapes[2]
+    if x is None or recurrence is None:
+        return None
+    (directions, hidden), batch_first = (recurrence[0], recurrence[2]), bool(n.attrs.get("layout", 0))
+    batch, steps = x[:2] if batch_first else (x[1], x[0])
+    lengths, *states = (n.shapes[i] if i < len(n.shapes) else None for i in (4, 5, 6))
+    if lengths is not None:
+        batch = n.same(batch, lengths[0])
+    for state in states:
+        if state is not None:
+            batch = n.same(batch, state[0 if batch_first else 1])
+    last = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
+    whole = (batch, steps, directions, hidden) if batch_first else (steps, directions, batch, hidden)
+    return [whole, last, last][: len(n.node.output)]
+
+
+def _stft(n: Node) -> Shapes | None:
+    own, step, length = n.shapes[0], n.value(1), n.value(3)
+    window = n.shapes[2] if len(n.shapes) > 2 else None
+    size = length[0] if length else window[0] if window else None
+    if own is None or not step or not isinstance(size, int):
+        return None
+    n.walk.symbols.at_most(size, own[1], n.where)
+    return [(own[0], (own[1] - size) // step[0] + 1, size // 2 + 1 if n.attrs.get("onesided", 1) else size, 2)]
+
+
 def _like_first(n: Node) -> Shapes | None:
     return None if n.shapes[0] is None else [n.shapes[0]]
 
@@ -378,7 +413,8 @@ ELEMENTWISE = words(
 
 RULES: dict[str, Callable[[Node], Shapes | None]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    "MatMul": _matmul,
+    **dict.fromkeys(("MatMul", "MatMulInteger"), _matmul),
+    "QLinearMatMul": partial(_matmul, second=3),
     "Gemm": _gemm,
     "Concat": _concat,
     "Reshape": _reshape,
@@ -390,14 +426,17 @@ RULES: dict[str, Callable[[Node], Shapes | None]] = {
     "Tile": _tile,
     "Pad": _pad,
     "Split": _split,
-    "Conv": _conv,
+    **dict.fromkeys(("Conv", "ConvInteger"), _conv),
+    "QLinearConv": partial(_conv, second=3),
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
     "ConvTranspose": _conv_transpose,
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "TopK": _top_k,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "OneHot": _one_hot,
+    "STFT": _stft,
     "Einsum": _einsum,
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "Softmax", "LogSoftmax"), _norm),
     **dict.fromkeys(("CumSum", "Trilu", "ScatterND", "ScatterElements"), _like_first),
@@ -407,7 +446,7 @@ RULES: dict[str, Callable[[Node], Shapes | None]] = {
 SAME_VALUES = words("Unsqueeze Squeeze Reshape Expand Cast Identity Slice Flatten Tile Transpose")
 """Operators whose result has only elements of their first input."""
 
-ALWAYS = ELEMENTWISE | words("MatMul Gemm Concat Slice TopK Reshape Expand MaxPool AveragePool LpPool")
+ALWAYS = ELEMENTWISE | words("MatMul Gemm Concat Slice TopK Reshape Expand MaxPool AveragePool LpPool LSTM GRU RNN Pad")
 """Rules that know more than ONNX's inference even where that names each size: which sizes must be equal, where a slice
 ends."""
 

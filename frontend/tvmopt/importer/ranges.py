@@ -115,8 +115,10 @@ def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
     sizes = {n: given[n].min if n in given else lowest(n) if empty else 1 for n in walk.symbols.names}
     free = [n for n in walk.symbols.names if n not in given]
     conditions = tuple(map(str, walk.symbols.conditions))
+    rooms = [c.b - c.a + 1 for c in walk.symbols.conditions if c.sign == "<=" and isinstance(c.b, Dim)]
     for _ in range(64):
         bad = [d for d in memory.sizes if d.at(sizes) < (lowest(str(d)) if empty and d.is_symbol else 1)]
+        bad += [room for room in rooms if isinstance(room, Dim) and room.at(sizes) < 1]
         broken = [c for c in conditions if not holds(c, sizes)]
         if not bad and not broken:
             return sizes

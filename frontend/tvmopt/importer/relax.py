@@ -24,7 +24,7 @@ from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
-from tvmopt.dims import OpenSize, Size, is_open
+from tvmopt.dims import OpenSize, Size, is_open, symbols_of
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
@@ -64,7 +64,6 @@ UPPER_BOUNDS = "tir_var_upper_bound"
 CACHES = "tvmopt.caches"
 """Our attribute of `main`: of each cache that grows, the number of the input and of the output that it is."""
 
-BIND = "bind the size: --shape NAME:N"
 
 ADD_A_CONVERTER = "register a converter: docs/how-to/add-operator.md"
 
@@ -263,11 +262,19 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             if unknown := open_size(node, inputs):
                 raise context.unsupported(unknown, CUT_BEFORE_SELECTION) from error
             if isinstance(error, OpenSize):
-                raise context.unsupported(str(error), BIND) from error
+                raise context.unsupported(str(error), self._bind(node)) from error
             if any(is_open(shape_of(i) or ()) for i in inputs if isinstance(i, relax.Expr)):
-                raise context.unsupported("it needs numbers for its sizes, and some are open", BIND) from error
+                what = "it needs numbers for its sizes, and some are open"
+                raise context.unsupported(what, self._bind(node)) from error
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
+
+    def _bind(self, node: onnx.NodeProto) -> str:
+        """How to bind the open sizes of a node's inputs."""
+        shapes = [self.types[i][1] for i in node.input if i in self.types]
+        names = sorted(set().union(*map(symbols_of, shapes))) or ["NAME"]
+        each = " ".join(f"--shape {name}:N" for name in names)
+        return f"bind the size: {each}" if len(names) == 1 else f"bind the sizes, or some of them: {each}"
 
     def _data(self, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
         """The inputs, with sizes that the operator reads as data in tensors; what only says a shape stays an array."""

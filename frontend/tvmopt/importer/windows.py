@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvmopt.dims import most
+from tvmopt.dims import least, most
 
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 
@@ -48,15 +48,14 @@ def windows(given: Mapping[str, Any], image: Sequence[int], kernel: Sequence[int
         before, after, window = int(pads[i]), int(pads[n + i]), (k - 1) * d + 1
         if mode.startswith("SAME"):
             count = (size + s - 1) // s
-            total = max((count - 1) * s + window - size, 0)
+            total = most((count - 1) * s + window - size, 0)
             before = total // 2 if mode == "SAME_UPPER" else total - total // 2
             after = total - before
         else:
             room = size + before + after - window
             count = room // s + 1
             if given.get("ceil_mode", 0):
-                count = (room + s - 1) // s + 1
-                count -= (count - 1) * s >= size + before
+                count = least((room + s - 1) // s + 1, (size + before - 1) // s + 1)
         begin.append(before)
         end.append(after)
         out.append(count)

@@ -10,6 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+import tvmopt
 from tests.schedules.harness import Open
 from tvmopt import pipeline
 from tvmopt.importer.converters.unrolled import unrolled
@@ -268,3 +269,29 @@ def test_the_definition_has_the_same_types():
         out = bb.emit(unrolled(bb, block[0].value))
         bb.emit_func_output(out)
     assert tvm_ffi.structural_equal(out.ty, block[0].var.ty)
+
+
+def test_a_model_of_open_steps_and_lengths():
+    """A length beyond the steps that a call has is that number of steps."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal((2, 20, k)).astype("float32") * 0.4 for n, k in (("w", 4), ("r", 5))}
+    typed = helper.make_tensor_value_info
+    lstm = helper.make_node("LSTM", ["x", "w", "r", "", "l"], ["y"], hidden_size=5, direction="bidirectional")
+    graph = helper.make_graph(
+        [lstm], "g",
+        [typed("x", TensorProto.FLOAT, ("t", "n", 4)), typed("l", TensorProto.INT32, ("n",))],
+        [typed("y", TensorProto.FLOAT, None)], [numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    compiled = tvmopt.compile(made, shape={"t": "1..20@9", "n": "1..4"})
+    assert compiled.report.accuracy["verified"]
+    spec = Spec("LSTM", (USUAL["LSTM"],) * 2, operands=("lengths",))
+    for steps, batch in ((1, 1), (9, 3), (20, 4)):
+        x = rng.standard_normal((steps, batch, 4)).astype("float32")
+        lengths = rng.integers(0, 25, batch).astype("int32")
+        projected = np.concatenate([x @ w.T for w in weights["w"]], -1)
+        values = {"projected": projected, "recurrence": weights["r"], "lengths": np.minimum(lengths, steps)}
+        wide = {k: a if a.dtype.kind == "i" else a.astype("float64") for k, a in values.items()}
+        np.testing.assert_allclose(compiled(x, lengths), reference(spec, wide)[0], rtol=2e-5, atol=2e-5)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvmopt.dims import is_open
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.padding import pad_open
 from tvmopt.importer.windows import windows
 
 _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
@@ -27,6 +29,8 @@ def convolve(b: Build, ctx: Context, x: Any, w: Any, attrs: dict[str, Any]) -> A
         kind = dtype_of(x)
         return b.zeros((shape_of(x)[0], shape_of(w)[0], *found.out), "float32" if kind in LOW_FLOATS else kind)
     pads = [*found.begin, *found.end]
+    if is_open(pads):
+        x, pads = pad_open(b, x, [0, 0, *found.begin], [0, 0, *found.end]), [0] * (2 * n)
     if min(pads) < 0:
         x, pads = _crop(b, x, pads), [max(p, 0) for p in pads]
     dtype = dtype_of(x)

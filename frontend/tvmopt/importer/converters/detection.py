@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvmopt.dims import OpenSize, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
@@ -121,14 +122,25 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     return b.te(sampled, x, rois, batch)
 
 
+EVERY = -1
+"""For TVM's topk: as many as there are."""
+
+
 def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """TopK; uint64, which TVM does not sort, as int64 with the sign bit turned round."""
-    x = inputs[0]
-    if dtype_of(x) != "uint64":
-        return ctx.stock(inputs, attrs)
-    b = Build(bb, ctx.name)
-    k = ctx.array(inputs[1], "k")
+    """TopK; uint64, which TVM does not sort, as int64 with the sign bit turned round; of an open axis all or few."""
+    x, b = inputs[0], Build(bb, ctx.name)
+    axis, k = attrs.get("axis", -1), ctx.array(inputs[1], "k")
     assert k is not None
+    count = np.ravel(k)[0]
+    if is_open((count,)):
+        if count != shape_of(x)[axis]:
+            raise OpenSize(f"the number {count} is open, and not the size of the axis")
+        count = EVERY
+    if dtype_of(x) != "uint64":
+        if count != EVERY:
+            return ctx.stock(inputs, attrs)
+        found = b.emit(relax.op.topk(x, EVERY, axis, "both", bool(attrs.get("largest", 1)), "int64"))
+        return tuple(b.emit(relax.TupleGetItem(found, i)) for i in range(2))
 
     def reordered(target: str) -> Any:
         def reorder(data: Any) -> Any:
@@ -142,9 +154,8 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
 
         return reorder
 
-    axis = attrs.get("axis", -1)
     signed = b.te(reordered("int64"), x)
-    found = b.emit(relax.op.topk(signed, int(np.ravel(k)[0]), axis, "both", bool(attrs.get("largest", 1)), "int64"))
+    found = b.emit(relax.op.topk(signed, int(count), axis, "both", bool(attrs.get("largest", 1)), "int64"))
     values = b.te(reordered("uint64"), b.emit(relax.TupleGetItem(found, 0)))
     return values, relax.TupleGetItem(found, 1)
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
 from tvm import relax, te, tirx
 
+from tvmopt.dims import is_open
 from tvmopt.importer.converters.common import Build, dtype_of, in_float32, is_float, like, shape_of, stock
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.padding import pad_open
+from tvmopt.importer.sizes import shape_to_tvm
 from tvmopt.importer.windows import Windows, windows
 
 _MAX = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d}
@@ -37,14 +41,33 @@ def _padding(found: Windows) -> list[int]:
     return [*found.begin, *(int(e + o) for e, o in zip(found.end, found.over, strict=True))]
 
 
+def _is_open(found: Windows) -> bool:
+    """Whether an amount of padding depends on an open size."""
+    return is_open((*found.begin, *found.end, *found.over))
+
+
+def _padded(b: Build, x: Any, found: Windows, fill: float) -> tuple[Any, Windows]:
+    """The image with open amounts of padding as a part of it, and the windows over that."""
+    if not _is_open(found):
+        return x, found
+    after = [e + o for e, o in zip(found.end, found.over, strict=True)]
+    none = (0,) * len(found.out)
+    return pad_open(b, x, [0, 0, *found.begin], [0, 0, *after], fill), Windows(none, none, found.out, none)
+
+
 def max_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """MaxPool; the flat index of each maximum is computed only where somebody reads it."""
-    x = inputs[0]
+    x, b = inputs[0], Build(bb, ctx.name)
     found = _found(ctx, x, attrs)
-    value = _MAX[len(found.out)](x, **_common(attrs), padding=_padding(found))
+    image, inside = _padded(b, x, found, _lowest(dtype_of(x)))
+    value = _MAX[len(found.out)](image, **_common(attrs), padding=_padding(inside))
     if not ctx.wants(1):
         return value
-    return value, _indices(Build(bb, ctx.name), x, attrs, found)
+    return value, _indices(b, x, attrs, found)
+
+
+def _lowest(dtype: str) -> float:
+    return float("-inf") if is_float(dtype) else int(np.iinfo(dtype).min)
 
 
 def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
@@ -97,6 +120,8 @@ def average_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
     b = Build(bb, ctx.name)
     x, found = inputs[0], _found(ctx, inputs[0], attrs)
     include = bool(attrs.get("count_include_pad", 0))
+    if _is_open(found):
+        return _open_average(b, x, attrs, found, include)
     if include and any(found.over):  # padding that counts becomes part of the image, what lies beyond is padding
         x = b.pad(x, [0, 0, *found.begin], [0, 0, *found.end])
         none = (0,) * len(found.out)
@@ -106,12 +131,28 @@ def average_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
     return b.cast(b.emit(pooled), dtype)
 
 
+def _open_average(b: Build, x: Any, attrs: dict[str, Any], found: Windows, include: bool) -> Any:
+    """AveragePool with padding of an open size: the average with zeros over the share of taps that count."""
+    average, dtype = _AVERAGE[len(found.out)], dtype_of(x)
+    image, _ = _padded(b, b.wide(x), found, 0.0)
+    spatial = shape_of(x)[2:]
+    if include:
+        spatial = tuple(lo + d + hi for lo, d, hi in zip(found.begin, spatial, found.end, strict=True))
+        none = (0,) * len(found.out)
+        found = Windows(none, none, found.out, found.over)
+    ones = b.emit(relax.op.ones(shape_to_tvm((1, 1, *spatial)), dtype_of(image)))
+    counted, _ = _padded(b, ones, found, 0.0)
+    total, share = (b.emit(average(part, **_common(attrs))) for part in (image, counted))
+    return b.cast(b.div(total, share), dtype)
+
+
 def lp_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """LpPool: the p-th root of the sum of ``|x|^p``, the sum being an average over full windows times their taps."""
     b = Build(bb, ctx.name)
     found = _found(ctx, inputs[0], attrs)
     p, dtype = int(attrs.get("p", 2)), dtype_of(inputs[0])
-    x = b.emit(relax.op.abs(b.wide(inputs[0])))
+    image, found = _padded(b, b.wide(inputs[0]), found, 0.0)
+    x = b.emit(relax.op.abs(image))
     raised = x if p == 1 else b.mul(x, x) if p == 2 else b.emit(relax.op.power(x, like(p, x)))
     pooled = _AVERAGE[len(found.out)](raised, **_common(attrs), padding=_padding(found), count_include_pad=True)
     total = b.mul(b.emit(pooled), float(prod(attrs["kernel_shape"])))

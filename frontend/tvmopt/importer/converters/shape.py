@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from onnx import helper
 from tvm import relax
 
+from tvmopt.dims import is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of, stock
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
+from tvmopt.importer.converters.padding import Mode, pad_open, positions
 
-_PAD_MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+_PAD_MODES: dict[str, Mode] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
 
 def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -26,8 +28,12 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     order = [int(a) % rank for a in axes] if axes is not None else list(range(rank))
     before, after = [0] * rank, [0] * rank
     for i, axis in enumerate(order):
-        before[axis], after[axis] = int(pads[i]), int(pads[len(order) + i])
+        before[axis], after[axis] = pads[i], pads[len(order) + i]
     mode = attrs.get("mode", "constant")
+    if mode == "constant" and is_open((*before, *after)):
+        value = inputs[2] if ctx.opset >= 11 else None
+        return pad_open(b, x, before, after, attrs.get("value", 0.0) if value is None else b.reshape(value, ()))
+    before, after = list(map(int, before)), list(map(int, after))
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         size = shape_of(x)[axis]
         x = b.slice(x, axis, max(-low, 0), max(size - max(-high, 0), max(-low, 0)))
@@ -37,9 +43,14 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
         return _pad_constant(b, ctx, x, before, after, value)
     numpy_mode = _PAD_MODES[mode]
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
-        if low or high:
-            index = np.pad(np.arange(shape_of(x)[axis]), (low, high), mode=numpy_mode)
-            x = b.take(x, const(index, "int64"), axis)
+        size = shape_of(x)[axis]
+        if not (low or high):
+            continue
+        if is_open((size,)):
+            index = positions(b, numpy_mode, low, size, high)
+        else:
+            index = const(np.pad(np.arange(size), (low, high), mode=numpy_mode), "int64")
+        x = b.take(x, index, axis)
     return x
 
 

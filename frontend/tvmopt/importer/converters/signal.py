@@ -84,8 +84,12 @@ def stft(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
     else:
         length = shape_of(window)[0] if window is not None else samples
     frames = 1 + (samples - length) // step
-    where = (np.arange(frames)[:, None] * step + np.arange(length)[None, :]).reshape(-1)
-    cut = b.reshape(b.take(x, const(where, "int64"), 1), (batch, frames, length, parts))
+    if isinstance(frames, int):
+        where = const((np.arange(frames)[:, None] * step + np.arange(length)[None, :]).reshape(-1), "int64")
+    else:
+        starts = b.mul(b.reshape(b.arange(frames), (frames, 1)), step)
+        where = b.reshape(b.add(starts, const(np.arange(length)[None, :], "int64")), (frames * length,))
+    cut = b.reshape(b.take(x, where, 1), (batch, frames, length, parts))
     if window is not None:
         cut = b.mul(cut, b.reshape(window, (1, 1, length, 1)))
     return _transform(b, ctx, cut, length, False, bool(attrs.get("onesided", 1)))

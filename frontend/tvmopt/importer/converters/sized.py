@@ -92,6 +92,9 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     )
     axes = [int(a) % len(own) for a in (given or range(len(starts)))]
     steps = [int(s) for s in (strides or [1] * len(starts))]
+    if steps == [-1] and out != own and isinstance(starts[0], int | np.integer) and starts[0] >= 0:
+        cut = Build(bb, ctx.name).slice(x, axes[0], 0, int(starts[0]) + 1)
+        return relax.op.flip(cut, axes[0])
     if any(s == -1 for s in steps):
         return relax.op.flip(x, axes[0]) if steps == [-1] and out == own else ctx.stock(inputs, attrs)
     firsts = [_place(own[a], s) for a, s in zip(axes, starts, strict=True)]
