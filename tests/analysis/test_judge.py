@@ -335,3 +335,43 @@ def test_nan_of_a_weight_may_spread_and_must_not_get_lost() -> None:
     assert judge(truth, {"y": np.float32([[np.nan, np.nan]])}).ok
     assert not judge(truth, {"y": np.float32([[5, 10]])}).ok
     assert not judge(truth, {"y": np.float32([[np.nan, 11]])}).ok
+
+
+def test_a_sum_beyond_its_type_may_become_any_of_three() -> None:
+    exact, found, number = np.float64([-np.inf, 1.0]), np.float32([np.inf, 1.0]), np.float32([3e38, 1.0])
+    limits = LIMITS["fp32"]
+    settled = deviation("y", exact, found, limits, [np.float32([-np.inf, 1.0])])
+    assert "differ in" in settled.problem
+    assert deviation("y", exact, found, limits, [np.float32([np.nan, 1.0])]).ok
+    assert not deviation("y", exact, number, limits, [np.float32([np.nan, 1.0])]).ok
+
+
+def test_error_and_tolerance_are_told_in_one_unit() -> None:
+    """The largest element beside what such an error may be, not beside the limit of the root mean square."""
+    exact = np.random.default_rng(0).standard_normal((8, 256))
+    for share, ok in ((1e-6, True), (1e-3, False)):
+        one = deviation("y", exact, (exact * (1 + share)).astype("f"), LIMITS["fp32"])
+        assert one.ok is ok
+        assert one.needed == one.max_error / one.scale
+        assert one.needed / one.tolerance == pytest.approx(one.excess)
+
+
+def test_an_input_of_a_16_bit_product_is_narrow_for_every_reader() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Softmax", ["x"], ["y"])]
+    model = made(nodes, {"x": [4, 8]}, {"p": (1, [4, 3]), "y": (1, [4, 8])}, {"w": np.ones((8, 3), "f")})
+    feeds = {"x": (1000 + np.random.default_rng(0).standard_normal((4, 8))).astype("f")}
+    truth = Judge(model, "bf16").truth(feeds)
+    assert all(np.abs(n["y"] - truth.exact["y"]).max() > 0.05 for n in truth.naturals("bf16"))
+    assert all(np.abs(n["y"] - truth.exact["y"]).max() < 1e-4 for n in truth.naturals("fp32"))
+
+
+def test_a_sum_of_integers_that_is_whole_may_be_cut_to_the_next() -> None:
+    nodes = [helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")]
+    values = {"s": np.float32([1, 1, 1, 1.5])}
+    model = made(nodes, {"x": [1, 1, 1, 4]}, {"y": (TensorProto.INT8, [1, 1, 1, 6])}, values)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT8
+    feeds = {"x": np.int8([[[[10, 16, 22, 28]]]])}  # at every sixth place between: whole numbers
+    judge, exact = Judge(model), Judge(model).truth(feeds).exact["y"]
+    assert judge(judge.truth(feeds), {"y": exact}).ok
+    assert judge(judge.truth(feeds), {"y": exact - (np.arange(6) == 1).astype("i1")}).ok
+    assert not judge(judge.truth(feeds), {"y": exact - 2 * (np.arange(6) == 1).astype("i1")}).ok

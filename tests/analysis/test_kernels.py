@@ -115,3 +115,17 @@ def test_int8_may_be_kept_as_uint8_128_higher():
     shifted = (q.astype(np.int16) + 128).astype(np.uint8)
     found = check_kernels(model, feeds, {"y": y}, [Seen("q", ("quantize",), (), shifted)], "fp32")
     assert found.wrong == () and [k.tensor for k in found.kernels] == ["q"]
+
+
+def test_a_kernel_that_moves_an_input_completes_no_tensor_of_the_next_one() -> None:
+    """Both are named after the convolution; what the second wrote is what the third must be judged with."""
+    nodes = [helper.make_node("Conv", ["x", "w"], ["v"], "conv"), helper.make_node("Sub", ["v", "c"], ["y"], "sub")]
+    values = {"w": RNG.standard_normal((8, 12, 1)), "c": np.zeros((1, 8, 24))}
+    feeds = {"x": RNG.standard_normal((1, 12, 24)).astype(np.float32)}
+    near = tensors(made(nodes, {"x": [1, 12, 24]}, {"y": [1, 8, 24]}, values), feeds)["v"]
+    model = made(nodes, {"x": [1, 12, 24]}, {"y": [1, 8, 24]}, values | {"c": near * np.float32(0.9999)})
+    wrote = near * (1 + 2e-3 * RNG.standard_normal(near.shape)).astype("f")
+    y = wrote - near * np.float32(0.9999)
+    run = [seen("turn", feeds["x"].transpose(0, 2, 1), "conv"), seen("conv", wrote, "conv"), seen("sub", y, "sub")]
+    found = check_kernels(model, feeds, {"y": y}, run, "bf16")
+    assert found.wrong == () and found.compared == 3

@@ -63,7 +63,8 @@ class OutputComparison:
         problem: empty when it agrees.
         max_error, mean_error, p99_error: of |actual - reference|, over elements finite in both.
         scale: the largest finite magnitude of the reference.
-        tolerance: what was allowed: |error| <= tolerance * scale (+ `atol`).
+        tolerance: what was allowed: |error| <= tolerance * scale (+ `atol`). Where slices decide by their rms: the
+            largest error, over `scale`, at which errors distributed as these are would just pass.
         needed: the tolerance that would pass.
         worst: index of the largest error; `expected` and `found` are the values there.
         spread: largest minus smallest value of the reference.

@@ -130,6 +130,7 @@ def deviation(
     kept = a if keep.all() else a[keep]
     low, high = float(kept.min(initial=np.inf)), float(kept.max(initial=-np.inf))
     scale = max(-low, high, 0.0)
+    share = float(error.max()) / (scale or 1.0)
     return OutputComparison(
         name,
         problem or ("" if ratio <= 1 else "differs"),
@@ -137,8 +138,8 @@ def deviation(
         mean_error=float(error.mean()),
         p99_error=float(np.percentile(error, 99)) if ratio > 1 or error.size < 1 << 14 else 0.0,
         scale=scale,
-        tolerance=allowed / (scale or 1.0),
-        needed=allowed * ratio / (scale or 1.0),
+        tolerance=share / ratio if ratio > 0 else allowed / (scale or 1.0),
+        needed=share,
         worst=tuple(map(int, worst)),
         expected=float(a[worst]),
         found=float(b[worst]),
@@ -277,18 +278,32 @@ def has_nan(model: Any) -> bool:
 
 
 def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:
-    """How NaN and Inf differ in place, in words; where a run that only rounds has what `b` has, it is no difference."""
+    """How NaN and Inf differ in place, in words.
+
+    Where a run that only rounds has what `b` has, it is no difference. Nor is it where neither `a` nor `b` is a number
+    and such a run has another one of the three than `a`: a sum left its type, and the order of its terms decides what
+    it becomes.
+    """
     if np.isfinite(a).all() and np.isfinite(b).all():
         return ""
-    for what, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
-        wrong = test(a) != test(b)
-        for natural in naturals:
-            if natural.shape == a.shape:
-                wrong &= test(natural) != test(b)
-        if wrong.any():
-            at = [int(i) for i in np.argwhere(wrong)[0]]
-            return f"{int(wrong.sum())} elements differ in {what}, the first at {at}"
+    expected, found = _class(a), _class(b)
+    wrong = expected != found
+    for natural in naturals:
+        if natural.shape == a.shape:
+            other = _class(natural)
+            undecided = (other != expected) & (expected > 0) & (found > 0) & (other > 0)
+            wrong &= (other != found) & ~undecided
+    for number, what in enumerate(("NaN", "+Inf", "-Inf"), 1):
+        here = wrong & ((expected == number) | (found == number))
+        if here.any():
+            at = [int(i) for i in np.argwhere(here)[0]]
+            return f"{int(here.sum())} elements differ in {what}, the first at {at}"
     return ""
+
+
+def _class(x: Array) -> Array:
+    """0 for a number, 1 for NaN, 2 and 3 for the infinities."""
+    return np.where(np.isfinite(x), 0, np.where(np.isnan(x), 1, np.where(x > 0, 2, 3))).astype(np.int8)
 
 
 def steps(

@@ -180,7 +180,7 @@ class Walk:
             return None
         agreeing: dict[str, tuple[float, Array, OutputComparison]] = {}
         for form, exact in kernel.forms(name, value.array).items():
-            if agreeing and name not in kernel.shared:
+            if agreeing and not self._completed(kernel, name):
                 break
             placed, error = kernel.placed(exact)
             scale = mean_size(exact)
@@ -203,9 +203,15 @@ class Walk:
         self.agreed += 1
         for product in kernel.products:
             self.products.pop(product, None)
-        if form == name and name in kernel.shared:
+        if form == name and self._completed(kernel, name):
             return None
         return self._take(name, kernel.tensor_of(form, agreeing[form][1]), value)
+
+    def _completed(self, kernel: Kernel, name: str) -> bool:
+        """Whether another kernel may have written this tensor of both, or be the one that completes it."""
+        return name in kernel.shared and any(
+            k is not kernel and name in k.shared and k.tensor in ("", name) for k in self.kernels
+        )
 
     def compared(
         self, name: str, exact: Array, found: Array, kind: Any, naturals: Sequence[Array] = ()

@@ -94,6 +94,7 @@ class Verdict:
         comparisons = [t.comparison for t in exact if t.seed < 2] or [t.comparison for t in exact]
         outputs = [o for c in comparisons for o in c.outputs]
         peers = [o.peer_error / (o.scale or 1.0) for o in outputs if o.peer_error >= 0]
+        worst = max(outputs, key=lambda o: o.max_error / (o.scale or 1.0), default=None)
         return {
             "verified": True,
             "reference": self.reference,
@@ -103,7 +104,7 @@ class Verdict:
             "max_error": max((o.max_error for o in outputs), default=0.0),
             "max_relative_error": max((c.max_error for c in comparisons), default=0.0),
             "peer_relative_error": max(peers, default=None),
-            "tolerance": max((o.tolerance for o in outputs), default=0.0),
+            "tolerance": worst.tolerance if worst else 0.0,
             "outputs": {
                 name: max(o.max_error / (o.scale or 1.0) for o in outputs if o.name == name)
                 for name in dict.fromkeys(o.name for o in outputs)

@@ -116,10 +116,11 @@ def _dynamic(call: Call, x: Array) -> Result:
     scale = np.float32(
         np.float32(high - low) / np.float32(255)
     )  # an engine rounds the scale to its type, and uses that
-    zero = np.uint8(np.clip(np.rint(-low / scale) if scale else 0, 0, 255))
+    scale = scale if scale else np.float32(1)  # what onnxruntime has for zeros; the standard would divide by zero
+    zero = np.uint8(np.clip(np.rint(-low / scale), 0, 255))
     wide = x.astype(np.float64)
     return [
-        steps(wide, np.asarray(scale or 1, np.float64), np.asarray(zero), np.dtype(np.uint8)),
+        steps(wide, np.asarray(scale, np.float64), np.asarray(zero), np.dtype(np.uint8)),
         np.asarray(scale, np.float32), np.asarray(zero),
     ]  # fmt: skip
 

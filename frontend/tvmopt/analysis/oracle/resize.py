@@ -126,7 +126,8 @@ def _resize(call: Call, x: Array, *rest: Any) -> Result:
         y = np.where(beyond, np.asarray(call.get("extrapolation_value", 0.0), y.dtype), y)
     if whole.kind == "f":
         return y
-    info, y = np.iinfo(whole), y * (1 + call.arithmetic.edge)
+    # an error of a sum is relative to its terms
+    info, y = np.iinfo(whole), y + 4 * call.arithmetic.edge * np.sign(y) * np.abs(x.astype(np.float64)).max(initial=0)
     return np.clip(np.rint(y) if call.get("mode") == "cubic" else np.trunc(y), info.min, info.max).astype(whole)
 
 

@@ -32,6 +32,8 @@ MOVES = {
 }
 SUMS = HEAVY | {"GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax"}
 """Operators that add up in an order of their own, besides the reductions."""
+INTEGER_EDGES = {"Resize", "Upsample"}
+"""Those that have edges where their result is an integer: they move their own sums."""
 MARGIN = 4.0
 """How much farther than its own error a run moves an input."""
 EPSILON = 2.0**-23
@@ -67,7 +69,7 @@ class Recorder(Oracle):
         self.edges: dict[str, list[Any]] = {}
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
-        if call.op in EDGES:
+        if call.op in EDGES or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind)):
             self.edges[call.node.output[0]] = [v.array if v is not None else None for v in values]
         return super().evaluate(call, domain, values)
 
@@ -88,6 +90,15 @@ class Rounded(Oracle):
         self.edges, self.sign, self.allowed = edges, sign, allowed
         self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
         self.generator = np.random.default_rng(sign + 1)
+
+    def run(self, feeds: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """As the oracle's; an input that a product reads is in memory in 16 bits, too."""
+        narrow = {
+            n: self.arithmetic.rounded(a.astype(self.arithmetic.work)).astype(a.dtype)
+            for n, a in feeds.items()
+            if n in self.narrow and isinstance(a, np.ndarray) and is_real(a.dtype)
+        }
+        return super().run({**feeds, **narrow}, *args, **kwargs)
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         stays = call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
