@@ -76,6 +76,13 @@ MODELS = {
     ),
     "slice of a part": one("Slice", ("x", "b", "e", "a"), {"b": ints(2), "e": ints(7), "a": ints(1)}),
     "slice from the end": one("Slice", ("x", "b", "e", "a"), {"b": ints(-1), "e": ints(2**63 - 1), "a": ints(2)}),
+    "slices from the back and by far steps": chained(
+        [node("Slice", ["x", f"b{i}", f"e{i}", "a", f"s{i}"], [f"p{i}"]) for i in range(5)]
+        + [node("Concat", [f"p{i}" for i in range(5)], ["y"], axis=1)],
+        {"a": ints(1)} | {f"{what}{i}": ints(number) for i, bounds in enumerate(
+            [(9, ALL, -2), (11, 2, -3), (-2, -7, -1), (1, 1 << 62, (1 << 63) - 1), (-1, 0, -(1 << 62))])
+            for what, number in zip("bes", bounds, strict=True)},
+    ),
     "slice by a step": one("Slice", ("x", "b", "e", "a", "s"), {"b": ints(0), "e": ints(2**62), "a": ints(2),
         "s": ints(2)}),
     "slice to at most": one("Slice", ("x", "b", "e", "a"), {"b": ints(0), "e": ints(5), "a": ints(2)}),

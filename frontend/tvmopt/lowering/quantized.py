@@ -26,10 +26,13 @@ RANGES = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16":
 
 
 def quantize(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
-    """`R.quantize` of float32 with one constant scale and zero point."""
+    """`R.quantize` of float32. NaN becomes an integer of the type, as everything else does: int32 first, which has a
+    number for it; a conversion to 8 bits at once may leave anything in a register."""
     found, kind = _params(bb, call), str(call.ty.dtype)
-    if found is None or kind not in RANGES or str(call.args[0].ty.dtype) != "float32":
+    if kind not in RANGES or str(call.args[0].ty.dtype) != "float32":
         return None
+    if found is None:
+        return _quantize_along(bb, call, kind)
     scale, zero = found
     low, high = (tirx.const(float(bound - zero), "float32") for bound in RANGES[kind])
 
@@ -42,6 +45,29 @@ def quantize(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         return te.compute(data.shape, lambda *i: value(data(*i)), name="quantize")
 
     return bb.call_te(compute, call.args[0], primfunc_name_hint="quantize")
+
+
+def _quantize_along(bb: relax.BlockBuilder, call: relax.Call, kind: str) -> Any:
+    """The same where scale and zero point are tensors: a number for each slice of an axis, or one."""
+    shapes = [a.ty.shape for a in call.args]
+    if any(s is None for s in shapes) or any(len(s.values) > 1 for s in shapes[1:]):
+        return None
+    axis = int(call.attrs.axis) % max(1, len(shapes[0].values))
+    low, high = (tirx.const(bound, "int32") for bound in RANGES[kind])
+
+    def compute(data: te.Tensor, scales: te.Tensor, zeros: te.Tensor) -> te.Tensor:
+        def value(*index: Any) -> Any:
+            scale, zero = (
+                t(*() if not t.shape else (0,) if t.shape[0] == 1 else (index[axis],)) for t in (scales, zeros)
+            )
+            zero = zero.astype("int32")
+            bounds = [(bound - zero).astype("float32") for bound in (low, high)]
+            whole = tirx.round(tirx.max(tirx.min(data(*index) / scale, bounds[1]), bounds[0])).astype("int32")
+            return (whole + zero).astype(kind)
+
+        return te.compute(data.shape, value, name="quantize")
+
+    return bb.call_te(compute, *call.args, primfunc_name_hint="quantize")
 
 
 def dequantize(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:

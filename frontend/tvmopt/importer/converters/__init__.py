@@ -49,6 +49,7 @@ from tvmopt.importer.converters import (
     shape,
     signal,
     sized,
+    unsigned,
 )
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
@@ -77,6 +78,7 @@ GROUPS = (
     shape,
     signal,
     sized,
+    unsigned,
 )
 
 CONVERTERS: dict[tuple[str, str], Converter] = {}

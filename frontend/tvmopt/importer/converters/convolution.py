@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.dims import is_open
+from tvmopt.dims import OpenSize, is_open
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.padding import pad_open
@@ -23,6 +23,8 @@ def convolve(b: Build, ctx: Context, x: Any, w: Any, attrs: dict[str, Any]) -> A
     if n not in _CONVOLUTIONS:
         raise ctx.unsupported(f"{n} spatial dimensions; 1 to 3 are supported")
     kernel = shape_of(w)[2:]
+    if is_open(kernel):
+        raise OpenSize("the size of its kernel is open")
     strides, dilations = attrs.get("strides", [1] * n), attrs.get("dilations", [1] * n)
     found = windows(attrs, shape_of(x)[2:], kernel)
     if 0 in shape_of(w)[1:]:  # no channel: TVM's kernel would not write its sums of nothing

@@ -40,6 +40,16 @@ def mean(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
     return relax.op.divide(total, relax.const(len(inputs), dtype)) if len(inputs) > 1 else total
 
 
+def negative(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Neg. The lowest integer is its own negative; LLVM takes it that signed numbers never overflow, and makes of
+    ``-x / 3`` what is none of it there, ``x / -3``."""
+    x, kind = inputs[0], dtype_of(inputs[0])
+    if kind not in ("int32", "int64"):
+        return stock(bb, inputs, attrs, ctx)
+    b = Build(bb, ctx.name)
+    return b.where(b.equal(x, int(np.iinfo(kind).min)), x, b.emit(relax.op.negative(x)))
+
+
 def clip(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Clip as ``min(max(x, lo), hi)``; a bound that is not given, infinite or NaN does nothing."""
     x, dtype = inputs[0], str(inputs[0].ty.dtype)
@@ -304,6 +314,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Dropout"): dropout,
     ("", "IsInf"): is_inf,
     ("", "BitShift"): bit_shift,
+    ("", "Neg"): negative,
     ("", "Equal"): equal,
     ("", "Pow"): power,
     ("", "Mod"): modulo,

@@ -147,11 +147,14 @@ def _open_average(b: Build, x: Any, attrs: dict[str, Any], found: Windows, inclu
 
 
 def lp_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """LpPool: the p-th root of the sum of ``|x|^p``, the sum being an average over full windows times their taps."""
+    """LpPool: the p-th root of the sum of ``|x|^p``, the sum being an average over full windows times their taps.
+
+    Powers above the second are float64: float32 has no ``x^3`` beyond 7e12, though it has the root.
+    """
     b = Build(bb, ctx.name)
     found = _found(ctx, inputs[0], attrs)
     p, dtype = int(attrs.get("p", 2)), dtype_of(inputs[0])
-    image, found = _padded(b, b.wide(inputs[0]), found, 0.0)
+    image, found = _padded(b, b.wide(inputs[0]) if p < 3 else b.cast(inputs[0], "float64"), found, 0.0)
     x = b.emit(relax.op.abs(image))
     raised = x if p == 1 else b.mul(x, x) if p == 2 else b.emit(relax.op.power(x, like(p, x)))
     pooled = _AVERAGE[len(found.out)](raised, **_common(attrs), padding=_padding(found), count_include_pad=True)

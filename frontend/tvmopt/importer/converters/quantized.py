@@ -97,7 +97,7 @@ def dequantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
 
 
 def dynamic_quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """DynamicQuantizeLinear: uint8 with the range of the data itself, zero included."""
+    """DynamicQuantizeLinear: uint8 with the range of the data itself, zero included; of zeros only, the scale is 1."""
     b = Build(bb, ctx.name)
     x = inputs[0]
     high = b.maximum(b.max(x, None), 0.0)
@@ -106,7 +106,7 @@ def dynamic_quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     safe = b.where(b.equal(scale, 0.0), 1.0, scale)
     zero = b.minimum(b.maximum(b.emit(relax.op.round(b.div(b.sub(0.0, low), safe))), 0.0), 255.0)
     value = saturate(b, b.add(b.emit(relax.op.round(b.div(x, safe))), zero), TensorProto.UINT8)
-    return value, scale, b.cast(zero, "uint8")
+    return value, safe, b.cast(zero, "uint8")
 
 
 def _centred(b: Build, x: Any, zero: Any, shape: tuple[int, ...] | None = None) -> Any:

@@ -234,7 +234,7 @@ def hardmax(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     if ctx.opset < 13:
         x = b.reshape(x, (int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))))
         axis = 1
-    best = b.emit(relax.op.argmax(x, axis, True))
+    best = b.emit(relax.op.argmax(b.wide(x), axis, True))
     size = shape_of(x)[axis]
     ramp = const(np.arange(size).reshape([size if i == axis else 1 for i in range(len(shape_of(x)))]), "int64")
     return b.reshape(b.cast(b.equal(ramp, best), dtype), shape)

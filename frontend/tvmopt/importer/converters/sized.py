@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.dims import OpenSize, Size, is_open, least, most
+from tvmopt.dims import Dim, OpenSize, Size, is_open, least, most
 from tvmopt.importer.converters import indices as indexed
 from tvmopt.importer.converters import shape as static
 from tvmopt.importer.converters.common import Build, const, shape_of
@@ -78,7 +78,7 @@ FARTHEST = 1 << 31
 
 
 def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Slice whose axes or bounds are open; the walk has seen to it that they are inside."""
+    """Slice whose axes or bounds are open; the walk has seen to it that those of a positive step are inside."""
     if _is_static(inputs, ctx):
         far = ctx.array(inputs[4])
         if far is not None and (np.abs(far.astype(np.float64)) > FARTHEST).any():
@@ -91,12 +91,21 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
         for i, name in enumerate(("starts", "ends", "axes", "steps"))
     )
     axes = [int(a) % len(own) for a in (given or range(len(starts)))]
-    steps = [int(s) for s in (strides or [1] * len(starts))]
-    if steps == [-1] and out != own and isinstance(starts[0], int | np.integer) and starts[0] >= 0:
-        cut = Build(bb, ctx.name).slice(x, axes[0], 0, int(starts[0]) + 1)
-        return relax.op.flip(cut, axes[0])
-    if any(s == -1 for s in steps):
-        return relax.op.flip(x, axes[0]) if steps == [-1] and out == own else ctx.stock(inputs, attrs)
+    steps = [min(int(s), FARTHEST) for s in (strides or [1] * len(starts))]
+    if steps == [-1] and out == own:
+        return relax.op.flip(x, axes[0])
+    b = Build(bb, ctx.name)
+    if steps == [-1] and isinstance(own[axes[0]], Dim) and isinstance(starts[0], int | np.integer) and starts[0] >= 0:
+        return relax.op.flip(b.slice(x, axes[0], 0, int(starts[0]) + 1), axes[0])
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if step < 1:  # from the back to the front: where it begins and ends beyond the axis is for Python to say
+            if any(isinstance(size, Dim) for size in (own[axis], start, end)):
+                return ctx.stock(inputs, attrs)
+            places = np.arange(own[axis])[slice(int(start), int(end), step)]
+            x = b.emit(relax.op.take(x, const(places, "int64"), axis))
+    kept = [i for i, s in enumerate(steps) if s > 0]
+    axes, steps, starts, ends = ([values[i] for i in kept] for values in (axes, steps, starts, ends))
+    own = shape_of(x)
     firsts = [_place(own[a], s) for a, s in zip(axes, starts, strict=True)]
     lasts = [
         f + out[a] * s if s == 1 else _place(own[a], e) for a, f, s, e in zip(axes, firsts, steps, ends, strict=True)
