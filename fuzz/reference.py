@@ -38,6 +38,11 @@ TOP = 1e-2
 """Numbers that are this near to the largest of their type may be beyond it where sums are ordered otherwise."""
 LARGE = 1e9
 """Products of a few inputs beyond this leave float32."""
+FEW = 2e-3
+"""The share of elements of a 16-bit type that may differ: a run in which inputs are moved is a sample and shows few
+of the elements at an edge (a sum that cancels, a score that ties). A kernel's fault is in more of them, or larger."""
+CUT = {"Resize", "Upsample"}
+"""Operators that cut off what is behind the point of sums of integers: a sum that is whole may be a step less."""
 QUANTISED = {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"}
 
 
@@ -147,8 +152,9 @@ class Reference:
             copy = onnx.ModelProto()
             copy.CopyFrom(self.model)
             rng = np.random.default_rng(index)
+            scales = any(n.op_type in QUANTISED for n in copy.graph.node)  # their products decide ties
             for tensor in copy.graph.initializer:
-                if tensor.data_type in EPSILON and np.prod(tensor.dims) > 1:
+                if tensor.data_type in EPSILON and (scales or np.prod(tensor.dims) > 1):
                     array = _nudged(numpy_helper.to_array(tensor), self.epsilon * MOVES[index], rng)
                     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
             self._moved[index] = _session(copy) if self.session is not None else copy
@@ -156,20 +162,28 @@ class Reference:
         return _run(known, feeds) if self.session is not None else oracle(known, feeds)
 
     def _compare(self, expected: dict[str, Array], found: dict[str, Array], slack: dict[str, Array]) -> str:
-        steps = any(n.op_type in QUANTISED for n in self.model.graph.node)
+        operators = {n.op_type for n in self.model.graph.node}
+        steps = 1.0 if operators & CUT else 0.05 if operators & QUANTISED else 0.0
+        coarse = self.epsilon > EPSILON[TensorProto.FLOAT]
         for name, want in expected.items():
             if name not in found:
                 return f"{name} is missing"
             got = found[name]
             if got.shape != want.shape or got.dtype != want.dtype:
                 return f"{name} is {got.dtype}{list(got.shape)}, expected {want.dtype}{list(want.shape)}"
-            problem = _differs(want, got, slack[name], max(GROSS, FACTOR * self.epsilon), steps)
+            few = FEW if coarse else 0.0
+            problem = _differs(want, got, slack[name], max(GROSS, FACTOR * self.epsilon), steps, few)
             if problem:
                 return f"{name}: {problem}"
         return ""
 
 
-def _differs(want: Array, got: Array, slack: Array, tolerance: float, steps: bool) -> str:
+def _differs(want: Array, got: Array, slack: Array, tolerance: float, steps: float, few: float) -> str:
+    """How two outputs differ, in words.
+
+    Args:
+        steps: the share of integers that may be a step off. few: the share of elements that may differ.
+    """
     if not want.size:
         return ""
     if want.dtype.kind in "OUS":
@@ -184,9 +198,9 @@ def _differs(want: Array, got: Array, slack: Array, tolerance: float, steps: boo
         allowed = tolerance * np.maximum(finite.max(), np.where(np.isfinite(wide), wide, 0)) + _smallest(want.dtype)
     with np.errstate(all="ignore"):
         wrong = error > allowed + slack
-    if steps and want.dtype.kind in "iu" and wrong.mean() < 0.05 and error.max() <= 1:
+    if want.dtype.kind in "iu" and wrong.mean() <= steps and error.max() <= 1:
         return ""
-    if not wrong.any():
+    if wrong.mean() <= few:
         return ""
     at = np.unravel_index(int(np.where(wrong, np.nan_to_num(error, posinf=3e38), -1).argmax()), want.shape)
     place = ", ".join(map(str, at))

@@ -71,6 +71,9 @@ def cut(b: Builder) -> None:
         start, end = (v - size if b.chance(0.3) and v < size else v for v in (start, end))
         if b.chance(0.3):
             start, end = (0, (1 << 63) - 1) if step > 0 else (size - 1, -(1 << 63))
+        elif b.chance(0.2):  # beyond the axis, which is its end
+            far = b.choice([1, 2, 7, 1 << 40])
+            start, end = (start - far - size, end + far + size) if step > 0 else (start + far + size, -far - size)
         starts, ends, steps = [*starts, start], [*ends, end], [*steps, step]
     operands = [a, ints(b, starts), ints(b, ends), ints(b, [x - a.rank if b.chance(0.2) else x for x in axes])]
     b.node("Slice", operands + ([ints(b, steps)] if any(s != 1 for s in steps) or b.chance(0.2) else []))
