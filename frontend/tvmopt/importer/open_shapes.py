@@ -167,6 +167,9 @@ def _slice(n: Node) -> Shapes | None:
     result = list(own)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         size = result[axis]
+        if step != 0 and all(isinstance(known, int) for known in (size, start, end, step)):
+            result[axis] = len(range(size)[slice(start, end, step)])
+            continue
         if step == -1 and end <= -BEYOND and (start == -1 or start >= BEYOND):
             continue  # reversed as a whole
         if step == -1 and end <= -BEYOND and isinstance(start, int) and start >= 0:  # the first ones, reversed

@@ -206,7 +206,7 @@ def test_top1_agrees_on_256_images() -> None:
     compiled = tvmopt.compile(model, precision="bf16", threads=1)
     accuracy = compiled.report.accuracy
     assert compiled.manifest.precision == "bf16" and accuracy["verified"]
-    assert 1e-5 < accuracy["outputs"]["y"] < accuracy["tolerance"] < 0.2
+    assert 1e-5 < accuracy["outputs"]["y"] < accuracy["tolerance"] < 0.5
     expected = reference(model)
     found = Model(compiled.artifact).run({"x": images})["y"]
     assert (expected.argmax(1) == label).mean() > 0.9  # it classifies
