@@ -51,6 +51,7 @@ class AttentionPlan:
         fill: None, or what stands in place of a score where the mask is plus infinity.
         chunks: tasks a head, each a run of whole strips.
         capacity: None, or keys and values are the first rows of caches [B, N, capacity, H].
+        shared: heads that one task computes where there is one query; they share their keys.
     """
 
     batch: Any
@@ -69,6 +70,7 @@ class AttentionPlan:
     chunks: Any
     fill: float | None = None
     capacity: Any = None
+    shared: int = 1
 
     @property
     def nq(self) -> int:
@@ -185,7 +187,19 @@ def cached_plan(call: relax.Call, machine: Machine, symbols: Symbols) -> Attenti
         registers=machine.vector_registers, cores=machine.cores, scale=scores.scale,
         offset=_distance(keys, queries) if scores.causal else None,
     )  # fmt: skip
-    return replace(made, fill=scores.fill, capacity=capacity)
+    together = heads_together(heads, kv_heads, machine.cores)
+    return replace(made, fill=scores.fill, capacity=capacity, shared=together)
+
+
+def heads_together(heads: int, kv_heads: int, cores: int) -> int:
+    """Heads of a task that share a read of their keys: as many as leave every core as much to do.
+
+    >>> heads_together(16, 4, 2), heads_together(8, 1, 2), heads_together(32, 8, 16), heads_together(12, 12, 4)
+    (4, 4, 2, 1)
+    """
+    group = heads // kv_heads
+    divisors = [n for n in range(group, 0, -1) if group % n == 0]
+    return next((n for n in divisors if heads // n % cores == 0 or heads // n >= 3 * cores), 1)
 
 
 def _distance(keys: Any, queries: Any) -> Any:

@@ -10,16 +10,20 @@ VOCABULARY, HIDDEN, HEADS, KV_HEADS, DEPTH, POSITIONS = 37, 32, 4, 2, 16, 48
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
 
-def small_decoder(style: str = "grouped", layers: int = 1, seed: int = 0) -> onnx.ModelProto:
+def small_decoder(
+    style: str = "grouped", layers: int = 1, seed: int = 0, *, packed_table: bool = False, **attention: float
+) -> onnx.ModelProto:
     """A decoder of one or more layers: attention with caches and a residual, then the scores.
 
     Args:
         style: "grouped": GroupQueryAttention with rotary embedding and a mask whose ones are counted, as
             onnxruntime-genai's builder writes it; "plain": Concat, MatMul and Softmax with a causal mask made of
             position_ids, keys repeated for the heads of a group, each length with a name of its own, as torch does.
+        packed_table: the embedding is in 4 bits. attention: more attributes of GroupQueryAttention.
     """
-    made = _Made(np.random.default_rng(seed))
-    x = made.op("Gather", made.weight((VOCABULARY, HIDDEN), "embedding", 1.0), "input_ids")
+    made = _Made(np.random.default_rng(seed), attention)
+    x = made.packed_rows() if packed_table else ""
+    x = x or made.op("Gather", made.weight((VOCABULARY, HIDDEN), "embedding", 1.0), "input_ids")
     if style == "grouped":
         one = made.constant(np.array([1], np.int64))
         counted = made.op("ReduceSum", "attention_mask", one, keepdims=0)
@@ -39,8 +43,8 @@ def small_decoder(style: str = "grouped", layers: int = 1, seed: int = 0) -> onn
 
 
 class _Made:
-    def __init__(self, generator: np.random.Generator) -> None:
-        self.generator, self.nodes, self.weights = generator, [], []
+    def __init__(self, generator: np.random.Generator, attention: dict[str, float]) -> None:
+        self.generator, self.attention, self.nodes, self.weights = generator, attention, [], []
         self.lengths = self.total = ""
         self.angles: list[str] = []
 
@@ -58,13 +62,21 @@ class _Made:
         self.weights.append(numpy_helper.from_array(array, name))
         return name
 
+    def packed_rows(self) -> str:
+        """The embedding of the tokens, from a table in 4 bits with a scale and a zero point for 16 columns."""
+        codes = self.generator.integers(0, 256, (VOCABULARY, HIDDEN // 2), np.uint8)
+        zeros = self.generator.integers(0, 256, (VOCABULARY, HIDDEN // 32), np.uint8)
+        scales = self.weight((VOCABULARY, HIDDEN // 16), "scales", 0.2)
+        given = [self.constant(codes), "input_ids", scales, self.constant(zeros)]
+        return self.op("GatherBlockQuantized", *given, domain="com.microsoft", bits=4, block_size=16)
+
     def grouped(self, x: str, layer: int) -> str:
         packed = self.op("MatMul", x, self.weight((HIDDEN, (HEADS + 2 * KV_HEADS) * DEPTH), f"qkv{layer}"))
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         name = f"attention{layer}"
         inputs = [packed, "", "", *past, self.lengths, self.total, *self.angles]
         outputs = [name, f"present.{layer}.key", f"present.{layer}.value"]
-        given = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1}
+        given = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1, **self.attention}
         self.nodes.append(
             helper.make_node("GroupQueryAttention", inputs, outputs, name=name, domain="com.microsoft", **given)
         )

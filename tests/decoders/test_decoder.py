@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from tests.cli.command import tvmopt
-from tests.decoders.small import POSITIONS, VOCABULARY, greedy
+from tests.decoders.small import POSITIONS, VOCABULARY, greedy, small_decoder
+from tvmopt import api
 from tvmopt.errors import InputError
 from tvmopt.runtime.model import load
 
@@ -28,6 +30,19 @@ def test_greedy_tokens_are_those_of_onnxruntime(compiled: Compiled) -> None:
     assert len(set(ours)) > 5  # else it says little
     assert ours == greedy(model, PROMPT, len(ours))
     assert len(ours) == POSITIONS - len(PROMPT) + 1  # until the text is full
+
+
+@pytest.mark.parametrize(
+    "more", [{"local_window_size": 5}, {"softcap": 2.0, "local_window_size": 9}, {"packed_table": True}], ids=str
+)
+def test_windows_softcaps_and_packed_tables(more: dict[str, Any], tmp_path: Path) -> None:
+    """What Gemma 2, Mistral and models with a table in 4 bits have beside Llama; without it tokens are others."""
+    model = small_decoder(**more)
+    made = api.compile(model, output=tmp_path / "m.tvmopt")
+    assert made.artifact.manifest.accuracy["verified"]
+    ours = list(load(tmp_path / "m.tvmopt").decoder().generate(PROMPT, max_new_tokens=POSITIONS))
+    assert ours == greedy(model, PROMPT, len(ours)) and len(set(ours)) > 5
+    assert ours != greedy(small_decoder(), PROMPT, len(ours))
 
 
 def test_a_call_by_itself_is_a_function(compiled: Compiled) -> None:

@@ -53,6 +53,7 @@ from tvmopt.schedules.cpu._attention_plan import (
     plan_of,
     with_mask,
 )
+from tvmopt.schedules.cpu.attention.one_query import OneQuery, fits
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -89,7 +90,7 @@ class _Attention:
         self.locals.append(buffer)
         return buffer
 
-    def _at(self, key: Expr) -> tuple[Expr, Expr, Expr]:
+    def key_at(self, key: Expr) -> tuple[Expr, Expr, Expr]:
         """Where a key, or its value, of this head stands."""
         p = self.p
         head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
@@ -113,14 +114,15 @@ class _Attention:
         )  # fmt: skip
         return prim_func([*inputs, *self.handed, self.out], body, OUT_ELEMENTWISE_FUSABLE)
 
-    def one_query(self) -> Any:
-        """A single query of a decoder's step: other loops, where there are some."""
-        return self._strip(const_index(0))
-
     def _strips(self) -> Any:
+        if self.p.capacity is not None and self.dtype == "float32" and fits(self.p):
+            if is_one(self.p.queries):
+                return OneQuery(self).task()
+            if not isinstance(self.p.queries, int):  # then each strip is a chunk
+                strip = self._strip(self.chunk * self.p.strip)
+                return tirx.IfThenElse(self.p.queries == 1, OneQuery(self).task(), strip)
         if not isinstance(self.p.chunks, int):
-            strip = self._strip(self.chunk * self.p.strip)
-            return strip if self.p.capacity is None else tirx.IfThenElse(self.p.queries == 1, self.one_query(), strip)
+            return self._strip(self.chunk * self.p.strip)
         each = self.p.strips // self.p.chunks
         return loop(each, lambda s: self._strip((self.chunk * each + s) * self.p.strip), "s")
 
@@ -199,7 +201,7 @@ class _Attention:
         def step(d: Expr) -> Any:
             out = []
             for j in range(rows):
-                scalar = tirx.Broadcast(_wide(load(self.k, *self._at(key + j), d)), lanes)
+                scalar = tirx.Broadcast(_wide(load(self.k, *self.key_at(key + j), d)), lanes)
                 for u in range(p.nq):
                     query = load(self.qt, vector(d * p.strip + u * lanes, lanes))
                     out.append(store(self.acc, load(self.acc, at(j, u)) + scalar * query, at(j, u)))
@@ -281,7 +283,7 @@ class _Attention:
             for i in range(mo):
                 weight = spread(load(self.st, j * p.strip + query + i), lanes)
                 for n in range(no):
-                    value = _wide(load(self.v, *self._at(j), vector(depth + n * lanes, lanes)))
+                    value = _wide(load(self.v, *self.key_at(j), vector(depth + n * lanes, lanes)))
                     out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
             return seq(out)
 

@@ -5,6 +5,7 @@ import pytest
 from tvm import relax
 
 from tests.schedules.harness import Open, close, machines, open_module
+from tvmopt.operators.caches import Scores, cached_attention
 
 LENGTHS = (1, 2, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 64, 101, 511)
 
@@ -120,3 +121,73 @@ def test_attention_spelt_out_is_put_together(mask):
         known = {"batch": batch, "seq": seq}
         q, k, v, *m = (random(*(known.get(d, d) for d in s), seed=i) for i, s in enumerate(shapes))
         close(model(q, k, v, *m)[0], attention(q, k, v, *m), 64)
+
+
+def cached(scores, seq="seq", mask=None):
+    """Attention to the first rows of caches; the last tensor tells how many there are."""
+
+    def of(bb, q, k, v, *more):
+        bias, known = (more[0], more[1]) if mask else (None, more[0])
+        return cached_attention(q, k, v, next(iter(known.ty.shape)), bias, scores)
+
+    return of
+
+
+CACHES = [  # heads of queries and of keys, depths, mask
+    (6, 2, 16, 48, (1, 6, 1, "keys")),
+    (8, 2, 64, 64, (1, 1, "seq", "keys")),
+    (8, 1, 20, 24, (1, 1, "seq", 1)),
+    (4, 2, 128, 80, None),
+    (2, 1, 6, 7, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("machine", "heads", "kv_heads", "depth", "depth_v", "mask"),
+    [(m, *case) for m in machines() for case in (CACHES if m == "avx512" else CACHES[:1])],
+)
+def test_one_query_reads_the_first_rows_of_caches(machine, heads, kv_heads, depth, depth_v, mask):
+    """Rows behind those that count are NaN; two queries take the other loops of the same kernel."""
+    shapes = [(1, "seq", heads, depth), (1, kv_heads, "capacity", depth), (1, kv_heads, "capacity", depth_v)]
+    shapes += [mask, ("keys", 1)] if mask else [("keys", 1)]
+    model = Open(open_module(cached(Scores(depth**-0.5, causal=mask is None), mask=mask), shapes), machine)
+    assert kernel(model) == ["attention"]
+    for keys in (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 130):
+        for queries in (1, 2) if keys > 1 else (1,):
+            capacity = keys + (3 if keys % 2 else 0)
+            known = {"seq": queries, "keys": keys, "capacity": capacity}
+            q, k, v, *more = (random(*(known.get(d, d) for d in s), seed=keys + i) for i, s in enumerate(shapes))
+            k[:, :, keys:], v[:, :, keys:] = np.nan, np.nan
+            bias = more[0] if mask else None
+            if mask and keys > 1 and bias.shape[-1] > 1:
+                bias[..., 0] = -np.inf
+            rows = (x[:, :, :keys].transpose(0, 2, 1, 3) for x in (k, v))
+            expected = attention(q, *rows, bias, offset=keys - queries if mask is None else None)
+            close(model(q, k, v, *more)[0], expected, 64)
+
+
+def test_one_known_query_and_a_fill():
+    shapes = [(2, 1, 4, 32), (2, 2, "capacity", 32), (2, 2, "capacity", 32), (2, 1, 1, "keys"), ("keys", 1)]
+    model = Open(open_module(cached(Scores(0.25, fill=-3.0), mask=True), shapes))
+    for keys in (1, 5, 16, 40):
+        q, k, v = random(2, 1, 4, 32), random(2, 2, keys + 1, 32), random(2, 2, keys + 1, 32, seed=1)
+        bias = np.where(random(2, 1, 1, keys) > 0, np.inf, 0).astype("float32")
+        both = (np.repeat(x[:, :, :keys], 2, 1).astype("float64") for x in (k, v))
+        keys_of, values = both
+        scores = q.transpose(0, 2, 1, 3).astype("float64") @ keys_of.swapaxes(2, 3) * 0.25
+        e = np.exp(np.where(np.isinf(bias), -3.0, scores))
+        expected = (e / e.sum(-1, keepdims=True) @ values).transpose(0, 2, 1, 3)
+        close(model(q, k, v, bias, random(keys, 1))[0], expected, 64)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 16])
+def test_heads_of_a_group_share_a_task_and_none_is_left_out(cores):
+    shapes = [(1, 1, 12, 16), (1, 3, "capacity", 16), (1, 3, "capacity", 16), ("keys", 1)]
+    model = Open(open_module(cached(Scores(0.25)), shapes), cores=cores)
+    q, k, v = random(1, 1, 12, 16), random(1, 3, 600, 16), random(1, 3, 600, 16, seed=1)
+    q[0, 0, 5] *= 1e4  # one head's huge scores, and another's NaN, stay there
+    k[0, 2, 7, 3] = np.nan
+    y = model(q, k, v, random(600, 1))[0]
+    expected = attention(q, *(x.transpose(0, 2, 1, 3) for x in (k, v)))
+    close(y[:, :, :8], expected[:, :, :8], 1000)
+    assert np.isnan(y[:, :, 8:]).all()

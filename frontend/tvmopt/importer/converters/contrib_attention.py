@@ -211,16 +211,29 @@ def _open_grouped(
     """The same at open lengths: one operator, which knows what causal means for keys before the first query."""
     q, k, v = qkv
     batch, heads, length, depth = shape_of(q)
-    total = shape_of(k)[2]
-    if attrs.get("softcap", 0.0) or attrs.get("local_window_size", -1) >= 0 or dtype_of(q) != "float32":
-        raise ctx.unsupported("a softcap, a window or 16 bits at an open length", "bind the sizes: --shape NAME:N")
-    keys = b.reshape(b.arange(total), (1, 1, 1, total))
-    seen = b.less(keys, b.reshape(valid, (batch, 1, 1, 1)))
+    total, window, softcap = shape_of(k)[2], attrs.get("local_window_size", -1), attrs.get("softcap", 0.0)
+    if dtype_of(q) != "float32":
+        raise ctx.unsupported("16 bits at an open length", "bind the sizes: --shape NAME:N")
+    seen = b.less(b.reshape(b.arange(total), (1, 1, 1, total)), b.reshape(valid, (batch, 1, 1, 1)))
+    if window >= 0 or softcap:
+        seen = b.both(seen, _near(b, length, total, window))
     bias = _sum(b, b.where(seen, const(0.0, "float32"), const(-np.inf, "float32")), extra)
+    if softcap:  # which no attention kernel has
+        keys, values = (repeat_heads(b, x, heads // shape_of(k)[1]) for x in (k, v))
+        return (_attend(b, q, keys, values, bias, attrs.get("scale"), softcap), k, v)[: max(1, ctx.num_outputs)]
     scale = tvm.tirx.FloatImm("float32", attrs.get("scale") or 1 / math.sqrt(depth))
     rows = [b.transpose(x, (0, 2, 1, 3)) for x in (q, k, v)]
     out = b.emit(relax.op.nn.attention(*rows, bias=bias, scale=scale, causal_mask="BottomRight"))
     return (b.reshape(out, (batch, length, heads * depth)), k, v)[: max(1, ctx.num_outputs)]
+
+
+def _near(b: Build, queries: Any, total: Any, window: int) -> Any:
+    """:func:`_causal` at open lengths: whether a query sees a key, [1, 1, queries, total]."""
+    last = b.sub(b.number(total), b.number(queries))
+    places = b.add(b.reshape(b.arange(queries), (1, 1, queries, 1)), b.reshape(last, (1, 1, 1, 1)))
+    distance = b.sub(places, b.reshape(b.arange(total), (1, 1, 1, total)))
+    past = b.greater_equal(distance, 0)
+    return past if window < 0 else b.both(past, b.less(distance, window))
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {

@@ -99,8 +99,6 @@ def gather_block_quantized(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[s
     extra = len(shape_of(at)) - 1
     axis = along + extra * (along > gathered)
     per, default = 8 // bits, 2 ** (bits - 1) if elem == TensorProto.UINT8 else 0
-    shape = list(shape_of(parts[0]))
-    shape[-1] *= per
     dtype = dtype_of(scales)
 
     def code(packed: te.Tensor, place: list[Any]) -> Any:
@@ -116,7 +114,8 @@ def gather_block_quantized(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[s
             zero = code(given[2], own) if len(given) > 2 else tirx.const(float(default), "float32")
             return ((code(given[0], list(place)) - zero) * given[1](*own).astype("float32")).astype(dtype)
 
-        return te.compute(shape, element, name="dequantize_rows")
+        *lead, packed = given[0].shape
+        return te.compute((*lead, packed * per), element, name="dequantize_rows")
 
     return b.te(dequantize_rows, *parts)
 

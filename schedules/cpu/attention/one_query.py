@@ -1,0 +1,250 @@
+"""One query a head, as a decoder's step has it: the heads of a group read a row of K and V once, nothing is transposed.
+
+With one query the strips of `compute.py` would compute V - 1 scores of V for nothing. Here the lanes are the depth::
+
+    a[i, j]  += q[i, d..] * k[j, d..]       g heads i by V / g keys j: V accumulators, one load of K for g heads
+    s[i, j]   = sum over the lanes of a     V accumulators become one vector: neighbours are added log2(V) times
+    m = max_j s;  s = exp(s - m);  l = sum_j s
+    o[i, d..] = (sum_j s[i, j] * v[j, d..]) / l
+
+registers  V accumulators + g of q + V / g of k <= vector_regs      16 + 4 + 4 = 24 <= 32
+floor      K and V once a group: 2 * keys * depth * 4 bytes over the bandwidth of memory
+adding up  3 instructions a score (2 shuffles and an addition for two vectors), beside depth / V multiply-adds
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+from typing import Any
+
+from tvm import tirx
+
+from tvmopt.lowering import math
+from tvmopt.lowering.loops import as_index, const_index, load, loop, new_buffer, seq, splat, spread, store, vector
+from tvmopt.lowering.lower_extrema import larger
+from tvmopt.schedules.cpu._attention_plan import AttentionPlan, ceil_div, is_one, with_mask
+
+Expr = Any
+LEAST_LANES = 4
+"""Lanes along the depth below which the strips are kept."""
+HEADS = 4
+"""Heads of a tile at most."""
+ACCUMULATORS = 16
+"""Vectors of a tile of the output at most."""
+
+
+def fits(p: AttentionPlan) -> bool:
+    """Whether there are loops for one query of this plan."""
+    return _lanes(p) >= LEAST_LANES
+
+
+def _lanes(p: AttentionPlan) -> int:
+    return gcd(p.depth, p.lanes)
+
+
+class OneQuery:
+    """Writes the statements of one task: `p.shared` heads from `head` on.
+
+    Args:
+        kernel: the kernel's writer, for its buffers; what is made here is among its locals.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        p: AttentionPlan = kernel.p
+        self.p, self.kernel, self.k_lanes = p, kernel, _lanes(p)
+        self.tile_heads = next(n for n in (HEADS, 2, 1) if p.shared % n == 0)
+        self.tile_keys = self.k_lanes // self.tile_heads
+        self.row = ceil_div(p.keys, p.lanes) * p.lanes  # scores of a head, filled up to whole vectors
+        self.query = self._local("query", p.shared * p.depth)
+        self.scores = self._local("scores", p.shared * self.row)
+        self.dots = self._local("dots", self.k_lanes * self.k_lanes)
+        self.sums = self._local("sums", self.k_lanes)
+        self.top = self._local("most", p.lanes)
+        self.total = self._local("norm", p.lanes)
+        self.inverse = self._local("inverse", p.shared)
+        self.out = self._local("result", ACCUMULATORS * p.v_lanes)
+
+    def _local(self, name: str, size: Any) -> Any:
+        buffer = new_buffer(f"one_{name}", size)
+        self.kernel.locals.append(buffer)
+        return buffer
+
+    def task(self) -> Any:
+        """The statements; those of a group's other heads are empty."""
+        p, head = self.p, self.kernel.h
+        body = seq([
+            loop(p.shared, self._take, "i"),
+            *(self._scored(first) for first in range(0, p.shared, self.tile_heads)),
+            loop(p.shared, self._softmax, "i"),
+            *(self._output(first) for first in range(0, p.shared, self.tile_heads)),
+        ])  # fmt: skip
+        if p.shared == 1:
+            return body
+        return tirx.IfThenElse(tirx.floormod(head, const_index(p.shared)) == 0, body, None)
+
+    def _take(self, i: Expr) -> Any:
+        """The query of a head, scaled."""
+        p, lanes = self.p, self.k_lanes
+
+        def one(d: Expr) -> Any:
+            value = load(self.kernel.q, self.kernel.b, const_index(0), self.kernel.h + i, vector(d * lanes, lanes))
+            return store(self.query, value * splat(p.scale, lanes), vector(i * p.depth + d * lanes, lanes))
+
+        return loop(p.depth // lanes, one, "d")
+
+    # -- scores -------------------------------------------------------------------------------------
+
+    def _scored(self, first: int) -> Any:
+        """The scores of heads first .. first + tile_heads; a last tile is moved up, so that some are computed twice."""
+        p, keys = self.p, self.tile_keys
+        last = as_index(p.keys) - 1
+
+        def moved(t: Expr) -> Any:
+            return self._tile(first, tirx.min(t * keys, p.keys - keys), lambda key: key)
+
+        def clamped(t: Expr) -> Any:  # fewer keys than a tile: behind the last one, the last one again
+            return self._tile(first, t * keys, lambda key: tirx.min(key, last))
+
+        tiles = ceil_div(p.keys, keys)
+        if isinstance(p.keys, int):
+            return loop(tiles, moved if p.keys >= keys else clamped, "t")
+        return tirx.IfThenElse(p.keys >= keys, loop(tiles, moved, "t"), loop(const_index(1), clamped, "t"))
+
+    def _tile(self, first: int, key: Expr, place: Any) -> Any:
+        p, lanes = self.p, self.k_lanes
+        cells = [(i, j) for i in range(self.tile_heads) for j in range(self.tile_keys)]
+
+        def dot(i: int, j: int) -> Expr:
+            return vector((i * self.tile_keys + j) * lanes, lanes)
+
+        def step(d: Expr) -> Any:
+            out = []
+            for i, j in cells:
+                key_row = load(self.kernel.k, *self.kernel.key_at(place(key + j)), vector(d * lanes, lanes))
+                query = load(self.query, vector((first + i) * p.depth + d * lanes, lanes))
+                out.append(store(self.dots, load(self.dots, dot(i, j)) + key_row * query, dot(i, j)))
+            return seq(out)
+
+        zero = [store(self.dots, splat(0.0, lanes), dot(i, j)) for i, j in cells]
+        ends = [
+            store(
+                self.scores,
+                load(self.sums, vector(i * self.tile_keys, self.tile_keys)),
+                vector((first + i) * self.row + key, self.tile_keys),
+            )
+            for i in range(self.tile_heads)
+        ]
+        whole = vector(0, lanes)
+        return seq(
+            [
+                *zero,
+                loop(p.depth // lanes, step, "d"),
+                *self._added_up(),
+                store(self.sums, load(self.dots, whole), whole),
+                *ends,
+            ]
+        )
+
+    def _added_up(self) -> list[Any]:
+        """Vector 0 of the accumulators becomes their sums over the lanes, in order: neighbouring lanes of two vectors
+        are added, which makes one vector of them, until there is one."""
+        lanes, statements = self.k_lanes, []
+        even, odd = (list(range(start, 2 * lanes, 2)) for start in (0, 1))
+        count = lanes
+        while count > 1:
+            for n in range(count // 2):
+                a, b = (load(self.dots, vector((2 * n + side) * lanes, lanes)) for side in (0, 1))
+                pair = tirx.Shuffle([a, b], even) + tirx.Shuffle([a, b], odd)
+                statements.append(store(self.dots, pair, vector(n * lanes, lanes)))
+            count //= 2
+        return statements
+
+    # -- softmax and output -------------------------------------------------------------------------
+
+    def _softmax(self, i: Expr) -> Any:
+        """Scores to weights, and one over their sum; behind the last key there is nothing."""
+        p, lanes, kernel = self.p, self.p.lanes, self.kernel
+        start, whole = i * self.row, vector(0, self.p.lanes)
+        steps = []
+        if kernel.bias is not None:
+            steps.append(loop(p.keys, lambda j: store(self.scores, self._masked(i, j), start + j), "j"))
+        rest = self.row - p.keys
+        steps.append(loop(rest, lambda j: store(self.scores, splat(float("-inf"), 1), start + p.keys + j), "j"))
+        vectors = ceil_div(p.keys, lanes)
+
+        def place(t: Expr) -> Expr:
+            return vector(start + t * lanes, lanes)
+
+        steps.append(store(self.top, splat(float("-inf"), lanes), whole))
+        steps.append(
+            loop(
+                vectors,
+                lambda t: store(self.top, larger(load(self.top, whole), load(self.scores, place(t))), whole),
+                "t",
+            )
+        )
+        steps.append(loop(lanes, lambda n: store(self.top, larger(load(self.top, 0), load(self.top, n)), 0), "n"))
+        steps.append(store(self.top, spread(load(self.top, 0), lanes), whole))
+        steps.append(store(self.total, splat(0.0, lanes), whole))
+
+        def weight(t: Expr) -> Any:
+            value = math.exp_nonpositive(load(self.scores, place(t)) - load(self.top, whole))
+            return seq([
+                store(self.scores, value, place(t)),
+                store(self.total, load(self.total, whole) + load(self.scores, place(t)), whole),
+            ])  # fmt: skip
+
+        steps.append(loop(vectors, weight, "t"))
+        steps.append(
+            loop(lanes - 1, lambda n: store(self.total, load(self.total, 0) + load(self.total, n + 1), 0), "n")
+        )
+        steps.append(store(self.inverse, tirx.const(1.0, "float32") / load(self.total, 0), i))
+        return seq(steps)
+
+    def _masked(self, i: Expr, j: Expr) -> Expr:
+        """A score under the mask; the only query sees every key, causal or not."""
+        p, kernel = self.p, self.kernel
+        shape = p.bias or ()
+        b = const_index(0) if is_one(shape[0]) else kernel.b
+        h = const_index(0) if is_one(shape[1]) else kernel.h + i
+        if p.bias_transposed:
+            mask = load(kernel.bias, b, h, j, 0)
+        else:
+            mask = load(kernel.bias, b, h, 0, const_index(0) if is_one(shape[3]) else j)
+        return with_mask(replace(p, lanes=1), load(self.scores, i * self.row + j), mask)
+
+    def _output(self, first: int) -> Any:
+        """The weighted sums of V of heads first .. first + tile_heads, some vectors of the depth at a time."""
+        p, lanes = self.p, self.p.v_lanes
+        vectors = p.depth_v // lanes
+        wide = next(n for n in range(vectors, 0, -1) if vectors % n == 0 and n * self.tile_heads <= ACCUMULATORS)
+        cells = [(i, n) for i in range(self.tile_heads) for n in range(wide)]
+
+        def at(i: int, n: int) -> Expr:
+            return vector((i * wide + n) * lanes, lanes)
+
+        def part(block: Expr) -> Any:
+            def depth(n: int) -> Expr:
+                return vector((block * wide + n) * lanes, lanes)
+
+            def step(j: Expr) -> Any:
+                out = []
+                for i, n in cells:
+                    weight = spread(load(self.scores, (first + i) * self.row + j), lanes)
+                    value = load(self.kernel.v, *self.kernel.key_at(j), depth(n))
+                    out.append(store(self.out, load(self.out, at(i, n)) + weight * value, at(i, n)))
+                return seq(out)
+
+            zero = splat(0.0, lanes)
+            ends = [
+                store(
+                    self.kernel.out,
+                    load(self.out, at(i, n)) * spread(load(self.inverse, first + i), lanes),
+                    self.kernel.b, const_index(0), self.kernel.h + (first + i), depth(n),
+                )
+                for i, n in cells
+            ]  # fmt: skip
+            return seq([*(store(self.out, zero, at(i, n)) for i, n in cells), loop(p.keys, step, "j"), *ends])
+
+        return loop(vectors // wide, part, "db")
