@@ -206,14 +206,21 @@ def _compiled(
             told = partial(begin, started, request=request) if started else None
             artifact, report = compile_model(request, progress, told)
             artifact, report = verified(artifact, report, path, tolerance, progress, started)
-    if kept is not None:
-        kept.keep(artifact, verify)
-    return Compiled(artifact, report, _written(artifact, output, strip_weights))
+    file = kept.keep(artifact, verify) if kept is not None else None
+    return Compiled(artifact, report, _written(artifact, output, strip_weights, file))
 
 
-def _written(artifact: Artifact, output: str | Path | None, strip_weights: bool) -> Path | None:
-    """The path of an artifact that was asked for as a file."""
-    return None if output is None else (artifact.stripped() if strip_weights else artifact).save(output)
+def _written(
+    artifact: Artifact, output: str | Path | None, strip_weights: bool, kept: Path | None = None
+) -> Path | None:
+    """The path of an artifact that was asked for as a file; `kept`: the same as a file in the cache."""
+    from tvmopt.compiler.kept import copied
+
+    if output is None:
+        return None
+    if kept is not None and not strip_weights and copied(kept, output):
+        return Path(output)
+    return (artifact.stripped() if strip_weights else artifact).save(output)
 
 
 def compile_isolated(
@@ -274,6 +281,9 @@ def _found(kept: Kept, output: str | Path | None, strip_weights: bool) -> Compil
     if output is None:  # only what was done is asked for
         report = kept.report()
         return None if report is None else CompiledFile(report, None)
+    if not strip_weights:
+        report = kept.copy(output)
+        return None if report is None else CompiledFile(report, Path(output))
     found = kept.find()
     return None if found is None else CompiledFile(found[1], _written(found[0], output, strip_weights))
 

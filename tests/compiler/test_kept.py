@@ -21,7 +21,7 @@ from tvmopt.api import compile_isolated
 from tvmopt.cache import Artifacts
 from tvmopt.compiler import kept as module
 from tvmopt.compiler.dump import Dumps
-from tvmopt.compiler.kept import Kept
+from tvmopt.compiler.kept import Kept, copied
 from tvmopt.compiler.request import Request, external_files, source_hash
 from tvmopt.extensions import register, unregister
 from tvmopt.runtime.artifact import read
@@ -201,6 +201,17 @@ def test_what_is_not_kept(place: Path, model: Path, tmp_path: Path, monkeypatch:
         unregister("plugin")
     monkeypatch.setenv("TVMOPT_ARTIFACTS_MB", "0")
     assert Kept.of(request, True, None) is None
+
+
+def test_a_kept_file_that_is_gone_is_written_anew(place: Path, model: Path, tmp_path: Path) -> None:
+    """Another process may need its room at any moment."""
+    assert not copied(tmp_path / "none.tvmopt", tmp_path / "a.tvmopt") and not (tmp_path / "a.tvmopt").exists()
+    kept = Kept.of(Request(model, Machine.load("cpu")), False, None)
+    assert kept is not None and kept.copy(tmp_path / "a.tvmopt") is None
+    artifact = tvmopt.compile(model, verify=False, cache=False).artifact
+    file = kept.keep(artifact, verify=False)
+    assert file is not None and kept.copy(tmp_path / "a.tvmopt") is not None
+    assert (tmp_path / "a.tvmopt").read_bytes() == file.read_bytes() == artifact.save(tmp_path / "b").read_bytes()
 
 
 def test_a_large_artifact_is_not_kept(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ what each kernel wrote, in whatever layout: axes permuted (NHWC), reshaped.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -107,14 +107,26 @@ def bindings(nodes: Sequence[Any]) -> dict[str, int]:
     return {node_name(node): i for i, node in enumerate(nodes)}
 
 
+def _orders(rank: int) -> Iterator[tuple[int, ...]]:
+    """Orders of axes to try: as they are, channels last without and with a batch, then all others.
+
+    >>> list(_orders(3))
+    [(0, 1, 2), (1, 2, 0), (0, 2, 1), (1, 0, 2), (2, 0, 1), (2, 1, 0)]
+    """
+    plain = tuple(range(rank))
+    first = dict.fromkeys((plain, (*plain[1:], *plain[:1]), (*plain[:1], *plain[2:], *plain[1:2])))
+    yield from first
+    if rank <= 5:
+        yield from (order for order in permutations(plain) if order not in first)
+
+
 def fitted(expected: Array, found: Array) -> tuple[Array, float]:
     """(`found` in the layout of `expected` that a sample fits best, the mean error of that sample)."""
     axes = [a for a, size in enumerate(expected.shape) if size > 1]
     best, least = found.reshape(expected.shape), float("inf")
     picks = np.random.default_rng(0).integers(0, max(1, found.size), min(SAMPLE, found.size))
     flat = found.reshape(-1)[picks].astype(np.float64)
-    orders = permutations(range(len(axes))) if len(axes) <= 5 else iter([tuple(range(len(axes)))])
-    for order in orders:
+    for order in _orders(len(axes)):
         sizes = [expected.shape[axes[k]] for k in order]
         where = np.unravel_index(picks, sizes) if sizes else ()
         index: list[Any] = [0] * expected.ndim

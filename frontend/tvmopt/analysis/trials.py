@@ -24,6 +24,7 @@ from tvmopt.analysis.verify import Trial, broken, distinct, peers_of
 from tvmopt.dims import near
 from tvmopt.errors import InputError
 from tvmopt.runtime.artifact import read
+from tvmopt.runtime.library import ffi
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.sizes import info_at
 from tvmopt.runtime.tensors import TensorInfo, from_plain
@@ -110,14 +111,17 @@ def in_child(model: str, rtol: float | None, progress: Callable[[str], None]) ->
     :meth:`Verification.begin`), then the artifact.
     """
     told = children.receive()
+    early = bool(told["inputs"])
     checked = Checked(model, told["operators"], progress)
     ahead, judge = None, None
-    if told["inputs"]:
+    if early:
         infos = [TensorInfo(i["name"], tuple(i["shape"]), i["dtype"]) for i in told["inputs"]]
         ahead = checked.sampled(infos, checked.bound({n: from_plain(v) for n, v in told["values"].items()}))
         judge = Judge(ahead.prepared, told["precision"], rtol)
         if not (ahead.flops > LARGE and 0 in ahead.peers):
             judge.foresee(ahead.feeds[0])
+    if early:
+        ffi()  # the compiled model will ask for TVM's runtime
     loaded = read(children.receive()["artifact"], mapped=True, verify=False)  # its parent wrote it just now
     manifest = loaded.manifest
     values = checked.bound(manifest.values)

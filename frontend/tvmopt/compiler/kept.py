@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from tvmopt.cache import Artifacts
 from tvmopt.compiler.request import Request, source_hash
 from tvmopt.errors import ArtifactError
 from tvmopt.extensions import foreign
+from tvmopt.files import atomic_write
 from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact
@@ -75,20 +77,39 @@ class Kept:
     def find(self) -> tuple[Artifact, Report] | None:
         """The artifact, whole and as it was written, and what was done; None where there is none."""
         for path in self._paths():
-            try:
-                found = artifacts.read(path)
+            found = self._read(path)
+            if found is not None:
                 return replace(found, where=found.manifest.model), _told(found.manifest.report)
-            except ArtifactError:
-                self.cache.drop(path.name.removesuffix(self.cache.suffix))
         return None
 
-    def keep(self, artifact: Artifact, verify: bool) -> None:
-        """Keep an artifact for the next time."""
+    def copy(self, output: str | Path) -> Report | None:
+        """The artifact as a file of its own, checked; what was done. None where there is none.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        for path in self._paths():
+            found = self._read(path, mapped=True)
+            if found is not None and copied(path, output):
+                return _told(found.manifest.report)
+        return None
+
+    def keep(self, artifact: Artifact, verify: bool) -> Path | None:
+        """Keep an artifact for the next time; the file, where it is kept."""
         manifest = artifact.manifest
         if verify and not manifest.accuracy.get("verified"):
-            return
-        size = sum(part.bytes for part in manifest.parts.values())
-        self.cache.put(self._key(manifest.model_sha256), size, lambda path: artifact.save(path, durable=False))
+            return None
+        key, size = self._key(manifest.model_sha256), sum(part.bytes for part in manifest.parts.values())
+        self.cache.put(key, size, lambda path: artifact.save(path, durable=False))
+        return self.cache.find(key)
+
+    def _read(self, path: Path, mapped: bool = False) -> Artifact | None:
+        """What a file holds; None, and no file, where it is damaged."""
+        try:
+            return artifacts.read(path, mapped=mapped)
+        except ArtifactError:
+            self.cache.drop(path.name.removesuffix(self.cache.suffix))
+            return None
 
     def _paths(self) -> Iterator[Path]:
         """The file, if it is there; the model is read only where one of the same request is."""
@@ -100,6 +121,21 @@ class Kept:
 
     def _key(self, model: str) -> str:
         return self.start + model[:_HALF]
+
+
+def copied(kept: Path, output: str | Path) -> bool:
+    """Copy a kept file, which the system does faster than it can be written anew; False if it is gone.
+
+    Raises:
+        InputError: the copy cannot be written.
+    """
+    try:
+        source = kept.open("rb")
+    except OSError:  # another process needed the room
+        return False
+    with source, atomic_write(output) as file:
+        shutil.copyfileobj(source, file, 1 << 24)
+    return True
 
 
 def _told(report: dict[str, Any]) -> Report:
