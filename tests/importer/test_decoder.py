@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 
 from tests.decoders.small import small_decoder
 from tvmopt.dims import Range
+from tvmopt.errors import ModelError
 from tvmopt.importer import open_model, prepare
 from tvmopt.importer.decoder import find
 from tvmopt.runtime.roles import Cache, Roles
@@ -64,3 +65,19 @@ def test_sizes_that_a_caller_names_stay() -> None:
     assert shapes["attention_mask"] == [1, 8] and shapes["past_key_values.0.key"] == [1, 2, 7, 16]
     made = open_model.read(prepare(small_decoder("grouped"), {"batch": ("1..4",), "past_length": ("0..9",)}))
     assert made.ranges["batch"].max == 4 and made.ranges["past_length"] == Range(0, 9, 9)
+
+
+def test_caches_that_forget_are_refused_by_name() -> None:
+    """onnxruntime-genai's builder writes so where layers look back through a window: two lengths are no one length."""
+    model = small_decoder(layers=2)
+    for value in model.graph.input:
+        if value.name.startswith("past_key_values.1"):
+            value.type.tensor_type.shape.dim[2].dim_param = "past_sliding_length"
+    with pytest.raises(ModelError, match="length of their own, 'past_sliding_length'") as caught:
+        prepare(model)
+    assert caught.value.where == "past_key_values.1.key, past_key_values.1.value"
+    assert "past_length" in caught.value.fix
+    for value in model.graph.input:  # all of them: one length, whatever its name
+        if value.name.startswith("past_key_values"):
+            value.type.tensor_type.shape.dim[2].dim_param = "past_sliding_length"
+    assert "past_sliding_length" in open_model.read(prepare(model)).ranges

@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto
 
 from tvmopt.dims import PAST
+from tvmopt.errors import ModelError
 from tvmopt.runtime.roles import Cache, Roles
 
 PAST_LENGTH, NEW_LENGTH = "past_sequence_length", "sequence_length"
@@ -33,6 +34,9 @@ INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 OTHER_ATTENTION = re.compile(r"encoder|cross", re.IGNORECASE)
 """Caches of what a decoder looks at besides its own text: they do not grow."""
+
+SHORT_MEMORY = re.compile(r"sliding|window", re.IGNORECASE)
+"""Lengths of caches that forget their first rows."""
 
 
 def find(inputs: Iterable[onnx.ValueInfoProto], outputs: Iterable[onnx.ValueInfoProto]) -> Roles:
@@ -68,9 +72,21 @@ def name_sizes(values: Iterable[onnx.ValueInfoProto], decoder: Roles, given: Map
     Args:
         given: what the caller binds, by the name of an input or of a size: a name that is bound stays. Where nothing
             tells the number of sequences, it is one.
+
+    Raises:
+        ModelError: some of the caches forget their first rows, and their lengths are not bound.
     """
     inputs = {v.name: v for v in values}
     caches = [inputs[cache.past] for cache in decoder.caches]
+    lengths = {_name(cache, LENGTH_AXIS) for cache in caches} - set(given)
+    short = sorted(filter(SHORT_MEMORY.search, lengths))
+    if short and len(lengths) > 1:
+        raise ModelError(
+            f"Some caches have a length of their own, '{short[0]}': they forget their first rows.",
+            where=", ".join(c.name for c in caches if _name(c, LENGTH_AXIS) == short[0]),
+            fix="export the model with caches of one length, as torch.onnx.export does, or bind all lengths: "
+            + " ".join(f"--shape {name}:N" for name in sorted(lengths)),
+        )
     ids = inputs[decoder.ids]
     batch = _name(ids, 0) or _name(caches[0], 0)
     one = bool(batch) and not any(name == batch or name in inputs for name in given)
