@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fuzz.build import I64, LIMIT, SIZES, Builder, Reject, Value, numpy_type
 from fuzz.inputs import NUMBERS
-from fuzz.rules import GROUPS, Rule, control, opening
+from fuzz.rules import GROUPS, Rule, control, opening, rare
 
 NAMES = ("batch", "n", "seq", "height", "past_length", "Dyn:0", "s1", "min", "batch size")
 FIRST = (10, 11, 12, 13, 19, 20, 23)
@@ -27,7 +27,7 @@ FIRST = (10, 11, 12, 13, 19, 20, 23)
 MORE = (3, 4, 6)
 """By how much a second set of sizes is larger."""
 RULES: list[tuple[float, Rule]] = [
-    *((w, r) for group in GROUPS if group is not control for w, r in group.RULES), *opening.RULES
+    *((w, r) for group in GROUPS if group not in (control, rare) for w, r in group.RULES), *opening.RULES
 ]  # fmt: skip
 
 

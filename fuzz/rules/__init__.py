@@ -20,6 +20,7 @@ from fuzz.rules import (
     movement,
     patterns,
     products,
+    rare,
     recurrent,
     reduction,
     windows,
@@ -28,6 +29,7 @@ from fuzz.rules import (
 Rule = Callable[[Builder], None]
 GROUPS = (
     elementwise, reduction, windows, products, movement, indexed, integers, attention, patterns, control, recurrent,
+    rare,
 )  # fmt: skip
 RULES: list[tuple[float, Rule]] = [entry for group in GROUPS for entry in group.RULES]
 

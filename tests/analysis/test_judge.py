@@ -375,3 +375,26 @@ def test_a_sum_of_integers_that_is_whole_may_be_cut_to_the_next() -> None:
     assert judge(judge.truth(feeds), {"y": exact}).ok
     assert judge(judge.truth(feeds), {"y": exact - (np.arange(6) == 1).astype("i1")}).ok
     assert not judge(judge.truth(feeds), {"y": exact - 2 * (np.arange(6) == 1).astype("i1")}).ok
+
+
+def test_a_transform_of_an_offset_is_a_sum_that_rounds() -> None:
+    """What is behind the first number of a spectrum is small, and its error is relative to the first."""
+    nodes = [helper.make_node("DFT", ["x", "", "axis"], ["y"], onesided=1)]
+    model = made(nodes, {"x": [3, 9, 1, 1]}, {"y": (1, [2, 9, 1, 2])}, {"axis": np.int64(0)})
+    model.opset_import[0].version = 20
+    feeds = {"x": (1000 + np.random.default_rng(0).standard_normal((3, 9, 1, 1))).astype("f")}
+    truth = Judge(model).truth(feeds)
+    errors = [np.abs(n["y"] - truth.exact["y"])[1].max() for n in truth.more("fp32")]
+    assert 1e-5 < max(errors) < 1e-2
+
+
+def test_an_infinite_weight_spreads_as_nan_does_and_that_of_a_mask_does_not() -> None:
+    x, w = np.ones((1, 3), np.float32), np.float32([[1, 2], [np.inf, 3], [4, 5]])
+    outputs = {"y": (1, [1, 2])}
+    product = Judge(made([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [1, 3]}, outputs, {"w": w}))
+    assert product(product.truth({"x": x}), {"y": np.float32([[np.inf, np.nan]])}).ok
+    values = {"w": np.ones((3, 2), "f"), "m": np.float32([[-np.inf, 0]])}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Add", ["p", "m"], ["y"])]
+    masked_ = Judge(made(nodes, {"x": [1, 3]}, outputs, values))
+    assert masked_(masked_.truth({"x": x}), {"y": np.float32([[-np.inf, 3]])}).ok
+    assert not masked_(masked_.truth({"x": x}), {"y": np.float32([[-np.inf, np.nan]])}).ok

@@ -26,6 +26,8 @@ PEAK = 8.0
 """How much larger than the rms a single error of a slice may be."""
 SQUARABLE = (1e-12, 1e15)
 """Between these lies the largest number of a tensor whose squares can be added up in float32."""
+PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
+"""Operators of which a kernel may multiply by zeros what is padding or another part of a tile."""
 FILL = 100.0
 """How much larger than all other values a fill is."""
 
@@ -270,11 +272,18 @@ def spread(exact: Array, found: Array) -> Array:
 
 
 def has_nan(model: Any) -> bool:
-    """Whether a weight of an ONNX model has a NaN."""
+    """Whether a weight of an ONNX model has a NaN, or an operand of a product an infinity: times zero that is NaN, too.
+    The infinities of masks are none of these."""
     from onnx import TensorProto, numpy_helper
 
     real = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
-    return any(np.isnan(numpy_helper.to_array(t)).any() for t in model.graph.initializer if t.data_type in real)
+    products = {name for n in model.graph.node if n.op_type in PRODUCTS for name in n.input}
+    for tensor in model.graph.initializer:
+        if tensor.data_type in real:
+            array = numpy_helper.to_array(tensor)
+            if np.isnan(array).any() or (tensor.name in products and np.isinf(array).any()):
+                return True
+    return False
 
 
 def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:

@@ -174,7 +174,7 @@ class Oracle:
         if body is not None:
             try:
                 return self._run_body(body, values)
-            except Unsupported:
+            except (Unsupported, IndexError, TypeError, ValueError):  # a body may lean on what ONNX leaves open
                 pass
         return self._typed(call, self._fallback.run(call, domain, values))
 

@@ -30,7 +30,7 @@ MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
     *("Pad", "Identity", "Expand", "Dropout"),
 }
-SUMS = HEAVY | {"GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax"}
+SUMS = HEAVY | {"GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax", "DFT", "STFT"}
 """Operators that add up in an order of their own, besides the reductions."""
 INTEGER_EDGES = {"Resize", "Upsample"}
 """Those that have edges where their result is an integer: they move their own sums."""
