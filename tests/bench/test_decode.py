@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.cli.command import tvmopt
 from tests.decoders.small import POSITIONS, small_decoder
 from tests.quantization.models import write
 from tvmopt import api
 from tvmopt.bench import report
-from tvmopt.bench.decode import bench_decoders
+from tvmopt.bench.decode import _unrounded, bench_decoders
 from tvmopt.bench.measure import Plan
 from tvmopt.bench.records import BenchResult
 from tvmopt.bench.run import Settings
@@ -99,3 +100,25 @@ def test_the_command_prints_both_cases(files: tuple[Path, Path]) -> None:
     assert [case["phase"] for case in data["cases"]] == ["prefill", "step"]
     assert (data["settings"]["prompt_tokens"], data["settings"]["new_tokens"]) == (3, 2)
     assert "GB/s, read from memory meanwhile" in data["cases"][1]["floor_words"]
+
+
+def test_the_reference_of_products_that_may_be_rounded_is_exact(tmp_path: Path) -> None:
+    """The copy has its data beside it, and another level; the file itself stays as it is."""
+    rng = np.random.default_rng(0)
+    codes = numpy_helper.from_array(rng.integers(0, 256, (16, 2, 16), np.uint8), "codes")
+    scales = numpy_helper.from_array(rng.random((16, 2), np.float32), "scales")
+    value, fields = helper.make_tensor_value_info, {"K": 64, "N": 16, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    node = helper.make_node("MatMulNBits", ["x", "codes", "scales"], ["y"], domain="com.microsoft", **fields)
+    ends = [value("x", TensorProto.FLOAT, [1, 64])], [value("y", TensorProto.FLOAT, [1, 16])]
+    graph = helper.make_graph([node], "product", *ends, [codes, scales])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    file, folder = tmp_path / "m.onnx", tmp_path / "other"
+    folder.mkdir()
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    onnx.save(model, file, save_as_external_data=True, location="m.data", size_threshold=0)
+    before = file.read_bytes()
+    copy = onnx.load(_unrounded(file, folder))
+    levels = [a.i for a in copy.graph.node[0].attribute if a.name == "accuracy_level"]
+    assert levels == [0] and file.read_bytes() == before
+    arrays = [numpy_helper.to_array(t) for t in copy.graph.initializer]
+    assert all(np.array_equal(a, numpy_helper.to_array(t)) for a, t in zip(arrays, (codes, scales), strict=True))

@@ -182,6 +182,10 @@ class Subject:
 
         return judged
 
+    def reference(self, folder: Path) -> str:
+        """The file that onnxruntime computes the reference from; `folder` is for one that has to be written."""
+        return self.onnx
+
     def told(self, reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, str]:
         """What else is to be said of an engine's outputs, among its facts."""
         return {}
@@ -285,10 +289,11 @@ def _prepare(
     inputs = folder / "inputs.npz"
     save_arrays(inputs, subject.feeds)
     reference = reference_outputs(
-        Job("onnxruntime", subject.onnx, shapes=subject.shapes, options={"opt_level": "none"}, phase=subject.phase),
+        Job("onnxruntime", subject.reference(folder), shapes=subject.shapes, options={"opt_level": "none"},
+            phase=subject.phase),
         inputs,
         folder / "reference.npz",
-    )
+    )  # fmt: skip
     judge = subject.judge(settings)
     rows: list[EngineResult] = []
     for label, spec in zip(labels(settings.engines), settings.engines, strict=True):
