@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, te, tirx
+from tvm.tirx.analysis import undefined_vars
 
 from tests.schedules.harness import open_module
 from tvmopt.importer.sizes import NAMED_SIZES
 from tvmopt.pipeline import lower
 from tvmopt.scheduling.family import Declined
-from tvmopt.scheduling.open_rows import Rows, is_open, rows_of
+from tvmopt.scheduling.open_rows import Rows, is_open, rows_of, with_size_variables
 from tvmopt.targets import Machine
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
@@ -45,6 +47,15 @@ def test_the_function_at_a_number_of_rows_is_static():
     found = rows_of(func((N, M, 4), out=(N, M, 4), value=lambda x, i, j, k: x[i, j, k] * 2.0))
     assert isinstance(found, Rows) and not is_open(found.at(5))
     assert [[int(d) for d in p.ty.shape] for p in found.at(5).params] == [[1, 5, 4], [1, 5, 4]]
+
+
+def test_sizes_that_contain_one_another_get_names_of_their_own():
+    shape, doubled = (N + 1, 4), ((N + 1) * 2, 4)
+    named, sizes = with_size_variables(func(shape, out=doubled, value=lambda x, i, j: x[i // 2, j]))
+    first, second = [p.ty.shape[0] for p in named.params]
+    assert isinstance(first, tirx.Var) and isinstance(second, tirx.Var) and not first.same_as(second)
+    tvm.ir.assert_structural_equal([sizes[first], sizes[second]], [N + 1, (N + 1) * 2])
+    assert not any(v.same_as(N) for v in undefined_vars(named.body, [])), "loops count by the names"
 
 
 K = te.reduce_axis((0, N), name="k")

@@ -23,6 +23,7 @@ from tvm.ir import Range
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir import renew_defs
 from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.sym import Analyzer
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt import BufferRegion
 from tvm_ffi import StructuralKey, structural_map, structural_mutate
@@ -109,10 +110,18 @@ def with_size_variables(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, A
                 continue
             var = dim if isinstance(dim, tirx.Var) else tirx.Var(f"size{len(sizes)}", dim.ty.dtype)
             variables[StructuralKey(dim)], sizes[var] = var, dim
+            variables.setdefault(StructuralKey(Analyzer().simplify(dim)), var)  # as the extents of loops are written
     if all(var.same_as(dim) for var, dim in sizes.items()):
         return func, sizes
-    kinds = tuple({type(dim) for dim in sizes.values() if not isinstance(dim, tirx.Var)})
-    return structural_map(func, (kinds, lambda node: variables.get(StructuralKey(node), node))), sizes
+
+    def named(node: Any, mutator: Any) -> Any:
+        found = variables.get(
+            StructuralKey(node)
+        )  # before its parts, which may be sizes too: `past + 1`, `(past + 1)*2`
+        return mutator.default_mutate(node) if found is None else found
+
+    kinds = {type(dim) for dim in sizes.values() if not isinstance(dim, tirx.Var)}
+    return structural_mutate(func, tuple((kind, named) for kind in kinds)), sizes
 
 
 # -- the proof ---------------------------------------------------------------------------------------------------------
