@@ -7,6 +7,7 @@ import tvm
 from onnx import helper
 from tvm import relax
 
+from tests.schedules.harness import Open, open_module
 from tvmopt.passes.lower_conv_transpose import STAGE, LowerConvTranspose, phase_kernel
 from tvmopt.report import DecisionLog
 
@@ -64,6 +65,35 @@ def test_equals_the_definition(shape, out, kernel, stride, pad, extra, groups):
         x, w, strides=[stride] * spatial, pads=[pad] * 2 * spatial, output_padding=[extra] * spatial, group=groups
     )
     np.testing.assert_allclose(vm["main"](tvm.runtime.tensor(x)).numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel, stride, extra, groups", [(2, 2, 0, 1), (2, 3, 0, 1), (1, 2, 1, 2)])
+def test_open_batch_and_sizes(kernel, stride, extra, groups):
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((4, 6 // groups, kernel, kernel)).astype("float32")
+
+    def lower(bb, x):
+        return relax.op.nn.conv2d_transpose(x, relax.const(w), strides=stride, output_padding=extra, groups=groups)
+
+    model = Open(open_module(lower, [("n", 4, "h", "w")]))
+    assert not any("transpose" in name and "conv" in name for name in model.how)
+    for n, height, width in [(1, 1, 1), (2, 1, 7), (1, 8, 9), (3, 15, 16), (1, 17, 33)]:
+        x = rng.standard_normal((n, 4, height, width)).astype("float32")
+        attrs = {"strides": [stride] * 2, "output_padding": [extra] * 2, "group": groups}
+        np.testing.assert_allclose(model(x)[0], reference(x, w, **attrs), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_cut_off_where_the_kernel_is_the_stride():
+    module = build((1, 4, 5, 5), np.ones((4, 4, 2, 2), "float32"), strides=2)
+    assert "strided_slice" not in LowerConvTranspose(DecisionLog())(module).script()
+
+
+def test_declines_open_sizes_where_pixels_overlap():
+    weight = relax.const(np.ones((4, 4, 3, 3), "float32"))
+    module = open_module(lambda bb, x: relax.op.nn.conv2d_transpose(x, weight, strides=2), [("n", 4, "h", 5)])
+    log = DecisionLog()
+    tvm.ir.assert_structural_equal(LowerConvTranspose(log)(module), module)
+    assert [d.reason for d in log] == ["4: an open size, and pixels overlap"]
 
 
 def test_declines_dilation():

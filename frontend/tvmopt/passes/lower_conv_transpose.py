@@ -8,8 +8,9 @@ An output row Y' = q*s + r of the unpadded result meets only the kernel rows ky 
 
     y'[q*s + r] = sum_j x[q - j] * w[r + s*j]          so, reversed,  v_r[t] = w[r + s*(J-1-t)],  zero beyond k
 
-Applies when   the weight is a constant, dilation 1; one to three spatial axes.
-Declines when  1. the weight is not a constant   2. a dilation is not 1   3. a shape is unknown
+Applies when   the weight is a constant, dilation 1; one to three spatial axes, of known or open size.
+Declines when  1. the weight is not a constant   2. a dilation is not 1   3. the rank is unknown, the layout not NCHW
+               4. a size is open, and pixels overlap or the result is cut: TVM takes minutes to compile the interleave
 Gain           the multiplications of the definition, at the speed of the convolution family; scattering into
                the output (TVM's own form zero-stuffs the input) costs s*s times as many.
 """
@@ -22,7 +23,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmopt.lowering.common import static_shape
+from tvmopt.lowering.common import is_open, sizes
 from tvmopt.report import DecisionLog
 
 STAGE = "tvmopt.LowerConvTranspose"
@@ -61,7 +62,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if getattr(call.op, "name", "") not in _OPS:
             return call
         x, w = call.args
-        xs, a = static_shape(x), call.attrs
+        xs, a = sizes(x), call.attrs
         if not isinstance(w, tvm.ir.GenericConst):  # Decline 1
             self.log.declined(STAGE, self.node, "1: the weight is not a constant")
             return call
@@ -69,7 +70,10 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
             self.log.declined(STAGE, self.node, "2: dilated")
             return call
         if xs is None or not all(v in _LAYOUTS for v in (a.data_layout, a.kernel_layout)):  # Decline 3
-            self.log.declined(STAGE, self.node, "3: the shape is unknown or the layout is not NCHW")
+            self.log.declined(STAGE, self.node, "3: the rank is unknown or the layout is not NCHW")
+            return call
+        if is_open(xs) and _overlaps(w.value.numpy().shape[2:], a):  # Decline 4
+            self.log.declined(STAGE, self.node, "4: an open size, and pixels overlap")
             return call
         self.log.applied(STAGE, self.node)
         flat = len(xs) == 3  # one spatial dimension: as two, the first of extent 1
@@ -92,24 +96,33 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         groups: int,
     ) -> relax.Expr:
         emit = self.builder_.emit
-        batch, _, *size = static_shape(x) or ()
+        batch, _, *size = sizes(x) or ()
         kernel, taps, _ = phase_kernel(weight, strides, groups)
-        full = [(n - 1) * s + k + e for n, s, k, e in zip(size, strides, weight.shape[2:], extra, strict=True)]
-        steps = [-(-f // s) for f, s in zip(full, strides, strict=True)]
         before = [t - 1 for t in taps]
-        after = [q - n for q, n in zip(steps, size, strict=True)]
-        crop = [max(0, -v) for v in after]  # k < s: the last phases hold nothing
-        after = [max(0, v) for v in after]
+        last = [
+            k + e for k, e in zip(weight.shape[2:], extra, strict=True)
+        ]  # rows of the result from the last pixel on
+        after = [-(-k // s) - 1 for s, k in zip(strides, last, strict=True)]  # further steps that cover them
+        beyond = [(q + 1) * s - k for s, k, q in zip(strides, last, after, strict=True)]  # rows that nothing reaches
         conv = relax.op.nn.conv2d if len(size) == 2 else relax.op.nn.conv3d
         z = emit(conv(x, relax.const(kernel, str(kernel.dtype)), padding=[*before, *after], groups=groups))
         out_g, axes = weight.shape[1], range(len(size))
-        grid = [q + c for q, c in zip(steps, crop, strict=True)]
+        grid = [n + q for n, q in zip(size, after, strict=True)]
         z = emit(relax.op.reshape(z, (batch, groups, *strides, out_g, *grid)))
         phases = [place for a in axes for place in (3 + len(size) + a, 2 + a)]  # each grid axis, then its phase
         z = emit(relax.op.permute_dims(z, [0, 1, 2 + len(size), *phases]))
-        z = emit(relax.op.reshape(z, (batch, groups * out_g, *(g * s for g, s in zip(grid, strides, strict=True)))))
-        end = [f - p for f, p in zip(full, pads[len(size) :], strict=True)]
+        whole = [g * s for g, s in zip(grid, strides, strict=True)]
+        z = emit(relax.op.reshape(z, (batch, groups * out_g, *whole)))
+        if not any((*pads, *beyond)):
+            return z
+        end = [w - b - p for w, b, p in zip(whole, beyond, pads[len(size) :], strict=True)]
         return relax.op.strided_slice(z, axes=[2 + a for a in axes], begin=pads[: len(size)], end=end)
+
+
+def _overlaps(kernel: tuple[int, ...], attrs: Any) -> bool:
+    """Whether an element of the result gets products of several pixels, or some of the result is cut off."""
+    reach = [k + int(e) for k, e in zip(kernel, attrs.output_padding, strict=True)]
+    return any(k > int(s) for k, s in zip(reach, attrs.strides, strict=True)) or any(map(int, attrs.padding))
 
 
 def phase_kernel(weight: np.ndarray, strides: list[int], groups: int) -> tuple[np.ndarray, list[int], int]:
