@@ -301,6 +301,23 @@ def test_what_cannot_be_solved_is_a_condition():
         np.testing.assert_allclose(run_relax(imported, feeds)[0], run_ort(made, feeds)[0], rtol=1e-5)
 
 
+def test_a_resized_picture_has_the_size_as_it_is_written_elsewhere():
+    """Where `2*(h//2)` must be `h`, a resize makes a picture of `h` rows: no view of another one."""
+    nodes = [
+        node("MaxPool", ["x"], ["a"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Resize", ["a", "", "f"], ["b"], coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+        node("Concat", ["x", "b"], ["y"], axis=1),
+    ]
+    made = model(nodes, [value("x", (1, 3, "h", "w"))], [value("y", None)], {"f": np.float32([1, 1, 2, 2])})
+    prepared = prepare(made)
+    assert sorted(read(prepared).conditions) == ["2*(h//2) == h", "2*(w//2) == w"]
+    imported = to_relax(prepared)
+    assert "reshape" not in imported.module.script()
+    for sizes in ({"h": 2, "w": 2}, {"h": 16, "w": 34}):
+        feeds = drawn(prepared, sizes)
+        np.testing.assert_array_equal(run_relax(imported, feeds)[0], run_ort(made, feeds)[0])
+
+
 def test_the_smallest_size_has_no_empty_tensor():
     made = one("Conv", ("x", "k"), KERNEL, PICTURE)
     assert {n: r.min for n, r in read(prepare(made)).ranges.items()} == {"n": 1, "h": 3, "w": 3}
