@@ -45,7 +45,11 @@ def reshape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
 
 def squeeze(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Squeeze: by a reshape where sizes are open."""
-    return ctx.stock(inputs, attrs) if _is_static(inputs, ctx) else reshape(bb, inputs, attrs, ctx)
+    if _is_static(inputs, ctx):
+        return ctx.stock(inputs, attrs)
+    if ctx.output_types[0] is None and inputs[1] is None and "axes" not in attrs:
+        raise OpenSize("it does not say which axes it removes, and whether an open size is 1 is not known")
+    return reshape(bb, inputs, attrs, ctx)
 
 
 def expand(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
