@@ -81,6 +81,33 @@ def test_sums_are_exact_where_float32_is_not() -> None:
     assert Oracle(model).run({"x": x})["y"] == 1.0
 
 
+@pytest.mark.parametrize("length", [16, 33, 4096])
+def test_transforms_of_an_offset_keep_their_digits(length: int) -> None:
+    """What stands beside an offset of 1e6 is lost in float32, and must not be in the oracle."""
+    rng = np.random.default_rng(length)
+    x = (1e6 + rng.standard_normal((2, 2 * length))).astype(np.float32)
+    window = np.hanning(length).astype(np.float32)
+    nodes = [
+        helper.make_node("STFT", ["x", "step", "w"], ["y"]),
+        helper.make_node("Unsqueeze", ["x", "last"], ["u"]),
+        helper.make_node("DFT", ["u"], ["z"], axis=1, onesided=1),
+    ]
+    typed = helper.make_tensor_value_info
+    weights = {"step": np.array(length // 4 + 1), "w": window, "last": np.array([2])}
+    graph = helper.make_graph(
+        nodes, "g", [typed("x", 1, x.shape)], [typed(n, 1, None) for n in "yz"],
+        [numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = Oracle(made).run({"x": x})
+    framed, whole = (found[name] for name in "yz")
+    starts = range(0, length + 1, length // 4 + 1)
+    expected = np.stack([np.fft.rfft(x[:, s : s + length].astype(np.float64) * window) for s in starts], 1)
+    np.testing.assert_allclose(framed[..., 0] + 1j * framed[..., 1], expected, atol=1e-12 * 1e6 * length)
+    expected = np.fft.rfft(x.astype(np.float64))
+    np.testing.assert_allclose(whole[..., 0] + 1j * whole[..., 1], expected, atol=1e-12 * 1e6 * 2 * length)
+
+
 def test_casts_between_real_types_round_nothing() -> None:
     nodes = [helper.make_node("Cast", ["x"], ["h"], to=10), helper.make_node("Cast", ["h"], ["y"], to=1)]
     x = np.array([1.0001], np.float32)

@@ -46,9 +46,10 @@ def module_of(build: Callable[..., relax.Expr], inputs: Sequence[np.ndarray]) ->
 
 
 def open_module(
-    build: Callable[..., relax.Expr], shapes: Sequence[Sequence[int | str]], dtype: str = "float32"
+    build: Callable[..., relax.Expr], shapes: Sequence[Sequence[int | str]], dtype: str | Sequence[str] = "float32"
 ) -> tvm.IRModule:
-    """A module whose `main` is `build(bb, *vars)` of tensors of these sizes: numbers, symbols, or ``"past + 1"``."""
+    """A module whose `main` is `build(bb, *vars)` of tensors of these sizes: numbers, symbols, or ``"past + 1"``; all
+    of one `dtype`, or each of its own."""
 
     def size(dim: int | str) -> tirx.Expr | int:
         if isinstance(dim, int):
@@ -58,7 +59,11 @@ def open_module(
         return var + int(more) if more else var
 
     bb = relax.BlockBuilder()
-    params = [relax.Var(f"x{i}", relax.TensorType([size(d) for d in s], dtype)) for i, s in enumerate(shapes)]
+    kinds = [dtype] * len(shapes) if isinstance(dtype, str) else dtype
+    params = [
+        relax.Var(f"x{i}", relax.TensorType([size(d) for d in s], kind))
+        for i, (s, kind) in enumerate(zip(shapes, kinds, strict=True))
+    ]
     with bb.function("main", params):
         with bb.dataflow():
             out = bb.emit_output(build(bb, *params))

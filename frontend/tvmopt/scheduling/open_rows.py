@@ -385,8 +385,9 @@ Target = tuple[Any, Mapping[int, Any]]
 
 
 def of_task(body: Any, loop: Any, task: Any) -> Any:
-    """The body of a loop over tasks for one of them."""
-    return structural_map(body, (tirx.Var, lambda v: task if v.same_as(loop.loop_var) else v))
+    """The body of a loop over tasks for one of them, as a number of the loop's own type."""
+    own = task.astype(str(loop.loop_var.ty.dtype))
+    return structural_map(body, (tirx.Var, lambda v: own if v.same_as(loop.loop_var) else v))
 
 
 def moved(statement: Any, targets: Mapping[Any, Target]) -> Any:

@@ -219,3 +219,22 @@ def test_elementwise_rows():
     for batch, seq in [(1, 1), (3, 7), (2, 16), (9, 17), (1, 6000)]:
         x, y = random(batch, seq, 5), random(batch, seq, 5)
         close(model.guarded([x, y], x.shape), np.tanh(x.astype("float64") + y) * scale, 5)
+
+
+def test_blocks_of_columns_behind_a_mask():
+    """Two blocks of columns: what a tile keeps is one of them, and its index is the number of the task."""
+    w = random(257, 80) * 0.1
+
+    def masked(bb, x, places, lengths, _past):
+        y = bb.emit(relax.op.matmul(x, relax.const(w)))
+        y = bb.emit(relax.op.log(bb.emit(relax.op.maximum(y, relax.const(np.float32(0.01))))))
+        inside = bb.emit(relax.op.less(places, bb.emit(relax.op.expand_dims(lengths, [1, 2]))))
+        return relax.op.where(inside, y, relax.const(np.float32(0)))
+
+    shapes = [("batch", "seq + 1", 257), (1, "seq + 1", 1), ("batch",), ("seq",)]
+    model = Open(open_module(masked, shapes, ("float32", "int64", "int64", "float32")))
+    for batch, seq in ((1, 2), (2, 7), (3, 17), (1, 33)):
+        x, places, lengths = random(batch, seq, 257), np.arange(seq).reshape(1, seq, 1), np.arange(batch) * 5
+        y = np.log(np.maximum(x.astype("float64") @ w, 0.01))
+        wanted = np.where(places < lengths[:, None, None], y, 0)
+        np.testing.assert_allclose(model(x, places, lengths, random(seq - 1))[0], wanted, rtol=1e-4, atol=1e-4)

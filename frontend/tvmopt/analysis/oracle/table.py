@@ -17,12 +17,14 @@ from tvmopt.analysis.oracle import (
     recurrent,
     reductions,
     resize,
+    signal,
     windows,
 )
 from tvmopt.analysis.oracle.values import Array, Call, Operator, is_real
 
 _GROUPS = (
-    elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize, windows,
+    elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize, signal,
+    windows,
 )  # fmt: skip
 
 OPERATORS: dict[tuple[str, str], Operator] = {

@@ -23,8 +23,16 @@ def dft_matrix(length: int, rows: int, columns: int, inverse: bool) -> npt.NDArr
     return np.asarray(matrix / length if inverse else matrix)
 
 
-def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesided: bool) -> Any:
-    """Transform the last axis but one of x [..., n, 1 or 2] (real, or real and imaginary parts)."""
+def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesided: bool, window: Any = None) -> Any:
+    """Transform the last axis but one of x [..., n, 1 or 2] (real, or real and imaginary parts).
+
+    Forwards one sample m of each frame is taken from all, so that a large offset does not cost digits where it cancels:
+
+        sum_j w_j x_j e_jk = sum_j w_j (x_j - m) e_jk + m sum_j w_j e_jk
+
+    Args:
+        window: [n], what each sample is multiplied by; only forwards.
+    """
     *lead, n, parts = shape_of(x)
     dtype = dtype_of(x)
     if length > MAX_LENGTH:
@@ -44,8 +52,25 @@ def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesi
         imag = np.stack([-m.imag, m.real], -1)  # of an imaginary part
         out = np.stack([real, imag][:parts], 1).reshape(used * parts, bins * 2)
         width, last = bins, 2
-    flat = b.reshape(x, (*lead, used * parts))
-    return b.reshape(b.matmul(flat, const(out, dtype)), (*lead, width, last))
+    offset = None
+    if not inverse:
+        sample = b.slice(x, len(lead), used // 2, used // 2 + 1)
+        x = b.sub(x, sample)
+        offset = b.matmul(b.reshape(sample, (*lead, parts)), _of_ones(b, ctx, out, used, parts, window, dtype))
+    if window is not None:
+        x = b.mul(x, b.reshape(window, (used, 1)))
+    result = b.matmul(b.reshape(x, (*lead, used * parts)), const(out, dtype))
+    return b.reshape(result if offset is None else b.add(result, offset), (*lead, width, last))
+
+
+def _of_ones(b: Build, ctx: Context, matrix: Any, used: int, parts: int, window: Any, dtype: str) -> Any:
+    """The transform of a window of ones, or of `window`, for each part: [parts, columns of the matrix]."""
+    by_part = matrix.reshape(used, parts, -1).transpose(1, 0, 2)
+    known = np.ones(used) if window is None else ctx.array(window)
+    if known is not None:
+        return const(np.ravel(known).astype(np.float64) @ by_part, dtype)
+    row = b.reshape(window, (1, used))
+    return b.concat([b.matmul(row, const(one, dtype)) for one in by_part], 0)
 
 
 def dft(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -90,9 +115,7 @@ def stft(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
         starts = b.mul(b.reshape(b.arange(frames), (frames, 1)), step)
         where = b.reshape(b.add(starts, const(np.arange(length)[None, :], "int64")), (frames * length,))
     cut = b.reshape(b.take(x, where, 1), (batch, frames, length, parts))
-    if window is not None:
-        cut = b.mul(cut, b.reshape(window, (1, 1, length, 1)))
-    return _transform(b, ctx, cut, length, False, bool(attrs.get("onesided", 1)))
+    return _transform(b, ctx, cut, length, False, bool(attrs.get("onesided", 1)), window)
 
 
 def _window(coefficients: tuple[float, ...]) -> Converter:
