@@ -42,8 +42,8 @@ PATIENCE = 2.0
 
 
 WINDOWS = frozenset((
-    "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "GRU", "GridSample", "LSTM", "LpPool",
-    "MaxPool", "QLinearConv", "RNN", "Resize", "Upsample",
+    "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "GridSample", "LpPool", "MaxPool",
+    "QLinearConv", "Resize", "Upsample",
 ))  # fmt: skip
 """Operators that are fast, or there at all, only where their sizes are numbers, except the batch (docs/limits.md)."""
 
@@ -75,7 +75,7 @@ class Variant:
 
 def stay_open(model: Any, inputs: Mapping[str, Sequence[int | str | None]]) -> dict[str, frozenset[int]]:
     """The axes of inputs that one compile leaves open, by input: all open ones, but only those that are the first of
-    an input (a batch) where the model has convolutions, poolings or recurrences.
+    an input (a batch) where the model has convolutions or poolings.
 
     Args:
         model: an ONNX model.

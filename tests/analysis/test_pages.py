@@ -43,7 +43,7 @@ def test_the_roofline_alone_has_its_styles(browser, found, tmp_path):
 
 def test_the_nightly_report(browser, tmp_path):
     from tvmopt.nightly import report
-    from tvmopt.nightly.ledger import Entry
+    from tvmopt.nightly.history import Entry
 
     nights = [Entry(f"2026-11-{d:02}", "a<b/c", "ok", "t", tuple(0.01 + d * 1e-4 + i * 1e-5 for i in range(9)))
               for d in range(1, 21)]  # fmt: skip

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tvmopt.errors import InputError, TuningError, TvmoptError
 from tvmopt.nightly import run as nights
-from tvmopt.nightly.ledger import MODEL, Entry, KernelFigures, Ledger, changes
+from tvmopt.nightly.history import MODEL, Entry, History, KernelFigures, changes
 from tvmopt.nightly.plan import Job, read_plan
 from tvmopt.nightly.run import Regression, locked, nightly, timed
 from tvmopt.scheduling.family import Space
@@ -68,15 +68,15 @@ def test_a_slower_machine_is_not_a_slower_kernel() -> None:
 
 
 def test_the_ledger_survives_a_torn_line(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    history = History(tmp_path / "history.jsonl")
     first, second = entry("1"), entry("2", changes=tuple(changes(entry("1"), entry("2", gemm=3e-3))))
-    ledger.append(first)
-    ledger.path.write_text(ledger.path.read_text() + '{"night": "2", "jo')
-    ledger.append(second)
-    assert ledger.entries() == [first, second]
-    assert ledger.done("2", "job") == second and ledger.done("3", "job") is None
-    assert ledger.reference("job", "2", "here") == first
-    assert ledger.reference("job", "2", "elsewhere") is None
+    history.append(first)
+    history.path.write_text(history.path.read_text() + '{"night": "2", "jo')
+    history.append(second)
+    assert history.entries() == [first, second]
+    assert history.done("2", "job") == second and history.done("3", "job") is None
+    assert history.reference("job", "2", "here") == first
+    assert history.reference("job", "2", "elsewhere") is None
 
 
 def test_one_night_at_a_time(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_night_under_load_is_unstable_and_no_regression(jobs: Path, monkeypatc
     (entry,) = night.entries
     assert entry.status == "unstable" and not entry.changes and not night.problems
     assert entry.note == "something else used the processor in 100 of 100 rounds" and len(entry.seconds) == 100
-    assert plan.ledger.reference("m", "2026-01-03", entry.target).night == "2026-01-01"  # type: ignore[union-attr]
+    assert plan.history.reference("m", "2026-01-03", entry.target).night == "2026-01-01"  # type: ignore[union-attr]
     assert "unstable" in night.report.read_text()
 
 

@@ -44,7 +44,7 @@ class FakeRunner:
     def __init__(self, seconds: float = 0.0, noise: float = 0.01, log: Path | None = None, seed: int = 0) -> None:
         self.delay, self.noise, self.log, self.draw = seconds, noise, log, random.Random(seed)
         self.measured: list[str] = []
-        self.duels = 0
+        self.comparisons = 0
 
     def seconds(self, task: Task, candidate: Candidate) -> float:
         return model_seconds(candidate)
@@ -66,8 +66,8 @@ class FakeRunner:
             base = sorted(self.sample(task, task.analytic) for _ in range(8))[2]
             yield Measurement(candidate, status, samples, baseline=base)
 
-    def duel(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
-        self.duels += 1
+    def compare(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
+        self.comparisons += 1
         if self.status(task, second) != "ok":
             return None
         return [(self.sample(task, first), self.sample(task, second)) for _ in range(30)]

@@ -1,5 +1,5 @@
 """A family with traps, for workers: `mode` 0 is right, the others are wrong, crash, abort, hang - while scheduling,
-building or running. Imported by the nursery (`LocalRunner(preload=...)`) and by tests."""
+building or running. Imported by the fork server (`LocalRunner(preload=...)`) and by tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A board that stands in for a GPU: candidates are compiled by nvcc, and refused, as for a real one; what runs on the
-board is the kernel's loops on its CPU, and fewer stages take less time. Imported by the nursery."""
+board is the kernel's loops on its CPU, and fewer stages take less time. Imported by the fork server."""
 
 from __future__ import annotations
 

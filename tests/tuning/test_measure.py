@@ -68,12 +68,12 @@ def test_a_bad_candidate_costs_itself_only(runner: LocalRunner, task) -> None:
 def test_duels_tell_slow_from_equal(runner: LocalRunner, task) -> None:
     runner.prepare(task)
     right, slow, wrong = (Candidate({"mode": MODES[n]}) for n in ("right", "slow", "wrong"))
-    pairs = runner.duel(task, slow, right)
+    pairs = runner.compare(task, slow, right)
     assert pairs is not None and verdict(pairs).won
-    pairs = runner.duel(task, right, slow)
+    pairs = runner.compare(task, right, slow)
     assert pairs is not None and not verdict(pairs).won
-    assert runner.duel(task, right, wrong) is None
-    assert runner.duel(task, right, Candidate({"mode": MODES["dies building"]})) is None
+    assert runner.compare(task, right, wrong) is None
+    assert runner.compare(task, right, Candidate({"mode": MODES["dies building"]})) is None
 
 
 def test_the_tuner_survives_all_of_it(runner: LocalRunner, task, tmp_path: Path) -> None:

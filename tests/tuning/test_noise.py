@@ -68,7 +68,7 @@ def test_a_neighbour_does_not_make_one_thread_win() -> None:
     serial = Candidate({**task.space.analytic, "parallel": 0})
     with LocalRunner(machine, 1, Effort(flush="no", rounds=20)) as runner:
         runner.prepare(task)
-        pairs = runner.duel(task, task.analytic, serial)
+        pairs = runner.compare(task, task.analytic, serial)
     assert pairs is not None
     if len(pairs) >= PAIRS:  # else no decision is made
         assert not verdict(pairs).won, verdict(pairs)

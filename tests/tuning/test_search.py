@@ -130,7 +130,7 @@ class Noisy(FakeRunner):
 def test_noise_makes_no_worse_schedule_win(tmp_path: Path, seed: int) -> None:
     runner = Noisy(seed=seed)
     tuner = tune(tmp_path / "s.db", runner, 120)
-    assert runner.duels > 0  # the screening was fooled, the finals were not
+    assert runner.comparisons > 0  # the screening was fooled, the finals were not
     assert tuner.states[0].winner is None
 
 

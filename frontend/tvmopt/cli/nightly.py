@@ -42,7 +42,7 @@ def command(
     if as_json:
         print_json([entry.__dict__ for entry in done.entries])
     else:
-        history = {e.job: plan.ledger.entries(e.job) for e in done.entries}
+        history = {e.job: plan.history.entries(e.job) for e in done.entries}
         table(HEAD, rows(done.entries, history), left=2)
         out.print(f"report: {escape(done.report)}")
     if done.problems:

@@ -10,7 +10,7 @@ in order, each node is one of three:
   which is what makes ``Reshape(x, Concat(...))`` static once the Concat is a constant.
 
 So every Shape of a static tensor becomes a constant, and with it everything computed from shapes. Where sizes are
-open, the same arithmetic runs on symbols (`open_values.py`), and `open_shapes.py` says the shapes that ONNX's
+open, the same arithmetic runs on symbols (`open_values.py`), and `open_shapes` says the shapes that ONNX's
 inference leaves out.
 """
 

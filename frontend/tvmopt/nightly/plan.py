@@ -1,7 +1,7 @@
 """The jobs file of `tvmopt nightly`, read and checked.
 
 [nightly]
-folder = "nightly"            # ledger.jsonl, tuning.db, reports; relative to this file
+folder = "nightly"            # history.jsonl, tuning.db, reports; relative to this file
 merge = ["shared/*.jsonl"]    # logs taken in first (optional)
 export = "tuning_logs"        # where the winners go as logs (optional)
 tolerance = 0.05              # a change below this share is not reported
@@ -25,7 +25,7 @@ from typing import Any
 
 from tvmopt.errors import InputError, TvmoptError, collect, reason
 from tvmopt.files import read_plain
-from tvmopt.nightly.ledger import TOLERANCE, Ledger
+from tvmopt.nightly.history import TOLERANCE, History
 from tvmopt.targets import Machine
 from tvmopt.targets.precision import check as check_precision
 from tvmopt.tuning.driver import parse_duration
@@ -59,8 +59,8 @@ class Plan:
     tolerance: float = TOLERANCE
 
     @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.folder / "ledger.jsonl")
+    def history(self) -> History:
+        return History(self.folder / "history.jsonl")
 
     @property
     def store(self) -> Path:

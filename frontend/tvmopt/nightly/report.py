@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
-from tvmopt.nightly.ledger import Entry
+from tvmopt.nightly.history import Entry
 from tvmopt.nightly.plan import Plan
 
 NIGHTS = 60
@@ -15,7 +15,7 @@ NIGHTS = 60
 
 def write_report(plan: Plan, night: str, entries: Sequence[Entry]) -> Path:
     """Write `report-NIGHT.md` and `.html` into the plan's folder; the Markdown file's path."""
-    history = {e.job: [h for h in plan.ledger.entries(e.job) if h.night <= night][-NIGHTS:] for e in entries}
+    history = {e.job: [h for h in plan.history.entries(e.job) if h.night <= night][-NIGHTS:] for e in entries}
     path = plan.folder / f"report-{night}.md"
     path.write_text(markdown(night, entries, history))
     path.with_suffix(".html").write_text(html(night, entries, history))

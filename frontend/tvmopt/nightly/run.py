@@ -19,7 +19,7 @@ from typing import Any
 from tvmopt.children import Progress
 from tvmopt.errors import TuningError, TvmoptError
 from tvmopt.files import make_folder
-from tvmopt.nightly.ledger import Change, Entry, KernelFigures, changes
+from tvmopt.nightly.history import Change, Entry, KernelFigures, changes
 from tvmopt.nightly.plan import Job, Plan
 from tvmopt.nightly.report import write_report
 from tvmopt.targets import Machine
@@ -64,7 +64,7 @@ class Night:
 
 
 def nightly(plan: Plan, *, night: str = "", progress: Progress | None = None) -> Night:
-    """Run tonight's jobs, write ledger and reports.
+    """Run tonight's jobs, write history and reports.
 
     Args:
         night: the date; default: today's. Jobs that have a line of this date are not run again.
@@ -81,12 +81,12 @@ def nightly(plan: Plan, *, night: str = "", progress: Progress | None = None) ->
             import_logs(store, files)
         entries, resumed = [], []
         for job in plan.jobs:
-            entry = plan.ledger.done(night, job.name)
+            entry = plan.history.done(night, job.name)
             if entry is not None:
                 resumed.append(job.name)
             else:
                 entry = run_job(plan, job, night, partial(_told, tell, job.name))
-                plan.ledger.append(entry)
+                plan.history.append(entry)
             entries.append(entry)
         if plan.export:
             with Store(plan.store) as store:
@@ -120,7 +120,7 @@ def run_job(plan: Plan, job: Job, night: str, tell: Progress) -> Entry:
         entry = replace(entry, trials=trials, **_verified(plan, job, machine))
         tell("timing")
         entry = replace(entry, **timed(job, machine, plan.store, entry.kernels))
-        before = plan.ledger.reference(job.name, night, entry.target)
+        before = plan.history.reference(job.name, night, entry.target)
         if before is None or entry.status == "unstable":
             return entry
         found = changes(before, entry, plan.tolerance)

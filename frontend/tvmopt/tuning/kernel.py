@@ -180,7 +180,7 @@ class Bench:
         samples, baseline = self.measure(ident, effort) if right else ([], 0.0)
         return right, digest, problem, samples, baseline
 
-    def duel(self, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
+    def compare(self, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
         """Two built candidates in turn, the order of each pair drawn: noise meets both alike."""
         return taken_in_turn(self._timed(first, flush), self._timed(second, flush), rounds)
 

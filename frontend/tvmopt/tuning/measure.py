@@ -60,7 +60,7 @@ class Runner(Protocol):
     def measure(self, task: Task, candidates: Sequence[Candidate], best: float) -> Iterator[Measurement]:
         """Each candidate's measurement as soon as it is finished. `best`: the best score so far, 1 at first."""
 
-    def duel(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
+    def compare(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
         """Both in turn, many times, after both outputs were compared again; None if either cannot run.
 
         Only undisturbed pairs: few or none on a busy machine.
@@ -108,7 +108,7 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Nursery:
+class ForkServer:
     """The warm process that workers are forked from."""
 
     def __init__(self, threads: int, preload: str = "", variables: Mapping[str, str] | None = None) -> None:
@@ -140,7 +140,7 @@ class Nursery:
         """A new worker.
 
         Raises:
-            TuningError: the nursery does not come up.
+            TuningError: the fork server does not come up.
         """
         for _ in range(2):
             if self._sock is None:
@@ -190,7 +190,7 @@ class LocalRunner:
     preload: str = ""
     host: str = field(default="", init=False)
     _folder: Path = field(init=False)
-    _nursery: Nursery = field(init=False)
+    _fork_server: ForkServer = field(init=False)
     _team: list[Worker | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -201,8 +201,8 @@ class LocalRunner:
             cores, variables = usable_cores(), environment(find_toolkit())
         self.workers = self.workers or min(8, cores)
         self._folder = Path(tempfile.mkdtemp(prefix="tvmopt-tune-"))
-        self._nursery = Nursery(cores, self.preload, variables)
-        self._nursery.start()
+        self._fork_server = ForkServer(cores, self.preload, variables)
+        self._fork_server.start()
         self._team = [None] * self.workers
         self._threads = ThreadPoolExecutor(self.workers)
 
@@ -210,7 +210,7 @@ class LocalRunner:
         for worker in self._team:
             if worker:
                 worker.kill()
-        self._nursery.close()
+        self._fork_server.close()
         self._threads.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -222,7 +222,7 @@ class LocalRunner:
 
     def fork(self) -> Worker:
         """A further worker, for whoever needs an isolated warm process."""
-        return self._nursery.fork()
+        return self._fork_server.fork()
 
     # -- the Runner protocol -----------------------------------------------------------------------
 
@@ -250,12 +250,12 @@ class LocalRunner:
         for first in range(0, len(candidates), self.workers):
             group = list(candidates[first : first + self.workers])
             for slot, worker in enumerate(self._team[: len(group)]):  # forked here, not in the threads
-                self._team[slot] = worker or self._nursery.fork()
+                self._team[slot] = worker or self._fork_server.fork()
             outcomes = list(self._threads.map(lambda a: self._build(task, *a), enumerate(group)))
             for slot, outcome in enumerate(outcomes):
                 yield outcome if outcome.status != "ok" else self._measure(task, slot, outcome, effort)
 
-    def duel(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
+    def compare(self, task: Task, first: Candidate, second: Candidate) -> list[tuple[float, float]] | None:
         try:
             for candidate in (first, second):
                 if self._call(0, task, "build", candidate, timeout=self.build_timeout)[0] != "ok":
@@ -264,7 +264,7 @@ class LocalRunner:
                 if state != "ok" or not answer[0]:
                     return None
             arguments = (first.id, second.id, self.effort.rounds, self.effort.flush)
-            state, answer = self._call(0, task, "duel", *arguments, timeout=4 * self.run_timeout)
+            state, answer = self._call(0, task, "compare", *arguments, timeout=4 * self.run_timeout)
             return answer if state == "ok" else None
         except (WorkerDied, WorkerHung):
             return None
@@ -305,7 +305,7 @@ class LocalRunner:
         """One request about a task to the worker of a slot, which is forked and told of the task if need be."""
         worker = self._team[slot]
         if worker is None:
-            worker = self._team[slot] = self._nursery.fork()
+            worker = self._team[slot] = self._fork_server.fork()
         try:
             state, answer = worker.call("open", self._kernel(task), timeout=self.build_timeout)
             return (

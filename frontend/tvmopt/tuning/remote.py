@@ -70,7 +70,7 @@ class RemoteBench(Bench):
             samples, baseline = sampled(self._timed(ident, effort.flush), self._timed(base.id, effort.flush), effort)
             return right, digest, problem, samples, baseline
 
-    def duel(self, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
+    def compare(self, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
         with self._board():
             self._load()
             return taken_in_turn(self._timed(first, flush), self._timed(second, flush), rounds)

@@ -66,7 +66,7 @@ class RpcRunner(LocalRunner):
         for first in range(0, len(candidates), self.workers):
             group = list(candidates[first : first + self.workers])
             for slot in range(len(group)):
-                self._team[slot] = self._team[slot] or self._nursery.fork()
+                self._team[slot] = self._team[slot] or self._fork_server.fork()
             jobs = [self._threads.submit(self._both, task, slot, c, effort) for slot, c in enumerate(group)]
             for job in as_completed(jobs):
                 yield job.result()

@@ -296,7 +296,7 @@ class Tuner:
             if not open_:
                 return
             record = min(open_, key=lambda r: (r.score, r.candidate.id))
-            pairs = self.runner.duel(state.task, state.task.analytic, record.candidate)
+            pairs = self.runner.compare(state.task, state.task.analytic, record.candidate)
             if pairs is not None and len(pairs) < PAIRS:
                 return  # the machine is too busy to tell: at the next batch again
             outcome = self._final(state, record, pairs)

@@ -1,10 +1,10 @@
 """The worker processes of the tuner: warm, isolated, killed without regret.
 
-    tuner --socket--> nursery (python -m tvmopt.tuning.worker FD: TVM imported, no thread started)
+    tuner --socket--> fork server (python -m tvmopt.tuning.worker FD: TVM imported, no thread started)
                         `--fork--> worker --socket--> tuner
 
-A fork of the warm nursery takes milliseconds, an import of TVM seconds: so a candidate that crashes, aborts or
-hangs costs itself and one fork. When the tuner dies, even by SIGKILL, the nursery is sent SIGKILL by the kernel,
+A fork of the warm fork server takes milliseconds, an import of TVM seconds: so a candidate that crashes, aborts or
+hangs costs itself and one fork. When the tuner dies, even by SIGKILL, the fork server is sent SIGKILL by the kernel,
 and the workers with it.
 """
 
@@ -55,7 +55,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(parts)
 
 
-def nursery(sock: socket.socket, preload: str = "") -> None:
+def serve_forks(sock: socket.socket, preload: str = "") -> None:
     """Import what workers need, then fork one for every socket that arrives.
 
     Args:
@@ -91,7 +91,7 @@ def serve(sock: socket.socket) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1) if os.environ.get("TVMOPT_WORKER_STDERR") else (0, 1, 2):
         os.dup2(null, fd)  # LLVM and TVM print what no user asked for
-    state = Desk()
+    state = Requests()
     while True:
         try:
             verb, arguments = receive(sock)
@@ -106,7 +106,7 @@ def serve(sock: socket.socket) -> None:
         send(sock, answer)
 
 
-class Desk:
+class Requests:
     """What a worker can be asked for. Arguments and results are plain data."""
 
     def __init__(self) -> None:
@@ -143,8 +143,8 @@ class Desk:
     def check(self, task: str, ident: str) -> tuple[bool, str, str]:
         return self._benches[task].check(ident)
 
-    def duel(self, task: str, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
-        return self._benches[task].duel(first, second, rounds, flush)
+    def compare(self, task: str, first: str, second: str, rounds: int, flush: str) -> list[tuple[float, float]]:
+        return self._benches[task].compare(first, second, rounds, flush)
 
     def generic(self, kernel: Any, seed: int, count: int, known: list[tuple[str, float]]) -> list[str]:
         """Candidates of MetaSchedule's own space, as traces."""
@@ -183,4 +183,4 @@ def _words(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    nursery(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:])
+    serve_forks(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:])

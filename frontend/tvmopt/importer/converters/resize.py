@@ -20,7 +20,7 @@ from tvmopt.dims import Dim, OpenSize, Size, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.sized import shape_as_data
-from tvmopt.importer.open_shapes import scaled
+from tvmopt.importer.open_shapes.spatial import scaled
 from tvmopt.importer.sizes import shape_to_tvm, to_tvm
 
 Array = npt.NDArray[Any]

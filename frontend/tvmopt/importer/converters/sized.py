@@ -126,7 +126,7 @@ def _list(ctx: Context, value: Any, what: str) -> list[Any]:
 
 
 def _place(size: Size, place: Size) -> Size:
-    """Where a bound lies, counted from the start (see `tvmopt.importer.open_shapes.slice_bounds`)."""
+    """Where a bound lies, counted from the start (see `tvmopt.importer.open_shapes.moving.slice_bounds`)."""
     place = place if hasattr(place, "terms") else int(place)
     if isinstance(place, int) and abs(place) >= BEYOND:
         return size if place > 0 else 0

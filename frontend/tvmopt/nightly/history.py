@@ -1,4 +1,4 @@
-"""The ledger of nightly runs: one line a job and night, and the test that says whether something became slower.
+"""The history of nightly runs: one line a job and night, and the test that says whether something became slower.
 
 figures   samples of the model's latency, and of each kernel inside the model; samples of a probe (a SHA-256 of 1 MB)
           taken in between, which only the machine can make slower
@@ -89,14 +89,14 @@ class Change:
 
     def __str__(self) -> str:
         word = "slower" if self.slower else "faster"
-        why = "; ".join(self.causes) or "nothing that the ledger knows changed: the code or the machine did"
+        why = "; ".join(self.causes) or "nothing that the history knows changed: the code or the machine did"
         return (
             f"{self.what}: {self.before * 1e6:.1f} -> {self.after * 1e6:.1f} us, {self.ratio:.3f} times "
             f"[{self.low:.3f}, {self.high:.3f}], {word}; {why}"
         )
 
 
-class Ledger:
+class History:
     """The file: JSON-lines, appended and synced a line at a time; a torn last line is skipped."""
 
     def __init__(self, path: Path) -> None:

@@ -1,0 +1,163 @@
+"""Shapes with open sizes of what moves, repeats, cuts or makes elements."""
+
+from __future__ import annotations
+
+import math
+
+from tvmopt.dims import Dim, Size, is_open
+from tvmopt.importer.open_shapes.node import Node, Shapes
+from tvmopt.importer.open_values import BEYOND
+from tvmopt.importer.walk import Walk
+
+
+def concat(n: Node) -> Shapes | None:
+    if any(s is None for s in n.shapes):
+        return None
+    shapes = [s for s in n.shapes if s is not None]
+    axis = n.attrs.get("axis", 1) % len(shapes[0])
+    result = list(shapes[0])
+    for other in shapes[1:]:
+        result = [r + o if i == axis else n.same(r, o) for i, (r, o) in enumerate(zip(result, other, strict=True))]
+    return [tuple(result)]
+
+
+def reshape(n: Node) -> Shapes | None:
+    own, wanted = n.shapes[0], n.given(1, "shape")
+    if own is None or wanted is None:
+        return None
+    copied = not n.attrs.get("allowzero", 0)
+    result = [own[i] if d == 0 and copied and i < len(own) else d for i, d in enumerate(wanted)]
+    total = math.prod(own)
+    if -1 in result:
+        at = result.index(-1)
+        result[at] = total // math.prod(d for i, d in enumerate(result) if i != at)
+    elif is_open(own):
+        n.same(math.prod(result), total)
+    return [tuple(result)]
+
+
+def expand(n: Node) -> Shapes | None:
+    own, wanted = n.shapes[0], n.value(1)
+    return None if own is None or wanted is None else [n.broadcast([own, tuple(wanted)])]
+
+
+def constant_of_shape(n: Node) -> Shapes | None:
+    wanted = n.value(0)
+    return None if wanted is None else [tuple(wanted)]
+
+
+def range_(n: Node) -> Shapes | None:
+    values = [n.value(i) for i in range(3)]
+    if any(v is None for v in values):
+        return None
+    start, limit, step = (v[0] for v in values if v)
+    return [((limit - start + step - 1) // step,)] if isinstance(step, int) and step > 0 else None
+
+
+def slice_(n: Node) -> Shapes | None:
+    own, starts, ends = n.shapes[0], n.given(1, "starts"), n.given(2, "ends")
+    if own is None or starts is None or ends is None:
+        return None
+    axes = n.given(3, "axes") or list(range(len(starts)))
+    steps = n.value(4) or [1] * len(starts)
+    result = list(own)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        size = result[axis]
+        if step != 0 and all(isinstance(known, int) for known in (size, start, end, step)):
+            result[axis] = len(range(size)[slice(start, end, step)])
+            continue
+        if step == -1 and end <= -BEYOND and (start == -1 or start >= BEYOND):
+            continue  # reversed as a whole
+        if step == -1 and end <= -BEYOND and isinstance(start, int) and start >= 0:  # the first ones, reversed
+            n.walk.symbols.at_most(start + 1, size, n.where)
+            result[axis] = start + 1
+            continue
+        if not isinstance(step, int) or step < 1:
+            return None
+        first, last = slice_bounds(n.walk, size, start, end, n.where)
+        count = (last - first + step - 1) // step
+        result[axis] = n.walk.symbols.most_of(count, 0)
+    return [tuple(result)]
+
+
+def slice_bounds(walk: Walk, size: Size, start: Size, end: Size, where: str) -> tuple[Size, Size]:
+    """Where a slice of step 1 or more begins and ends in an axis of this size.
+
+    An open end of an axis of known size is taken to be inside: a table of positions is as long as the model's longest
+    text.
+    """
+
+    def inside(place: Size) -> Size:
+        if isinstance(place, int) and place >= BEYOND:
+            return size
+        if isinstance(place, int) and place <= -BEYOND:
+            return 0
+        if place == size:
+            return size
+        if walk.is_less(place, 0):
+            return walk.symbols.most_of(size + place, 0)
+        if isinstance(place, Dim) and isinstance(size, int):
+            walk.symbols.at_most(place, size, where)
+            return place
+        return walk.symbols.least(place, size)
+
+    return inside(start), inside(end)
+
+
+def flatten(n: Node) -> Shapes | None:
+    own = n.shapes[0]
+    if own is None:
+        return None
+    axis = n.attrs.get("axis", 1)
+    axis += len(own) if axis < 0 else 0
+    return [(math.prod(own[:axis]), math.prod(own[axis:]))]
+
+
+def tile(n: Node) -> Shapes | None:
+    own, repeats = n.shapes[0], n.value(1)
+    return None if own is None or repeats is None else [tuple(d * r for d, r in zip(own, repeats, strict=True))]
+
+
+def pad(n: Node) -> Shapes | None:
+    own, pads = n.shapes[0], n.given(1, "pads")
+    if own is None or pads is None:
+        return None
+    axes = [a % len(own) for a in n.value(3) or range(len(own))]
+    result = list(own)
+    for i, axis in enumerate(axes):
+        before, after = pads[i], pads[len(axes) + i]
+        if n.attrs.get("mode") == "reflect":  # as many elements have to lie behind the first
+            n.walk.symbols.at_most(max(before, after) + 1, result[axis], n.where)
+        result[axis] += before + after
+    return [tuple(result)]
+
+
+def split(n: Node) -> Shapes | None:
+    own, parts = n.shapes[0], n.given(1, "split")
+    if own is None:
+        return None
+    axis, count = n.attrs.get("axis", 0) % len(own), len(n.node.output)
+    if parts is None:
+        size = own[axis]
+        if isinstance(size, Dim) and size != size // count * count:
+            return None
+        step = (size + count - 1) // count
+        parts = [step] * (count - 1) + [size - step * (count - 1)]
+    return [tuple(part if i == axis else d for i, d in enumerate(own)) for part in parts]
+
+
+def top_k(n: Node) -> Shapes | None:
+    own, k = n.shapes[0], n.given(1, "k")
+    if own is None or k is None:
+        return None
+    axis = n.attrs.get("axis", -1) % len(own)
+    n.walk.symbols.at_most(k[0], own[axis], n.where)
+    return [tuple(k[0] if i == axis else d for i, d in enumerate(own))] * 2
+
+
+def one_hot(n: Node) -> Shapes | None:
+    own, depth = n.shapes[0], n.value(1)
+    if own is None or depth is None:
+        return None
+    axis = n.attrs.get("axis", -1) % (len(own) + 1)
+    return [(*own[:axis], depth[0], *own[axis:])]
