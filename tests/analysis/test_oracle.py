@@ -151,3 +151,18 @@ def test_a_body_sees_the_tensors_around_it() -> None:
     loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
     found = Oracle(_model([loop], {"x": [2]}, n=np.array(3))).run({"x": np.array([1, 2], np.float32)})["y"]
     assert found.tolist() == [4, 8]
+
+
+@pytest.mark.parametrize("operator", ["ReduceMean", "ReduceSum"])
+def test_a_run_that_rounds_adds_one_after_the_other(operator: str) -> None:
+    """Sums in pairs would make the run more exact than any engine is, and right kernels wrong beside it."""
+    x = (1 + np.random.default_rng(0).random((1, 8, 160, 160))).astype(np.float32)
+    typed = helper.make_tensor_value_info
+    node = helper.make_node(operator, ["x", "a"], ["y"])
+    graph = helper.make_graph(
+        [node], "g", [typed("x", 1, x.shape)], [typed("y", 1, None)], [numpy_helper.from_array(np.array([2, 3]), "a")]
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    exact = np.asarray(Oracle(made).run({"x": x})["y"])
+    rounds = np.asarray(Oracle(made, Arithmetic(np.float32)).run({"x": x})["y"])
+    assert 1e-6 < np.abs(rounds / exact - 1).max() < 1e-3

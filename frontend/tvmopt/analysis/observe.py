@@ -134,7 +134,9 @@ def fitted(expected: Array, found: Array) -> tuple[Array, float]:
             index[axes[k]] = position
         with np.errstate(all="ignore"):
             values = expected[tuple(index)].astype(np.float64)
-            error = float(np.nanmean(np.minimum(np.abs(values - flat), 1e30))) if picks.size else 0.0
+            errors = np.minimum(np.abs(values - flat), 1e30)
+        numbers = ~np.isnan(errors)
+        error = float(errors[numbers].mean()) if numbers.any() else 0.0
         if error < least:
             least = error
             inverse = np.argsort(order)

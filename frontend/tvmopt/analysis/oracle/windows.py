@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from tvmopt.analysis.oracle.reductions import in_sequence
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported
 
 Index: TypeAlias = Any
@@ -263,7 +264,7 @@ def _global(call: Call, x: Array) -> Result:
     if call.op == "GlobalMaxPool":
         return x.max(axes, keepdims=True)
     if call.op == "GlobalAveragePool":
-        return x.mean(axes, keepdims=True)
+        return in_sequence(x, axes).mean(axes, keepdims=True)
     p = int(call.get("p", 2))
     return (np.abs(x) ** p).sum(axes, keepdims=True) ** (1.0 / p)
 

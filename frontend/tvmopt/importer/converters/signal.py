@@ -12,6 +12,9 @@ from tvm import relax
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
+FINITE = 1e30
+"""Means from here on, infinite ones and NaN are not taken away: their products would overflow."""
+
 MAX_LENGTH = 8192
 """The matrix of a transform this long takes 1 GB (cosines and sines, float64 while it is made)."""
 
@@ -26,9 +29,11 @@ def dft_matrix(length: int, rows: int, columns: int, inverse: bool) -> npt.NDArr
 def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesided: bool, window: Any = None) -> Any:
     """Transform the last axis but one of x [..., n, 1 or 2] (real, or real and imaginary parts).
 
-    Forwards one sample m of each frame is taken from all, so that a large offset does not cost digits where it cancels:
+    Forwards the mean m of each frame is taken away, so that a large offset does not cost digits where it cancels:
 
         sum_j w_j x_j e_jk = sum_j w_j (x_j - m) e_jk + m sum_j w_j e_jk
+
+    It need not be exact, and is 0 where it is not finite.
 
     Args:
         window: [n], what each sample is multiplied by; only forwards.
@@ -54,9 +59,10 @@ def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesi
         width, last = bins, 2
     offset = None
     if not inverse:
-        sample = b.slice(x, len(lead), used // 2, used // 2 + 1)
-        x = b.sub(x, sample)
-        offset = b.matmul(b.reshape(sample, (*lead, parts)), _of_ones(b, ctx, out, used, parts, window, dtype))
+        mean = b.mean(x, len(lead), keepdims=True)
+        mean = b.where(b.less(b.unary(relax.op.abs, mean), FINITE), mean, 0.0)
+        x = b.sub(x, mean)
+        offset = b.matmul(b.reshape(mean, (*lead, parts)), _of_ones(b, ctx, out, used, parts, window, dtype))
     if window is not None:
         x = b.mul(x, b.reshape(window, (used, 1)))
     result = b.matmul(b.reshape(x, (*lead, used * parts)), const(out, dtype))
