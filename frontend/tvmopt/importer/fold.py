@@ -27,7 +27,7 @@ from tvmopt.importer import blocked, contrib, control, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
-from tvmopt.importer.open_shapes import grouped_attention, open_types
+from tvmopt.importer.open_shapes import grouped_attention, open_types, packed_rows
 from tvmopt.importer.open_values import evaluate as evaluate_open
 from tvmopt.importer.protos import (
     attributes,
@@ -229,21 +229,8 @@ class Folder(Walk):
         if node.op_type == "GroupQueryAttention":
             types |= grouped_attention(self, node)
         if node.op_type == "GatherBlockQuantized":
-            types |= self._packed_rows(node)
+            types |= packed_rows(self, node)
         return types
-
-    def _packed_rows(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
-        """The type of rows that are gathered from a table of codes, several of which may share a byte."""
-        table, at = (self.open_shape(name) for name in node.input[:2])
-        kind, scales = (self.types.get(name) for name in (node.input[0], node.input[2]))
-        if not table or at is None or kind is None or scales is None:
-            return {}
-        given = attributes(node)
-        axis = int(given.get("gather_axis", 0)) % len(table)
-        bytes_ = kind.tensor_type.elem_type == onnx.TensorProto.UINT8
-        wide = table[-1] * (8 // int(given.get("bits", 4)) if bytes_ else 1)
-        shape = (*table[:axis], *at, *(*table[:-1], wide)[axis + 1 :])
-        return {node.output[0]: make_type(scales.tensor_type.elem_type, shape)}
 
     def _contradiction(self, node: onnx.NodeProto, reason: str) -> ModelError:
         inputs = ", ".join(f"'{i}' {describe_type(self.types[i])}" for i in node.input if i in self.types)

@@ -7,7 +7,7 @@ it cannot.
 node       what a rule is given
 moving     concatenations, reshapes, slices, pads ...
 spatial    convolutions, poolings, Resize, recurrences, STFT
-attention  GroupQueryAttention
+contrib    GroupQueryAttention and GatherBlockQuantized of com.microsoft
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnx
 
 from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.open_shapes import moving, spatial
-from tvmopt.importer.open_shapes.attention import grouped_attention
+from tvmopt.importer.open_shapes.contrib import grouped_attention, packed_rows
 from tvmopt.importer.open_shapes.node import Node, Shape, Shapes
 from tvmopt.importer.protos import words
 from tvmopt.importer.walk import Walk
@@ -160,4 +160,4 @@ def open_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeProto
         return []
 
 
-__all__ = ["grouped_attention", "open_types"]
+__all__ = ["grouped_attention", "open_types", "packed_rows"]

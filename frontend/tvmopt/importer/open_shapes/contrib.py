@@ -1,4 +1,4 @@
-"""The shapes of GroupQueryAttention of com.microsoft, which has no schema in ONNX."""
+"""The types of operators of com.microsoft whose sizes may be open; ONNX has no schema of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx
 
 from tvmopt.dims import Size
 from tvmopt.importer.open_shapes.node import Node
-from tvmopt.importer.protos import make_type
+from tvmopt.importer.protos import attributes, make_type
 from tvmopt.importer.walk import Walk
 
 
@@ -33,3 +33,17 @@ def grouped_attention(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypePr
     shapes = [(query[0], query[1], heads * depth), *[(query[0], kv_heads, before + query[1], depth)] * 2]
     elem = walk.types[node.input[0]].tensor_type.elem_type
     return {name: make_type(elem, walk.settled(s)) for name, s in zip(node.output, shapes, strict=False) if name}
+
+
+def packed_rows(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
+    """The type of GatherBlockQuantized's rows, from a table of codes, several of which may share a byte."""
+    table, at = (walk.open_shape(name) for name in node.input[:2])
+    kind, scales = (walk.types.get(name) for name in (node.input[0], node.input[2]))
+    if not table or at is None or kind is None or scales is None:
+        return {}
+    given = attributes(node)
+    axis = int(given.get("gather_axis", 0)) % len(table)
+    bytes_ = kind.tensor_type.elem_type == onnx.TensorProto.UINT8
+    wide = table[-1] * (8 // int(given.get("bits", 4)) if bytes_ else 1)
+    shape = (*table[:axis], *at, *(*table[:-1], wide)[axis + 1 :])
+    return {node.output[0]: make_type(scales.tensor_type.elem_type, shape)}
