@@ -136,11 +136,9 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
         if count != shape_of(x)[axis]:
             raise OpenSize(f"the number {count} is open, and not the size of the axis")
         count = EVERY
-    if dtype_of(x) != "uint64":
-        if count != EVERY:
-            return ctx.stock(inputs, attrs)
-        found = b.emit(relax.op.topk(x, EVERY, axis, "both", bool(attrs.get("largest", 1)), "int64"))
-        return tuple(b.emit(relax.TupleGetItem(found, i)) for i in range(2))
+    unsigned = dtype_of(x) == "uint64"
+    if not unsigned and count != EVERY:
+        return ctx.stock(inputs, attrs)
 
     def reordered(target: str) -> Any:
         def reorder(data: Any) -> Any:
@@ -154,10 +152,10 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
 
         return reorder
 
-    signed = b.te(reordered("int64"), x)
-    found = b.emit(relax.op.topk(signed, int(count), axis, "both", bool(attrs.get("largest", 1)), "int64"))
-    values = b.te(reordered("uint64"), b.emit(relax.TupleGetItem(found, 0)))
-    return values, relax.TupleGetItem(found, 1)
+    data = b.te(reordered("int64"), x) if unsigned else x
+    found = b.emit(relax.op.topk(data, int(count), axis, "both", bool(attrs.get("largest", 1)), "int64"))
+    values, places = (b.emit(relax.TupleGetItem(found, i)) for i in range(2))
+    return b.te(reordered("uint64"), values) if unsigned else values, places
 
 
 def max_roi_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
