@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmopt.dims import is_open
+from tvmopt.dims import OpenSize, is_open
 from tvmopt.importer.converters.attention import merge_heads, repeat_heads, rotate, split_heads
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
@@ -213,7 +213,7 @@ def _open_grouped(
     batch, heads, length, depth = shape_of(q)
     total, window, softcap = shape_of(k)[2], attrs.get("local_window_size", -1), attrs.get("softcap", 0.0)
     if dtype_of(q) != "float32":
-        raise ctx.unsupported("16 bits at an open length", "bind the sizes: --shape NAME:N")
+        raise OpenSize("attention of 16 bits needs numbers for its lengths")
     seen = b.less(b.reshape(b.arange(total), (1, 1, 1, total)), b.reshape(valid, (batch, 1, 1, 1)))
     if window >= 0 or softcap:
         seen = b.both(seen, _near(b, length, total, window))
