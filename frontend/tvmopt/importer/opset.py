@@ -33,11 +33,9 @@ def convert_opset(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelP
         convert stays as it is: most converters know the old forms too, and the check names what they do not.
     """
     version = opset_versions(model).get("", TARGET)
-    scans = any(n.op_type == "Scan" for n in model.graph.node) and version < 9
+    scans = any(n.op_type == "Scan" for n in model.graph.node) and version < 9  # with a batch axis, which is forgotten
     relabelled = any(n.op_type in MISCONVERTED for n in model.graph.node)
-    if (
-        version >= OLDEST or model.functions or scans or relabelled
-    ):  # Scan 8 has a batch axis, which the converter forgets
+    if version >= OLDEST or model.functions or scans or relabelled:
         return model, weights
     slim = onnx.ModelProto()
     slim.CopyFrom(model)

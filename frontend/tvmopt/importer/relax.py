@@ -64,7 +64,6 @@ UPPER_BOUNDS = "tir_var_upper_bound"
 CACHES = "tvmopt.caches"
 """Our attribute of `main`: of each cache that grows, the number of the input and of the output that it is."""
 
-
 ADD_A_CONVERTER = "register a converter: docs/how-to/add-operator.md"
 
 UNREAD_ELEMENTS = 1 << 16

@@ -99,9 +99,8 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         batch, _, *size = sizes(x) or ()
         kernel, taps, _ = phase_kernel(weight, strides, groups)
         before = [t - 1 for t in taps]
-        last = [
-            k + e for k, e in zip(weight.shape[2:], extra, strict=True)
-        ]  # rows of the result from the last pixel on
+        # Rows of the result from the last pixel on.
+        last = [k + e for k, e in zip(weight.shape[2:], extra, strict=True)]
         after = [-(-k // s) - 1 for s, k in zip(strides, last, strict=True)]  # further steps that cover them
         beyond = [(q + 1) * s - k for s, k, q in zip(strides, last, after, strict=True)]  # rows that nothing reaches
         conv = relax.op.nn.conv2d if len(size) == 2 else relax.op.nn.conv3d

@@ -115,9 +115,8 @@ def with_size_variables(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, A
         return func, sizes
 
     def named(node: Any, mutator: Any) -> Any:
-        found = variables.get(
-            StructuralKey(node)
-        )  # before its parts, which may be sizes too: `past + 1`, `(past + 1)*2`
+        # The whole before its parts, which may be sizes too: `past + 1`, `(past + 1)*2`.
+        found = variables.get(StructuralKey(node))
         return mutator.default_mutate(node) if found is None else found
 
     kinds = {type(dim) for dim in sizes.values() if not isinstance(dim, tirx.Var)}

@@ -113,9 +113,8 @@ def _dequantize(call: Call, x: Array, scale: Array, zero: Array | None = None) -
 
 def _dynamic(call: Call, x: Array) -> Result:
     low, high = min(0.0, float(x.min(initial=0))), max(0.0, float(x.max(initial=0)))
-    scale = np.float32(
-        np.float32(high - low) / np.float32(255)
-    )  # an engine rounds the scale to its type, and uses that
+    # An engine rounds the scale to its type, and uses that.
+    scale = np.float32(np.float32(high - low) / np.float32(255))
     scale = scale if scale else np.float32(1)  # what onnxruntime has for zeros; the standard would divide by zero
     zero = np.uint8(np.clip(np.rint(-low / scale), 0, 255))
     wide = x.astype(np.float64)

@@ -16,9 +16,8 @@ Reduce = Callable[..., Array]
 def _reduced(function: Reduce) -> Operator:
     def run(call: Call, x: Array, axes: Array | None = None) -> Result:
         chosen = call.ints("axes", axes)
-        every = (
-            () if call.get("noop_with_empty_axes", 0) else range(x.ndim)
-        )  # of no axes: still squares, or a logarithm
+        # Of no axes it still squares, or takes a logarithm.
+        every = () if call.get("noop_with_empty_axes", 0) else range(x.ndim)
         where = tuple(dict.fromkeys(a % x.ndim for a in chosen)) if chosen else tuple(every)
         with np.errstate(all="ignore"):
             made = function(in_sequence(x, where), where, bool(call.get("keepdims", 1)))

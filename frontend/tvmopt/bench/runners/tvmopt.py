@@ -31,10 +31,10 @@ class Tvmopt(Runner):
             target=machine,
             precision="fp32" if self.job.precision == "int8" else self.job.precision,  # int8 is in the model (Q/DQ)
             shape=shape,
-            verify=False,
+            verify=False,  # the bench compares outputs itself
             records=records == "on",
             output=path,
-        )  # the bench compares outputs itself
+        )
 
     def load(self) -> dict[str, str]:
         import tvmopt

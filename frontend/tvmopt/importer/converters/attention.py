@@ -204,10 +204,8 @@ def _rotary(
     dim = attrs.get("rotary_embedding_dim", 0) or depth
     if positions is not None:
         known = shape_of(positions)
-        if known in ((1,), ()) and (batch, length) != (
-            1,
-            1,
-        ):  # com.microsoft: the offset of the first position
+        if known in ((1,), ()) and (batch, length) != (1, 1):
+            # com.microsoft gives the offset of the first position.
             start = b.reshape(b.cast(positions, "int64"), (1, 1))
             positions = b.broadcast(b.add(start, const(np.arange(length)[None, :], "int64")), (batch, length))
         positions = within(b, ctx, 3 if ctx.domain == "" else 1, "a position", 0, shape_of(cos)[0] - 1, positions)

@@ -280,9 +280,8 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
     shape = shape_of(x)
     cropped = transform == "tf_crop_and_resize"
     known = next((t[1] for t in ctx.output_types[:1] if t is not None), ())
-    if len(known) == len(
-        shape
-    ):  # the size as the model writes it elsewhere, equal by its conditions: no reshape to that
+    if len(known) == len(shape):
+        # The size as the model writes it elsewhere, equal by its conditions: no reshape to that.
         work = [replace(a, out=known[a.axis]) if is_open((a.out,)) else a for a in work]
     work = [a for a in work if a.out != a.size or a.scale != 1 or cropped]
     if not work:
