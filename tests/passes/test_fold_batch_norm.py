@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tests.passes.helpers import build, check_rewrite, rand
+from tests.passes.helpers import build, check_rewrite, ops, rand
+from tvmopt.importer.sizes import variable
 from tvmopt.passes import FoldBatchNorm
 from tvmopt.report import DecisionLog
 
@@ -111,3 +112,21 @@ def test_used_running_mean_declines():
         return bb.emit(relax.TupleGetItem(call, 0)), bb.emit(relax.TupleGetItem(call, 1))
 
     check_rewrite(FoldBatchNorm, build({"x": (1, 3, 4, 4)}, body))
+
+
+@pytest.mark.parametrize("producer", ["conv2d", "conv2d_transpose", "relu"])
+def test_open_pictures(producer):
+    """It was left as it was, and every batch_norm cost two transposes."""
+    w = c(rand(6, 6, 3, 3))
+    n, h, wide = map(variable, "nhw")
+    forms = {
+        "relu": nn.relu,
+        "conv2d": lambda x: nn.conv2d(x, w),
+        "conv2d_transpose": lambda x: nn.conv2d_transpose(x, w),
+    }
+
+    def body(shape):
+        return build({"x": shape}, lambda bb, x: norm(bb, bb.emit(forms[producer](x)), 6))
+
+    found = FoldBatchNorm(DecisionLog())(body((n, 6, h, wide)))
+    assert ops(found) == ops(FoldBatchNorm(DecisionLog())(body((2, 6, 7, 9)))) and "nn.batch_norm" not in ops(found)

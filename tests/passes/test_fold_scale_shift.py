@@ -3,7 +3,8 @@
 import pytest
 from tvm import relax
 
-from tests.passes.helpers import build, check_rewrite, rand
+from tests.passes.helpers import build, check_rewrite, ops, rand
+from tvmopt.importer.sizes import variable
 from tvmopt.passes import FoldScaleShift
 from tvmopt.report import DecisionLog
 
@@ -104,3 +105,22 @@ def test_the_trick_of_log1p_stays():
     check_rewrite(FoldScaleShift, mod)
     FoldScaleShift(log)(mod)
     assert [d.reason[0] for d in log] == ["4"]
+
+
+def test_open_pictures():
+    """What scales and shifts channels of a convolution of open pictures stayed behind it."""
+    w, s = c(rand(8, 3, 3, 3)), rand(8, 1, 1)
+    n, h, wide = map(variable, "nhw")
+
+    def body(bb, x):
+        y = bb.emit(nn.conv2d(x, w))
+        return chain(bb, y, (op.multiply, s), (op.add, s + 1), (op.subtract, s * 2))
+
+    assert ops(FoldScaleShift(DecisionLog())(build({"x": (n, 3, h, wide)}, body))) == {"nn.conv2d": 1, "add": 1}
+
+
+def test_a_constant_that_makes_an_open_axis_longer_is_not_folded():
+    """Both shapes were None, which was taken for equal."""
+    n = variable("n")
+    mod = build({"x": (n, 1)}, lambda bb, x: chain(bb, x, (op.multiply, rand(1, 1)), (op.multiply, rand(1, 9))))
+    assert ops(FoldScaleShift(DecisionLog())(mod)) == {"multiply": 2}

@@ -67,19 +67,23 @@ def test_equals_the_definition(shape, out, kernel, stride, pad, extra, groups):
     np.testing.assert_allclose(vm["main"](tvm.runtime.tensor(x)).numpy(), want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel, stride, extra, groups", [(2, 2, 0, 1), (2, 3, 0, 1), (1, 2, 1, 2)])
-def test_open_batch_and_sizes(kernel, stride, extra, groups):
+@pytest.mark.parametrize(
+    "kernel, stride, pad, extra, groups",
+    [(2, 2, 0, 0, 1), (2, 3, 0, 0, 1), (1, 2, 0, 1, 2), (4, 2, 1, 0, 1), (3, 2, 1, 1, 2), (5, 1, 2, 0, 1)],
+)
+def test_open_batch_and_sizes(kernel, stride, pad, extra, groups):
     rng = np.random.default_rng(0)
     w = rng.standard_normal((4, 6 // groups, kernel, kernel)).astype("float32")
 
     def lower(bb, x):
-        return relax.op.nn.conv2d_transpose(x, relax.const(w), strides=stride, output_padding=extra, groups=groups)
+        attrs = {"strides": stride, "padding": pad, "output_padding": extra, "groups": groups}
+        return relax.op.nn.conv2d_transpose(x, relax.const(w), **attrs)
 
     model = Open(open_module(lower, [("n", 4, "h", "w")]))
     assert not any("transpose" in name and "conv" in name for name in model.how)
     for n, height, width in [(1, 1, 1), (2, 1, 7), (1, 8, 9), (3, 15, 16), (1, 17, 33)]:
         x = rng.standard_normal((n, 4, height, width)).astype("float32")
-        attrs = {"strides": [stride] * 2, "output_padding": [extra] * 2, "group": groups}
+        attrs = {"strides": [stride] * 2, "pads": [pad] * 4, "output_padding": [extra] * 2, "group": groups}
         np.testing.assert_allclose(model(x)[0], reference(x, w, **attrs), rtol=1e-5, atol=1e-5)
 
 
@@ -88,12 +92,25 @@ def test_nothing_is_cut_off_where_the_kernel_is_the_stride():
     assert "strided_slice" not in LowerConvTranspose(DecisionLog())(module).script()
 
 
-def test_declines_open_sizes_where_pixels_overlap():
-    weight = relax.const(np.ones((4, 4, 3, 3), "float32"))
-    module = open_module(lambda bb, x: relax.op.nn.conv2d_transpose(x, weight, strides=2), [("n", 4, "h", 5)])
+def test_what_follows_an_open_transposed_convolution_is_computed_as_its_pixels_are_put_side_by_side():
+    """It took a kernel for each of two transposes, one for the additions, and eight times the time."""
+    w, b = np.ones((24, 8, 2, 2), "float32"), np.ones((1, 8, 1, 1), "float32")
+
+    def lower(bb, x):
+        y = bb.emit(relax.op.nn.conv2d_transpose(x, relax.const(w), strides=2))
+        y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.add(y, relax.const(b)))))
+        return relax.op.nn.conv2d(y, relax.const(np.ones((4, 8, 1, 1), "float32")))
+
+    names = [n for n in Open(open_module(lower, [("n", 24, "h", "w")])).how if "transpose" not in n]
+    assert sorted(names) == ["conv1x1", "conv1x11", "fused_interleave_add_relu"]
+
+
+def test_declines_open_volumes_where_voxels_overlap():
+    weight = relax.const(np.ones((4, 4, 3, 3, 3), "float32"))
+    module = open_module(lambda bb, x: relax.op.nn.conv3d_transpose(x, weight, strides=2), [("n", 4, "h", 5, 5)])
     log = DecisionLog()
     tvm.ir.assert_structural_equal(LowerConvTranspose(log)(module), module)
-    assert [d.reason for d in log] == ["4: an open size, and pixels overlap"]
+    assert [d.reason for d in log] == ["4: a volume of open size, and voxels overlap"]
 
 
 def test_declines_dilation():

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
+from tvm.sym import Analyzer
 from tvm.tirx.analysis import undefined_vars
-from tvm_ffi import structural_equal, structural_map
+from tvm_ffi import StructuralKey, structural_equal, structural_map
 
 from tvmopt.importer.sizes import named_sizes
 from tvmopt.scheduling.strides import evaluate
@@ -206,10 +207,10 @@ def call_with_pattern(
     Args:
         wanted: sizes of `main`, which `compute` gets behind its tensors in the kernel's own variables.
     """
-    symbols = Symbols()
+    symbols = Symbols(whole=True)
     tensors = [te.placeholder(symbols.of(a), name=f"arg{i}", dtype=str(a.ty.dtype)) for i, a in enumerate(args)]
     out = compute(*tensors, *symbols.here(wanted))
-    handed = symbols.to_hand_over()
+    handed = symbols.to_hand_over(out.shape)
     func = te.create_prim_func([*tensors, *handed, out], "int64").with_attr("op_pattern", pattern)
     gvar = bb.add_func(func.without_attr("global_symbol"), name)
     result = relax.TensorType(symbols.named(out.shape), out.dtype)
@@ -217,11 +218,18 @@ def call_with_pattern(
 
 
 class Symbols:
-    """The symbols of `main` in one kernel: variables of its own, which stand for them."""
+    """The symbols of `main` in one kernel: variables of its own, which stand for them.
 
-    def __init__(self) -> None:
+    Args:
+        whole: a variable stands for a whole size, `(h - 1)//2 + 1`, which the kernel reads off its tensors. So nothing
+            need be handed over, and the kernel is fused with others: NameSizes would not find the size again in what
+            the kernel computes with it, `(h - 1)//2 + 3` with a border.
+    """
+
+    def __init__(self, whole: bool = False) -> None:
         self._here: dict[Any, Any] = {}
         self._shapes: list[Any] = []
+        self._whole, self._sizes = whole, dict[Any, Any]()
 
     def of(self, expr: relax.Expr) -> tuple[Any, ...]:
         """The shape of a tensor expression in the kernel's variables."""
@@ -231,17 +239,31 @@ class Symbols:
 
     def here(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """A shape of `main` in the kernel's variables."""
-        return tuple(d if isinstance(d, int) else structural_map(d, (tirx.Var, self._own)) for d in shape)
+        return tuple(d if isinstance(d, int) else self._size(d) for d in shape)
+
+    def _size(self, dim: Any) -> Any:
+        if not self._whole or isinstance(dim, tirx.Var):
+            return structural_map(dim, (tirx.Var, self._own))
+        key = StructuralKey(Analyzer().simplify(dim))
+        if key not in self._sizes:
+            self._sizes[key] = dim, tirx.Var(f"size{len(self._sizes)}", "int64")
+        return self._sizes[key][1]
 
     def named(self, shape: Sequence[Any]) -> list[Any]:
         """Sizes of the kernel in the symbols of `main`."""
-        outer = {own: symbol for symbol, own in self._here.items()}
+        outer = {own: symbol for symbol, own in self._here.items()} | {own: dim for dim, own in self._sizes.values()}
         known = (tirx.Var, lambda var: outer.get(var, var))
         return [int(d) if isinstance(d, int | tirx.IntImm) else structural_map(d, known) for d in shape]
 
-    def to_hand_over(self) -> list[Any]:
-        """The variables that are no tensor's size and cannot be read off one: `past` where the size is `past + 1`."""
-        return [own for own in self._here.values() if not any(own.same_as(d) for d in self._shapes)]
+    def to_hand_over(self, result: Sequence[Any] = ()) -> list[Any]:
+        """The variables that are no tensor's size and cannot be read off one: `past` where the size is `past + 1`.
+
+        Args:
+            result: the sizes of the result, which the kernel is given as a tensor too.
+        """
+        known = [*self._shapes, *result]
+        mine = [*self._here.values(), *(own for _, own in self._sizes.values())]
+        return [own for own in mine if not any(own.same_as(d) for d in known)]
 
     def _own(self, symbol: Any) -> Any:
         if symbol not in self._here:

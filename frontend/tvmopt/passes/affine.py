@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.passes.graph import Array, Call, Expr, Graph, const, op_name, rank, shape
+from tvmopt.passes.graph import Array, Call, Expr, Graph, const, op_name, rank, sizes
 
 LINEAR = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose", "matmul")
 
@@ -53,15 +53,17 @@ def find_linear(graph: Graph, expr: Expr) -> Linear | str:
         return f"the producer is {graph.op(expr) or 'not a convolution or GEMM'}"
     if not graph.single(node):
         return "the producer's result has other users"
-    weight, dims = graph.array(call.args[1]), shape(call)
+    weight, dims = graph.array(call.args[1]), sizes(call)
     if weight is None or dims is None:
-        return "the producer's weights are not constant, or its shape is not static"
+        return "the producer's weights are not constant, or its shape is not known"
     if op_name(call) == "matmul":
         if weight.ndim != 2:
             return "a batched GEMM has no output channels"
         channel = len(dims) - 1
     else:
         channel = str(call.attrs.data_layout if not call.attrs.out_layout else call.attrs.out_layout).find("C")
+    if not isinstance(dims[channel], int):
+        return "the producer's number of channels is open"
     zero = np.zeros(dims[channel])
     per_channel = zero if bias is None else channel_vector(graph, bias, len(dims), channel, dims[channel])
     if per_channel is None:

@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax
 
 from tvmopt.passes.affine import channel_const, find_linear, scaled
-from tvmopt.passes.graph import Array, Call, Expr, Graph, Rewrite, Var, name_of, rank, rewrite_pass, shape
+from tvmopt.passes.graph import Array, Call, Expr, Graph, Rewrite, Var, name_of, rank, rewrite_pass
 
 
 @rewrite_pass("tvmopt.FoldBatchNorm")
@@ -64,8 +64,8 @@ class FoldBatchNorm(Rewrite):
 
     def _factors(self, graph: Graph, var: Var, norm: Call) -> tuple[Array, Array] | None:
         arrays = [graph.array(a) for a in norm.args[1:5]]
-        if bool(norm.attrs.training) or shape(norm.args[0]) is None or rank(norm.args[0]) < 1:
-            self.declined(var, "1: it asks for the batch's own statistics, or the shape is not static")
+        if bool(norm.attrs.training) or rank(norm.args[0]) < 1:
+            self.declined(var, "1: it asks for the batch's own statistics, or the rank is not known")
             return None
         if any(a is None for a in arrays):
             self.declined(var, "1: its statistics are not constants")

@@ -15,8 +15,9 @@ from tvmopt.passes.graph import (
     is_float,
     name_of,
     op_name,
+    rank,
     rewrite_pass,
-    shape,
+    sizes,
 )
 
 
@@ -56,7 +57,7 @@ class FoldScaleShift(Rewrite):
         data, other = value.args
         if graph.is_const(data) and name in ("multiply", "add"):
             data, other = other, data
-        if not graph.is_const(other) or graph.is_const(data) or shape(data) != shape(value):
+        if not graph.is_const(other) or graph.is_const(data) or not _same(data, value):
             return None
         new = self._into_linear(graph, var, name, data, other)
         return new if new is not None else self._chain(graph, var, name, data, other)
@@ -69,8 +70,7 @@ class FoldScaleShift(Rewrite):
             if (producer := graph.call(data, *LINEAR)) is not None and graph.is_const(producer.args[1]):
                 self.declined(var, f"1: {linear}")
             return None
-        dims = shape(data) or ()
-        vector = channel_vector(graph, other, len(dims), linear.channel, linear.channels)
+        vector = channel_vector(graph, other, rank(data), linear.channel, linear.channels)
         if vector is None:
             self.declined(var, "2: the constant is not one number per output channel")
             return None
@@ -88,7 +88,7 @@ class FoldScaleShift(Rewrite):
             return None
         for x, first in graph.binary(data, "multiply", "add"):
             a, b = graph.array(first), graph.array(other)
-            if a is None or b is None or graph.is_const(x) or shape(x) != shape(data):
+            if a is None or b is None or graph.is_const(x) or not _same(x, data):
                 continue
             wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
             size = np.broadcast(a, b).size
@@ -113,3 +113,8 @@ class FoldScaleShift(Rewrite):
                 self.applied(var, "multiply moved before add, towards its like")
                 return relax.op.add(relax.op.multiply(x, other), const(wide_a * wide_b, like=x))
         return None
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    """Whether two tensors have one shape, which may be open."""
+    return sizes(a) is not None and sizes(a) == sizes(b)

@@ -10,7 +10,8 @@ An output row Y' = q*s + r of the unpadded result meets only the kernel rows ky 
 
 Applies when   the weight is a constant, dilation 1; one to three spatial axes, of known or open size.
 Declines when  1. the weight is not a constant   2. a dilation is not 1   3. the rank is unknown, the layout not NCHW
-               4. a size is open, and pixels overlap or the result is cut: TVM takes minutes to compile the interleave
+               4. a volume's size is open, and voxels overlap or the result is cut: TVM takes minutes to compile that
+Open sizes     of pictures: the interleave is one operator of ours (tvmopt.interleave), on channels last.
 Gain           the multiplications of the definition, at the speed of the convolution family; scattering into
                the output (TVM's own form zero-stuffs the input) costs s*s times as many.
 """
@@ -24,6 +25,7 @@ import tvm
 from tvm import relax
 
 from tvmopt.lowering.common import is_open, sizes
+from tvmopt.operators.interleave import interleave
 from tvmopt.report import DecisionLog
 
 STAGE = "tvmopt.LowerConvTranspose"
@@ -72,8 +74,8 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if xs is None or not all(v in _LAYOUTS for v in (a.data_layout, a.kernel_layout)):  # Decline 3
             self.log.declined(STAGE, self.node, "3: the rank is unknown or the layout is not NCHW")
             return call
-        if is_open(xs) and _overlaps(w.value.numpy().shape[2:], a):  # Decline 4
-            self.log.declined(STAGE, self.node, "4: an open size, and pixels overlap")
+        if is_open(xs) and len(xs) == 5 and _overlaps(w.value.numpy().shape[2:], a):  # Decline 4
+            self.log.declined(STAGE, self.node, "4: a volume of open size, and voxels overlap")
             return call
         self.log.applied(STAGE, self.node)
         flat = len(xs) == 3  # one spatial dimension: as two, the first of extent 1
@@ -107,6 +109,12 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
         z = emit(conv(x, relax.const(kernel, str(kernel.dtype)), padding=[*before, *after], groups=groups))
         out_g, axes = weight.shape[1], range(len(size))
         grid = [n + q for n, q in zip(size, after, strict=True)]
+        if is_open(size) and len(size) == 2:
+            cut = [b + p + q for b, p, q in zip(beyond, pads[:2], pads[2:], strict=True)]
+            whole = [n * s - c for n, s, c in zip(grid, strides, cut, strict=True)]
+            z = emit(relax.op.permute_dims(z, [0, 2, 3, 1]))  # ConvertLayout's convolution has its inverse
+            y = emit(interleave(z, strides, pads[: len(size)], whole, groups))
+            return relax.op.permute_dims(y, [0, 3, 1, 2])
         z = emit(relax.op.reshape(z, (batch, groups, *strides, out_g, *grid)))
         phases = [place for a in axes for place in (3 + len(size) + a, 2 + a)]  # each grid axis, then its phase
         z = emit(relax.op.permute_dims(z, [0, 1, 2 + len(size), *phases]))

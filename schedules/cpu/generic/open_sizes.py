@@ -2,7 +2,11 @@
 would have - for reshapes, transposes, masks of [length, length] and what else reads an open axis at other places.
 
     spatial      inlined into one pass; the contiguous last axis innermost, left to LLVM, which vectorises loops of any
-                 length; the others one loop over threads
+                 length; the others one loop over threads, but for the one around a short row: finding its number again
+                 in the number of the task takes two divisions by open sizes, as long as 50 elements
+    short        a last axis of up to 8 elements (RGB) is unrolled: LLVM makes vectors along the axis before it
+    seams        a condition on a last axis of known length (a concatenation of channels) cuts its loop into pieces
+                 without conditions
     reductions   the contiguous axis of the result innermost, the reduced axes around it
     threads      where the work, counted at run time, is worth them: both forms of the loops are in the kernel
 
@@ -26,6 +30,10 @@ from tvmopt.scheduling.open_rows import at_sizes, either, with_size_variables
 from tvmopt.scheduling.strides import vector_axis
 from tvmopt.targets import Machine
 
+SHORT = 8
+"""LLVM interleaves at most eight streams."""
+SHORT_ROW = 512
+"""Elements of a row below which two divisions are a large part of its time."""
 SIZES = (37, 41, 43, 47, 53, 59, 61, 67)
 """Where open sizes are tried out: no two alike, none a multiple of a vector."""
 
@@ -79,10 +87,34 @@ def _nest(sch: Any, here: BlockFacts, loops: list[Any], parallel: bool) -> None:
     reduced = [k for k, kind in enumerate(here.kinds) if kind == "R"]
     if len(spatial) + len(reduced) != len(loops):
         return
-    inner = vector_axis(here, spatial) if reduced else None
-    if inner is not None:
-        spatial.remove(inner)
-        sch.reorder(*[loops[k] for k in (*spatial, *reduced, inner)])
-    outer = [loops[k] for k in (spatial if reduced else spatial[:-1] or spatial)]
+    if not reduced:
+        outer = _rows(sch, here, loops)
+    else:
+        inner = vector_axis(here, spatial)
+        if inner is not None:
+            spatial.remove(inner)
+            sch.reorder(*[loops[k] for k in (*spatial, *reduced, inner)])
+        outer = [loops[k] for k in spatial]
     if parallel and outer:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+
+
+def _rows(sch: Any, here: BlockFacts, loops: list[Any]) -> list[Any]:
+    """Prepare the rows of a block without reductions; returns the loops over them, which threads may share."""
+    known = [_extent(sch, loop) for loop in loops]
+    row = max((k for k, extent in enumerate(known) if extent != 1), default=0)
+    if known[row] and here.variables[row] in here.guarded:
+        sch.annotate(loops[row], "pragma_loop_partition_hint", 1)
+    elif row and 1 < known[row] <= SHORT and known[row - 1] != 1:
+        sch.unroll(loops[row])
+        row -= 1
+    outer = loops[:row] or loops[: row + 1]
+    if len(outer) > 2 and 0 < known[row] < SHORT_ROW and known[row - 2] != 1:
+        outer = outer[:-1]
+    return outer
+
+
+def _extent(sch: Any, loop: Any) -> int:
+    """The extent of a loop; 0 where it is open."""
+    extent = sch.get(loop).extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else 0

@@ -179,3 +179,21 @@ def test_averages_of_open_pictures():
         x = random(2, h, w, 24)
         even = x[:, : h // 2 * 2, : w // 2 * 2].astype("float64").reshape(2, h // 2, 2, w // 2, 2, 24)
         close(model.guarded([x], even.mean((2, 4)).shape), even.mean((2, 4)), 4)
+
+
+def test_what_follows_the_second_of_two_strided_layers_is_computed_in_it():
+    """Sizes such as (h - 1)//2 + 1 of its input, and of what it adds to them, were handed over, and nothing fused."""
+    w, b = random(16, 3, 3, 1), random(16)
+    attrs = {"padding": 1, "groups": 16}
+
+    def build(bb, x):
+        y = bb.emit(layer(w, b, **attrs, strides=2)(bb, x))
+        return layer(w, b, **attrs)(bb, bb.emit(layer(w, b, **attrs, strides=2)(bb, y)))
+
+    model = Open(open_module(build, [("n", "h", "w", 16)]))
+    assert len(model.how) == 2 and {family for family, _ in model.how.values()} == {"depthwise"}
+    for n, *size in [(1, 1, 1), (2, 7, 9), (1, 16, 17), (3, 33, 31), (1, 8, 15), (1, 32, 5)]:
+        x = y = random(n, *size, 16)
+        for stride in (2, 2, 1):
+            y = np.maximum(reference(y, w, 16, stride, 1, 1) + b, 0)
+        close(model(x)[0], y, 81)

@@ -63,3 +63,31 @@ def test_why_a_kernel_is_no_tiles_of_rows_is_said_in_words():
     built = Open(open_module(lambda bb, x: relax.op.permute_dims(x, [0, 2, 1]), [(2, "n", 7)]))
     notes = " ".join(note for _, note in built.how.values())
     assert "NoneType" not in notes and notes
+
+
+PICTURES = [(1, 1, 1), (2, 7, 8), (1, 9, 15), (3, 16, 17), (1, 31, 33), (1, 1, 70)]
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8, 9])
+def test_pictures_of_few_channels_are_turned(channels):
+    for axes, shape in [((0, 2, 3, 1), ("n", channels, "h", "w")), ((0, 3, 1, 2), ("n", "h", "w", channels))]:
+        model = Open(open_module(lambda bb, x, axes=axes: relax.op.permute_dims(x, axes), [shape]))
+        for n, h, w in PICTURES:
+            x = random(*({"n": n, "h": h, "w": w}.get(d, d) for d in shape))
+            np.testing.assert_array_equal(model.guarded([x], x.transpose(axes).shape), x.transpose(axes))
+
+
+def test_channels_of_pictures_are_joined_without_a_condition_for_each():
+    model = Open(open_module(lambda bb, *x: relax.op.concat(x, 3), [("n", "h", "w", c) for c in (24, 1, 7)]))
+    for n, h, w in PICTURES:
+        parts = [random(n, h, w, c) for c in (24, 1, 7)]
+        expected = np.concatenate(parts, 3)
+        np.testing.assert_array_equal(model.guarded(parts, expected.shape), expected)
+
+
+def test_a_channel_of_pictures_is_padded():
+    model = Open(open_module(lambda bb, x: relax.op.nn.pad(x, [0, 0, 0, 0, 0, 0, 1, 2]), [("n", "h", "w", 5)]))
+    for n, h, w in PICTURES:
+        x = random(n, h, w, 5)
+        expected = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 2)))
+        np.testing.assert_array_equal(model.guarded([x], expected.shape), expected)
