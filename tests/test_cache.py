@@ -150,6 +150,21 @@ def test_an_entry_is_made_once(models: Models) -> None:
     assert [(e.key, e.size) for e in models.entries()] == [("aa", 10)]
 
 
+def test_notes_last_until_the_cache_is_cleared(models: Models) -> None:
+    assert models.noted("ab") is None
+    for what in ({"x": [1, 3]}, {"x": [2, 3]}):
+        models.note("ab", what)
+        assert models.noted("ab") == what
+    models.path("ab").with_suffix(".json").write_text('{"x": [')
+    assert models.noted("ab") is None, "a damaged note is none"
+    models.note("ab", {})
+    models.refuse("ac")
+    models.prune()
+    assert models.noted("ab") == {} and models.is_refused("ac")
+    models.prune(0)
+    assert models.noted("ab") is None and not models.is_refused("ac")
+
+
 def test_nothing_is_left_of_what_fails(models: Models) -> None:
     def fails(path: Path) -> None:
         path.write_bytes(b"half")

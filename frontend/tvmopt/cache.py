@@ -1,7 +1,7 @@
 """Files on the disk that can be made again at any time, shared by any number of processes - for `compile`.
 
     kernels     machine code of kernels, by a hash of everything that decides it (`compiler/kernels.py`)
-    models      compiled models of the drop-in session and of PyTorch (`variants.py`)
+    models      compiled models of the drop-in session and of PyTorch (`variants`)
     artifacts   what a compile wrote, for the same compile again (`compiler/kept.py`)
 
 A file appears whole or not at all and is never changed. What was not used for longest goes first when there
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import tempfile
 import time
@@ -22,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache as once
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from tvmopt.errors import InputError, TvmoptError
 from tvmopt.files import atomic_write, make_folder, private_cache
@@ -181,6 +182,14 @@ class Models(Cache):
         path = self.path(key)
         return path if self._use(path) else None
 
+    def prune(self, limit: int | None = None, keep: str = "") -> list[Entry]:
+        """As :meth:`Cache.prune`; with the last model all notes go."""
+        removed = super().prune(limit, keep)
+        if limit == 0 and self.folder is not None:
+            for note in (n for suffix in (".refused", ".json") for n in self.folder.glob(f"??/*{suffix}")):
+                note.unlink(missing_ok=True)
+        return removed
+
     def is_refused(self, key: str) -> bool:
         """Whether :meth:`refuse` was told of a key."""
         return self.path(key).with_suffix(".refused").exists()
@@ -191,6 +200,21 @@ class Models(Cache):
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
+
+    def noted(self, key: str) -> Any:
+        """What :meth:`note` was given last for a key; None if there is nothing."""
+        try:
+            return json.loads(self.path(key).with_suffix(".json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def note(self, key: str, what: Any) -> None:
+        """Keep a few words for a key: plain data, which later processes find."""
+        note = self.path(key).with_suffix(".json")
+        with suppress(OSError, InputError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(note) as file:
+                file.write(json.dumps(what).encode())
 
     def make(self, key: str, write: Callable[[Path], None]) -> Path:
         """The file of a key, written by `write` if there is none: by one process, while the others wait for it.

@@ -345,6 +345,9 @@ def _extreme(op: str, a: Size, b: Size) -> Size:
 class Range:
     """The sizes that a symbol may have, and the one to be fastest at (0: none is named yet).
 
+    Attributes:
+        at_most: only the largest size was asked for; the smallest will be the least that the model takes.
+
     >>> str(Range(1, 512, 128)), str(Range(4, 4, 4)), str(Range(1, 8))
     ('1..512@128', '4', '1..8')
     """
@@ -352,6 +355,7 @@ class Range:
     min: int
     max: int
     opt: int = 0
+    at_most: bool = False
 
     @classmethod
     def of(cls, text: str) -> Range | None:
@@ -359,18 +363,22 @@ class Range:
 
         >>> Range.of("1..512@128"), Range.of("16"), Range.of("?")
         (Range(min=1, max=512, opt=128), Range(min=16, max=16, opt=16), None)
+        >>> Range.of("..512").at_most
+        True
 
         Raises:
             ValueError: it is none, or an empty one.
         """
         if text.strip() == "?":
             return None
-        found = re.fullmatch(r"([0-9]{1,18})(?:\.\.([0-9]{1,18})(?:@([0-9]{1,18}))?)?", text.strip(), re.ASCII)
+        pattern = r"(?P<one>[0-9]{1,18})|(?P<low>[0-9]{1,18})?\.\.(?P<high>[0-9]{1,18})(?:@(?P<best>[0-9]{1,18}))?"
+        found = re.fullmatch(pattern, text.strip(), re.ASCII)
         if not found:
-            raise ValueError(f"{text!r} is no size and no range such as 1..512 or 1..512@128")
-        low, high, best = (int(g) if g else None for g in found.groups())
-        assert low is not None
-        made = cls(low, low, low) if high is None else cls(low, high, best or 0)
+            raise ValueError(f"{text!r} is no size and no range such as 1..512, 1..512@128 or ..512")
+        one, low, high, best = (int(g) if g else None for g in found.group("one", "low", "high", "best"))
+        made = (
+            cls(one, one, one) if one is not None else cls(1 if low is None else low, high or 0, best or 0, low is None)
+        )
         if not made.min <= made.max or (made.opt and made.opt not in made):
             raise ValueError(f"{text!r} is an empty range, or names a size outside of it")
         return made

@@ -325,6 +325,27 @@ def test_the_smallest_size_has_no_empty_tensor():
         prepare(made, {"h": "1..8"})
 
 
+def test_a_range_with_an_end_only_begins_at_the_smallest_size():
+    made = one("Conv", ("x", "k"), KERNEL, PICTURE)
+    ranges = read(prepare(made, {"x": ("..4", 3, "..8@5", "?")})).ranges
+    assert [ranges[n].min for n in "nhw"] == [1, 3, 3]
+    assert [ranges[n].max for n in "nh"] == [4, 8]
+    assert ranges["h"].opt == 5
+    with pytest.raises(InputError, match="'h' is at least 3 in this model, and its range goes to 2"):
+        prepare(made, {"h": "..2"})
+
+
+def test_a_range_with_an_end_only_ends_where_the_graph_does():
+    table = np.zeros((5, 4), np.float32)
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Slice", ["table", "zero", "s"], ["rows"]),
+        node("Add", ["x", "rows"], ["y"]),
+    ]
+    made = model(nodes, [value("x", ("t", 4))], [value("y", None)], {"table": table, "zero": np.int64([0])})
+    assert read(prepare(made, {"t": "..64"})).ranges["t"].max == read(prepare(made)).ranges["t"].max == 5
+
+
 def test_ranges_without_a_word_stay_within_memory():
     made = model([node("Relu", ["x"], ["y"])], [value("x", ("n", 1024, "t", 1024))], [value("y", None)])
     ranges = read(prepare(made)).ranges

@@ -141,7 +141,7 @@ def test_open_dimensions_and_deciding_values(open_: str, monkeypatch: pytest.Mon
     assert again.run(None, {"x": np.ones((3, 8), np.float32), "k": 2})[0].shape == (3, 2)
 
 
-def test_one_compile_serves_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_compile_serves_batches_and_another_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def compile_(path: Any, **options: Any) -> Any:
@@ -155,12 +155,35 @@ def test_one_compile_serves_every_batch(tmp_path: Path, monkeypatch: pytest.Monk
         [value("x", TensorProto.FLOAT, ["n", 3, "h", 8])], [value("y", TensorProto.FLOAT, ["n", 5, None, 6])],
         w=weights,
     )  # fmt: skip
-    session, reference = ours.InferenceSession(path), theirs.InferenceSession(path)
-    for rows, height in ((1, 8), (3, 8), (16, 8), (17, 8), (2, 9)):
-        feed = {"x": np.random.default_rng(0).standard_normal((rows, 3, height, 8), np.float32)}
-        np.testing.assert_allclose(session.run(None, feed)[0], reference.run(None, feed)[0], rtol=1e-3, atol=1e-4)
+    reference = theirs.InferenceSession(path)
+    for _ in range(2):  # the second session finds in the cache what the first one compiled, and for which sizes
+        session = ours.InferenceSession(path)
+        for rows, height in ((1, 8), (3, 8), (16, 8), (2, 9), (17, 31), (1, 8), (32, 3)):
+            feed = {"x": np.random.default_rng(0).standard_normal((rows, 3, height, 8), np.float32)}
+            np.testing.assert_allclose(session.run(None, feed)[0], reference.run(None, feed)[0], rtol=1e-3, atol=1e-4)
     shapes = [shape["x"] for shape in made]
-    assert shapes == [("?", 3, 8, 8), (17, 3, 8, 8), ("?", 3, 9, 8)], "beyond 16 and for a new height, and never else"
+    assert shapes == [("?", 3, 8, 8), ("..16", 3, "..2048", 8), ("..32", 3, "..2048", 8)], (
+        "for the first picture, another height, a larger batch, and never else"
+    )
+
+
+def test_a_call_beyond_every_bound_grows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def compile_(path: Any, **options: Any) -> Any:
+        made.append(options["shape"]["x"])
+        return tvmopt.compile(path, **options)
+
+    monkeypatch.setattr("tvmopt.api.compile_isolated", compile_)
+    path = saved(
+        tmp_path / "signal.onnx", [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3], strides=[2])],
+        [value("x", TensorProto.FLOAT, ["n", 2, "t"])], [value("y", TensorProto.FLOAT, ["n", 2, None])],
+    )  # fmt: skip
+    session, reference = ours.InferenceSession(path), theirs.InferenceSession(path)
+    for length in (9, 33, 2048, 5000, 4097, 3, 9):
+        feed = {"x": np.random.default_rng(0).standard_normal((1, 2, length), np.float32)}
+        np.testing.assert_array_equal(session.run(None, feed)[0], reference.run(None, feed)[0])
+    assert made == [("?", 2, 9), (1, 2, "..2048"), (1, 2, "..8192")]
 
 
 def test_what_is_refused_open_is_compiled_for_its_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def _size(text: str) -> int | str | None:
     except ValueError:
         return None
     if found is not None and found.min == found.max:
-        return whole_number(text.split("..")[0])
+        return whole_number(text.split("..")[-1].split("@")[0])
     return text
 
 

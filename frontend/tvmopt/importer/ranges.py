@@ -40,8 +40,8 @@ def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
     symbols = walk.symbols
     _check_given(walk)
     memory = _Memory(walk, nodes)
-    given = symbols.ranges
     smallest = _lowest(walk, memory)
+    given = _begun(walk, smallest)
     largest = {n: given[n].max if n in given else smallest[n] for n in symbols.names}
     caps = {n: symbols.most.get(n, (_most(walk, n, first), ""))[0] for n, (first, _) in memory.axes.items()}
     growing = {n: max(1, smallest[n]) for n in symbols.names if n not in given}  # by how much next
@@ -91,16 +91,37 @@ def _grown(walk: Walk, memory: _Memory, largest: dict[str, int], name: str, size
     return found[name]
 
 
+def _begun(walk: Walk, smallest: dict[str, int]) -> dict[str, Range]:
+    """The ranges that were given; those of which only the end was begin at the smallest size, and end where the graph's
+    do.
+
+    Raises:
+        InputError: the smallest size is beyond the end.
+    """
+    made = dict(walk.symbols.ranges)
+    for name, known in made.items():
+        if known.at_most:
+            end = min(known.max, walk.symbols.most.get(name, (known.max, ""))[0])
+            if end < smallest[name]:
+                what = f"'{name}' is at least {smallest[name]} in this model, and its range goes to {end}."
+                raise InputError(what, where=f"--shape {name}:..{end}", fix=f"--shape {name}:..{2 * smallest[name]}")
+            made[name] = Range(smallest[name], end, known.opt if known.opt >= smallest[name] else 0)
+    return made
+
+
 def _check_given(walk: Walk) -> None:
     problems: list[InputError] = []
     for name, (most, node) in walk.symbols.most.items():
-        if name in walk.symbols.ranges and walk.symbols.ranges[name].max > most:
-            what = f"'{name}' is at most {most} in this model, and its range goes to {walk.symbols.ranges[name].max}."
-            fix = f"--shape {name}:{walk.symbols.ranges[name].min}..{most}"
+        given = walk.symbols.ranges.get(name)
+        if given and given.max > most and not given.at_most:
+            what = f"'{name}' is at most {most} in this model, and its range goes to {given.max}."
+            fix = f"--shape {name}:{given.min}..{most}"
             problems.append(InputError(what, where=f"node '{node}', which cuts a tensor of that size", fix=fix))
     for name, (value, node) in walk.symbols.replaced.items():
         given = walk.symbols.ranges.get(name)
-        if given and not isinstance(value, Dim) and (given.min, given.max) != (value, value):
+        if given is None or isinstance(value, Dim) or (given.at_most and value in given):
+            continue
+        if (given.min, given.max) != (value, value):
             what = f"'{name}' is always {value} in this model, and its range is {given}."
             fix = f"--shape {name}:{value}, or export the model without that size in it"
             problems.append(InputError(what, where=f"node '{node}'", fix=fix))
@@ -113,7 +134,7 @@ def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
     given = walk.symbols.ranges
     empty = bool(walk.symbols.decoder)  # an empty cache is a tensor without elements that nothing computes
     sizes = {n: given[n].min if n in given else lowest(n) if empty else 1 for n in walk.symbols.names}
-    free = [n for n in walk.symbols.names if n not in given]
+    free = [n for n in walk.symbols.names if n not in given or given[n].at_most]
     conditions = tuple(map(str, walk.symbols.conditions))
     rooms = [c.b - c.a + 1 for c in walk.symbols.conditions if c.sign == "<=" and isinstance(c.b, Dim)]
     for _ in range(64):
@@ -127,7 +148,7 @@ def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
             continue
         if bad:
             break
-        ranges = {n: given.get(n) or Range(sizes[n], OTHER) for n in sizes}
+        ranges = {n: given[n] if n in given and n not in free else Range(sizes[n], OTHER) for n in sizes}
         found = near(sizes, ranges, conditions, up=True)
         if not found or found == sizes:
             break

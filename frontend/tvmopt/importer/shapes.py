@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,8 @@ class _Binder:
             return [InputError(f"Sizes of '{told}' must be whole numbers, 0 or more.", where=where)]
         else:
             found = Range(int(wanted), int(wanted), int(wanted))
+        if found.at_most:
+            found = replace(found, min=lowest(name))
         if found.min != found.max:
             if found.min < lowest(name):
                 fix = "begin the range at 1; for a size of 0 compile the model for it alone"

@@ -1,9 +1,10 @@
-"""From the inputs of a call to a compiled model - for the drop-in session and for PyTorch.
+"""From the inputs of a call to a compiled model - for the drop-in session.
 
 A model is compiled in a child process when it is first called, kept in the user's cache, and loaded once. One compile
-serves every batch and every length (:func:`open_shape` says which sizes stay open); there is one for each set of shapes
-where a size is fast as a number only, where the open model was refused, or where a call is beyond its ranges. Where an
-input decides what is computed (a sampling rate that chooses a branch), the model is compiled for the input's value.
+serves every batch and every length. Of a model of convolutions the first call's sizes are compiled as numbers, which is
+fastest; for a call of other sizes it is compiled for all sizes up to a bound, which grows with the calls
+(`axes.py`). Where that is refused, there is one model for each set of shapes. Where an input decides what is computed
+(a sampling rate that chooses a branch), the model is compiled for the input's value.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tvmopt.compiler.request import source_hash
 from tvmopt.errors import ModelError, TvmoptError
 from tvmopt.runtime.model import Model, load
 from tvmopt.targets import Machine
+from tvmopt.variants.axes import Axes, Shape, is_bound
 
 Array = np.ndarray[Any, Any]
 Signature = tuple[tuple[tuple[int | str, ...], ...], tuple[bytes, ...]]
@@ -41,23 +43,16 @@ PATIENCE = 2.0
 """Seconds of compiling after which the user is told."""
 
 
-WINDOWS = frozenset((
-    "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "GridSample", "LpPool", "MaxPool",
-    "QLinearConv", "Resize", "Upsample",
-))  # fmt: skip
-"""Operators that are fast, or there at all, only where their sizes are numbers, except the batch (docs/limits.md)."""
-
-
 @dataclass(frozen=True)
 class Variant:
     """What one compiled model is made for.
 
     Attributes:
-        shapes: of the inputs with open dimensions; "?" is a size that stays open.
+        shapes: of the inputs with open dimensions; a text is a size that stays open ("?", or "..2048": that at most).
         values: arrays of the inputs that are constants.
     """
 
-    shapes: Mapping[str, tuple[int | str, ...]]
+    shapes: Mapping[str, Shape]
     values: Mapping[str, Array]
 
     @property
@@ -66,29 +61,19 @@ class Variant:
 
     @property
     def is_open(self) -> bool:
-        return any("?" in shape for shape in self.shapes.values())
+        return any(isinstance(size, str) for shape in self.shapes.values() for size in shape)
+
+    @property
+    def is_bounded(self) -> bool:
+        return any(is_bound(size) for shape in self.shapes.values() for size in shape)
+
+    def serves(self, model: Model, feeds: Mapping[str, Array]) -> bool:
+        """Whether its model takes these inputs, which have its own sizes where it has numbers."""
+        return not self.is_open or model.fits([feeds[i.name].shape for i in model.inputs])
 
     def __str__(self) -> str:
         shapes = (f"{n} {'x'.join(map(str, s))}" for n, s in self.shapes.items())
         return ", ".join((*shapes, *(f"{n}={v.tolist()}" for n, v in self.values.items())))
-
-
-def stay_open(model: Any, inputs: Mapping[str, Sequence[int | str | None]]) -> dict[str, frozenset[int]]:
-    """The axes of inputs that one compile leaves open, by input: all open ones, but only those that are the first of
-    an input (a batch) where the model has convolutions or poolings.
-
-    Args:
-        model: an ONNX model.
-        inputs: the shapes of its inputs, as the file says them; a name or None is an open size.
-    """
-    windows = any(node.op_type in WINDOWS for node in model.graph.node)
-    first = {shape[0] for shape in inputs.values() if shape and isinstance(shape[0], str)}
-    return {
-        name: frozenset(
-            axis for axis, d in enumerate(shape) if not isinstance(d, int) and (not windows or axis == 0 or d in first)
-        )
-        for name, shape in inputs.items()
-    }
 
 
 class Variants:
@@ -109,7 +94,8 @@ class Variants:
         self.path, self.title, self.quiet, self.options = path, title, quiet, options
         self._order, self._may_decide = sorted(inputs), may_decide
         # bfloat16 leaves operators with open sizes in float32
-        self._stay = stay_open(model, inputs) if options["precision"] == "fp32" else {}
+        self._axes = Axes(model, inputs) if options["precision"] == "fp32" and inputs else None
+        self._bounded: dict[Signature, Variant] = {}  # those that served a call
         self._decide: frozenset[str] | None = None  # those that do, as soon as that is known
         self._loaded: OrderedDict[Signature, Model] = OrderedDict()
         self._refused: set[Signature] = set()
@@ -125,6 +111,11 @@ class Variants:
         Raises:
             TvmoptError: it cannot be compiled.
         """
+        if self._decide is not None:
+            for variant in self._at_hand(feeds, self._decide):
+                found = self._find(variant.signature)
+                if found is not None and variant.serves(found, feeds):
+                    return found, self._decide
         possible = list(self._possible(feeds))
         for variant in possible:
             is_last = variant is possible[-1]
@@ -139,10 +130,18 @@ class Variants:
                     raise
                 self._refuse(variant, error)
                 continue
-            if not variant.is_open or found.fits([feeds[i.name].shape for i in found.inputs]):
+            if variant.serves(found, feeds):
                 self._decide = frozenset(variant.values)
+                self._met(variant, feeds)
                 return found, self._decide
         raise AssertionError("the last variant has no open size")
+
+    def _at_hand(self, feeds: Mapping[str, Array], decide: frozenset[str]) -> Iterator[Variant]:
+        """What may serve a call and may be loaded already."""
+        first, last = self._ends(feeds, decide)
+        yield first
+        yield from (v for v in self._bounded.values() if v.signature[1] == last.signature[1])
+        yield last
 
     def _possible(self, feeds: Mapping[str, Array]) -> Iterator[Variant]:
         """What may serve a call, in the order in which it is tried; the last one has the call's own shapes."""
@@ -157,17 +156,50 @@ class Variants:
         yield from some
 
     def _deciding(self, feeds: Mapping[str, Array], decide: frozenset[str]) -> Iterator[Variant]:
+        """The same, where the inputs `decide` are constants."""
+        first, last = self._ends(feeds, decide)
+        largest = self._largest(last) if self._axes else {}
+        if self._axes and largest:
+            bounded = Variant(self._axes.bounded(largest), last.values)
+            if self._axes.fixes:
+                yield from (v for v in (first, last) if self._is_made(v))
+                yield bounded
+                yield first
+            else:
+                yield first
+                if not self._is_refused(first):
+                    yield bounded
+        elif first.is_open:
+            yield first
+        yield last
+
+    def _ends(self, feeds: Mapping[str, Array], decide: frozenset[str]) -> tuple[Variant, Variant]:
+        """The variant that is compiled for a first call, and the one with the call's own shapes."""
         values = {name: feeds[name] for name in sorted(decide)}
         shapes = {name: feeds[name].shape for name in self._order if name not in decide}
-        if any(self._stay.get(name) for name in shapes):
-            yield Variant({name: self._opened(name, shape) for name, shape in shapes.items()}, values)
-        yield Variant(shapes, values)
+        last = Variant(shapes, values)
+        return Variant(self._axes.first(shapes), values) if self._axes else last, last
+
+    def _met(self, variant: Variant, feeds: Mapping[str, Array]) -> None:
+        """Note a call that no loaded model could serve."""
+        if variant.is_bounded:
+            self._bounded[variant.signature] = variant
+        if self._axes:
+            last = self._ends(feeds, frozenset(variant.values))[1]
+            Models.default().note(self._family(last), self._largest(last) or dict(last.shapes))
+
+    def _largest(self, last: Variant) -> dict[str, list[int]]:
+        """The largest sizes of a call and of those before it, in any process; empty if there was none."""
+        known = Models.default().noted(self._family(last)) or {}
+        return {n: list(map(max, known[n], shape)) for n, shape in last.shapes.items() if n in known}
+
+    def _family(self, last: Variant) -> str:
+        """The key of all variants of a model that have the same constants."""
+        assert self._axes is not None
+        return self._key(Variant(self._axes.every(last.shapes), last.values))
 
     def _is_made(self, variant: Variant) -> bool:
         return Models.default().find(self._key(variant)) is not None
-
-    def _opened(self, name: str, shape: Sequence[int]) -> tuple[int | str, ...]:
-        return tuple("?" if axis in self._stay[name] else size for axis, size in enumerate(shape))
 
     def _find(self, signature: Signature) -> Model | None:
         with self._lock:
