@@ -44,7 +44,7 @@ from tvmopt.importer.protos import (
     opset_versions,
 )
 from tvmopt.importer.provenance import NODES, Names, named
-from tvmopt.importer.sizes import NAMED_SIZES, shape_of, shape_to_tvm, sizes_of
+from tvmopt.importer.sizes import LEAST_SIZES, NAMED_SIZES, shape_of, shape_to_tvm, sizes_of
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -133,6 +133,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         if self.open.ranges:
             attrs[UPPER_BOUNDS] = {name: known.max for name, known in self.open.ranges.items()}
             attrs[NAMED_SIZES] = {name: known.opt for name, known in self.open.ranges.items()}
+            attrs[LEAST_SIZES] = {name: known.min for name, known in self.open.ranges.items()}
         if self.open.caches:
             places = [v.name for v in graph.input if v.name in self._inputs], [v.name for v in graph.output]
             attrs[CACHES] = [[side.index(n) for side, n in zip(places, pair, strict=True)] for pair in self.open.caches]

@@ -16,6 +16,8 @@ from tvmopt.dims import Dim, Size, least, most
 
 NAMED_SIZES = "tvmopt.opt_size"
 """Our attribute of `main`: the value of each open size to be fastest at."""
+LEAST_SIZES = "tvmopt.least_size"
+"""Our attribute of `main`: the smallest value of each open size."""
 
 _VARIABLES: dict[str, Any] = {}
 
@@ -84,6 +86,15 @@ def shape_of(expr: Any) -> tuple[Size, ...] | None:
 
 def named_sizes(module: tvm.IRModule) -> dict[str, int]:
     """The sizes that a program is to be fastest at, by symbol; none for a static one."""
+    return _attribute(module, NAMED_SIZES)
+
+
+def least_sizes(module: tvm.IRModule) -> dict[str, int]:
+    """The smallest values of open sizes, by symbol; none for a static program."""
+    return _attribute(module, LEAST_SIZES)
+
+
+def _attribute(module: tvm.IRModule, name: str) -> dict[str, int]:
     main = next((f for g, f in module.functions_items() if g.name_hint == "main"), None)
     attributes = dict((main.attrs if main is not None else None) or {})
-    return {str(name): int(size) for name, size in attributes.get(NAMED_SIZES, {}).items()}
+    return {str(symbol): int(size) for symbol, size in attributes.get(name, {}).items()}

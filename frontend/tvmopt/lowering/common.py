@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
+from tvm.ir import Range
 from tvm.sym import Analyzer
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import StructuralKey, structural_equal, structural_map
 
-from tvmopt.importer.sizes import named_sizes
+from tvmopt.importer.sizes import least_sizes, named_sizes
 from tvmopt.scheduling.strides import evaluate
 
 OUT_ELEMENTWISE_FUSABLE = 4
@@ -78,6 +79,16 @@ def named_size(bb: relax.BlockBuilder, dims: Sequence[Any]) -> int:
             dim = evaluate(dim, env) or NAMED_SIZE
         count *= max(1, dim)
     return count
+
+
+def least_size(bb: relax.BlockBuilder, dim: Any) -> int:
+    """The least value that a size can have, by the ranges of the program's symbols; of any other symbol 1."""
+    if isinstance(dim, int):
+        return dim
+    least, analyzer = least_sizes(bb.get()), Analyzer()
+    for var in undefined_vars(dim, []):
+        analyzer.bind(var, Range(tirx.const(least.get(var.name, 1), "int64"), tirx.const(1 << 31, "int64")))
+    return int(analyzer.const_int_bound(dim).min_value)
 
 
 def flat(bb: relax.BlockBuilder, x: Any, shape: Sequence[Any]) -> Any:

@@ -20,8 +20,9 @@ from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Family, Knobs, PixelTiles, RowTiles
 from tvmopt.scheduling.normalize import normalize
-from tvmopt.scheduling.open_pictures import Pictures, in_pixels, pictures_of
+from tvmopt.scheduling.open_pictures import Pictures, pictures_of
 from tvmopt.scheduling.open_rows import Rows, in_tiles, is_open, rows_of
+from tvmopt.scheduling.picture_tasks import in_pixels
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
 
@@ -185,7 +186,7 @@ def _in_pixels(
         log.declined(STAGE, name, notes[-1])
         return None
     try:
-        one = normalize(pictures.at(1), machine)
+        one = normalize(pictures.at(pictures.square, pictures.square), machine)
         for family in known:
             problem = family.recognise(one, machine)
             if problem is None or family.open_pixels is None:

@@ -90,8 +90,9 @@ class PixelTiles:
         widths: pixels of a row that a tile computes, the widest first; the last is 1.
         knobs: from the problem of a tile to its knobs.
         bytes: of bordered rows that a task may copy.
-        threads_from: pixels of the result from which the work is worth threads.
+        threads_from: pixels of the result from which the work is worth threads; up to 1: there is no form for one.
         parts: in how many parts threads share the tasks of a tile (panels of weights), each for all rows of a piece.
+        height: rows of a tile; of widths whose last is more than 1, rows and columns of the result are never fewer.
     """
 
     widths: tuple[int, ...]
@@ -99,6 +100,7 @@ class PixelTiles:
     bytes: int
     threads_from: int
     parts: int = 1
+    height: int = 1
 
 
 def row_by_row(problem: Any, machine: Machine) -> RowTiles:

@@ -8,10 +8,13 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm_ffi import structural_map, structural_walk
 
-from tvmopt.scheduling.open_rows import number
+from tvmopt.scheduling.open_loops import number
 
 TOP, LEFT, CHANNELS = "tvmopt.border_top", "tvmopt.border_left", "tvmopt.border_channels"
 """Annotations of the block that makes a border: rows above the picture, columns before it, channels of it."""
+SQUARE, REACH = "tvmopt.square", "tvmopt.square_reach"
+"""Annotations of blocks between a border and a result that compute it in squares (Winograd): pixels of a square's side,
+and how many more of the bordered picture it needs along it. The last of them writes the result pixel by pixel."""
 
 
 class Copy:

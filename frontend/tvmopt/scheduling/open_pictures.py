@@ -10,7 +10,8 @@ their family and moved over the picture - so that one kernel serves every size, 
 Each body is the family's schedule of the function for one row of so many pixels. That is right only where every access
 follows the pixel, `pixel * stride + offset`, or does not depend on it, which :func:`pictures_of` proves. What is left
 of a row behind its whole tiles is a tile moved back, which computes some pixels twice; only where a row is shorter than
-that tile are there several small ones::
+that tile are there several small ones. A kernel that computes squares (Winograd) has tiles of several rows, the last of
+which are moved back, too::
 
     23 pixels   8 8 6 1          21   8 8 6 (moved back by 1)          7   6 1          3   1 1 1 (4 are too many)
 
@@ -19,25 +20,21 @@ The bordered rows are memory of the task, which stays in L2, as in a kernel of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 from tvm.ir import Range
-from tvm.s_tir import renew_defs
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.sym import Analyzer, detect_linear_equation
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal, structural_map, structural_mutate, structural_walk
 
-from tvmopt.errors import ScheduleError
 from tvmopt.scheduling.blocks import blocks_of
-from tvmopt.scheduling.facts import itemsize
-from tvmopt.scheduling.family import Declined, PixelTiles
-from tvmopt.scheduling.open_borders import TOP, Copy
-from tvmopt.scheduling.open_rows import Names, moved, number, of_task, quotient, remainder, variables_beside
+from tvmopt.scheduling.family import Declined
+from tvmopt.scheduling.open_borders import REACH, SQUARE, TOP
+from tvmopt.scheduling.open_rows import at_sizes, variables_beside
 
 PICTURE, ROW, PIXEL = 0, 1, 2
 """The first three axes of a result [n, y, x, c]."""
@@ -67,6 +64,7 @@ class Pictures:
         places: buffer of `core` -> axis -> what its index follows.
         pixels: variable of a block -> the axis of the result that it counts.
         border: the block that makes the border, if there is one.
+        square: pixels of the side of the squares that the kernel computes; 1: single pixels.
     """
 
     func: tirx.PrimFunc
@@ -75,11 +73,12 @@ class Pictures:
     places: Mapping[Any, Mapping[int, Follows]]
     pixels: Mapping[Any, int]
     border: Any | None
+    square: int = 1
 
-    def at(self, pixels: int) -> tirx.PrimFunc:
-        """The static function for one row of so many pixels of one picture; its last parameter is the border's buffer,
+    def at(self, pixels: int, rows: int = 1) -> tirx.PrimFunc:
+        """The static function for rows of so many pixels of one picture; its last parameter is the border's buffer,
         if there is one."""
-        return _resized(self, (1, 1, pixels))
+        return _resized(self, (1, rows, pixels)) if self.square == 1 else _in_squares(self, (1, rows, pixels))
 
 
 # -- the proof ---------------------------------------------------------------------------------------------------------
@@ -96,10 +95,17 @@ def pictures_of(func: tirx.PrimFunc) -> Pictures | Declined:
     if any(not structural_equal(s[:3], shapes[0][:3]) for s in shapes):
         return Declined("results of other sizes")
     proof = _Proof(core, tuple(shapes[0][:3]), results)
+    square = 1
     for realize in reversed(list(_realizes(core))):
+        square = max(square, int(realize.block.annotations.get(SQUARE, 1)))
         if (reason := proof.block(realize)) is not None:
             return Declined(reason)
-    return Pictures(func, core, proof.size, proof.places, proof.pixels, border)
+    if square > 1:
+        if border is None or not all(isinstance(d, tirx.Var) for d in proof.size[1:]):
+            return Declined("squares of a picture without a border, or of a known height or width")
+        reach = int(next(b.annotations[REACH] for b in blocks_of(core) if REACH in b.annotations))
+        proof.places[core.params[-1]] = {0: Follows(0), 1: Follows(1, 1, reach), 2: Follows(2, 1, reach)}
+    return Pictures(func, core, proof.size, proof.places, proof.pixels, border, square)
 
 
 def _without_border(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, Any | None]:
@@ -147,6 +153,9 @@ class _Proof:
     def block(self, realize: Any) -> str | None:
         """Why a block does not follow the pixels; None where it does."""
         block, mine = realize.block, dict[Any, int]()
+        squares = SQUARE in block.annotations
+        if squares and not any(region.source in self.places for region in block.writes):
+            return None  # inside of a square
         for region in block.writes:
             for axis, place in self.places.get(region.source, {}).items():
                 var = region.region[axis].min
@@ -165,6 +174,8 @@ class _Proof:
         wrong: list[str] = []
 
         def fixed(buffer: Any, indices: Any) -> list[Any]:
+            if squares and buffer not in self.places:
+                return [tirx.const(0, str(i.ty.dtype)) for i in indices]
             here = {k: self._follows(i, mine, ranges) for k, i in enumerate(indices)}
             if any(isinstance(f, str) for f in here.values()):
                 wrong.append("an operand that is read at places that do not follow the pixel")
@@ -267,158 +278,16 @@ def _resized(pictures: Pictures, size: tuple[int, int, int]) -> tirx.PrimFunc:
     return tirx.PrimFunc(params, body, core.ret_type, core.attrs, core.span)
 
 
-# -- the loops ---------------------------------------------------------------------------------------------------------
+def _in_squares(pictures: Pictures, size: tuple[int, int, int]) -> tirx.PrimFunc:
+    """The core function for a result of another size, in whole squares; the picture behind the border is not read."""
+    params = pictures.core.params
+    known = {v: 1 for p in params for d in _shape(p) for v in undefined_vars(d, [])}
+    known |= {v: n for v, n in zip(pictures.size, size, strict=True) if isinstance(v, tirx.Var)}
 
+    def folded(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        numbers = isinstance(node.a, tirx.IntImm) and isinstance(node.b, tirx.IntImm)
+        return Analyzer().simplify(node) if numbers else node
 
-def in_pixels(
-    pictures: Pictures, tiles: PixelTiles, scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc], cores: int
-) -> tirx.PrimFunc:
-    """The scheduled function for pictures of any size.
-
-    Args:
-        scheduled: schedules the function for one row of a number of pixels.
-    """
-    build = _Tasks(pictures, tiles, scheduled, cores)
-    body = build.loop(tirx.ForKind.SERIAL)
-    if cores > 1:
-        parallel = build.loop(tirx.ForKind.PARALLEL)
-        count = build.size[PICTURE] * build.size[ROW] * build.size[PIXEL]
-        body = tirx.IfThenElse(count >= number(tiles.threads_from), parallel, body)
-    root = SBlock([], [], [], "root", body, None, build.buffers, [], {})
-    done = pictures.func.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
-    return done.with_attr("tirx.is_scheduled", True)
-
-
-@dataclass
-class _Tasks:
-    """Puts the bodies together.
-
-    Attributes:
-        buffers: those of the bodies.
-    """
-
-    pictures: Pictures
-    tiles: PixelTiles
-    scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc]
-    cores: int
-    buffers: list[Any] = field(default_factory=list)
-    _made: dict[int, tirx.PrimFunc] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.size = tuple(number(d) for d in self.pictures.size)
-        self.steps = int(self._static(self.tiles.widths[0])[1].extent)
-
-    def loop(self, kind: Any) -> Any:
-        """One loop over tasks: pictures, pieces of their rows, and parts of a tile's own tasks."""
-        count, rows, _ = self.size
-        names, parts = Names(self.buffers), self.tiles.parts if kind == tirx.ForKind.PARALLEL else 1
-        chunks = self._chunks(count, rows, 1 if kind == tirx.ForKind.SERIAL else self.cores, parts)
-        border = self._bordered(quotient(rows + chunks - 1, chunks))  # TVM allocates it in front of all names
-        chunks = names.of("chunks", chunks)
-        q, inner = tirx.Var("q", "int64"), Names(self.buffers)
-        part, chunk = remainder(q, parts), remainder(quotient(q, parts), chunks)
-        picture = inner.of("picture", quotient(q, chunks * parts))
-        first = inner.of("first", quotient(rows * chunk, chunks))
-        last = inner.of("last", quotient(rows * (chunk + 1), chunks))
-        begin, end = quotient(part * self.steps, parts), quotient((part + 1) * self.steps, parts)
-        task, row = tirx.Var("task", "int32"), tirx.Var("row", "int64")
-        body: Any = self._row(task, picture, first + row, first, border)
-        body = tirx.For(row, number(0), last - first, tirx.ForKind.SERIAL, body)
-        begin, many = tirx.Cast("int32", begin), tirx.Cast("int32", end - begin)
-        step = tirx.Var("step", "int32")
-        body = structural_map(body, (tirx.Var, lambda v: step + begin if v.same_as(task) else v))
-        body = tirx.For(step, tirx.const(0, "int32"), many, tirx.ForKind.SERIAL, body)
-        fill = [] if border is None else [self._filled(border, picture, first, last)]
-        block = SBlock([], [], [], "task", tirx.SeqStmt([*fill, body]) if fill else body, None,
-                       [] if border is None else [border], [], {})  # fmt: skip
-        body = tirx.SeqStmt([*inner.statements, SBlockRealize([], tirx.const(True, "bool"), block)])
-        return tirx.SeqStmt([*names.statements, tirx.For(q, number(0), count * chunks * parts, kind, body)])
-
-    def _chunks(self, count: Any, rows: Any, cores: int, parts: int) -> Any:
-        """Into how many pieces the rows of a picture are cut: none of them longer than `tiles.bytes` of bordered rows
-        allow, and a multiple of the cores where these share nothing else."""
-        least = number(1)
-        if self.pictures.border is not None:
-            _, _, wide, deep = self.pictures.core.params[-1].ty.shape
-            row = wide * deep * itemsize(self.pictures.core.params[-1])
-            room = tirx.max(quotient(self.tiles.bytes, row), number(1))
-            least = quotient(rows + room - 1, room)
-        if parts == 1 and cores > 1:
-            shared = quotient(least + (2 * cores - 1), cores) * cores
-            least = tirx.Select(count >= number(4 * cores), least, shared)
-        return tirx.max(tirx.min(least, rows), number(1))
-
-    def _static(self, pixels: int) -> tuple[tirx.PrimFunc, Any]:
-        """The scheduled function for so many pixels, with buffers and variables of its own, and its loop over tasks."""
-        if pixels not in self._made:
-            self._made[pixels] = self.scheduled(self.pictures.at(pixels))
-        func = renew_defs(self._made[pixels])
-        loop = func.body.block.body
-        if not isinstance(loop, tirx.For):
-            raise ScheduleError("the schedule of a tile is not one loop over tasks")
-        return func, loop
-
-    def _row(self, task: Any, picture: Any, y: Any, first: Any, border: Any) -> Any:
-        """One row of the result: tiles of each width, and behind the last whole one one that is moved back."""
-        width, names, steps = self.size[PIXEL], Names(self.buffers), list[Any]()
-        at, left = number(0), width
-        for wide, next_wide in pairwise((*self.tiles.widths, 0)):
-            whole = quotient(left, wide)
-            rest = left - whole * wide
-            if wide > 1:
-                more = tirx.And(rest > number(next_wide), width >= number(wide))
-                count = names.of("tiles", tirx.Select(more, whole + 1, whole))
-            else:
-                more, count = None, names.of("tiles", whole)
-            tile = tirx.Var("tile", "int64")
-            place = at + tile * wide
-            x = place if more is None else tirx.min(place, width - wide)
-            x_names = Names(self.buffers)
-            x = x_names.of("x", x)
-            body = self._moved(wide, task, picture, y, x, first, border)
-            body = tirx.SeqStmt([*x_names.statements, body])
-            steps.append(tirx.For(tile, number(0), count, tirx.ForKind.SERIAL, body))
-            if more is not None:
-                left = names.of("left", tirx.Select(more, number(0), rest))
-                at = width - left
-        return tirx.SeqStmt([*names.statements, *steps])
-
-    def _moved(self, pixels: int, task: Any, picture: Any, y: Any, x: Any, first: Any, border: Any) -> Any:
-        """One task of the tile of so many pixels that begins at [picture, y, x]."""
-        static, loop = self._static(pixels)
-        self.buffers.extend(static.body.block.alloc_buffers)
-        originals = [p for p in self.pictures.core.params if _shape(p)]
-        targets = {}
-        for mine, original in zip(static.params, originals, strict=True):
-            follows = self.pictures.places.get(original, {})
-            if border is not None and original.same_as(self.pictures.core.params[-1]):
-                base = {ROW: y - first, PIXEL: x}
-                added = {k: base[f.axis] * f.stride for k, f in follows.items() if f.axis != PICTURE}
-                targets[mine] = (border, added)
-            else:
-                base = {PICTURE: picture, ROW: y, PIXEL: x}
-                targets[mine] = (original, {k: base[f.axis] * f.stride for k, f in follows.items()})
-        return of_task(moved(loop.body, targets), loop, task)
-
-    # -- the border ----------------------------------------------------------------------------------------------------
-
-    def _bordered(self, most: Any) -> Any | None:
-        """Memory for the bordered rows that `most` rows of the result need."""
-        if self.pictures.border is None:
-            return None
-        whole = self.pictures.core.params[-1]
-        return tirx.decl_buffer(
-            [number(1), self._rows_of(most), *whole.ty.shape[2:]], str(whole.dtype), "border", layout=None
-        )
-
-    def _rows_of(self, count: Any) -> Any:
-        """The bordered rows that so many rows of the result need."""
-        follows = self.pictures.places[self.pictures.core.params[-1]][ROW]
-        return (count - 1) * follows.stride + (follows.reach + 1)
-
-    def _filled(self, buffer: Any, picture: Any, first: Any, last: Any) -> Any:
-        """Rows of the picture with their border, copied into `buffer`."""
-        copy = Copy(self.pictures.border, buffer, picture)
-        stride = self.pictures.places[self.pictures.core.params[-1]][ROW].stride
-        row = tirx.Var("row", "int64")
-        return tirx.For(row, number(0), self._rows_of(last - first), tirx.ForKind.SERIAL, copy.row(row, first * stride))
+    kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
+    return structural_mutate(at_sizes(pictures.core, known), tuple((kind, folded) for kind in kinds))

@@ -21,7 +21,7 @@ from tvmopt.schedules.cpu._attention_tasks import AttentionProblem
 from tvmopt.scheduling.blocks import annotated
 from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.open_rows import either
+from tvmopt.scheduling.open_loops import either
 from tvmopt.targets import Machine
 
 

@@ -26,7 +26,8 @@ from tvmopt.scheduling.blocks import root_blocks
 from tvmopt.scheduling.chain import merge_chains
 from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.facts import BlockFacts, block_facts
-from tvmopt.scheduling.open_rows import at_sizes, either, with_size_variables
+from tvmopt.scheduling.open_loops import either
+from tvmopt.scheduling.open_rows import at_sizes, with_size_variables
 from tvmopt.scheduling.strides import vector_axis
 from tvmopt.targets import Machine
 

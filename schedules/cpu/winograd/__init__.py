@@ -1,7 +1,7 @@
 """3x3 convolution by Winograd, CPU, NHWC, where it is faster than the direct form."""
 
 from tvmopt.schedules.cpu.winograd.compute import conv2d, keeps_fp32
-from tvmopt.schedules.cpu.winograd.schedule import apply, knobs, recognise
+from tvmopt.schedules.cpu.winograd.schedule import apply, knobs, open_pixels, recognise
 from tvmopt.scheduling.family import row_by_row as open_rows
 
 NAME, VERSION = "winograd", 3

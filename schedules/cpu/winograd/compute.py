@@ -26,15 +26,31 @@ import numpy as np
 from numpy.polynomial import polynomial
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, constant, known, operand_types, samples, static_shape
+from tvmopt.lowering.common import (
+    call_fusable,
+    constant,
+    image_sizes,
+    is_open,
+    known,
+    least_size,
+    named_size,
+    operand_types,
+    samples,
+    sizes,
+    static_shape,
+)
+from tvmopt.lowering.window import border_marks
 from tvmopt.schedules.cpu._panels import pack_panels
 from tvmopt.scheduling.cost_model import choose_tile, step_cycles, stream_cycles
 from tvmopt.scheduling.family import Declined
+from tvmopt.scheduling.open_borders import REACH, SQUARE
 from tvmopt.targets import Machine
 
 POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 0.5, -2.0)}
 """By the size of the output tile: where Toom-Cook interpolates, besides infinity."""
 KERNEL = 3
+OPEN_TILES = 8
+"""Tiles of a row that the widest register tile has where the image is open."""
 FORMS = (4, 2)
 """The output tiles that :func:`output_tile` chooses from."""
 TRANSFORM = {2: 8.0, 4: 16.0}
@@ -135,56 +151,67 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if (a.data_layout, a.kernel_layout, a.out_layout) != ("NHWC", "OHWI", "NHWC") or int(a.groups) != 1:
         return None
     x, w = call.args
-    xs, ws = samples(x), static_shape(w)
+    xs, ws = (image_sizes(call) or (None,))[0], static_shape(w)
     if ws is None or ws[1:3] != (KERNEL, KERNEL):
         return None
     if [int(v) for v in (*a.strides, *a.dilation)] != [1, 1, 1, 1]:
         return Declined("a stride or a dilation")
     value = constant(bb, w)
     if xs is None or value is None:
-        return Declined("an open or empty image" if xs is None else "a weight that is no constant")
+        return Declined("an empty image" if xs is None else "a weight that is no constant")
     if str(x.ty.dtype) != "float32":
         return Declined(operand_types(call))
     batch, height, width, in_c = xs
     out_c = value.shape[0]
     top, left, bottom, right = (int(v) for v in a.padding)
-    out_h, out_w = height + top + bottom - 2, width + left + right - 2
+    opened = is_open((height, width))
+    if opened and not is_open((height,)) & is_open((width,)):
+        return Declined("an open image of known height or width")
+    size = (sizes(call) or ())[1:3] if opened else (height + top + bottom - 2, width + left + right - 2)
+    out_h, out_w = (named_size(bb, [d]) for d in size) if opened else size
     out = output_tile(out_h, out_w, in_c, out_c, known(batch), machine) if 0 not in (out_h, out_w) else 1
     if out == 1:
         return Declined("the direct form is as fast")
+    if opened and (least := min(least_size(bb, d) for d in size)) < out:
+        if least < FORMS[-1]:
+            return Declined("an open image may be smaller than an output tile")
+        out = FORMS[-1]
     rows, cols = -(-out_h // out), -(-out_w // out)
-    nr = choose_tile(rows * cols, out_c, machine, rows=cols).nr
+    nr = choose_tile(rows * cols, out_c, machine, rows=OPEN_TILES if opened else cols).nr
     _, g, _ = matrices(out)
     transformed = np.einsum("ia,jb,oabc->ijco", g, g, value.astype("float64")).astype("float32")
     panels = np.moveaxis(pack_panels(transformed, nr), 2, 0)  # [P, tile, tile, C, nr]: a panel is read from end to end
     packed = relax.const(np.ascontiguousarray(panels), "float32")
 
-    def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        zero = tirx.const(0.0, "float32")
+    def compute(data: te.Tensor, weight: te.Tensor, *open_size: tirx.Expr) -> te.Tensor:
+        zero, (high, wide) = tirx.const(0.0, "float32"), data.shape[1:3] if opened else (height, width)
+        own_h, own_w = open_size or size
+        bordered = ((own_h + (out - 1)) // out * out + 2, (own_w + (out - 1)) // out * out + 2)
         pad = te.compute(
-            (data.shape[0], rows * out + 2, cols * out + 2, in_c),
+            (data.shape[0], *bordered, in_c),
             lambda n, y, x_, c: te.if_then_else(
-                te.all(y >= top, y < height + top, x_ >= left, x_ < width + left),
+                te.all(y >= top, y < high + top, x_ >= left, x_ < wide + left),
                 data(n, y - top, x_ - left, c),
                 zero,
             ),
             name="pad",
-            attrs={"tvmopt.kernel": "pad"},
+            attrs={"tvmopt.kernel": "pad", **(border_marks(top, left, in_c) if opened else {})},
         )
-        return winograd_te(pad, weight, (out_h, out_w, out_c), out)
+        return winograd_te(pad, weight, (own_h, own_w, out_c), out)
 
-    return call_fusable(bb, compute, [x, packed], "winograd")
+    return call_fusable(bb, compute, [x, packed], "winograd", wanted=size if opened else ())
 
 
-def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[int, int, int], out: int) -> te.Tensor:
+def winograd_te(pad: te.Tensor, weight: te.Tensor, shape: tuple[Any, Any, int], out: int) -> te.Tensor:
     """The blocks of the module's docstring, each transform in two steps: rows, then columns."""
     at, _, bt = matrices(out)
     batch, (out_h, out_w, out_c) = pad.shape[0], shape
-    tile, rows, cols = out + KERNEL - 1, -(-out_h // out), -(-out_w // out)
+    tile, rows, cols = out + KERNEL - 1, (out_h + (out - 1)) // out, (out_w + (out - 1)) // out
+    marks = {} if isinstance(out_h, int) else {SQUARE: out, REACH: KERNEL - 1}
     in_c, nr = int(pad.shape[3]), int(weight.shape[4])
 
     def tag(name: str) -> dict[str, Any]:
-        return {"name": name, "attrs": {"tvmopt.kernel": name}}
+        return {"name": name, "attrs": {"tvmopt.kernel": name, **marks}}
 
     half = te.compute(
         (tile, tile, batch, rows, cols, in_c),

@@ -8,6 +8,7 @@ gemm       for panel: for (i, j): mr tiles x nr channels in registers, the reduc
            from L2, L3 or memory in one run (with the panels inside, in runs of C*nr*4 bytes, whole models took 1.02 to
            1.05 times as long)
 ahead      while a block of U, C*nr numbers, is multiplied the next one is prefetched (lowering/prefetch.py)
+open       pictures of open size: strips of one row of tiles, in blocks of 8, 4, 2 and single ones, each with all panels
 output     Y = A^T M A per tile and panel, epilogue fused, from T*T * tiles * nr * 4 bytes of M
 floor      T*T*C*O*2 FLOPs a tile at peak, or U's T*T*C*O*4 bytes at L3's or memory's bandwidth
 Measured   see docs/explanation/how-a-model-flows.md and docs/performance.md
@@ -25,7 +26,7 @@ from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.cost_model import choose_pixels, common_vector, fits
 from tvmopt.scheduling.facts import divisors
-from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
 
 
@@ -46,6 +47,7 @@ class WinogradProblem:
     lanes: int
     cores: int
     l2: int
+    padded: bool  # whether the border is made here
     u_rate: float  # bytes of U a cycle and core: from L2, L3 or memory, by its size
 
     @property
@@ -67,8 +69,9 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> WinogradProblem | None:
     else:
         rate = machine.l2_rate / 2 if u_bytes > machine.l2 // 2 else float(machine.l2_rate)
     return WinogradProblem(
-        n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2, rate
-    )
+        n, oh, ow, rows, cols, tile - 2, c, o, panels, nr, machine.lanes(), machine.cores, machine.l2,
+        annotated(func, "pad") is not None, rate,
+    )  # fmt: skip
 
 
 def knobs(problem: WinogradProblem, machine: Machine) -> Space:
@@ -84,6 +87,23 @@ def knobs(problem: WinogradProblem, machine: Machine) -> Space:
             "mr": (mr, *(d for d in divisors(problem.cols) if d != mr and d <= 14)),
             "rr": (rr, *(d for d in (1, 2, 4) if d != rr)),
         }
+    )
+
+
+def open_pixels(problem: WinogradProblem, machine: Machine) -> PixelTiles:
+    """Strips of one row of tiles, in blocks of 8, 4, 2 and single tiles, each with all panels. As at known sizes there
+    are threads in any case: LLVM takes seconds for each form."""
+    return PixelTiles(
+        tuple(problem.out * tiles for tiles in (8, 4, 2, 1)),
+        lambda tile: {
+            "tile_rows": 1,
+            "panel_chunk": tile.panels,
+            "mr": choose_pixels(tile.cols, tile.nr, machine),
+            "rr": 1,
+        },
+        bytes=machine.l2 // 4,
+        threads_from=1,
+        height=problem.out,
     )
 
 
@@ -132,9 +152,10 @@ def apply(sch: tvm.s_tir.Schedule, problem: WinogradProblem, knobs: Knobs) -> No
     sch.compute_at(v, task, preserve_unit_loops=True)
     _tile_gemm(sch, gemm, problem, knobs["mr"], knobs["rr"])
     _transform_in(sch, v, half_in, problem.lanes)
-    sch.compute_at(get("pad"), task, preserve_unit_loops=True)
-    channels = sch.get_loops(get("pad"))[-1]
-    sch.vectorize(sch.split(channels, [None, common_vector(problem.c, problem.lanes)])[1])
+    if problem.padded:
+        sch.compute_at(get("pad"), task, preserve_unit_loops=True)
+        channels = sch.get_loops(get("pad"))[-1]
+        sch.vectorize(sch.split(channels, [None, common_vector(problem.c, problem.lanes)])[1])
     sch.parallel(task)
     for block in (whole, half_out):
         loops = sch.get_loops(block)[5:]

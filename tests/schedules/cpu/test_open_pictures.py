@@ -6,6 +6,7 @@ from tvm import relax
 
 from tests.schedules.cpu.test_open_rows import nhwc, random
 from tests.schedules.harness import Open, close, convolution, machines, open_module
+from tvmopt.importer.sizes import LEAST_SIZES
 
 PICTURES = [(1, 1), (1, 7), (7, 8), (9, 1), (2, 9), (3, 13), (8, 15), (16, 16), (5, 17), (31, 23), (33, 32), (12, 101)]
 
@@ -197,3 +198,44 @@ def test_what_follows_the_second_of_two_strided_layers_is_computed_in_it():
         for stride in (2, 2, 1):
             y = np.maximum(reference(y, w, 16, stride, 1, 1) + b, 0)
         close(model(x)[0], y, 81)
+
+
+def least(module, **sizes):
+    """The module with the smallest sizes that its symbols may have."""
+    module["main"] = module["main"].with_attr(LEAST_SIZES, sizes)
+    return module
+
+
+@pytest.mark.parametrize(
+    "least_side, padding, machine",
+    [*((4, 1, machine) for machine in machines()), *((side, pad, machines()[0]) for side, pad in ((2, 1), (6, 0)))],
+)
+def test_squares_of_open_pictures(least_side, padding, machine):
+    w, b = random(40, 3, 3, 24), random(40)
+    build = layer(w, b, strides=1, padding=padding)
+    module = least(open_module(build, [("n", "h", "w", 24), ("n", "h", "w", 40)][: 1 + (padding == 1)]), h=least_side)
+    model = Open(least(module, h=least_side, w=least_side), machine)
+    assert list(model.how.values()) == [("winograd", "")]
+    for k, size in enumerate([(4, 4), (4, 7), (7, 8), (9, 5), (2, 9), (15, 16), (16, 15), (5, 17), (31, 33), (32, 47)]):
+        if min(size) >= least_side:
+            inputs = [random(1 + k % 3, *size, 24), random(1 + k % 3, *size, 40)][: len(model.module["main"].params)]
+            expected = np.maximum(convolution(inputs[0], w, 1, padding) + b + (inputs[1] if len(inputs) > 1 else 0), 0)
+            close(model.guarded(inputs, expected.shape), expected, 9 * 24 * 8)
+
+
+@pytest.mark.parametrize("cores", [1, 6])
+def test_squares_of_open_pictures_on_many_cores(cores):
+    w, b = random(24, 3, 3, 16), random(24)
+    module = least(open_module(layer(w, b, strides=1, padding=1), [("n", "h", "w", 16)]), h=2, w=3)
+    model = Open(module, cores=cores)
+    assert list(model.how.values()) == [("winograd", "")]
+    for n, *size in [(1, 2, 3), (1, 3, 40), (2, 20, 21), (9, 5, 8), (1, 71, 7)]:
+        x = random(n, *size, 16)
+        expected = np.maximum(convolution(x, w, 1, 1) + b, 0)
+        close(model.guarded([x], expected.shape), expected, 9 * 16 * 8)
+
+
+def test_pictures_that_may_be_smaller_than_a_square_are_convolved_directly():
+    w, b = random(16, 3, 3, 16), random(16)
+    module = least(open_module(layer(w, b, strides=1, padding=1), [(1, "h", "w", 16)]), h=64, w=1)
+    assert list(Open(module).how.values()) == [("conv2d", "")]

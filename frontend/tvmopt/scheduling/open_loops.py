@@ -1,0 +1,113 @@
+"""Statements moved along tensors, and arithmetic on sizes that a call decides - for kernels with open sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Range
+from tvm.ir.expr import TensorLoad
+from tvm.s_tir import renew_defs
+from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.tirx.stmt import BufferRegion
+from tvm_ffi import structural_map, structural_mutate
+
+Target = tuple[Any, Mapping[int, Any]]
+"""A buffer, and what is added to its indices: axis -> expression."""
+
+
+def of_task(body: Any, loop: Any, task: Any) -> Any:
+    """The body of a loop over tasks for one of them, as a number of the loop's own type."""
+    own = task.astype(str(loop.loop_var.ty.dtype))
+    return structural_map(body, (tirx.Var, lambda v: own if v.same_as(loop.loop_var) else v))
+
+
+def moved(statement: Any, targets: Mapping[Any, Target]) -> Any:
+    """A statement with other buffers in place of its own, and its accesses of them moved along."""
+
+    def at(buffer: Any, indices: Sequence[Any]) -> list[Any]:
+        added = targets[buffer][1]
+        return [i + added[k] if k in added else i for k, i in enumerate(indices)]
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.source not in targets:
+            return node
+        return tirx.BufferLoad(targets[node.source][0], at(node.source, node.indices))
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.buffer not in targets:
+            return node
+        return tirx.BufferStore(targets[node.buffer][0], node.value, at(node.buffer, node.indices))
+
+    def region(node: Any) -> Any:
+        if node.source not in targets:
+            return node
+        starts = at(node.source, [r.min for r in node.region])
+        ranges = [Range.from_min_extent(s, r.extent) for s, r in zip(starts, node.region, strict=True)]
+        return BufferRegion(targets[node.source][0], ranges)
+
+    def block(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        return SBlock(
+            node.iter_vars, [region(r) for r in node.reads], [region(r) for r in node.writes], node.name_hint,
+            node.body, node.init, node.alloc_buffers, node.match_buffers, node.annotations,
+        )  # fmt: skip
+
+    return structural_mutate(statement, ((TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
+
+
+def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Both bodies in one function."""
+    fresh = renew_defs(no)
+    known = dict(zip(fresh.params, yes.params, strict=True))
+    for old, new in zip(fresh.params, yes.params, strict=True):
+        pairs = zip(getattr(old.ty, "shape", ()), getattr(new.ty, "shape", ()), strict=True)
+        known |= {a: b for a, b in pairs if isinstance(a, tirx.Var)}
+    body = structural_map(fresh.body, (tirx.Var, lambda v: known.get(v, v))).block
+    first = yes.body.block
+    both = tirx.IfThenElse(condition, first.body, body.body)
+    root = SBlock([], [], [], "root", both, None, [*first.alloc_buffers, *body.alloc_buffers], [], {})
+    return yes.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
+
+
+class Names:
+    """Values that are computed once, in front of the statements that use them.
+
+    Args:
+        buffers: gets a place in memory for each value, which hides it from TVM's analyzer: that looks through a name to
+            its value, and through the names in that, again at each use (50 s for a kernel whose values are of three
+            levels). LLVM makes registers of them. None: values that are plain enough.
+    """
+
+    def __init__(self, buffers: list[Any] | None = None) -> None:
+        self.statements: list[Any] = []
+        self.buffers = buffers
+
+    def of(self, name: str, value: Any) -> Any:
+        var = tirx.Var(name, str(value.ty.dtype))
+        if self.buffers is not None:
+            place = tirx.decl_buffer([1], str(value.ty.dtype), name, layout=None)
+            self.buffers.append(place)
+            zero = [tirx.const(0, "int32")]
+            self.statements.append(tirx.BufferStore(place, value, zero))
+            value = tirx.BufferLoad(place, zero)
+        self.statements.append(tirx.Bind(var, value))
+        return var
+
+
+def number(value: Any) -> Any:
+    """A size as an expression."""
+    return tirx.const(value, "int64") if isinstance(value, int) else value
+
+
+def quotient(a: Any, b: Any) -> Any:
+    """Sizes and numbers of tasks are not negative: no code for rounding."""
+    return tirx.truncdiv(number(a), number(b))
+
+
+def remainder(a: Any, b: Any) -> Any:
+    """What :func:`quotient` leaves."""
+    return tirx.truncmod(number(a), number(b))

@@ -1,0 +1,189 @@
+"""The loops of kernels over pictures of open height or width: tasks, the rows of each with their border, and in them
+the tiles of :mod:`tvmopt.scheduling.open_pictures`, of which the last is moved back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import renew_defs
+from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm_ffi import structural_map
+
+from tvmopt.errors import ScheduleError
+from tvmopt.scheduling.facts import itemsize
+from tvmopt.scheduling.family import PixelTiles
+from tvmopt.scheduling.open_borders import Copy
+from tvmopt.scheduling.open_loops import Names, moved, number, of_task, quotient, remainder
+from tvmopt.scheduling.open_pictures import PICTURE, PIXEL, ROW, Pictures
+
+
+def in_pixels(
+    pictures: Pictures, tiles: PixelTiles, scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc], cores: int
+) -> tirx.PrimFunc:
+    """The scheduled function for pictures of any size.
+
+    Args:
+        scheduled: schedules the function for one row of a number of pixels.
+    """
+    build = _Tasks(pictures, tiles, scheduled, cores)
+    if cores > 1 and tiles.threads_from <= 1:
+        body = build.loop(tirx.ForKind.PARALLEL)
+    else:
+        body = build.loop(tirx.ForKind.SERIAL)
+    if cores > 1 and tiles.threads_from > 1:
+        parallel = build.loop(tirx.ForKind.PARALLEL)
+        count = build.size[PICTURE] * build.size[ROW] * build.size[PIXEL]
+        body = tirx.IfThenElse(count >= number(tiles.threads_from), parallel, body)
+    root = SBlock([], [], [], "root", body, None, build.buffers, [], {})
+    done = pictures.func.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
+    return done.with_attr("tirx.is_scheduled", True)
+
+
+@dataclass
+class _Tasks:
+    """Puts the bodies together.
+
+    Attributes:
+        buffers: those of the bodies.
+    """
+
+    pictures: Pictures
+    tiles: PixelTiles
+    scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc]
+    cores: int
+    buffers: list[Any] = field(default_factory=list)
+    _made: dict[int, tirx.PrimFunc] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.size = tuple(number(d) for d in self.pictures.size)
+        self.steps = int(self._static(self.tiles.widths[0])[1].extent)
+
+    def loop(self, kind: Any) -> Any:
+        """One loop over tasks: pictures, pieces of their rows, and parts of a tile's own tasks."""
+        count, rows, _ = self.size
+        names, parts = Names(self.buffers), self.tiles.parts if kind == tirx.ForKind.PARALLEL else 1
+        height = self.tiles.height
+        strips = rows if height == 1 else quotient(rows + (height - 1), height)
+        chunks = self._chunks(count, strips, 1 if kind == tirx.ForKind.SERIAL else self.cores, parts)
+        border = self._bordered(quotient(strips + chunks - 1, chunks) * height)  # TVM allocates it before all names
+        chunks = names.of("chunks", chunks)
+        q, inner = tirx.Var("q", "int64"), Names(self.buffers)
+        part, chunk = remainder(q, parts), remainder(quotient(q, parts), chunks)
+        picture = inner.of("picture", quotient(q, chunks * parts))
+        first = inner.of("first", quotient(strips * chunk, chunks))
+        last = inner.of("last", quotient(strips * (chunk + 1), chunks))
+        begin, stop = quotient(part * self.steps, parts), quotient((part + 1) * self.steps, parts)
+        task, row = tirx.Var("task", "int32"), tirx.Var("row", "int64")
+        top, end = first, last
+        if height > 1:  # the last strip is moved back
+            top = inner.of("top", tirx.min(first * height, rows - height))
+            end = inner.of("end", tirx.min(last * height, rows))
+        strip, y = Names(self.buffers), first + row
+        if height > 1:
+            y = strip.of("y", tirx.min(y * height, rows - height))
+        body: Any = self._row(task, picture, y, top, border)
+        body = tirx.SeqStmt([*strip.statements, body]) if strip.statements else body
+        body = tirx.For(row, number(0), last - first, tirx.ForKind.SERIAL, body)
+        begin, many = tirx.Cast("int32", begin), tirx.Cast("int32", stop - begin)
+        step = tirx.Var("step", "int32")
+        body = structural_map(body, (tirx.Var, lambda v: step + begin if v.same_as(task) else v))
+        body = tirx.For(step, tirx.const(0, "int32"), many, tirx.ForKind.SERIAL, body)
+        fill = [] if border is None else [self._filled(border, picture, top, end)]
+        block = SBlock([], [], [], "task", tirx.SeqStmt([*fill, body]) if fill else body, None,
+                       [] if border is None else [border], [], {})  # fmt: skip
+        body = tirx.SeqStmt([*inner.statements, SBlockRealize([], tirx.const(True, "bool"), block)])
+        return tirx.SeqStmt([*names.statements, tirx.For(q, number(0), count * chunks * parts, kind, body)])
+
+    def _chunks(self, count: Any, rows: Any, cores: int, parts: int) -> Any:
+        """Into how many pieces the rows of a picture are cut: none of them longer than `tiles.bytes` of bordered rows
+        allow, and a multiple of the cores where these share nothing else."""
+        least = number(1)
+        if self.pictures.border is not None:
+            _, _, wide, deep = self.pictures.core.params[-1].ty.shape
+            row = wide * deep * (itemsize(self.pictures.core.params[-1]) * self.tiles.height)
+            room = tirx.max(quotient(self.tiles.bytes, row), number(1))
+            least = quotient(rows + room - 1, room)
+        if parts == 1 and cores > 1:
+            shared = quotient(least + (2 * cores - 1), cores) * cores
+            least = tirx.Select(count >= number(4 * cores), least, shared)
+        return tirx.max(tirx.min(least, rows), number(1))
+
+    def _static(self, pixels: int) -> tuple[tirx.PrimFunc, Any]:
+        """The scheduled function for so many pixels, with buffers and variables of its own, and its loop over tasks."""
+        if pixels not in self._made:
+            self._made[pixels] = self.scheduled(self.pictures.at(pixels, self.tiles.height))
+        func = renew_defs(self._made[pixels])
+        loop = func.body.block.body
+        if not isinstance(loop, tirx.For):
+            raise ScheduleError("the schedule of a tile is not one loop over tasks")
+        return func, loop
+
+    def _row(self, task: Any, picture: Any, y: Any, first: Any, border: Any) -> Any:
+        """One row of the result: tiles of each width, and behind the last whole one one that is moved back."""
+        width, names, steps = self.size[PIXEL], Names(self.buffers), list[Any]()
+        at, left = number(0), width
+        for wide, next_wide in pairwise((*self.tiles.widths, 0)):
+            whole = quotient(left, wide)
+            rest = left - whole * wide
+            if wide > 1:
+                more = tirx.And(rest > number(next_wide), width >= number(wide))
+                count = names.of("tiles", tirx.Select(more, whole + 1, whole))
+            else:
+                more, count = None, names.of("tiles", whole)
+            tile = tirx.Var("tile", "int64")
+            place = at + tile * wide
+            x = place if more is None else tirx.min(place, width - wide)
+            x_names = Names(self.buffers)
+            x = x_names.of("x", x)
+            body = self._moved(wide, task, picture, y, x, first, border)
+            body = tirx.SeqStmt([*x_names.statements, body])
+            steps.append(tirx.For(tile, number(0), count, tirx.ForKind.SERIAL, body))
+            if more is not None:
+                left = names.of("left", tirx.Select(more, number(0), rest))
+                at = width - left
+        return tirx.SeqStmt([*names.statements, *steps])
+
+    def _moved(self, pixels: int, task: Any, picture: Any, y: Any, x: Any, first: Any, border: Any) -> Any:
+        """One task of the tile of so many pixels that begins at [picture, y, x]."""
+        static, loop = self._static(pixels)
+        self.buffers.extend(static.body.block.alloc_buffers)
+        originals = [p for p in self.pictures.core.params if hasattr(p.ty, "shape")]
+        targets = {}
+        for mine, original in zip(static.params, originals, strict=True):
+            follows = self.pictures.places.get(original, {})
+            if border is not None and original.same_as(self.pictures.core.params[-1]):
+                base = {ROW: y - first, PIXEL: x}
+                added = {k: base[f.axis] * f.stride for k, f in follows.items() if f.axis != PICTURE}
+                targets[mine] = (border, added)
+            else:
+                base = {PICTURE: picture, ROW: y, PIXEL: x}
+                targets[mine] = (original, {k: base[f.axis] * f.stride for k, f in follows.items()})
+        return of_task(moved(loop.body, targets), loop, task)
+
+    # -- the border ----------------------------------------------------------------------------------------------------
+
+    def _bordered(self, most: Any) -> Any | None:
+        """Memory for the bordered rows that `most` rows of the result need."""
+        if self.pictures.border is None:
+            return None
+        whole = self.pictures.core.params[-1]
+        return tirx.decl_buffer(
+            [number(1), self._rows_of(most), *whole.ty.shape[2:]], str(whole.dtype), "border", layout=None
+        )
+
+    def _rows_of(self, count: Any) -> Any:
+        """The bordered rows that so many rows of the result need."""
+        follows = self.pictures.places[self.pictures.core.params[-1]][ROW]
+        return (count - 1) * follows.stride + (follows.reach + 1)
+
+    def _filled(self, buffer: Any, picture: Any, first: Any, last: Any) -> Any:
+        """Rows of the picture with their border, copied into `buffer`."""
+        copy = Copy(self.pictures.border, buffer, picture)
+        stride = self.pictures.places[self.pictures.core.params[-1]][ROW].stride
+        row = tirx.Var("row", "int64")
+        return tirx.For(row, number(0), self._rows_of(last - first), tirx.ForKind.SERIAL, copy.row(row, first * stride))
