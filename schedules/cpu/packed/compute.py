@@ -22,7 +22,8 @@ no larger than the largest x: large inputs overflow no sooner than with a float3
 A panel is one stream of words: after those of a group come its scales, and its zero points where there are any. The
 words a few rows ahead are prefetched. The last panel begins before its place where the columns do not divide, and
 computes some columns twice. float32, up to :data:`MOST_ROWS` rows: from there on the float32 product takes less time.
-An open number of rows stays packed whatever it is: a decoder's prompt and its steps share one form of the weights.
+An open number of rows stays packed whatever it is: a decoder's prompt and its steps share one form of the weights, and
+a call of more rows than that decodes a piece of a panel once for all of them (many_rows.py).
 
 Measured   1 row, 4096x4096 in 4 bits, one thread of a busy Zen 4: 0.15 of the float32 product's time, 8 rows 0.46.
 """
@@ -56,6 +57,7 @@ from tvmopt.lowering.loops import (
 from tvmopt.lowering.prefetch import LINE, prefetch
 from tvmopt.operators.codes import unpack
 from tvmopt.operators.packed_product import Packing, packing_of
+from tvmopt.schedules.cpu.packed.many_rows import by_pieces
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -103,7 +105,7 @@ def product(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x = bb.emit(relax.op.nn.pad(x, [0, 0, 0, more]))
     permutes = machine.has("avx512f") and machine.lanes("float32") == PERMUTED
     many = count if isinstance(count, int) else tirx.Var("rows", INDEX)
-    writer = _Writer(packing, many, bool(zeros), machine.lanes("float32"), permutes)
+    writer = _Writer(packing, many, bool(zeros), machine, permutes)
     words = relax.const(writer.packed(codes, scales, zeros[0] if zeros else None), "int32")
     args = [x, words, relax.const(writer.table(), "float32")]
     out = relax.TensorType([count, packing.n], "float32")
@@ -114,8 +116,10 @@ def product(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
 class _Writer:
     """Writes the kernel of one product, and packs its weights."""
 
-    def __init__(self, packing: Packing, rows: Any, zeros: bool, lanes: int, permutes: bool) -> None:
+    def __init__(self, packing: Packing, rows: Any, zeros: bool, machine: Machine, permutes: bool) -> None:
+        lanes = machine.lanes("float32")
         self.packing, self.m, self.zeros, self.lanes = packing, rows, zeros, lanes
+        self.registers = machine.vector_registers
         self.nr = min(VECTORS, packing.n // lanes) * lanes
         self.panels = -(-packing.n // self.nr)
         self.per = 32 // packing.bits
@@ -159,7 +163,11 @@ class _Writer:
         start = panel * self.nr
         if self.panels * self.nr != self.packing.n:
             start = tirx.min(start, const_index(self.packing.n - self.nr))
-        tiles = self._tiles(panel, start) if isinstance(self.m, int) else self._open_tiles(panel, start)
+        if isinstance(self.m, int):
+            tiles = self._tiles(panel, start) if self.m <= MOST_ROWS else [by_pieces(self, panel, start, AHEAD)]
+        else:
+            few, many = seq(self._open_tiles(panel, start)), by_pieces(self, panel, start, AHEAD)
+            tiles = [tirx.IfThenElse(self.m <= MOST_ROWS, few, many)]
         loops = nest(
             "packed", [(panel, self.panels)], ("panel",), list(map(everything, (self.x, self.w, self.t))),
             [everything(self.y)], seq(tiles), self.locals, {"tvmopt.kernel": "packed"},
@@ -179,7 +187,12 @@ class _Writer:
         bodies = [(n, self._tile(panel, start, whole * TILE_ROWS, n)) for n in range(1, TILE_ROWS)]
         return [tiles, *(tirx.IfThenElse(left == n, body, None) for n, body in bodies)]
 
-    def _local(self, name: str, dtype: str = "float32") -> Any:
+    def number(self, panel: Expr, place: Expr, v: int) -> Expr:
+        """A vector of a panel's scales or zero points."""
+        row = load(self.w, panel, place, vector(v * self.lanes, self.lanes))
+        return tirx.reinterpret(vector_type("float32", self.lanes), row)
+
+    def local(self, name: str, dtype: str = "float32") -> Any:
         buffer = new_buffer(f"{name}_{len(self.locals)}", self.lanes, dtype=dtype)
         self.locals.append(buffer)
         return buffer
@@ -187,7 +200,7 @@ class _Writer:
     def _tile(self, panel: Expr, start: Expr, first: Any, rows: int) -> Any:
         """`rows` rows from `first` on, by all columns of a panel."""
         cells = [(m, v) for m in range(rows) for v in range(self.nr // self.lanes)]
-        acc, part = ({cell: self._local(name) for cell in cells} for name in ("acc", "part"))
+        acc, part = ({cell: self.local(name) for cell in cells} for name in ("acc", "part"))
         whole, group = vector(0, self.lanes), self.packing.group
 
         def zero(buffers: dict[tuple[int, int], Any]) -> list[Any]:
@@ -197,7 +210,7 @@ class _Writer:
             return load(self.w, panel, place, vector(v * self.lanes, self.lanes))
 
         def number(place: Expr, v: int) -> Expr:
-            return tirx.reinterpret(vector_type("float32", self.lanes), row(place, v))
+            return self.number(panel, place, v)
 
         def one(g: Expr) -> Any:
             base = g * self.stride
@@ -232,12 +245,12 @@ class _Writer:
         """The codes of one word by the x of its rows, added to the group's sums."""
         statements, whole = [], vector(0, self.lanes)
         for v in range(self.nr // self.lanes):
-            word = self._local("word", "int32")
+            word = self.local("word", "int32")
             statements.append(store(word, row(place, v), whole))
             values = []
             for i in range(self.per):
-                value = self._local("value")
-                decoded = self._decoded(load(word, whole), i)
+                value = self.local("value")
+                decoded = self.decoded(load(word, whole), i)
                 if self.zeros:
                     decoded = decoded - number(base + self.words + 1, v)
                 statements.append(store(value, decoded, whole))
@@ -250,7 +263,7 @@ class _Writer:
                 statements.append(store(part[m, v], load(part[m, v], whole) + chain, whole))
         return statements
 
-    def _decoded(self, word: Expr, i: int) -> Expr:
+    def decoded(self, word: Expr, i: int) -> Expr:
         """(code i - 2^(bits-1)) * 2^-c of each lane; see the module's docstring."""
         bits = self.packing.bits
         if self.permutes:

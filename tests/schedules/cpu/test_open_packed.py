@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -9,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvmopt import api
 from tvmopt.operators.packed_product import Packing, matrix
 from tvmopt.runtime.model import Model
+from tvmopt.schedules.cpu.packed.many_rows import BLOCK
 
 
 @pytest.mark.parametrize(
@@ -23,8 +26,55 @@ from tvmopt.runtime.model import Model
 def test_every_number_of_rows(bits: int, k: int, n: int, group: int, zeros: bool, batch: bool) -> None:
     generator = np.random.default_rng(bits)
     packing = Packing(k, n, bits, group)
+    model, exact, weight_bytes = compiled(packing, zeros, generator, "cpu", "1..40", batch)
+    assert weight_bytes < 4 * k * n  # not unpacked
+    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33):
+        for samples in (1, 3) if batch else (1,):
+            x = generator.standard_normal((samples, rows, k) if batch else (rows, k)).astype(np.float32)
+            wanted = x.astype(np.float64) @ exact
+            np.testing.assert_allclose(model(x), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max() * k**0.5)
+
+
+@pytest.mark.parametrize("target", ["cpu", "x86-64-v3"])
+@pytest.mark.parametrize(
+    ("bits", "k", "n", "group", "zeros"),
+    [
+        (4, 600, 130, 32, False),  # three pieces of a column, the last one shorter, and a panel that begins early
+        (4, 300, 65, 256, True),
+        (4, 512, 64, 128, False),
+        (8, 270, 33, 16, True),
+        (2, 257, 70, 64, True),
+    ],
+)
+def test_many_rows_of_a_column_in_pieces(bits: int, k: int, n: int, group: int, zeros: bool, target: str) -> None:
+    """Rows around a register tile and around a block of them; zeros as scales; infinite numbers stay in their row."""
+    generator = np.random.default_rng(k)
+    packing = Packing(k, n, bits, group)
+    model, exact, _ = compiled(packing, zeros, generator, target, "1..500")
+    for rows in (8, 9, 10, 11, 12, 13, 31, 32, 127, 128, 129, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7):
+        x = generator.standard_normal((rows, k)).astype(np.float32)
+        wanted = x.astype(np.float64) @ exact
+        np.testing.assert_allclose(model(x), wanted, rtol=0, atol=1e-6 * np.abs(wanted).max() * k**0.5)
+        assert not model(x)[:, 1].any()  # the column whose scales are zeros
+    x[3, 5], x[rows - 1, k - 1], x[8] = np.inf, np.nan, 1e37
+    with np.errstate(all="ignore"):
+        wanted, got = x.astype(np.float64) @ exact, model(x)
+    np.testing.assert_array_equal(np.isnan(got[3]), np.isnan(wanted[3]))
+    np.testing.assert_array_equal(np.isposinf(got[3]), np.isposinf(wanted[3]))
+    assert np.isnan(got[-1]).all()
+    assert np.isfinite(np.delete(got, [3, 8, rows - 1], axis=0)).all()
+    fine = np.abs(wanted[8]) < 1e38
+    np.testing.assert_allclose(got[8][fine], wanted[8][fine], rtol=1e-4, atol=1e33)
+
+
+def compiled(
+    packing: Packing, zeros: bool, generator: Any, target: str, rows: str, batch: bool = False
+) -> tuple[Model, Any, int]:
+    """A product of `rows` rows, its matrix in float64, and the bytes of its weights; the scales of column 1 are 0."""
+    k, n, bits, group = packing.k, packing.n, packing.bits, packing.group
     codes = generator.integers(0, 256, (n, packing.groups, group * bits // 8)).astype(np.uint8)
     scales = generator.uniform(0.01, 0.1, (n, packing.groups)).astype(np.float32)
+    scales[1] = 0
     weights = [numpy_helper.from_array(codes, "w"), numpy_helper.from_array(scales.ravel(), "s")]
     points = None
     if zeros:
@@ -44,16 +94,10 @@ def test_every_number_of_rows(bits: int, k: int, n: int, group: int, zeros: bool
     graph = helper.make_graph(
         [node], "g", [value("x", TensorProto.FLOAT, shape)], [value("y", TensorProto.FLOAT, [*shape[:-1], n])], weights
     )
-    sizes = {"rows": ("1..40",), **({"batch": ("1..3",)} if batch else {})}
+    sizes = {"rows": (rows,), **({"batch": ("1..3",)} if batch else {})}
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    made = api.compile(helper.make_model(graph, opset_imports=opsets, ir_version=10), verify=False, shape=sizes)
-    kernels = {kernel.family for kernel in made.report.kernels}
-    assert "packed" in kernels
-    assert made.artifact.manifest.weight_bytes < 4 * k * n  # not unpacked
-    model = Model(made.artifact)
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    made = api.compile(proto, verify=False, shape=sizes, target=target)
+    assert "packed" in {kernel.family for kernel in made.report.kernels}
     exact = matrix(packing, codes, scales, None if points is None else points.astype(np.float32)).astype(np.float64)
-    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33):
-        for samples in (1, 3) if batch else (1,):
-            x = generator.standard_normal((samples, rows, k) if batch else (rows, k)).astype(np.float32)
-            wanted = x.astype(np.float64) @ exact
-            np.testing.assert_allclose(model(x), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max() * k**0.5)
+    return Model(made.artifact), exact, made.artifact.manifest.weight_bytes
