@@ -36,6 +36,7 @@ from tvmopt.lowering.quads import lower_quads
 from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.graph import sharing
 from tvmopt.passes.keep_caches import IN_PLACE
+from tvmopt.passes.keep_views import views_again
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.name_sizes import SizeNames
@@ -144,6 +145,8 @@ def stages(job: Job) -> list[Part]:
                 Stage("tvmopt.LowerOrdered", lambda m: lower_ordered(m, machine, job.exact, job.log)),
                 stage(relax.backend.DispatchSortScan(), needed=True),  # sorting, on GPUs all three: TVM's own kernels
                 Stage(LOWER, lambda m: lower_operators(m, machine, job.exact, job.precision, job.log), needed=True),
+                stage(P.KeepViews(job.log)),
+                stage(relax.transform.LegalizeOps(), needed=True),  # reshapes between open sizes that are no views
                 # what lowerings prepare for each of several readers of a value
                 Stage("tvmopt.CancelDuplicates", lambda m: _once(m, job.log)),
             ],
@@ -175,6 +178,7 @@ def fusion_stages() -> list[Stage]:
         Stage("FuseOps", _fuse_ops, follow="functions"),
         stage(T.FuseTIR(), needed=True),
         Stage("tvmopt.SizesAgain", names.take_back, needed=True),  # before views are found by their sizes
+        Stage("tvmopt.ViewsAgain", views_again, needed=True),
         stage(T.RewriteDataflowReshape()),  # before schedules: a reshape in threads or vectors is not seen as a view
         stage(T.DeadCodeElimination()),
     ]

@@ -16,6 +16,7 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmopt.lowering import clamp, math
+from tvmopt.lowering.common import sizes
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Declined, Family, Lowering
@@ -31,7 +32,8 @@ def lower_operators(
     precision: str = "fp32",
     log: DecisionLog | None = None,
 ) -> tvm.IRModule:
-    """Every Relax operator of `module` as a call of a PrimFunc.
+    """Every Relax operator of `module` as a call of a PrimFunc, but for reshapes between sizes that are expressions:
+    most are views, which KeepViews tells from those that are not.
 
     Args:
         exact: only forms that add and multiply as the operator's definition does: no Winograd.
@@ -44,7 +46,8 @@ def lower_operators(
     machine, log = _with_precision(machine, precision), log or DecisionLog()
     asked = _Asked(module["main"], machine, exact, log)
     module = relax.transform.LegalizeOps({op: asked.legalizer(op) for op in asked.lowerings})(module)
-    if not any(_name(b.value) in asked.keeps for block in module["main"].body.blocks for b in block.bindings):
+    again = asked.keeps.keys() - {"relax.reshape"}
+    if not any(_name(b.value) in again for block in module["main"].body.blocks for b in block.bindings):
         return module
     module = relax.transform.DeadCodeElimination()(module)  # what has been taken over
     asked = _Asked(module["main"], machine, exact, log, keep=False)
@@ -76,6 +79,13 @@ def lower_ordered(
     work = Lower(module)
     work.builder_.update_func(module.get_global_var("main"), work.visit_expr(main))
     return work.builder_.get()
+
+
+def between_expressions(reshape: relax.Call) -> bool:
+    """Whether a size on either side of a reshape is an expression of the model's symbols."""
+    shapes = [sizes(x) for x in (reshape.args[0], reshape)]
+    known = [d for shape in shapes if shape is not None for d in shape]
+    return None not in shapes and not all(isinstance(d, int | tirx.Var) for d in known)
 
 
 def why_unrolled(call: relax.Call, machine: Machine) -> str | None:
@@ -123,6 +133,8 @@ class _Asked:
         self.machine, self.log = machine, log
         self.lowerings: dict[str, list[tuple[Family, Lowering]]] = {}
         self.keeps: dict[str, Callable[[relax.Call], bool]] = {}
+        self.keeps["relax.reshape"] = between_expressions
+        self.lowerings["relax.reshape"] = []
         for family in _asked(machine, exact):
             if keep:
                 self.keeps.update(family.KEEPS)

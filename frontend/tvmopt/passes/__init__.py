@@ -29,6 +29,7 @@ from tvmopt.passes.fuse_rms_norm import FuseRmsNorm
 from tvmopt.passes.fuse_softmax import FuseSoftmax
 from tvmopt.passes.fuse_transpose_matmul import FuseTransposeMatmul
 from tvmopt.passes.keep_caches import KeepCaches
+from tvmopt.passes.keep_views import KeepViews
 from tvmopt.passes.limit_fusion import LimitFusion
 from tvmopt.passes.mark_caches import MarkCaches
 from tvmopt.passes.propagate_quantization import PropagateQuantization
@@ -70,6 +71,7 @@ __all__ = [
     "FuseSoftmax",
     "FuseTransposeMatmul",
     "KeepCaches",
+    "KeepViews",
     "LimitFusion",
     "MarkCaches",
     "PropagateQuantization",
