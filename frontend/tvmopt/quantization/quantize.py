@@ -27,6 +27,7 @@ from tvmopt.errors import AccuracyError, InputError, ModelError, reason
 from tvmopt.files import atomic_write, check_writable
 from tvmopt.importer.load import load
 from tvmopt.importer.shapes import bind_shapes, real_inputs
+from tvmopt.quantization.between import in_floats, unrounded
 from tvmopt.quantization.calibrate import PRESETS, calibrate, chosen
 from tvmopt.quantization.data import NO_DATA, Array, Data, Feeds, digest, inputs_of
 from tvmopt.quantization.losses import layers_of, measure, run, session
@@ -176,11 +177,14 @@ class _Calibration(_Way):
         assert self.data is not None
         source, target = self.folder / "exact.onnx", self.folder / "quantised.onnx"
         onnx.save(self.exact, source)
+        floats = in_floats(self.exact)
         version = calibrate(
             self.method, str(source), str(target), self.data, self.inputs, preset=self.preset,
-            smooth_quant=self.smooth, exclude=exclude, progress=self.progress,
+            smooth_quant=self.smooth, exclude=[*exclude, *floats], progress=self.progress,
         )  # fmt: skip
-        return onnx.load(target), version
+        made = onnx.load(target)
+        unrounded(made, floats)
+        return made, version
 
 
 def _within(
