@@ -290,6 +290,7 @@ def graph_passes(
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
         P.KeepCaches(machine.kind, log),  # after FuseAttention and the passes of layouts; its inputs are others
+        P.KeepLastScores(log),  # after KeepCaches, which makes the parameter that says how many
         *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),

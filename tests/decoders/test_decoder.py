@@ -255,3 +255,47 @@ def test_what_is_no_decoder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no decoder"):
         load(path).decoder()
     assert tvmopt("generate", path, "--tokens", "1").returncode == 2
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 7, 31])
+def test_scores_of_the_last_token_and_of_all(compiled: Compiled, prompt: int) -> None:
+    """The head multiplies the last token alone, or all of them where that is asked for."""
+    import onnxruntime
+
+    model, path = compiled
+    loaded = load(path)
+    tokens = np.random.default_rng(prompt).integers(0, VOCABULARY, prompt)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    past_name = next(name for name in loaded.symbols if name.startswith("past"))
+    feeds = {}
+    for info in loaded.inputs_at({past_name: 0, "sequence": prompt}):
+        kinds = {"input_ids": tokens, "position_ids": np.arange(prompt), "attention_mask": np.ones(prompt)}
+        value = kinds.get(info.name, np.zeros(info.shape))
+        feeds[info.name] = np.asarray(value, info.numpy_dtype).reshape(info.shape)
+    expected = session.run(["logits"], feeds)[0][0]
+    decoder, pieces = loaded.decoder(), loaded.decoder()
+    every = decoder.prefill(tokens, all_scores=True)
+    assert every.shape == (prompt, VOCABULARY)
+    np.testing.assert_allclose(every, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(pieces.prefill(tokens), expected[-1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(pieces.step(3), decoder.step(3), rtol=1e-5, atol=1e-5)
+    results = loaded.run(feeds)
+    np.testing.assert_allclose(results["logits"][0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_code_is_told_how_many_scores_to_give(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, ...]] = []
+    loaded = load(compiled[1])
+    whole = loaded.call_in_place
+
+    def watched(*args: Any) -> Any:
+        results = whole(*args)
+        found.extend(tuple(r.shape) for r in results if len(r.shape) == 3)
+        return results
+
+    monkeypatch.setattr(loaded, "call_in_place", watched)
+    decoder = loaded.decoder()
+    decoder.prefill(PROMPT)
+    decoder.step(3)
+    decoder.prefill(PROMPT, all_scores=True)
+    assert found == [(1, 1, VOCABULARY), (1, 1, VOCABULARY), (1, len(PROMPT), VOCABULARY)]

@@ -29,6 +29,9 @@ PAST_LENGTH, NEW_LENGTH = "past_sequence_length", "sequence_length"
 LENGTH_AXIS = 2
 """The axis of a cache [batch, heads, length, depth] that grows."""
 
+LOGITS = "logits"
+"""What every exporter calls the scores."""
+
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
@@ -55,7 +58,7 @@ def find(inputs: Iterable[onnx.ValueInfoProto], outputs: Iterable[onnx.ValueInfo
     if not caches or not ids:
         return Roles()
     mask, positions = (_integers(values, n) for n in ("attention_mask", "position_ids"))
-    logits = "logits" if "logits" in ends and _rank(ends["logits"]) in (-1, 3) else ""
+    logits = LOGITS if LOGITS in ends and _rank(ends[LOGITS]) in (-1, 3) else ""
     return Roles(tuple(caches), ids, mask, positions, logits)
 
 

@@ -64,6 +64,9 @@ UPPER_BOUNDS = "tir_var_upper_bound"
 CACHES = "tvmopt.caches"
 """Our attribute of `main`: of each cache that grows, the number of the input and of the output that it is."""
 
+SCORES = "tvmopt.scores"
+"""Our attribute of `main`: the number of the output that a decoder's scores are."""
+
 ADD_A_CONVERTER = "register a converter: docs/how-to/add-operator.md"
 
 UNREAD_ELEMENTS = 1 << 16
@@ -136,6 +139,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             attrs[LEAST_SIZES] = {name: known.min for name, known in self.open.ranges.items()}
         if self.open.caches:
             places = [v.name for v in graph.input if v.name in self._inputs], [v.name for v in graph.output]
+            if decoder.LOGITS in places[1]:
+                attrs[SCORES] = places[1].index(decoder.LOGITS)
             attrs[CACHES] = [[side.index(n) for side, n in zip(places, pair, strict=True)] for pair in self.open.caches]
         main = named(module["main"], self._roots).with_attrs(attrs)
         module.update_func(module.get_global_var("main"), main)

@@ -5,6 +5,7 @@
 
     K = tvmopt.append_rows(K, new, shape[past])         K [B, H, capacity, D] with new [B, new, H, D] from row `past` on
     c = tvmopt.cached_rows(K, shape[n])                 its first n rows, a copy: [B, H, n, D]
+    t = tvmopt.last_rows(x, shape[n])                   the last n rows of [B, S, D]: [B, n, D]
     y = tvmopt.cached_attention(q, K, V, shape[n][, bias])      q [B, Sq, N, D]; bias [B, N, Sq, n] (1 where it is
                                                         the same for all) -> y [B, Sq, N, Dv]
 
@@ -24,8 +25,8 @@ from tvm import relax, te, topi
 
 from tvmopt.operators.register import legalize_by, register
 
-EXTEND, APPEND, ROWS, ATTEND = (
-    f"tvmopt.{name}" for name in ("extend_cache", "append_rows", "cached_rows", "cached_attention")
+EXTEND, APPEND, ROWS, LAST, ATTEND = (
+    f"tvmopt.{name}" for name in ("extend_cache", "append_rows", "cached_rows", "last_rows", "cached_attention")
 )
 
 
@@ -59,6 +60,11 @@ def cached_rows(cache: Any, count: Any) -> Any:
     return _call(ROWS, cache, relax.ShapeExpr([count]))
 
 
+def last_rows(x: Any, count: Any) -> Any:
+    """The call; `count`: an expression."""
+    return _call(LAST, x, relax.ShapeExpr([count]))
+
+
 def cached_attention(q: Any, k: Any, v: Any, keys: Any, bias: Any, scores: Scores) -> Any:
     """The call; `keys`: how many rows of the caches count, an expression; `bias`: None if there is none."""
     given = [] if bias is None else [bias]
@@ -84,6 +90,11 @@ def _first_rows(call: Any, _bb: Any) -> Any:
     return relax.TensorType([*shape[:2], call.args[1].values[0], shape[3]], call.args[0].ty.dtype)
 
 
+def _last(call: Any, _bb: Any) -> Any:
+    batch, _, depth = call.args[0].ty.shape
+    return relax.TensorType([batch, call.args[1].values[0], depth], call.args[0].ty.dtype)
+
+
 def _attended(call: Any, _bb: Any) -> Any:
     q, v = call.args[0].ty, call.args[2].ty
     return relax.TensorType([*list(q.shape)[:3], list(v.shape)[3]], q.dtype)
@@ -101,7 +112,18 @@ def _copied(bb: relax.BlockBuilder, call: Any) -> Any:
     return bb.call_te(cached_rows, call.args[0], call.args[1].values[0], primfunc_name_hint="cached_rows")
 
 
-for _op, _type in ((EXTEND, _extended), (APPEND, _same_cache), (ROWS, _first_rows), (ATTEND, _attended)):
+def _last_copied(bb: relax.BlockBuilder, call: Any) -> Any:
+    def last_rows(x: te.Tensor, count: Any) -> te.Tensor:
+        batch, rows, depth = x.shape
+        return te.compute((batch, count, depth), lambda b, i, d: x(b, rows - count + i, d), name="rows")
+
+    return bb.call_te(last_rows, call.args[0], call.args[1].values[0], primfunc_name_hint="last_rows")
+
+
+for _op, _type in (
+    (EXTEND, _extended), (APPEND, _same_cache), (ROWS, _first_rows), (LAST, _last), (ATTEND, _attended),
+):  # fmt: skip
     register(_op, _type, __name__)
 legalize_by(EXTEND, _joined)
 legalize_by(ROWS, _copied)
+legalize_by(LAST, _last_copied)

@@ -29,6 +29,7 @@ from tvmopt.passes.fuse_rms_norm import FuseRmsNorm
 from tvmopt.passes.fuse_softmax import FuseSoftmax
 from tvmopt.passes.fuse_transpose_matmul import FuseTransposeMatmul
 from tvmopt.passes.keep_caches import KeepCaches
+from tvmopt.passes.keep_last_scores import KeepLastScores
 from tvmopt.passes.keep_views import KeepViews
 from tvmopt.passes.limit_fusion import LimitFusion
 from tvmopt.passes.mark_caches import MarkCaches
@@ -71,6 +72,7 @@ __all__ = [
     "FuseSoftmax",
     "FuseTransposeMatmul",
     "KeepCaches",
+    "KeepLastScores",
     "KeepViews",
     "LimitFusion",
     "MarkCaches",

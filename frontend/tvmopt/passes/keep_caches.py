@@ -23,8 +23,9 @@ IN_PLACE = "tvmopt.caches_in_place"
 MOVES = ("permute_dims", "reshape", "broadcast_to", "expand_dims", "squeeze")
 """Operators whose result has the elements of their first operand at other places."""
 
-CAPACITY, LENGTHS = "cache_capacity", "lengths"
-"""Names of the rows of a buffer, and of the parameter that tells how many of them are filled."""
+CAPACITY, LENGTHS, COUNT = "cache_capacity", "lengths", "scores"
+"""Names of the rows of a buffer, of the parameter that tells how many of them are filled and of how many tokens the
+scores are asked for, and of this number."""
 
 
 @dataclass
@@ -43,7 +44,8 @@ class KeepCaches:
     """Let caches be buffers that a step writes its rows into.
 
         Before                                              After
-        def main(x, past: [B, H, p, D]):                    def main(x, K: [B, H, capacity, D], lengths: Shape([p])):
+        def main(x, past: [B, H, p, D]):                    def main(x, K: [B, H, capacity, D],
+                                                                     lengths: Shape([p, scores])):
           c = tvmopt.extend_cache(past, new)                  K1 = tvmopt.append_rows(K, new, shape[p])
           k = R.permute_dims(c, [0, 2, 1, 3])                 y = tvmopt.cached_attention(q, K1, V1, shape[p + n])
           y = R.nn.attention(q, k, v)                         return (y, K1)
@@ -129,7 +131,7 @@ class _Rewritten:
             blocks.append((relax.DataflowBlock if self.flow else relax.BindingBlock)(self.out))
         inputs = inputs_of(func)
         params = [self.by_param[p].buffer if p in self.by_param else p for p in inputs]
-        lengths = relax.Var(LENGTHS, relax.ShapeType([self.past]))
+        lengths = relax.Var(LENGTHS, relax.ShapeType([self.past, tirx.Var(COUNT, "int64")]))
         body = self.builder.normalize(relax.SeqExpr(blocks, self.alias.get(self.result, self.result)))
         made = relax.Function(
             [*params, lengths, *list(func.params)[len(inputs) :]], body, None, bool(func.is_pure), func.attrs

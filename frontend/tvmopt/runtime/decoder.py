@@ -42,7 +42,7 @@ class Runs(Protocol):
     @property
     def symbols(self) -> dict[str, Range]: ...
     def new_session(self) -> Any: ...
-    def call_in_place(self, session: Any, given: Mapping[str, Any], past: int) -> Any: ...
+    def call_in_place(self, session: Any, given: Mapping[str, Any], past: int, scores: int) -> Any: ...
 
 
 class Decoder:
@@ -121,21 +121,27 @@ class Decoder:
 
     # -- tokens in, scores out ---------------------------------------------------------------------------
 
-    def prefill(self, ids: Tokens) -> Array:
+    def prefill(self, ids: Tokens, *, all_scores: bool = False) -> Array:
         """Put tokens behind those that are there.
 
         Args:
             ids: [new], or [batch, new] for a batch of texts.
+            all_scores: give the scores behind every new token, not only behind the last one: the code then multiplies
+                by the head as often.
 
         Returns:
-            The scores of the token that follows: [vocabulary], or [batch, vocabulary].
+            The scores of the token that follows: [vocabulary], or [batch, vocabulary]; with `all_scores` those of the
+            token behind each new one: [new, vocabulary], or [batch, new, vocabulary].
 
         Raises:
             InputError: no tokens, one that is outside of the vocabulary, or more than `max_length` in all. Nothing
                 has changed then.
         """
         tokens = self._checked(ids)
-        return self._put(tokens)
+        if not all_scores:
+            return self._put(tokens)
+        scores = self._through(tokens, all_scores=True)
+        return scores if self.batch > 1 else scores[0]
 
     def step(self, token: int | Tokens) -> Array:
         """One token more (of each text); otherwise like :meth:`prefill`."""
@@ -227,19 +233,26 @@ class Decoder:
         return np.ascontiguousarray(shaped, self._infos[self._roles.ids].numpy_dtype)
 
     def _put(self, tokens: Array) -> Array:
-        """Run the model on checked tokens, in pieces that it takes; the scores behind the last one."""
+        """Run the model on checked tokens; the scores behind the last one."""
+        scores = self._through(tokens)[:, -1]
+        return scores if self.batch > 1 else scores[0]
+
+    def _through(self, tokens: Array, all_scores: bool = False) -> Array:
+        """Run the model on checked tokens, in pieces that it takes; scores [batch, 1 or all of them, vocabulary]."""
         piece = self._model.symbols[str(self._new)].max if isinstance(self._new, Dim) else int(self._new)
         before = self.length
+        found: list[Array] = []
         try:
             for start in range(0, tokens.shape[1], piece):
-                logits = self._run(np.ascontiguousarray(tokens[:, start : start + piece]))
+                scores = self._run(np.ascontiguousarray(tokens[:, start : start + piece]), all_scores)
+                found = [*found, scores] if all_scores else [scores]
         except BaseException:  # an interrupt between two pieces, too: the text is what it was
             self.length = before
             raise
-        return logits
+        return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
 
-    def _run(self, tokens: Array) -> Array:
-        """One call of the compiled code."""
+    def _run(self, tokens: Array, all_scores: bool) -> Array:
+        """One call of the compiled code; code whose head is no product gives all scores whatever it is asked for."""
         roles, count = self._roles, tokens.shape[1]
         if not isinstance(self._new, Dim) and count != self._new:
             raise InputError(
@@ -247,17 +260,17 @@ class Decoder:
                 where=self._where,
                 fix="compile it without binding the number of tokens",
             )
-        total = self.length + count
+        total, wanted = self.length + count, count if all_scores else 1
         given: dict[str, Any] = {roles.ids: to_ffi(tokens, self._infos[roles.ids].dtype)}
         if roles.mask:
             given[roles.mask] = self._tensor(roles.mask, np.ones((self.batch, total)))
         if roles.positions:
             places = np.broadcast_to(np.arange(self.length, total), tokens.shape)
             given[roles.positions] = self._tensor(roles.positions, places)
-        results = self._model.call_in_place(self._session, given | self._bound, self.length)
-        logits = from_ffi(results[self._output], self._infos[roles.logits])[:, -1].copy()
+        results = self._model.call_in_place(self._session, given | self._bound, self.length, wanted)
+        scores = from_ffi(results[self._output], self._infos[roles.logits])[:, -wanted:].copy()
         self.length = total
-        return logits if self.batch > 1 else logits[0]
+        return scores
 
     def _tensor(self, name: str, values: Array) -> Any:
         info = self._infos[name]

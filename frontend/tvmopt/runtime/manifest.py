@@ -20,9 +20,9 @@ from tvmopt.errors import ArtifactError
 from tvmopt.runtime.roles import Roles
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
 
-FORMAT = 5
-"""4: without decoders; 3: without open sizes; 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the
-pool of threads in the library."""
+FORMAT = 6
+"""5: decoders were not told how many scores to give; 4: without decoders; 3: without open sizes; 2: inputs had to lie
+at 64 bytes; 1: without the manifest's hash and the pool of threads in the library."""
 
 
 @dataclass(frozen=True)

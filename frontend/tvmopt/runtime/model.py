@@ -270,16 +270,17 @@ class Model:
         """A virtual machine that no other call uses."""
         return self._make_instance().session
 
-    def call_in_place(self, session: Session, given: Mapping[str, Any], past: int) -> Any:
+    def call_in_place(self, session: Session, given: Mapping[str, Any], past: int, scores: int) -> Any:
         """Call a decoder's code on tensors that are known to fit: the outputs as it returns them.
 
         Args:
             session: one that no other call uses.
             given: TVM's tensors by the name of the input, caches as buffers. past: how many of their rows are filled.
+            scores: of how many of the last tokens scores are wanted.
         """
         pool.use_threads(self._threads)
         try:
-            return session.main(*(given[name] for name in self._names), ffi().Shape([past]), *self._weights)
+            return session.main(*(given[name] for name in self._names), ffi().Shape([past, scores]), *self._weights)
         except Exception as error:
             if told := refusal(error, self.manifest.model):
                 raise told from None
@@ -370,8 +371,12 @@ class Model:
             stage[...] = value
         if self._caches:
             past = self._inputs[next(iter(self._caches))].shape[LENGTH_AXIS]
-            tensors.append(ffi().Shape([instance.sizes[str(past)]]))
+            tensors.append(ffi().Shape([instance.sizes[str(past)], self._tokens(values)]))
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
+
+    def _tokens(self, values: Sequence[Any]) -> int:
+        """How many tokens a call of a decoder has: of all of them scores are wanted."""
+        return int(np.shape(values[self._names.index(self.manifest.decoder.ids)])[1])
 
     def _bound(
         self, instance: _Instance, values: Sequence[Any]
