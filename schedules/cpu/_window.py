@@ -63,13 +63,15 @@ def _nanoseconds(pixels: int, channels: int, taps: int, machine: Machine) -> flo
 
 def open_pixels(problem: WindowProblem, machine: Machine) -> PixelTiles:
     """Tiles of a row of open length: what half the registers hold, up to eight pixels. Where a window reaches outside,
-    the rows of a task are copied with their border: where it lies in a row is known at run time only."""
+    the rows of a task are copied with their border, block of channels by block: where it lies in a row is known at run
+    time only."""
     each = _nanoseconds(1, problem.blocks * problem.vector, problem.k[0] * problem.k[1], machine)
     return PixelTiles(
         pixel_widths(tile_width(HIGHEST_OPEN, machine)),
         lambda tile: {"wt": tile.ow, "cv": 1, "rows": 1, "unroll": 0},
         bytes=machine.l2 // 4,
         threads_from=int(LOOPS * machine.thread_ns / each) + 1,
+        by_channels=problem.channels == problem.blocks * problem.vector,
     )
 
 

@@ -93,6 +93,7 @@ class PixelTiles:
         threads_from: pixels of the result from which the work is worth threads; up to 1: there is no form for one.
         parts: in how many parts threads share the tasks of a tile (panels of weights), each for all rows of a piece.
         height: rows of a tile; of widths whose last is more than 1, rows and columns of the result are never fewer.
+        by_channels: each task of a tile reads as many channels of the picture, in their order: it copies these.
     """
 
     widths: tuple[int, ...]
@@ -101,6 +102,7 @@ class PixelTiles:
     threads_from: int
     parts: int = 1
     height: int = 1
+    by_channels: bool = False
 
 
 def row_by_row(problem: Any, machine: Machine) -> RowTiles:

@@ -18,34 +18,12 @@ from tvmopt.errors import ScheduleError
 from tvmopt.scheduling.facts import itemsize
 from tvmopt.scheduling.family import PixelTiles
 from tvmopt.scheduling.open_borders import Copy
-from tvmopt.scheduling.open_loops import Names, moved, number, of_task, quotient, remainder
+from tvmopt.scheduling.open_loops import Names, Target, moved, number, of_task, quotient, remainder
 from tvmopt.scheduling.open_pictures import PICTURE, PIXEL, ROW, Pictures
 
 
-def in_pixels(
-    pictures: Pictures, tiles: PixelTiles, scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc], cores: int
-) -> tirx.PrimFunc:
-    """The scheduled function for pictures of any size.
-
-    Args:
-        scheduled: schedules the function for one row of a number of pixels.
-    """
-    build = _Tasks(pictures, tiles, scheduled, cores)
-    if cores > 1 and tiles.threads_from <= 1:
-        body = build.loop(tirx.ForKind.PARALLEL)
-    else:
-        body = build.loop(tirx.ForKind.SERIAL)
-    if cores > 1 and tiles.threads_from > 1:
-        parallel = build.loop(tirx.ForKind.PARALLEL)
-        count = build.size[PICTURE] * build.size[ROW] * build.size[PIXEL]
-        body = tirx.IfThenElse(count >= number(tiles.threads_from), parallel, body)
-    root = SBlock([], [], [], "root", body, None, build.buffers, [], {})
-    done = pictures.func.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
-    return done.with_attr("tirx.is_scheduled", True)
-
-
 @dataclass
-class _Tasks:
+class Tasks:
     """Puts the bodies together.
 
     Attributes:
@@ -89,11 +67,12 @@ class _Tasks:
         body: Any = self._row(task, picture, y, top, border)
         body = tirx.SeqStmt([*strip.statements, body]) if strip.statements else body
         body = tirx.For(row, number(0), last - first, tirx.ForKind.SERIAL, body)
+        body = self._rows(body, task, picture, top, end, border)
         begin, many = tirx.Cast("int32", begin), tirx.Cast("int32", stop - begin)
         step = tirx.Var("step", "int32")
         body = structural_map(body, (tirx.Var, lambda v: step + begin if v.same_as(task) else v))
         body = tirx.For(step, tirx.const(0, "int32"), many, tirx.ForKind.SERIAL, body)
-        fill = [] if border is None else [self._filled(border, picture, top, end)]
+        fill = self._filled(border, picture, top, end)
         block = SBlock([], [], [], "task", tirx.SeqStmt([*fill, body]) if fill else body, None,
                        [] if border is None else [border], [], {})  # fmt: skip
         body = tirx.SeqStmt([*inner.statements, SBlockRealize([], tirx.const(True, "bool"), block)])
@@ -102,16 +81,23 @@ class _Tasks:
     def _chunks(self, count: Any, rows: Any, cores: int, parts: int) -> Any:
         """Into how many pieces the rows of a picture are cut: none of them longer than `tiles.bytes` of bordered rows
         allow, and a multiple of the cores where these share nothing else."""
-        least = number(1)
-        if self.pictures.border is not None:
-            _, _, wide, deep = self.pictures.core.params[-1].ty.shape
-            row = wide * deep * (itemsize(self.pictures.core.params[-1]) * self.tiles.height)
-            room = tirx.max(quotient(self.tiles.bytes, row), number(1))
-            least = quotient(rows + room - 1, room)
+        least = self._least(rows)
         if parts == 1 and cores > 1:
             shared = quotient(least + (2 * cores - 1), cores) * cores
             least = tirx.Select(count >= number(4 * cores), least, shared)
         return tirx.max(tirx.min(least, rows), number(1))
+
+    def _least(self, rows: Any) -> Any:
+        """Into how many pieces the bytes of bordered rows cut the rows."""
+        if self.pictures.border is None:
+            return number(1)
+        room = tirx.max(quotient(self.tiles.bytes, self._row_bytes() * self.tiles.height), number(1))
+        return quotient(rows + room - 1, room)
+
+    def _row_bytes(self) -> Any:
+        """Bytes of a bordered row."""
+        whole = self.pictures.core.params[-1]
+        return whole.ty.shape[2] * whole.ty.shape[3] * itemsize(whole)
 
     def _static(self, pixels: int) -> tuple[tirx.PrimFunc, Any]:
         """The scheduled function for so many pixels, with buffers and variables of its own, and its loop over tasks."""
@@ -157,13 +143,25 @@ class _Tasks:
         for mine, original in zip(static.params, originals, strict=True):
             follows = self.pictures.places.get(original, {})
             if border is not None and original.same_as(self.pictures.core.params[-1]):
-                base = {ROW: y - first, PIXEL: x}
-                added = {k: base[f.axis] * f.stride for k, f in follows.items() if f.axis != PICTURE}
-                targets[mine] = (border, added)
+                targets[mine] = self._source(border, picture, y, x, first)
             else:
                 base = {PICTURE: picture, ROW: y, PIXEL: x}
                 targets[mine] = (original, {k: base[f.axis] * f.stride for k, f in follows.items()})
-        return of_task(moved(loop.body, targets), loop, task)
+        return of_task(moved(self._body(loop, static.params[-1], border), targets), loop, task)
+
+    def _body(self, loop: Any, bordered: Any, border: Any) -> Any:
+        """The body of a tile's loop over tasks, which reads `bordered`."""
+        return loop.body
+
+    def _source(self, border: Any, picture: Any, y: Any, x: Any, first: Any) -> Target:
+        """Where a tile reads the bordered picture."""
+        base = {ROW: y - first, PIXEL: x}
+        follows = self.pictures.places[self.pictures.core.params[-1]]
+        return border, {k: base[f.axis] * f.stride for k, f in follows.items() if f.axis != PICTURE}
+
+    def _rows(self, body: Any, task: Any, picture: Any, first: Any, last: Any, border: Any) -> Any:
+        """The loop over the rows of a piece, for one task of a tile."""
+        return body
 
     # -- the border ----------------------------------------------------------------------------------------------------
 
@@ -181,9 +179,12 @@ class _Tasks:
         follows = self.pictures.places[self.pictures.core.params[-1]][ROW]
         return (count - 1) * follows.stride + (follows.reach + 1)
 
-    def _filled(self, buffer: Any, picture: Any, first: Any, last: Any) -> Any:
-        """Rows of the picture with their border, copied into `buffer`."""
+    def _filled(self, buffer: Any, picture: Any, first: Any, last: Any) -> list[Any]:
+        """Rows of the picture with their border, copied into `buffer`: what a task begins with."""
+        if buffer is None:
+            return []
         copy = Copy(self.pictures.border, buffer, picture)
         stride = self.pictures.places[self.pictures.core.params[-1]][ROW].stride
         row = tirx.Var("row", "int64")
-        return tirx.For(row, number(0), self._rows_of(last - first), tirx.ForKind.SERIAL, copy.row(row, first * stride))
+        rows = self._rows_of(last - first)
+        return [tirx.For(row, number(0), rows, tirx.ForKind.SERIAL, copy.row(row, first * stride))]

@@ -1,5 +1,7 @@
 """Kernels over pictures of open height and width: right at every size, and nothing read or written outside."""
 
+import re
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -239,3 +241,12 @@ def test_pictures_that_may_be_smaller_than_a_square_are_convolved_directly():
     w, b = random(16, 3, 3, 16), random(16)
     module = least(open_module(layer(w, b, strides=1, padding=1), [(1, "h", "w", 16)]), h=64, w=1)
     assert list(Open(module).how.values()) == [("conv2d", "")]
+
+
+def test_a_block_of_channels_is_copied_with_its_border_alone():
+    """Pieces with all channels were two rows of 160 x 192 numbers, of which a 5x5 window copied each three times."""
+    build = layer(random(96, 5, 5, 1), random(96), padding=2, groups=96)
+    model = Open(open_module(build, [("n", "h", "w", 96)]))
+    (kernel,) = (f for g, f in model.module.functions_items() if g.name_hint in model.how)
+    copies = re.findall(r"border = T\.sblock_alloc_buffer\(\((.*), T\.int64\((\d+)\)\)\)", kernel.script())
+    assert {int(channels) for _, channels in copies} == {16}
