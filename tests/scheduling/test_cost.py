@@ -1,9 +1,14 @@
 """FLOPs and bytes of kernels, on programs small enough to count by hand."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+from tvm import tirx
 from tvm.script import tirx as T
 
+from tvmopt.lowering.loops import INDEX, const_index, everything, load, loop, nest, new_buffer, prim_func, seq, store
 from tvmopt.scheduling.cost import kernel_cost
 
 # fmt: off
@@ -87,3 +92,22 @@ def test_winograd_executes_less_than_the_convolution_it_computes(tile, products_
     direct = 2 * 56 * 56 * 64 * 9 * 64
     products = 2 * products_a_tile * (56 // tile) ** 2 * 64 * 64
     assert products < executed < 1.25 * products < direct
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(3, 3 * 2), (8, 8 * 2), (9, 9), (20, 20)])
+def test_loops_and_branches_that_numbers_decide(rows: int, wanted: int) -> None:
+    """Blocks of 8 rows, the last one lower; up to 8 rows another branch does twice the work."""
+    x, var = new_buffer("x", rows), const_index
+
+    def add(n: int, first: Any) -> Callable[[Any], Any]:
+        return lambda i: seq([store(x, load(x, first + i) + tirx.const(1.0, "float32"), first + i)] * n)
+
+    def block(b: Any) -> Any:
+        left = tirx.Sub(var(rows), b * 8)
+        return loop(tirx.Min(var(8), left), add(1, b * 8), "i")
+
+    few, many = loop(rows, add(2, var(0)), "i"), loop(tirx.floordiv(var(rows) + 7, var(8)), block, "b")
+    either = tirx.IfThenElse(tirx.LE(var(rows), var(8)), few, many)
+    one = tirx.Var("v", INDEX)
+    body = nest("block", [(one, 1)], ("b",), [everything(x)], [everything(x)], either, [], {})
+    assert kernel_cost(prim_func([x], body, 0)).flops == wanted

@@ -12,12 +12,18 @@ from math import prod
 from typing import Any
 
 from tvm import tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map, structural_walk
 
 from tvmopt.scheduling.blocks import blocks_of, extents
 from tvmopt.scheduling.facts import negates
 
 Fixed = dict[str, tuple[int | None, int]]
 """Of a block's iteration variables: the value that a condition has fixed, and how many values are left."""
+
+
+MOST_TRIPS = 64
+"""Trips of a loop that are looked at one by one, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,7 @@ def _operations(node: Any, variables: Fixed) -> float:
     """Floating-point operations in one execution of a statement or expression."""
     kind = type(node).__name__
     if kind == "For":
-        extent = int(node.extent) if isinstance(node.extent, tirx.IntImm) else 1
-        return extent * _operations(node.body, variables)
+        return _repeated(node, variables)
     if kind in ("Select", "IfThenElse"):
         return _either(node, kind, variables)
     if kind == "Call" and getattr(node.op, "name", "") == "tvmopt.dot2":
@@ -82,12 +87,49 @@ def _operations(node: Any, variables: Fixed) -> float:
     return count + sum(_operations(child, variables) for child in _children(node, kind))
 
 
+def _repeated(node: Any, variables: Fixed) -> float:
+    """A loop: once for each value of its variable where that decides about loops and branches inside."""
+    extent = _number(node.extent)
+    if extent is None:
+        return _operations(node.body, variables)
+    if extent > MOST_TRIPS or not _decides(node.loop_var, node.body):
+        return extent * _operations(node.body, variables)
+    total = 0.0
+    for trip in range(extent):
+        value = tirx.const(trip, str(node.loop_var.ty.dtype))
+        known = structural_map(node.body, (tirx.Var, lambda v, value=value: value if v.same_as(node.loop_var) else v))
+        total += _operations(known, variables)
+    return total
+
+
+def _number(extent: Any) -> int | None:
+    """The value of an expression of numbers; None if a variable is in it."""
+    found = Analyzer().simplify(extent)
+    return int(found) if isinstance(found, tirx.IntImm) else None
+
+
+def _decides(var: Any, body: Any) -> bool:
+    """Whether a variable stands in the extent of a loop, or in the condition of a branch."""
+    found: list[bool] = []
+
+    def look(expr: Any) -> None:
+        structural_walk(expr, ((tirx.Var, lambda v: found.append(bool(v.same_as(var)))),))
+
+    structural_walk(
+        body, ((tirx.For, lambda node: look(node.extent)), (tirx.IfThenElse, lambda node: look(node.condition)))
+    )
+    return any(found)
+
+
 def _either(node: Any, kind: str, variables: Fixed) -> float:
     """A select or a branch: weighted by how many iterations take each side, where the condition tells."""
     yes = node.true_value if kind == "Select" else node.then_case
     no = node.false_value if kind == "Select" else node.else_case
     test = node.condition
     sides = _operations(test, variables)
+    if kind == "IfThenElse" and (taken := _number(test)) is not None:
+        side = yes if taken else no
+        return sides + (_operations(side, variables) if side is not None else 0.0)
     name = str(getattr(getattr(test, "a", None), "name", ""))
     if type(test).__name__ == "EQ" and name in variables and isinstance(test.b, tirx.IntImm):
         fixed, left = variables[name]

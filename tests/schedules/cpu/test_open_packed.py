@@ -67,6 +67,15 @@ def test_many_rows_of_a_column_in_pieces(bits: int, k: int, n: int, group: int, 
     np.testing.assert_allclose(got[8][fine], wanted[8][fine], rtol=1e-4, atol=1e33)
 
 
+@pytest.mark.parametrize(("rows", "most"), [(1, 1.6), (8, 1.2), (128, 1.05), (400, 1.05)])
+def test_what_a_call_executes_is_counted(rows: int, most: float) -> None:
+    """Multiply-adds, and what decodes: each weight once above 8 rows and up to 192."""
+    packing = Packing(256, 64, 4, 32)
+    kernels = compiled(packing, False, np.random.default_rng(0), "cpu", f"1..500@{rows}")[0].manifest.report["kernels"]
+    (flops,) = (kernel["flops"] for kernel in kernels if kernel["family"] == "packed")
+    assert 1 <= flops / (2 * rows * 256 * 64) <= most
+
+
 def compiled(
     packing: Packing, zeros: bool, generator: Any, target: str, rows: str, batch: bool = False
 ) -> tuple[Model, Any, int]:
