@@ -55,3 +55,13 @@ def test_a_size_that_is_computed_with_is_handed_over():
     for n, h in [(1, 1), (2, 7), (3, 16)]:
         x = np.random.default_rng(h).standard_normal((n, h, 8)).astype("float32")
         np.testing.assert_allclose(model(x)[0], x[:, ::2].mean(1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_kernel_that_tvm_cannot_tell_from_a_reshape_is_compiled():
+    """TVM's analysis raised an InternalError: the padding factor (w - 2)*2 is not divisible by w - 2."""
+    w = np.random.default_rng(0).standard_normal((33, 1, 1, 3)).astype("float32")
+    model = Open(open_module(lambda bb, x: op.nn.conv2d(x, relax.const(w), groups=33), [(1, 33, 2, "w")]))
+    for wide in (3, 7, 9, 17, 33):
+        x = np.random.default_rng(wide).standard_normal((1, 33, 2, wide)).astype("float32")
+        expected = sum(x[..., k : k + wide - 2] * w[:, 0, 0, k][:, None, None] for k in range(3))
+        np.testing.assert_allclose(model(x)[0], expected, rtol=1e-5, atol=1e-5)
