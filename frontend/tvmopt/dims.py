@@ -361,8 +361,8 @@ class Range:
     def of(cls, text: str) -> Range | None:
         """The range that a user wrote; None for ``?``, any size.
 
-        >>> Range.of("1..512@128"), Range.of("16"), Range.of("?")
-        (Range(min=1, max=512, opt=128), Range(min=16, max=16, opt=16), None)
+        >>> [str(Range.of(text)) for text in ("1..512@128", "16", "..512", "?")]
+        ['1..512@128', '16', '1..512', 'None']
         >>> Range.of("..512").at_most
         True
 

@@ -321,7 +321,7 @@ def steps(
     """Integers, booleans, quantised values, strings: exact but for what rounding moves.
 
     Args:
-        free: where a difference of one step is no error.
+        free: how many steps of difference are no error.
     """
     wrong = np.asarray(exact != found)
     if exact.dtype.kind in "OUS":

@@ -3,12 +3,14 @@
     x -> QuantizeLinear -> q -> DequantizeLinear -> y        q: integers;  y: the same on a grid of `scale`
 
 An engine's x is off by its rounding, so that an x within that of the edge between two steps may become either.
-Everywhere else q is exact, and y is the grid point of q.
+Everywhere else q is exact, and y is the grid point of q. Where a kernel quantises twice, with a Relu or a residual
+between for instance, nobody sees the first q: where that may be off by a step, the second one may be off by what the
+step makes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,10 @@ OFF = 0.02
 """How far from its grid a dequantised value may be, in steps: float32 has more than enough digits for 255 of them."""
 
 
+STEPWISE = frozenset({"Add", "Clip", "Identity", "Max", "Min", "Relu", "Sub"})
+"""Operators, element by element, whose result is off by no more than their inputs together are."""
+
+
 @dataclass
 class Grids:
     """The quantised tensors of a model, and where their inputs are near an edge.
@@ -29,13 +35,16 @@ class Grids:
     Attributes:
         scales: of a tensor of integers or of grid points, in a shape that broadcasts to it once its rank is known.
         source: of a tensor of grid points, the integers that it was made from.
+        makers: of grid points their integers, of what :data:`STEPWISE` operators make their inputs.
     """
 
     inputs: Mapping[str, Sequence[str]]
     scales: Mapping[str, tuple[Array, int]]
     source: Mapping[str, str]
     limits: Limits
+    makers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _free: dict[str, Array] = field(default_factory=dict)
+    _off: dict[str, Array] = field(default_factory=dict)  # by how much a tensor may be, where it may
 
     @classmethod
     def of(cls, model: Any, limits: Limits) -> Grids:
@@ -46,7 +55,10 @@ class Grids:
         inputs: dict[str, list[str]] = {}
         scales: dict[str, tuple[Array, int]] = {}
         source: dict[str, str] = {}
+        makers: dict[str, Sequence[str]] = {}
         for node in model.graph.node:
+            if node.op_type in STEPWISE and any(name in makers for name in node.input):
+                makers[node.output[0]] = tuple(node.input)
             blocks = any(a.name == "block_size" and a.i for a in node.attribute)
             if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or node.input[1] not in constants or blocks:
                 continue
@@ -58,10 +70,20 @@ class Grids:
             elif node.input[0] in scales:
                 scales[node.output[0]] = scale, axis
                 source[node.output[0]] = node.input[0]
-        return cls(inputs, scales, source, limits)
+                makers[node.output[0]] = (node.input[0],)
+        return cls(inputs, scales, source, limits, makers)
 
-    def see(self, name: str, array: Array) -> None:
-        """Note where the input of a quantisation is near an edge."""
+    def see(self, name: str, array: Array, known: Collection[str] = ()) -> None:
+        """Note where the input of a quantisation is near an edge, or is made from integers that were.
+
+        Args:
+            known: tensors whose values are the compiled model's: those are not off.
+        """
+        off = [self._off[n] for n in self.makers.get(name, ()) if n in self._off and n not in known]
+        if off:
+            self._off[name] = np.broadcast_to(sum(off[1:], off[0]), array.shape)
+            if name in self.source:
+                self._off[name] = self._off[name] * along(self.scales[name][0], array, self.scales[name][1])
         for quantised in self.inputs.get(name, ()):
             scale = along(self.scales[quantised][0], array, self.scales[quantised][1])
             finite = np.isfinite(array)
@@ -70,7 +92,12 @@ class Grids:
             with np.errstate(all="ignore"):
                 place = array / scale
                 width = (self.limits.rms * rms + 2.0**-22 * np.abs(array)) / scale
-                self._free[quantised] = np.abs(place - np.floor(place) - 0.5) <= width
+                free = (np.abs(place - np.floor(place) - 0.5) <= width).astype(np.float64)
+            if name in self._off and name not in known:
+                free = np.maximum(free, np.ceil(self._off[name] / scale))
+            self._free[quantised] = free
+            if free.any():
+                self._off[quantised] = free
 
     def __contains__(self, name: str) -> bool:
         return name in self.scales

@@ -123,7 +123,7 @@ class Walk:
         if name in self.inside:
             self.products[name] = value.array
         replaced = self._agreed(name, value)
-        self.grids.see(name, value.array if replaced is None else replaced.array)
+        self.grids.see(name, value.array if replaced is None else replaced.array, self.taken)
         return replaced
 
     def begin(self, feeds: Mapping[str, Array]) -> None:
