@@ -171,6 +171,21 @@ def test_softmax_from_its_pieces_and_three_axes():
     fuse(build(QKV, body), PLAIN)
 
 
+@pytest.mark.parametrize("how", ["added", "chosen"])
+@pytest.mark.parametrize("dims", [(S, S), (1, S, S), (B, 1, S), (S,)])
+def test_a_mask_that_is_broadcast_over_three_axes(dims, how):
+    def body(bb, q, k, v, m):
+        s = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 2, 1]))))
+        keep = bb.emit(op.greater(m, c(F(0.5)))) if how == "chosen" else None
+        s = bb.emit(op.add(s, m) if keep is None else op.where(keep, s, c(F(-1e4))))
+        return bb.emit(op.matmul(bb.emit(nn.softmax(s)), v))
+
+    inputs = {"q": (B, S, H), "k": (B, S, H), "v": (B, S, H), "m": dims}
+    mask = np.random.default_rng(0).uniform(size=dims).astype(F)
+    fused = "nn.attention_bias" if how == "added" else "tvmopt.masked_attention"
+    fuse(build(inputs, body), {"nn.softmax": 0, "matmul": 0, fused: 1}, m=mask)
+
+
 def test_grouped_queries_repeat_keys_and_values():
     def body(bb, q, k, v):
         def repeat(t):

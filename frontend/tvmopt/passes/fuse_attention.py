@@ -272,7 +272,7 @@ def _mask(graph: Graph, scores: Scores, dims: tuple[Size, ...], var: Var) -> tup
     have = sizes(total) or ()
     wanted = dims if len(dims) == 3 else (*have[:3], dims[3])
     if have != wanted:  # R.nn.attention broadcasts the first three axes only
-        total = relax.op.broadcast_to(total, shape_to_tvm(wanted))
+        total = graph.emit(relax.op.broadcast_to(total, shape_to_tvm(wanted)), name_of(var))
     return total, causal
 
 
