@@ -7,6 +7,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import tvmopt
+from tvmopt.errors import UnsupportedOp
 
 node, value = helper.make_node, helper.make_tensor_value_info
 TYPES = {"float64": (11, 1e-12), "float16": (10, 4e-3), "float32": (1, 2e-5)}
@@ -66,3 +67,53 @@ def test_norms_of_every_type(operator: str, dtype: str) -> None:
         tolerance = TYPES[dtype][1] * (1000 if offset and dtype != "float16" else 1)  # the mean's own last digit
         assert found.dtype == x.dtype
         assert np.abs(found - want).max() < tolerance * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    ("operator", "opened", "dtype"),
+    [
+        ("InstanceNormalization", (1,), "float32"),
+        ("InstanceNormalization", (2, 3), "float16"),
+        ("LayerNormalization", (0, 1, 2, 3), "float32"),
+        ("GroupNormalization", (2, 3), "float32"),
+        ("GroupNormalization", (2, 3), "float64"),
+    ],
+)
+def test_norms_of_open_sizes_far_from_zero(operator: str, opened: tuple[int, ...], dtype: str) -> None:
+    """The one-pass variance, E[x^2] - E[x]^2, is NaN or noise here: the mean is 400 times the spread."""
+    x = np.random.default_rng(1).standard_normal((3, 6, 5, 7))
+    names = [f"s{a}" if a in opened else n for a, n in enumerate(x.shape)]
+    own = [names[3] if operator == "LayerNormalization" else names[1]]
+    eps = float(np.float32(1e-3))
+    attrs = {"num_groups": 3} if operator == "GroupNormalization" else {}
+    kind = TYPES[dtype][0]
+    graph = helper.make_graph(
+        [node(operator, ["x", "g", "b"], ["y"], epsilon=eps, **attrs)], "g",
+        [value("x", kind, names), value("g", kind, own), value("b", kind, own)], [value("y", kind, names)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    run = tvmopt.compile(model, verify=False, records=False).model.run
+    for shape in (x.shape, tuple(1 if a in opened else n for a, n in enumerate(x.shape))):
+        x = (np.random.default_rng(1).standard_normal(shape) * 4 + 1600).astype(dtype)
+        wide = x.astype("float64")
+        channels = shape[3 if operator == "LayerNormalization" else 1]
+        gamma, beta = np.random.default_rng(2).standard_normal((2, channels)).astype(dtype)
+        if operator == "LayerNormalization":
+            want = normalised(wide, (3,), eps) * gamma + beta
+        else:
+            rows = wide.reshape(shape[0], attrs.get("num_groups", shape[1]), -1)
+            want = normalised(rows, (2,), eps).reshape(shape) * gamma[:, None, None] + beta[:, None, None]
+        found = run({"x": x, "g": gamma, "b": beta})["y"]
+        tolerance = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3}[dtype]
+        assert found.dtype == x.dtype
+        assert np.abs(found - want).max() <= tolerance * max(1.0, np.abs(want).max())
+
+
+def test_a_group_norm_of_an_open_number_of_channels_is_refused_by_name() -> None:
+    graph = helper.make_graph(
+        [node("GroupNormalization", ["x", "g", "b"], ["y"], num_groups=3)], "g",
+        [value("x", 1, [2, "c", 5]), value("g", 1, ["c"]), value("b", 1, ["c"])], [value("y", 1, [2, "c", 5])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.raises(UnsupportedOp, match=r"(?s)GroupNormalization.*channels.*bind the size"):
+        tvmopt.compile(model, verify=False, records=False)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmopt.dims import OpenSize
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
@@ -132,6 +133,8 @@ def group_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     x, scale, bias = inputs[0], inputs[1], inputs[2]
     shape, dtype = shape_of(x), dtype_of(x)
     groups, channels = attrs["num_groups"], shape[1]
+    if not isinstance(channels, int):
+        raise OpenSize("the number of channels, which groups divide, is open")
     if shape_of(scale) != (channels,):
         scale, bias = (b.emit(relax.op.repeat(v, channels // groups, 0)) for v in (scale, bias))
     y = relax.op.nn.group_norm(
