@@ -160,3 +160,16 @@ def test_a_convolution_of_no_channels_is_its_bias(bias: bool) -> None:
     made = one_node("Conv", (1, 0, 5, 5), weights, {"pads": [1, 1, 1, 1]})
     (got,) = run_relax(import_model(made), {"x": np.zeros((1, 0, 5, 5), "float32")})
     np.testing.assert_array_equal(got, np.broadcast_to(np.arange(4.0)[:, None, None] * bias, (1, 4, 5, 5)))
+
+
+@pytest.mark.parametrize(("op", "since"), [("Mod", 10), ("BitShift", 11), ("BitwiseAnd", 18)])
+def test_an_operator_younger_than_the_opset_takes_its_own_types_only(op: str, since: int) -> None:
+    """Booleans reached the compiler, which ended in an error of TVM's or took the process with it."""
+    for opset in (7, since):
+        graph = helper.make_graph(
+            [helper.make_node(op, ["x", "y"], ["z"], **({"direction": "LEFT"} if op == "BitShift" else {}))], "g",
+            [value("x", (2,), TensorProto.BOOL), value("y", (2,), TensorProto.BOOL)],
+            [value("z", (2,), TensorProto.BOOL)],
+        )  # fmt: skip
+        with pytest.raises(ModelError, match=f"(?s){op} does not fit its inputs.*cannot be bool"):
+            import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]))
