@@ -5,8 +5,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.passes.helpers import build
 from tvmopt.passes import CancelCasts, CancelReshapes, EliminateIdentities
@@ -87,3 +88,21 @@ def test_constants_are_not_held() -> None:
         assert graph.array(func.body.blocks[0].bindings[0].value.args[1]) is not None
         keep(graph)
         assert not graph._arrays
+
+
+def test_what_names_sizes_found_at_run_time_stays() -> None:
+    """A binding of a shape has no reader, but tensors behind it have its sizes."""
+    count = tirx.Var("count", "int64")
+    bb = relax.BlockBuilder()
+    x, sizes = relax.Var("x", relax.TensorType((8,), "float32")), relax.Var("sizes", relax.TensorType((1,), "int64"))
+    with bb.function("main", [x, sizes]):
+        with bb.dataflow():
+            shape = bb.emit(op.tensor_to_shape(sizes))
+            bb.match_cast(shape, relax.ShapeType([count]))
+            made = bb.emit(op.zeros(relax.ShapeExpr([count]), "float32"))
+            same = bb.emit(op.astype(made, "float32"))
+            out = bb.emit_output(op.negative(same))
+        bb.emit_func_output(out)
+    module = EliminateIdentities()(CancelCasts()(bb.get()))
+    assert "astype" not in module.script() and "match_cast" in module.script()
+    tvm.compile(module, "llvm")

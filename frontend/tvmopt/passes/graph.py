@@ -269,7 +269,7 @@ class Graph:
             blocks.append((self._dataflow, self._out))
         if not self.changed:
             return self.func
-        kept = [(flow, [b for b in out if not flow or self.uses(b.var)]) for flow, out in blocks]
+        kept = [(flow, [b for b in out if not flow or self.uses(b.var) or names_sizes(b)]) for flow, out in blocks]
         body = relax.SeqExpr(
             [relax.DataflowBlock(out) if flow else relax.BindingBlock(out) for flow, out in kept if out],
             self.func.body.body,
@@ -284,7 +284,7 @@ class Graph:
 
     def _visit(self, binding: Any, var: Var, old: Expr, rule: Callable[[Var, Expr], Expr | None]) -> None:
         value = self.defs[var]
-        if self._dataflow and not self.uses(var):
+        if self._dataflow and not self.uses(var) and not names_sizes(binding):
             self.changed = True
             self._drop(var, value)
         elif not isinstance(binding, relax.VarBinding):
@@ -380,6 +380,11 @@ def variables(value: Expr) -> Iterator[Var]:
         yield from variables(value.tuple_value)
     elif isinstance(value, relax.If | relax.SeqExpr | relax.Function):
         yield from relax.analysis.free_vars(value)
+
+
+def names_sizes(binding: Any) -> bool:
+    """Whether a binding names sizes found at run time, ``match_cast(x, R.Shape([n]))``: nobody reads its variable."""
+    return isinstance(binding, relax.MatchCast) and isinstance(binding.ty, relax.ShapeType)
 
 
 def substitute(value: Expr, alias: dict[Var, Expr]) -> Expr:
