@@ -119,9 +119,11 @@ def compile(
             rounding explains.
         output: write the artifact there.
         threads: threads to compile for; default: the target's cores.
-        exact: only algorithms that round as the operators' definitions do (no Winograd convolution).
+        exact: only algorithms that round as the operators' definitions do (no Winograd convolution, no rows
+            rounded to 8 bits).
         int8: "auto": the products of a quantised model are integer products where this machine multiplies bytes faster
             than floats; "all": wherever there is such a kernel; "off": nowhere, the model is evaluated in floats.
+            So are those of MatMulNBits where the file allows rows of 8 bits (`accuracy_level` 4).
         strip_weights: write the artifact without its weights (`refit` puts weights in).
         records: use what tuning recorded for exactly this target: the user's store, then what ships here.
         cuda_graph: on a GPU, capture runs of kernels once as CUDA graphs and replay them.

@@ -251,6 +251,8 @@ def graph_passes(
         P.MarkCaches(log),  # before passes that would move a transpose through the concatenation
         *quantization_passes(machine, log, int8),  # before FoldConstant, which would make floats of quantised weights
         P.UnrollRecurrence(log, lambda call: why_unrolled(call, machine)),  # its steps are operators like any
+        # before UnpackWeights, which makes floats of weights without a kernel
+        P.RoundActivations(log, lambda call: why_unrolled(call, machine), _why_exact(machine, exact, int8)),
         P.UnpackWeights(log, lambda call: why_unrolled(call, machine)),  # likewise: a product like any
         P.FoldConstant(log),  # before what looks for constant weights
         P.CancelCasts(log),
@@ -321,6 +323,15 @@ def byte_passes(machine: Machine, log: DecisionLog, int8: str) -> list[Any]:
 def keeps_bytes(machine: Machine, int8: str) -> bool:
     """Whether a quantised graph stays in integers."""
     return machine.kind == "llvm" and (int8 == "all" or (int8 == "auto" and multiplies_bytes(machine)))
+
+
+def _why_exact(machine: Machine, exact: bool, int8: str) -> str:
+    """Why rows are not rounded to 8 bits where a file allows it; empty where they are."""
+    if exact:
+        return "only what rounds as the operators' definitions do is asked for"
+    if int8 == "off":
+        return "no products of bytes are asked for"
+    return "" if keeps_bytes(machine, int8) else "this machine multiplies floats faster than bytes"
 
 
 def precision_passes(machine: Machine, log: DecisionLog, precision: str, exact: bool) -> list[Any]:

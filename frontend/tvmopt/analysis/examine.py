@@ -22,6 +22,7 @@ from tvmopt.analysis.judge import Judge, Tolerance
 from tvmopt.analysis.kernels import Found, Written, check_kernels
 from tvmopt.analysis.observe import Seen, observe
 from tvmopt.analysis.oracle.values import Unsupported, is_real
+from tvmopt.analysis.rounds import mark, rounded_by
 from tvmopt.toolchain.emulation import EmulatedModel
 
 AMPLIFIED = 16.0
@@ -83,6 +84,8 @@ class Examiner:
         prepared: the same as the importer prepares it, whose nodes the kernels name.
         rtol, atol: the user's, in place of what follows from rounding.
         judge: one of `prepared` with these tolerances, where there is one.
+
+    The nodes of `prepared` whose rows the artifact rounds to 8 bits are marked (:mod:`tvmopt.analysis.rounds`).
     """
 
     def __init__(
@@ -91,6 +94,9 @@ class Examiner:
     ) -> None:  # fmt: skip
         self.model, self.path, self.prepared = model, path, prepared
         self.precision = model.manifest.precision
+        self.rounded = rounded_by(model.manifest.report)
+        if mark(prepared, self.rounded):
+            judge = None  # it may have seen other marks
         self.judge = judge or Judge(prepared, self.precision, rtol, atol)
         # kernels of open sizes name the nodes of another graph than the prepared one, which is static
         self.observed = model.manifest.kind == "llvm" and not model.symbols
@@ -155,6 +161,7 @@ class Examiner:
         if not examined.ok or run.peer is None or not self.path or self._apart <= FAR:
             return examined
         judge = Judge(self.path, self.precision, self.judge.rtol, self.judge.atol)
+        mark(judge.model, self.rounded)
         try:
             compared = judge(judge.truth(run.feeds), run.outputs, run.peer)
         except Unsupported:

@@ -18,6 +18,7 @@ from tvmopt.analysis.judge import Judge, Truth
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.peaks import Peaks, measure_peaks
+from tvmopt.analysis.rounds import mark, may_round
 from tvmopt.analysis.samples import trial_inputs
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
@@ -170,15 +171,21 @@ class Subject:
     def judge(self, settings: Settings) -> Callable[..., Comparison]:
         """What says of every engine's outputs whether they are right: the oracle, asked once for all engines."""
         precision = "fp32" if settings.precision == "int8" else settings.precision
-        judge = Judge(self.onnx, precision, settings.tolerance)
-        kept: list[Truth] = []
+        judges = [Judge(self.onnx, precision, settings.tolerance)]
+        if any(map(may_round, judges[0].model.graph.node)):  # an engine may round the rows of these to 8 bits, or not
+            judges.append(Judge(self.onnx, precision, settings.tolerance))
+            mark(judges[1].model)
+        kept: dict[int, Truth] = {}
 
         def judged(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Comparison:
-            try:
-                kept.extend([] if kept else [judge.truth(self.feeds)])
-            except Unsupported:
-                return judge.without_oracle(outputs, reference)
-            return judge(kept[0], outputs, reference)
+            for number, judge in enumerate(judges):
+                try:
+                    truth = kept.get(number) or kept.setdefault(number, judge.truth(self.feeds))
+                except Unsupported:
+                    return judge.without_oracle(outputs, reference)
+                if (found := judge(truth, outputs, reference)).ok:
+                    break
+            return found
 
         return judged
 

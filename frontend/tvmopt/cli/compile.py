@@ -100,13 +100,16 @@ def command(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")] = None,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Only algorithms that round as the operators' definitions do: no Winograd."),
+        typer.Option(
+            "--exact", help="Only what rounds as the operators' definitions do: no Winograd, no rows of 8 bits."
+        ),
     ] = False,
     int8: Annotated[
         str,
         typer.Option(
             metavar="auto|all|off",
-            help="Products of a quantised model in integers: where it pays, wherever possible, or nowhere.",
+            help="Products of a quantised model, or of MatMulNBits with accuracy_level 4, in integers: where it "
+            "pays, wherever possible, or nowhere.",
         ),
     ] = "auto",
     strip_weights: Annotated[

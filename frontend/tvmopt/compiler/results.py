@@ -95,6 +95,7 @@ def make_report(
         warnings=(
             *warnings,
             *precision_notes(request.precision, lowered.log),
+            *rounding_notes(lowered.log),
             *range_notes(imported),
             *(f"the extension {e} took part" for e in extensions()),
         ),
@@ -152,6 +153,18 @@ def precision_notes(precision: str, decisions: Iterable[Decision]) -> tuple[str,
         return ()
     why = f" ({'; '.join(sorted(set(left)))})" if left else ""
     return (f"asked for {precision}; in it: {done} operators, in fp32: {len(left)}{why}",)
+
+
+def rounding_notes(decisions: Iterable[Decision]) -> tuple[str, ...]:
+    """That rows are rounded to 8 bits, in one line for the report; nothing where none are.
+
+    >>> rounding_notes([Decision("tvmopt.RoundActivations", "applied", "fc")])
+    ('1 product rounds its rows to 8 bits, as the model allows (accuracy_level 4); --int8 off keeps them',)
+    """
+    count = sum(d.stage == "tvmopt.RoundActivations" and d.verdict == "applied" for d in decisions)
+    who = f"{count} products round their" if count > 1 else "1 product rounds its"
+    told = f"{who} rows to 8 bits, as the model allows (accuracy_level 4); --int8 off keeps them"
+    return (told,) if count else ()
 
 
 def structure_hash(module: Any, target: Any) -> str:

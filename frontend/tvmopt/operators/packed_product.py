@@ -8,6 +8,11 @@
     zeros   [N, G] float32; 2^(bits-1) if left out
     w[k, n] (code[n, k] - zeros[n, k // group]) * scales[n, k // group]
 
+Where a file allows it (`level` 4 of MatMulNBits), a machine may round the numbers of a row to 8 bits, each group with a
+step of its own (:func:`tvmopt.operators.codes.round_groups`). The operator that does is another one::
+
+    y = tvmopt.rounded_product(x, codes, scales[, zeros])         y[..., n] = sum_k rounded(x)[..., k] * w[k, n]
+
 As one operator the codes reach the family that multiplies by them as they are. Where no family takes a call, the matrix
 is unpacked to float32 when the model is compiled (:mod:`tvmopt.passes.unpack_weights`).
 """
@@ -25,7 +30,9 @@ from tvm import relax
 from tvmopt.operators.codes import Array, unpack
 from tvmopt.operators.register import legalize_by, register
 
-OP = "tvmopt.packed_product"
+OP, ROUNDED = "tvmopt.packed_product", "tvmopt.rounded_product"
+ROUNDS = 4
+"""The `accuracy_level` of MatMulNBits that allows activations of 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +50,34 @@ class Packing:
         return -(-self.k // self.group)
 
 
-def packed_product(x: Any, packing: Packing, codes: Any, scales: Any, zeros: Any = None) -> Any:
-    """The call."""
+def packed_product(
+    x: Any, packing: Packing, codes: Any, scales: Any, zeros: Any = None, level: int = 0, op: str = OP
+) -> Any:
+    """The call.
+
+    Args:
+        level: 4 where the numbers of `x` may be rounded to 8 bits. op: :data:`OP`, or :data:`ROUNDED`, which rounds.
+    """
     _register()
     fields = {name: int(value) for name, value in vars(packing).items()}
     args = [x, codes, scales, *([] if zeros is None else [zeros])]
-    return relax.Call(tvm.ir.Op.get(OP), args, tvm.ir.make_node("ir.DictAttrs", **fields))
+    return relax.Call(tvm.ir.Op.get(op), args, tvm.ir.make_node("ir.DictAttrs", level=int(level), **fields))
+
+
+def rounded(call: Any) -> Any:
+    """The same product of `x` rounded to 8 bits."""
+    x, codes, scales, *zeros = call.args
+    return packed_product(x, packing_of(call), codes, scales, zeros[0] if zeros else None, level=ROUNDS, op=ROUNDED)
 
 
 def packing_of(call: Any) -> Packing:
-    """How the matrix of a call of :data:`OP` is packed."""
+    """How the matrix of a call of :data:`OP` or :data:`ROUNDED` is packed."""
     return Packing(*(int(call.attrs[name]) for name in ("k", "n", "bits", "group")))
+
+
+def may_round(call: Any) -> bool:
+    """Whether the file allows that the numbers of `x` are rounded to 8 bits."""
+    return int(call.attrs["level"]) == ROUNDS
 
 
 def matrix(packing: Packing, codes: Array, scales: Array, zeros: Array | None) -> Array:
@@ -80,5 +104,6 @@ def _type(call: Any, _bb: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _register() -> None:
-    register(OP, _type, __name__)
-    legalize_by(OP, unpacked)
+    for op in (OP, ROUNDED):
+        register(op, _type, __name__)
+        legalize_by(op, unpacked)

@@ -36,6 +36,7 @@ from tvmopt.passes.mark_caches import MarkCaches
 from tvmopt.passes.propagate_quantization import PropagateQuantization
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
+from tvmopt.passes.round_activations import RoundActivations
 from tvmopt.passes.split_matmul import SplitMatmul
 from tvmopt.passes.split_open_sums import SplitOpenSums
 from tvmopt.passes.turn_columns import TurnColumns
@@ -79,6 +80,7 @@ __all__ = [
     "PropagateQuantization",
     "PropagateReshapes",
     "PropagateTransposes",
+    "RoundActivations",
     "SplitMatmul",
     "SplitOpenSums",
     "TurnColumns",

@@ -10,11 +10,12 @@ from tvmopt.importer.relax import SCORES, UPPER_BOUNDS
 from tvmopt.importer.sizes import LEAST_SIZES, NAMED_SIZES
 from tvmopt.operators.caches import last_rows
 from tvmopt.operators.packed_product import OP as PACKED
+from tvmopt.operators.packed_product import ROUNDED
 from tvmopt.passes.graph import Expr, Graph, Var, name_of, op_name, sizes, with_attrs
 from tvmopt.passes.keep_caches import COUNT, IN_PLACE, LENGTHS
 from tvmopt.report import DecisionLog
 
-PRODUCTS = (PACKED, "matmul")
+PRODUCTS = (PACKED, ROUNDED, "matmul")
 ROW_BY_ROW = ("add", "subtract", "multiply", "divide", "tanh", "astype")
 """What models do to scores: a bias, a factor, a soft cap, a type. Other operands than the scores are constants."""
 TOKENS = 1

@@ -77,7 +77,7 @@ def test_what_a_call_executes_is_counted(rows: int, most: float) -> None:
 
 
 def compiled(
-    packing: Packing, zeros: bool, generator: Any, target: str, rows: str, batch: bool = False
+    packing: Packing, zeros: bool, generator: Any, target: str, rows: str, batch: bool = False, level: int = 0
 ) -> tuple[Model, Any, int]:
     """A product of `rows` rows, its matrix in float64, and the bytes of its weights; the scales of column 1 are 0."""
     k, n, bits, group = packing.k, packing.n, packing.bits, packing.group
@@ -96,7 +96,7 @@ def compiled(
         weights.append(numpy_helper.from_array(packed.ravel(), "z"))
     node = helper.make_node(
         "MatMulNBits", ["x", *(w.name for w in weights)], ["y"], domain="com.microsoft",
-        K=k, N=n, bits=bits, block_size=group,
+        K=k, N=n, bits=bits, block_size=group, accuracy_level=level,
     )  # fmt: skip
     shape = ["batch", "rows", k] if batch else ["rows", k]
     value = helper.make_tensor_value_info

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from tvmopt import pipeline
-from tvmopt.operators.packed_product import Packing, matrix, packed_product
+from tvmopt.operators.packed_product import OP, Packing, matrix, packed_product
 from tvmopt.report import DecisionLog
 from tvmopt.schedules.cpu.packed.compute import MOST_ROWS
 from tvmopt.targets import Machine
@@ -33,12 +33,14 @@ def operands(packing: Packing, zeros: bool, seed: int = 0) -> list[Any]:
     return found
 
 
-def lowered(packing: Packing, rows: tuple[int, ...], weights: list[Any], machine: Machine) -> pipeline.Lowered:
+def lowered(
+    packing: Packing, rows: tuple[int, ...], weights: list[Any], machine: Machine, op: str = OP
+) -> pipeline.Lowered:
     bb, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((*rows, packing.k), "float32"))
     with bb.function("main", [x]):
         with bb.dataflow():
             constants = [relax.const(w, str(w.dtype)) for w in weights]
-            out = bb.emit_output(bb.emit(packed_product(x, packing, *constants), "product"))
+            out = bb.emit_output(bb.emit(packed_product(x, packing, *constants, op=op), "product"))
         bb.emit_func_output(out)
     return pipeline.lower(bb.get(), machine, DecisionLog())
 

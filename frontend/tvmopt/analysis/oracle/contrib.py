@@ -10,7 +10,8 @@ import numpy as np
 from tvmopt.analysis.oracle import recurrent
 from tvmopt.analysis.oracle.elementwise import gelu, sigmoid
 from tvmopt.analysis.oracle.reductions import layer_norm, normalized, rms_norm
-from tvmopt.analysis.oracle.values import Array, Call, Operator, Result
+from tvmopt.analysis.oracle.values import ROUNDS, Array, Call, Operator, Result
+from tvmopt.operators.codes import round_groups
 
 
 def _bias_gelu(call: Call, x: Array, bias: Array | None = None) -> Result:
@@ -80,6 +81,9 @@ def _matmul_nbits(
         middle = _codes(zeros.reshape(n, -1), bits, blocks)
     else:
         middle = zeros.reshape(n, blocks)
+    if call.get(ROUNDS, 0):
+        codes, steps = round_groups(x, block)
+        x = (codes.astype(x.dtype) * steps).reshape(*x.shape[:-1], -1)[..., :k]
     weight = (_codes(packed.reshape(n, -1), bits, k) - middle[:, of]) * scales.reshape(n, blocks)[:, of]
     y = np.matmul(call.operand(x), call.operand(weight.T.astype(x.dtype)))
     return y if bias is None else y + bias

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.values import EXACT, Arithmetic, Array, Call, Value, is_real
+from tvmopt.analysis.oracle.values import EXACT, ROUNDS, Arithmetic, Array, Call, Value, is_real
 
 TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32": np.float16}
 """Precisions whose operands have fewer bits than float32 (float16 has the 11 bits of tf32)."""
@@ -47,6 +47,11 @@ def arithmetic_of(precision: str) -> Arithmetic:
     return Arithmetic(np.float32, TYPES.get(precision), stores=True)
 
 
+def has_edges(call: Call) -> bool:
+    """Whether a result jumps where an input is near an edge: of rows that are rounded to 8 bits, too."""
+    return call.op in EDGES or bool(call.get(ROUNDS, 0))
+
+
 def signs(edges: Mapping[str, Any]) -> tuple[int, ...]:
     """The runs that round: where a model has no edges, the second would be the first again."""
     return (1, -1) if edges else (1,)
@@ -69,7 +74,7 @@ class Recorder(Oracle):
         self.edges: dict[str, list[Any]] = {}
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
-        if call.op in EDGES or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind)):
+        if has_edges(call) or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind)):
             self.edges[call.node.output[0]] = [v.array if v is not None else None for v in values]
         return super().evaluate(call, domain, values)
 
@@ -102,7 +107,7 @@ class Rounded(Oracle):
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         stays = call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
-        if call.op in EDGES and not stays and values and values[0] is not None and is_real(values[0].kind):
+        if has_edges(call) and not stays and values and values[0] is not None and is_real(values[0].kind):
             values = [self._moved(call, values), *values[1:]]
         results = super().evaluate(call, domain, values)
         for index, name in enumerate(call.node.output[: len(results)]):
@@ -118,7 +123,7 @@ class Rounded(Oracle):
         for value, exact in zip(values, self.edges.get(call.node.output[0], ()), strict=False):
             if value is None or not is_real(value.kind) or np.shape(exact) != value.array.shape:
                 continue
-            if call.op == "QuantizeLinear" and value is not first:
+            if value is not first and (call.op == "QuantizeLinear" or call.get(ROUNDS, 0)):
                 break
             error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
             spread = float(np.sqrt(np.mean(np.square(error, dtype=np.float64)))) if error.size else 0.0
@@ -157,7 +162,7 @@ class Nudged(Rounded):
         if adds:
             values = [self._nudged(v) for v in values]
         results = super().evaluate(call, domain, values)
-        return results if adds or call.op in MOVES or call.op in EDGES else [self._nudged(r) for r in results]
+        return results if adds or call.op in MOVES or has_edges(call) else [self._nudged(r) for r in results]
 
     def _nudged(self, value: Value | None) -> Value | None:
         if value is None or not isinstance(value.array, np.ndarray) or not is_real(value.kind):

@@ -14,6 +14,9 @@ Array: TypeAlias = npt.NDArray[Any]
 Result: TypeAlias = Any
 """An array, or a list of arrays and values: whatever NumPy's loosely typed functions give."""
 
+ROUNDS = "tvmopt_rounds"
+"""The attribute of a node whose rows an engine rounds to 8 bits (`tvmopt.analysis.rounds` sets it)."""
+
 WIDE = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float64))
 """Types that stand for real numbers. Narrower ones (float8, float4) and integers are kept as they are, exactly."""
 

@@ -35,8 +35,9 @@ def matmul_nbits(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
         zeros = unpack(zeros.reshape(n, -1), packing.bits, groups) if zeros.dtype == np.uint8 else zeros
         zeros = zeros.reshape(n, groups).astype(np.float32)
     if order is None and dtype_of(inputs[0]) == "float32":
-        arrays = [(codes, "uint8"), (scales, "float32"), *([] if zeros is None else [(zeros, "float32")])]
-        out = b.emit(packed_product(inputs[0], packing, *(const(array, kind) for array, kind in arrays)))
+        points = None if zeros is None else const(zeros, "float32")
+        weights = const(codes, "uint8"), const(scales, "float32"), points
+        out = b.emit(packed_product(inputs[0], packing, *weights, level=attrs.get("accuracy_level", 0)))
     else:
         if order is None:
             weight = matrix(packing, codes, scales, zeros)

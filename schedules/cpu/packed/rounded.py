@@ -1,0 +1,286 @@
+"""Rows rounded to 8 bits by packed weights: integer products of four numbers a lane, and float32 sums of the groups.
+
+For a panel of `nr` columns, a tile of `mr` rows, vectors v of columns (a task is a panel and a part of the rows)::
+
+    for a group g
+      part[m, v] = lift[m]                                               -2^(bits-1) * the sum of the row's bytes
+      for a word r of 32 / bits codes, for a slice i of four of them
+        part[m, v] = dot4(part[m, v], (word[r, v] >> bits * i) & mask, bytes of x)      vpdpbusd: u8 * s8, 4 a lane
+      acc[m, v] += float(part[m, v]) * scale[v] * step[m]
+
+Codes stay as they are, without a sign, and no instruction moves them between lanes: byte j of slice i of a word is the
+code 4 i + j. A group's sum is exact, and below 2^24, so float32 holds it. Zero points are one more multiply-add a
+group: acc -= (scale * zero)[v] * (step * sum of the bytes)[m].
+
+instructions   a word of 16 columns: a load, 2 less one shifts and masks a slice, mr products a slice
+registers      mr * nv (part) + mr * nv (acc) + nv (codes) + word, step <= vector registers     2 * 6 * 2 + 2 + 2 <= 32
+peak           of a group: group / 4 products and 2 multiplications a cell: 0.8 of vpdpbusd's with groups of 32, 0.94
+               of 128, where products and multiplications take turns (Zen 4: one of 512 bits a cycle)
+memory         one row reads bits / 8 + 4 / group bytes a weight: less than it computes, so it waits for memory
+
+One form serves every number of rows: a tile of 6 decodes each word for 6 products a slice, in instructions that other
+units execute meanwhile. One row has all the columns of a panel as one tile, so that a panel is read once.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.tirx.op import call_intrin
+
+from tvmopt.lowering import quads
+from tvmopt.lowering.common import OPAQUE, constant, flat, sizes
+from tvmopt.lowering.loops import (
+    INDEX,
+    as_index,
+    const_index,
+    everything,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    prim_func,
+    seq,
+    splat,
+    spread,
+    store,
+    vector,
+    vector_type,
+)
+from tvmopt.lowering.prefetch import LINE, prefetch
+from tvmopt.operators.codes import unpack
+from tvmopt.operators.packed_product import Packing, packing_of
+from tvmopt.schedules.cpu.packed.compute import AHEAD, VECTORS, WORDS
+from tvmopt.schedules.cpu.packed.round_rows import MORE, WORD, RoundRows, row_words
+from tvmopt.scheduling.family import Declined
+from tvmopt.targets import Machine
+
+Expr = Any
+CELLS, FEW = 12, 2
+"""Sums of a tile; rows up to which a tile has all vectors of a panel."""
+
+
+def declines(call: relax.Call, machine: Machine) -> str | None:
+    """Why this machine has no kernel for a call of `tvmopt.rounded_product`; None if it has one."""
+    shape, packing = sizes(call.args[0]), packing_of(call)
+    if str(call.args[0].ty.dtype) != "float32":
+        return f"{call.args[0].ty.dtype} operands"
+    if shape is None or not isinstance(shape[-1], int):
+        return "an open shape"
+    if 0 in shape:
+        return "no rows"
+    if packing.n < machine.lanes("float32"):
+        return f"{packing.n} columns, less than a vector"
+    return None
+
+
+def product(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+    """`tvmopt.rounded_product` of :mod:`tvmopt.operators.packed_product`: a kernel that rounds, and the product."""
+    if (reason := declines(call, machine)) is not None:
+        return Declined(reason)
+    x, *weights = call.args
+    codes, scales, *zeros = (constant(bb, w) for w in weights)
+    if codes is None or scales is None or any(z is None for z in zeros):
+        return Declined("a weight that is no constant")
+    packing, rows = packing_of(call), (sizes(x) or ())[:-1]
+    count = prod(rows)
+    x = flat(bb, x, (count, packing.k))
+    if more := packing.groups * packing.group - packing.k:
+        x = bb.emit(relax.op.nn.pad(x, [0, 0, 0, more]))
+    writer = _Writer(packing, _own(count), bool(zeros), machine)
+    words = relax.const(writer.packed(codes, scales, zeros[0] if zeros else None), "int32")
+    middle = None if zeros else 2 ** (packing.bits - 1)
+    lanes = machine.lanes("float32")
+    rounding = RoundRows(_own(count), packing.groups, packing.group, middle, lanes, machine.cores > 1)
+    stream = relax.TensorType([count, row_words(packing.groups, packing.group)], "int32")
+    stream = bb.emit(relax.call_tir(bb.add_func(rounding.func(), "round_rows"), [x], stream))
+    out = relax.TensorType([count, packing.n], "float32")
+    y = relax.call_tir(bb.add_func(writer.func(), "rounded_product"), [stream, words], out)
+    return flat(bb, bb.emit(y), (*rows, packing.n))
+
+
+def _own(count: Any) -> Any:
+    """A kernel's own name of an open number of rows."""
+    return count if isinstance(count, int) else tirx.Var("rows", INDEX)
+
+
+class _Writer:
+    """Writes the kernel of one product, and packs its weights."""
+
+    def __init__(self, packing: Packing, rows: Any, zeros: bool, machine: Machine) -> None:
+        lanes = machine.lanes("float32")
+        self.packing, self.m, self.zeros, self.lanes = packing, rows, zeros, lanes
+        self.vectors = _vectors(packing.n, lanes, machine.cores)
+        self.nr = self.vectors * lanes
+        self.panels = -(-packing.n // self.nr)
+        self.mr = CELLS // min(2, self.vectors) * machine.vector_registers // 32 or 1
+        self.parts = _parts(rows, self.panels, self.mr, machine.cores)
+        self.words = packing.group * packing.bits // 32
+        self.slices = 8 // packing.bits
+        self.stride = self.words + 1 + zeros
+        self.deep = packing.group // WORD + MORE  # words of a row's group
+        self.locals: list[Any] = []
+        self.x = new_buffer("x", rows, row_words(packing.groups, packing.group), dtype="int32")
+        self.w = new_buffer("w", self.panels, packing.groups * self.stride, self.nr, dtype="int32")
+        self.y = new_buffer("y", rows, packing.n)
+
+    def packed(self, codes: Any, scales: Any, zeros: Any) -> Any:
+        """The stream of each panel: int32 [panels, groups * stride, nr]."""
+        p, per = self.packing, 32 // self.packing.bits
+        wide = unpack(codes.reshape(p.n, -1), p.bits, p.groups * p.group).astype(np.uint32)
+        places = np.arange(per)
+        shifts = (8 * (places % WORD) + p.bits * (places // WORD)).astype(np.uint32)
+        words = np.bitwise_or.reduce(wide.reshape(p.n, p.groups, self.words, per) << shifts, axis=-1)
+        rows = [words, scales.astype(np.float32).view(np.uint32)[..., None]]
+        if self.zeros:
+            rows.append((scales.astype(np.float32) * zeros.astype(np.float32)).view(np.uint32)[..., None])
+        stream = np.concatenate(rows, -1).reshape(p.n, -1)
+        starts = np.minimum(np.arange(self.panels) * self.nr, p.n - self.nr)
+        columns = starts[:, None] + np.arange(self.nr)
+        return np.ascontiguousarray(stream[columns].transpose(0, 2, 1)).view(np.int32)
+
+    def func(self) -> Any:
+        """PrimFunc(x, words, y)."""
+        quads.install()
+        self.panel, part = tirx.Var("vp", INDEX), tirx.Var("vr", INDEX)
+        self.start = self.panel * self.nr
+        if self.panels * self.nr != self.packing.n:
+            self.start = tirx.min(self.start, const_index(self.packing.n - self.nr))
+        body = seq(self._known() if isinstance(self.m, int) and self.parts == 1 else self._open(part))
+        loops = nest(
+            "packed", [(self.panel, self.panels), (part, self.parts)], ("panel", "part"),
+            [everything(self.x), everything(self.w)], [everything(self.y)], body, self.locals,
+            {"tvmopt.kernel": "packed"},
+        )  # fmt: skip
+        return prim_func([self.x, self.w, self.y], loops, OPAQUE)
+
+    def _known(self) -> list[Any]:
+        """Tiles as equal as can be: 8 rows are 4 and 4."""
+        tiles = -(-self.m // self.mr)
+        low, more = divmod(self.m, tiles)
+        high = [loop(more, lambda i: self._tile(i * (low + 1), low + 1), "tile")] if more else []
+        return [*high, loop(tiles - more, lambda i: self._tile(i * low + more * (low + 1), low), "tile")]
+
+    def _open(self, part: Expr) -> list[Any]:
+        """A loop over the whole tiles of a part of the rows, and a body for each number of rows that may be left."""
+        first, count = const_index(0), as_index(self.m)
+        if self.parts > 1:
+            tiles = tirx.floordiv(as_index(self.m) + (self.mr - 1), const_index(self.mr))
+            each = tirx.floordiv(tiles + (self.parts - 1), const_index(self.parts)) * self.mr
+            first = part * each
+            count = tirx.max(tirx.min(each, as_index(self.m) - first), const_index(0))
+        whole = tirx.floordiv(count, const_index(self.mr))
+        beyond = first + whole * self.mr
+        tiles = loop(whole, lambda i: self._tile(first + i * self.mr, self.mr), "tile")
+        left = count - whole * self.mr
+        rests = [tirx.IfThenElse(left == n, self._tile(beyond, n), None) for n in range(1, self.mr)]
+        return [tiles, *rests]
+
+    def _tile(self, first: Expr, rows: int) -> Any:
+        """`rows` rows from `first` on, by all columns of a panel: together where the rows are few, else by pairs."""
+        width = self.vectors if rows <= FEW else min(2, self.vectors)
+        columns = [range(v, min(v + width, self.vectors)) for v in range(0, self.vectors, width)]
+        return seq([self._cells(first, rows, vs) for vs in columns])
+
+    def _local(self, name: str, dtype: str) -> Any:
+        buffer = new_buffer(f"{name}_{len(self.locals)}", self.lanes, dtype=dtype)
+        self.locals.append(buffer)
+        return buffer
+
+    def _row(self, place: Expr, v: int) -> Expr:
+        return load(self.w, self.panel, place, vector(v * self.lanes, self.lanes))
+
+    def _number(self, place: Expr, v: int) -> Expr:
+        return tirx.reinterpret(vector_type("float32", self.lanes), self._row(place, v))
+
+    def _cells(self, first: Expr, rows: int, columns: range) -> Any:
+        cells, whole = [(m, v) for m in range(rows) for v in columns], vector(0, self.lanes)
+        acc = {c: self._local("acc", "float32") for c in cells}
+        part = {c: self._local("part", "int32") for c in cells}
+
+        def group(g: Expr) -> Any:
+            base, x = g * self.stride, g * self.deep
+            step = min(WORDS, self.words)
+            behind = x + self.packing.group // WORD
+            lifts = [
+                splat(0, self.lanes, "int32") if self.zeros else spread(load(self.x, first + m, behind + 1), self.lanes)
+                for m in range(rows)
+            ]
+            lifted = [store(part[m, v], lifts[m], whole) for m, v in cells]
+
+            def trip(r: Expr) -> Any:
+                parts = []
+                for n in range(step):
+                    parts += self._word(base + r * step + n, x + (r * step + n) * self.slices, first, part, columns)
+                return seq(parts)
+
+            return seq([*lifted, loop(self.words // step, trip, "r"), *scaled(base, behind)])
+
+        def scaled(base: Expr, behind: Expr) -> list[Any]:
+            statements = []
+            for m, v in cells:
+                step = tirx.reinterpret("float32", load(self.x, first + m, behind))
+                real = load(part[m, v], whole).astype(vector_type("float32", self.lanes))
+                value = load(acc[m, v], whole) + real * self._number(base + self.words, v) * spread(step, self.lanes)
+                if self.zeros:
+                    total = tirx.reinterpret("float32", load(self.x, first + m, behind + 1))
+                    value = value - self._number(base + self.words + 1, v) * spread(total, self.lanes)
+                statements.append(store(acc[m, v], value, whole))
+            return statements
+
+        cleared = [store(a, splat(0.0, self.lanes), whole) for a in acc.values()]
+        done = [
+            store(self.y, load(acc[m, v], whole), first + m, vector(self.start + v * self.lanes, self.lanes))
+            for m, v in cells
+        ]
+        return seq([*cleared, loop(self.packing.groups, group, "g"), *done])
+
+    def _word(self, place: Expr, x: Expr, first: Expr, part: dict[tuple[int, int], Any], columns: range) -> list[Any]:
+        """The codes of a word of each column by the bytes of the rows."""
+        lanes, whole, bits = self.lanes, vector(0, self.lanes), self.packing.bits
+        span = range(columns.start * lanes, columns.stop * lanes, LINE // 4)
+        statements = [prefetch(self.w, [self.panel, place + AHEAD, const_index(c)]) for c in span]
+        words = {v: self._local("word", "int32") for v in columns}
+        statements += [store(words[v], self._row(place, v), whole) for v in columns]
+        mask = int("1" * bits, 2) * 0x01010101
+        for i in range(self.slices):
+            codes = {}
+            for v in columns:
+                value = load(words[v], whole)
+                value = value >> splat(i * bits, lanes, "int32") if i else value
+                if bits < 8:
+                    codes[v] = self._local("codes", "int32")
+                    statements.append(store(codes[v], value & splat(mask, lanes, "int32"), whole))
+                else:
+                    codes[v] = words[v]
+            for m in sorted({m for m, _ in part}):
+                numbers = spread(load(self.x, first + m, x + i), lanes)
+                for v in columns:
+                    old, new = load(part[m, v], whole), load(codes[v], whole)
+                    total = call_intrin(vector_type("int32", lanes), quads.DOT4_ADD, old, new, numbers)
+                    statements.append(store(part[m, v], total, whole))
+        return statements
+
+
+def _vectors(columns: int, lanes: int, cores: int) -> int:
+    """Vectors of columns in a panel: as many as are read as one stream, and fewer where cores would have no panel.
+
+    >>> [_vectors(1024, 16, cores) for cores in (1, 16, 32, 64)], _vectors(33, 16, 1)
+    ([4, 4, 2, 1], 2)
+    """
+    most = min(VECTORS, columns // lanes)
+    return next((v for v in range(most, 0, -1) if -(-columns // (v * lanes)) >= cores), 1)
+
+
+def _parts(rows: Any, panels: int, mr: int, cores: int) -> int:
+    """Parts of the rows, where the panels are too few to be shared evenly.
+
+    >>> _parts(512, 16, 6, 2), _parts(512, 1, 6, 8), _parts(512, 3, 6, 2), _parts(1, 3, 6, 2)
+    (1, 8, 2, 1)
+    """
+    most = 4 * cores if not isinstance(rows, int) else max(1, rows // mr)
+    shares = {n: -(-panels * n // cores) * cores / (panels * n) for n in range(1, min(most, 4 * cores) + 1)}
+    return min(shares, key=lambda n: (max(shares[n], 1.1), n))
