@@ -1,5 +1,6 @@
 """Functions inside functions: the numbers stay, and so does the time to compile them."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from scipy import special
@@ -84,3 +85,12 @@ def test_a_choice_between_two_equal_booleans():
     x, choose = np.arange(17) % 3 == 0, np.arange(17) % 2 == 0
     (y,), _ = run(build, [choose, x])
     assert np.array_equal(y, ~x)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("n", [1, 7, 16, 17, 33])
+def test_every_bfloat16_comes_out_of_an_expand_as_it_went_in(machine, n):
+    """TVM: dtype mismatch on BufferStore, uint16 and bfloat16x16."""
+    x = np.arange(1 << 16, dtype="uint16").reshape(-1, 1).view(ml_dtypes.bfloat16)
+    (y,), _ = run(lambda bb, x: relax.op.broadcast_to(x, (1 << 16, n)), [x], machine)
+    np.testing.assert_array_equal(y.view("uint16"), np.broadcast_to(x.view("uint16"), (1 << 16, n)))

@@ -8,6 +8,14 @@ TVM's analyzer simplifies the value of a let where it binds it and again where i
 lets: a function in another's argument, in another's, costs time exponential in the depth (23 s for a Softplus behind an
 ELU). Buffers do not nest, and LLVM keeps these in registers. Each value has a vectorized loop of its own, because TVM's
 vectorizer does not widen a buffer that is allocated inside one: it stores all lanes into one element.
+
+A bfloat16 that all lanes take (the Expand of a column) is named too, as an integer:
+
+    for lane in vectorized(16):                              for lane in vectorized(16): t[lane] = uint16 bits of x[0]
+      y[lane] = x[0]                                         for lane in vectorized(16): y[lane] = bfloat16 of t[lane]
+
+TVM 0.27 makes 16-bit integers of bfloat16 behind its vectorizer, and leaves the type of a broadcast as it was: "dtype
+mismatch on BufferStore".
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from typing import Any
 from tvm import tirx
 from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
+from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal, structural_map, structural_mutate
 
 from tvmopt.lowering import math
@@ -83,6 +92,8 @@ def _split_loop(loop: Any, realize: Any, names: list[Any]) -> Any:
 
     block = realize.block
     value = _flat(block.body.value, local, outermost=True)
+    if _broadcast_of_bfloat16(block.body, value):
+        value = tirx.reinterpret("bfloat16", local(tirx.reinterpret("uint16", value)))
     if steps and isinstance(value, TensorLoad) and value.source.same_as(steps[-1][0]):
         value = steps.pop()[1]  # a plain copy: of booleans TVM would make bytes, which it then cannot store
     if not steps:
@@ -92,6 +103,14 @@ def _split_loop(loop: Any, realize: Any, names: list[Any]) -> Any:
     stores = [tirx.BufferStore(buffer, bound, [loop.loop_var]) for buffer, bound in steps]
     stores.append(_store_again(block.body, value))
     return tirx.SeqStmt([_fresh_loop(loop, realize, _with_body(block, store), k) for k, store in enumerate(stores)])
+
+
+def _broadcast_of_bfloat16(store: Any, value: Any) -> bool:
+    """Whether the value is a bfloat16 in memory that goes to several places."""
+    if not isinstance(value, TensorLoad) or str(value.source.dtype) != "bfloat16":
+        return False
+    read = {var for index in value.indices for var in undefined_vars(index, [])}
+    return any(var not in read for index in store.indices for var in undefined_vars(index, []))
 
 
 def _fresh_loop(loop: Any, realize: Any, block: Any, number: int) -> Any:
