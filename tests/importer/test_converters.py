@@ -101,6 +101,14 @@ def test_gemm(c: tuple[int, ...]) -> None:
     compare("Gemm", [normal(7, 8), normal(9, 7), normal(*c)], transA=1, transB=1, alpha=0.5, beta=2.0)
 
 
+@pytest.mark.parametrize("alpha", [float("inf"), float("-inf"), 1e38])
+@pytest.mark.parametrize("weights", [(), (1,)])
+def test_gemm_of_a_huge_alpha(alpha: float, weights: tuple[int, ...]) -> None:
+    """A times alpha first: inf - inf."""
+    small = [normal(5, 8) * np.float32(0.1), normal(8, 9) * np.float32(0.1), normal(9)]
+    compare("Gemm", small, 1, weights, alpha=alpha)
+
+
 RESIZES = [
     ("nearest", "asymmetric", {"nearest_mode": "floor"}),
     ("nearest", "half_pixel", {"nearest_mode": "round_prefer_ceil"}),

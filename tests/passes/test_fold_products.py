@@ -1,5 +1,6 @@
 """The distributive law, where it saves a multiplication."""
 
+import numpy as np
 import pytest
 from tvm import relax
 
@@ -23,6 +24,16 @@ def test_two_tensors_and_one_constant():
     b = c(rand(1, 9))
     mod = build(SHAPES, lambda bb, x, y: op.add(bb.emit(op.multiply(x, b)), bb.emit(op.multiply(y, b))))
     check_rewrite(FoldProducts, mod, {"add": 1, "multiply": 1})
+
+
+@pytest.mark.parametrize("number", [np.inf, 3e38])
+def test_a_factor_that_may_leave_the_type_stays(number):
+    """inf * x - inf * y is NaN or infinite, inf * (x - y) another infinity."""
+    b = c(np.full((1, 9), number, "float32"))
+    mod = build(SHAPES, lambda bb, x, y: op.subtract(bb.emit(op.multiply(x, b)), bb.emit(op.multiply(y, b))))
+    check_rewrite(FoldProducts, mod)
+    mod = build(SHAPES, lambda bb, x, y: op.add(bb.emit(op.multiply(x, b)), bb.emit(op.multiply(x, c(rand(1, 9))))))
+    check_rewrite(FoldProducts, mod)
 
 
 def test_twice_the_same():

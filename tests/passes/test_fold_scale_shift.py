@@ -1,5 +1,6 @@
 """Constant scales and shifts end up in the constants of their producer."""
 
+import numpy as np
 import pytest
 from tvm import relax
 
@@ -105,6 +106,40 @@ def test_the_trick_of_log1p_stays():
     check_rewrite(FoldScaleShift, mod)
     FoldScaleShift(log)(mod)
     assert [d.reason[0] for d in log] == ["4"]
+
+
+@pytest.mark.parametrize("factor", [np.inf, -np.inf, 1e30, np.nan])
+def test_weights_stay_in_their_type(factor):
+    """Sums of products with infinite weights are NaN, and with huge ones leave the type half way."""
+    w, log, big = c(rand(4, 3, 1, 1)), DecisionLog(), np.full((4, 1, 1), factor, "float32")
+    mod = build({"x": (1, 3, 5, 5)}, lambda bb, x: chain(bb, bb.emit(nn.conv2d(x, w)), (op.multiply, big)))
+    assert ops(FoldScaleShift(log)(mod)) == {"nn.conv2d": 1, "multiply": 1}
+    assert [d.reason[0] for d in log] == ["5"]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(op.multiply, 1e30), (op.multiply, 1e30)],  # 1e-50 is 1e10, not 0 or infinite
+        [(op.multiply, 1e-30), (op.multiply, 1e-30)],
+        [(op.multiply, 1e-30), (op.divide, 1e30)],
+        [(op.add, 3e38), (op.add, 3e38)],
+        [(op.multiply, 2.0), (op.add, 3.0), (op.multiply, np.inf)],  # inf * x + inf
+    ],
+)
+def test_two_constants_that_leave_their_type_together_stay_apart(steps):
+    log = DecisionLog()
+    numbers = [(operator, np.array(number, "float32")) for operator, number in steps]
+    mod = build({"x": (7,)}, lambda bb, x: chain(bb, x, *numbers))
+    check_rewrite(FoldScaleShift, mod)
+    FoldScaleShift(log)(mod)
+    assert [d.reason[0] for d in log] == ["5"]
+
+
+def test_a_masks_fill_is_no_reason_to_keep_two_additions():
+    fill = np.array([0, -np.inf, 0], "float32")
+    mod = build({"x": (3,)}, lambda bb, x: chain(bb, x, (op.add, fill), (op.add, np.ones(3, "float32"))))
+    assert ops(FoldScaleShift(DecisionLog())(mod)) == {"add": 1}
 
 
 def test_open_pictures():

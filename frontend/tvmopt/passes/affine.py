@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.passes.graph import Array, Call, Expr, Graph, const, op_name, rank, sizes
+from tvmopt.passes.graph import Array, Call, Expr, Graph, const, dtype, numpy_dtype, op_name, rank, sizes
 
 LINEAR = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose", "matmul")
+MODERATE = 2.0**64
+"""The root of the largest number of float32."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,38 @@ def scaled(linear: Linear, scale: Array, shift: Array, name: str, graph: Graph) 
         return node
     node = graph.emit(node, name)
     return relax.op.add(node, channel_const(bias, rank(call), linear.channel, call))
+
+
+def fits(merged: Array, like: Expr, *parts: Array, product: bool = False) -> bool:
+    """Whether constants may become one: no number of `merged` leaves the type of `like` where its `parts` are in it.
+
+    Two factors whose product does has to meet the data one after the other: `x * 1e30 * 1e30` is 1 for x of 1e-60.
+
+    Args:
+        product: it does not become 0 either, where no factor is.
+    """
+    wide = [np.asarray(part).astype(np.float64) for part in parts]
+    with np.errstate(all="ignore"):
+        kept = np.asarray(merged).astype(numpy_dtype(dtype(like))).astype(np.float64)
+    inside = np.isfinite(kept) | ~np.all(np.broadcast_arrays(*map(np.isfinite, wide)), axis=0)
+    if product:
+        inside &= (kept != 0) | np.any(np.broadcast_arrays(*(part == 0 for part in wide)), axis=0)
+    return bool(np.all(inside))
+
+
+def moderate(numbers: Array) -> bool:
+    """Whether all are so far from the largest number that sums of products with them stay in the type if their results
+    do."""
+    return bool((np.abs(numbers.astype(np.float64)) < MODERATE).all())
+
+
+def may_scale(linear: Linear, scale: Array) -> bool:
+    """Whether sums of products with what :func:`scaled` makes of the weights stay in their type: with an infinite
+    scale, `inf * a - inf * b` is NaN where `inf * (a - b)` is none."""
+    call = linear.call
+    with np.errstate(all="ignore"):
+        weight = _scale_weight(call, linear.weight, scale)
+    return moderate(scale) and moderate(weight) and fits(weight, call.args[1], linear.weight)
 
 
 def _scale_weight(call: Call, weight: Array, scale: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tvmopt.passes.affine import channel_const, find_linear, scaled
+from tvmopt.passes.affine import channel_const, find_linear, may_scale, scaled
 from tvmopt.passes.graph import Array, Call, Expr, Graph, Rewrite, Var, name_of, rank, rewrite_pass
 
 
@@ -31,7 +31,8 @@ class FoldBatchNorm(Rewrite):
     Declines when  1. the statistics are not constants, or the batch's own are asked for (training)
                    2. the running mean or variance is used as well
                    It folds into scale and shift, and says so, when
-                   3. the producer is no linear operator, is shared, or its channels are not BatchNorm's axis.
+                   3. the producer is no linear operator, is shared, or its channels are not BatchNorm's axis
+                   4. the weights would leave their type, or a factor is infinite.
     Gain           2 reads and writes of the producer's result, and the statistics' arithmetic.
     Order          after FoldConstant, which makes the statistics constants; before ConvertLayout.
     """
@@ -56,6 +57,8 @@ class FoldBatchNorm(Rewrite):
             self.applied(var, f"into scale and shift (3: {linear})")
         elif linear.channel != axis or linear.channels != len(scale):
             self.applied(var, f"into scale and shift (3: BatchNorm is along axis {axis})")
+        elif not may_scale(linear, scale):
+            self.applied(var, "into scale and shift (4: the weights would leave their type)")
         else:
             self.applied(var, f"into {graph.op(linear.call)}")
             return scaled(linear, scale, shift, name_of(var), graph)

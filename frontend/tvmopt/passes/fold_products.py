@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
+from tvmopt.passes.affine import moderate
 from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, const, is_float, op_name, rewrite_pass, shape
 
 
@@ -20,7 +21,8 @@ class FoldProducts(Rewrite):
     Also with subtract. The first adds the constants in float64.
 
     Applies when   both products have no other user.
-    Declines when  1. a product has other users: it is computed anyway.
+    Declines when  1. a product has other users: it is computed anyway
+                   2. the constants are so large that a product or their sum may leave the type.
     Gain           one multiplication an element, and one operand.
     Order          after EliminateIdentities; before FoldScaleShift, which finds the multiply that is left.
     """
@@ -56,9 +58,9 @@ class FoldProducts(Rewrite):
             return None
         if x.same_as(y):
             wide = one.astype(np.float64) + (1 if name == "add" else -1) * two.astype(np.float64)
-            small = np.size(wide) <= max(one.size, two.size)
+            small = np.size(wide) <= max(one.size, two.size) and all(map(moderate, (wide, one, two)))
             return relax.op.multiply(x, const(wide, like=value)) if small else None
-        if shape(x) == shape(y) == shape(value) and one.shape == two.shape and (one == two).all():
+        if shape(x) == shape(y) == shape(value) and one.shape == two.shape and (one == two).all() and moderate(one):
             combine = relax.op.add if name == "add" else relax.op.subtract
             return relax.op.multiply(combine(x, y), a)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tvmopt.passes.affine import LINEAR, channel_vector, find_linear, scaled
+from tvmopt.passes.affine import LINEAR, channel_vector, find_linear, fits, may_scale, scaled
 from tvmopt.passes.graph import (
     Expr,
     Graph,
@@ -43,6 +43,7 @@ class FoldScaleShift(Rewrite):
                    2. the constant is not one number per channel
                    3. merging two constants would broadcast to more elements than they have together
                    4. two numbers added one after the other cancel, as in log1p's (1 + x) - 1: that is a trick
+                   5. a constant would leave its type, or a factor is infinite.
     Gain           a read and a write of the tensor an operator, where fusion would not hide it.
     Order          after FoldBatchNorm.
     """
@@ -79,6 +80,9 @@ class FoldScaleShift(Rewrite):
             return None
         scale = {"multiply": vector, "divide": 1 / np.where(vector == 0, 1, vector)}.get(name, one)
         shift = {"add": vector, "subtract": -vector}.get(name, zero)
+        if not may_scale(linear, scale):
+            self.declined(var, "5: the weights would leave their type")
+            return None
         self.applied(var, f"{name} into {graph.op(linear.call)}")
         return scaled(linear, scale, shift, name_of(var), graph)
 
@@ -101,18 +105,30 @@ class FoldScaleShift(Rewrite):
                 if total.size == 1 and abs(total.item()) < 0.5 * max(abs(wide_a.item()), abs(wide_b.item())):
                     self.declined(var, "4: the two numbers cancel; their rounding is part of the model")
                     return None
+                if not fits(total, x, a, b):
+                    self._leaves(var)
+                    return None
                 self.applied(var, "add into add")
                 return relax.op.add(x, const(total, like=x))
             if outer in ("multiply", "divide") and inner_op == "multiply" and (outer == "multiply" or b.all()):
-                self.applied(var, "multiply into multiply")
                 factor = wide_a * wide_b if outer == "multiply" else wide_a / wide_b
+                if not fits(factor, x, a, b, product=True):
+                    self._leaves(var)
+                    return None
+                self.applied(var, "multiply into multiply")
                 return relax.op.multiply(x, const(factor, like=x))
             if outer == "multiply" and inner_op == "add" and graph.op(x) == "multiply" and graph.single(data):
                 if not any(graph.is_const(o) for o in graph.value(x).args):
                     return None
+                if not (np.isfinite(wide_b).all() and fits(wide_a * wide_b, x, a)):
+                    self._leaves(var)
+                    return None
                 self.applied(var, "multiply moved before add, towards its like")
                 return relax.op.add(relax.op.multiply(x, other), const(wide_a * wide_b, like=x))
         return None
+
+    def _leaves(self, var: Var) -> None:
+        self.declined(var, "5: the merged constant would leave its type")
 
 
 def _same(a: Expr, b: Expr) -> bool:

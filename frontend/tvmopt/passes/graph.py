@@ -117,11 +117,12 @@ def const(array: npt.ArrayLike, like: Expr | None = None) -> Expr:
     if like is not None:
         target = dtype(like)
         if str(data.dtype) != target:
-            data = data.astype(_numpy_dtype(target))
+            data = data.astype(numpy_dtype(target))
     return relax.const(np.ascontiguousarray(data).reshape(data.shape), str(data.dtype))
 
 
-def _numpy_dtype(name: str) -> Any:
+def numpy_dtype(name: str) -> Any:
+    """NumPy's type, or ml_dtypes', for TVM's name of it."""
     if name in ("bfloat16",) or name.startswith("float8"):
         import ml_dtypes
 

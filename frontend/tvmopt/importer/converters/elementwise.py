@@ -291,18 +291,23 @@ def matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
 
 
 def gemm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Gemm; of float16 and bfloat16 the sums, alpha and beta C are float32, and the result is rounded once."""
-    if dtype_of(inputs[0]) not in LOW_FLOATS:
+    """Gemm; of float16 and bfloat16 the sums, alpha and beta C are float32, and the result is rounded once.
+
+    TVM multiplies A by alpha, so that the terms of a sum leave their type where its result does not: an alpha of
+    infinity made NaN.
+    """
+    kind = dtype_of(inputs[0])
+    if kind not in LOW_FLOATS and (not is_float(kind) or attrs.get("alpha", 1.0) == 1):
         return ctx.stock(inputs, attrs)
     b = Build(bb, ctx.name)
     left = b.transpose(inputs[0], (1, 0)) if attrs.get("transA", 0) else inputs[0]
     right = b.transpose(inputs[1], (1, 0)) if attrs.get("transB", 0) else inputs[1]
-    total = b.emit(relax.op.matmul(left, right, out_dtype="float32"))
+    total = b.emit(relax.op.matmul(left, right, out_dtype="float32" if kind in LOW_FLOATS else kind))
     total = total if attrs.get("alpha", 1.0) == 1 else b.mul(total, attrs["alpha"])
     if inputs[2] is not None:
         added = b.wide(inputs[2])
         total = b.add(total, added if attrs.get("beta", 1.0) == 1 else b.mul(added, attrs["beta"]))
-    return b.cast(total, dtype_of(inputs[0]))
+    return b.cast(total, kind)
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
