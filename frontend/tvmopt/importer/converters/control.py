@@ -103,9 +103,33 @@ def sequence_map(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
 def sequence_insert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SequenceInsert: before a position, at the end by default."""
     parts = elements(inputs[0])
-    position = ctx.array(inputs[2], "position")
-    parts.insert(len(parts) if position is None else int(np.ravel(position)[0]), inputs[1])
+    at = len(parts) if inputs[2] is None else _place(ctx, inputs, 2, len(parts) + 1)
+    parts.insert(at, inputs[1])
     return relax.Tuple(parts)
+
+
+def sequence_erase(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """SequenceErase: all but the element at a position, the last one by default."""
+    parts = elements(inputs[0])
+    del parts[len(parts) - 1 if inputs[1] is None else _place(ctx, inputs, 1, len(parts))]
+    return relax.Tuple(parts)
+
+
+def sequence_at(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """SequenceAt: the element at a position."""
+    parts = elements(inputs[0])
+    return parts[_place(ctx, inputs, 1, len(parts))]
+
+
+def _place(ctx: Context, inputs: Inputs, number: int, end: int) -> int:
+    """The constant position in a sequence that input `number` is, counted from the front; `end`: the first too many."""
+    length = len(elements(inputs[0]))
+    position = ctx.array(inputs[number], "position")
+    assert position is not None
+    at = int(position.reshape(-1)[0])
+    if not -length <= at < end:
+        raise ctx.invalid(f"Position {at} is outside a sequence of {length}.", "repair the model", number)
+    return at + length if at < 0 else at
 
 
 def sequence_length(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -117,6 +141,8 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Loop"): loop,
     ("", "Scan"): scan8,
     ("", "SequenceMap"): sequence_map,
+    ("", "SequenceAt"): sequence_at,
+    ("", "SequenceErase"): sequence_erase,
     ("", "SequenceInsert"): sequence_insert,
     ("", "SequenceLength"): sequence_length,
 }
