@@ -128,6 +128,17 @@ def test_integers_wrap_around() -> None:
     assert found.dtype == np.int8 and found.tolist() == [-56, 6]
 
 
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("k", [-(2**63), -4, 0, 3, 2**63 - 1])
+def test_a_diagonal_as_far_away_as_an_index_goes(k: int, upper: int) -> None:
+    """NumPy: Python int too large to convert to C long."""
+    nodes = [helper.make_node("Trilu", ["x", "k"], ["y"], upper=upper)]
+    x = np.ones((3, 4), np.float32)
+    found = Oracle(_model(nodes, {"x": [3, 4]}, k=np.array(k, np.int64))).run({"x": x})["y"]
+    row, column = np.indices(x.shape)
+    np.testing.assert_array_equal(found, (column - row >= k) if upper else (column - row <= k))
+
+
 def test_inner_tensors_are_seen_and_replaced() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"])]
     oracle, seen = Oracle(_model(nodes, {"x": [2]})), []

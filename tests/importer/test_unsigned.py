@@ -32,3 +32,20 @@ def test_sums_and_products_without_a_sign_wrap_around(kind):
     found = tvmopt.compile(model, verify=False).model.run({"x": x})
     for name, want in expected.items():
         np.testing.assert_array_equal(found[name], want, name)
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("lanes", [1, 9, 33])
+def test_a_negative_float_as_uint64_wraps_around(kind, lanes):
+    """AVX-512's instruction makes the largest integer of each of them."""
+    numbers = [0.5, -0.5, 1.0, -1.0, -2.75, 60000.0, -60000.0]
+    numbers += [] if kind == "float16" else [2.0**62, -(2.0**62), 2.0**63, 1.5 * 2.0**63, -(2.0**63)]
+    x = np.resize(np.array(numbers, kind), (7, lanes))
+    value = helper.make_tensor_value_info
+    given = value("x", helper.np_dtype_to_tensor_dtype(np.dtype(kind)), x.shape)
+    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.UINT64)
+    graph = helper.make_graph([node], "g", [given], [value("y", TensorProto.UINT64, x.shape)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})["y"]
+    whole = [int(v) % 2**64 for v in x.reshape(-1)]
+    np.testing.assert_array_equal(found, np.array(whole, "uint64").reshape(x.shape))

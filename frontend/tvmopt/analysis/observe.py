@@ -122,6 +122,8 @@ def _orders(rank: int) -> Iterator[tuple[int, ...]]:
 
 def fitted(expected: Array, found: Array) -> tuple[Array, float]:
     """(`found` in the layout of `expected` that a sample fits best, the mean error of that sample)."""
+    if not expected.size:
+        return found.reshape(expected.shape), 0.0
     axes = [a for a, size in enumerate(expected.shape) if size > 1]
     best, least = found.reshape(expected.shape), float("inf")
     picks = np.random.default_rng(0).integers(0, max(1, found.size), min(SAMPLE, found.size))

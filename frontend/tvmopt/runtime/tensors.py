@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 EXTENDED = {  # DLPack in NumPy has no code for these; they travel as unsigned integers of the same width
     name: np.dtype(getattr(ml_dtypes, name))
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 }
 
 

@@ -204,6 +204,7 @@ def _range(call: Call, start: Array, limit: Array, delta: Array) -> Result:
 
 def _trilu(call: Call, x: Array, k: Array | None = None) -> Result:
     shift = 0 if k is None else int(np.asarray(k).reshape(-1)[0])
+    shift = max(-max(x.shape), min(max(x.shape), shift))  # NumPy takes no diagonal as far away as int64 goes
     return np.triu(x, shift) if call.get("upper", 1) else np.tril(x, shift)
 
 

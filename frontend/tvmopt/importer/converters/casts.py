@@ -125,7 +125,19 @@ def convert_type(b: Build, x: Any, source: int, target: int, saturate: bool = Tr
         return b.emit(relax.op.not_equal(x, const(0, dtype_of(x)))) if dtype_of(x) != "bool" else x
     if dtype_of(x) == "bfloat16" and not is_float(dtype):
         x = b.cast(x, "float32")
+    if dtype == "uint64" and is_float(dtype_of(x)):
+        return _to_uint64(b, x)
     return b.cast(x, dtype)
+
+
+def _to_uint64(b: Build, x: Any) -> Any:
+    """A float as uint64: a negative one wraps around, as it does in NumPy, onnxruntime and all narrower types.
+
+    LLVM leaves it open, and AVX-512's instruction gives the largest integer for all of them.
+    """
+    middle = const(2.0**63 if dtype_of(x) != "float16" else np.inf, dtype_of(x))
+    signed = b.cast(b.cast(x, "int64"), "uint64")
+    return b.emit(relax.op.where(b.emit(relax.op.less(x, middle)), signed, b.cast(x, "uint64")))
 
 
 def _source(ctx: Context, x: Any, index: int = 0) -> int:
