@@ -20,7 +20,7 @@ import tvm_ffi
 
 from tvmopt import pipeline
 from tvmopt.cache import Kernels
-from tvmopt.lowering import intrinsics, lower_extrema, math, pairs, quads
+from tvmopt.lowering import drop_argument_checks, intrinsics, lower_extrema, math, pairs, quads
 from tvmopt.passes import stages
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
@@ -66,7 +66,7 @@ def compiled(
     """LLVM's module of one kernel of `whole`, under a name."""
     alone = tvm.IRModule({name: func.with_attr("global_symbol", name)}, attrs=whole.attrs)
     kept = [one for one in pipeline.loop_stages(machine) if not one.left_out(without)]
-    with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=pipeline.BUILD_CONFIG):
+    with machine.tvm_target(), pipeline.loop_context(machine):
         lowered = stages.through(kept, alone)
     functions = {  # TVM takes the only function of a module for its entry, and writes a second one
         gvar: one.without_attr("tirx.is_entry_func") for gvar, one in lowered.functions_items()
@@ -96,7 +96,7 @@ def _key(text: str, machine: Machine, without: tuple[str, ...]) -> str:
     parts: Mapping[str, Any] = {
         "loops": text,
         "target": str(machine.tvm_target()),
-        "config": repr(pipeline.BUILD_CONFIG),
+        "config": repr((pipeline.BUILD_CONFIG, pipeline.LEFT_TO_LLVM)),
         "without": repr(without),
         "versions": f"{tvm.__version__} {tvm_ffi.__version__}",
         "our passes": _our_passes(),
@@ -104,7 +104,7 @@ def _key(text: str, machine: Machine, without: tuple[str, ...]) -> str:
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
 
 
-LATE = (pipeline, stages, lower_extrema, math, intrinsics, pairs, quads)
+LATE = (pipeline, stages, lower_extrema, drop_argument_checks, math, intrinsics, pairs, quads)
 """Modules of ours that decide what becomes of loops from here on: passes, and what TVM's last step asks for
 intrinsics."""
 

@@ -28,12 +28,17 @@ from tvmopt.passes.graph import inputs_of
 
 def relax_alignment(module: tvm.IRModule) -> tvm.IRModule:
     """The module with the parameters that may be an input of `main` aligned to one element."""
-    found = _Uses(module["main"]).arguments
+    found = places_of_inputs(module["main"])
     functions = {
         gvar: _any_address(func, found[gvar.name_hint]) if gvar.name_hint in found else func
         for gvar, func in module.functions_items()
     }
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+
+
+def places_of_inputs(main: relax.Function) -> dict[str, set[int]]:
+    """Which arguments of which kernels may be an input of the function, or a view of one."""
+    return _Uses(main).arguments
 
 
 def _any_address(func: tirx.PrimFunc, places: set[int]) -> tirx.PrimFunc:

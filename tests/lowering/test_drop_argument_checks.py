@@ -1,0 +1,101 @@
+"""Kernels of the memory plan have no checks of their arguments, and keep those of their data."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvmopt
+from tvmopt.errors import InputError
+from tvmopt.lowering.drop_argument_checks import DropArgumentChecks
+from tvmopt.targets import Machine
+
+
+def model(
+    nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, list[int]]], **constants: np.ndarray
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def chain() -> onnx.ModelProto:
+    """A reduction between two products: three kernels, of which the first one reads the input."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("ReduceMax", ["a", "axes"], ["m"]),
+        helper.make_node("Sub", ["a", "m"], ["d"]),
+        helper.make_node("MatMul", ["d", "v"], ["y"]),
+    ]
+    constants = {"w": rng.random((17, 33), np.float32), "v": rng.random((33, 9), np.float32), "axes": np.array([1])}
+    return model(nodes, {"x": (TensorProto.FLOAT, [7, 17])}, **constants)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Text of each kernel behind all stages."""
+    from tvmopt import pipeline
+
+    monkeypatch.setenv("TVMOPT_CACHE", "off")
+    seen, real = list[str](), pipeline.generate
+
+    def generate(module: object, machine: Machine) -> object:
+        seen.extend(func.script() for _, func in module.functions_items())  # type: ignore[attr-defined]
+        return real(module, machine)
+
+    monkeypatch.setattr(pipeline, "generate", generate)
+    return seen
+
+
+def test_only_the_first_kernel_checks(kernels: list[str]) -> None:
+    compiled = tvmopt.compile(chain(), verify=False, threads=1)
+    checked = ["assert" in text for text in kernels]
+    assert sum(checked) == 1 and len(checked) > 1
+    x = np.random.default_rng(1).random((7, 17), np.float32)
+    w, v = (numpy_helper.to_array(one).astype(np.float64) for one in chain().graph.initializer[:2])
+    a = x @ w
+    np.testing.assert_allclose(compiled(x), (a - a.max(1, keepdims=True)) @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_left_out_everything_is_checked(kernels: list[str]) -> None:
+    tvmopt.compile(chain(), verify=False, threads=1, without=["DropArgumentChecks"])
+    assert all("assert" in text for text in kernels)
+
+
+def test_the_code_is_smaller() -> None:
+    size = [
+        len(tvmopt.compile(chain(), verify=False, without=w).artifact.library) for w in ([], ["DropArgumentChecks"])
+    ]
+    assert size[0] < 0.9 * size[1]
+
+
+def test_checks_of_data_stay(kernels: list[str]) -> None:
+    """An index that is computed in front of the kernel that it is used in, and is out of range."""
+    nodes = [
+        helper.make_node("ReduceSum", ["i", "axes"], ["s"], keepdims=0),
+        helper.make_node("Gather", ["table", "s"], ["g"]),
+        helper.make_node("ReduceMax", ["g", "axes"], ["y"]),
+    ]
+    constants = {"table": np.arange(40, dtype=np.float32).reshape(5, 8), "axes": np.array([1])}
+    compiled = tvmopt.compile(model(nodes, {"i": (TensorProto.INT64, [3, 2])}, **constants), threads=1)
+    good = np.array([[0, 1], [2, 2], [-3, -2]])
+    np.testing.assert_array_equal(np.ravel(compiled(good)), [15, 39, 7])
+    for wrong in ([[3, 2], [0, 0], [0, 0]], [[0, 0], [0, 0], [-3, -3]], [[0, 0], [2**62, 2**61], [0, 0]]):
+        with pytest.raises(InputError, match="range"):
+            compiled(np.array(wrong))
+
+
+def test_a_function_that_is_not_marked_stays() -> None:
+    import tvm
+    from tvm import te
+
+    x = te.placeholder((8,), name="x")
+    module = tvm.IRModule({"f": te.create_prim_func([x, te.compute((8,), lambda i: x[i] + 1.0)])})
+    tvm.ir.assert_structural_equal(DropArgumentChecks(module), module)
