@@ -6,7 +6,8 @@ import tvm
 from tvm import relax, tirx
 
 from tests.passes.helpers import build
-from tvmopt.passes.mark_planned import PLANNED, mark_planned
+from tvmopt.lowering.drop_argument_checks import PLANNED
+from tvmopt.passes.mark_planned import mark_planned
 
 
 def planned(inputs: dict[str, object], body: object, weights: int = 0) -> dict[str, bool]:

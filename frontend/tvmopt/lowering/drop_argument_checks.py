@@ -25,7 +25,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvmopt.passes.mark_planned import PLANNED
+PLANNED = "tvmopt.planned"
+"""Attribute of a kernel that MarkPlanned gives it."""
 
 LOOPS = "compute_scope"
 """What TVM's MakePackedAPI puts around a kernel's loops, behind its checks."""

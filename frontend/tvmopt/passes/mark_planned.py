@@ -18,10 +18,8 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
+from tvmopt.lowering.drop_argument_checks import PLANNED
 from tvmopt.passes.relax_alignment import places_of_inputs
-
-PLANNED = "tvmopt.planned"
-"""Attribute of a kernel."""
 
 
 def mark_planned(module: tvm.IRModule) -> tvm.IRModule:
