@@ -42,7 +42,8 @@ def observe(model: Any, feeds: Mapping[str, Array], room: int = 1 << 31) -> tupl
     seen: list[Seen] = []
     left = [room]
     arguments = model.arguments(feeds)
-    weights = {int(w.data_ptr()): i for i, w in enumerate(arguments[len(model.inputs) :])}
+    constants = [a for a in arguments[len(model.inputs) :] if hasattr(a, "data_ptr")]  # not a decoder's open sizes
+    weights = {int(w.data_ptr()): i for i, w in enumerate(constants)}
 
     def instrument(function: Any, symbol: str, before: bool, result: Any, *values: Any) -> int:
         if before or symbol not in sites:

@@ -14,7 +14,7 @@ class UnpackWeights(WithoutKernel):
         Before                                               After
         y = tvmopt.packed_product(x, codes, scales)          y = R.matmul(x, w)
 
-    Applies when   `unsupported` gives a reason: many rows, a GPU, a machine without the instructions.
+    Applies when   `unsupported` gives a reason: fewer columns than a vector has, another type than float32, a GPU.
     Declines when  a family has a kernel: then the operator stays, and is lowered as one.
     Gain           none: the matrix takes 4 to 16 times as much memory. It is the form that always works.
     Order          before FoldConstant and everything that looks for products.
