@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from tests.importer.onnx_check import model, run_ort, run_relax, value
 from tvmopt.errors import ModelError
@@ -47,3 +47,37 @@ def test_positions_outside(op: str, position: int) -> None:
     """SequenceInsert took the nearest one, without a word."""
     with pytest.raises(ModelError, match=f"Position {position} is outside a sequence of 3"):
         to_relax(prepare(placed(op, position)))
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize(
+    ("split", "keepdims"), [(None, 0), (None, 1), (1, 1), (2, 1), (5, 1), ("all", 1), ("parts", 1)]
+)
+@pytest.mark.parametrize("axis", [0, -1])
+def test_pieces(length: int, split: int | str | None, axis: int, keepdims: int) -> None:
+    """A sequence of one piece was a tensor, whose first row SequenceAt took."""
+    lengths = {"all": [length], "parts": [length - 1, 1]}
+    given = {} if split is None else {"p": np.array(lengths.get(split, split), np.int64)}
+    nodes = [
+        helper.make_node("SplitToSequence", ["x", *given], ["s"], axis=axis, keepdims=keepdims),
+        helper.make_node("SequenceLength", ["s"], ["n"]),
+        helper.make_node("SequenceAt", ["s", "i"], ["y"]),
+    ]
+    shape = (length, 4) if axis == 0 else (4, length)
+    weights = {**given, "i": np.array(-1, np.int64)}
+    made = model(nodes, [value("x", shape)], [value("y", None), value("n", (), TensorProto.INT64)], weights)
+    feeds = {"x": np.arange(4 * length, dtype="f").reshape(shape)}
+    found = run_relax(to_relax(prepare(made)), feeds)
+    for ours, theirs in zip(found, run_ort(made, feeds), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("split", [[2, 2], [4, -1], 0, -1])
+def test_lengths_that_do_not_fit(split: int | list[int]) -> None:
+    nodes = [
+        helper.make_node("SplitToSequence", ["x", "p"], ["s"], name="n"),
+        helper.make_node("SequenceAt", ["s", "i"], ["y"]),
+    ]
+    weights = {"p": np.array(split, np.int64), "i": np.array(0, np.int64)}
+    with pytest.raises(ModelError):
+        to_relax(prepare(model(nodes, [value("x", (3, 4))], [value("y", None)], weights)))

@@ -100,6 +100,26 @@ def sequence_map(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
     return tuple(relax.Tuple(list(column)) for column in zip(*results, strict=True))
 
 
+def split_to_sequence(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """SplitToSequence: by lengths, in pieces of one length, or each index by itself; one piece is a sequence, too."""
+    b, x = Build(bb, ctx.name), inputs[0]
+    shape, given = shape_of(x), ctx.array(inputs[1], "split")
+    axis = int(attrs.get("axis", 0)) % len(shape)
+    length = shape[axis]
+    if not isinstance(length, int):
+        raise ctx.unsupported(f"axis {axis}, along which it splits, is open", "bind it with --shape")
+    lengths = [1] * length if given is None else [int(n) for n in given.reshape(-1)]
+    if given is not None and given.ndim == 0 and lengths[0] > 0:
+        lengths = [min(lengths[0], length - start) for start in range(0, length, lengths[0])]
+    if sum(lengths) != length or min(lengths, default=0) < 0:
+        raise ctx.invalid(f"Lengths {lengths} do not split an axis of {length}.", "repair the model", 1)
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    parts = [b.slice(x, axis, end - size, end) for size, end in zip(lengths, ends, strict=True)]
+    if given is None and not attrs.get("keepdims", 1):
+        parts = [b.reshape(part, (*shape[:axis], *shape[axis + 1 :])) for part in parts]
+    return relax.Tuple(parts)
+
+
 def sequence_insert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SequenceInsert: before a position, at the end by default."""
     parts = elements(inputs[0])
@@ -144,5 +164,6 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "SequenceAt"): sequence_at,
     ("", "SequenceErase"): sequence_erase,
     ("", "SequenceInsert"): sequence_insert,
+    ("", "SplitToSequence"): split_to_sequence,
     ("", "SequenceLength"): sequence_length,
 }
