@@ -173,3 +173,25 @@ def test_an_operator_younger_than_the_opset_takes_its_own_types_only(op: str, si
         )  # fmt: skip
         with pytest.raises(ModelError, match=f"(?s){op} does not fit its inputs.*cannot be bool"):
             import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "attributes", "says"),
+    [
+        (["x"], ["z"], {}, "BitShift takes 2 inputs, not 1"),
+        (["x", "y", "x"], ["z"], {"direction": "LEFT"}, "BitShift takes 2 inputs, not 3"),
+        (["x", "y"], ["z", "u"], {"direction": "LEFT"}, "BitShift takes 1 outputs, not 2"),
+        (["x", "y"], ["z"], {}, "BitShift lacks its attribute 'direction'"),
+        (["x", "y"], ["z"], {"direction": "UP"}, "'direction' of BitShift is 'UP'"),
+        (["x", "y"], ["z"], {"direction": "LEFT", "axis": 1}, "has no attribute 'axis'"),
+    ],
+)
+def test_an_operator_younger_than_the_opset_fits_its_first_schema(inputs, outputs, attributes, says) -> None:
+    """Arity and attributes went to the converter as they were."""
+    for opset in (7, 11):
+        graph = helper.make_graph(
+            [helper.make_node("BitShift", inputs, outputs, **attributes)], "g",
+            [value(n, (2,), TensorProto.UINT8) for n in ("x", "y")], [value("z", (2,), TensorProto.UINT8)],
+        )  # fmt: skip
+        with pytest.raises(ModelError, match=says):
+            import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]))

@@ -44,6 +44,7 @@ from tvmopt.importer.protos import (
     to_tensor,
     words,
 )
+from tvmopt.importer.schemas import schema_of
 from tvmopt.importer.walk import DATA_BYTES, Walk
 from tvmopt.importer.windows import POOLS, windows
 
@@ -168,7 +169,7 @@ class Folder(Walk):
 
     def _disagreement(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> ModelError | None:
         """What ONNX's shape functions let pass: negative sizes, and inputs that do not belong together."""
-        if reason := misfit(self, node, self._schema(node) or self._first_schema(node)):
+        if reason := misfit(self, node, self._schema(node)):
             return self._contradiction(node, reason)
         for name, kind in types.items():
             if any(d.dim_value < 0 for d in kind.tensor_type.shape.dim):
@@ -176,21 +177,9 @@ class Folder(Walk):
         return None
 
     def _schema(self, node: onnx.NodeProto) -> Any:
-        """The operator's schema at the model's opset, None where ONNX has none."""
+        """The operator's schema at the model's opset, or its first one; None where ONNX has none."""
         domain = normal_domain(node.domain)
-        try:
-            return onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
-        except (onnx.defs.SchemaError, TypeError):
-            return None
-
-    def _first_schema(self, node: onnx.NodeProto) -> Any:
-        """The first schema of an operator that is younger than the model's opset: it tells which types fit."""
-        if normal_domain(node.domain):
-            return None
-        for version in range(self.opsets.get("", 1) + 1, onnx.defs.onnx_opset_version() + 1):
-            if onnx.defs.has(node.op_type, version, ""):
-                return onnx.defs.get_schema(node.op_type, version, "")
-        return None
+        return schema_of(node.op_type, domain, self.opsets.get(domain, 1))
 
     def _windowed(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
         """Correct the shape of a pooling: ONNX's inference counts windows of the older opsets that start in the

@@ -64,14 +64,27 @@ def node_problems(node: onnx.NodeProto, opsets: dict[str, int], functions: set[t
     key = (normal_domain(node.domain), node.op_type)
     if broken or key in functions or key[0] not in opsets:
         return
-    try:
-        schema = onnx.defs.get_schema(key[1], max(opsets[key[0]], 1), key[0])
-    except (onnx.defs.SchemaError, TypeError, OverflowError):
+    schema = schema_of(key[1], key[0], opsets[key[0]])
+    if schema is None:
         return  # no such operator: the importer's check lists it with the others
     problems = list(_schema_problems(node, schema))
     yield from problems
     if not problems and key[0] == "":
         yield from _body_problems(node, opsets[""])
+
+
+def schema_of(op_type: str, domain: str, opset: int) -> Any | None:
+    """The schema of an operator in a version of its domain; None where ONNX has none.
+
+    Of an operator of ONNX that is younger it is the first one: converters take a node of it as that says.
+    """
+    try:
+        return onnx.defs.get_schema(op_type, max(opset, 1), domain)
+    except (onnx.defs.SchemaError, TypeError, OverflowError):
+        pass
+    versions = range(max(opset, 0) + 1, onnx.defs.onnx_opset_version() + 1) if not domain else ()
+    first = next((version for version in versions if onnx.defs.has(op_type, version, "")), None)
+    return None if first is None else onnx.defs.get_schema(op_type, first, "")
 
 
 def _body_problems(node: onnx.NodeProto, opset: int) -> Iterator[str]:
