@@ -369,3 +369,15 @@ def test_low_precision_weights_are_folded() -> None:
     inputs = random_inputs(made)
     expected = inputs["x"] @ (w.astype(np.float32) * np.repeat(scale, 16, 0))
     np.testing.assert_allclose(run_relax(to_relax(prepare(made)), inputs)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+@pytest.mark.parametrize("offset", [1e3, 1e5])
+def test_det_of_an_offset(n: int, offset: float) -> None:
+    """The products that cancel are in float64."""
+    x = normal(2, n, n) + np.float32(offset)
+    node = helper.make_node("Det", ["x"], ["y"])
+    graph = helper.make_graph([node], "g", [value("x", x.shape)], [value("y", (2,))])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    (found,) = run_relax(to_relax(prepare(made)), {"x": x})
+    np.testing.assert_allclose(found, np.linalg.det(x.astype("float64")), rtol=1e-5)
