@@ -151,7 +151,8 @@ def run_once(
     except Unable:
         return None
     if refusal:  # the oracle alone divides by zero and goes on
-        allowed = kind == OUTSIDE or reference.session is None
+        damaged = not valid and "out of range" in refusal  # classes and lengths that onnxruntime does not look at
+        allowed = kind == OUTSIDE or reference.session is None or damaged
         return None if allowed else Finding("error", f"the run is refused: {refusal}", kind)
     problem = reference.agrees(expected, found, feeds)
     say(f"judge: {kind}")

@@ -407,3 +407,15 @@ def test_an_infinite_weight_spreads_as_nan_does_and_that_of_a_mask_does_not() ->
     masked_ = Judge(made(nodes, {"x": [1, 3]}, outputs, values))
     assert masked_(masked_.truth({"x": x}), {"y": np.float32([[-np.inf, 3]])}).ok
     assert not masked_(masked_.truth({"x": x}), {"y": np.float32([[-np.inf, np.nan]])}).ok
+
+
+@pytest.mark.parametrize(("precision", "least", "most"), [("bf16", 1e-3, 2e-2), ("fp32", 1e-9, 1e-5)])
+def test_further_runs_round_operands_to_other_numbers(precision, least, most):
+    """A factor folded into weights has them rounded elsewhere: behind a Sigmoid that is all or nothing."""
+    w = np.random.default_rng(0).standard_normal((64, 32)).astype("f")
+    model = made([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [16, 64]}, {"y": (1, [16, 32])}, {"w": w})
+    truth = Judge(model, precision).truth({"x": np.random.default_rng(1).standard_normal((16, 64)).astype("f") + 9})
+    runs = [one["y"] for one in truth.more(precision)]
+    scale = float(np.abs(truth.exact["y"]).max())
+    apart = [float(np.abs(a - b).max()) / scale for i, a in enumerate(runs) for b in runs[:i]]
+    assert least < min(apart) and max(apart) < most

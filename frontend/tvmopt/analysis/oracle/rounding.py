@@ -161,7 +161,8 @@ class Nudged(Rounded):
     """A run that rounds otherwise than NumPy does: what a sum adds up, and every other result, is moved by an epsilon.
 
     One run is one sample of what rounding does, and a chain of a few numbers may have none by chance. An error of a sum
-    is relative to its terms, so these are moved, and not the sum.
+    is relative to its terms, so these are moved, and not the sum. Operands that are rounded to 16 bits are moved by as
+    much as that does: behind a factor that is folded into weights they are rounded to other numbers.
     """
 
     def __init__(
@@ -173,15 +174,17 @@ class Nudged(Rounded):
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         adds = call.op in SUMS or call.op.startswith("Reduce")
         if adds:
-            values = [self._nudged(v) for v in values]
+            narrow = call.op in HEAVY and self.arithmetic.operands is not None
+            epsilon = float(ml_dtypes.finfo(self.arithmetic.operands).eps) / 2 if narrow else EPSILON
+            values = [self._nudged(v, epsilon) for v in values]
         results = super().evaluate(call, domain, values)
         return results if adds or call.op in MOVES or has_edges(call) else [self._nudged(r) for r in results]
 
-    def _nudged(self, value: Value | None) -> Value | None:
+    def _nudged(self, value: Value | None, epsilon: float = EPSILON) -> Value | None:
         if value is None or not isinstance(value.array, np.ndarray) or not is_real(value.kind):
             return value
         array = value.array
-        moved = array * (1 + EPSILON * self.random.uniform(-1, 1, array.shape))
+        moved = array * (1 + epsilon * self.random.uniform(-1, 1, array.shape))
         return Value(np.asarray(moved).astype(array.dtype), value.kind)
 
 
