@@ -541,5 +541,6 @@ def _kernels(
         done = how.get(name, Scheduled("none", "generic"))
         cost = kernel_cost(at_shapes(func, shapes.get(name, ())))
         yield Kernel(
-            name, done.family, done.source, done.knobs, len(sites), tuple(sites), cost.flops, cost.bytes, done.note
-        )
+            name, done.family, done.source, done.knobs, len(sites), tuple(sites), cost.flops, cost.bytes, done.note,
+            precision=cost.precision,
+        )  # fmt: skip

@@ -63,10 +63,11 @@ class Kernel:
         knobs: the values used.
         calls: how often one inference calls it.
         nodes: the ONNX nodes it computes, one tuple a call site.
-        flops: floating point operations of one call (a multiply-add counts as two).
+        flops: operations of one call (a multiply-add counts as two), of floats and of products of bytes.
         bytes: bytes of its distinct inputs and outputs, each touched once: the traffic floor of one call.
         launches: on a GPU, the kernels it launches (`tvmopt.toolchain.ptxas.Launch` as dictionaries): grid, threads,
             registers, shared memory, spills, occupancy.
+        precision: ``"int8"`` where most operations are products of bytes, else that of the model: ``""``.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Kernel:
     bytes: float
     note: str = ""
     launches: tuple[dict[str, Any], ...] = ()
+    precision: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tvmopt.analysis import profile as module
 from tvmopt.analysis import recorder
 from tvmopt.analysis.advice import advise, amdahl
 from tvmopt.analysis.profile import chrome_trace, profile
-from tvmopt.analysis.profile_html import html
+from tvmopt.analysis.profile_html import html, roofline_svg
 from tvmopt.analysis.recorder import Recorder, Recording
 from tvmopt.analysis.roofline import locate
 
@@ -103,6 +103,22 @@ def test_on_a_busy_machine_the_quickest_counts_and_is_marked():
     found = module._summarise(_model([]), PEAKS, recording, 0)
     assert (found.latency_s, found.accounted_s, found.disturbed) == (1e-3, 9e-4, True)
     assert found.covered == pytest.approx((9e-4 / 4e-3 + 5e-3 / 2e-3) / 2)  # within each run
+
+
+def test_products_of_bytes_stand_under_their_own_roof():
+    """A kernel at 90 % of int8's peak is 3.6 times above that of floats, and raises no peak of theirs."""
+    work = [
+        _kernel("q", [["a"]], 0.9 * PEAKS.compute("int8"), 1.0) | {"precision": "int8"},
+        _kernel("f", [["b"]], 1e9, 1.0),
+    ]
+    recording = Recording(["q", "f"], [2.0], [2.0], [np.array([1.0, 1.0])], disturbed=False)
+    found = module._summarise(_model(work), PEAKS, recording, 0)
+    by_name = {k.name: k for k in found.kernels}
+    assert (by_name["q"].precision, by_name["f"].precision) == ("int8", "fp32")
+    assert by_name["q"].position.compute_share == pytest.approx(0.9) and by_name["q"].position.bound == "compute"
+    assert "fewer operations" in by_name["q"].advice.text
+    assert module.observed(found).flops == PEAKS.flops
+    assert "int8 400" in roofline_svg(found) and "fp32 100" in roofline_svg(found)
 
 
 def test_both_instruments_see_the_same_calls(artifact):

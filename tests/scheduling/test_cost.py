@@ -1,14 +1,19 @@
 """FLOPs and bytes of kernels, on programs small enough to count by hand."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 from tvm.script import tirx as T
 
+import tvmopt
 from tvmopt.lowering.loops import INDEX, const_index, everything, load, loop, nest, new_buffer, prim_func, seq, store
+from tvmopt.report import Kernel
 from tvmopt.scheduling.cost import kernel_cost
 
 # fmt: off
@@ -67,6 +72,57 @@ def gather(A: T.Buffer((30522, 16), "float32"), I: T.Buffer((5,), "int64"), C: T
 def test_counted_by_hand(func, flops, nbytes):
     cost = kernel_cost(func)
     assert (cost.flops, cost.bytes) == (flops, nbytes)
+
+
+def quantised(path: Path, kind: str, target: str) -> list[Kernel]:
+    """Kernels of a model of one quantised operator, bytes in and bytes out; their work is :data:`WORK`."""
+    rng = np.random.default_rng(0)
+    shape, weight = {
+        "product": ((1, 37, 72), (72, 48)),
+        "convolution": ((1, 16, 9, 11), (24, 16, 3, 3)),
+        "depthwise": ((1, 32, 9, 11), (32, 1, 3, 3)),
+    }[kind]
+    op = "MatMul" if kind == "product" else "Conv"
+    attributes = {} if kind == "product" else {"pads": [1, 1, 1, 1], "group": 32 if kind == "depthwise" else 1}
+    constants = {
+        "s": np.array(0.02, np.float32),
+        "zero": np.array(128, np.uint8),
+        "t": np.array(0.01, np.float32),
+        "zw": np.array(0, np.int8),
+        "wq": rng.integers(-127, 128, weight).astype(np.int8),
+        "u": np.array(0.3, np.float32),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "s", "zero"], ["xf"]),
+        helper.make_node("DequantizeLinear", ["wq", "t", "zw"], ["wf"]),
+        helper.make_node(op, ["xf", "wf"], ["yf"], **attributes),
+        helper.make_node("QuantizeLinear", ["yf", "u", "zero"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.UINT8, shape)],
+        [helper.make_empty_tensor_value_info("y")], [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return list(tvmopt.compile(path, target=target, verify=False, records=False).report.kernels)
+
+
+WORK = {"product": 2 * 37 * 72 * 48, "convolution": 2 * 9 * 11 * 24 * 16 * 9, "depthwise": 2 * 9 * 11 * 32 * 9}
+
+
+@pytest.mark.parametrize("target", ["znver5", "x86-64-v3"])
+@pytest.mark.parametrize("kind", WORK)
+def test_products_of_bytes_are_operations(kind: str, target: str, tmp_path: Path) -> None:
+    """As many as the definition has, padding of a word's bytes and epilogues aside; their roof is that of int8.
+    Depthwise convolutions add up products of bytes in floats, where they are exact."""
+    kernels = quantised(tmp_path / "m.onnx", kind, target)
+    heaviest = max(kernels, key=lambda k: k.flops)
+    assert WORK[kind] <= heaviest.flops < 1.5 * WORK[kind]
+    assert heaviest.precision == ("" if kind == "depthwise" else "int8")
+    assert {k.precision for k in kernels} <= {"int8", ""}
+
+
+def test_floats_are_no_int8() -> None:
+    assert kernel_cost(gemm).integer == 0.0 and kernel_cost(gemm).precision == ""
 
 
 @pytest.mark.parametrize("tile, products_a_tile", [(4, 36), (2, 16)])

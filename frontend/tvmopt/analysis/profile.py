@@ -58,6 +58,7 @@ class KernelTime:
         onnx_flops: of all calls, by the definitions of the operators they compute. Winograd executes fewer.
         position: on the roofline, per call, by what is executed.
         advice: what to do, and what the model would gain.
+        precision: of its arithmetic, which decides its roof: the model's, or int8.
     """
 
     name: str
@@ -73,6 +74,7 @@ class KernelTime:
     bytes: float
     position: Position
     advice: Advice
+    precision: str = "fp32"
 
     @property
     def gflops(self) -> float:
@@ -228,7 +230,7 @@ def observed(found: Profile, least: float = 0.0) -> Peaks:
         level = found.peaks.level(k.bytes / k.calls)
         bandwidth[level] = max(bandwidth.get(level, 0.0), k.bytes / k.seconds)
         if k.position.compute_share > 1:
-            flops[found.precision] = max(flops.get(found.precision, 0.0), k.flops / k.seconds)
+            flops[k.precision] = max(flops.get(k.precision, 0.0), k.flops / k.seconds)
     return found.peaks.at_least(flops, bandwidth, "observed")
 
 
@@ -308,6 +310,7 @@ def _row(
 ) -> KernelTime:
     seconds = sum(c.seconds for c in calls)
     flops, nbytes = (kernel.flops, kernel.bytes) if kernel else (0.0, 0.0)
+    precision = (kernel.precision if kernel else "") or precision
     position = locate(seconds / len(calls), flops, nbytes, peaks, precision)
     family = kernel.family if kernel else "builtin"
     source = kernel.source if kernel else "builtin"
@@ -325,6 +328,7 @@ def _row(
         bytes=nbytes * len(calls),
         position=position,
         advice=advise(position, seconds, latency, family, source, len(calls), peaks, precision),
+        precision=precision,
     )
 
 

@@ -19,13 +19,14 @@ BOUND_COLOURS = {"compute": COLOURS[2], "memory": COLOURS[0], "latency": COLOURS
 def roofline_svg(found: Profile) -> str:
     """Every kernel under the roofs: the area of a dot is its share of the time, its colour what bounds it."""
     shown = [k for k in found.kernels if k.flops > 0 and k.bytes > 0 and k.seconds > 0]
-    plot = roofline_axes(found.peaks, [(k.position.intensity, k.flops / k.seconds) for k in shown])
+    points = [(k.position.intensity, k.flops / k.seconds) for k in shown]
+    plot = roofline_axes(found.peaks, points, sorted({k.precision for k in shown}) or (found.precision,))
     for kernel in shown:
         label = (
             f"{kernel.name} ({kernel.family}): {kernel.share:.1%} of the time, "
             f"{kernel.gflops:.1f} GFLOP/s executed, "
             f"{kernel.onnx_gflops:.1f} by ONNX, "
-            f"{kernel.position.roof_share:.0%} of its roof, {kernel.position.bound} bound; "
+            f"{kernel.position.roof_share:.0%} of its roof ({kernel.precision}), {kernel.position.bound} bound; "
             f"{', '.join(kernel.nodes[:6])}"
         )
         radius = 3 + 22 * kernel.share**0.5

@@ -59,9 +59,10 @@ def locate(seconds: float, flops: float, nbytes: float, peaks: Peaks, precision:
     )
 
 
-def roofline_axes(peaks: Peaks, points: Sequence[tuple[float, float]], precision: str = "fp32") -> Plot:
-    """Axes with the machine's roofs, wide enough for the points (FLOP/B, FLOP/s)."""
-    peak = peaks.compute(precision)
+def roofline_axes(peaks: Peaks, points: Sequence[tuple[float, float]], precisions: Sequence[str] = ("fp32",)) -> Plot:
+    """Axes with the machine's roofs, one for each precision, wide enough for the points (FLOP/B, FLOP/s)."""
+    roofs = sorted((peaks.compute(precision), precision) for precision in precisions)
+    peak = roofs[-1][0]
     xs = [x for x, _ in points if x > 0] or [1.0]
     ys = [y for _, y in points if y > 0] or [peak / 10]
     ridge = peak / peaks.bandwidth["dram"]
@@ -71,8 +72,9 @@ def roofline_axes(peaks: Peaks, points: Sequence[tuple[float, float]], precision
         (low, high), (bottom, peak * 2), xlog=True, ylog=True, size=(760, 420), title="roofline",
         xlabel="arithmetic intensity, FLOP/B", ylabel="FLOP/s",
     )  # fmt: skip
-    plot.line([(low, peak), (high, peak)], COLOURS[7], 2)
-    plot.text(high, peak, f"{precision} {peak / 1e9:.0f} GFLOP/s, {peaks.threads} thr.", "end", -4)
+    for roof, precision in roofs:
+        plot.line([(low, roof), (high, roof)], COLOURS[7], 2)
+        plot.text(high, roof, f"{precision} {roof / 1e9:.0f} GFLOP/s, {peaks.threads} thr.", "end", -4)
     for level in ("l2", "l3", "dram"):
         bandwidth = peaks.bandwidth.get(level)
         if not bandwidth:

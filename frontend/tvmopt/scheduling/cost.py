@@ -7,6 +7,7 @@ definition asks for are counted from ONNX (:mod:`tvmopt.analysis.opcost`); repor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,27 +29,39 @@ MOST_TRIPS = 64
 
 @dataclass(frozen=True)
 class Cost:
-    """flops: arithmetic operations that one call executes (a multiply-add is two); bytes: its parameters, each
-    touched once - of a table that is looked up in, as much as is looked up.
+    """What one call of a kernel costs.
+
+    Attributes:
+        flops: arithmetic operations that it executes (a multiply-add is two), of floats and of products of bytes.
+        bytes: its parameters, each touched once - of a table that is looked up in, as much as is looked up.
+        integer: operations of products of bytes among them.
     """
 
     flops: float
     bytes: float
+    integer: float = 0.0
+
+    @property
+    def precision(self) -> str:
+        """``"int8"`` where most operations are products of bytes, else what the model is compiled in: ``""``."""
+        return "int8" if 2 * self.integer > self.flops else ""
 
 
 def kernel_cost(func: tirx.PrimFunc) -> Cost:
     """Operations counted in every block's body times its iterations; bytes from the parameters' sizes.
 
-    Transcendental calls count one. Index arithmetic (integers), comparisons and selects count nothing. A select
+    Transcendental calls count one, a product of bytes and its sum two. Other integers (index arithmetic), comparisons
+    and selects count nothing. A select
     on an iteration variable executes one side an iteration, any other select both. Tile instructions are not looked
     into: their block is annotated `tvmopt.flops`, of one iteration.
     """
-    flops, looked_up = 0.0, dict[str, float]()
+    flops, integer, looked_up = 0.0, 0.0, dict[str, float]()
     for block in blocks_of(func):
         dims = extents(block)
         iterations = prod(dims or [0])
         variables: Fixed = {iv.var.name: (None, d) for iv, d in zip(block.iter_vars, dims, strict=bool(dims))}
         flops += iterations * (_operations(block.body, variables) + int(block.annotations.get("tvmopt.flops", 0)))
+        integer += iterations * _operations(block.body, variables, _of_bytes)
         for name, amount in _look_ups(block.body).items():
             looked_up[name] = looked_up.get(name, 0.0) + iterations * amount
     total = 0.0
@@ -58,7 +71,7 @@ def kernel_cost(func: tirx.PrimFunc) -> Cost:
         if shape is not None and all(isinstance(d, tirx.IntImm | int) for d in shape):
             size = prod(int(d) for d in shape) * _itemsize(dtype)
             total += min(size, looked_up.get(str(param.name), size))
-    return Cost(flops, total)
+    return Cost(flops, total, integer)
 
 
 def _itemsize(dtype: str) -> float:
@@ -70,35 +83,70 @@ _BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 _COMPARE = ("EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or")
 
 
-def _operations(node: Any, variables: Fixed) -> float:
-    """Floating-point operations in one execution of a statement or expression."""
+def _operations(node: Any, variables: Fixed, one: Count | None = None) -> float:
+    """Operations in one execution of a statement or expression.
+
+    Args:
+        one: those of a node itself, without its parts; default: :func:`_of_floats` and :func:`_of_bytes`.
+    """
     kind = type(node).__name__
     if kind == "For":
-        return _repeated(node, variables)
+        return _repeated(node, variables, one)
     if kind in ("Select", "IfThenElse"):
-        return _either(node, kind, variables)
-    if kind == "Call" and getattr(node.op, "name", "") == "tvmopt.dot2":
-        return 3.0 * _lanes(node)  # two products and their sum
-    count = 0.0
-    if (kind in _BINARY and not negates(node)) or (
-        kind == "Call" and getattr(node.op, "name", "") != "tirx.if_then_else"
-    ):
-        count = _lanes(node)
-    return count + sum(_operations(child, variables) for child in _children(node, kind))
+        return _either(node, kind, variables, one)
+    count = one(node, kind) if one else _of_floats(node, kind) + _of_bytes(node, kind)
+    if kind == "Call" and _operator(node) in DOTS:
+        return count
+    return count + sum(_operations(child, variables, one) for child in _children(node, kind))
 
 
-def _repeated(node: Any, variables: Fixed) -> float:
+Count = Callable[[Any, str], float]
+"""From a node and the name of its kind to operations."""
+
+DOTS = {"tvmopt.dot2": 3.0, "tvmopt.dot4": 8.0}
+"""Operations a lane of two products and their sum, and of four products of bytes and their sum with what was there."""
+
+
+def _operator(call: Any) -> str:
+    return str(getattr(call.op, "name", ""))
+
+
+def _of_floats(node: Any, kind: str) -> float:
+    """Floating-point operations of a node itself."""
+    if kind == "Call":
+        name = _operator(node)
+        return 0.0 if name == "tirx.if_then_else" else DOTS.get(name, 1.0) * _lanes(node)
+    return _lanes(node) if kind in _BINARY and not negates(node) else 0.0
+
+
+def _of_bytes(node: Any, kind: str) -> float:
+    """Operations of a node itself that is a product of bytes, with its sum: `dot4`, or a product of two casts."""
+    if kind == "Call" and _operator(node) == "tvmopt.dot4":
+        return DOTS["tvmopt.dot4"] * _width(node)
+    if kind == "Mul" and all(map(_byte, (node.a, node.b))):
+        return 2.0 * _width(node)
+    return 0.0
+
+
+def _byte(node: Any) -> bool:
+    """Whether a value is a byte that was cast to an integer of more bits."""
+    if type(node).__name__ != "Cast" or "int" not in str(node.ty.dtype):
+        return False
+    return str(getattr(node.value.ty, "dtype", "")).split("x")[0] in ("int8", "uint8")
+
+
+def _repeated(node: Any, variables: Fixed, one: Count | None) -> float:
     """A loop: once for each value of its variable where that decides about loops and branches inside."""
     extent = _number(node.extent)
     if extent is None:
-        return _operations(node.body, variables)
+        return _operations(node.body, variables, one)
     if extent > MOST_TRIPS or not _decides(node.loop_var, node.body):
-        return extent * _operations(node.body, variables)
+        return extent * _operations(node.body, variables, one)
     total = 0.0
     for trip in range(extent):
         value = tirx.const(trip, str(node.loop_var.ty.dtype))
         known = structural_map(node.body, (tirx.Var, lambda v, value=value: value if v.same_as(node.loop_var) else v))
-        total += _operations(known, variables)
+        total += _operations(known, variables, one)
     return total
 
 
@@ -121,36 +169,38 @@ def _decides(var: Any, body: Any) -> bool:
     return any(found)
 
 
-def _either(node: Any, kind: str, variables: Fixed) -> float:
+def _either(node: Any, kind: str, variables: Fixed, one: Count | None) -> float:
     """A select or a branch: weighted by how many iterations take each side, where the condition tells."""
     yes = node.true_value if kind == "Select" else node.then_case
     no = node.false_value if kind == "Select" else node.else_case
     test = node.condition
-    sides = _operations(test, variables)
+    sides = _operations(test, variables, one)
     if kind == "IfThenElse" and (taken := _number(test)) is not None:
         side = yes if taken else no
-        return sides + (_operations(side, variables) if side is not None else 0.0)
+        return sides + (_operations(side, variables, one) if side is not None else 0.0)
     name = str(getattr(getattr(test, "a", None), "name", ""))
     if type(test).__name__ == "EQ" and name in variables and isinstance(test.b, tirx.IntImm):
         fixed, left = variables[name]
         if fixed is not None:
             taken = yes if fixed == int(test.b) else no
-            return sides + (_operations(taken, variables) if taken is not None else 0.0)
-        hit = _operations(yes, variables | {name: (int(test.b), 1)})
+            return sides + (_operations(taken, variables, one) if taken is not None else 0.0)
+        hit = _operations(yes, variables | {name: (int(test.b), 1)}, one)
         rest = variables | {name: (None, max(1, left - 1))}
-        miss = _operations(no, rest) if no is not None else 0.0
+        miss = _operations(no, rest, one) if no is not None else 0.0
         return sides + (hit + (left - 1) * miss) / left
-    first = _operations(yes, variables)
-    second = _operations(no, variables) if no is not None else 0.0
+    first = _operations(yes, variables, one)
+    second = _operations(no, variables, one) if no is not None else 0.0
     return sides + (first + second if kind == "Select" else max(first, second))
 
 
 def _lanes(node: Any) -> float:
     """Elements of a floating-point value, one for a scalar; 0 for other types."""
-    dtype = str(getattr(node, "dtype", None) or node.ty)
-    if "float" not in dtype:
-        return 0.0
-    _, cross, lanes = dtype.rpartition("x")
+    return _width(node) if "float" in str(getattr(node, "dtype", None) or node.ty) else 0.0
+
+
+def _width(node: Any) -> float:
+    """Elements of a value, one for a scalar."""
+    _, cross, lanes = str(getattr(node, "dtype", None) or node.ty).rpartition("x")
     return float(lanes) if cross and lanes.isdigit() else 1.0
 
 

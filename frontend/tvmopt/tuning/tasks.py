@@ -68,7 +68,7 @@ def extract(lowered: Lowered, machine: Machine) -> list[Task]:
         space, key = family.knobs(shape, machine), key_of(func, family, machine)
         module = packed(func, constants.get(kernel.name, ()), outputs.get(kernel.name, 1))
         inner = unpacked(module, key, machine, space.analytic)
-        least = floor(kernel.flops, kernel.bytes, machine, getattr(shape, "dtype", ""))
+        least = floor(kernel.flops, kernel.bytes, machine, getattr(shape, "dtype", ""), kernel.precision)
         task = Task(
             kernel.name, key, space, inner, kernel.calls, shape_words(shape), kernel.nodes, kernel.flops,
             kernel.bytes, least, _numbers(shape), (kernel.name,),
@@ -103,14 +103,21 @@ def _joined(first: Task, second: Task) -> Task:
     )
 
 
-def floor(flops: float, nbytes: float, machine: Machine, dtype: str = "") -> float:
+BYTES_A_WORD = 4
+"""Bytes in the place of a float32."""
+
+
+def floor(flops: float, nbytes: float, machine: Machine, dtype: str = "", precision: str = "") -> float:
     """Seconds: arithmetic at peak, or bytes at the rate of L2 on all cores, whichever is longer.
 
     Args:
         dtype: of a product's operands on a GPU. Its peak is taken as twice what `mma.sync` reaches: what tensor
             cores do from Hopper on, and no schedule beats.
+        precision: ``"int8"`` for products of bytes, of which an instruction of a CPU does four times as many.
     """
     rate, peak = machine.cores * machine.ghz * 1e9 * machine.l2_rate, machine.peak_flops
+    if machine.kind == "llvm" and precision == "int8":
+        peak *= BYTES_A_WORD
     if machine.kind == "cuda" and dtype:
         peak = 2 * 2 * tensor_rate(machine, dtype) * machine.cores * machine.ghz * 1e9
     return float(max(flops / peak, nbytes / rate))
