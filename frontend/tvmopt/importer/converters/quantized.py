@@ -73,6 +73,7 @@ def quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     if elem in CODED:
         return encode(b, x, elem, bool(attrs.get("saturate", 1)))
     x = b.emit(relax.op.round(b.cast(x, "float32")))
+    x = b.where(b.emit(relax.op.isnan(x)), 0.0, x)  # what a conversion makes of NaN is left to the processor
     if zero is not None:
         x = b.add(x, b.cast(spread(b, zero, shape, axis, block), "float32"))
     return saturate(b, x, elem)

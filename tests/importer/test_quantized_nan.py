@@ -1,0 +1,36 @@
+"""NaN into QuantizeLinear: ONNX leaves open what comes out; here it is the zero point, by every way there is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import tvmopt
+from tvmopt.analysis.oracle.evaluate import Oracle
+
+TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "uint16": TensorProto.UINT16, "int16": TensorProto.INT16}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("source", ["float32", "float16"])
+@pytest.mark.parametrize("along", [False, True])
+@pytest.mark.parametrize("lanes", [1, 9, 17])
+def test_nan_is_the_zero_point(kind: str, source: str, along: bool, lanes: int) -> None:
+    """The oracle said 0: a right model whose logarithms are NaN was refused (fuzz, seed 30009, 180)."""
+    x = np.resize(np.array([np.nan, 1.25, np.inf, -np.inf, -0.75], source), (lanes, 5))
+    scale, zero = np.array([0.5] * 5 if along else 0.5, source), np.array([3] * 5 if along else 3, kind)
+    value = helper.make_tensor_value_info
+    given = {n: helper.make_tensor(n, t, a.shape, a.reshape(-1).tolist()) for n, t, a in (
+        ("s", helper.np_dtype_to_tensor_dtype(np.dtype(source)), scale), ("z", TYPES[kind], zero))}  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"], axis=1)], "g",
+        [value("x", helper.np_dtype_to_tensor_dtype(np.dtype(source)), x.shape)],
+        [value("y", TYPES[kind], x.shape)], list(given.values()),
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    row = np.array([3, 5, high, low, 1], kind)  # 2.5 is 2, -1.5 is -2: to even
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})["y"]
+    np.testing.assert_array_equal(found, np.broadcast_to(row, x.shape))
+    np.testing.assert_array_equal(Oracle(model).run({"x": x})["y"], np.broadcast_to(row, x.shape))
