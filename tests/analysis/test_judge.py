@@ -444,3 +444,38 @@ def test_a_norm_may_know_its_mean_better_than_the_kernel_that_writes_it(tmp_path
     for seed in range(8):
         x = np.random.default_rng(seed).standard_normal((9, 3)).astype("f") + 1000
         assert examiner.thoroughly({"x": x}, None).ok
+
+
+def test_a_wrong_step_before_a_quantised_product_shows():
+    """The integers behind it fit exactly with what it wrote: a distance of 0 was taken for no evidence."""
+    rng = np.random.default_rng(0)
+    quantised = {"q": ("p", "s", "z"), "q2": ("m", "t", "z")}
+    nodes = [
+        helper.make_node("Softmax", ["x"], ["f"]),
+        helper.make_node("Mul", ["f", "a"], ["p"]),
+        *(helper.make_node("QuantizeLinear", list(i), [o]) for o, i in quantised.items()),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "s", "zero"], ["v"]),
+        helper.make_node("MatMul", ["d", "v"], ["m"]),
+        helper.make_node("DequantizeLinear", ["q2", "t", "z"], ["e"]),
+        helper.make_node("DequantizeLinear", ["u", "s", "zero"], ["r"]),
+        helper.make_node("MatMul", ["e", "r"], ["n"]),
+        helper.make_node("ReduceMax", ["n"], ["y"], axes=[0, 1], keepdims=0),
+    ]
+    nodes = [nodes[i] for i in (0, 1, 2, 4, 5, 6, 3, 7, 8, 9, 10)]
+    values = {
+        "a": np.ones((16, 64), "f"), "s": np.float32(1 / 255), "t": np.float32(1 / 4000), "z": np.uint8(0),
+        "zero": np.int8(0), "w": rng.integers(-127, 128, (64, 32)).astype(np.int8),
+        "u": rng.integers(-127, 128, (32, 32)).astype(np.int8),
+    }  # fmt: skip
+    good = made(nodes, {"x": [16, 64]}, {"y": (TensorProto.FLOAT, [])}, values)
+
+    def element(a):
+        a[3, 5] = 1.6
+        return a
+
+    feeds = {"x": rng.standard_normal((16, 64)).astype("f")}
+    for model, right in ((good, True), (changed(good, "a", element), False)):
+        compiled = tvmopt.compile(model, verify=False, records=False).model
+        examined = Examiner(compiled, good, good).thoroughly(feeds, None)
+        assert examined.ok == right and ("softmax" in examined.kernel) != right

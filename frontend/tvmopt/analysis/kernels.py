@@ -508,7 +508,7 @@ class _Measured:
                 shows = _distance(own[next_one], self.exact[next_one]) > SHOWN * ought
                 if not shows and not _mostly(self.exact[name], self.found[name]):
                     continue
-                if 0 < _distance(own[next_one], self.found[next_one]) <= WORSE * ought:
+                if _distance(own[next_one], self.found[next_one]) <= WORSE * ought > 0:  # integers fit exactly
                     return name
         return None
 
