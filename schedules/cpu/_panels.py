@@ -82,6 +82,13 @@ def product(data: Callable[..., Any], index: tuple[Any, ...], weight: Any, lengt
     return dot2(pair(low, high), weight)
 
 
+def whole_words(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Rows of bytes, made longer by those that a last word has too many: the weights are zeros there."""
+    shape = sizes(x) or ()
+    more = -shape[-1] % WORD if str(x.ty.dtype) == "uint8" else 0
+    return bb.emit(relax.op.nn.pad(x, [0, 0] * (len(shape) - 1) + [0, more])) if more else x
+
+
 def packed_at_run_time(bb: relax.BlockBuilder, weight: relax.Expr, groups: int, nr: int) -> relax.Expr:
     """The same panels of a weight that is no constant, by a kernel."""
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from tests.passes.helpers import build, check_rewrite, ops
@@ -87,6 +88,27 @@ def longest(bb, x):
     return op.matmul(bb.emit(data(x)), bb.emit(w))
 
 
+@pytest.mark.parametrize("zeros", [(0, 0), (9, 0), (0, 128), (0, 3), (255, 255), (128, 128)])
+@pytest.mark.parametrize("kinds", [("uint8", "uint8"), ("int8", "uint8"), ("uint8", "int8"), ("int8", "int8")])
+def test_two_activations(kinds, zeros):
+    """Sums of rows where the second operand's zero point is not in the middle, of columns for the first one's."""
+    zeros = [z - 128 if kind == "int8" else z for z, kind in zip(zeros, kinds, strict=True)]
+    inputs = {"x": ((2, 3, 5, 19), kinds[0]), "y": ((2, 1, 19, 7), kinds[1])}
+    mod = build(inputs, lambda bb, x, y: op.matmul(bb.emit(data(x, 0.03, zeros[0])), bb.emit(data(y, 0.02, zeros[1]))))
+    own, other = (z + 128 * (kind == "int8") for z, kind in zip(zeros, kinds, strict=True))
+    sums = (other != 128) + (own != 0)
+    found = ops(ConvertIntegerProducts(DecisionLog())(mod))
+    assert (found["matmul"], found["sum"], found["dequantize"]) == (1, sums, 0)
+    check_rewrite(ConvertIntegerProducts, mod, dict(found), tol=2e-6)
+
+
+def test_two_activations_of_open_sizes_stay_floats():
+    n = tvm.tirx.Var("n", "int64")
+    inputs = {"x": ((n, 4, 8), "uint8"), "y": ((n, 8, 4), "uint8")}
+    mod = build(inputs, lambda bb, x, y: op.matmul(bb.emit(data(x)), bb.emit(data(y))))
+    assert ops(ConvertIntegerProducts(DecisionLog())(mod)) == ops(mod)
+
+
 def float_data(bb, x):
     return nn.conv2d(bb.emit(op.astype(x, "float32")), bb.emit(weight(16, 8, 3, 3)))
 
@@ -106,6 +128,10 @@ REFUSED = {
         lambda bb, x: op.matmul(bb.emit(data(x)), bb.emit(weight(33, 17, channels=33, axis=0))), "4",
     ),
     "a sum beyond int32": ({"x": ((1, 70_000), "uint8")}, longest, "5"),
+    "a sum of two activations beyond int32": (
+        {"x": ((2, 1, 20_000), "uint8"), "y": ((2, 20_000, 1), "uint8")},
+        lambda bb, x, y: op.matmul(bb.emit(data(x)), bb.emit(data(y))), "5",
+    ),
     "groups of no whole words": (
         {"x": ((1, 6, 5, 5), "uint8")},
         lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(weight(4, 3, 3, 3)), groups=2), "6",

@@ -15,8 +15,9 @@ from tvm_ffi import StructuralKey, structural_equal, structural_map
 from tvmopt.importer.sizes import least_sizes, named_sizes
 from tvmopt.scheduling.strides import evaluate
 
-OUT_ELEMENTWISE_FUSABLE = 4
-"""TVM's op pattern of a reduction whose output an elementwise chain may be fused into (OpPatternKind)."""
+INJECTIVE, OUT_ELEMENTWISE_FUSABLE = 2, 4
+"""TVM's op patterns (OpPatternKind) of what moves elements, and of a reduction whose output an elementwise chain may be
+fused into."""
 NAMED_SIZE = 128
 """What tiles are chosen for where nobody named a size of an open dimension."""
 OPAQUE = 8

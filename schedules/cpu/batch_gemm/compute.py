@@ -1,4 +1,10 @@
-"""Matrix products of two activations as TE, B packed at run time where its rows do not fill vectors."""
+"""Matrix products of two activations as TE, B packed at run time where its rows do not fill vectors.
+
+Of bytes (uint8 by int8, sums in int32) B becomes words of four rows, in panels, in a kernel of its own::
+
+    words[batch, p, s, j] = quad(B[batch, 4s, p*nr + j], .., B[batch, 4s + 3, p*nr + j])     zeros beyond K and N
+    C[batch, m, n]        = sum_s dot4(quad(A[batch, m, 4s], ..), words[batch, n / nr, s, n % nr])
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,25 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import batch_index, call_fusable, constant, static_shape
+from tvmopt.lowering.common import (
+    INJECTIVE,
+    batch_index,
+    call_fusable,
+    call_with_pattern,
+    constant,
+    static_shape,
+)
 from tvmopt.lowering.pairs import bits, is_bf16, pair
-from tvmopt.schedules.cpu._panels import product, unfit
+from tvmopt.lowering.quads import WORD, quad
+from tvmopt.schedules.cpu._panels import product, unfit, whole_words
 from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 
 def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
-    """`R.matmul` of two activations, or of a batch of constant matrices, float32 or bfloat16, summed in float32."""
+    """`R.matmul` of two activations, or of a batch of constant matrices: float32 or bfloat16, summed in float32, or
+    uint8 by int8 in int32."""
     x, w = call.args
     xs, ws, value = static_shape(x), static_shape(w), constant(bb, w)
     if value is not None and prod(value.shape[:-2]) == 1:
@@ -26,7 +41,56 @@ def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
         return Declined(reason)
     if xs is None or ws is None or min(len(xs), len(ws)) < 2:
         return Declined("a vector")
+    if str(x.ty.dtype) == "uint8":
+        return _of_bytes(bb, x, w, xs, ws, machine)
     return _batched(bb, x, w, xs, ws, machine)
+
+
+def _of_bytes(
+    bb: relax.BlockBuilder,
+    x: relax.Expr,
+    w: relax.Expr,
+    xs: tuple[int, ...],
+    ws: tuple[int, ...],
+    machine: Machine,
+) -> relax.Expr:
+    """The two kernels of the module's docstring."""
+    batch, m_len, k_len, n_len = np.broadcast_shapes(xs[:-2], ws[:-2]), xs[-2], xs[-1], ws[-1]
+    nr = machine.lanes() * (2 if n_len > machine.lanes() else 1)
+    steps, panels = -(-k_len // WORD), -(-n_len // nr)
+
+    def words(b: te.Tensor) -> te.Tensor:
+        def byte(lead: tuple[Any, ...], row: Any, column: Any) -> Any:
+            value = b(*lead, row, column).astype("uint8")
+            inside = [row < k_len] * (k_len % WORD > 0) + [column < n_len] * (n_len % nr > 0)
+            return te.if_then_else(tirx.all(*inside), value, tirx.const(0, "uint8")) if inside else value
+
+        def entry(*i: Any) -> Any:
+            *lead, p, s, j = i
+            return quad(*(byte(tuple(lead), WORD * s + at, p * nr + j) for at in range(WORD)))
+
+        return te.compute((*ws[:-2], panels, steps, nr), entry, name="words")
+
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        k = te.reduce_axis((0, steps), name="k")
+        acc = te.compute(
+            (*batch, m_len, panels, nr),
+            lambda *i: te.sum(
+                product(a, (*batch_index(i[:-3], xs), i[-3], k), b(*batch_index(i[:-3], ws), i[-2], k, i[-1]), k_len),
+                axis=[k],
+            ),
+            name="batch_gemm",
+            attrs={"tvmopt.kernel": "batch_gemm"},
+        )
+        return te.compute(
+            (*batch, m_len, n_len),
+            lambda *i: acc(*i[:-1], i[-1] // nr, i[-1] % nr),
+            name="unpack",
+            attrs={"tvmopt.kernel": "unpack"},
+        )
+
+    packed = bb.emit(call_with_pattern(bb, words, [w], "words", INJECTIVE))
+    return call_fusable(bb, compute, [whole_words(bb, x), packed], "batch_matmul")
 
 
 def _batched(

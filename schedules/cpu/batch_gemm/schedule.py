@@ -25,7 +25,8 @@ from tvmopt.targets import Machine
 @dataclass(frozen=True)
 class BatchGemmProblem:
     """C is [batch, m, n], the reduction is k long; nr: width of a packed panel of B, 0 where B is read as it lies;
-    batch is 0 for two plain matrices; cores: of the machine; threads: whether the work pays for them."""
+    batch is 0 for two plain matrices; cores: of the machine; threads: whether the work pays for them; packs: this
+    kernel packs B, too (words of bytes come packed)."""
 
     batch: int
     m: int
@@ -35,11 +36,23 @@ class BatchGemmProblem:
     lanes: int
     cores: int = 1
     threads: bool = True
+    packs: bool = False
 
     @property
     def split(self) -> bool:
         """Whether the batch alone is too few tasks."""
         return self.batch < 2 * self.cores and self.cores > 1
+
+    @property
+    def last_panel(self) -> bool:
+        """Whether rows of C fill several panels in whole vectors and then a part of one, which gets code of its own."""
+        narrow = 2 * common_vector(self.n, self.lanes) < self.lanes
+        return narrow and 0 < self.nr < self.n and not (self.split and self.threads)
+
+    @property
+    def written(self) -> int:
+        """Columns that are written together."""
+        return self.lanes if self.last_panel else common_vector(self.n, self.lanes)
 
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> BatchGemmProblem | None:
@@ -47,14 +60,15 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> BatchGemmProblem | None:
     block, out = annotated(func, "batch_gemm"), consumer(func, "batch_gemm")
     if block is None or out is None:
         return None
-    packed = annotated(func, "pack") is not None
     *batch, m, n = extents(out)
-    *_, last, k = extents(block)
+    *rest, last, k = extents(block)
+    packed = len(rest) > len(batch) + 1
     if len(batch) > 1:
         return None
     threads = product_worth_threads(2.0 * prod(batch) * m * n * k, machine)
     return BatchGemmProblem(
-        batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes(), machine.cores, threads
+        batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes(), machine.cores, threads,
+        annotated(func, "pack") is not None,
     )  # fmt: skip
 
 
@@ -99,7 +113,9 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
     sch.unroll(rows)
     if problem.m % knobs["mr"]:
         sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
-    if problem.nr:
+    if problem.last_panel:
+        sch.annotate(n_tile, "pragma_loop_partition_hint", 1)
+    if problem.packs:
         pack = sch.get_sblock("pack")
         sch.compute_at(pack, lead[-1] if lead and not problem.split else n_tile, preserve_unit_loops=True)
         sch.vectorize(sch.split(sch.get_loops(pack)[-1], [None, common_vector(problem.n, problem.lanes)])[1])
@@ -108,7 +124,7 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
     sch.decompose_reduction(gemm, k)
     sch.unroll(m_in)
     if problem.nr:  # columns beyond N are dropped
-        sch.vectorize(sch.split(sch.fuse(n_vec, n_in), [None, common_vector(problem.n, problem.lanes)])[1])
+        sch.vectorize(sch.split(sch.fuse(n_vec, n_in), [None, problem.written])[1])
     else:
         sch.unroll(n_vec)
         sch.vectorize(n_in)

@@ -18,8 +18,7 @@ from typing import Any
 from tvm import relax, te
 
 from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_rows_product, named_size, sizes
-from tvmopt.lowering.quads import WORD
-from tvmopt.schedules.cpu._panels import packed_at_run_time, product, unfit, weight_panels
+from tvmopt.schedules.cpu._panels import packed_at_run_time, product, unfit, weight_panels, whole_words
 from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -37,7 +36,7 @@ def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if len(xs) < 2 or value.ndim > len(xs):
         return Declined("a vector, or a result of more dimensions than the rows")
     nr = _panel_width(bb, xs[:-1], n_len, machine)
-    x, panels = _whole_words(bb, x), weight_panels(value.reshape(k_len, n_len), nr)
+    x, panels = whole_words(bb, x), weight_panels(value.reshape(k_len, n_len), nr)
     return call_fusable(bb, lambda a, b: gemm_te(a, b, tuple(a.shape[:-1]), k_len, n_len, nr), [x, panels], "matmul")
 
 
@@ -59,7 +58,7 @@ def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax
         panels = bb.emit(relax.op.squeeze(packed_at_run_time(bb, w, 1, nr), [1, 2]))
     else:
         panels = weight_panels(value.reshape(out_c, in_c).T, nr)
-    x = _whole_words(bb, x)
+    x = whole_words(bb, x)
     return call_fusable(bb, lambda a, b: gemm_te(a, b, tuple(a.shape[:-1]), in_c, out_c, nr), [x, panels], "conv1x1")
 
 
@@ -70,13 +69,6 @@ def _panel_width(bb: relax.BlockBuilder, rows: tuple[Any, ...], columns: int, ma
     if each >= HIGHEST_OPEN or all(isinstance(r, int) for r in rows):
         return choose_tile(each, columns, machine).nr
     return choose_tile(named_size(bb, rows), columns, machine, rows=HIGHEST_OPEN).nr
-
-
-def _whole_words(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
-    """Rows of bytes, made longer by those that a last word has too many: the weights are zeros there."""
-    shape = sizes(x) or ()
-    more = -shape[-1] % WORD if str(x.ty.dtype) == "uint8" else 0
-    return bb.emit(relax.op.nn.pad(x, [0, 0] * (len(shape) - 1) + [0, more])) if more else x
 
 
 def gemm_te(data: te.Tensor, weight: te.Tensor, rows: tuple[Any, ...], k_len: int, n_len: int, nr: int) -> te.Tensor:

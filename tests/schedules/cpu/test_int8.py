@@ -66,6 +66,44 @@ def test_gemm(target: str) -> None:
         assert (out == x.astype("int64") @ w.astype("int64")).all(), (m, k, n)
 
 
+BATCHES = {  # of two activations: shapes that broadcast, edges of words, vectors and panels
+    "ones": ((1, 1), (1, 1)),
+    "one matrix each": ((7, 8), (8, 9)),
+    "no whole word": ((3, 9, 15), (3, 15, 17)),
+    "part of a panel": ((2, 8, 64), (2, 64, 33)),
+    "tokens by tokens": ((2, 3, 50, 64), (2, 3, 64, 50)),
+    "tokens by features": ((2, 3, 31, 197), (2, 3, 197, 64)),
+    "groups share": ((2, 4, 16, 32), (2, 1, 32, 16)),
+    "one row": ((4, 1, 100), (4, 100, 31)),
+    "the longest exact sum": ((1, 2, 65_792), (1, 65_792, 3)),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_batches(target: str, case: str) -> None:
+    rng = np.random.default_rng(len(case))
+    left, right = BATCHES[case]
+    x, w = numbers(rng, *left, kind="uint8"), numbers(rng, *right, kind="int8")
+    out = run(lambda bb, a, b: relax.op.matmul(a, b, out_dtype="int32"), [x, w], "batch_gemm", TARGETS[target])
+    assert (out == x.astype("int64") @ w.astype("int64")).all()
+
+
+def test_batches_of_extremes_with_what_follows() -> None:
+    """Sums of rows and of columns behind the product, in its kernel; 197 columns are full panels and a part of one."""
+    op = relax.op
+    for value in (-128, 127):
+        x, w = np.full((2, 9, 197), 255, "uint8"), np.full((2, 197, 197), value, "int8")
+
+        def body(bb: Any, a: Any, b: Any) -> Any:
+            rows = bb.emit(op.sum(bb.emit(op.astype(a, "int32")), -1, True))
+            columns = bb.emit(op.sum(bb.emit(op.astype(b, "int32")), -2, True))
+            return op.add(bb.emit(op.add(bb.emit(op.matmul(a, b, out_dtype="int32")), rows)), columns)
+
+        out = run(body, [x, w], "batch_gemm")
+        assert (out == 197 * (255 * value + 255 + value)).all()
+
+
 def convolution(x: Array, w: Array, stride: int, pad: int, zero: int, groups: int, dilation: int = 1) -> Array:
     """NHWC by OHWI in int64; the border is `zero`."""
     x = np.pad(x.astype("int64"), ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=zero)
