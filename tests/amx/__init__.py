@@ -23,7 +23,7 @@ from tvmopt.targets import Machine
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-KINDS = ("ldtilecfg", "sttilecfg", "tileloadd", "tilestored", "tilezero", "tilerelease", "tdpbf16ps")
+KINDS = ("ldtilecfg", "sttilecfg", "tileloadd", "tilestored", "tilezero", "tilerelease", "tdpbf16ps", "tdpbusd")
 TARGET = "sapphirerapids"
 _HIDDEN = "avx512fp16"
 

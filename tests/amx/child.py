@@ -22,7 +22,8 @@ from tvm import relax
 
 import tvmopt
 from tests.amx import KINDS, machine
-from tests.schedules.harness import convolution, lowered_bf16, rand, rounded
+from tests.schedules.cpu.test_int8 import numbers
+from tests.schedules.harness import convolution, lowered_bf16, module_of, rand, rounded
 from tvmopt import pipeline
 from tvmopt.operators import masked
 from tvmopt.runtime import model as runtime
@@ -52,7 +53,7 @@ class _Emulator:
     def counts(self) -> dict[str, int]:
         if self.library is None:
             return {}
-        found = (ctypes.c_long * 8)()
+        found = (ctypes.c_long * (len(KINDS) + 1))()
         self.library.amx_counts(found)
         return dict(zip((*KINDS, "configured"), found, strict=True))
 
@@ -119,6 +120,36 @@ def conv(
         return epilogue(bb, bb.emit(out), then, expected)
 
     return outcome(lowered_bf16(body, [x], machine), [x], expected, machine)
+
+
+def gemm_bytes(m: int, k: int, n: int, extreme: int = 0, cores: int = 1) -> dict[str, Any]:
+    """uint8 rows times int8 weights: equal to integers; `extreme`: that weight throughout, of rows of 255."""
+    x, w = numbers(np.random.default_rng(k), m, k, kind="uint8"), numbers(np.random.default_rng(n), k, n, kind="int8")
+    if extreme:
+        x, w = np.full_like(x, 255), np.full_like(w, extreme)
+    low = pipeline.lower(
+        module_of(lambda bb, a: relax.op.matmul(a, relax.const(w), out_dtype="int32"), [x]), MACHINE.with_cores(cores)
+    )
+    return outcome(low, [x], x.astype("int64") @ w.astype("int64"), MACHINE.with_cores(cores))
+
+
+def conv_bytes(
+    shape: list[int], weight: list[int], stride: int = 1, pad: int = 0, zero: int = 0, dilation: int = 1, cores: int = 1
+) -> dict[str, Any]:
+    """The same of a convolution of rows that may be dilated, with a border of `zero`."""
+    rng = np.random.default_rng(shape[-1])
+    x, w = numbers(rng, *shape, kind="uint8"), numbers(rng, *weight, kind="int8")
+    down = {"strides": stride, "dilation": [dilation, 1], "out_dtype": "int32", **NHWC}
+
+    def body(bb: Any, a: Any) -> Any:
+        if pad and zero:
+            a = bb.emit(relax.op.nn.pad(a, [0, 0, pad, pad, pad, pad, 0, 0], pad_value=float(zero)))
+        return relax.op.nn.conv2d(a, relax.const(w), padding=0 if zero else pad, **down)
+
+    low = pipeline.lower(module_of(body, [x]), MACHINE.with_cores(cores))
+    around = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=zero)
+    expected = convolution(around.astype("float64"), w.astype("float64"), stride, 0, (dilation, 1))
+    return outcome(low, [x], expected, MACHINE.with_cores(cores))
 
 
 def attention(
@@ -225,6 +256,19 @@ def model(path: str, threads: int = 1, seed: int = 0) -> dict[str, Any]:
     return {"error": max(errors), "kernels": families, "features": list(compiled.manifest.features)}
 
 
+def quantised(path: str) -> dict[str, Any]:
+    """A quantised model for tiles and for the vectors of this and of older processors: whether all give the same."""
+    stand_in(Artifact, "check_host", lambda self: None)
+    if EMULATOR.library is not None:
+        stand_in(runtime, "use_tiles", lambda where: None)
+    found = []
+    for target in (MACHINE, "cpu", "x86-64-v3"):
+        model = runtime.Model(tvmopt.compile(path, target=target, threads=1, verify=False, int8="all").artifact)
+        feeds = {i.name: rand(*i.shape, seed=5) for i in model.inputs}
+        found.append(model.run(feeds))
+    return {"same": all(np.array_equal(found[0][name], other[name]) for other in found for name in other)}
+
+
 def misuse() -> dict[str, Any]:
     """A kernel whose tiles of A are one pair narrower than those of B are high."""
     from tvmopt.schedules.cpu._amx import instructions as tile_code
@@ -240,7 +284,9 @@ EMULATOR = _Emulator(sys.argv[1] if len(sys.argv) > 1 else "")
 
 def main() -> None:
     kinds: dict[str, Any] = {
-        "gemm": gemm, "conv": conv, "attention": attention, "guarded": guarded, "model": model, "misuse": misuse,
+        "gemm": gemm, "conv": conv, "gemm_bytes": gemm_bytes, "conv_bytes": conv_bytes,
+        "attention": attention, "guarded": guarded, "model": model, "quantised": quantised,
+        "misuse": misuse,
     }  # fmt: skip
     for case in json.load(sys.stdin):
         before = EMULATOR.counts()

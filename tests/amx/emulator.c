@@ -2,7 +2,7 @@
  * bytes that a Sapphire Rapids would run, and is computed here. So what is tested is what is shipped.
  *
  * Semantics: Intel SDM vol. 2 (LDTILECFG, STTILECFG, TILELOADD, TILELOADDT1, TILESTORED, TILEZERO, TILERELEASE,
- * TDPBF16PS) and vol. 1 ch. 18. What the processor answers by #UD or #GP ends the process with exit code 97 and a line
+ * TDPBF16PS, TDPBUSD) and vol. 1 ch. 18. What the processor answers by #UD or #GP ends the process with exit code 97 and a line
  * on stderr that starts with "AMX:". Memory is read and written by plain accesses, so that a tile beyond a guarded
  * page faults as it would there.
  *
@@ -18,7 +18,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { LDCFG, STCFG, LOAD, STORE, ZERO, RELEASE, DP, KINDS };
+enum { LDCFG, STCFG, LOAD, STORE, ZERO, RELEASE, DP, DPB, KINDS };
 
 typedef struct {
   uint8_t config[64]; /* as LDTILECFG read it; config[0]: palette, 0 is "not configured" */
@@ -79,14 +79,31 @@ static void store(const Tiles *t, int tile, uint8_t *base, int64_t stride) {
   for (int r = 0; r < rows(t, tile); ++r) memcpy(base + r * stride, t->data[tile][r], (size_t)colsb(t, tile));
 }
 
+/* What both products ask of their three tiles. */
+static void fit(const Tiles *t, int c, int a, int b, const uint8_t *at) {
+  if (c == a || c == b || a == b) fail("a product: the three tiles must differ", at);
+  if (colsb(t, a) % 4 || colsb(t, c) % 4) fail("a product: columns are no whole words", at);
+  if (colsb(t, a) / 4 != rows(t, b)) fail("a product: the words of A are not the rows of B", at);
+  if (rows(t, a) != rows(t, c)) fail("a product: the rows of A are not the rows of C", at);
+  if (colsb(t, b) != colsb(t, c)) fail("a product: the columns of B are not the columns of C", at);
+}
+
+/* C += A * B of four unsigned by four signed bytes a word, in 32 bits that wrap. */
+static void dot_bytes(Tiles *t, int c, int a, int b) {
+  for (int m = 0; m < rows(t, c); ++m)
+    for (int k = 0; k < colsb(t, a) / 4; ++k)
+      for (int n = 0; n < colsb(t, c) / 4; ++n) {
+        uint32_t sum = ((uint32_t *)t->data[c][m])[n];
+        for (int i = 0; i < 4; ++i)
+          sum += (uint32_t)(t->data[a][m][4 * k + i] * (int8_t)t->data[b][k][4 * n + i]);
+        ((uint32_t *)t->data[c][m])[n] = sum;
+      }
+  for (int m = 0; m < rows(t, c); ++m) memset(t->data[c][m] + colsb(t, c), 0, (size_t)(64 - colsb(t, c)));
+}
+
 /* C += A * B. Even and odd elements of the pairs have sums of their own, starting at zero, each by fused
  * multiply-adds that round to nearest even; then even + odd, then C + that. Denormals are zero on both sides. */
-static void dot(Tiles *t, int c, int a, int b, const uint8_t *at) {
-  if (c == a || c == b || a == b) fail("TDPBF16PS: the three tiles must differ", at);
-  if (colsb(t, a) % 4 || colsb(t, c) % 4) fail("TDPBF16PS: columns are no whole pairs", at);
-  if (colsb(t, a) / 4 != rows(t, b)) fail("TDPBF16PS: the pairs of A are not the rows of B", at);
-  if (rows(t, a) != rows(t, c)) fail("TDPBF16PS: the rows of A are not the rows of C", at);
-  if (colsb(t, b) != colsb(t, c)) fail("TDPBF16PS: the columns of B are not the columns of C", at);
+static void dot(Tiles *t, int c, int a, int b) {
   unsigned control = _mm_getcsr();
   _mm_setcsr(0x9fc0); /* flush to zero, denormals are zero, nearest even, nothing traps */
   __m512i high = _mm512_set1_epi32((int)0xffff0000);
@@ -155,7 +172,7 @@ static int execute(greg_t *g, const uint8_t *p) {
   else if (op == 0x4b)
     kind = pp == 2 ? STORE : pp ? LOAD : KINDS;
   else
-    kind = op == 0x5c && pp == 2 && mod == 3 ? DP : KINDS;
+    kind = mod != 3 ? KINDS : op == 0x5c && pp == 2 ? DP : op == 0x5e && pp == 1 ? DPB : KINDS;
   if (kind == KINDS) return 0;
   if (!mine) {
     mine = mmap(0, sizeof *mine, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -167,7 +184,7 @@ static int execute(greg_t *g, const uint8_t *p) {
   int length = 5;
   if (kind == LDCFG || kind == STCFG || kind == LOAD || kind == STORE)
     length = 4 + operand(g, p + 4, rex_x, rex_b, &address, &stride, kind == LOAD || kind == STORE);
-  if (kind == LOAD || kind == STORE || kind == ZERO || kind == DP) use(mine, reg, p);
+  if (kind == LOAD || kind == STORE || kind == ZERO || kind == DP || kind == DPB) use(mine, reg, p);
   switch (kind) {
     case LDCFG: load_config(mine, address, p); break;
     case STCFG: memcpy(address, mine->config, 64); break;
@@ -178,7 +195,8 @@ static int execute(greg_t *g, const uint8_t *p) {
     default:
       use(mine, rm, p);
       use(mine, third, p);
-      dot(mine, reg, rm, third, p);
+      fit(mine, reg, rm, third, p);
+      kind == DP ? dot(mine, reg, rm, third) : dot_bytes(mine, reg, rm, third);
   }
   return length;
 }

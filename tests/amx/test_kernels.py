@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from tests.amx import Misuse, real, run, unavailable
@@ -32,6 +33,24 @@ CONVS: list[dict[str, Any]] = [
     {"shape": [1, 33, 31, 32], "weight": [16, 3, 3, 32], "pad": 1, "cores": 2, "then": "relu"},  # a panel of one tile
     {"shape": [1, 14, 14, 64], "weight": [96, 1, 1, 64], "then": "residual"},  # a GEMM
 ]
+GEMMS_OF_BYTES: list[dict[str, Any]] = [
+    {"m": m, "k": k, "n": n, "cores": cores}
+    for m, k, n, cores in (
+        (16, 64, 64, 1), (15, 256, 17, 1), (31, 130, 15, 1), (31, 65, 32, 1), (33, 68, 31, 2), (9, 1536, 100, 2),
+        (197, 127, 40, 2), (64, 1001, 96, 2), (129, 48, 130, 1), (32, 192, 64, 1),
+    )
+] + [{"m": 32, "k": 65_792, "n": 33, "extreme": extreme} for extreme in (-128, 127)]  # fmt: skip
+CONVS_OF_BYTES: list[dict[str, Any]] = [
+    {"shape": [1, 17, 17, 3], "weight": [33, 7, 7, 3], "stride": 2, "pad": 3, "zero": 114},
+    {"shape": [2, 9, 8, 15], "weight": [31, 3, 3, 15], "pad": 1, "zero": 255},
+    {"shape": [1, 7, 7, 64], "weight": [64, 3, 3, 64], "pad": 1, "zero": 128, "cores": 2},
+    {"shape": [1, 15, 15, 32], "weight": [40, 3, 3, 32], "stride": 2, "pad": 1},
+    {"shape": [1, 14, 14, 64], "weight": [40, 1, 1, 64], "stride": 2},
+    {"shape": [1, 14, 14, 31], "weight": [48, 5, 5, 31], "stride": 3, "pad": 2, "zero": 1},
+    {"shape": [1, 14, 14, 16], "weight": [17, 3, 1, 16], "stride": 2, "dilation": 2},
+    {"shape": [1, 33, 31, 32], "weight": [16, 3, 3, 32], "pad": 1, "cores": 2},
+    {"shape": [1, 14, 14, 66], "weight": [96, 1, 1, 66]},  # a GEMM
+]
 ATTENTION: list[dict[str, Any]] = [
     {"queries": 17, "keys": 17, "depth": 32},
     {"queries": 64, "keys": 33, "depth": 64, "cores": 2},
@@ -52,6 +71,8 @@ def outcomes() -> dict[str, list[dict[str, Any]]]:
     groups = {
         "gemm": [{"kind": "gemm", **case} for case in GEMMS],
         "conv": [{"kind": "conv", **case} for case in CONVS],
+        "gemm_bytes": [{"kind": "gemm_bytes", **case} for case in GEMMS_OF_BYTES],
+        "conv_bytes": [{"kind": "conv_bytes", **case} for case in CONVS_OF_BYTES],
         "attention": [{"kind": "attention", **case} for case in ATTENTION],
         "guarded": [{"kind": "guarded", "m": m, "k": k, "n": n} for m, k, n in GUARDED],
     }
@@ -59,13 +80,13 @@ def outcomes() -> dict[str, list[dict[str, Any]]]:
     return {name: [next(found) for _ in group] for name, group in groups.items()}
 
 
-def check(outcome: dict[str, Any], tolerance: float = TOLERANCE) -> None:
+def check(outcome: dict[str, Any], tolerance: float = TOLERANCE, product: str = "tdpbf16ps") -> None:
     """Right, by tiles, as planned, and all threads' tiles released."""
     assert outcome["error"] <= tolerance, outcome
     assert any(family.startswith("amx_") for family in outcome["kernels"]), outcome
     assert not outcome.get("notes") and outcome["configured"] == 0, outcome
     if not real():
-        assert outcome["ran"]["tdpbf16ps"] > 0 and outcome["ran"]["tilerelease"] > 0
+        assert outcome["ran"][product] > 0 and outcome["ran"]["tilerelease"] > 0
 
 
 @pytest.mark.parametrize("index", range(len(GEMMS)), ids=lambda i: "x".join(str(v) for v in GEMMS[i].values()))
@@ -76,6 +97,16 @@ def test_gemm(outcomes: dict[str, list[dict[str, Any]]], index: int) -> None:
 @pytest.mark.parametrize("index", range(len(CONVS)))
 def test_convolution(outcomes: dict[str, list[dict[str, Any]]], index: int) -> None:
     check(outcomes["conv"][index])
+
+
+@pytest.mark.parametrize("index", range(len(GEMMS_OF_BYTES)))
+def test_gemm_of_bytes(outcomes: dict[str, list[dict[str, Any]]], index: int) -> None:
+    check(outcomes["gemm_bytes"][index], 0, "tdpbusd")
+
+
+@pytest.mark.parametrize("index", range(len(CONVS_OF_BYTES)))
+def test_convolution_of_bytes(outcomes: dict[str, list[dict[str, Any]]], index: int) -> None:
+    check(outcomes["conv_bytes"][index], 0, "tdpbusd")
 
 
 @pytest.mark.parametrize("index", range(len(ATTENTION)))
@@ -101,8 +132,21 @@ def test_four_loads_for_four_products_and_one_store_a_tile(outcomes: Any) -> Non
 @pytest.mark.skipif(real(), reason="the emulator is not used here")
 def test_the_emulator_refuses_misuse() -> None:
     """A configuration whose A has fewer pairs than B has rows ends the child."""
-    with pytest.raises(Misuse, match="AMX: TDPBF16PS: the pairs of A"):
+    with pytest.raises(Misuse, match="AMX: a product: the words of A"):
         run([{"kind": "misuse"}])
+
+
+def test_tiles_and_vectors_give_the_same_bytes(tmp_path: Path) -> None:
+    """Two quantised networks: AMX, VNNI and AVX2 agree to the last bit."""
+    from tests.test_int8_models import NETS, Net
+
+    paths = []
+    for name, kind in (("residual", "uint8"), ("gated", "int8")):
+        onnx.save(NETS[name](Net(kind, True)), tmp_path / f"{name}.onnx")
+        paths.append(str(tmp_path / f"{name}.onnx"))
+    for outcome in run([{"kind": "quantised", "path": path} for path in paths]):
+        assert outcome["same"] and outcome["configured"] == 0, outcome
+        assert real() or outcome["ran"]["tdpbusd"] > 0
 
 
 def test_a_small_network(tmp_path: Path) -> None:

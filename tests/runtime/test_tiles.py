@@ -29,7 +29,7 @@ def test_no_tiles_is_an_error_with_its_reason() -> None:
 def test_an_artifact_with_tiles_is_refused_not_run(tmp_path: Path) -> None:
     compiled = tvmopt.compile(save_cnn(tmp_path / "cnn.onnx"), target="sapphire-rapids", precision="bf16", verify=False)
     assert {"amx-bf16", "amx-tile"} <= set(compiled.manifest.features)
-    with pytest.raises(ArtifactError, match="lacks instructions the artifact uses: amx-bf16, amx-tile"):
+    with pytest.raises(ArtifactError, match="lacks instructions the artifact uses: amx-bf16, amx-int8, amx-tile"):
         Model(compiled.artifact)
 
 

@@ -14,8 +14,6 @@ import platform
 from tvmopt.errors import ArtifactError
 from tvmopt.targets.detect import host_arch
 
-FEATURES = ("amx-bf16", "amx-tile")
-"""What an artifact's manifest lists if its code has tile instructions."""
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18  # Linux: arch/x86/include/uapi/asm/prctl.h
 
 

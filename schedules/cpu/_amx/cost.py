@@ -2,8 +2,9 @@
 lowerings, which pack weights for them, and for the schedules.
 
 A tile is 16 rows of 64 bytes. `tdpbf16ps` multiplies A (rows x 32 bf16) by B (16 pairs x 16 columns) into C (rows x 16
-fp32). A block is up to 2 x 2 tiles of C, which leaves two tiles for A and two for B: eight in all, four loads for four
-products a step of 32 terms.
+fp32), `tdpbusd` A (rows x 64 uint8) by B (16 words of four int8 x 16 columns) into C (rows x 16 int32). So a word of 32
+bits holds two terms of a sum, or four, and all else is the same. A block is up to 2 x 2 tiles of C, which leaves two
+tiles for A and two for B: eight in all, four loads for four products a step of 16 words.
 
 Cycles     a product one a row of A (16 of them: 16), result after 52; a load two rows a cycle, a store one; uops.info's
            figures for Sapphire Rapids at 16 rows. That fewer rows cost fewer cycles is Intel's description of the unit.
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 from tvmopt.scheduling.cost_model import choose_tile
 from tvmopt.targets import Machine
 
-ROWS, PAIRS, COLUMNS = 16, 16, 16
-"""Of one tile: rows of A and C, pairs of terms, columns of C."""
+ROWS, WORDS, COLUMNS = 16, 16, 16
+"""Of one tile: rows of A and C, words of a row of A, columns of C."""
+TERMS = {"bfloat16": 2, "uint8": 4}
+"""Terms of a sum in a word of 32 bits."""
 LATENCY = 52
 SWITCH = 150
 """Cycles for a task's first and last instruction, which configure and release the tiles: assumed, not measured."""
@@ -26,44 +29,51 @@ HEIGHT = 2 * ROWS
 
 @dataclass(frozen=True)
 class Steps:
-    """A sum of `length` terms (even) in `count` steps of `pairs` pairs each.
+    """A sum of `length` terms in `count` steps of `words` words each, a word of `word` terms.
 
-    The last step starts at length - 2*pairs: where the length is no multiple it overlaps the one before, and the
+    The last step starts at length - terms: where the length is no multiple it overlaps the one before, and the
     weights of terms that were summed already are zero. So no step reads beyond a row, and no step is short.
 
-    >>> Steps.of(64), Steps.of(70), Steps.of(70).start(2), Steps.of(24)
-    (Steps(length=64, pairs=16, count=2), Steps(length=70, pairs=16, count=3), 38, Steps(length=24, pairs=12, count=1))
+    >>> Steps.of(70, 2), Steps.of(70, 2).start(2)
+    (Steps(length=70, words=16, count=3, word=2), 38)
+    >>> Steps.of(24, 2), Steps.of(130, 4)
+    (Steps(length=24, words=12, count=1, word=2), Steps(length=130, words=16, count=3, word=4))
     """
 
     length: int
-    pairs: int
+    words: int
     count: int
+    word: int
 
     @classmethod
-    def of(cls, length: int) -> Steps:
-        """Raises ValueError for a length that has no form: odd and shorter than a step."""
-        if length < 2 * PAIRS:
-            if length < 2 or length % 2:
-                raise ValueError(f"no pairs in {length} terms")
-            return cls(length, length // 2, 1)
-        return cls(length, PAIRS, -(-length // (2 * PAIRS)))
+    def of(cls, length: int, word: int) -> Steps:
+        """Raises ValueError for a length that has no form: shorter than a step, and no whole words."""
+        if not fits(length, word):
+            raise ValueError(f"no words of {word} in {length} terms")
+        words = min(length // word, WORDS)
+        return cls(length, words, -(-length // (words * word)), word)
+
+    @property
+    def terms(self) -> int:
+        """Terms of a step."""
+        return self.words * self.word
 
     def start(self, step: int) -> int:
         """The first term of a step."""
-        return min(2 * self.pairs * step, self.length - 2 * self.pairs)
+        return min(self.terms * step, self.length - self.terms)
 
     def fresh(self, step: int) -> int:
         """The first term of a step that no step before has summed."""
-        return 2 * self.pairs * step
+        return self.terms * step
 
 
-def pairable(length: int) -> bool:
+def fits(length: int, word: int) -> bool:
     """Whether a sum of so many terms has steps.
 
-    >>> [pairable(n) for n in (1, 2, 31, 32, 33)]
-    [False, True, False, True, True]
+    >>> [fits(n, 2) for n in (1, 2, 31, 32, 33)], [fits(n, 4) for n in (2, 4, 63, 64, 65)]
+    ([False, True, False, True, True], [False, True, False, True, True])
     """
-    return length >= 2 * PAIRS or (length >= 2 and length % 2 == 0)
+    return length >= WORDS * word or (length >= word and length % word == 0)
 
 
 def panel_width(n: int) -> int:
@@ -85,8 +95,8 @@ def block_cycles(rows: int, width: int, steps: int, machine: Machine) -> float:
     >>> block_cycles(32, 32, 1, m) - block_cycles(32, 32, 0, m), block_cycles(32, 32, 24, m) / 24
     (64.0, 133.33333333333334)
     """
-    panel = steps * width * 4 * PAIRS
-    stream = (64 * rows + (width * 4 * PAIRS if panel > machine.l1d // 2 else 0)) / machine.l2_rate
+    panel = steps * width * 4 * WORDS
+    stream = (64 * rows + (width * 4 * WORDS if panel > machine.l1d // 2 else 0)) / machine.l2_rate
     step = max(rows * width / COLUMNS, LATENCY, (rows + width) / machine.load_ports, stream)
     result = rows * width / COLUMNS * 2  # stored a row a cycle, read and stored again by the epilogue
     return float(steps * step + result)
@@ -108,9 +118,9 @@ def choose_height(m: int, width: int, steps: int, machine: Machine) -> int:
     return min(range(1, min(m, HEIGHT) + 1), key=cost)
 
 
-def product_cycles(m: int, n: int, k: int, machine: Machine) -> float:
-    """Cycles of one core for C[m, n] of k terms by tiles."""
-    width, steps = panel_width(n), -(-k // (2 * PAIRS))
+def product_cycles(m: int, n: int, k: int, machine: Machine, word: int) -> float:
+    """Cycles of one core for C[m, n] of k terms by tiles, `word` of them a word."""
+    width, steps = panel_width(n), -(-k // (word * WORDS))
     height = choose_height(m, width, steps, machine)
     full, tail = divmod(m, height)
     panel = full * block_cycles(height, width, steps, machine)
@@ -118,19 +128,22 @@ def product_cycles(m: int, n: int, k: int, machine: Machine) -> float:
     return -(-n // width) * (panel + SWITCH)
 
 
-def pays(m: int, n: int, k: int, machine: Machine) -> bool:
-    """Whether C[m, n] of k terms is faster by tiles than by `vdpbf16ps`; False on machines without tiles.
+def pays(m: int, n: int, k: int, machine: Machine, word: int = 2) -> bool:
+    """Whether C[m, n] of k terms is faster by tiles than by `vdpbf16ps` (words of two terms) or `vpdpbusd` (four);
+    False on machines without tiles.
 
     One row is a matrix times a vector: both read all of B, and tiles do 15/16 of their work for nothing.
 
     >>> m = Machine.load("sapphirerapids")
     >>> [pays(*mnk, m) for mnk in ((1, 1000, 2048), (4, 768, 768), (8, 768, 768), (128, 768, 768), (64, 64, 2))]
     [False, False, True, True, False]
+    >>> [pays(*mnk, m, 4) for mnk in ((1, 1000, 2048), (4, 768, 768), (8, 768, 768), (128, 768, 768), (64, 64, 4))]
+    [False, False, True, True, False]
     >>> pays(128, 768, 768, Machine.load("znver5"))
     False
     """
-    if not machine.has_tiles or not pairable(k):
+    if not machine.has_tiles or not fits(k, word):
         return False
     one = machine.with_cores(1)
-    vectors = choose_tile(m, n, one).cycles * -(-k // 2) + 2 * m * -(-n // machine.lanes())
-    return bool(product_cycles(m, n, k, one) < vectors)
+    vectors = choose_tile(m, n, one).cycles * -(-k // word) + 2 * m * -(-n // machine.lanes())
+    return bool(product_cycles(m, n, k, one, word) < vectors)

@@ -15,6 +15,9 @@ from tvm.tirx.op import address_of, call_llvm_intrin, handle_add_byte_offset
 from tvmopt.schedules.cpu._amx.cost import ROWS, Steps
 
 Expr = Any
+WORD_BYTES = 4
+PRODUCTS = {2: "tdpbf16ps", 4: "tdpbusd"}
+"""Terms of a word -> the instruction that multiplies them."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ def product(o: Operands, first: Expr, rows: int) -> Any:
     tiles = [(i, j) for i in range(len(heights)) for j in range(o.width // ROWS)]
 
     def step(line: Expr, at: Expr, term: Expr) -> Any:
-        a = [add(o.a(first + r, line), term, 2) for r in starts]
-        b = add(o.b(line), at, o.b_stride * o.steps.pairs)
+        a = [add(o.a(first + r, line), term, WORD_BYTES // o.steps.word) for r in starts]
+        b = add(o.b(line), at, o.b_stride * o.steps.words)
         out = []
         for i, j in tiles:
             if i == 0:
@@ -54,11 +57,11 @@ def product(o: Operands, first: Expr, rows: int) -> Any:
                 out.append(_memory("tileloadd64", 6 + j, address, long(o.b_stride)))
             if j == 0:
                 out.append(_memory("tileloadd64", 4 + i, a[i], o.a_stride))
-            out.append(_tile("tdpbf16ps", 2 * i + j, 4 + i, 6 + j))
+            out.append(_tile(PRODUCTS[o.steps.word], 2 * i + j, 4 + i, 6 + j))
         return sequence(out)
 
     def line(index: Expr) -> Any:
-        whole = 2 * o.steps.pairs
+        whole = o.steps.terms
         even = o.steps.length // whole
         parts = [loop(o.count if o.count is not None else even, "t", lambda t: step(index, t, t * whole))]
         if o.count is None and even < o.steps.count:
@@ -79,7 +82,7 @@ def tile_heights(rows: int) -> list[int]:
     return [rows] if rows <= ROWS else [-(-rows // 2), rows // 2]
 
 
-def configuration(upper: int, lower: int, pairs: int, width: int) -> list[int]:
+def configuration(upper: int, lower: int, words: int, width: int) -> list[int]:
     """What LDTILECFG reads, as eight 64-bit words: palette 1; bytes a row of tiles 0 to 7; rows of tiles 0 to 7.
 
     >>> [hex(v) for v in configuration(16, 4, 12, 32)][2:]
@@ -89,11 +92,11 @@ def configuration(upper: int, lower: int, pairs: int, width: int) -> list[int]:
     rows, wide = [0] * 8, [0] * 8
     for i, height in enumerate((upper, lower)):
         if height:
-            rows[4 + i], wide[4 + i] = height, 4 * pairs
+            rows[4 + i], wide[4 + i] = height, WORD_BYTES * words
             for j in range(columns):
                 rows[2 * i + j], wide[2 * i + j] = height, 64
     for j in range(columns):
-        rows[6 + j], wide[6 + j] = pairs, 64
+        rows[6 + j], wide[6 + j] = words, 64
     sizes = b"".join(w.to_bytes(2, "little") for w in wide)
     content = bytes([1, *[0] * 15]) + sizes + bytes(16) + bytes(rows) + bytes(8)
     return [int.from_bytes(content[k : k + 8], "little") for k in range(0, 64, 8)]

@@ -26,6 +26,9 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx.stmt import BufferRegion
 from tvm_ffi import structural_map, structural_mutate, structural_walk
 
+from tvmopt.lowering.intrinsics import called
+from tvmopt.lowering.pairs import DOT2
+from tvmopt.lowering.quads import DOT4
 from tvmopt.schedules.cpu._amx.cost import Steps
 from tvmopt.schedules.cpu._amx.instructions import (
     configure,
@@ -109,7 +112,7 @@ class TileWriter:
     @staticmethod
     def _key(rows: int, steps: Steps, width: int) -> tuple[int, int, int, int]:
         heights = tile_heights(rows)
-        return heights[0], heights[-1] if len(heights) == 2 else 0, steps.pairs, width
+        return heights[0], heights[-1] if len(heights) == 2 else 0, steps.words, width
 
     def _buffer(self, key: tuple[int, int, int, int]) -> Any:
         if key not in self.configurations:
@@ -150,9 +153,9 @@ class TileWriter:
 
 
 def parts_of(block: Any) -> tuple[Any, Any, Any]:
-    """The loads of the first number of a pair and of its weights, and the buffer that is summed into."""
+    """The loads of the first number of a word and of its weights, and the buffer that is summed into."""
     found: list[Any] = []
-    structural_walk(block.body.value, ((Call, lambda c: found.append(c) if str(c.op.name).endswith("dot2") else None),))
+    structural_walk(block.body.value, ((Call, lambda c: found.append(c) if called(c) in (DOT2, DOT4) else None),))
     x, weight = found[0].args
     loads: list[Any] = []
     structural_walk(x.args[0], (TensorLoad, loads.append))
@@ -160,8 +163,8 @@ def parts_of(block: Any) -> tuple[Any, Any, Any]:
 
 
 def steps_of(weight: Any, length: int) -> Steps:
-    count, pairs = int(weight.shape[-3]), int(weight.shape[-2])
-    return Steps(length, pairs, count)
+    count, words = int(weight.shape[-3]), int(weight.shape[-2])
+    return Steps(length, words, count, 4 if str(weight.dtype) == "int32" else 2)
 
 
 def indices_at(load: Any, place: dict[Any, Expr], last: int) -> list[Expr]:

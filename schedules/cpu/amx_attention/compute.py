@@ -44,7 +44,7 @@ from tvmopt.lowering.loops import (
 )
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.lowering.pairs import ROUND, install, pair
-from tvmopt.schedules.cpu._amx.cost import HEIGHT, PAIRS, Steps
+from tvmopt.schedules.cpu._amx.cost import HEIGHT, WORDS, Steps
 from tvmopt.schedules.cpu._amx.instructions import Operands, configure, fill, long, product, release, tile_heights
 from tvmopt.schedules.cpu._attention_plan import AttentionPlan, output_type, plan_of, with_mask
 from tvmopt.scheduling.family import Declined
@@ -52,7 +52,7 @@ from tvmopt.targets import Machine
 
 Expr = Any
 STRIP = HEIGHT
-WIDTH = 2 * PAIRS
+WIDTH = 2 * WORDS
 """Columns of a block of tiles, and terms of a step."""
 
 
@@ -150,7 +150,7 @@ class _TiledAttention:
     @staticmethod
     def _tiles(rows: int) -> tuple[int, int, int, int]:
         heights = tile_heights(rows)
-        return heights[0], heights[1] if len(heights) == 2 else 0, PAIRS, WIDTH
+        return heights[0], heights[1] if len(heights) == 2 else 0, WORDS, WIDTH
 
     # -- operands --------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class _TiledAttention:
 
         operands = Operands(
             a, lambda _: address_of(load(self.kt, kb * WIDTH)), c, long(2 * p.heads * p.depth), 4 * self.keys,
-            long(4 * self.keys), 1, Steps.of(p.depth), WIDTH,
+            long(4 * self.keys), 1, Steps.of(p.depth, 2), WIDTH,
         )  # fmt: skip
         return product(operands, const_index(0), rows)
 
@@ -248,7 +248,7 @@ class _TiledAttention:
             lambda row, _: address_of(load(self.prob, row * self.keys)),
             lambda _: address_of(load(self.vp, db * WIDTH)),
             lambda row: address_of(load(self.o, row * p.depth_v + db * WIDTH)),
-            long(2 * self.keys), 4 * p.depth_v, long(4 * p.depth_v), 1, Steps.of(self.keys), WIDTH,
+            long(2 * self.keys), 4 * p.depth_v, long(4 * p.depth_v), 1, Steps.of(self.keys, 2), WIDTH,
             None if isinstance(blocks, int) else blocks,
         )  # fmt: skip
         return product(operands, const_index(0), rows)

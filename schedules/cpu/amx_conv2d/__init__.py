@@ -1,4 +1,4 @@
-"""Convolution of bfloat16, CPU, NHWC, by AMX tiles."""
+"""Convolution of bfloat16 or uint8, CPU, NHWC, by AMX tiles."""
 
 from tvmopt.schedules.cpu.amx_conv2d.compute import conv2d
 from tvmopt.schedules.cpu.amx_conv2d.lower import finish
@@ -6,6 +6,6 @@ from tvmopt.schedules.cpu.amx_conv2d.schedule import apply, knobs, recognise
 
 NAME, VERSION = "amx_conv2d", 1
 LOWERS = {"relax.nn.conv2d": conv2d}
-NEEDS = ("amx-bf16", "amx-tile")
+NEEDS = ("amx-bf16", "amx-int8", "amx-tile")
 WRITES_PARTS = False  # tiles are loaded by row pitch, of a kernel not yet written
 REREADS = True

@@ -8,7 +8,17 @@ from tvm import tirx
 from tvm.s_tir.stmt import MatchBufferRegion
 from tvm.tirx.op import address_of
 
-from tvmopt.schedules.cpu._amx.instructions import Operands, add, byte_count, integer, long, loop, product, sequence
+from tvmopt.schedules.cpu._amx.instructions import (
+    WORD_BYTES,
+    Operands,
+    add,
+    byte_count,
+    integer,
+    long,
+    loop,
+    product,
+    sequence,
+)
 from tvmopt.schedules.cpu._amx.lower import (
     HEIGHT,
     Expr,
@@ -41,9 +51,10 @@ def write(writer: TileWriter, block: Any, origin: dict[Any, Expr]) -> Any:
     data, weight, out = parts_of(block)
     width, steps = int(weight.source.shape[-1]), steps_of(weight.source, note["terms"])
     batch, out_h, _, panels, _ = (int(d) for d in out.shape)
-    wide = tirx.decl_buffer((batch, out_h, pitch, panels, width), "float32", out.name)
+    wide = tirx.decl_buffer((batch, out_h, pitch, panels, width), out.dtype, out.name)
     writer.replaced.append((out, wide))
     _, phases, _, columns, channels = (int(d) for d in data.source.shape)
+    pixel = WORD_BYTES // steps.word * note["stride"] * channels  # bytes from one to the next
     deep = lines + ((kh - 1) * note["dilation"]) // note["row_stride"]
     pad, _ = view_of(data.source, "a", (1, phases, deep, columns, channels))
     sub, strides = view_of(out, "c", (1, lines, pitch, 1, width))
@@ -51,12 +62,12 @@ def write(writer: TileWriter, block: Any, origin: dict[Any, Expr]) -> Any:
     def a(row: Expr, line: Expr) -> Expr:
         at, step = line * note["dilation"], note["row_stride"]
         place = [0, tirx.floormod(at, step), tirx.floordiv(at, step), 0, 0] if step > 1 else [0, 0, at, 0, 0]
-        return add(address_of(tirx.BufferLoad(pad, place)), row, 2 * note["stride"] * channels)
+        return add(address_of(tirx.BufferLoad(pad, place)), row, pixel)
 
     operands = Operands(
         a, lambda line: address_of(tirx.BufferLoad(weight.source, [origin[p], line, 0, 0, 0])),
         lambda r: add(address_of(tirx.BufferLoad(sub, [0] * 5)), strides[2] * r, 4),
-        long(2 * note["stride"] * channels), 4 * width, byte_count(strides[2], 4), kh, steps, width,
+        long(pixel), 4 * width, byte_count(strides[2], 4), kh, steps, width,
     )  # fmt: skip
     rows = (lines - 1) * pitch + width_out
     full, tail = divmod(rows, height)

@@ -1,6 +1,6 @@
 """Convolution, AMX, NHWC: all pixels of a task are the rows of one product of 2x2 tiles (see compute.py).
 
-tiles      as GEMM's; for each row of the window kw*C terms that lie side by side, in steps of 32
+tiles      as GEMM's; for each row of the window kw*C terms that lie side by side, in steps of 32, of bytes 64
 pixels     row y*pitch + x: tiles run across line ends, and the pitch - ow rows between two lines are computed and
            dropped. 7x7, 3x3: 61 rows for 49 pixels; line by line it would be tiles of 7 rows, which wait for their
            accumulators.
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 
 from tvmopt.schedules.cpu._amx.cost import SWITCH, block_cycles, choose_height
@@ -56,11 +57,12 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> AmxConv2dProblem | None:
     block, out, pad = annotated(func, "amx_conv2d"), consumer(func, "amx_conv2d"), annotated(func, "pad")
     if block is None or out is None or pad is None:
         return None
-    n, oh, ow, panels, width, kh, count, _pairs = extents(block)
+    n, oh, ow, panels, width, kh, count, _words = extents(block)
     _, phases, deep, columns, channels = extents(pad)
+    byte_size = np.dtype(str(pad.writes[0].source.dtype)).itemsize
     return AmxConv2dProblem(
         n, oh, ow, extents(out)[-1], panels, width, kh * count, int(block.annotations["tvmopt.pitch"]),
-        2 * phases * columns * channels, deep - oh, machine.lanes(), machine.cores,
+        byte_size * phases * columns * channels, deep - oh, machine.lanes(), machine.cores,
         product_worth_threads(64.0 * n * oh * ow * extents(out)[-1] * kh * count, machine, tiles=True),
     )  # fmt: skip
 

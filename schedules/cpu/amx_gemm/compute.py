@@ -1,9 +1,10 @@
-"""Matrix products of bfloat16 for AMX tiles, as TE.
+"""Matrix products of bfloat16 or bytes for AMX tiles, as TE.
 
     gemm[m, p, j] = sum_{t, i} dot2(pair(X[m, s(t) + 2i], X[m, s(t) + 2i + 1]), Wp[p, t, i, j])
 
 s(t) is :class:`tvmopt.schedules.cpu._amx.cost.Steps`' start of a step of up to 32 terms. Wp is uint32 pairs, packed at
-compile time; X is read as it lies. lower.py writes the instructions, after scheduling.
+compile time; X is read as it lies. Of uint8 by int8, words of four terms take the place of pairs, 64 a step, and sums
+are int32. lower.py writes the instructions, after scheduling.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import numpy as np
 from tvm import relax, te
 
 from tvmopt.lowering.common import call_fusable, constant, is_rows_product, nhwc_convolution, static_shape
-from tvmopt.lowering.pairs import dot2, pair
-from tvmopt.schedules.cpu._amx.cost import Steps, panel_width, pays
-from tvmopt.schedules.cpu._amx.panels import pack_steps, start_of, tag
+from tvmopt.schedules.cpu._amx.cost import TERMS, Steps, panel_width, pays
+from tvmopt.schedules.cpu._amx.panels import SUMS, pack_steps, product, tag
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -25,23 +25,23 @@ Array = np.ndarray[Any, Any]
 
 
 def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
-    """`R.matmul` of bfloat16 rows and a constant matrix, where tiles pay."""
+    """`R.matmul` of rows of bfloat16 or uint8 and a constant matrix, where tiles pay."""
     x, w = call.args
     xs, value = static_shape(x), constant(bb, w)
-    if value is None or value.ndim < 2 or prod(value.shape[:-2]) != 1 or str(x.ty.dtype) != "bfloat16":
+    if value is None or value.ndim < 2 or prod(value.shape[:-2]) != 1 or str(x.ty.dtype) not in TERMS:
         return None
-    if xs is None or value.ndim > len(xs) or str(call.ty.dtype) != "float32":
-        return Declined("an open shape, a result of more dimensions than the rows, or one that is not float32")
+    if xs is None or value.ndim > len(xs) or (str(value.dtype), str(call.ty.dtype)) != SUMS[str(x.ty.dtype)]:
+        return Declined("an open shape, a result of more dimensions than the rows, or other sums than tiles have")
     return gemm(bb, x, value.reshape(value.shape[-2:]), xs[:-1], machine, "matmul")
 
 
 def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
-    """`R.nn.conv2d` of bfloat16 in NHWC/OHWI that is a product of rows and constant weights, where tiles pay."""
+    """`R.nn.conv2d` of bfloat16 or uint8 in NHWC/OHWI that is a product of rows and constants, where tiles pay."""
     found, x = nhwc_convolution(bb, call), call.args[0]
-    if found is None or not is_rows_product(call) or str(x.ty.dtype) != "bfloat16":
+    if found is None or not is_rows_product(call) or str(x.ty.dtype) not in TERMS:
         return None
     (xs, ws, value), out = found, str(call.ty.dtype)
-    if out != "float32" or str(value.dtype) != "bfloat16":
+    if (str(value.dtype), out) != SUMS[str(x.ty.dtype)]:
         return Declined(f"{value.dtype} weights, a {out} result")
     matrix = np.ascontiguousarray(value.reshape(ws[0], ws[3]).T)
     return gemm(bb, x, matrix, xs[:3], machine, "conv1x1")
@@ -50,20 +50,19 @@ def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax
 def gemm(
     bb: relax.BlockBuilder, x: relax.Expr, value: Array, rows: tuple[int, ...], machine: Machine, name: str
 ) -> relax.Expr | Declined:
-    """Rows of `x` [*rows, K] times W[K, N], where `vdpbf16ps` is not as fast."""
-    k_len, n_len = value.shape
-    if 0 in (*rows, k_len, n_len) or not pays(prod(rows), n_len, k_len, machine):
-        return Declined("vdpbf16ps is as fast")
-    steps, width = Steps.of(k_len), panel_width(n_len)
-    panels = relax.const(pack_steps(value, steps, width), "uint32")
+    """Rows of `x` [*rows, K] times W[K, N], where vectors are not as fast."""
+    (k_len, n_len), word = value.shape, TERMS[str(x.ty.dtype)]
+    if 0 in (*rows, k_len, n_len) or not pays(prod(rows), n_len, k_len, machine, word):
+        return Declined("vectors are as fast as tiles")
+    steps, width = Steps.of(k_len, word), panel_width(n_len)
+    panels = relax.const(pack_steps(value, steps, width))
 
     def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        t, i = te.reduce_axis((0, steps.count), name="t"), te.reduce_axis((0, steps.pairs), name="i")
+        t, i = te.reduce_axis((0, steps.count), name="t"), te.reduce_axis((0, steps.words), name="i")
 
         def term(*at: Any) -> Any:
             *row, p, j = at
-            first = start_of(t, steps) + 2 * i
-            return te.sum(dot2(pair(data(*row, first), data(*row, first + 1)), weight(p, t, i, j)), axis=[t, i])
+            return te.sum(product(lambda k: data(*row, k), steps, t, i, weight(p, t, i, j)), axis=[t, i])
 
         acc = te.compute((*rows, -(-n_len // width), width), term, name="amx_gemm", attrs=tag("amx_gemm"))
         return te.compute(

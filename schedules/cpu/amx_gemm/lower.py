@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.s_tir.stmt import MatchBufferRegion
 from tvm.tirx.op import address_of
 
-from tvmopt.schedules.cpu._amx.instructions import Operands, byte_count, integer, long, product
+from tvmopt.schedules.cpu._amx.instructions import WORD_BYTES, Operands, byte_count, integer, long, product
 from tvmopt.schedules.cpu._amx.lower import (
     HEIGHT,
     Expr,
@@ -35,7 +35,7 @@ def write(writer: TileWriter, block: Any, origin: dict[Any, Expr]) -> Any:
     total, height = int(block.iter_vars[0].dom.extent), int(block.annotations[HEIGHT])
     data, weight, out = parts_of(block)
     width, steps = int(weight.source.shape[-1]), steps_of(weight.source, int(data.source.shape[-1]))
-    row = origin[m]
+    row, pitch = origin[m], WORD_BYTES // steps.word * int(data.source.shape[-1])
 
     def rows(count: int) -> Any:
         sub, strides = view_of(out, "c", (count, 1, width))
@@ -46,7 +46,7 @@ def write(writer: TileWriter, block: Any, origin: dict[Any, Expr]) -> Any:
         operands = Operands(
             a, lambda _line: address_of(tirx.BufferLoad(weight.source, [origin[p], 0, 0, 0])),
             lambda r: address_of(tirx.BufferLoad(sub, [r, 0, 0])),
-            long(2 * int(data.source.shape[-1])), 4 * width, byte_count(strides[0], 4), 1, steps, width,
+            long(pitch), 4 * width, byte_count(strides[0], 4), 1, steps, width,
         )  # fmt: skip
         target = region(out, [(row, count), (origin[p], 1), (0, width)])
         reads = [whole(data.source), whole(weight.source)]

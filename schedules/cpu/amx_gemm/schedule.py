@@ -1,8 +1,9 @@
-"""GEMM, AMX: X[rows, K] bf16 times packed panels of 32 columns, with its elementwise epilogue - blocks of 2x2 tiles.
+"""GEMM, AMX: X[rows, K] times packed panels of 32 columns, with its elementwise epilogue - blocks of 2x2 tiles.
 
-tiles      4 of C, 2 of A, 2 of B: 4 loads for 4 products of 16x16x32 a step, 64 cycles (see _amx/cost.py)
-order      for panel: for block of rows: for step. The panel, K*64 bytes, stays in L1 up to K = 384, else in L2, while
-           the blocks pass; X, read once a panel, comes from L2.
+tiles      4 of C, 2 of A, 2 of B: 4 loads for 4 products of 16x16x32 (bytes: 16x16x64) a step, 64 cycles (see
+           _amx/cost.py)
+order      for panel: for block of rows: for step. The panel, K*64 bytes (K*32 where a number is a byte), stays in
+           L1 up to 24 KB, else in L2, while the blocks pass; X, read once a panel, comes from L2.
 result     a block's 32x32 sums are stored once, 4 KB in L1, and its epilogue reads them there
 task       a panel, or a piece of its rows where panels are too few; it configures the tiles and releases them
 rows       blocks as high as makes M come out best; a last one of fewer rows has a configuration of its own
@@ -48,7 +49,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> AmxGemmProblem | None:
     block, out = annotated(func, "amx_gemm"), consumer(func, "amx_gemm")
     if block is None or out is None or len(extents(block)) != 5:
         return None
-    m, _panels, width, steps, _pairs = extents(block)
+    m, _panels, width, steps, _words = extents(block)
     n = extents(out)[-1]
     threads = product_worth_threads(64.0 * m * n * steps, machine, tiles=True)
     return AmxGemmProblem(m, n, steps, width, machine.lanes(), machine.cores, threads)
