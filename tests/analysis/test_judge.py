@@ -479,3 +479,36 @@ def test_a_wrong_step_before_a_quantised_product_shows():
         compiled = tvmopt.compile(model, verify=False, records=False).model
         examined = Examiner(compiled, good, good).thoroughly(feeds, None)
         assert examined.ok == right and ("softmax" in examined.kernel) != right
+
+
+def spikes(gain: float) -> onnx.ModelProto:
+    """A convolution of noise, with spikes in one channel that keep its outputs around them from being positive."""
+    rng = np.random.default_rng(0)
+    weight = (rng.standard_normal((32, 32, 3, 3)) / 17).astype("f")
+    weight[:, 0] = -np.abs(weight[:, 0])
+    gains = np.zeros((1, 32, 1, 1), "f")
+    gains[0, 0] = gain
+    nodes = [
+        helper.make_node("Sub", ["x", "least"], ["over"]),
+        helper.make_node("Relu", ["over"], ["spike"]),
+        helper.make_node("Mul", ["spike", "gains"], ["high"]),
+        helper.make_node("Add", ["x", "high"], ["a"]),
+        helper.make_node("Conv", ["a", "w"], ["c"], name="conv", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    values = {"least": np.float32(2.5), "gains": gains, "w": weight}
+    return made(nodes, {"x": [1, 32, 32, 32]}, {"y": (TensorProto.FLOAT, [1, 32, 16, 16])}, values)
+
+
+@pytest.mark.parametrize("gain", [100.0, 1000.0])
+def test_what_a_tile_of_winograd_rounds_beside_a_spike(tmp_path, gain):
+    """Small outputs in the tile of a spike carry its rounding: a right kernel. One channel 3 % too large is none."""
+    good = spikes(gain)
+    assert "winograd" in {k.family for k in tvmopt.compile(good).report.kernels}
+
+    def channel(w):
+        w[5] *= 1.03
+        return w
+
+    assert "wrong kernel" in refused(tmp_path, good, changed(good, "w", channel))

@@ -11,7 +11,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.values import Arithmetic
+from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
+from tvmopt.analysis.oracle.values import Arithmetic, Call
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # onnx computes overflows while it makes its cases
@@ -177,3 +178,18 @@ def test_a_run_that_rounds_adds_one_after_the_other(operator: str) -> None:
     exact = np.asarray(Oracle(made).run({"x": x})["y"])
     rounds = np.asarray(Oracle(made, Arithmetic(np.float32)).run({"x": x})["y"])
     assert 1e-6 < np.abs(rounds / exact - 1).max() < 1e-3
+
+
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 1, 1, 1], [2, 0, 1, 3]])
+@pytest.mark.parametrize("size", [(3, 3), (4, 7), (6, 6), (17, 9)])
+def test_a_convolution_in_tiles(size: tuple[int, int], pads: list[int]) -> None:
+    """The same numbers as by the definition, for images that tiles do not divide."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 5, *size)).astype("f"), rng.standard_normal((7, 5, 3, 3)).astype("f")
+    bias = rng.standard_normal(7).astype("f")
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], pads=pads)
+    (exact,) = Oracle(_model([node], {"x": list(x.shape)}, w=w, b=bias)).run({"x": x}, ["y"]).values()
+    call = Call(node, 11, {"pads": pads}, [None] * 3, Arithmetic(np.float32), lambda *_: [])
+    assert has_tiles(call, x, w)
+    found = conv_by_tiles(call, x, w, bias)
+    assert found.dtype == np.float32 and np.abs(found - exact).max() < 1e-4

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import EXACT, ROUNDS, Arithmetic, Array, Call, Value, is_real
 
 TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32": np.float16}
@@ -162,7 +163,8 @@ class Nudged(Rounded):
 
     One run is one sample of what rounding does, and a chain of a few numbers may have none by chance. An error of a sum
     is relative to its terms, so these are moved, and not the sum. Operands that are rounded to 16 bits are moved by as
-    much as that does: behind a factor that is folded into weights they are rounded to other numbers.
+    much as that does: behind a factor that is folded into weights they are rounded to other numbers. A 3x3 convolution
+    in float32 is computed in tiles, whose transforms round as the largest number of a tile asks.
     """
 
     def __init__(
@@ -177,8 +179,18 @@ class Nudged(Rounded):
             narrow = call.op in HEAVY and self.arithmetic.operands is not None
             epsilon = float(ml_dtypes.finfo(self.arithmetic.operands).eps) / 2 if narrow else EPSILON
             values = [self._nudged(v, epsilon) for v in values]
-        results = super().evaluate(call, domain, values)
+        tiled = self._by_tiles(call, values)
+        results: list[Value | None] = [tiled] if tiled is not None else super().evaluate(call, domain, values)
         return results if adds or call.op in MOVES or has_edges(call) else [self._nudged(r) for r in results]
+
+    def _by_tiles(self, call: Call, values: list[Value | None]) -> Value | None:
+        """A 3x3 convolution as some kernels compute it; None for all else, and where operands have 16 bits."""
+        if call.op != "Conv" or self.arithmetic.operands is not None:
+            return None
+        x, w, *bias = (None if v is None else v.array for v in values)
+        if x is None or w is None or not has_tiles(call, x, w):
+            return None
+        return Value(conv_by_tiles(call, x, w, *bias), np.dtype(np.float32))
 
     def _nudged(self, value: Value | None, epsilon: float = EPSILON) -> Value | None:
         if value is None or not isinstance(value.array, np.ndarray) or not is_real(value.kind):
