@@ -57,15 +57,14 @@ from tvmopt.lowering.loops import (
 from tvmopt.lowering.prefetch import LINE, prefetch
 from tvmopt.operators.codes import unpack
 from tvmopt.operators.packed_product import Packing, packing_of
-from tvmopt.schedules.cpu.packed.many_rows import by_pieces
+from tvmopt.schedules.cpu.packed.many_rows import by_pieces, tile_rows
+from tvmopt.schedules.cpu.packed.tasks import panel_vectors, part_of, row_parts
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
 PERMUTED = 16
 """Lanes of a permutation by the low four bits of a lane: AVX-512."""
-VECTORS = 4
-"""Vectors of columns in a panel: their chains hide the latency of a multiply-add."""
 MOST_ROWS, TILE_ROWS = 8, 4
 AHEAD = 16
 """Rows of words that are prefetched ahead: 4 KB of panels of 64 columns."""
@@ -120,8 +119,12 @@ class _Writer:
         lanes = machine.lanes("float32")
         self.packing, self.m, self.zeros, self.lanes = packing, rows, zeros, lanes
         self.registers = machine.vector_registers
-        self.nr = min(VECTORS, packing.n // lanes) * lanes
+        vectors = panel_vectors(packing.n, lanes, machine.cores)
+        self.nr = vectors * lanes
         self.panels = -(-packing.n // self.nr)
+        self.mr = tile_rows(self.registers, vectors)
+        few = isinstance(rows, int) and rows <= MOST_ROWS
+        self.parts = 1 if few else row_parts(rows, self.panels, self.mr, machine.cores)
         self.per = 32 // packing.bits
         self.words = packing.group // self.per
         self.stride = self.words + 1 + zeros
@@ -159,18 +162,23 @@ class _Writer:
 
     def func(self) -> Any:
         """PrimFunc(x, words, table, y)."""
-        panel = tirx.Var("vp", INDEX)
+        panel, part = tirx.Var("vp", INDEX), tirx.Var("vr", INDEX)
         start = panel * self.nr
         if self.panels * self.nr != self.packing.n:
             start = tirx.min(start, const_index(self.packing.n - self.nr))
-        if isinstance(self.m, int):
-            tiles = self._tiles(panel, start) if self.m <= MOST_ROWS else [by_pieces(self, panel, start, AHEAD)]
+        if isinstance(self.m, int) and self.m <= MOST_ROWS:
+            tiles = self._tiles(panel, start)
         else:
-            few, many = seq(self._open_tiles(panel, start)), by_pieces(self, panel, start, AHEAD)
-            tiles = [tirx.IfThenElse(self.m <= MOST_ROWS, few, many)]
+            first, count = part_of(self.m, part, self.parts, self.mr)
+            tiles = [by_pieces(self, panel, start, (first, count), AHEAD)]
+        if not isinstance(self.m, int):
+            few = seq(self._open_tiles(panel, start))
+            few = few if self.parts == 1 else tirx.IfThenElse(part == 0, few, None)
+            tiles = [tirx.IfThenElse(self.m <= MOST_ROWS, few, seq(tiles))]
         loops = nest(
-            "packed", [(panel, self.panels)], ("panel",), list(map(everything, (self.x, self.w, self.t))),
-            [everything(self.y)], seq(tiles), self.locals, {"tvmopt.kernel": "packed"},
+            "packed", [(panel, self.panels), (part, self.parts)], ("panel", "part"),
+            list(map(everything, (self.x, self.w, self.t))), [everything(self.y)], seq(tiles), self.locals,
+            {"tvmopt.kernel": "packed"},
         )  # fmt: skip
         return prim_func([self.x, self.w, self.t, self.y], loops, OPAQUE)
 

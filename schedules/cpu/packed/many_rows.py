@@ -1,6 +1,6 @@
 """Many rows by packed weights: a piece of a panel is decoded once into a buffer, and multiplied by all rows from there.
 
-For a panel of `nr` columns (a task)::
+For a panel of `nr` columns and a part of the rows (a task)::
 
     for a block of `BLOCK` rows
       for a piece of `DEPTH` weights of a column
@@ -22,7 +22,7 @@ from typing import Any
 
 from tvm import tirx
 
-from tvmopt.lowering.loops import as_index, const_index, load, loop, new_buffer, seq, splat, spread, store, vector
+from tvmopt.lowering.loops import const_index, load, loop, new_buffer, seq, splat, spread, store, vector
 from tvmopt.lowering.prefetch import LINE, prefetch
 
 Expr = Any
@@ -30,27 +30,29 @@ BLOCK, DEPTH = 192, 256
 
 
 def tile_rows(registers: int, vectors: int) -> int:
-    """Rows of a register tile of so many vectors of columns.
+    """Rows of a register tile of so many vectors of columns; each number of rows that may be left has its own body.
 
     >>> tile_rows(32, 4), tile_rows(16, 4), tile_rows(32, 1)
-    (6, 3, 24)
+    (6, 3, 12)
     """
-    return max(1, registers * 3 // 4 // vectors)
+    return min(12, max(1, registers * 3 // 4 // vectors))
 
 
-def by_pieces(w: Any, panel: Expr, start: Expr, ahead: int) -> Any:
-    """The statement for one panel; `w` writes the kernel (compute.py)."""
-    return _ManyRows(w, panel, start, ahead).statement()
+def by_pieces(w: Any, panel: Expr, start: Expr, rows: tuple[Expr, Expr], ahead: int) -> Any:
+    """The statement for one panel and some rows (the first, how many); `w` writes the kernel (compute.py)."""
+    return _ManyRows(w, panel, start, rows, ahead).statement()
 
 
 class _ManyRows:
     """Writes what one task does."""
 
-    def __init__(self, writer: Any, panel: Expr, start: Expr, ahead: int) -> None:
+    def __init__(self, writer: Any, panel: Expr, start: Expr, rows: tuple[Expr, Expr], ahead: int) -> None:
         self.w, self.panel, self.start, self.ahead = writer, panel, start, ahead
+        self.begin, self.count = rows
+        self.known = isinstance(writer.m, int)  # then one part alone has rows left, and it is known how many
         packing = writer.packing
         self.vectors = writer.nr // writer.lanes
-        self.mr = tile_rows(writer.registers, self.vectors)
+        self.mr = writer.mr
         self.block = -(-BLOCK // self.mr) * self.mr
         self.deep = max(1, DEPTH // packing.group)  # groups of a piece
         self.pieces = -(-packing.groups // self.deep)
@@ -63,12 +65,13 @@ class _ManyRows:
 
     def statement(self) -> Any:
         """Blocks of rows."""
-        blocks = tirx.floordiv(as_index(self.w.m) + (self.block - 1), const_index(self.block))
+        blocks = tirx.floordiv(self.count + (self.block - 1), const_index(self.block))
         return loop(blocks, self._block, "block")
 
     def _block(self, number: Expr) -> Any:
         first = number * self.block
-        rows = tirx.min(const_index(self.block), as_index(self.w.m) - first)
+        rows = tirx.min(const_index(self.block), self.count - first)
+        first = self.begin + first
         if self.pieces == 1:
             return self._piece(first, rows, const_index(0))
         # TVM allocates a buffer where all that touches it is: not inside the loop, whose next trip reads the sums
@@ -112,10 +115,9 @@ class _ManyRows:
         whole = tirx.floordiv(rows, const_index(self.mr))
         tiles = loop(whole, lambda i: self._tile(first, i * self.mr, self.mr, piece, depth), "tile")
         beyond = whole * self.mr
-        known = isinstance(self.w.m, int)
-        rests = [r for r in range(1, self.mr) if not known or r == self.w.m % self.mr]
+        rests = [r for r in range(1, self.mr) if not self.known or r == self.w.m % self.mr]
         bodies = [tirx.IfThenElse(rows - beyond == r, self._tile(first, beyond, r, piece, depth), None) for r in rests]
-        return [tiles, *bodies] if not known or self.w.m >= self.mr else bodies
+        return [tiles, *bodies] if not self.known or self.w.m >= self.mr else bodies
 
     def _tile(self, first: Expr, place: Expr, rows: int, piece: Expr, depth: Any) -> Any:
         """`rows` rows from `first + place` on by the decoded weights."""

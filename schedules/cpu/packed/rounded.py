@@ -35,7 +35,6 @@ from tvmopt.lowering import quads
 from tvmopt.lowering.common import OPAQUE, constant, flat, sizes
 from tvmopt.lowering.loops import (
     INDEX,
-    as_index,
     const_index,
     everything,
     load,
@@ -53,14 +52,18 @@ from tvmopt.lowering.loops import (
 from tvmopt.lowering.prefetch import LINE, prefetch
 from tvmopt.operators.codes import unpack
 from tvmopt.operators.packed_product import Packing, packing_of
-from tvmopt.schedules.cpu.packed.compute import AHEAD, VECTORS, WORDS
+from tvmopt.schedules.cpu.packed.compute import WORDS
 from tvmopt.schedules.cpu.packed.round_rows import MORE, WORD, RoundRows, row_words
+from tvmopt.schedules.cpu.packed.tasks import panel_vectors, part_of, row_parts
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 Expr = Any
 CELLS, FEW = 12, 2
 """Sums of a tile; rows up to which a tile has all vectors of a panel."""
+AHEAD = 32
+"""Rows of words that are prefetched ahead: 8 KB of panels of 64 columns. One row of activations decodes 4 KB in some
+70 ns, less than memory takes to answer."""
 
 
 def declines(call: relax.Call, machine: Machine) -> str | None:
@@ -113,11 +116,11 @@ class _Writer:
     def __init__(self, packing: Packing, rows: Any, zeros: bool, machine: Machine) -> None:
         lanes = machine.lanes("float32")
         self.packing, self.m, self.zeros, self.lanes = packing, rows, zeros, lanes
-        self.vectors = _vectors(packing.n, lanes, machine.cores)
+        self.vectors = panel_vectors(packing.n, lanes, machine.cores)
         self.nr = self.vectors * lanes
         self.panels = -(-packing.n // self.nr)
         self.mr = CELLS // min(2, self.vectors) * machine.vector_registers // 32 or 1
-        self.parts = _parts(rows, self.panels, self.mr, machine.cores)
+        self.parts = row_parts(rows, self.panels, self.mr, machine.cores)
         self.words = packing.group * packing.bits // 32
         self.slices = 8 // packing.bits
         self.stride = self.words + 1 + zeros
@@ -166,17 +169,14 @@ class _Writer:
 
     def _open(self, part: Expr) -> list[Any]:
         """A loop over the whole tiles of a part of the rows, and a body for each number of rows that may be left."""
-        first, count = const_index(0), as_index(self.m)
-        if self.parts > 1:
-            tiles = tirx.floordiv(as_index(self.m) + (self.mr - 1), const_index(self.mr))
-            each = tirx.floordiv(tiles + (self.parts - 1), const_index(self.parts)) * self.mr
-            first = part * each
-            count = tirx.max(tirx.min(each, as_index(self.m) - first), const_index(0))
+        first, count = part_of(self.m, part, self.parts, self.mr)
         whole = tirx.floordiv(count, const_index(self.mr))
         beyond = first + whole * self.mr
         tiles = loop(whole, lambda i: self._tile(first + i * self.mr, self.mr), "tile")
         left = count - whole * self.mr
-        rests = [tirx.IfThenElse(left == n, self._tile(beyond, n), None) for n in range(1, self.mr)]
+        # of a known number of rows one part alone has some left, and it is known how many
+        few = [n for n in range(1, self.mr) if not isinstance(self.m, int) or n == self.m % self.mr]
+        rests = [tirx.IfThenElse(left == n, self._tile(beyond, n), None) for n in few]
         return [tiles, *rests]
 
     def _tile(self, first: Expr, rows: int) -> Any:
@@ -263,24 +263,3 @@ class _Writer:
                     total = call_intrin(vector_type("int32", lanes), quads.DOT4_ADD, old, new, numbers)
                     statements.append(store(part[m, v], total, whole))
         return statements
-
-
-def _vectors(columns: int, lanes: int, cores: int) -> int:
-    """Vectors of columns in a panel: as many as are read as one stream, and fewer where cores would have no panel.
-
-    >>> [_vectors(1024, 16, cores) for cores in (1, 16, 32, 64)], _vectors(33, 16, 1)
-    ([4, 4, 2, 1], 2)
-    """
-    most = min(VECTORS, columns // lanes)
-    return next((v for v in range(most, 0, -1) if -(-columns // (v * lanes)) >= cores), 1)
-
-
-def _parts(rows: Any, panels: int, mr: int, cores: int) -> int:
-    """Parts of the rows, where the panels are too few to be shared evenly.
-
-    >>> _parts(512, 16, 6, 2), _parts(512, 1, 6, 8), _parts(512, 3, 6, 2), _parts(1, 3, 6, 2)
-    (1, 8, 2, 1)
-    """
-    most = 4 * cores if not isinstance(rows, int) else max(1, rows // mr)
-    shares = {n: -(-panels * n // cores) * cores / (panels * n) for n in range(1, min(most, 4 * cores) + 1)}
-    return min(shares, key=lambda n: (max(shares[n], 1.1), n))

@@ -67,6 +67,20 @@ def test_many_rows_of_a_column_in_pieces(bits: int, k: int, n: int, group: int, 
     np.testing.assert_allclose(got[8][fine], wanted[8][fine], rtol=1e-4, atol=1e33)
 
 
+@pytest.mark.parametrize("level", [0, 4])
+def test_few_columns_on_many_cores(level: int) -> None:
+    """Threads share the rows, too: numbers of rows that fill some of the parts, all of them, or one in part."""
+    generator, packing = np.random.default_rng(level), Packing(300, 40, 4, 32)
+    model, exact, _ = compiled(packing, False, generator, "cpu", "1..500", level=level, threads=7)
+    x = generator.standard_normal((500, 300)).astype(np.float32)
+    wanted = x.astype(np.float64) @ exact
+    allowed = (2e-6 if level == 0 else 2e-2) * np.abs(wanted).max()
+    every = model(x)
+    np.testing.assert_allclose(every, wanted, rtol=0, atol=allowed)
+    for rows in (1, 2, 8, 9, 12, 13, 83, 84, 85, 193, 499):
+        np.testing.assert_allclose(model(x[:rows]), every[:rows], rtol=1e-5, atol=2e-6 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize(("rows", "most"), [(1, 1.6), (8, 1.2), (128, 1.05), (400, 1.05)])
 def test_what_a_call_executes_is_counted(rows: int, most: float) -> None:
     """Multiply-adds, and what decodes: each weight once above 8 rows and up to 192."""
@@ -77,7 +91,14 @@ def test_what_a_call_executes_is_counted(rows: int, most: float) -> None:
 
 
 def compiled(
-    packing: Packing, zeros: bool, generator: Any, target: str, rows: str, batch: bool = False, level: int = 0
+    packing: Packing,
+    zeros: bool,
+    generator: Any,
+    target: str,
+    rows: str,
+    batch: bool = False,
+    level: int = 0,
+    threads: int | None = None,
 ) -> tuple[Model, Any, int]:
     """A product of `rows` rows, its matrix in float64, and the bytes of its weights; the scales of column 1 are 0."""
     k, n, bits, group = packing.k, packing.n, packing.bits, packing.group
@@ -106,7 +127,7 @@ def compiled(
     sizes = {"rows": (rows,), **({"batch": ("1..3",)} if batch else {})}
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    made = api.compile(proto, verify=False, shape=sizes, target=target)
+    made = api.compile(proto, verify=False, shape=sizes, target=target, threads=threads)
     assert "packed" in {kernel.family for kernel in made.report.kernels}
     exact = matrix(packing, codes, scales, None if points is None else points.astype(np.float32)).astype(np.float64)
     return Model(made.artifact), exact, made.artifact.manifest.weight_bytes

@@ -10,13 +10,14 @@ import tvm
 from tvm import relax
 
 from tvmopt import pipeline
-from tvmopt.operators.packed_product import OP, Packing, matrix, packed_product
+from tvmopt.operators.packed_product import OP, ROUNDED, Packing, matrix, packed_product
 from tvmopt.report import DecisionLog
 from tvmopt.schedules.cpu.packed.compute import MOST_ROWS
+from tvmopt.schedules.cpu.packed.schedule import recognise
 from tvmopt.targets import Machine
 
 HOST = Machine.load("cpu").with_cores(2)
-MACHINES = [HOST.with_cores(1), HOST, Machine.load("x86-64-v3").with_cores(1)]
+MACHINES = [HOST.with_cores(1), HOST, Machine.load("x86-64-v3").with_cores(1), HOST.with_cores(40)]
 
 
 def operands(packing: Packing, zeros: bool, seed: int = 0) -> list[Any]:
@@ -64,7 +65,7 @@ def check(packing: Packing, rows: tuple[int, ...], zeros: bool, machine: Machine
     assert (np.abs(got - expected) <= 4e-7 * (1 + np.log2(packing.k)) * size + 1e-12).all()
 
 
-@pytest.mark.parametrize("machine", range(len(MACHINES)))
+@pytest.mark.parametrize("machine", range(3))
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_every_width(machine: int, bits: int, zeros: bool) -> None:
@@ -83,10 +84,26 @@ def test_rows(rows: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("rows", [(MOST_ROWS + 1,), (2, 6), (31,), (192,), (2, 193)])
-@pytest.mark.parametrize("machine", [1, 2])
+@pytest.mark.parametrize("machine", [1, 2, 3])
 def test_many_rows(rows: tuple[int, ...], machine: int) -> None:
     """A piece of a panel is decoded once for all of them; the weights are not unpacked when the model is compiled."""
     check(Packing(300, 70, 4, 16), rows, True, MACHINES[machine])
+
+
+@pytest.mark.parametrize("op", [OP, ROUNDED])
+def test_many_cores_have_work(op: str) -> None:
+    """1024 columns on 64 cores: narrower panels for one row; parts of the rows where panels are few."""
+    many = HOST.with_cores(64)
+    for rows, columns, least in ((1, 1024, 64), (512, 64, 58), (512, 1024, 58)):
+        sized = Packing(64, columns, 4, 32)
+        found = lowered(sized, (rows,), operands(sized, False), many, op)
+        tasks = [_tasks(f) for g, f in found.unscheduled.functions_items() if "product" in str(g.name_hint)]
+        assert tasks and tasks[0] >= least
+
+
+def _tasks(func: Any) -> int:
+    problem = recognise(func, HOST)
+    return problem.tasks if problem else 0
 
 
 def test_few_columns_are_float32_products() -> None:
