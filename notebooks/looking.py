@@ -5,7 +5,10 @@ Nothing here compiles or schedules: it prints what TVM made, in a form that fits
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +18,18 @@ import numpy as np
 from tvm import tirx
 from tvm.s_tir.stmt import SBlockRealize
 
+BYTES = ("vpdpbusd", "vpmaddwd")
+"""Instructions that multiply bytes and add up: four products a lane, or two of bytes that were widened."""
 KINDS = {0: "for", 1: "parallel", 2: "vectorized", 3: "unrolled", 4: "bound to"}
+
+
+def command(line: str) -> str:
+    """What a command prints, 110 columns wide, without colours."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
+    done = subprocess.run(
+        shlex.split(line), capture_output=True, text=True, check=True, env={**plain, "COLUMNS": "110"}
+    )
+    return done.stdout
 
 
 def nest(func: Any) -> str:
@@ -71,9 +85,11 @@ def inner_loop(assembly: str, keep: int = 16) -> str:
         destination = operands.rsplit(", ", 1)[-1]
         if op.startswith("vfmadd"):
             count["multiply-adds"] += 1
+        elif op.startswith(BYTES):
+            count["products of bytes"] += 1
         elif "(" in destination and op.startswith(("vmov", "mov")):
             count["stores"] += 1
-        elif op.startswith("vbroadcast"):
+        elif op.startswith(("vbroadcast", "vpbroadcast")):
             count["broadcasts"] += 1
         elif op.startswith("vmov") and "(" in operands:
             count["vector loads"] += 1
@@ -97,7 +113,7 @@ def hottest(assembly: str) -> list[str]:
             continue
         body = [x for x in lines[start + 1 : i + 1] if x and not x.startswith(".") and not x.endswith(":")]
         labels = sum(x.startswith(".LBB") for x in lines[start + 1 : i])
-        work = sum(x.startswith(("vfmadd", "mulss", "vmulss", "vmulps")) for x in body)
+        work = sum(x.startswith(("vfmadd", "mulss", "vmulss", "vmulps", *BYTES)) for x in body)
         if labels == 0 and (work, -len(body)) > (best[0], best[1]):
             best = (work, -len(body), body)
     return best[2]
