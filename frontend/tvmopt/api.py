@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from tvmopt.compiler.kept import Kept
     from tvmopt.compiler.request import Request
 
+Preprocess = str | Mapping[str, Any] | None
+"""A stage, or stages by the names of inputs: see :func:`compile`."""
 
 __all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "is_artifact", "load", "refit", "run"]
 
@@ -88,6 +90,7 @@ def compile(
     precision: str = "fp32",
     shape: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
+    preprocess: Preprocess = None,
     verify: bool = True,
     tolerance: float | None = None,
     output: str | Path | None = None,
@@ -114,6 +117,9 @@ def compile(
             rounded to 11 bits (docs/explanation/precision.md).
         shape: shapes of inputs whose dimensions the model leaves open: ``{"x": (1, 3, 224, 224)}``.
         values: inputs known at compile time, by name, as arrays, numbers or lists of them; they become constants.
+        preprocess: what becomes of pictures of bytes before the model reads them, as a part of the artifact:
+            ``"image:resize=256,crop=224,from=480x640"``, a mapping of its keys, or either by the name of an input
+            (docs/how-to/preprocess.md).
         verify: run module and onnxruntime on the same seeded inputs and refuse a wrong result.
         tolerance: of the verification, relative to each output's largest value; default: what
             rounding explains.
@@ -144,7 +150,8 @@ def compile(
     from tvmopt.compiler.kept import Kept
 
     request = _request(
-        model, target=target, precision=precision, shape=shape, values=values, threads=threads, exact=exact,
+        model, target=target, precision=precision, shape=shape, values=values, preprocess=preprocess, threads=threads,
+        exact=exact,
         int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
         dump_after=dump_after, dump_all=dump_all, dump_code=dump_code,
     )  # fmt: skip
@@ -163,6 +170,7 @@ def _request(
     precision: str = "fp32",
     shape: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
+    preprocess: Preprocess = None,
     threads: int | None = None,
     without: Sequence[str] | None = None,
     dump_after: Mapping[str, str | Path] | None = None,
@@ -173,6 +181,7 @@ def _request(
     """What :func:`compile` is asked for; `options` are further fields of a request."""
     from tvmopt.compiler.dump import Dumps
     from tvmopt.compiler.request import Request
+    from tvmopt.preprocessing.asked import stages
 
     machine = Machine.load(target)
     if threads is not None:
@@ -180,8 +189,9 @@ def _request(
     after, code = (tuple((n, str(f)) for n, f in (wanted or {}).items()) for wanted in (dump_after, dump_code))
     dumps = Dumps(after, str(dump_all or ""), code)
     return Request(
-        model, machine, precision, shape or {}, values or {}, without=tuple(without or ()), dumps=dumps, **options
-    )
+        model, machine, precision, shape or {}, values or {}, without=tuple(without or ()), dumps=dumps,
+        preprocess=stages(preprocess), **options,
+    )  # fmt: skip
 
 
 def _compiled(
@@ -203,7 +213,7 @@ def _compiled(
     else:
         from tvmopt.analysis.verify import Verification
 
-        with as_file(request.source) as path, ExitStack() as stack:
+        with as_file(request.whole) as path, ExitStack() as stack:
             started = stack.enter_context(Verification(path, tolerance)) if early(request.machine) else None
             told = partial(begin, started, request=request) if started else None
             artifact, report = compile_model(request, progress, told)
@@ -453,7 +463,7 @@ def refit(
     fitted = refit_weights(old, request, progress)
     report = Report.from_dict(fitted.manifest.report)
     if verify:
-        with as_file(model) as path:
+        with as_file(request.whole) as path:
             fitted, report = verified(fitted, report, path, tolerance, progress)
     return Compiled(fitted, report, fitted.save(output) if output is not None else None)
 

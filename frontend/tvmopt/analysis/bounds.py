@@ -14,6 +14,8 @@ Shape = tuple[int, ...]
 Bound = tuple[int, int]
 """The lowest value, and the first that is too large."""
 
+PIXELS: Bound = (0, 256)
+"""Of pictures of bytes: every value."""
 DIVISORS: Bound = (1, 4)
 ALL: Bound = (1, 2)
 """Of a mask whose ones are counted: every token is there. Less than all would be fewer keys than the cache has."""
@@ -120,6 +122,8 @@ RULES: dict[tuple[str, str], dict[int, Rule]] = {
     ("", "Mod"): {1: _DIVISOR},
     ("", "Range"): {2: _DIVISOR},
     ("", "Slice"): {4: lambda use: (1, 2)},
+    ("tvmopt", "ResampleRows"): {0: lambda use: PIXELS},
+    ("tvmopt", "ResampleColumns"): {0: lambda use: PIXELS},
     ("com.microsoft", "RotaryEmbedding"): {1: _rotary(2)},
     ("com.microsoft", "GroupQueryAttention"): {5: _filled, 9: lambda use: _up_to(use.extent(7, 0))},
     ("com.microsoft", "EmbedLayerNormalization"): {

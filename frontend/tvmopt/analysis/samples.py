@@ -52,7 +52,7 @@ def sample_inputs(
         elif dtype.kind in "iu":
             bound = (bounds or {}).get(info.name, SMALL)
             low, high = (0, bound) if isinstance(bound, int) else bound
-            high = min(high, int(np.iinfo(dtype).max))
+            high = min(high, int(np.iinfo(dtype).max) + (dtype.itemsize < 8))
             arrays[info.name] = generator.integers(low, max(low + 1, high), info.shape).astype(dtype)
         elif dtype.kind == "b":
             arrays[info.name] = generator.integers(0, 2, info.shape).astype(dtype)

@@ -208,7 +208,7 @@ def _accepted(raw: Mapping[str, Any], artifact: Artifact, model: str | Path) -> 
             f"the compiled model's outputs differ from {verdict.reference} with {wrong.told}:\n    "
             + "\n    ".join([*lines, *([f"the first wrong kernel is {wrong.kernel}"] if wrong.kernel else [])]),
             where=artifact.manifest.model,
-            fix=f"see it: {_command(artifact, model, wrong)}; give --tolerance if the difference does no "
+            fix=f"{_command(artifact, model, wrong)}; give --tolerance if the difference does no "
             "harm here, else please report it with the model",
         )
     return verdict
@@ -217,6 +217,8 @@ def _accepted(raw: Mapping[str, Any], artifact: Artifact, model: str | Path) -> 
 def _command(artifact: Artifact, model: str | Path, wrong: Trial) -> str:
     """What shows a failure; of open sizes a compile for those alone, whose kernels may be others."""
     manifest = artifact.manifest
+    if manifest.options.get("preprocess"):
+        return "compile without --preprocess, which tells whether the model or what stands before it is wrong"
     words = ["tvmopt", "compare", str(model), "--seed", str(wrong.seed)]
     words += ["--precision", manifest.precision] if manifest.precision != "fp32" else []
     static = [info_at(info, wrong.sizes) for info in manifest.inputs if is_open(info.shape)]
@@ -226,7 +228,7 @@ def _command(artifact: Artifact, model: str | Path, wrong: Trial) -> str:
     for name, value in manifest.values.items():
         plain = value.tolist() if isinstance(value, np.ndarray) else value
         words += ["--value", f"{name}={json.dumps(plain, default=float)}"]
-    return shlex.join(words)
+    return f"see it: {shlex.join(words)}"
 
 
 def _trial(data: dict[str, Any]) -> Trial:

@@ -86,6 +86,15 @@ def command(
         list[str] | None,
         typer.Option("--value", metavar="NAME=16000", help="An input that becomes a constant; repeatable."),
     ] = None,
+    preprocess: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="image:KEY=VALUE,...",
+            help="Take pictures of bytes, and resize, crop and scale them in the artifact: image:resize=256,crop=224,"
+            "mean=0.485/0.456/0.406,std=0.229/0.224/0.225,from=480x640, or image:@preprocessor_config.json. "
+            "NAME=image:... says which input; repeatable.",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare with onnxruntime on seeded inputs; refuse a wrong result.")
     ] = True,
@@ -158,6 +167,7 @@ def command(
 ) -> None:
     """Compile an ONNX model to one file, checked against onnxruntime on the same inputs."""
     from tvmopt.api import compile_isolated
+    from tvmopt.preprocessing.asked import named
 
     with progress() as show:
         compiled = compile_isolated(
@@ -166,6 +176,7 @@ def command(
             precision=precision,
             shape=parse_shapes(shape or []),
             values=parse_values(values or []),
+            preprocess=named(preprocess or []),
             verify=verify,
             tolerance=tolerance,
             output=output or f"{Path(model).stem}.tvmopt",

@@ -61,6 +61,10 @@ def _artifact(manifest: Any) -> None:
         ("model", f"{manifest.model}  sha256 {manifest.model_sha256[:16]}"),
         *((f"input {i}", tensor) for i, tensor in enumerate(manifest.inputs)),
         *((f"output {i}", tensor) for i, tensor in enumerate(manifest.outputs)),
+        *(
+            ("takes", f"{name + '=' if name else ''}{text}")
+            for name, text in manifest.options.get("preprocess", {}).items()
+        ),
         *((f"size {name}", known) for name, known in manifest.symbols.items()),
         *(("only where", condition) for condition in manifest.conditions),
         *(("decoder", line) for line in _decoder(manifest)),

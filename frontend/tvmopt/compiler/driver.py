@@ -184,7 +184,7 @@ def _imported(request: Request, stages: Stages) -> Imported:
     from tvmopt.importer import import_model
 
     with stages.stage("importing"):
-        imported = import_model(request.source, dict(request.shapes), dict(request.values))
+        imported = import_model(request.whole, dict(request.shapes), dict(request.values))
     _check_borders(imported)
     return imported
 

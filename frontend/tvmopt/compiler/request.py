@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Request:
     without: tuple[str, ...] = ()
     generic: tuple[str, ...] = ()
     dumps: Dumps = field(default_factory=Dumps)
+    preprocess: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_precision(self.precision, self.machine)
@@ -64,6 +66,7 @@ class Request:
             "without": list(self.without),
             "generic": list(self.generic),
             "dumps": self.dumps.to_dict(),
+            "preprocess": dict(self.preprocess),
         }
 
     @classmethod
@@ -77,6 +80,20 @@ class Request:
             "dumps": Dumps.from_dict(data["dumps"]),
         }
         return cls(**{**data, **read})
+
+    @cached_property
+    def whole(self) -> Any:
+        """The model with what was asked to stand before it: the source itself, or a ModelProto.
+
+        Raises:
+            ModelError, InputError: the model cannot be read, or a stage does not fit it.
+        """
+        if not self.preprocess:
+            return self.source
+        from tvmopt.importer import load
+        from tvmopt.preprocessing.stages import staged
+
+        return staged(load(self.source), self.preprocess, self.shapes)
 
     @property
     def title(self) -> str:
@@ -93,7 +110,8 @@ def request_of(manifest: Manifest, model: Any) -> Request:
         machine = machine.with_cores(manifest.threads)
     options = manifest.options
     shapes, exact, int8 = options.get("shapes", {}), options.get("exact", False), options.get("int8", "auto")
-    return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8)
+    before = options.get("preprocess", {})
+    return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8, preprocess=before)
 
 
 def source_hash(source: Any, loaded: Any = None) -> str:

@@ -57,6 +57,7 @@ def make_manifest(
             "exact": request.exact,
             "int8": request.int8,
             **({"values": {n: to_plain(v) for n, v in request.values.items()}} if request.values else {}),
+            **({"preprocess": dict(request.preprocess)} if request.preprocess else {}),
             **({"extensions": names} if (names := sorted(map(str, extensions()))) else {}),
             "bounds": integer_bounds(imported.model),  # for `tvmopt run --fill random`
         },

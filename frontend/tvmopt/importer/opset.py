@@ -7,6 +7,7 @@ import contextlib
 import onnx
 from onnx import TensorProto, helper, shape_inference, version_converter
 
+from tvmopt.importer.pixels import others
 from tvmopt.importer.protos import byte_size, count, normal_domain, opset_versions
 
 OLDEST, TARGET = 13, 17
@@ -35,10 +36,11 @@ def convert_opset(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelP
     version = opset_versions(model).get("", TARGET)
     scans = any(n.op_type == "Scan" for n in model.graph.node) and version < 9  # with a batch axis, which is forgotten
     relabelled = any(n.op_type in MISCONVERTED for n in model.graph.node)
-    if version >= OLDEST or model.functions or scans or relabelled:
+    if version >= OLDEST or others(model.functions) or scans or relabelled:
         return model, weights
     slim = onnx.ModelProto()
     slim.CopyFrom(model)
+    del slim.functions[:]  # only our own ones, whose nodes are kept as they are
     for name, tensor in weights.items():
         if byte_size(tensor.data_type, count(tensor.dims)) <= KEEP_BYTES:
             slim.graph.initializer.append(tensor)

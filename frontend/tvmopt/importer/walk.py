@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvmopt.dims import OpenSize, Size, is_open, replaced
 from tvmopt.errors import ModelError
 from tvmopt.importer.inline import rename_free
+from tvmopt.importer.pixels import others
 from tvmopt.importer.protos import (
     make_type,
     node_reads,
@@ -65,7 +66,7 @@ class Walk(ABC):
     def __post_init__(self) -> None:
         graph = self.model.graph
         self.opsets = opset_versions(self.model)
-        self.functions = {(normal_domain(f.domain), f.name): f for f in self.model.functions}
+        self.functions = {(normal_domain(f.domain), f.name): f for f in others(self.model.functions)}
         self.initializers = dict(self.initializers)
         self.results = {o.name for o in graph.output}
         self.alias: dict[str, str] = {}

@@ -12,6 +12,7 @@ from tvmopt.analysis.oracle import (
     elementwise,
     grid_sample,
     movement,
+    pixels,
     products,
     quantized,
     recurrent,
@@ -21,6 +22,7 @@ from tvmopt.analysis.oracle import (
     windows,
 )
 from tvmopt.analysis.oracle.values import Array, Call, Operator, is_real
+from tvmopt.importer.pixels import DOMAIN
 
 _GROUPS = (
     elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize, signal,
@@ -30,6 +32,7 @@ _GROUPS = (
 OPERATORS: dict[tuple[str, str], Operator] = {
     **{("ai.onnx", name): operator for group in _GROUPS for name, operator in group.TABLE.items()},
     **{("com.microsoft", name): operator for name, operator in contrib.TABLE.items()},
+    **{(DOMAIN, name): operator for name, operator in pixels.TABLE.items()},
 }
 """(domain, operator) -> its definition."""
 

@@ -1,0 +1,7 @@
+"""What stands before and behind a model in a program that uses it, written into the model - for `tvmopt.compile`.
+
+picture     what a user asks for: pictures in, in one line of text
+config      the same from a Hugging Face `preprocessor_config.json`
+resampling  how each pixel of a resized picture is made of those of the given one, as Pillow does it
+stages      the ONNX model with these stages as nodes
+"""

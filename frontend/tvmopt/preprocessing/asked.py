@@ -1,0 +1,64 @@
+"""What a caller gives as `preprocess`, in any of its forms, as one text an input - for the API and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmopt.errors import InputError
+from tvmopt.preprocessing.config import from_config
+from tvmopt.preprocessing.picture import KEYS, PREFIX, parse, written
+
+
+def stages(asked: str | Mapping[str, Any] | None) -> dict[str, str]:
+    """The text of each stage by the name of its input, "" for the only one that could be a picture.
+
+    >>> stages("image:resize=256"), stages({"resize": 256}), stages({"x": {"resize": 256}})
+    ({'': 'image:resize=256'}, {'': 'image:resize=256'}, {'x': 'image:resize=256'})
+
+    Raises:
+        InputError: a stage is none; a configuration that cannot be read, or asks for what there is not.
+    """
+    if asked is None:
+        return {}
+    if isinstance(asked, str) or (isinstance(asked, Mapping) and asked and set(asked) <= set(KEYS)):
+        return {"": _text(asked)}
+    if not isinstance(asked, Mapping):
+        fix = f"give '{PREFIX}resize=256,...', a mapping of its keys, or either by the name of an input"
+        raise InputError(f"preprocess is a {type(asked).__name__}.", fix=fix)
+    return {str(name): _text(one) for name, one in asked.items()}
+
+
+def named(texts: Sequence[str]) -> dict[str, str]:
+    """Stages as the command line has them: ``image:...``, or ``NAME=image:...``.
+
+    >>> named(["x=image:resize=256"])
+    {'x': 'image:resize=256'}
+
+    Raises:
+        InputError: an input is named twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, between, stage = text.partition(f"={PREFIX}")
+        name, stage = (name, PREFIX + stage) if between and not text.startswith(PREFIX) else ("", text)
+        if name in found:
+            which = f"input '{name}'" if name else "the picture"
+            raise InputError(f"{which} has two stages.", where=f"--preprocess {text}", fix="put all keys into one")
+        found[name] = stage
+    return found
+
+
+def _text(one: Any) -> str:
+    """One stage as text, read once, so that what is wrong is told before any work."""
+    text = written(one) if isinstance(one, Mapping) else one
+    if not isinstance(text, str):
+        raise InputError(
+            f"a stage is a {type(one).__name__}.", fix=f"'{PREFIX}resize=256,...' or a mapping of its keys"
+        )
+    if text.startswith(f"{PREFIX}@"):
+        file, *more = text[len(PREFIX) + 1 :].split(",")
+        text = ",".join([from_config(Path(file)), *more])
+    parse(text)
+    return text

@@ -1,0 +1,214 @@
+"""What becomes of a picture before a model reads it, as one line of text - for `tvmopt compile --preprocess`.
+
+    image:resize=256,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225,from=480x640
+
+The order is fixed, whatever the order of the keys: resize, crop, scale, (x - mean) / std. Sizes are HEIGHTxWIDTH.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvmopt.errors import InputError, collect
+from tvmopt.preprocessing.resampling import NAMES
+from tvmopt.texts import whole_number
+
+Size = tuple[int, int]
+"""Height and width."""
+PREFIX = "image:"
+LARGEST = 1 << 15
+"""Pixels of a side."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One stage of pixels.
+
+    Attributes:
+        resize: the shorter side, or height and width; None: as it is.
+        crop: height and width of the middle that is kept; None: all.
+        filter: of the resizing, by Pillow's name.
+        given: height and width of the pictures that come; None: as the shape of the input says.
+        scale: what a byte is multiplied by. mean, std: of each channel, or one for all.
+        layout: "NHWC" or "NCHW", of the pictures that come.
+        pixels: "rgb", "bgr" or "grey": the channels that come. model: "rgb" or "bgr": those that the model reads.
+        pad: zeros around a picture that is smaller than the crop.
+        centre: how half a pixel beside the crop is rounded: "even" (torchvision) or "floor" (Hugging Face).
+    """
+
+    resize: int | Size | None = None
+    crop: Size | None = None
+    filter: str = "bilinear"
+    given: Size | None = None
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    layout: str = "NHWC"
+    pixels: str = "rgb"
+    model: str = "rgb"
+    pad: bool = False
+    centre: str = "even"
+    named: frozenset[str] = field(default_factory=frozenset, compare=False)
+
+    def resized(self, given: Size) -> Size:
+        """Height and width of a picture behind the resizing; the longer side is cut to whole pixels, as torchvision
+        and Hugging Face do.
+
+        >>> Picture(resize=256).resized((480, 640)), Picture(resize=(224, 224)).resized((480, 640))
+        ((256, 341), (224, 224))
+        """
+        if self.resize is None:
+            return given
+        if isinstance(self.resize, tuple):
+            return self.resize
+        height, width = given
+        longer = int(self.resize * max(given) / min(given))
+        return (self.resize, longer) if height <= width else (longer, self.resize)
+
+    def begin(self, size: int, crop: int) -> int:
+        """Where the crop of an axis begins; less than 0 where zeros stand around the picture.
+
+        >>> [Picture(centre=how).begin(255, 224) for how in ("even", "floor")]
+        [16, 15]
+        >>> [Picture(centre=how).begin(5, 8) for how in ("even", "floor")]
+        [-1, -2]
+        """
+        if self.centre == "floor":
+            return (size - crop) // 2
+        return round((size - crop) / 2) if size >= crop else -((crop - size) // 2)
+
+
+def _size(text: str) -> Size:
+    sides = [whole_number(part) for part in text.lower().split("x")]
+    if len(sides) not in (1, 2) or any(s is None or not 0 < s <= LARGEST for s in sides):
+        raise ValueError
+    first, last = int(sides[0] or 0), int(sides[-1] or 0)
+    return first, last
+
+
+def _resize(text: str) -> int | Size:
+    size = _size(text)
+    return size if "x" in text.lower() else size[0]
+
+
+def _number(text: str) -> float:
+    top, slash, below = text.partition("/")
+    value = float(top) / float(below) if slash else float(top)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    values = tuple(map(float, text.split("/")))
+    if len(values) not in (1, 3) or not all(map(math.isfinite, values)):
+        raise ValueError
+    return values
+
+
+def _steps(text: str) -> tuple[float, ...]:
+    values = _numbers(text)
+    if min(values) <= 0:
+        raise ValueError
+    return values
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        found = {name.lower(): name for name in names}.get(text.lower())
+        if found is None:
+            raise ValueError
+        return found
+
+    return parse
+
+
+@dataclass(frozen=True)
+class Key:
+    """One word of the grammar: the field that it sets, how its value is read, and what values there are."""
+
+    field: str
+    parse: Callable[[str], Any]
+    values: str
+
+
+SIDES = f"pixels up to {LARGEST}"
+KEYS = {
+    "resize": Key("resize", _resize, f"the shorter side (256), or HEIGHTxWIDTH (224x224), {SIDES}"),
+    "crop": Key("crop", _size, f"one side of a square (224), or HEIGHTxWIDTH (224x240), {SIDES}"),
+    "filter": Key("filter", _one_of(*NAMES), ", ".join(NAMES)),
+    "from": Key("given", _size, f"HEIGHTxWIDTH of the pictures that come (480x640), {SIDES}"),
+    "scale": Key("scale", _number, "what a byte is multiplied by: 1/255, 0.0078125"),
+    "mean": Key("mean", _numbers, "one number, or one a channel: 0.485/0.456/0.406"),
+    "std": Key("std", _steps, "one number above 0, or one a channel: 0.229/0.224/0.225"),
+    "layout": Key("layout", _one_of("NHWC", "NCHW"), "NHWC or NCHW"),
+    "dtype": Key("", _one_of("uint8"), "uint8: pixels are bytes"),
+    "pixels": Key("pixels", _one_of("rgb", "bgr", "grey"), "rgb, bgr or grey: the channels that come"),
+    "model": Key("model", _one_of("rgb", "bgr"), "rgb or bgr: the order that the model reads"),
+    "pad": Key("pad", lambda text: _one_of("zero", "none")(text) == "zero", "zero or none"),
+    "centre": Key("centre", _one_of("even", "floor"), "even (torchvision) or floor (Hugging Face)"),
+}
+"""The keys, in the order in which they are documented."""
+
+
+def parse(text: str, where: str = "--preprocess") -> Picture:
+    """The stage that a text describes.
+
+    >>> parse("image:resize=256,crop=224,std=0.5").crop
+    (224, 224)
+
+    Raises:
+        InputError: every key and value that is wrong.
+    """
+    where = f"{where} {text}"
+    if not text.startswith(PREFIX):
+        kind = text.partition(":")[0]
+        fix = f"{PREFIX}KEY=VALUE,...; the keys are {', '.join(KEYS)}"
+        raise InputError(f"there is no preprocessing {kind!r}; there is 'image'.", where=where, fix=fix)
+    values: dict[str, Any] = {}
+    problems = []
+    for part in filter(None, (p.strip() for p in text[len(PREFIX) :].split(","))):
+        word, equals, value = (piece.strip() for piece in part.partition("="))
+        key = KEYS.get(word)
+        if key is None or not equals:
+            problems.append(_unknown(word, where))
+        elif word in values:
+            problems.append(InputError(f"{word} is given twice.", where=where, fix=f"give {word} once"))
+        else:
+            try:
+                values[word] = key.parse(value)
+            except (ValueError, ZeroDivisionError):
+                problems.append(
+                    InputError(f"{value!r} is no value of {word}.", where=where, fix=f"{word}: {key.values}")
+                )
+    if problems:
+        raise collect(problems)
+    return Picture(**{KEYS[word].field: v for word, v in values.items() if KEYS[word].field}, named=frozenset(values))
+
+
+def _unknown(word: str, where: str) -> InputError:
+    near = difflib.get_close_matches(word, KEYS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    what = f"image has no key {word!r}." if word not in KEYS else f"{word} has no value."
+    values = f"{word}: {KEYS[word].values}" if word in KEYS else f"{hint}The keys are {', '.join(KEYS)}"
+    return InputError(what, where=where, fix=values)
+
+
+def written(options: Mapping[str, Any]) -> str:
+    """The text of a stage given as a mapping of keys.
+
+    >>> written({"resize": 256, "crop": (224, 224), "mean": [0.5, 0.5, 0.5]})
+    'image:resize=256,crop=224x224,mean=0.5/0.5/0.5'
+    """
+    between = {"mean": "/", "std": "/"}
+
+    def value(key: str, one: Any) -> str:
+        if isinstance(one, Sequence) and not isinstance(one, str):
+            return between.get(key, "x").join(map(repr, one))
+        return one if isinstance(one, str) else repr(one)
+
+    return PREFIX + ",".join(f"{key}={value(key, one)}" for key, one in options.items())
