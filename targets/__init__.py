@@ -240,6 +240,9 @@ class Machine:
                 "nvidia-b200" if number in (100, 103) else "nvidia-h100" if number >= 90 else "nvidia-a100"
             )
             return replace(nearest, name=text, mcpu=text)
+        if "+" in text:
+            fix = "name one target; `tvmopt compile` takes several"
+            raise TargetError(f"{text!r} is several targets, and only a compile takes those.", fix=fix)
         known = [*names(), "cpu", *_ALIASES]
         near = [name for name in known if len(text) > 2 and text.lower() in name.lower()]
         near = (near + [n for n in difflib.get_close_matches(text, known, n=3, cutoff=0.4) if n not in near])[:3]

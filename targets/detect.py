@@ -8,6 +8,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvmopt.targets import cpuid
+
 _FEATURES = {  # /proc/cpuinfo's word -> LLVM's
     "avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512f", "avx512bw": "avx512bw",
     "avx512vl": "avx512vl", "avx512dq": "avx512dq", "avx512_vnni": "avx512vnni", "avx_vnni": "avxvnni",
@@ -92,6 +94,7 @@ def _features(info: dict[str, str]) -> tuple[str, ...]:
     if host_arch() == "aarch64":  # the kernel's word, which an emulator gives too
         return tuple(sorted(name for name, (entry, bits) in _HWCAPS.items() if _auxiliary(entry) & bits == bits))
     found = {_FEATURES[f] for f in info.get("flags", "").split() if f in _FEATURES}
+    found -= cpuid.absent() if host_arch() == "x86_64" else set()
     if not {"amx-tile", "amx-bf16"} <= found:
         found = {f for f in found if not f.startswith("amx-")}
     return tuple(sorted(found))
@@ -114,15 +117,50 @@ def usable_cores() -> int:
     return max(1, min(len(cores), _quota()))
 
 
-def _quota() -> int:
-    """Whole processors that the control group grants (`docker --cpus=2`); a large number where there is no
-    limit.
-    """
+def _quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Whole processors that the control groups of this process grant (`docker --cpus=2`, systemd's CPUQuota); a large
+    number where there is no limit. A group has at most what those above it have."""
+    found = [1 << 16]
+    for folder, path in _groups(root, own):
+        for group in (
+            path,
+            *path.parents,
+        ):  # from outside a container the path begins higher: what is not there is skipped
+            if (granted := _granted(folder / str(group).lstrip("/"))) is not None:
+                found.append(max(1, round(granted)))
+    return min(found)
+
+
+def _groups(root: Path, own: Path) -> list[tuple[Path, Path]]:
+    """Where this process's groups that limit processors are: the root of the hierarchy, and the path in it. Version 2
+    has one hierarchy, version 1 one for processors."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, round(int(quota) / int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return 1 << 16
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        lines = []
+    found = [(root, Path("/"))]
+    for number, controllers, path in (line for line in lines if len(line) == 3):
+        if number == "0":
+            found += [(root, Path(path)), (root / "unified", Path(path))]
+        elif "cpu" in controllers.split(","):
+            found += [(root / name, Path(path)) for name in ("cpu", controllers)]
+    return found
+
+
+def _granted(group: Path) -> float | None:
+    """Processors that one group grants; None where it says nothing, or sets no limit."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((group / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
+        except OSError:
+            return None
+    try:
+        granted = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max"
+        return None
+    return granted if granted > 0 else None  # version 1 writes -1 where there is no limit
 
 
 def _known(info: dict[str, str]) -> list[str]:

@@ -11,20 +11,23 @@ model = tvmopt.load("resnet50.tvmopt")     # needs TVM's runtime library only
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tvmopt.children import Progress
 from tvmopt.dims import Shapes
-from tvmopt.errors import InputError
+from tvmopt.errors import InputError, TvmoptError
 from tvmopt.files import array_format, atomic_write, check_writable, save_arrays, write_text
 from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact, is_artifact
+from tvmopt.runtime.choice import titles
+from tvmopt.runtime.fleet import Fleet
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model, load
 from tvmopt.runtime.pool import check_threads
@@ -32,14 +35,16 @@ from tvmopt.runtime.tensors import Array
 from tvmopt.runtime.timing import Timing
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
+from tvmopt.targets.fleet import machines as fleet_of
 from tvmopt.toolchain.emulation import EmulatedModel, opened
 
 if TYPE_CHECKING:
     import onnx
 
-    from tvmopt.compiler.kept import Kept
     from tvmopt.compiler.request import Request
+    from tvmopt.compiler.whole import CompiledFile
 
+T = TypeVar("T")
 Preprocess = str | Mapping[str, Any] | None
 """A stage, or stages by the names of inputs: see :func:`compile`."""
 
@@ -51,14 +56,18 @@ class Compiled:
     """A compiled model; called with inputs, it runs.
 
     Attributes:
-        artifact: manifest, library and weights.
-        report: what was done and why not.
+        artifact: manifest, library and weights; of a fleet, for the target that this machine runs (where it can run
+            none, for the one that needs most).
+        report: what was done and why not; of a fleet, for that target.
         path: where it was written, if `output` was given.
+        fleet: the artifacts of all targets, if there are several; `reports`: theirs, in the same order.
     """
 
     artifact: Artifact
     report: Report
     path: Path | None = None
+    fleet: Fleet | None = None
+    reports: tuple[Report, ...] = ()
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run on positional or named inputs: see :meth:`Model.__call__`."""
@@ -80,6 +89,8 @@ class Compiled:
 
     def save(self, path: str | Path, *, strip_weights: bool = False) -> Path:
         """Write the artifact; all or nothing."""
+        if self.fleet is not None:
+            return self.fleet.save(path, strip_weights=strip_weights)
         return (self.artifact.stripped() if strip_weights else self.artifact).save(path)
 
 
@@ -94,7 +105,7 @@ def compile(
     verify: bool = True,
     tolerance: float | None = None,
     output: str | Path | None = None,
-    threads: int | None = None,
+    threads: int | Sequence[int] | None = None,
     exact: bool = False,
     int8: str = "auto",
     strip_weights: bool = False,
@@ -112,7 +123,8 @@ def compile(
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
-        target: "cpu" (this machine), "cuda", a name of `tvmopt targets list`, a TOML file, or a Machine.
+        target: "cpu" (this machine), "cuda", a name of `tvmopt targets list`, a TOML file, or a Machine. Several CPUs
+            with a + between them make one artifact for a fleet: "x86-64-v3+x86-64-v4".
         precision: "fp32"; "bf16" or "fp16": 16-bit operands, sums in fp32; on GPUs "tf32": operands of products
             rounded to 11 bits (docs/explanation/precision.md).
         shape: shapes of inputs whose dimensions the model leaves open: ``{"x": (1, 3, 224, 224)}``.
@@ -124,7 +136,8 @@ def compile(
         tolerance: of the verification, relative to each output's largest value; default: what
             rounding explains.
         output: write the artifact there.
-        threads: threads to compile for; default: the target's cores.
+        threads: threads to compile for; default: the target's cores, in a fleet at least 2. Several numbers, (1, 2, 8),
+            make code for each: on loading that for as many threads as are used is taken, or for the next more.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution, no rows
             rounded to 8 bits).
         int8: "auto": the products of a quantised model are integer products where this machine multiplies bytes faster
@@ -147,26 +160,68 @@ def compile(
         AccuracyError: the compiled module is wrong.
         MissingDependency: a tool is missing (C compiler; nvcc or NVRTC for CUDA).
     """
-    from tvmopt.compiler.kept import Kept
+    from tvmopt.compiler.whole import Order, compiled
 
-    request = _request(
+    requests = _requests(
         model, target=target, precision=precision, shape=shape, values=values, preprocess=preprocess, threads=threads,
-        exact=exact,
-        int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
+        exact=exact, int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
         dump_after=dump_after, dump_all=dump_all, dump_code=dump_code,
     )  # fmt: skip
     check_writable(output)
-    kept = Kept.of(request, verify, tolerance) if cache else None
-    found = kept.find() if kept is not None else None
-    if found is not None:
-        return Compiled(*found, _written(found[0], output, strip_weights))
-    return _compiled(request, verify, tolerance, output, strip_weights, kept, progress)
+    if len(requests) == 1:
+        (request,) = requests.values()
+        return Compiled(*compiled(request, Order(verify, tolerance, output, strip_weights, cache), progress))
+    order = Order(verify, tolerance, None, False, cache)
+    made = [_of_target(name, progress, partial(compiled, request, order)) for name, request in requests.items()]
+    return _joined([artifact for artifact, _, _ in made], [report for _, report, _ in made], output, strip_weights)
+
+
+def _requests(
+    model: Any, *, target: str | Path | Machine = "cpu", threads: int | Sequence[int] | None = None, **options: Any
+) -> dict[str, Request]:
+    """What :func:`compile` is asked for, of each target and number of threads, by its title in the file.
+
+    Raises:
+        TargetError, InputError: a target cannot be what is asked for.
+    """
+    machines, plans = fleet_of(target), (threads,) if threads is None or isinstance(threads, int) else tuple(threads)
+    if not plans or len(set(plans)) < len(plans):
+        raise InputError(f"the numbers of threads are {plans}.", fix="give each once: threads=(1, 2, 8)")
+    if len(plans) > 1 and machines[0].kind != "llvm":
+        raise InputError("threads are of CPUs.", where=f"target {str(target)!r}", fix="leave them out for a GPU")
+    if threads is None and len(machines) > 1:
+        # code for one thread has no parallel loops, code for two is about as fast with one
+        machines = tuple(machine.with_cores(max(2, machine.cores)) for machine in machines)
+    requests = [_request(model, machine, threads=plan, **options) for machine in machines for plan in plans]
+    if len(requests) > 1 and any(options.get(f"dump_{what}") for what in ("after", "all", "code")):
+        fix = f"dump with --target {machines[0].name}" + (f" --threads {plans[0]}" if plans[0] else "")
+        raise InputError("dumps are of one target.", where=f"target {str(target)!r}", fix=fix)
+    return dict(zip(titles([(r.machine.name, r.machine.cores) for r in requests]), requests, strict=True))
+
+
+def _of_target(name: str, progress: Progress | None, work: Callable[[Progress | None], T]) -> T:
+    """What is done for one target of a fleet; progress and errors tell which it is."""
+    try:
+        return work((lambda stage: progress(f"{name}: {stage}")) if progress else None)
+    except TvmoptError as error:
+        error.where = f"{error.where}, target {name}" if error.where else f"target {name}"
+        raise
+
+
+def _joined(
+    artifacts: Sequence[Artifact], reports: Sequence[Report], output: str | Path | None, strip_weights: bool
+) -> Compiled:
+    """One compile out of those for each target of a fleet."""
+    fleet = Fleet(tuple(artifacts))
+    here = fleet.here
+    path = fleet.save(output, strip_weights=strip_weights) if output is not None else None
+    return Compiled(fleet.members[here], reports[here], path, fleet, tuple(reports))
 
 
 def _request(
     model: Any,
+    machine: Machine,
     *,
-    target: str | Path | Machine = "cpu",
     precision: str = "fp32",
     shape: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
@@ -183,7 +238,6 @@ def _request(
     from tvmopt.compiler.request import Request
     from tvmopt.preprocessing.asked import stages
 
-    machine = Machine.load(target)
     if threads is not None:
         machine = machine.with_threads(check_threads(threads, "threads"))
     after, code = (tuple((n, str(f)) for n, f in (wanted or {}).items()) for wanted in (dump_after, dump_code))
@@ -192,47 +246,6 @@ def _request(
         model, machine, precision, shape or {}, values or {}, without=tuple(without or ()), dumps=dumps,
         preprocess=stages(preprocess), **options,
     )  # fmt: skip
-
-
-def _compiled(
-    request: Request,
-    verify: bool,
-    tolerance: float | None,
-    output: str | Path | None,
-    strip_weights: bool,
-    kept: Kept | None,
-    progress: Progress | None,
-) -> Compiled:
-    """Compiled, verified, kept and written in this process."""
-    from tvmopt.compiler.accuracy import begin, early, verified
-    from tvmopt.compiler.driver import compile_model
-    from tvmopt.compiler.request import as_file
-
-    if not verify:
-        artifact, report = compile_model(request, progress)
-    else:
-        from tvmopt.analysis.verify import Verification
-
-        with as_file(request.whole) as path, ExitStack() as stack:
-            started = stack.enter_context(Verification(path, tolerance)) if early(request.machine) else None
-            told = partial(begin, started, request=request) if started else None
-            artifact, report = compile_model(request, progress, told)
-            artifact, report = verified(artifact, report, path, tolerance, progress, started)
-    file = kept.keep(artifact, verify) if kept is not None else None
-    return Compiled(artifact, report, _written(artifact, output, strip_weights, file))
-
-
-def _written(
-    artifact: Artifact, output: str | Path | None, strip_weights: bool, kept: Path | None = None
-) -> Path | None:
-    """The path of an artifact that was asked for as a file; `kept`: the same as a file in the cache."""
-    from tvmopt.compiler.kept import copied
-
-    if output is None:
-        return None
-    if kept is not None and not strip_weights and copied(kept, output):
-        return Path(output)
-    return (artifact.stripped() if strip_weights else artifact).save(output)
 
 
 def compile_isolated(
@@ -252,73 +265,35 @@ def compile_isolated(
     Raises:
         Crash: the compiler died; and whatever :func:`compile` raises.
     """
-    from tvmopt import children
-    from tvmopt.compiler.kept import Kept
+    from tvmopt.compiler.whole import CompiledFile, Order, isolated
 
-    request = _request(model, **options)
+    requests = _requests(model, **options)
     check_writable(output)
-    kept = Kept.of(request, verify, tolerance) if cache else None
-    if kept is not None and (found := _found(kept, output, strip_weights)) is not None:
-        return found
-    arguments = {
-        "request": request.to_dict(),
-        "verify": verify,
-        "tolerance": tolerance,
-        "output": None if output is None else str(output),
-        "strip_weights": strip_weights,
-        "kept": kept.start if kept is not None else "",
-    }
-    try:
-        answer = children.call("tvmopt.api:_in_child", arguments, progress=progress)
-    except children.Crash as crash:
-        raise children.Crash(
-            f"the compiler crashed ({crash.what}) while {crash.stage or 'starting'}.",
-            crash.stage,
-            where=str(model),
-            fix=children.scarce_memory() or "this is a bug: please report it with the model",
-        ) from crash
-    return CompiledFile(Report.from_dict(answer["report"]), Path(answer["path"]) if answer["path"] else None)
-
-
-@dataclass(frozen=True)
-class CompiledFile:
-    """A compile that was written: its report and its path."""
-
-    report: Report
-    path: Path | None
-
-
-def _found(kept: Kept, output: str | Path | None, strip_weights: bool) -> CompiledFile | None:
-    """What is kept of a compile, written; None where nothing is."""
-    if output is None:  # only what was done is asked for
-        report = kept.report()
-        return None if report is None else CompiledFile(report, None)
-    if not strip_weights:
-        report = kept.copy(output)
-        return None if report is None else CompiledFile(report, Path(output))
-    found = kept.find()
-    return None if found is None else CompiledFile(found[1], _written(found[0], output, strip_weights))
-
-
-def _in_child(*, request: dict[str, Any], kept: str, progress: Progress, **options: Any) -> dict[str, Any]:
-    from tvmopt.cache import Artifacts
-    from tvmopt.compiler.kept import Kept
-    from tvmopt.compiler.request import Request
-
-    asked = Request.from_dict(request)
-    place = Kept(Artifacts.default(), kept, asked.source) if kept else None
-    compiled = _compiled(asked, kept=place, progress=progress, **options)
-    return {"report": compiled.report.as_dict(), "path": str(compiled.path) if compiled.path else None}
+    if len(requests) == 1:
+        (request,) = requests.values()
+        return isolated(request, Order(verify, tolerance, output, strip_weights, cache), progress)
+    with TemporaryDirectory(prefix="tvmopt-fleet-") as folder:
+        members, reports = [], []
+        for name, request in requests.items():
+            file = Path(folder) / f"{name}.tvmopt"
+            order = Order(verify, tolerance, file, False, cache)
+            reports.append(_of_target(name, progress, partial(isolated, request, order)).report)
+            members.append(artifacts.read(file, mapped=True, verify=False))
+        joined = _joined(members, reports, output, strip_weights)
+    return CompiledFile(joined.report, joined.path, joined.reports)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What :func:`run` gives: `outputs` by name, `timing` if it was asked for, the threads used, what else to know."""
+    """What :func:`run` gives: `outputs` by name, `timing` if it was asked for, the threads used, what else to know, the
+    target whose code ran, and all those of the file, if it is for a fleet."""
 
     outputs: dict[str, Array]
     timing: Timing | None
     threads: int
     notes: tuple[str, ...] = ()
+    target: str = ""
+    fleet: tuple[str, ...] = ()
 
 
 def run(
@@ -335,6 +310,7 @@ def run(
     warmup: int | None = None,
     duration: float | None = None,
     threads: int | None = None,
+    target: str | None = None,
     nvtx: bool = False,
     progress: Progress | None = None,
 ) -> RunResult:
@@ -348,6 +324,8 @@ def run(
         output: write the outputs there: .npz, or .npy if there is one.
         print_time: measure the latency of `iterations` (100) calls after `warmup` (10), and more until `duration`
             seconds passed; each of the three asks for it too.
+        target: the name of the one to run of an artifact for a fleet; default: the best that this machine can. Of an
+            ONNX file: as for :func:`compile`.
         nvtx: open an NVTX range with its ONNX nodes around each kernel, for Nsight Systems.
 
     Raises:
@@ -367,13 +345,18 @@ def run(
     notes = []
     loaded: Model | EmulatedModel
     if not isinstance(model, Model) and str(model).endswith(".onnx"):
-        loaded = _compiled_for_now(model, shape, precision, threads, progress)
+        loaded = _compiled_for_now(model, shape, precision, threads, target or "cpu", progress)
         notes.append(f"{model} was compiled for this run only; tvmopt compile {model} keeps it.")
     elif isinstance(model, Model):
         loaded = model
+        if target not in (None, model.manifest.target):
+            fix = f"load it with target={target!r}"
+            raise InputError(f"the model was loaded for {model.manifest.target}, not {target}.", fix=fix)
     else:
-        foreign = artifacts.read_manifest(model).arch not in ("", host_arch())
-        loaded = opened(artifacts.read(model), threads=threads) if foreign else load(model, threads=threads)
+        loaded = _opened(model, target or "", threads)
+    fleet = tuple(member.title for member in loaded.manifest.fleet)
+    if fleet:
+        notes.append(f"{model} is for {', '.join(fleet)}; the code for {loaded.manifest.title} was run.")
     timed = print_time or not (iterations is warmup is duration is None)
     if isinstance(loaded, EmulatedModel):
         if timed or nvtx:
@@ -401,7 +384,14 @@ def run(
             timing = loaded.time(feeds, iterations=calls, warmup=before, duration=duration or 0.0)
     if output is not None:
         _write(output, form, outputs)
-    return RunResult(outputs, timing, loaded.threads, tuple(notes))
+    return RunResult(outputs, timing, loaded.threads, tuple(notes), loaded.manifest.target, fleet)
+
+
+def _opened(path: str | Path, target: str, threads: int | None) -> Model | EmulatedModel:
+    """An artifact ready to run: by this machine, or by an emulator where its target has other instructions."""
+    if artifacts.read_manifest(path, target=target).arch in ("", host_arch()):
+        return load(path, threads=threads, target=target)
+    return opened(artifacts.read(path, target=target, threads=threads or 0), threads=threads)
 
 
 def _compiled_for_now(
@@ -409,16 +399,16 @@ def _compiled_for_now(
     shape: Shapes | None,
     precision: str,
     threads: int | None,
+    target: str,
     progress: Progress | None,
 ) -> Model:
     """An ONNX file, compiled in a child process and loaded; nothing is left on the disk."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         path = Path(folder) / "model.tvmopt"
         compile_isolated(
-            model, shape=shape, precision=precision, threads=threads, verify=False, output=path, progress=progress
-        )
+            model, target=Machine.load(target), shape=shape, precision=precision, threads=threads, verify=False,
+            output=path, progress=progress,
+        )  # fmt: skip
         return load(path, threads=threads)
 
 
@@ -453,19 +443,31 @@ def refit(
             description have changed.
         AccuracyError: see :func:`compile`.
     """
+    check_writable(output)
+    fleet = None if isinstance(artifact, Artifact) else Fleet.read(artifact)
+    if fleet is None:
+        old = artifact if isinstance(artifact, Artifact) else artifacts.read(artifact)
+        fitted, report = _refitted(old, model, verify, tolerance, progress)
+        return Compiled(fitted, report, fitted.save(output) if output is not None else None)
+    made = [_refitted(old, model, verify, tolerance, progress) for old in fleet.members]
+    return _joined([one for one, _ in made], [report for _, report in made], output, False)
+
+
+def _refitted(
+    old: Artifact, model: Any, verify: bool, tolerance: float | None, progress: Progress | None
+) -> tuple[Artifact, Report]:
+    """One target of an artifact with another model's weights."""
     from tvmopt.compiler.accuracy import verified
     from tvmopt.compiler.driver import refit as refit_weights
     from tvmopt.compiler.request import as_file, request_of
 
-    check_writable(output)
-    old = artifact if isinstance(artifact, Artifact) else artifacts.read(artifact)
     request = request_of(old.manifest, model)
     fitted = refit_weights(old, request, progress)
     report = Report.from_dict(fitted.manifest.report)
-    if verify:
-        with as_file(request.whole) as path:
-            fitted, report = verified(fitted, report, path, tolerance, progress)
-    return Compiled(fitted, report, fitted.save(output) if output is not None else None)
+    if not verify:
+        return fitted, report
+    with as_file(request.whole) as path:
+        return verified(fitted, report, path, tolerance, progress)
 
 
 def inspect(
@@ -485,7 +487,8 @@ def inspect(
         html: write the compiled graph there, as one page with nothing to load: what fused into what, and
             what did not. An ONNX file is compiled for it.
         timed: with `html`: run the artifact here and show each kernel's share of the time; else of the FLOPs.
-        target, precision: with `html`, for an ONNX file: as for :func:`compile`.
+        target, precision: with `html`, for an ONNX file: as for :func:`compile`. Of an artifact for a fleet `target` is
+            the name of the one to look at; default: that which this machine runs.
 
     Raises:
         InputError: `timed` without `html`; an artifact of an older tvmopt, which does not know its graph.
@@ -496,10 +499,15 @@ def inspect(
         check_writable(html)
         write_text(html, _graph_page(source, shape, timed, target, precision, progress))
     if is_artifact(source):
-        return artifacts.read_manifest(source)
+        return artifacts.read_manifest(source, target=_asked(target))
     from tvmopt.analysis import metrics
 
     return metrics.inspect(source, shape)
+
+
+def _asked(target: str | Path | Machine) -> str:
+    """The target that is asked for of an artifact: empty for the default."""
+    return "" if target == "cpu" else target.name if isinstance(target, Machine) else str(target)
 
 
 def _graph_page(
@@ -510,13 +518,12 @@ def _graph_page(
     precision: str,
     progress: Progress | None,
 ) -> str:
-    import tempfile
-
     from tvmopt.analysis import graph_html
 
-    with tempfile.TemporaryDirectory(prefix="tvmopt-graph-") as folder:
+    with TemporaryDirectory(prefix="tvmopt-graph-") as folder:
         file = Path(source)
         if not is_artifact(source):
+            target = Machine.load(target)  # one, not a fleet
             file = Path(folder) / "model.tvmopt"
             compile_isolated(
                 source, target=target, precision=precision, shape=shape, verify=False, output=file, progress=progress
@@ -528,7 +535,8 @@ def _graph_page(
             if progress:
                 progress("timing kernels")
             found = profile(file)
-        return graph_html.html(Report.from_dict(artifacts.read_manifest(file).report), found)
+        chosen = _asked(target) if file == Path(source) else ""
+        return graph_html.html(Report.from_dict(artifacts.read_manifest(file, target=chosen).report), found)
 
 
 def explain(
@@ -548,14 +556,18 @@ def explain(
         node: only decisions and kernels that concern the ONNX node of this name, or, if there is none, those whose name
             contains it.
         kernel: likewise, of a kernel.
+        target, precision, shape: for an ONNX file: as for :func:`compile`. Of an artifact for a fleet `target` is the
+            name of the one to explain; default: that which this machine runs.
 
     Raises:
         InputError: there is no such node or kernel.
     """
     from tvmopt.analysis.about import about
 
+    if not is_artifact(source):
+        target = Machine.load(target)  # one, not a fleet
     report = (
-        Report.from_dict(artifacts.read_manifest(source).report)
+        Report.from_dict(artifacts.read_manifest(source, target=_asked(target)).report)
         if is_artifact(source)
         else compile_isolated(
             source, target=target, precision=precision, shape=shape, verify=False, progress=progress

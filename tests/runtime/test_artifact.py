@@ -64,7 +64,7 @@ def test_weights_lie_in_huge_pages(tmp_path: Path) -> None:
     size = 6 * artifacts.HUGE + 4097
     (tmp_path / "weights").write_bytes(bytes(range(256)) * (size // 256) + bytes(size % 256))
     with (tmp_path / "weights").open("rb") as file:
-        memory = artifacts._memory(file, 0, size, mapped=False)
+        memory = artifacts._segments(file, [(0, size)], mapped=False)[0]
     assert memory.tobytes() == (tmp_path / "weights").read_bytes()
     assert _huge_bytes(memory.ctypes.data) >= artifacts.HUGE
 
@@ -221,7 +221,7 @@ def _rewritten(artifact: Artifact, tmp_path: Path, **changes: object) -> Path:
     manifest = json.loads(artifact.manifest.to_json())
     manifest.update(changes)
     data = json.dumps(manifest).encode()
-    weights = b"".join(bytes(p) for p in artifacts._pieces(artifact.weights))
+    weights = b"".join(bytes(p) for p in artifacts.pieces(artifact.weights))
     path = tmp_path / "changed.tvmopt"
     with path.open("wb") as file:
         container.write(file, {"manifest.json": [data], "library.so": [artifact.library], "weights.bin": [weights]})

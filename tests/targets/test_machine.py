@@ -114,6 +114,7 @@ def test_detection(
     info = {"vendor_id": vendor, "cpu family": str(family), "model": str(model), "flags": flags}
     monkeypatch.setattr(detect, "_cpuinfo", lambda: info)
     monkeypatch.setattr(detect.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(detect.cpuid, "absent", frozenset)
     machine = detect_host.__wrapped__()
     assert (machine.name, machine.vector_bits) == (name, bits)
     assert set(machine.tvm.get("mattr", ())) == set(differs)
@@ -148,3 +149,31 @@ def test_cores_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(detect, "_quota", lambda: 1 << 16)
     monkeypatch.setattr(detect.os, "sched_getaffinity", lambda pid: {0})
     assert detect.usable_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "cores"),
+    [
+        ({}, "0::/", 1 << 16),
+        ({"cpu.max": "max 100000"}, "0::/", 1 << 16),
+        ({"cpu.max": "200000 100000"}, "0::/", 2),
+        ({"cpu.max": "150000 100000"}, None, 2),
+        ({"cpu.max": "20000 100000"}, "0::/", 1),
+        ({"a.slice/cpu.max": "300000 100000", "a.slice/b.service/cpu.max": "max 100000"}, "0::/a.slice/b.service", 3),
+        ({"a.slice/cpu.max": "700000 100000", "a.slice/b/cpu.max": "400000 100000"}, "0::/a.slice/b", 4),
+        ({"cpu.max": "500000 100000"}, "0::/../outside/it", 5),  # of a container, seen from outside
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "2:cpu:/\n1:name=systemd:/", 1 << 16),
+        ({"cpu/x/cpu.cfs_quota_us": "250000", "cpu/x/cpu.cfs_period_us": "50000"}, "4:cpu,cpuacct:/x\n0::/", 5),
+        ({"cpu/cpu.cfs_quota_us": "600000", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/docker/1f", 6),
+        ({"cpu.max": "nonsense"}, "nonsense", 1 << 16),
+        ({"cpu.max": "100000 0"}, "0::/", 1 << 16),
+    ],
+)
+def test_quotas_of_control_groups(tmp_path: Path, files: dict[str, str], own: str | None, cores: int) -> None:
+    """Both versions, and groups inside of groups: the least counts."""
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text + "\n")
+    if own is not None:
+        (tmp_path / "own").write_text(own + "\n")
+    assert detect._quota(tmp_path / "root", tmp_path / "own") == cores

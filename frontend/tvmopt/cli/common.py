@@ -44,6 +44,25 @@ LEAST = 8
 """Characters that a column of text keeps, however narrow the terminal."""
 
 
+def parse_threads(text: str | None) -> int | tuple[int, ...] | None:
+    """A number of threads, or several.
+
+    >>> parse_threads("2"), parse_threads("1+2+8")
+    (2, (1, 2, 8))
+
+    Raises:
+        InputError: one is no positive number.
+    """
+    if text is None:
+        return None
+    numbers = [whole_number(word.strip()) for word in text.split("+")]
+    found = tuple(number for number in numbers if number is not None)
+    if len(found) < len(numbers):
+        fix = "give a number, or several for one file: 1+2+8"
+        raise InputError(f"--threads is {text!r}, and a number of threads is 1 or more.", where="--threads", fix=fix)
+    return found if len(found) > 1 else found[0]
+
+
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
     """``["x:1x3x224x224"]`` -> ``{"x": (1, 3, 224, 224)}``; the last colon separates, names may have others. A size
     may be a range, which stays a text.

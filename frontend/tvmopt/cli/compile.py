@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from tvmopt.cli.common import escape, human, out, parse_shapes, parse_values, print_json, progress, table
-from tvmopt.cli.rendering import coverage, decisions, kernels
+from tvmopt.cli.common import escape, human, out, parse_shapes, parse_threads, parse_values, print_json, progress, table
+from tvmopt.cli.rendering import coverage, decisions, fleet, kernels
 from tvmopt.errors import InputError
+from tvmopt.report import Report
 
 PAIRS = ("--dump-after", "--dump-code")
 """Options that take a name and a folder."""
@@ -71,7 +73,8 @@ def command(
         typer.Option(
             "--target",
             "-t",
-            help="cpu (this machine), cuda, a name of `tvmopt targets list`, or a TOML file.",
+            help="cpu (this machine), cuda, a name of `tvmopt targets list`, or a TOML file; several CPUs with a + "
+            "between them make one file for a fleet.",
         ),
     ] = "cpu",
     output: Annotated[
@@ -106,7 +109,15 @@ def command(
             show_default="what rounding explains",
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for.", show_default="cores")] = None,
+    threads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|N+N...",
+            help="Threads to compile for; several numbers with a + between them make code for each, of which loading "
+            "takes that for the cores it finds.",
+            show_default="cores; in a fleet at least 2",
+        ),
+    ] = None,
     exact: Annotated[
         bool,
         typer.Option(
@@ -168,6 +179,7 @@ def command(
     """Compile an ONNX model to one file, checked against onnxruntime on the same inputs."""
     from tvmopt.api import compile_isolated
     from tvmopt.preprocessing.asked import named
+    from tvmopt.runtime.artifact import read_manifest
 
     with progress() as show:
         compiled = compile_isolated(
@@ -180,7 +192,7 @@ def command(
             verify=verify,
             tolerance=tolerance,
             output=output or f"{Path(model).stem}.tvmopt",
-            threads=threads,
+            threads=parse_threads(threads),
             exact=exact,
             int8=int8,
             strip_weights=strip_weights,
@@ -197,7 +209,25 @@ def command(
     if as_json:
         print_json(compiled)
         return
-    report = compiled.report
+    assert compiled.path is not None  # an output was given
+    reports = compiled.reports or (compiled.report,)
+    manifest = read_manifest(compiled.path) if compiled.reports else None
+    names = [member.title for member in manifest.fleet] if manifest else [compiled.report.target]
+    for name, report in zip(names, reports, strict=True):
+        _report(replace(report, target=name), verbose)
+    how = [f"compiled in {sum(sum(r.seconds.values()) for r in reports):.1f} s"]
+    if cached := [name for name, report in zip(names, reports, strict=True) if report.cached]:
+        some = f" for {', '.join(cached)}" if len(cached) < len(reports) else ""
+        how = how if some else []
+        how.append(f"taken from the cache of an earlier compile{some} (--no-cache compiles again)")
+    size = human(compiled.path.stat().st_size, "B")
+    out.print(f"[bold]{escape(compiled.path)}[/]: {size}, {', '.join(how)}")
+    if manifest:
+        fleet(manifest)
+
+
+def _report(report: Report, verbose: bool) -> None:
+    """What was done for one target."""
     coverage(report)
     if verbose:
         kernels(report)
@@ -206,8 +236,3 @@ def command(
         rows = [(stage, f"{seconds:.2f} s") for stage, seconds in report.seconds.items()]
         if rows:
             table(("stage", "time"), rows, title="\nstages")
-    assert compiled.path is not None  # an output was given
-    how = f"compiled in {sum(report.seconds.values()):.1f} s"
-    if report.cached:
-        how = "taken from the cache of an earlier compile (--no-cache compiles again)"
-    out.print(f"[bold]{escape(compiled.path)}[/]: {human(compiled.path.stat().st_size, 'B')}, {how}")

@@ -28,7 +28,9 @@ def command(
     kernel: Annotated[
         str | None, typer.Option(help="All about this kernel: knobs, nodes, decisions.", metavar="NAME")
     ] = None,
-    target: Annotated[str, typer.Option("--target", "-t", help="For an ONNX file: the machine.")] = "cpu",
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="For an ONNX file: the machine. Of a file for a fleet: which target.")
+    ] = "cpu",
     precision: Annotated[str, typer.Option(help="For an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")] = "fp32",
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")

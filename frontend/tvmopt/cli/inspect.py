@@ -8,6 +8,7 @@ import typer
 
 from tvmopt.analysis.told import accuracy
 from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress, table, written
+from tvmopt.cli.rendering import fleet
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -28,7 +29,12 @@ def command(
     timed: Annotated[
         bool, typer.Option("--timed", help="With --html: time the kernels here, in place of FLOPs.")
     ] = False,
-    target: Annotated[str, typer.Option("--target", "-t", help="With --html, for an ONNX file: the machine.")] = "cpu",
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target", "-t", help="With --html, for an ONNX file: the machine. Of a file for a fleet: which target."
+        ),
+    ] = "cpu",
     precision: Annotated[
         str, typer.Option(help="With --html, for an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")
     ] = "fp32",
@@ -71,7 +77,7 @@ def _artifact(manifest: Any) -> None:
         ("target", f"{manifest.target} ({manifest.kind}, {manifest.mcpu})" + threads),
         ("needs", " ".join(manifest.features) or "-"),
         ("precision", manifest.precision),
-        ("library", human(manifest.parts["library.so"].bytes, "B")),
+        ("library", human(manifest.parts[manifest.library].bytes, "B")),
         (
             "weights",
             "stripped"
@@ -84,6 +90,7 @@ def _artifact(manifest: Any) -> None:
     ]
     for name, text in rows:
         out.print(f"{name:<10} {escape(str(text))}")
+    fleet(manifest)
 
 
 def _decoder(manifest: Any) -> list[str]:

@@ -61,11 +61,12 @@ def command(
         file = source
         if not is_artifact(source):
             from tvmopt.api import compile_isolated
+            from tvmopt.targets import Machine
 
             file = str(Path(folder) / f"{Path(source).stem}.tvmopt")
             compile_isolated(
-                source, target=target, precision=precision, shape=parse_shapes(shape or []), threads=threads,
-                verify=False, output=file, progress=show,
+                source, target=Machine.load(target), precision=precision, shape=parse_shapes(shape or []),
+                threads=threads, verify=False, output=file, progress=show,
             )  # fmt: skip
         show("timing kernels")
         found = profile(file, parse_inputs(inputs or []), threads=threads, runs=iterations, seconds=duration)

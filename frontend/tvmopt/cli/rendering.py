@@ -8,6 +8,7 @@ from tvmopt.analysis.about import Fate
 from tvmopt.analysis.told import FAMILIES, families, records, verification
 from tvmopt.cli.common import escape, human, out, table
 from tvmopt.report import Kernel, Report
+from tvmopt.runtime.manifest import Manifest
 
 
 def coverage(report: Report) -> None:
@@ -23,6 +24,26 @@ def coverage(report: Report) -> None:
     for warning in report.warnings:
         if not warning.startswith("not verified"):  # the line above
             out.print(f"[yellow]note:[/] {escape(warning)}")
+
+
+def fleet(manifest: Manifest) -> None:
+    """The targets of a file for a fleet: what each needs, its size, whether it runs here; nothing for one target."""
+    rows = [
+        (
+            one.title,
+            "chosen" if one.chosen else f"lacks {' '.join(one.lacks)}" if one.lacks else "can run",
+            " ".join(one.features) or "-",
+            "yes" if one.verified else "no",
+            one.threads,
+            human(one.library, "B"),
+            human(one.weights, "B"),
+            human(one.shared, "B"),
+        )
+        for one in manifest.fleet
+    ]
+    if rows:
+        names = ("target", "here", "needs", "verified", "threads", "library", "weights", "shared")
+        table(names, rows, left=4, title="\ntargets of the file")
 
 
 def kernels(report: Report, top: int = 0) -> None:

@@ -45,6 +45,15 @@ def command(
     warmup: Annotated[int | None, typer.Option(min=0, help="Time it, after so many calls.", show_default="10")] = None,
     duration: Annotated[float | None, typer.Option(min=0, help="Time it, for at least so many seconds.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Of a file for a fleet: whose code to run. Of an ONNX file: the machine.",
+            show_default="the best that this machine can",
+        ),
+    ] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges with ONNX names, for Nsight Systems.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print outputs' summary and times as JSON.")] = False,
 ) -> None:
@@ -55,14 +64,15 @@ def command(
     with progress(as_json) as show:
         result = run(
             model, parse_inputs(inputs or []), shape=parse_shapes(shape or []), precision=precision, fill=fill,
-            seed=seed, threads=threads, output=output, print_time=print_time, iterations=iterations, warmup=warmup,
-            duration=duration, nvtx=nvtx, progress=show,
+            seed=seed, threads=threads, target=target, output=output, print_time=print_time, iterations=iterations,
+            warmup=warmup, duration=duration, nvtx=nvtx, progress=show,
         )  # fmt: skip
     for told in result.notes:
         note(told)
     summary = [{"name": name, **_summary(array)} for name, array in result.outputs.items()]
     if as_json:
-        print_json({"outputs": summary, "timing": result.timing, "threads": result.threads})
+        found = {"target": result.target, "fleet": result.fleet}
+        print_json({"outputs": summary, "timing": result.timing, "threads": result.threads, **found})
         return
     figures = ("min", "mean", "max")
     rows = [(o["name"], f"{o['dtype']}{o['shape']}", *(f"{o[name]:.6g}" for name in figures)) for o in summary]

@@ -18,7 +18,7 @@ from tvmopt.dims import Shapes
 from tvmopt.files import open_plain
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import from_plain, to_plain
-from tvmopt.targets import Machine
+from tvmopt.targets import Machine, names
 from tvmopt.targets.precision import check as check_precision
 from tvmopt.targets.precision import check_int8
 
@@ -105,13 +105,27 @@ class Request:
 
 def request_of(manifest: Manifest, model: Any) -> Request:
     """What an artifact was asked for, of another model."""
-    machine = Machine.load("cpu" if manifest.target == Machine.load("cpu").name else manifest.target)
+    machine = _machine_of(manifest)
     if manifest.kind == "llvm":
         machine = machine.with_cores(manifest.threads)
     options = manifest.options
     shapes, exact, int8 = options.get("shapes", {}), options.get("exact", False), options.get("int8", "auto")
     before = options.get("preprocess", {})
     return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8, preprocess=before)
+
+
+def _machine_of(manifest: Manifest) -> Machine:
+    """The machine that an artifact was compiled for: this one, if it has its name and its instructions.
+
+    A machine that is not known has the description of its level and more instructions, `x86-64-v4` with AVX512-VNNI for
+    instance: the name alone does not tell which of the two was meant.
+    """
+    here = Machine.load("cpu")
+    needed = {feature for feature in manifest.features if not feature.startswith("amx-")}
+    mine = {feature for feature in here.features if not feature.startswith("amx-")}
+    if manifest.target == here.name and (needed == mine or manifest.target not in names()):
+        return here
+    return Machine.load(manifest.target)
 
 
 def source_hash(source: Any, loaded: Any = None) -> str:

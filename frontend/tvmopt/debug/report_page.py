@@ -75,6 +75,7 @@ def report_page(
         InputError: `model` beside an ONNX file; and whatever :func:`tvmopt.compile` raises.
     """
     from tvmopt.api import compile_isolated
+    from tvmopt.targets import Machine
 
     check_writable(output)
     tell = progress or (lambda stage: None)
@@ -87,8 +88,8 @@ def report_page(
         if not compiled:
             file = Path(folder) / f"{Path(source).stem}.tvmopt"
             made = compile_isolated(
-                source, target=target, precision=precision, shape=shape, values=values, threads=threads, output=file,
-                progress=progress,
+                source, target=Machine.load(target), precision=precision, shape=shape, values=values, threads=threads,
+                output=file, progress=progress,
             )  # fmt: skip
             cached, model = made.report.cached, source
         manifest = read_manifest(file)

@@ -1,5 +1,7 @@
 """The artifact `model.tvmopt`: write it, read it, check it - one file with manifest, library and weights.
 
+Of a file for several targets (`fleet.py` writes it) the one to run is read, and of the weights only its own.
+
 Reading needs no TVM. Weights are read into anonymous memory (huge pages where the system has them: a matrix of many
 megabytes in 4 KiB pages costs a TLB miss a row) or, on request, mapped from the file and shared between processes.
 """
@@ -7,9 +9,11 @@ megabytes in 4 KiB pages costs a TLB miss a row) or, on request, mapped from the
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,13 @@ import numpy as np
 from tvmopt.errors import ArtifactError, InputError, reason
 from tvmopt.files import atomic_write, open_plain
 from tvmopt.runtime import container
-from tvmopt.runtime.manifest import Manifest, Part, Weight
+from tvmopt.runtime.choice import chosen, shown, unfit
+from tvmopt.runtime.manifest import Manifest, Part, Weight, parse
 from tvmopt.runtime.tensors import ALIGNMENT, HUGE, Array, TensorInfo, aligned_empty
 from tvmopt.targets import detect_host
-from tvmopt.targets.detect import host_arch
+
+Members = Mapping[str, tuple[int, int]]
+"""Where each member of a file lies: offset and size in bytes."""
 
 _CHUNK = 16 << 20  # bytes read at a time
 
@@ -51,14 +58,23 @@ class Artifact:
             arrays.append(_aligned(array, info))
             offset += -(-info.nbytes // ALIGNMENT) * ALIGNMENT
         parts = {
-            "library.so": Part(len(library), container.sha256([library])),
-            "weights.bin": Part(offset, container.sha256(_pieces(arrays))),
+            container.LIBRARY: Part(len(library), container.sha256([library])),
+            container.WEIGHTS: Part(offset, container.sha256(pieces(arrays))),
         }
         return cls(replace(manifest, weights=tuple(layout), parts=parts), library, tuple(arrays), manifest.model)
 
     def stripped(self) -> Artifact:
         """The same without its weights."""
         return replace(self, manifest=replace(self.manifest, stripped=True), weights=())
+
+    def alone(self) -> Artifact:
+        """One target of a fleet as an artifact of its own; any other as it is."""
+        old = self.manifest
+        if old.library == container.LIBRARY:
+            return self
+        pairs = [(weight.info, array) for weight, array in zip(old.weights, self.weights, strict=False)]
+        one = replace(Artifact.build(replace(old, fleet=()), self.library, pairs), where=self.where)
+        return one if not old.stripped else replace(one, manifest=replace(one.manifest, weights=old.weights))
 
     def with_weights(self, weights: Sequence[tuple[TensorInfo, Array]], manifest: Manifest) -> Artifact:
         """The same library with other weights; `manifest` tells model and accuracy."""
@@ -73,10 +89,10 @@ class Artifact:
         Raises:
             InputError: it cannot be written there.
         """
-        path = Path(path)
-        members: dict[str, Any] = {"manifest.json": [self.manifest.to_json()], "library.so": [self.library]}
-        if not self.manifest.stripped:
-            members["weights.bin"] = list(_pieces(self.weights))
+        path, one = Path(path), self.alone()
+        members: dict[str, Any] = {container.MANIFEST: [one.manifest.to_json()], container.LIBRARY: [one.library]}
+        if not one.manifest.stripped:
+            members[container.WEIGHTS] = list(pieces(one.weights))
         with atomic_write(path, durable=durable) as file:
             container.write(file, members)
         return path
@@ -97,14 +113,7 @@ class Artifact:
 
     def unfit(self) -> str:
         """Why this machine's processor cannot run the library; empty if it can."""
-        arch = self.manifest.arch or host_arch()
-        if arch != host_arch():
-            return f"the artifact is for {arch}, this machine is {host_arch()}"
-        if self.manifest.kind != "llvm":
-            return ""
-        host = detect_host()
-        missing = [f for f in self.manifest.features if f not in host.features]
-        return f"this machine lacks instructions the artifact uses: {', '.join(missing)}" if missing else ""
+        return unfit(self.manifest)
 
 
 def is_artifact(path: str | Path) -> bool:
@@ -116,15 +125,25 @@ def is_artifact(path: str | Path) -> bool:
         raise InputError(f"cannot open the file: {reason(error)}", where=str(path), fix="check the path") from error
 
 
-def read_manifest(path: str | Path) -> Manifest:
-    """The manifest alone (fast: nothing else is read or checked)."""
+def read_manifest(path: str | Path, *, target: str = "") -> Manifest:
+    """The manifest alone (fast: nothing else is read or checked).
+
+    Args:
+        target: of a fleet's artifact, which one to look at; default: that which this machine runs, or, where it can run
+            none, that which needs most. `fleet` has all of them.
+
+    Raises:
+        ArtifactError: not an artifact, or damaged. InputError: there is no target of that name.
+    """
     where = str(path)
-    with _open(Path(path)) as file:
+    with open_file(path) as file:
         directory = container.read_directory(file, where)
-        return Manifest.from_json(directory.manifest, where, intact=directory.intact)
+        return shown(parse(directory.manifest, where, intact=directory.intact), where, target)
 
 
-def read(path: str | Path, *, mapped: bool = False, verify: bool = True) -> Artifact:
+def read(
+    path: str | Path, *, mapped: bool = False, verify: bool = True, target: str = "", threads: int = 0
+) -> Artifact:
     """Read an artifact and check it.
 
     Args:
@@ -132,25 +151,36 @@ def read(path: str | Path, *, mapped: bool = False, verify: bool = True) -> Arti
         mapped: map the weights from the file instead of reading them: less memory when several processes run
             one model.
         verify: compare the hashes of library and weights (about a second a gigabyte).
+        target: the name of the one to read; default: of a fleet's artifact the best that this machine can run.
+        threads: that will be used: of an artifact with code for several numbers that for so many, or the next more, or
+            the most; default: the cores that this process may use.
 
     Raises:
-        ArtifactError: damaged, cut short, of another version, or not an artifact.
+        ArtifactError: damaged, cut short, of another version, or not an artifact; of a fleet's targets this machine can
+            run none.
+        InputError: there is no target of that name.
     """
     where = str(path)
-    with _open(Path(path)) as file:
+    with open_file(path) as file:
         directory = container.read_directory(file, where)
-        manifest, parts = Manifest.from_json(directory.manifest, where, intact=directory.intact), directory.members
-        _check_parts(manifest, parts, where)
-        file.seek(parts["library.so"][0])
-        library = file.read(parts["library.so"][1])
-        weights: tuple[Array, ...] = ()
-        if not manifest.stripped:
-            memory = _memory(file, *parts["weights.bin"], mapped=mapped)
-            weights = tuple(_slice(memory, weight) for weight in manifest.weights)
+        manifests = parse(directory.manifest, where, intact=directory.intact)
+        check_parts(manifests, directory.members, where)
+        found = chosen(manifests, where, target, threads)
+        return read_one(file, found, directory.members, where, mapped=mapped, verify=verify)
+
+
+def read_one(
+    file: Any, manifest: Manifest, members: Members, where: str, *, mapped: bool = False, verify: bool = True
+) -> Artifact:
+    """One target of an open file whose parts are checked: see :func:`read`."""
+    file.seek(members[manifest.library][0])
+    library = file.read(members[manifest.library][1])
+    memory: list[Array] = []
+    if not manifest.stripped:
+        memory = _segments(file, [members[name] for name in manifest.segments], mapped)
     if verify:
-        found = {"library.so": container.sha256([library])}
-        if not manifest.stripped:
-            found["weights.bin"] = container.sha256([memory])
+        found = {manifest.library: container.sha256([library])}
+        found |= {name: container.sha256([part]) for name, part in zip(manifest.segments, memory, strict=False)}
         for name, digest in found.items():
             if digest != manifest.parts[name].sha256:
                 raise ArtifactError(
@@ -158,11 +188,17 @@ def read(path: str | Path, *, mapped: bool = False, verify: bool = True) -> Arti
                     where=where,
                     fix="copy the file again, or compile the model again",
                 )
+    weights = () if manifest.stripped else tuple(_slice(memory, weight) for weight in manifest.weights)
     return Artifact(manifest, library, weights, where)
 
 
-def _open(path: Path) -> Any:
-    if path.is_dir():
+def open_file(path: str | Path) -> Any:
+    """Open a file that is to be an artifact.
+
+    Raises:
+        ArtifactError: it is a folder, or cannot be opened.
+    """
+    if Path(path).is_dir():
         raise ArtifactError(
             "a folder, not an artifact.", where=str(path), fix="give the file that `tvmopt compile` wrote"
         )
@@ -176,12 +212,22 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-def _check_parts(manifest: Manifest, parts: dict[str, tuple[int, int]], where: str) -> None:
-    expected = {"library.so"} if manifest.stripped else {"library.so", "weights.bin"}
-    wrong = [n for n in expected if n not in parts or n not in manifest.parts or parts[n][1] != manifest.parts[n].bytes]
-    wrong += sorted(set(parts) - expected - {"manifest.json"})
-    if not manifest.stripped and manifest.weight_bytes != parts.get("weights.bin", (0, -1))[1]:
-        wrong.append("weights.bin")
+def check_parts(manifests: Sequence[Manifest], members: Members, where: str) -> None:
+    """Compare what the manifests say of the members with those that there are.
+
+    Raises:
+        ArtifactError: a member is missing, is one too many, or has another size.
+    """
+    expected: set[str] = set()
+    wrong: list[str] = []
+    for manifest in manifests:
+        needed = {manifest.library, *(() if manifest.stripped else manifest.segments)}
+        sizes = {name: manifest.parts[name].bytes if name in manifest.parts else -1 for name in needed}
+        wrong += sorted(name for name, size in sizes.items() if members.get(name, (0, -2))[1] != size)
+        expected |= needed
+        if not manifest.stripped:
+            wrong += _misplaced([sizes[name] for name in manifest.segments], manifest)
+    wrong += sorted(set(members) - expected - {container.MANIFEST})
     if wrong:
         raise ArtifactError(
             f"{wrong[0]} is missing or has another size than the manifest says.",
@@ -190,30 +236,62 @@ def _check_parts(manifest: Manifest, parts: dict[str, tuple[int, int]], where: s
         )
 
 
-def _memory(file: Any, offset: int, size: int, *, mapped: bool) -> Array:
-    """The weights' bytes, 64-byte aligned and writable (DLPack requires it) without ever reaching the file."""
+def _misplaced(sizes: Sequence[int], manifest: Manifest) -> list[str]:
+    """That weights do not fill the members that hold them, or that one lies in two."""
+    ends = list(accumulate(sizes))
+    filled = manifest.weight_bytes == (ends[-1] if ends else 0)
+    whole = all(
+        bisect_right(ends, w.offset) == bisect_right(ends, w.offset + w.info.nbytes - 1)
+        for w in manifest.weights
+        if w.info.nbytes
+    )
+    return [] if filled and whole else [manifest.segments[0] if manifest.segments else container.WEIGHTS]
+
+
+def _segments(file: Any, places: Sequence[tuple[int, int]], mapped: bool) -> list[Array]:
+    """The bytes of the members that hold weights: mapped, or read into one piece of memory."""
+    if mapped and all(offset % ALIGNMENT == 0 for offset, _ in places):
+        return [_mapped(file, *place) for place in places]
+    memory, found, begin = _memory(sum(size for _, size in places)), [], 0
+    for offset, size in places:
+        part = memory[begin : begin + size]
+        begin += size
+        file.seek(offset)
+        view: Any = part.data
+        for start in range(0, size, _CHUNK):
+            file.readinto(view[start : start + _CHUNK])
+        found.append(part)
+    return found
+
+
+def _mapped(file: Any, offset: int, size: int) -> Array:
+    """A part of the file, writable (DLPack requires it) without ever reaching the file."""
     if size == 0:
         return np.empty(0, np.uint8)
-    if mapped and offset % ALIGNMENT == 0:
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return np.frombuffer(whole, np.uint8, size, offset)
+    whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return np.frombuffer(whole, np.uint8, size, offset)
+
+
+def _memory(size: int) -> Array:
+    """Memory for so many bytes, in huge pages where the system has them."""
+    if size == 0:
+        return np.empty(0, np.uint8)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, Python's default, gets no huge pages
     room = mmap.mmap(-1, size + HUGE, flags=private)
     with suppress(AttributeError, OSError):
         room.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(room, np.uint8)
     start = -memory.ctypes.data % HUGE
-    memory = memory[start : start + size]
-    file.seek(offset)
-    view: Any = memory.data
-    for begin in range(0, size, _CHUNK):
-        file.readinto(view[begin : begin + _CHUNK])
-    return memory
+    return memory[start : start + size]
 
 
-def _slice(memory: Array, weight: Weight) -> Array:
-    info = weight.info
-    return memory[weight.offset : weight.offset + info.nbytes].view(info.numpy_dtype).reshape(info.shape)
+def _slice(segments: Sequence[Array], weight: Weight) -> Array:
+    info, begin = weight.info, weight.offset
+    for segment in segments:
+        if begin < segment.nbytes:
+            return segment[begin : begin + info.nbytes].view(info.numpy_dtype).reshape(info.shape)
+        begin -= segment.nbytes
+    return np.empty(info.shape, info.numpy_dtype)  # of no bytes
 
 
 def _aligned(array: Array, info: TensorInfo) -> Array:
@@ -224,7 +302,8 @@ def _aligned(array: Array, info: TensorInfo) -> Array:
     return copy
 
 
-def _pieces(arrays: Sequence[Array]) -> Iterator[Any]:
+def pieces(arrays: Sequence[Array]) -> Iterator[Any]:
+    """The bytes of weights one after another, each filled up to a multiple of 64."""
     for array in arrays:
         flat = array.reshape(-1).view(np.uint8)
         yield flat

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -18,10 +19,23 @@ from typing import IO, Any
 
 from tvmopt.errors import ArtifactError
 
-MEMBERS = ("manifest.json", "library.so", "weights.bin")
+MANIFEST, LIBRARY, WEIGHTS = MEMBERS = ("manifest.json", "library.so", "weights.bin")
+OF_TARGETS = re.compile(r"library\.[\w.@-]+\.so|weights\.[\w.@+-]+\.bin", re.ASCII)
+"""Members of a fleet's artifact: the library of one target; weights that some targets have alike."""
+
 PAGE = 4096
 _PADDING_ID = 0xD935  # Android's alignment record; ignored by every reader
 _RECOMPILE = "compile the model again: tvmopt compile MODEL"
+
+
+def holders(name: str) -> list[str]:
+    """The targets that have the weights of a member of a fleet's artifact.
+
+    >>> holders("weights.x86-64-v3+x86-64-v4.bin"), holders(WEIGHTS)
+    (['x86-64-v3', 'x86-64-v4'], [])
+    """
+    names = name.removeprefix("weights").removesuffix(".bin").removeprefix(".")
+    return names.split("+") if names else []
 
 
 Buffer = Any  # bytes-like: bytes, memoryview, mmap, a contiguous NumPy array (typing has a name for it from 3.12)
@@ -94,14 +108,14 @@ def _comment(manifest: Iterable[Buffer]) -> bytes:
 
 
 def _name_problem(names: list[str]) -> str:
-    if "manifest.json" not in names:
+    if MANIFEST not in names:
         return "a zip file, but not a tvmopt artifact: it has no manifest.json."
-    strangers = sorted(set(names) - set(MEMBERS))
+    strangers = sorted(name for name in set(names) - set(MEMBERS) if not OF_TARGETS.fullmatch(name))
     if strangers:
         return f"not a tvmopt artifact: it has a member {strangers[0][:80]!r} that none has."
     if len(names) != len(set(names)):
         return "not a tvmopt artifact: two members have one name."
-    return "" if "library.so" in names else "not a tvmopt artifact: it has no library.so."
+    return "" if any(n.startswith("library") for n in names) else f"not a tvmopt artifact: it has no {LIBRARY}."
 
 
 def _data_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:

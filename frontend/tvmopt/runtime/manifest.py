@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import types
 import typing
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -17,17 +18,21 @@ from typing import Any
 
 from tvmopt.dims import Dim, Range, holds, is_open, lowest, symbols_of
 from tvmopt.errors import ArtifactError
+from tvmopt.runtime import container
 from tvmopt.runtime.roles import Roles
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
 
 FORMAT = 6
-"""5: decoders were not told how many scores to give; 4: without decoders; 3: without open sizes; 2: inputs had to lie
-at 64 bytes; 1: without the manifest's hash and the pool of threads in the library."""
+"""Of an artifact for one target. 5: decoders were not told how many scores to give; 4: without decoders; 3: without
+open sizes; 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the pool of threads in the library."""
+
+FLEET = 7
+"""Of an artifact for several targets: `manifest.json` has a manifest for each, and weights lie in several members."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight tensor inside `weights.bin`: `offset` bytes from its start, a multiple of 64."""
+    """One weight tensor: `offset` bytes from the start of `weights.bin`, a multiple of 64 (in a fleet: see `parts`)."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,6 +50,33 @@ class Part:
 
     bytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """One target of an artifact for a fleet, as this machine sees it.
+
+    Attributes:
+        title: the target's name; with the number of threads, where the file has code for several: "x86-64-v4@2".
+        target, mcpu, arch, features, threads: see :class:`Manifest`.
+        library, weights: bytes; `shared`: of its weights those that other targets have, too, stored once.
+        verified: its numbers were compared when it was compiled.
+        lacks: the instructions, or the instruction set, that this machine has not; empty where it can run it.
+        chosen: it is the one that is run, or looked at.
+    """
+
+    title: str
+    target: str
+    mcpu: str
+    arch: str
+    features: tuple[str, ...]
+    threads: int
+    library: int
+    weights: int
+    shared: int
+    verified: bool
+    lacks: tuple[str, ...] = ()
+    chosen: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +103,9 @@ class Manifest:
         stripped: the weights were left out; `tvmopt refit` puts them in.
         accuracy: what verification found; empty if it was not asked for.
         report: :class:`tvmopt.report.Report` as plain data, without its timings.
-        parts: member -> :class:`Part`.
+        parts: member -> :class:`Part`. In a fleet the target's own library, and the members that hold its weights:
+            offsets count through those, in the order of their names.
+        fleet: the targets of the file, if it is for several, as this machine sees them; no part of the file.
     """
 
     format: int
@@ -98,10 +132,30 @@ class Manifest:
     accuracy: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
+    fleet: tuple[Member, ...] = ()
 
     def to_json(self) -> bytes:
         """Canonical JSON: sorted keys, UTF-8, one trailing newline."""
-        return (json.dumps(asdict(self), sort_keys=True, indent=1, ensure_ascii=False, default=str) + "\n").encode()
+        return _canonical(self._kept())
+
+    def _kept(self) -> dict[str, Any]:
+        """What is written of it."""
+        return {name: value for name, value in asdict(self).items() if name != "fleet"}
+
+    @property
+    def library(self) -> str:
+        """The name of the member that is its library."""
+        return next((name for name in self.parts if name.startswith("library")), container.LIBRARY)
+
+    @property
+    def title(self) -> str:
+        """What its file calls its target: by the name and, where there is code for several, the number of threads."""
+        return self.library.removeprefix("library").removesuffix(".so").removeprefix(".") or self.target
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """The names of the members that hold its weights, in order."""
+        return tuple(sorted(name for name in self.parts if name.startswith("weights")))
 
     @property
     def values(self) -> dict[str, Any]:
@@ -110,40 +164,13 @@ class Manifest:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of `weights.bin`, padding included."""
+        """Bytes of its weights, padding included."""
         return max((-(-(w.offset + w.info.nbytes) // 64) * 64 for w in self.weights), default=0)
 
     @classmethod
     def from_json(cls, data: bytes, where: str, *, intact: bool = True) -> Manifest:
-        """Parse and check.
-
-        Args:
-            intact: the bytes have the hash that the file says. Of another format version that is said first.
-
-        Raises:
-            ArtifactError: not JSON, another format version, changed, a field missing, unknown or of the wrong type or
-                value.
-        """
-        try:
-            raw = json.loads(data)
-            found = raw.get("format") if isinstance(raw, dict) else None
-            if found != FORMAT:
-                raise ArtifactError(
-                    f"the artifact has format version {found!r}; this tvmopt reads version {FORMAT}.",
-                    where=where,
-                    fix="compile the model again with this tvmopt, or install the tvmopt that wrote the file",
-                )
-            if not intact:
-                raise ValueError("it does not have the hash that the file says")
-            manifest: Manifest = _parse(cls, raw, "manifest")
-            manifest._check_values()
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ArtifactError(
-                f"the manifest is damaged: {error}",
-                where=where,
-                fix="compile the model again: tvmopt compile MODEL",
-            ) from error
-        return manifest
+        """Parse and check that of an artifact for one target: see :func:`parse`."""
+        return parse(data, where, intact=intact)[0]
 
     def _check_values(self) -> None:
         """Raise a TypeError about the first field whose type is right and whose value cannot be."""
@@ -178,6 +205,58 @@ class Manifest:
             raise TypeError("its caches have no one length")
         if not {roles.ids, roles.mask, roles.positions} <= {"", *inputs} or roles.logits not in {"", *outputs}:
             raise TypeError("its decoder names an input or output that it lacks")
+
+
+def fleet_json(manifests: Sequence[Manifest]) -> bytes:
+    """The `manifest.json` of a fleet's artifact, as canonical as that of one target."""
+    return _canonical({"format": FLEET, "fleet": [manifest._kept() for manifest in manifests]})
+
+
+def _canonical(value: Any) -> bytes:
+    return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, default=str) + "\n").encode()
+
+
+def parse(data: bytes, where: str, *, intact: bool = True) -> tuple[Manifest, ...]:
+    """The manifests in a `manifest.json`, checked: one, or several of different targets for a fleet.
+
+    Args:
+        intact: the bytes have the hash that the file says. Of another format version that is said first.
+
+    Raises:
+        ArtifactError: not JSON, another format version, changed, a field missing, unknown or of the wrong type or
+            value.
+    """
+    try:
+        raw = json.loads(data)
+        found = raw.get("format") if isinstance(raw, dict) else None
+        if found not in (FORMAT, FLEET):
+            raise ArtifactError(
+                f"the artifact has format version {found!r}; this tvmopt reads version {FORMAT} ({FLEET} of fleets).",
+                where=where,
+                fix="compile the model again with this tvmopt, or install the tvmopt that wrote the file",
+            )
+        if not intact:
+            raise ValueError("it does not have the hash that the file says")
+        manifests = tuple(_one(one) for one in (raw["fleet"] if found == FLEET else [raw]))
+        if found == FLEET and (not manifests or len({(m.target, m.threads) for m in manifests}) < len(manifests)):
+            raise TypeError("the targets of its fleet are none, or two of one name")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ArtifactError(
+            f"the manifest is damaged: {error}",
+            where=where,
+            fix="compile the model again: tvmopt compile MODEL",
+        ) from error
+    return manifests
+
+
+def _one(raw: Any) -> Manifest:
+    if isinstance(raw, dict) and "fleet" in raw:
+        raise TypeError("manifest has an unknown field 'fleet'")
+    manifest: Manifest = _parse(Manifest, raw, "manifest")
+    if manifest.format != FORMAT:
+        raise TypeError(f"it is of format {manifest.format}")
+    manifest._check_values()
+    return manifest
 
 
 def check_versions(manifest: Manifest, where: str) -> None:

@@ -489,7 +489,14 @@ class Model:
         raise collect([problem for problem in found if isinstance(problem, InputError)])
 
 
-def load(path: str | Path, *, threads: int | None = None, mapped: bool = False, verify: bool = True) -> Model:
+def load(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    mapped: bool = False,
+    verify: bool = True,
+    target: str | None = None,
+) -> Model:
     """Load an artifact. Needs TVM's runtime library only.
 
     Args:
@@ -498,11 +505,17 @@ def load(path: str | Path, *, threads: int | None = None, mapped: bool = False, 
         mapped: map the weights from the file (shared between processes) instead of reading them into huge
             pages.
         verify: check the hashes of library and weights.
+        target: of an artifact for a fleet, the name of the target to run; default: the best that this machine can.
+            `model.manifest.target` tells which it is, `model.manifest.fleet` what there was.
 
     Raises:
         ArtifactError: damaged, of another version, stripped, or for another machine.
+        InputError: the artifact has no such target.
     """
-    return Model(artifacts.read(path, mapped=mapped, verify=verify), threads=threads)
+    if threads is not None:
+        pool.check_threads(threads, "threads")
+    artifact = artifacts.read(path, mapped=mapped, verify=verify, target=target or "", threads=threads or 0)
+    return Model(artifact, threads=threads)
 
 
 def _to_device(tensor: Any) -> Any:

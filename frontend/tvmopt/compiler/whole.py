@@ -1,0 +1,143 @@
+"""One compile for one machine, whole: taken from the cache, or compiled, verified, kept, written - for `tvmopt.api`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tvmopt import children
+from tvmopt.cache import Artifacts
+from tvmopt.children import Progress
+from tvmopt.compiler.kept import Kept, copied
+from tvmopt.compiler.request import Request, as_file
+from tvmopt.report import Report
+from tvmopt.runtime.artifact import Artifact
+
+Made = tuple[Artifact, Report, Path | None]
+"""An artifact, what was done, and where it was written, if that was asked for."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to happen to a compile, beside its request; see :func:`tvmopt.compile`."""
+
+    verify: bool
+    tolerance: float | None
+    output: str | Path | None
+    strip_weights: bool
+    cache: bool
+
+    def kept(self, request: Request) -> Kept | None:
+        """Where the artifact is kept; None where it is not.
+
+        Raises:
+            InputError: the cache's limit is no number.
+        """
+        return Kept.of(request, self.verify, self.tolerance) if self.cache else None
+
+
+@dataclass(frozen=True)
+class CompiledFile:
+    """A compile that was written: its report and its path.
+
+    Attributes:
+        reports: of a fleet, the report of each target; `report` is then that of the target which this machine runs.
+    """
+
+    report: Report
+    path: Path | None
+    reports: tuple[Report, ...] = ()
+
+
+def compiled(request: Request, order: Order, progress: Progress | None) -> Made:
+    """In this process.
+
+    Raises:
+        TvmoptError: see :func:`tvmopt.compile`.
+    """
+    kept = order.kept(request)
+    found = kept.find() if kept is not None else None
+    if found is not None:
+        return *found, _written(found[0], order)
+    return _compiled(request, order, kept, progress)
+
+
+def isolated(request: Request, order: Order, progress: Progress | None) -> CompiledFile:
+    """In a child process; what is taken from the cache needs none.
+
+    Raises:
+        Crash: the compiler died. TvmoptError: see :func:`tvmopt.compile`.
+    """
+    kept = order.kept(request)
+    if kept is not None and (found := _found(kept, order)) is not None:
+        return found
+    arguments = {
+        "request": request.to_dict(),
+        "kept": kept.start if kept is not None else "",
+        "verify": order.verify,
+        "tolerance": order.tolerance,
+        "output": None if order.output is None else str(order.output),
+        "strip_weights": order.strip_weights,
+        "cache": order.cache,
+    }
+    try:
+        answer = children.call("tvmopt.compiler.whole:in_child", arguments, progress=progress)
+    except children.Crash as crash:
+        raise children.Crash(
+            f"the compiler crashed ({crash.what}) while {crash.stage or 'starting'}.",
+            crash.stage,
+            where=str(request.source),
+            fix=children.scarce_memory() or "this is a bug: please report it with the model",
+        ) from crash
+    return CompiledFile(Report.from_dict(answer["report"]), Path(answer["path"]) if answer["path"] else None)
+
+
+def in_child(*, request: dict[str, Any], kept: str, progress: Progress, **order: Any) -> dict[str, Any]:
+    """The child's part of :func:`isolated`."""
+    asked = Request.from_dict(request)
+    place = Kept(Artifacts.default(), kept, asked.source) if kept else None
+    _, report, path = _compiled(asked, Order(**order), place, progress)
+    return {"report": report.as_dict(), "path": str(path) if path else None}
+
+
+def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progress | None) -> Made:
+    """Compiled, verified, kept and written in this process."""
+    from tvmopt.compiler.accuracy import begin, early, verified
+    from tvmopt.compiler.driver import compile_model
+
+    if not order.verify:
+        artifact, report = compile_model(request, progress)
+    else:
+        from tvmopt.analysis.verify import Verification
+
+        with as_file(request.whole) as path, ExitStack() as stack:
+            started = stack.enter_context(Verification(path, order.tolerance)) if early(request.machine) else None
+            told = partial(begin, started, request=request) if started else None
+            artifact, report = compile_model(request, progress, told)
+            artifact, report = verified(artifact, report, path, order.tolerance, progress, started)
+    file = kept.keep(artifact, order.verify) if kept is not None else None
+    return artifact, report, _written(artifact, order, file)
+
+
+def _written(artifact: Artifact, order: Order, kept: Path | None = None) -> Path | None:
+    """The path of an artifact that was asked for as a file; `kept`: the same as a file in the cache."""
+    if order.output is None:
+        return None
+    if kept is not None and not order.strip_weights and copied(kept, order.output):
+        return Path(order.output)
+    return (artifact.stripped() if order.strip_weights else artifact).save(order.output)
+
+
+def _found(kept: Kept, order: Order) -> CompiledFile | None:
+    """What is kept of a compile, written; None where nothing is."""
+    if order.output is None:  # only what was done is asked for
+        report = kept.report()
+        return None if report is None else CompiledFile(report, None)
+    if not order.strip_weights:
+        report = kept.copy(order.output)
+        return None if report is None else CompiledFile(report, Path(order.output))
+    found = kept.find()
+    return None if found is None else CompiledFile(found[1], _written(found[0], order))
