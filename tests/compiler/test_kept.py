@@ -94,6 +94,7 @@ CHANGES: dict[str, Callable[[Request], Request]] = {
     "without": lambda r: replace(r, without=("tvmopt.FusePad",)),
     "generic": lambda r: replace(r, generic=("*",)),
     "cuda_graph": lambda r: replace(r, cuda_graph=False),
+    "preprocess": lambda r: replace(r, preprocess={"x": "image:from=8x8"}),
 }
 
 
