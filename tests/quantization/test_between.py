@@ -90,3 +90,10 @@ def test_a_norm_and_a_gelu_keep_their_digits(tmp_path: Path, method: str) -> Non
     read = {name for node in written.graph.node for name in node.input}
     assert all(t.name in read for t in written.graph.initializer), "scales that nobody reads"
     assert "DequantizeLinear" not in {n.op_type for n in written.graph.node if "y" in n.output}, "the output is rounded"
+
+
+def test_what_only_an_excluded_product_reads_is_in_floats_too() -> None:
+    nodes = [("Relu", ["x"], "r"), ("Conv", ["r", "w"], "c"), ("Relu", ["c"], "s"), ("Conv", ["s", "w"], "y")]
+    assert in_floats(model(nodes, ["y"])) == []
+    assert in_floats(model(nodes, ["y"]), ["y"]) == ["s", "y"]
+    assert in_floats(model(nodes, ["y"]), ["c", "y"]) == ["r", "c", "s", "y"]

@@ -22,8 +22,8 @@ MOVING = frozenset((
 """Operators whose results have the scale of what they read."""
 
 
-def in_floats(model: onnx.ModelProto) -> list[str]:
-    """The names of the nodes that stay in floats.
+def in_floats(model: onnx.ModelProto, excluded: Collection[str] = ()) -> list[str]:
+    """The names of the nodes that stay in floats: those that are excluded, and what only they read, are among them.
 
     Two values are of two branches where no product, sum of branches or input is the last one before both: a residual
     and what is added to it, a gate and what it opens, but not the parts of a GELU.
@@ -45,11 +45,13 @@ def in_floats(model: onnx.ModelProto) -> list[str]:
         sources |= dict.fromkeys(filter(None, node.output), own)
     wanted = set[str]()  # values that a product reads, at the end
     for node in reversed(model.graph.node):
-        if node.op_type in PRODUCTS or (node.name in bytes_ and wanted.intersection(node.output)):
+        product = node.op_type in PRODUCTS and node.name not in excluded
+        if product or (node.name in bytes_ and wanted.intersection(node.output)):
             wanted.update(node.input)
         else:
             bytes_.discard(node.name)
-    return [n.name for n in model.graph.node if n.op_type not in PRODUCTS and n.name not in bytes_]
+    kept = {n.name for n in model.graph.node if n.op_type in PRODUCTS} - set(excluded)
+    return [n.name for n in model.graph.node if n.name not in kept | bytes_]
 
 
 def unrounded(model: onnx.ModelProto, names: Collection[str]) -> None:

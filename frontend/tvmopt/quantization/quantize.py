@@ -177,10 +177,10 @@ class _Calibration(_Way):
         assert self.data is not None
         source, target = self.folder / "exact.onnx", self.folder / "quantised.onnx"
         onnx.save(self.exact, source)
-        floats = in_floats(self.exact)
+        floats = in_floats(self.exact, exclude)
         version = calibrate(
             self.method, str(source), str(target), self.data, self.inputs, preset=self.preset,
-            smooth_quant=self.smooth, exclude=[*exclude, *floats], progress=self.progress,
+            smooth_quant=self.smooth, exclude=list(dict.fromkeys([*exclude, *floats])), progress=self.progress,
         )  # fmt: skip
         made = onnx.load(target)
         unrounded(made, floats)
