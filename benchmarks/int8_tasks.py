@@ -4,8 +4,8 @@
     python benchmarks/int8_tasks.py read-v4 magika         # some
     python benchmarks/int8_tasks.py --methods onnxruntime --samples 40
 
-Models, photographs and recordings come from Python packages (`real_models.py`, scikit-image, pocketsphinx' tests). Each model is
-calibrated by `tvmopt quantize` on one half of the samples; the other half is judged:
+Models, photographs and recordings come from Python packages (`real_models.py`, scikit-image, pocketsphinx). Each model
+is calibrated by `tvmopt quantize` on one half of the samples; the other half is judged:
 
     read         lines of text in a dozen fonts on photographs: characters read as they were written
     find         pages of such lines: lines found, and how much of what was found is text
@@ -379,7 +379,7 @@ TASKS = (
         _heard,
         60,
         {"h": (1, 1, 128), "c": (1, 1, 128)},
-    ),  # fmt: skip
+    ),
 )
 
 
