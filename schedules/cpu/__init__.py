@@ -8,6 +8,7 @@ FAMILIES = (
     "recurrent",  # likewise
     "packed",  # likewise
     "cache",  # likewise
+    "resample",  # likewise
     "amx_attention",  # before `attention`, which takes every size
     "attention",
     "depthwise",  # before the dense convolutions, which leave one input channel a group to it
