@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import TargetError, reason
-from tvmopt.targets.detect import host_arch, read_host
+from tvmopt.targets.detect import IMPLIED, generated, host_arch, read_host
 
 GATHERS_BREAK = frozenset({"znver4", "znver5"})
 """CPUs whose code LLVM 22 gets wrong where it vectorises conditional loads as 512-bit gathers.
@@ -150,6 +150,16 @@ class Machine:
     def has(self, feature: str) -> bool:
         """Whether the machine has an ISA feature."""
         return feature in self.features
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """What code for it may have: its features, and what LLVM takes by itself for its `mcpu` and is not forbidden.
+
+        >>> Machine.load("x86-64-v3").instructions
+        ('avx2', 'bmi', 'bmi2', 'f16c', 'fma', 'lzcnt', 'movbe')
+        """
+        forbidden = {word[1:] for word in self.tvm.get("mattr", ()) if word.startswith("-")}
+        return tuple(sorted({*self.features, *(IMPLIED.get(self.mcpu, ()))} - forbidden))
 
     @property
     def has_tiles(self) -> bool:
@@ -285,6 +295,7 @@ def detect_host() -> Machine:
     found = (Machine.load(name) for name in host.descriptions)
     machine = next(m for m in found if m.name == host.descriptions[-1] or not host.hides & set(m.features))
     hidden = [f"-{f}" for f in machine.features if f not in host.features]  # by a hypervisor: LLVM must not use it
+    hidden += [f"-{f}" for f in IMPLIED.get(machine.mcpu, ()) if f not in generated()]
     more = [f"+{f}" for f in host.features if f not in machine.features]  # families use it: LLVM must know it
     return replace(
         machine,

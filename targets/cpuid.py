@@ -9,12 +9,19 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable
+from functools import cache
+
+_EXTENDED = 0x80000000
+"""The first of the leaves that AMD introduced, APM vol. 3, appendix E."""
 
 _BITS = {  # LLVM's name -> leaf, subleaf, register (0 eax, 1 ebx, 2 ecx, 3 edx), bit: Intel SDM vol. 2A, CPUID
     "fma": (1, 0, 2, 12), "f16c": (1, 0, 2, 29), "avx2": (7, 0, 1, 5), "avx512f": (7, 0, 1, 16),
     "avx512dq": (7, 0, 1, 17), "avx512bw": (7, 0, 1, 30), "avx512vl": (7, 0, 1, 31), "avx512vbmi": (7, 0, 2, 1),
     "avx512vnni": (7, 0, 2, 11), "amx-bf16": (7, 0, 3, 22), "avx512fp16": (7, 0, 3, 23), "amx-tile": (7, 0, 3, 24),
-    "amx-int8": (7, 0, 3, 25), "avxvnni": (7, 1, 0, 4), "avx512bf16": (7, 1, 0, 5),
+    "amx-int8": (7, 0, 3, 25), "avxvnni": (7, 1, 0, 4), "avx512bf16": (7, 1, 0, 5), "movbe": (1, 0, 2, 22),
+    "bmi": (7, 0, 1, 3), "bmi2": (7, 0, 1, 8), "avx512ifma": (7, 0, 1, 21), "avx512cd": (7, 0, 1, 28),
+    "avx512vbmi2": (7, 0, 2, 6), "gfni": (7, 0, 2, 8), "avx512bitalg": (7, 0, 2, 12),
+    "avx512vpopcntdq": (7, 0, 2, 14), "lzcnt": (_EXTENDED + 1, 0, 2, 5), "sse4a": (_EXTENDED + 1, 0, 2, 6),
 }  # fmt: skip
 
 _CODE = bytes.fromhex(
@@ -26,6 +33,7 @@ _CODE = bytes.fromhex(
 )
 
 
+@cache
 def absent() -> frozenset[str]:
     """LLVM's names of the instructions that are not here; empty where the instruction cannot be executed, as some
     systems forbid a program to write code."""
@@ -54,11 +62,11 @@ def _absent(call: Callable[[int, int, int], None]) -> frozenset[str]:
             found[leaf, subleaf] = tuple(values)
         return found[leaf, subleaf]
 
-    highest = registers(0, 0)[0]  # a leaf above it answers with another one's words
+    highest, extended = registers(0, 0)[0], registers(_EXTENDED, 0)[0]  # a leaf above answers with another one's words
     subleaves = registers(7, 0)[0] if highest >= 7 else 0
 
     def here(leaf: int, subleaf: int, register: int, bit: int) -> bool:
-        if leaf > highest or (leaf == 7 and subleaf > subleaves):
+        if leaf > (extended if leaf >= _EXTENDED else highest) or (leaf == 7 and subleaf > subleaves):
             return False
         return bool(registers(leaf, subleaf)[register] >> bit & 1)
 

@@ -17,6 +17,22 @@ _FEATURES = {  # /proc/cpuinfo's word -> LLVM's
     "amx_tile": "amx-tile", "amx_bf16": "amx-bf16", "amx_int8": "amx-int8",
 }  # fmt: skip
 
+_GENERATED = {  # the same of what no schedule asks for and LLVM takes by itself
+    "bmi1": "bmi", "bmi2": "bmi2", "abm": "lzcnt", "movbe": "movbe", "avx512cd": "avx512cd",
+    "avx512ifma": "avx512ifma", "avx512_vbmi2": "avx512vbmi2", "avx512_bitalg": "avx512bitalg",
+    "avx512_vpopcntdq": "avx512vpopcntdq", "gfni": "gfni", "sse4a": "sse4a",
+}  # fmt: skip
+
+_LEVEL_3 = ("bmi", "bmi2", "lzcnt", "movbe")
+_ICE_LAKE = (*_LEVEL_3, "avx512cd", "avx512ifma", "avx512vbmi2", "avx512bitalg", "avx512vpopcntdq", "gfni")
+IMPLIED = {
+    "x86-64-v3": _LEVEL_3,
+    "x86-64-v4": (*_LEVEL_3, "avx512cd"),
+    "sapphirerapids": _ICE_LAKE,
+    "znver5": (*_ICE_LAKE, "sse4a"),
+}
+"""LLVM's name of a processor -> what its code may have of :data:`_GENERATED`. A test compares it with LLVM's list."""
+
 _HWCAPS = {  # LLVM's name -> entry of the auxiliary vector, and its bits: Linux, arch/arm64/include/uapi/asm/hwcap.h
     "lse": (16, 1 << 8), "fullfp16": (16, 1 << 9 | 1 << 10), "dotprod": (16, 1 << 20), "sve": (16, 1 << 22),
     "sve2": (26, 1 << 1), "i8mm": (26, 1 << 13), "bf16": (26, 1 << 14),
@@ -93,11 +109,20 @@ def _features(info: dict[str, str]) -> tuple[str, ...]:
     """LLVM's names of the instructions that are here; AMX only where it is all there."""
     if host_arch() == "aarch64":  # the kernel's word, which an emulator gives too
         return tuple(sorted(name for name, (entry, bits) in _HWCAPS.items() if _auxiliary(entry) & bits == bits))
-    found = {_FEATURES[f] for f in info.get("flags", "").split() if f in _FEATURES}
-    found -= cpuid.absent() if host_arch() == "x86_64" else set()
+    found = _listed(info, _FEATURES)
     if not {"amx-tile", "amx-bf16"} <= found:
         found = {f for f in found if not f.startswith("amx-")}
     return tuple(sorted(found))
+
+
+def _listed(info: dict[str, str], names: dict[str, str]) -> set[str]:
+    """Which of these instructions the kernel lists and the processor confirms."""
+    return {names[f] for f in info.get("flags", "").split() if f in names} - cpuid.absent()
+
+
+def generated() -> frozenset[str]:
+    """What this machine has of the instructions that LLVM takes by itself."""
+    return frozenset(_listed(_cpuinfo(), _GENERATED) if host_arch() == "x86_64" else ())
 
 
 def _auxiliary(entry: int) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import tvm
 
 from tvmopt.errors import TargetError
+from tvmopt.runtime import choice
 from tvmopt.targets import Machine, detect, detect_host, names
+from tvmopt.targets.detect import host_arch
 
 
 @pytest.mark.parametrize("name", names())
@@ -84,8 +89,10 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         Machine.load(tmp_path / "missing.toml")
 
 
-V4 = "fma avx2 f16c avx512f avx512dq avx512bw avx512vl"
-SAPPHIRE = f"{V4} avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
+V3 = "fma avx2 f16c bmi1 bmi2 abm movbe"
+V4 = f"{V3} avx512f avx512dq avx512bw avx512vl avx512cd"
+ICE = f"{V4} avx512ifma avx512_vbmi2 avx512_bitalg avx512_vpopcntdq gfni"
+SAPPHIRE = f"{ICE} avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
 
 
 @pytest.mark.parametrize(
@@ -97,12 +104,15 @@ SAPPHIRE = f"{V4} avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf
         ("GenuineIntel", 6, 143, SAPPHIRE.replace(" amx_bf16", ""), "sapphirerapids", 512,
          ("-amx-tile", "-amx-bf16", "-amx-int8")),  # a part of AMX is no AMX
         ("GenuineIntel", 6, 999, SAPPHIRE, "sapphirerapids", 512, ()),  # a later one with tiles
-        ("GenuineIntel", 6, 143, "fma avx2 f16c", "x86-64-v3", 256, ()),  # a hypervisor that hides AVX-512
-        ("AuthenticAMD", 26, 2, V4 + " avx512vbmi avx512_vnni avx512_bf16 avx_vnni", "znver5", 512, ()),
+        ("GenuineIntel", 6, 143, V3, "x86-64-v3", 256, ()),  # a hypervisor that hides AVX-512
+        ("AuthenticAMD", 26, 2, ICE + " avx512vbmi avx512_vnni avx512_bf16 avx_vnni sse4a", "znver5", 512, ()),
+        ("AuthenticAMD", 26, 2, ICE.replace("gfni", "") + " avx512vbmi avx512_vnni avx512_bf16 avx_vnni", "znver5", 512,
+         ("-gfni", "-sse4a")),  # hidden, and no schedule asks for them
         ("GenuineIntel", 6, 85, V4, "x86-64-v4", 512, ()),
         ("AuthenticAMD", 25, 17, V4 + " avx512_vnni avx512_bf16", "x86-64-v4", 512, ("+avx512vnni", "+avx512bf16")),
         ("AuthenticAMD", 25, 17, V4 + " avx512vbmi avx512_vbmi2", "x86-64-v4", 512, ("+avx512vbmi",)),
-        ("AuthenticAMD", 23, 1, "fma avx2 f16c", "x86-64-v3", 256, ()),
+        ("AuthenticAMD", 23, 1, V3, "x86-64-v3", 256, ()),
+        ("AuthenticAMD", 23, 1, V3.replace("bmi2 ", ""), "x86-64-v3", 256, ("-bmi2",)),
         ("GenuineIntel", 6, 42, "avx sse4_2", "x86-64-v2", 128, ()),
         ("", 0, 0, "", "x86-64-v2", 128, ()),
     ],
@@ -177,3 +187,26 @@ def test_quotas_of_control_groups(tmp_path: Path, files: dict[str, str], own: st
     if own is not None:
         (tmp_path / "own").write_text(own + "\n")
     assert detect._quota(tmp_path / "root", tmp_path / "own") == cores
+
+
+@pytest.mark.parametrize("name", [n for n in names() if Machine.load(n).arch == "x86_64"])
+def test_what_llvm_takes_by_itself(name: str) -> None:
+    """LLVM's own list for the processor has these of the instructions that it generates, and no other."""
+    machine = Machine.load(name)
+    if machine.kind == "cuda":
+        return
+    listed = set(map(str, tvm.get_global_func("target.llvm_get_cpu_features")(machine.tvm_target())))
+    assert set(detect.IMPLIED.get(machine.mcpu, ())) == listed & set(detect._GENERATED.values())
+    assert set(machine.instructions) <= listed
+    forbidden = replace(machine, tvm={"mattr": ["-gfni", "-bmi2"]})
+    assert not {"gfni", "bmi2"} & set(forbidden.instructions)
+
+
+def test_a_processor_without_them_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zen 5's code may have SSE4a, which no processor of Intel's has, whatever vectors both have."""
+    machine = replace(Machine.load("cpu"), name="mine", mcpu="znver5")
+    monkeypatch.setattr(choice, "detect_host", lambda: machine)
+    monkeypatch.setattr(choice, "generated", lambda: frozenset(detect._GENERATED.values()) - {"sse4a"})
+    needs = machine.instructions if host_arch() == "x86_64" else ("sse4a",)
+    manifest = SimpleNamespace(features=needs, arch="", kind="llvm")
+    assert choice.unfit(manifest) == "this machine lacks instructions the artifact uses: sse4a"

@@ -122,7 +122,7 @@ def _machine_of(manifest: Manifest) -> Machine:
     """
     here = Machine.load("cpu")
     needed = {feature for feature in manifest.features if not feature.startswith("amx-")}
-    mine = {feature for feature in here.features if not feature.startswith("amx-")}
+    mine = {feature for feature in here.instructions if not feature.startswith("amx-")}
     if manifest.target == here.name and (needed == mine or manifest.target not in names()):
         return here
     return Machine.load(manifest.target)

@@ -66,11 +66,11 @@ def make_manifest(
 
 
 def used_features(machine: Machine, report: Report) -> tuple[str, ...]:
-    """What the code may use: all the machine has, but AMX only where a kernel was written for it (LLVM never uses it
-    by itself), so that other code runs where a hypervisor hides AMX."""
+    """What the code may use: all that there is for the machine, but AMX only where a kernel was written for it (LLVM
+    never uses it by itself), so that other code runs where a hypervisor hides AMX."""
     used = {k.family for k in report.kernels}
     tiles = {feature for family in families(machine.kind) if family.NAME in used for feature in family.NEEDS}
-    return tuple(sorted(f for f in machine.features if not f.startswith("amx-") or f in tiles))
+    return tuple(sorted(f for f in machine.instructions if not f.startswith("amx-") or f in tiles))
 
 
 def make_report(

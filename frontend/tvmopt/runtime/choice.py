@@ -17,7 +17,7 @@ from tvmopt.runtime.library import default_threads
 from tvmopt.runtime.manifest import Manifest, Member
 from tvmopt.runtime.pool import MOST
 from tvmopt.targets import detect_host
-from tvmopt.targets.detect import host_arch
+from tvmopt.targets.detect import generated, host_arch
 
 
 def unfit(manifest: Manifest) -> str:
@@ -36,7 +36,8 @@ def lacking(manifest: Manifest) -> list[str]:
     arch = manifest.arch or host_arch()
     if arch != host_arch():
         return [arch]
-    return [feature for feature in manifest.features if feature not in detect_host().features]
+    here = {*detect_host().features, *generated()}
+    return [feature for feature in manifest.features if feature not in here]
 
 
 def titles(pairs: Sequence[tuple[str, int]]) -> list[str]:
