@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from tvmopt.importer.given import Given, Rule, Texts, broadcasts
 from tvmopt.importer.protos import count
 from tvmopt.importer.windows import windows
@@ -206,8 +208,10 @@ def _cache_and_mask(given: Given, q: Shape, k: Shape, v: Shape) -> Texts:
 def _quantised(given: Given) -> Texts:
     """QuantizeLinear and DequantizeLinear: one scale, one per slice of `axis`, or one per block along it."""
     x, scale, zero, values = given.shape(0), given.shape(1), given.shape(2), given.array(1)
-    if given.node.op_type == "QuantizeLinear" and values is not None and not (values > 0).all():
-        yield f"a scale is {values.ravel()[~(values.ravel() > 0)][0]}; scales are positive"
+    if values is not None:
+        numbers, divides = values.astype(np.float64).ravel(), given.node.op_type == "QuantizeLinear"
+        if (wrong := ~np.isfinite(numbers) | (divides & (numbers <= 0))).any():
+            yield f"a scale is {values.ravel()[wrong][0]}; scales are {'positive' if divides else 'finite'}"
     if scale is not None and zero is not None and scale != zero and (count(scale), count(zero)) != (1, 1):
         yield f"its scale has shape {list(scale)} and its zero point {list(zero)}"
     if x is None or scale is None or not len(scale):
