@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,12 @@ def test_a_verbose_compile(tmp_path: Path) -> None:
     short, long = (command(*words, *more).stdout for more in ((), ("--verbose",)))
     assert "fused_conv2d_add_relu" not in short and "linking" not in short
     assert "fused_conv2d_add_relu" in long and "linking" in long and "ConvertLayout" in long
+
+
+def test_what_lies_between_the_kernels_of_a_quantised_model(tmp_path: Path, artifact: Path) -> None:
+    """Bytes alone, and of a float model nothing is said."""
+    from tests.test_int8_models import Net, residual
+
+    onnx.save(residual(Net("uint8", True)), tmp_path / "net.onnx")
+    assert re.search(r"between kernels: [\d.]+ k?B uint8\n", command("explain", tmp_path / "net.onnx").stdout)
+    assert "between kernels" not in command("explain", artifact).stdout

@@ -54,6 +54,7 @@ def command(
     if whole:
         rendering.coverage(report)
         rendering.kernels(report, top)
+        rendering.between(report)
     else:
         for one in fates(report, node) if node else ():
             rendering.fate(one)

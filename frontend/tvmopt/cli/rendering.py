@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from tvmopt.analysis.about import Fate
 from tvmopt.analysis.told import FAMILIES, families, records, verification
 from tvmopt.cli.common import escape, human, out, table
-from tvmopt.report import Kernel, Report
+from tvmopt.report import Flow, Kernel, Report, Value
 from tvmopt.runtime.manifest import Manifest
+
+NAMED = 3
+"""Tensors of floats that are named."""
 
 
 def coverage(report: Report) -> None:
@@ -24,6 +27,38 @@ def coverage(report: Report) -> None:
     for warning in report.warnings:
         if not warning.startswith("not verified"):  # the line above
             out.print(f"[yellow]note:[/] {escape(warning)}")
+
+
+def between(report: Report) -> None:
+    """What kernels hand to each other, by type; of a model without bytes nothing is said."""
+    if told := activations(report.flow):
+        out.print(escape(told))
+
+
+def activations(flow: Flow) -> str:
+    """The bytes that kernels hand to each other, by type, where some of them are integers of 8 bits; and which tensors
+    are floats.
+
+    >>> from tvmopt.report import Step
+    >>> values = tuple(Value(n, (1,), kind, size, "activation") for n, kind, size in
+    ...                (("a", "uint8", 3_000_000), ("norm", "float32", 4000)))
+    >>> activations(Flow(values=values, steps=(Step("k", (), (), (0, 1)),)))
+    'between kernels: 3.00 MB uint8, 4.00 kB float32 (norm)'
+    """
+    made = [flow.values[i] for i in dict.fromkeys(i for step in flow.steps for i in step.outputs)]
+    sizes: dict[str, list[Value]] = {}
+    for value in made:
+        if value.kind == "activation":
+            sizes.setdefault(value.dtype, []).append(value)
+    if not sizes.keys() & {"uint8", "int8"}:
+        return ""
+    parts = []
+    for dtype, group in sorted(sizes.items(), key=lambda item: -sum(v.bytes for v in item[1])):
+        names = [v.name or "one of the compiler's" for v in group] if "float" in dtype else []
+        rest = f", {len(names) - NAMED} more" if len(names) > NAMED else ""
+        told = f" ({', '.join(names[:NAMED])}{rest})" if names else ""
+        parts.append(f"{human(sum(v.bytes for v in group), 'B')} {dtype}{told}")
+    return f"between kernels: {', '.join(parts)}"
 
 
 def fleet(manifest: Manifest) -> None:
