@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tvmopt.compiler.whole import CompiledFile
 
 T = TypeVar("T")
-Preprocess = str | Mapping[str, Any] | None
+Stages = str | Mapping[str, Any] | None
 """A stage, or stages by the names of inputs: see :func:`compile`."""
 
 __all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "is_artifact", "load", "refit", "run"]
@@ -101,7 +101,8 @@ def compile(
     precision: str = "fp32",
     shape: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
-    preprocess: Preprocess = None,
+    preprocess: Stages = None,
+    postprocess: Stages = None,
     verify: bool = True,
     tolerance: float | None = None,
     output: str | Path | None = None,
@@ -132,6 +133,9 @@ def compile(
         preprocess: what becomes of pictures of bytes before the model reads them, as a part of the artifact:
             ``"image:resize=256,crop=224,from=480x640"``, a mapping of its keys, or either by the name of an input
             (docs/how-to/preprocess.md).
+        postprocess: what becomes of scores behind the model: ``"scores:softmax,top-k=5,labels=FILE"``, a mapping of its
+            words, or either by the name of an output. With top-k, an output `y` is the largest scores, and one
+            `y_classes` behind it their numbers.
         verify: run module and onnxruntime on the same seeded inputs and refuse a wrong result.
         tolerance: of the verification, relative to each output's largest value; default: what
             rounding explains.
@@ -163,7 +167,8 @@ def compile(
     from tvmopt.compiler.whole import Order, compiled
 
     requests = _requests(
-        model, target=target, precision=precision, shape=shape, values=values, preprocess=preprocess, threads=threads,
+        model, target=target, precision=precision, shape=shape, values=values, preprocess=preprocess,
+        postprocess=postprocess, threads=threads,
         exact=exact, int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
         dump_after=dump_after, dump_all=dump_all, dump_code=dump_code,
     )  # fmt: skip
@@ -225,7 +230,8 @@ def _request(
     precision: str = "fp32",
     shape: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
-    preprocess: Preprocess = None,
+    preprocess: Stages = None,
+    postprocess: Stages = None,
     threads: int | None = None,
     without: Sequence[str] | None = None,
     dump_after: Mapping[str, str | Path] | None = None,
@@ -236,15 +242,16 @@ def _request(
     """What :func:`compile` is asked for; `options` are further fields of a request."""
     from tvmopt.compiler.dump import Dumps
     from tvmopt.compiler.request import Request
-    from tvmopt.preprocessing.asked import stages
+    from tvmopt.preprocessing.asked import stages, stages_behind
 
     if threads is not None:
         machine = machine.with_threads(check_threads(threads, "threads"))
+    behind, labels = stages_behind(postprocess)
     after, code = (tuple((n, str(f)) for n, f in (wanted or {}).items()) for wanted in (dump_after, dump_code))
     dumps = Dumps(after, str(dump_all or ""), code)
     return Request(
         model, machine, precision, shape or {}, values or {}, without=tuple(without or ()), dumps=dumps,
-        preprocess=stages(preprocess), **options,
+        preprocess=stages(preprocess), postprocess=behind, labels=labels, **options,
     )  # fmt: skip
 
 
@@ -286,7 +293,8 @@ def compile_isolated(
 @dataclass(frozen=True)
 class RunResult:
     """What :func:`run` gives: `outputs` by name, `timing` if it was asked for, the threads used, what else to know, the
-    target whose code ran, and all those of the file, if it is for a fleet."""
+    target whose code ran, and all those of the file, if it is for a fleet; the names of classes by the output that has
+    their numbers."""
 
     outputs: dict[str, Array]
     timing: Timing | None
@@ -294,6 +302,7 @@ class RunResult:
     notes: tuple[str, ...] = ()
     target: str = ""
     fleet: tuple[str, ...] = ()
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def run(
@@ -384,7 +393,8 @@ def run(
             timing = loaded.time(feeds, iterations=calls, warmup=before, duration=duration or 0.0)
     if output is not None:
         _write(output, form, outputs)
-    return RunResult(outputs, timing, loaded.threads, tuple(notes), loaded.manifest.target, fleet)
+    labels = loaded.manifest.options.get("labels", {})
+    return RunResult(outputs, timing, loaded.threads, tuple(notes), loaded.manifest.target, fleet, labels)
 
 
 def _opened(path: str | Path, target: str, threads: int | None) -> Model | EmulatedModel:

@@ -43,6 +43,20 @@ def test_a_configuration(folder: Path) -> None:
     assert taken["x"].startswith("image:filter=bicubic,resize=33x31,") and taken["x"].endswith(",from=9x10")
 
 
+def test_classes_out(folder: Path) -> None:
+    (folder / "l.txt").write_text("\n".join(f"column {i}" for i in range(16)))
+    stage = "y=scores:softmax,top-k=3,labels=l.txt"
+    done = tvmopt("compile", "m.onnx", "--postprocess", stage, "-o", "s.tvmopt", "--threads", 1, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "gives      y=scores:softmax,top-k=3" in tvmopt("inspect", "s.tvmopt", cwd=folder).stdout
+    shown = tvmopt("run", "s.tvmopt", cwd=folder).stdout
+    assert "y_classes" in shown and shown.count("column ") == 3, shown
+    (classes,) = json.loads(tvmopt("run", "s.tvmopt", "--json", cwd=folder).stdout)["classes"]
+    assert [c["name"] for c in classes] == [f"column {c['class']}" for c in classes]
+    done = tvmopt("compile", "m.onnx", "--postprocess", "scores:top-k=17", "-o", "no.tvmopt", cwd=folder)
+    assert done.returncode == 2 and "has 16 classes" in done.stderr and not (folder / "no.tvmopt").exists()
+
+
 @pytest.mark.parametrize(
     ("stage", "told"),
     [

@@ -95,6 +95,8 @@ CHANGES: dict[str, Callable[[Request], Request]] = {
     "generic": lambda r: replace(r, generic=("*",)),
     "cuda_graph": lambda r: replace(r, cuda_graph=False),
     "preprocess": lambda r: replace(r, preprocess={"x": "image:from=8x8"}),
+    "postprocess": lambda r: replace(r, postprocess={"y": "scores:softmax"}),
+    "labels": lambda r: replace(r, labels={"y": ["a", "b"]}),
 }
 
 

@@ -21,6 +21,7 @@ def test_every_field_arrives(target: str) -> None:
         "m.onnx", Machine.load(target), "fp32", {"x": (1, 3)}, {"rate": 16000, "axes": [0, 1]}, True, "off", "a name",
         False, False, Path("store.db"), ("tvmopt.FusePad",), ("k0", "k1"),
         Dumps((("FuseOps", "/a"),), "/b", (("k0", "/c"),)), {"x": "image:resize=256"},
+            {"y": "scores:top-k=5"}, {"y": ["a", "b"]},
     )  # fmt: skip
     defaults = Request("m.onnx", Machine.load("x86-64-v3"))
     given = [name for name in request.__dataclass_fields__ if name not in ("source", "precision")]

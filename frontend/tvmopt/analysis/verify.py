@@ -217,8 +217,8 @@ def _accepted(raw: Mapping[str, Any], artifact: Artifact, model: str | Path) -> 
 def _command(artifact: Artifact, model: str | Path, wrong: Trial) -> str:
     """What shows a failure; of open sizes a compile for those alone, whose kernels may be others."""
     manifest = artifact.manifest
-    if manifest.options.get("preprocess"):
-        return "compile without --preprocess, which tells whether the model or what stands before it is wrong"
+    if manifest.options.get("preprocess") or manifest.options.get("postprocess"):
+        return "compile without --preprocess and --postprocess, which tells whether the model or a stage is wrong"
     words = ["tvmopt", "compare", str(model), "--seed", str(wrong.seed)]
     words += ["--precision", manifest.precision] if manifest.precision != "fp32" else []
     static = [info_at(info, wrong.sizes) for info in manifest.inputs if is_open(info.shape)]

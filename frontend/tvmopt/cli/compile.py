@@ -98,6 +98,14 @@ def command(
             "NAME=image:... says which input; repeatable.",
         ),
     ] = None,
+    postprocess: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="scores:WORD,...",
+            help="Give probabilities, or the largest scores and their classes: scores:softmax,top-k=5,labels=FILE. "
+            "NAME=scores:... says which output; repeatable.",
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare with onnxruntime on seeded inputs; refuse a wrong result.")
     ] = True,
@@ -189,6 +197,7 @@ def command(
             shape=parse_shapes(shape or []),
             values=parse_values(values or []),
             preprocess=named(preprocess or []),
+            postprocess=named(postprocess or [], "--postprocess", "scores:"),
             verify=verify,
             tolerance=tolerance,
             output=output or f"{Path(model).stem}.tvmopt",

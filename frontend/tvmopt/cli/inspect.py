@@ -67,10 +67,7 @@ def _artifact(manifest: Any) -> None:
         ("model", f"{manifest.model}  sha256 {manifest.model_sha256[:16]}"),
         *((f"input {i}", tensor) for i, tensor in enumerate(manifest.inputs)),
         *((f"output {i}", tensor) for i, tensor in enumerate(manifest.outputs)),
-        *(
-            ("takes", f"{name + '=' if name else ''}{text}")
-            for name, text in manifest.options.get("preprocess", {}).items()
-        ),
+        *_stages(manifest),
         *((f"size {name}", known) for name, known in manifest.symbols.items()),
         *(("only where", condition) for condition in manifest.conditions),
         *(("decoder", line) for line in _decoder(manifest)),
@@ -91,6 +88,16 @@ def _artifact(manifest: Any) -> None:
     for name, text in rows:
         out.print(f"{name:<10} {escape(str(text))}")
     fleet(manifest)
+
+
+def _stages(manifest: Any) -> list[tuple[str, str]]:
+    """What stands before and behind the model in the artifact."""
+    found = (("takes", "preprocess"), ("gives", "postprocess"))
+    return [
+        (word, f"{name}={text}" if name else text)
+        for word, option in found
+        for name, text in manifest.options.get(option, {}).items()
+    ]
 
 
 def _decoder(manifest: Any) -> list[str]:

@@ -71,12 +71,15 @@ def command(
         note(told)
     summary = [{"name": name, **_summary(array)} for name, array in result.outputs.items()]
     if as_json:
-        found = {"target": result.target, "fleet": result.fleet}
+        found: dict[str, Any] = {"target": result.target, "fleet": result.fleet}
+        found["classes"] = [[dict(zip(("score", "class", "name"), r, strict=True)) for r in t] for t in _named(result)]
         print_json({"outputs": summary, "timing": result.timing, "threads": result.threads, **found})
         return
     figures = ("min", "mean", "max")
     rows = [(o["name"], f"{o['dtype']}{o['shape']}", *(f"{o[name]:.6g}" for name in figures)) for o in summary]
     table(("output", "type", *figures), rows, left=2)
+    for rows in _named(result):
+        table(("score", "class", ""), rows, left=0, title="")
     if result.timing:
         t = result.timing
         row = [f"{v:.3f}" for v in (t.min_ms, t.median_ms, t.mean_ms, t.p90_ms, t.p99_ms)]
@@ -89,6 +92,17 @@ def command(
         )
         if t.unstable:
             out.print("[yellow]note:[/] the times scatter (p90 a tenth above the median): what else runs?")
+
+
+def _named(result: Any) -> list[list[tuple[str, str, str]]]:
+    """Of each output of classes with names: the scores, numbers and names of the first row."""
+    found = []
+    outputs = list(result.outputs)
+    for numbers, names in result.labels.items():
+        scores = result.outputs[outputs[outputs.index(numbers) - 1]]
+        first = zip(*(a.reshape(-1, a.shape[-1])[:1].ravel() for a in (scores, result.outputs[numbers])), strict=True)
+        found.append([(f"{score:.6g}", str(number), names[int(number)]) for score, number in first])
+    return found
 
 
 def _summary(array: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +42,8 @@ class Request:
     generic: tuple[str, ...] = ()
     dumps: Dumps = field(default_factory=Dumps)
     preprocess: Mapping[str, str] = field(default_factory=dict)
+    postprocess: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_precision(self.precision, self.machine)
@@ -67,6 +69,8 @@ class Request:
             "generic": list(self.generic),
             "dumps": self.dumps.to_dict(),
             "preprocess": dict(self.preprocess),
+            "postprocess": dict(self.postprocess),
+            "labels": {name: list(names) for name, names in self.labels.items()},
         }
 
     @classmethod
@@ -81,19 +85,30 @@ class Request:
         }
         return cls(**{**data, **read})
 
-    @cached_property
+    @property
     def whole(self) -> Any:
-        """The model with what was asked to stand before it: the source itself, or a ModelProto.
+        """The model with what was asked to stand before and behind it: the source itself, or a ModelProto.
 
         Raises:
             ModelError, InputError: the model cannot be read, or a stage does not fit it.
         """
-        if not self.preprocess:
-            return self.source
+        return self._staged[0]
+
+    @property
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """The names of classes, by the output that has their numbers."""
+        return self._staged[1]
+
+    @cached_property
+    def _staged(self) -> tuple[Any, dict[str, tuple[str, ...]]]:
+        if not self.preprocess and not self.postprocess:
+            return self.source, {}
         from tvmopt.importer import load
+        from tvmopt.preprocessing.behind import with_scores
         from tvmopt.preprocessing.stages import staged
 
-        return staged(load(self.source), self.preprocess, self.shapes)
+        model = staged(load(self.source), self.preprocess, self.shapes)
+        return model, with_scores(model, self.postprocess, self.labels)
 
     @property
     def title(self) -> str:
@@ -110,8 +125,10 @@ def request_of(manifest: Manifest, model: Any) -> Request:
         machine = machine.with_cores(manifest.threads)
     options = manifest.options
     shapes, exact, int8 = options.get("shapes", {}), options.get("exact", False), options.get("int8", "auto")
-    before = options.get("preprocess", {})
-    return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8, preprocess=before)
+    stages: dict[str, Any] = {name: options.get(name, {}) for name in ("preprocess", "postprocess")}
+    outputs = [info.name for info in manifest.outputs]
+    labels = {outputs[outputs.index(numbers) - 1]: names for numbers, names in options.get("labels", {}).items()}
+    return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8, labels=labels, **stages)
 
 
 def _machine_of(manifest: Manifest) -> Machine:

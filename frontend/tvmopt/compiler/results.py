@@ -58,6 +58,8 @@ def make_manifest(
             "int8": request.int8,
             **({"values": {n: to_plain(v) for n, v in request.values.items()}} if request.values else {}),
             **({"preprocess": dict(request.preprocess)} if request.preprocess else {}),
+            **({"postprocess": dict(request.postprocess)} if request.postprocess else {}),
+            **({"labels": {n: list(names) for n, names in request.classes.items()}} if request.classes else {}),
             **({"extensions": names} if (names := sorted(map(str, extensions()))) else {}),
             "bounds": integer_bounds(imported.model),  # for `tvmopt run --fill random`
         },

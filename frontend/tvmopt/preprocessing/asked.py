@@ -1,4 +1,4 @@
-"""What a caller gives as `preprocess`, in any of its forms, as one text an input - for the API and the command line."""
+"""What a caller gives as `preprocess` and `postprocess`, in any of its forms, as one text an input or output."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import InputError
+from tvmopt.preprocessing import scores
 from tvmopt.preprocessing.config import from_config
 from tvmopt.preprocessing.picture import KEYS, PREFIX, parse, written
 
@@ -30,22 +31,49 @@ def stages(asked: str | Mapping[str, Any] | None) -> dict[str, str]:
     return {str(name): _text(one) for name, one in asked.items()}
 
 
-def named(texts: Sequence[str]) -> dict[str, str]:
+def stages_behind(asked: str | Mapping[str, Any] | None) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """The text of each stage of `postprocess` by the name of its output, "" for the only one; and the names of classes
+    in the files that stages ask for.
+
+    >>> stages_behind({"softmax": True, "top-k": 5}), stages_behind({"y": "scores:softmax"})
+    (({'': 'scores:softmax,top-k=5'}, {}), ({'y': 'scores:softmax'}, {}))
+
+    Raises:
+        InputError: a stage is none; names that cannot be read.
+    """
+    if asked is None:
+        return {}, {}
+    if isinstance(asked, str) or (isinstance(asked, Mapping) and asked and set(asked) <= set(scores.KEYS)):
+        asked = {"": asked}
+    texts, labels = {}, {}
+    for name, one in (asked if isinstance(asked, Mapping) else {"": asked}).items():
+        text = scores.written(one) if isinstance(one, Mapping) else one
+        if not isinstance(text, str):
+            fix = f"'{scores.PREFIX}top-k=5,...', or a mapping of its words"
+            raise InputError(f"a stage is a {type(one).__name__}.", fix=fix)
+        stage = scores.parse(text)
+        texts[str(name)] = stage.text
+        if stage.labels:
+            labels[str(name)] = scores.names_in(stage.labels)
+    return texts, labels
+
+
+def named(texts: Sequence[str], option: str = "--preprocess", prefix: str = PREFIX) -> dict[str, str]:
     """Stages as the command line has them: ``image:...``, or ``NAME=image:...``.
 
     >>> named(["x=image:resize=256"])
     {'x': 'image:resize=256'}
 
     Raises:
-        InputError: an input is named twice.
+        InputError: an input or output is named twice.
     """
     found: dict[str, str] = {}
     for text in texts:
-        name, between, stage = text.partition(f"={PREFIX}")
-        name, stage = (name, PREFIX + stage) if between and not text.startswith(PREFIX) else ("", text)
+        name, between, stage = text.partition(f"={prefix}")
+        name, stage = (name, prefix + stage) if between and not text.startswith(prefix) else ("", text)
         if name in found:
-            which = f"input '{name}'" if name else "the picture"
-            raise InputError(f"{which} has two stages.", where=f"--preprocess {text}", fix="put all keys into one")
+            which = f"'{name}'" if name else "the same"
+            raise InputError(f"{which} has two stages.", where=f"{option} {text}", fix="put all words into one")
         found[name] = stage
     return found
 

@@ -178,6 +178,11 @@ class Model:
         return self._outputs
 
     @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """The names of classes, by the output that has their numbers: of what was compiled with `labels`."""
+        return {name: tuple(names) for name, names in self.manifest.options.get("labels", {}).items()}
+
+    @property
     def threads(self) -> int:
         """Threads that a call uses, the caller among them."""
         return self._threads

@@ -1,0 +1,125 @@
+"""A model with what stands behind it as nodes of its own graph: probabilities, and the largest scores of each row.
+
+the model -> Softmax -> TopK -> y [.., k] the scores, the largest first, and y_classes [.., k] int64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from tvmopt.errors import InputError
+from tvmopt.importer.inline import rename_free
+from tvmopt.importer.protos import describe_type, opset_versions, to_tensor
+from tvmopt.preprocessing.scores import PREFIX, Scores, parse
+
+NODES = "postprocess"
+K_IS_AN_INPUT = 10
+"""The opset from which TopK has its k as an input."""
+FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
+
+
+def with_scores(
+    model: onnx.ModelProto, stages: Mapping[str, str], labels: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Write stages behind a model, in place.
+
+    Args:
+        stages: text of a stage (:mod:`tvmopt.preprocessing.scores`) by the name of an output; "" is the only one.
+        labels: names of classes, likewise.
+
+    Returns:
+        The names of the classes, by the output that has their numbers.
+
+    Raises:
+        InputError: a stage or its names do not fit the model.
+    """
+    named = {}
+    for name, text in stages.items():
+        value = _output(model.graph, name, text)
+        scores = parse(text)
+        count = _classes(model.graph, value, scores, text)
+        numbers = _write(model, value, scores)
+        names = labels.get(name) or labels.get(value.name) or ()
+        if names and count and len(names) != count:
+            what = f"there are {len(names)} names, and '{value.name}' has {count} classes."
+            raise InputError(what, where=f"--postprocess {text}", fix="give a name for each class, in their order")
+        if names:
+            named[numbers] = tuple(names)
+    return named
+
+
+def _output(graph: onnx.GraphProto, name: str, text: str) -> onnx.ValueInfoProto:
+    where = f"--postprocess {name + '=' if name else ''}{text}"
+    told = ", ".join(f"'{v.name}' {describe_type(v.type)}" for v in graph.output)
+    found = [v for v in graph.output if v.name == name] if name else list(graph.output)
+    if not found:
+        raise InputError(f"the model has no output '{name}'.", where=where, fix=f"its outputs are {told}")
+    if len(found) > 1:
+        fix = f"name one: --postprocess NAME={PREFIX}...; there are {told}"
+        raise InputError("the model has several outputs.", where=where, fix=fix)
+    return found[0]
+
+
+def _classes(graph: onnx.GraphProto, value: onnx.ValueInfoProto, scores: Scores, text: str) -> int:
+    """How many classes an output has; 0 where that is not known."""
+    where, kind = f"--postprocess {value.name}={text}", value.type.tensor_type
+    computed = {name for node in graph.node for name in node.output}
+    dims = kind.shape.dim
+    if kind.elem_type not in FLOATS or not dims or value.name not in computed:
+        what = f"the output '{value.name}' is {describe_type(value.type)}."
+        raise InputError(what, where=where, fix="name an output that the model computes, of floats [.., classes]")
+    count = dims[-1].dim_value if dims[-1].HasField("dim_value") else 0
+    if count and scores.top_k > count:
+        what = f"top-k is {scores.top_k}, and '{value.name}' has {count} classes."
+        raise InputError(what, where=where, fix=f"top-k={count} or less")
+    return count
+
+
+def _write(model: onnx.ModelProto, value: onnx.ValueInfoProto, scores: Scores) -> str:
+    """The nodes behind the others; the output keeps its name. Returns the name of the output of classes, if any."""
+    graph, name, opset = model.graph, value.name, opset_versions(model).get("", 1)
+    axis = len(value.type.tensor_type.shape.dim) - 1
+    taken = {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
+    taken |= {each for node in graph.node for each in (*node.input, *node.output)}
+    inner, between, classes, k = (
+        _fresh(text, taken) for text in (f"{NODES}/{name}", f"{NODES}/{name}/softmax", f"{name}_classes", f"{NODES}/k")
+    )
+    for node in graph.node:
+        for index, output in enumerate(node.output):
+            if output == name:
+                node.output[index] = inner
+    rename_free(graph, {name: inner})
+    value.name = name  # which `rename_free` takes for a use
+    for kept in [v for v in graph.value_info if v.name == name]:
+        graph.value_info.remove(kept)
+    if scores.softmax:
+        result = between if scores.top_k else name
+        graph.node.append(helper.make_node("Softmax", [inner], [result], name=f"{NODES}/{name}/softmax", axis=axis))
+        inner = result
+    if not scores.top_k:
+        return ""
+    called, count = f"{NODES}/{name}/top_k", {"k": scores.top_k} if opset < K_IS_AN_INPUT else {}
+    if not count:
+        graph.initializer.append(to_tensor(np.array([scores.top_k], np.int64), k))
+    inputs = [inner] if count else [inner, k]
+    graph.node.append(helper.make_node("TopK", inputs, [name, classes], name=called, axis=axis, **count))
+    value.type.tensor_type.shape.dim[axis].dim_value = scores.top_k
+    numbers = onnx.ValueInfoProto()
+    numbers.CopyFrom(value)
+    numbers.name, numbers.type.tensor_type.elem_type = classes, TensorProto.INT64
+    outputs = list(graph.output)
+    outputs.insert(outputs.index(value) + 1, numbers)
+    del graph.output[:]
+    graph.output.extend(outputs)
+    return classes
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
