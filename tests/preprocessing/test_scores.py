@@ -62,6 +62,19 @@ def test_as_numpy(opset: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "axis"),
+    [([1, 9], 1), ([9], 0), (["n", 9, 1, 1], 1), ([1, 4, 9], 2), (["n", "c"], 1), ([1, 9, "h", 1], 2), ([1, 1], 1)],
+)
+def test_the_axis_of_the_classes(shape: Any, axis: int) -> None:
+    """As wide as the global pooling of SqueezeNet leaves it, too."""
+    made = model()
+    for value in (made.graph.input[0], made.graph.output[0]):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape))
+    with_scores(made, {"": "scores:softmax,top-k=1"}, {})
+    assert [helper.get_node_attr_value(n, "axis") for n in made.graph.node[1:]] == [axis, axis]
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("top-k=5", "no postprocessing 'top-k=5'"),

@@ -141,6 +141,11 @@ def _weight_index(op: OpShapes) -> int:
     return 3 if op.op_type == "QLinearConv" else 1
 
 
+def _resample(op: OpShapes) -> float:
+    """Each byte of a resampled picture: a multiply-add a tap, of integers."""
+    return 2.0 * prod(op.outputs[0]) * op.input(1)[1]
+
+
 def _conv_transpose(op: OpShapes) -> float:
     """Each input element is spread over OC/group * kernel taps."""
     bias = prod(op.outputs[0]) if len(op.inputs) > 2 else 0
@@ -218,6 +223,7 @@ _RULES: dict[str, Callable[[OpShapes], float]] = {
     "MatMulBnb4": _matmul,
     "Gemm": _gemm,
     "FusedGemm": _gemm,
+    **dict.fromkeys(("ResampleRows", "ResampleColumns"), _resample),
     "MaxPool": _pool,
     "AveragePool": _pool,
     "LpPool": _pool,

@@ -100,9 +100,17 @@ def _named(result: Any) -> list[list[tuple[str, str, str]]]:
     outputs = list(result.outputs)
     for numbers, names in result.labels.items():
         scores = result.outputs[outputs[outputs.index(numbers) - 1]]
-        first = zip(*(a.reshape(-1, a.shape[-1])[:1].ravel() for a in (scores, result.outputs[numbers])), strict=True)
+        first = zip(_first_row(scores), _first_row(result.outputs[numbers]), strict=True)
         found.append([(f"{score:.6g}", str(number), names[int(number)]) for score, number in first])
     return found
+
+
+def _first_row(array: Any) -> Any:
+    """The first row of scores or classes; axes of size 1 behind them are left out."""
+    shape = list(array.shape)
+    while len(shape) > 2 and shape[-1] == 1:
+        shape.pop()
+    return array.reshape(-1, shape[-1])[0]
 
 
 def _summary(array: Any) -> dict[str, Any]:

@@ -72,17 +72,24 @@ def _classes(graph: onnx.GraphProto, value: onnx.ValueInfoProto, scores: Scores,
     if kind.elem_type not in FLOATS or not dims or value.name not in computed:
         what = f"the output '{value.name}' is {describe_type(value.type)}."
         raise InputError(what, where=where, fix="name an output that the model computes, of floats [.., classes]")
-    count = dims[-1].dim_value if dims[-1].HasField("dim_value") else 0
+    count = int(dims[_axis(value)].dim_value)
     if count and scores.top_k > count:
         what = f"top-k is {scores.top_k}, and '{value.name}' has {count} classes."
         raise InputError(what, where=where, fix=f"top-k={count} or less")
     return count
 
 
+def _axis(value: onnx.ValueInfoProto) -> int:
+    """The axis of the classes: the last one, but for axes of size 1 behind it, as global poolings leave them."""
+    sizes = [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+    wide = [axis for axis, size in enumerate(sizes) if size != 1 and axis]
+    return wide[-1] if wide else len(sizes) - 1
+
+
 def _write(model: onnx.ModelProto, value: onnx.ValueInfoProto, scores: Scores) -> str:
     """The nodes behind the others; the output keeps its name. Returns the name of the output of classes, if any."""
     graph, name, opset = model.graph, value.name, opset_versions(model).get("", 1)
-    axis = len(value.type.tensor_type.shape.dim) - 1
+    axis = _axis(value)
     taken = {v.name for v in (*graph.input, *graph.output, *graph.initializer)}
     taken |= {each for node in graph.node for each in (*node.input, *node.output)}
     inner, between, classes, k = (

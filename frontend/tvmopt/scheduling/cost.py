@@ -103,7 +103,7 @@ def _operations(node: Any, variables: Fixed, one: Count | None = None) -> float:
 Count = Callable[[Any, str], float]
 """From a node and the name of its kind to operations."""
 
-DOTS = {"tvmopt.dot2": 3.0, "tvmopt.dot4": 8.0}
+DOTS = {"tvmopt.dot2": 3.0, "tvmopt.dot4": 8.0, "tvmopt.dot4_add": 8.0}
 """Operations a lane of two products and their sum, and of four products of bytes and their sum with what was there."""
 
 
@@ -121,7 +121,7 @@ def _of_floats(node: Any, kind: str) -> float:
 
 def _of_bytes(node: Any, kind: str) -> float:
     """Operations of a node itself that is a product of bytes, with its sum: `dot4`, or a product of two casts."""
-    if kind == "Call" and _operator(node) == "tvmopt.dot4":
+    if kind == "Call" and _operator(node).startswith("tvmopt.dot4"):
         return DOTS["tvmopt.dot4"] * _width(node)
     if kind == "Mul" and all(map(_byte, (node.a, node.b))):
         return 2.0 * _width(node)

@@ -111,6 +111,9 @@ def _func(batch: Any, height: int, numbers: int, taps: tuple[int, int], lanes: i
     loops = nest(
         "resample", [(n, as_index(batch)), (row, count)], ("n", "row"), [everything(b) for b in (x, starts, weights)],
         [everything(y)], seq(parts), sums,
-        {"tvmopt.kernel": "resample", "tvmopt.products": deep * -(-numbers // lanes)},
+        {
+            "tvmopt.kernel": "resample", "tvmopt.products": deep * -(-numbers // lanes),
+            "tvmopt.flops": 2 * deep * numbers,  # of integers of 32 bits, which are not counted otherwise
+        },
     )  # fmt: skip
     return prim_func([x, starts, weights, y], loops, OPAQUE)

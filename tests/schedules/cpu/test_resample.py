@@ -15,7 +15,7 @@ from tvmopt.operators.resample import LARGEST, resample_columns, resample_rows
 from tvmopt.pipeline import build, lower
 from tvmopt.preprocessing.resampling import Taps, taps
 from tvmopt.report import DecisionLog
-from tvmopt.schedules.cpu.resample.columns import split
+from tvmopt.schedules.cpu.resample.columns import Band, split
 from tvmopt.targets import Machine
 
 HERE = machines()
@@ -118,6 +118,17 @@ def test_a_weight_that_is_too_large_is_declined() -> None:
     log = DecisionLog()
     lower(module_of(by_columns(axis, range(2), [0]), [picture(1, 2, 9, 1)]), Machine.load("x86-64-v3"), log)
     assert any("more than 24 bits" in decision.reason for decision in log)
+
+
+def test_what_is_executed_is_counted() -> None:
+    """Of columns the whole band: a product of four bytes for each word, limb and number; of rows every tap."""
+    axis = taps("bilinear", 40, 16)
+    target = Machine.load("x86-64-v3").with_cores(1)
+    (columns, *_) = lower(module_of(by_columns(axis, range(4), [0]), [picture(1, 4, 40, 1)]), target).kernels
+    (rows, *_) = lower(module_of(by_rows(axis), [picture(1, 40, 9, 1)]), target).kernels
+    band = Band(axis.places, axis.weights, np.array([0]), 40, 1, target.lanes("int32"))
+    assert columns.precision == "int8" and columns.flops == 4 * 16 * band.count * 3 * 8
+    assert rows.flops == 2 * 16 * 9 * axis.weights.shape[1]
 
 
 def test_limbs() -> None:
