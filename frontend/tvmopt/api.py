@@ -140,7 +140,7 @@ def compile(
         tolerance: of the verification, relative to each output's largest value; default: what
             rounding explains.
         output: write the artifact there.
-        threads: threads to compile for; default: the target's cores, in a fleet at least 2. Several numbers, (1, 2, 8),
+        threads: threads to compile for; default: the target's cores. Several numbers, (1, 2, 8),
             make code for each: on loading that for as many threads as are used is taken, or for the next more.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution, no rows
             rounded to 8 bits).
@@ -194,9 +194,6 @@ def _requests(
         raise InputError(f"the numbers of threads are {plans}.", fix="give each once: threads=(1, 2, 8)")
     if len(plans) > 1 and machines[0].kind != "llvm":
         raise InputError("threads are of CPUs.", where=f"target {str(target)!r}", fix="leave them out for a GPU")
-    if threads is None and len(machines) > 1:
-        # code for one thread has no parallel loops, code for two is about as fast with one
-        machines = tuple(machine.with_cores(max(2, machine.cores)) for machine in machines)
     requests = [_request(model, machine, threads=plan, **options) for machine in machines for plan in plans]
     if len(requests) > 1 and any(options.get(f"dump_{what}") for what in ("after", "all", "code")):
         fix = f"dump with --target {machines[0].name}" + (f" --threads {plans[0]}" if plans[0] else "")

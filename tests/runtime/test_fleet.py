@@ -271,6 +271,9 @@ def test_every_target_runs_and_is_right(levels: tvmopt.Compiled, x: np.ndarray) 
         with tvmopt.load(levels.path, target=name) as model:
             assert model.manifest.target == name
             np.testing.assert_allclose(model(x), expected(0, x), rtol=1e-4, atol=1e-5)
+    with tvmopt.load(levels.path, threads=8) as model:
+        assert model.threads == 8 and model.manifest.threads > 1
+        np.testing.assert_array_equal(model(x), levels(x))
     with tvmopt.load(levels.path, mapped=True) as model:
         assert model.manifest.target == NAMES[1] == levels.manifest.target
         np.testing.assert_array_equal(model(x), levels(x))

@@ -123,7 +123,7 @@ def command(
             metavar="N|N+N...",
             help="Threads to compile for; several numbers with a + between them make code for each, of which loading "
             "takes that for the cores it finds.",
-            show_default="cores; in a fleet at least 2",
+            show_default="cores",
         ),
     ] = None,
     exact: Annotated[
