@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.analysis.bounds import integer_bounds
@@ -58,3 +59,23 @@ def test_seeded() -> None:
     assert not np.array_equal(first["a"], other["a"])
     assert sample_inputs(infos, fill="ones")["a"].min() == 1
     assert not sample_inputs(infos, fill="zeros")["a"].any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "picture"),
+    [
+        (TensorProto.UINT8, [1, 9, 9, 3], True),
+        (TensorProto.UINT8, ["n", 1, "h", "w"], True),
+        (TensorProto.UINT8, [1, 9, 9, 4], False),
+        (TensorProto.UINT8, [1, 9, 3], False),
+        (TensorProto.INT8, [1, 9, 9, 3], False),
+    ],
+)
+def test_pictures_have_all_bytes(dtype: int, shape: list[int | str], picture: bool) -> None:
+    """Zeros and ones alone would hardly try a model that takes pictures."""
+    infos = [helper.make_tensor_value_info("x", dtype, shape), helper.make_tensor_value_info("y", 1, shape)]
+    graph = helper.make_graph([helper.make_node("Cast", ["x"], ["y"], to=1)], "g", infos[:1], infos[1:])
+    bounds = integer_bounds(helper.make_model(graph))
+    assert bounds == ({"x": (0, 256)} if picture else {})
+    x = sample_inputs([TensorInfo("x", (1, 50, 50, 3), "uint8")], bounds=bounds)["x"]
+    assert (x.min(), x.max()) == ((0, 255) if picture else (0, 1))

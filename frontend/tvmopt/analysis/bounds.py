@@ -14,6 +14,8 @@ Shape = tuple[int, ...]
 Bound = tuple[int, int]
 """The lowest value, and the first that is too large."""
 
+UINT8 = 2
+"""ONNX's number of the type."""
 PIXELS: Bound = (0, 256)
 """Of pictures of bytes: every value."""
 DIVISORS: Bound = (1, 4)
@@ -136,7 +138,8 @@ RULES: dict[tuple[str, str], dict[int, Rule]] = {
 
 
 def integer_bounds(model: Any) -> dict[str, Bound]:
-    """Bounds of the integer inputs of an ONNX model that index, measure or divide something: token ids, lengths."""
+    """Bounds of the integer inputs of an ONNX model that index, measure or divide something: token ids, lengths; and of
+    pictures of bytes, which have all values."""
     graph = model.graph
     shapes: dict[str, Shape] = {}
     numbers: dict[str, int] = {}
@@ -156,10 +159,19 @@ def integer_bounds(model: Any) -> dict[str, Bound]:
         found = list(_found(value.name, users, shapes, numbers))
         if _is_counted(value.name, users):
             found.append(ALL)
+        if not found and _is_picture(value):
+            found.append(PIXELS)
         if found:
             low, high = max(a for a, _ in found), min(b for _, b in found)
             bounds[value.name] = (low, max(high, low + 1))
     return bounds
+
+
+def _is_picture(value: Any) -> bool:
+    """Whether an input has the form of pictures of bytes: uint8, four dimensions, one or three channels."""
+    kind = value.type.tensor_type
+    dims = [d.dim_value for d in kind.shape.dim]
+    return kind.elem_type == UINT8 and len(dims) == 4 and bool({1, 3} & {dims[1], dims[3]})
 
 
 def _graphs(graph: Any) -> Iterator[Any]:
