@@ -36,6 +36,9 @@ WORSE = 1.01
 """How much larger the next tensors' errors may be with a kernel's own numbers: what is behind a softmax hardly shows
 its scores. Numbers that are another tensor's make them much larger."""
 
+GUESSED = 0.1
+"""The same where it is a guess which tensor the next kernel wrote: numbers that were computed from a kernel's own leave
+only rounding, and two tensors that are none of what they resemble (inputs around 1000) are equally far from anything."""
 MOSTLY = 0.9
 """The share of a tensor's elements that are right where a kernel wrote it for certain."""
 SHOWN = 0.05
@@ -508,7 +511,8 @@ class _Measured:
                 shows = _distance(own[next_one], self.exact[next_one]) > SHOWN * ought
                 if not shows and not _mostly(self.exact[name], self.found[name]):
                     continue
-                if _distance(own[next_one], self.found[next_one]) <= WORSE * ought > 0:  # integers fit exactly
+                most = GUESSED if next_one in self.suspects else WORSE
+                if _distance(own[next_one], self.found[next_one]) <= most * ought > 0:  # integers fit exactly
                     return name
         return None
 
