@@ -37,8 +37,8 @@ WORSE = 1.01
 its scores. Numbers that are another tensor's make them much larger."""
 
 GUESSED = 0.1
-"""The same where it is a guess which tensor the next kernel wrote: numbers that were computed from a kernel's own leave
-only rounding, and two tensors that are none of what they resemble (inputs around 1000) are equally far from anything."""
+"""The same where it is a guess which tensor the next kernel wrote: what was computed from a kernel's own numbers leaves
+only rounding, and two tensors that are none of what they resemble (all around 1000) are equally far from anything."""
 MOSTLY = 0.9
 """The share of a tensor's elements that are right where a kernel wrote it for certain."""
 SHOWN = 0.05
