@@ -15,6 +15,7 @@ from tvmopt.lowering import why_unrolled
 from tvmopt.operators.codes import LEAST, round_groups, unpack
 from tvmopt.operators.packed_product import ROUNDED, Packing, packed_product
 from tvmopt.report import DecisionLog
+from tvmopt.schedules.cpu.packed.compute import WORDS
 from tvmopt.schedules.cpu.packed.round_rows import MORE, RoundRows, row_words
 from tvmopt.targets import Machine
 
@@ -136,6 +137,18 @@ def test_rounded_rows_bit_by_bit(group: int, lanes: int, middle: int | None) -> 
     sums = numbers.sum(-1)
     wanted = -middle * sums if middle else (sums * steps[..., 0]).astype(np.float32).view(np.int32)
     np.testing.assert_array_equal(words[..., -1], wanted)
+
+
+def test_few_rows_leave_the_stream_to_the_processor() -> None:
+    """One row and two prefetch nothing; tiles of more rows fetch each line of a panel once."""
+    packing = Packing(64, 128, 4, 32)
+    counts = {}
+    for rows in (1, 2, 3, 6):
+        found = lowered(packing, (rows,), operands(packing, False), MACHINES[0], ROUNDED).unscheduled
+        (product,) = (f for g, f in found.functions_items() if g.name_hint == "rounded_product")
+        counts[rows] = str(product).count("tvmopt_prefetch")
+    words, lines = min(WORDS, packing.group // 8), 4
+    assert counts == {1: 0, 2: 0, 3: words * lines, 6: words * lines}
 
 
 def test_steps_are_never_denormal() -> None:
