@@ -12,11 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.cli.command import tvmopt
-from tests.decoders.small import POSITIONS, small_decoder
+from tests.decoders.small import HIDDEN, POSITIONS, VOCABULARY, small_decoder
 from tests.quantization.models import write
 from tvmopt import api
+from tvmopt.analysis.peaks import Peaks
 from tvmopt.bench import report
-from tvmopt.bench.decode import _unrounded, bench_decoders
+from tvmopt.bench.decode import _subject, _unrounded, bench_decoders
 from tvmopt.bench.measure import Plan
 from tvmopt.bench.records import BenchResult
 from tvmopt.bench.run import Settings
@@ -100,6 +101,29 @@ def test_the_command_prints_both_cases(files: tuple[Path, Path]) -> None:
     assert [case["phase"] for case in data["cases"]] == ["prefill", "step"]
     assert (data["settings"]["prompt_tokens"], data["settings"]["new_tokens"]) == (3, 2)
     assert "GB/s, read from memory meanwhile" in data["cases"][1]["floor_words"]
+
+
+@pytest.mark.parametrize("level", [0, 4])
+def test_products_that_may_be_rounded_have_the_floor_of_bytes(tmp_path: Path, level: int) -> None:
+    """The scores of a decoder by a product of 4 bits: its operations are over the peak of bytes, all others are not."""
+    model = small_decoder("plain")
+    scores = model.graph.node[-1]
+    codes = np.zeros((VOCABULARY, HIDDEN // 16, 8), np.uint8)
+    weights = {"codes": codes, "scales": np.ones(codes.shape[:2], np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in weights.items())
+    fields = {"K": HIDDEN, "N": VOCABULARY, "bits": 4, "block_size": 16, "accuracy_level": level}
+    product = helper.make_node("MatMulNBits", [scores.input[0], *weights], ["logits"], domain="com.microsoft", **fields)
+    scores.CopyFrom(product)
+    if not any(o.domain == "com.microsoft" for o in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, tmp_path / "m.onnx")
+    subject = _subject(tmp_path / "m.onnx", None, 5, 1, ASKED).subject
+    peaks = Peaks("a machine", 1, {"fp32": 100.0, "int8": 400.0}, {"dram": 1e30}, 1, 1, "measured")
+    floor, by, words = subject.floor(peaks, "fp32")
+    of_bytes = 2 * HIDDEN * VOCABULARY if level == 4 else 0
+    others = subject.cost.flops - of_bytes
+    assert others > 0 and floor == pytest.approx(others / 100 + of_bytes / 400)
+    assert by == "compute" and ("products of bytes" in words) == (level == 4)
 
 
 def test_the_reference_of_products_that_may_be_rounded_is_exact(tmp_path: Path) -> None:

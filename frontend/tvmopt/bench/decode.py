@@ -19,6 +19,7 @@ import onnx
 from tvmopt.analysis.comparator import Comparison, compare
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.peaks import Peaks, cache_sizes, measure_peaks, read_bandwidth
+from tvmopt.analysis.rounds import LEVEL, may_round
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan
 from tvmopt.bench.records import BenchResult, Case, Job
@@ -29,6 +30,7 @@ from tvmopt.bench.stats import Rules
 from tvmopt.children import Progress
 from tvmopt.dims import PAST
 from tvmopt.errors import InputError
+from tvmopt.importer.protos import node_name
 
 PHASES = ("prefill", "step")
 
@@ -37,19 +39,17 @@ EXACT, ROUNDED = 1e-3, 0.5
 round the activations to 8 bits. That moved the scores of random models by 1.6 to 15 %; those of another model differ by
 more than the largest."""
 
-LEVEL = "accuracy_level"
-
 
 @dataclass(frozen=True)
 class DecodingSubject(Subject):
     """A decoder with its prompt and the tokens behind it.
 
     Attributes:
-        rounded: whether the file lets an engine round activations to 8 bits.
+        may_round: the products whose activations the file lets an engine round to 8 bits.
         bandwidths: bytes a second from memory, as measured before each launch so far.
     """
 
-    rounded: bool = False
+    may_round: frozenset[str] = frozenset()
     bandwidths: list[float] = field(default_factory=list, compare=False)
 
     @property
@@ -60,7 +60,7 @@ class DecodingSubject(Subject):
     def judge(self, settings: Settings) -> Callable[..., Comparison]:
         """Scores against onnxruntime's, after the prompt and after each token behind it."""
         allowed = settings.tolerance
-        allowed = (ROUNDED if self.rounded else EXACT) if allowed is None else allowed
+        allowed = (ROUNDED if self.may_round else EXACT) if allowed is None else allowed
 
         def judged(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Comparison:
             return compare(reference, outputs, rtol=allowed)
@@ -69,7 +69,7 @@ class DecodingSubject(Subject):
 
     def reference(self, folder: Path) -> str:
         """The same model without leave to round: what the file means by definition."""
-        return _unrounded(Path(self.onnx), folder) if self.rounded else self.onnx
+        return _unrounded(Path(self.onnx), folder) if self.may_round else self.onnx
 
     def told(self, reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, str]:
         """How many tokens are the same where all engines go on from the same ones."""
@@ -82,11 +82,18 @@ class DecodingSubject(Subject):
         self.bandwidths.append(read_bandwidth(threads))
 
     def floor(self, peaks: Peaks, precision: str) -> tuple[float, str, str]:
-        """Weights over the bandwidth just measured, or operations over the machine's peak."""
+        """Weights over the bandwidth just measured, or operations over the machine's peaks: products that may be
+        rounded are products of bytes."""
         rate = float(np.median(self.bandwidths)) if self.bandwidths else peaks.bandwidth["dram"]
-        read, compute = self.cost.read_bytes / rate, self.cost.flops / peaks.compute(precision)
+        of_bytes = sum(op.flops for op in self.cost.ops if op.name in self.may_round)
+        others = self.cost.flops - of_bytes
+        compute = others / peaks.compute(precision) + of_bytes / peaks.compute("int8")
+        read = self.cost.read_bytes / rate
         if compute > read:
-            return compute, "compute", f"{self.cost.flops / 1e9:.2f} GFLOP at the measured peak"
+            words = f"{others / 1e9:.2f} GFLOP at the measured peak"
+            if of_bytes:
+                words += f", {of_bytes / 1e9:.2f} GFLOP at that of products of bytes"
+            return compute, "compute", words
         words = f"{self.cost.read_bytes / 1e6:.1f} MB of weights at {rate / 1e9:.1f} GB/s, read from memory meanwhile"
         if self.cost.read_bytes < cache_sizes()[1]:
             words += "; they fit into the last cache, so a step may take less"
@@ -203,25 +210,19 @@ def _subject(model: str | Path, source: str | Path | None, prompt: int, new: int
     generator = np.random.default_rng(settings.seed)
     vocabulary = _vocabulary(prepared, roles.logits)
     feeds = {name: generator.integers(0, vocabulary, n) for name, n in ((PROMPT, prompt), (FED, new))}
-    rounded = any(_level(node) for node in loaded.graph.node)
+    rounded = frozenset(node_name(node) for node in loaded.graph.node if may_round(node))
     subject = DecodingSubject(
         Path(model).name, str(file.resolve()), artifact, empty, feeds, costs["step"], "step", rounded
     )  # fmt: skip
     return _Decoder(subject, costs)
 
 
-def _level(node: onnx.NodeProto) -> Any:
-    """The attribute of a product that lets an engine round; None where there is none."""
-    return next((a for a in node.attribute if node.op_type == "MatMulNBits" and a.name == LEVEL and a.i == 4), None)
-
-
 def _unrounded(file: Path, folder: Path) -> str:
     """A copy of the model in `folder` whose products are to be exact. The data beside it is copied: onnx refuses links
     to it."""
     model = onnx.load(file, load_external_data=False)
-    for node in model.graph.node:
-        if (level := _level(node)) is not None:
-            level.i = 0
+    for node in filter(may_round, model.graph.node):
+        next(a for a in node.attribute if a.name == LEVEL).i = 0
     names = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
     for name in names:
         target = folder / name
