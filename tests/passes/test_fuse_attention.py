@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from tvm import relax
 
+import tvmopt
 from tests.passes.helpers import build, ops, rand, random_inputs, run, same_numbers
 from tvmopt.passes import (
     CancelReshapes,
@@ -274,3 +276,22 @@ def test_a_mask_that_is_not_quite_causal_is_read():
         return merge(bb, bb.emit(op.matmul(p, heads(bb, v))))
 
     fuse(build(QKV, body), BIASED)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e18])
+def test_attention_of_doubles_keeps_scores_beyond_float32(size):
+    """Products of 1e18 by 1e18 are numbers in float64; TVM's loops of attention made NaN of them."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape) * size for shape in ((2, 2, 9, 8), (2, 2, 8, 17), (2, 2, 17, 8)))
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["a"]), helper.make_node("Softmax", ["a"], ["p"]),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]  # fmt: skip
+    sides = [helper.make_tensor_value_info(n, TensorProto.DOUBLE, a.shape) for n, a in (("q", q), ("k", k), ("v", v))]
+    out = helper.make_tensor_value_info("y", TensorProto.DOUBLE, [2, 2, 9, 8])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(helper.make_graph(nodes, "g", sides, [out]), opset_imports=opset, ir_version=9)
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"q": q, "k": k, "v": v})["y"]
+    scores = q @ k
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    np.testing.assert_allclose(found, (p / p.sum(-1, keepdims=True)) @ v, rtol=1e-12)

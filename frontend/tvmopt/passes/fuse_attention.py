@@ -20,6 +20,7 @@ from tvmopt.passes.graph import (
     Rewrite,
     Var,
     const,
+    dtype,
     is_float,
     name_of,
     op_name,
@@ -75,6 +76,7 @@ class FuseAttention(Rewrite):
     Declines when  1. the scores are used elsewhere too
                    2. softmax's argument is no product, or q and k do not have 3 or 4 axes
                    3. a mask does not broadcast to the scores
+                   4. float64: no family has it, and TVM's own loops of attention lose scores beyond float32
     Gain           the [B, N, Sq, Sk] scores and probabilities never leave the cache; 4 transposes go.
     Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the transposes of q,
                    k and v next to the product; PropagateTransposes again after it, to cancel them.
@@ -87,6 +89,9 @@ class FuseAttention(Rewrite):
         probabilities, guarded = _without_isnan(graph, value.args[0])
         softmax = graph.call(probabilities, "nn.softmax")
         if softmax is None or int(softmax.attrs.axis) not in (-1, rank(softmax) - 1):
+            return None
+        if dtype(value) == "float64":
+            self.declined(var, "4: float64")
             return None
         if not graph.single(value.args[0]):
             self.declined(var, "1: the probabilities are an output or have other users")
