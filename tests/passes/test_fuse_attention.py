@@ -278,20 +278,21 @@ def test_a_mask_that_is_not_quite_causal_is_read():
     fuse(build(QKV, body), BIASED)
 
 
-@pytest.mark.parametrize("size", [1.0, 1e18])
-def test_attention_of_doubles_keeps_scores_beyond_float32(size):
-    """Products of 1e18 by 1e18 are numbers in float64; TVM's loops of attention made NaN of them."""
+@pytest.mark.parametrize("size", [1.0, 1e14, 1e18])
+def test_attention_of_doubles_keeps_huge_scores(size):
+    """TVM's loops round the scaled scores for the maximum and not for the difference: exp of what is left was inf."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(shape) * size for shape in ((2, 2, 9, 8), (2, 2, 8, 17), (2, 2, 17, 8)))
     nodes = [
-        helper.make_node("MatMul", ["q", "k"], ["a"]), helper.make_node("Softmax", ["a"], ["p"]),
-        helper.make_node("MatMul", ["p", "v"], ["y"]),
+        helper.make_node("MatMul", ["q", "k"], ["a"]), helper.make_node("Mul", ["a", "scale"], ["scaled"]),
+        helper.make_node("Softmax", ["scaled"], ["p"]), helper.make_node("MatMul", ["p", "v"], ["y"]),
     ]  # fmt: skip
+    scale = helper.make_tensor("scale", TensorProto.DOUBLE, [], [8**-0.5])
     sides = [helper.make_tensor_value_info(n, TensorProto.DOUBLE, a.shape) for n, a in (("q", q), ("k", k), ("v", v))]
     out = helper.make_tensor_value_info("y", TensorProto.DOUBLE, [2, 2, 9, 8])
     opset = [helper.make_opsetid("", 17)]
-    model = helper.make_model(helper.make_graph(nodes, "g", sides, [out]), opset_imports=opset, ir_version=9)
+    model = helper.make_model(helper.make_graph(nodes, "g", sides, [out], [scale]), opset_imports=opset, ir_version=9)
     found = tvmopt.compile(model, verify=False, records=False).model.run({"q": q, "k": k, "v": v})["y"]
-    scores = q @ k
+    scores = q @ k * 8**-0.5
     p = np.exp(scores - scores.max(-1, keepdims=True))
     np.testing.assert_allclose(found, (p / p.sum(-1, keepdims=True)) @ v, rtol=1e-12)

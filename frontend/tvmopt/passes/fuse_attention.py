@@ -76,7 +76,8 @@ class FuseAttention(Rewrite):
     Declines when  1. the scores are used elsewhere too
                    2. softmax's argument is no product, or q and k do not have 3 or 4 axes
                    3. a mask does not broadcast to the scores
-                   4. float64: no family has it, and TVM's own loops of attention lose scores beyond float32
+                   4. float64: no family has it, and in TVM's own loops exp(s * scale - max) rounds once, but max twice:
+                      what is left of a score of 1e28 is 1e12, and exp of that is infinite
     Gain           the [B, N, Sq, Sk] scores and probabilities never leave the cache; 4 transposes go.
     Order          after FuseSoftmax, and after PropagateTransposes and CancelReshapes, which bring the transposes of q,
                    k and v next to the product; PropagateTransposes again after it, to cancel them.
