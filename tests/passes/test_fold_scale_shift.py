@@ -159,3 +159,18 @@ def test_a_constant_that_makes_an_open_axis_longer_is_not_folded():
     n = variable("n")
     mod = build({"x": (n, 1)}, lambda bb, x: chain(bb, x, (op.multiply, rand(1, 1)), (op.multiply, rand(1, 9))))
     assert ops(FoldScaleShift(DecisionLog())(mod)) == {"multiply": 2}
+
+
+@pytest.mark.parametrize(("factor", "left"), [(-0.1021, 1), (0.25, 0)])
+def test_weights_of_float16_are_not_rounded_again(factor, left):
+    """A power of two rounds nothing; any other factor stays behind the product, which is summed in float32."""
+    weight = relax.const(rand(8, 4, seed=1).astype("float16"))
+
+    def body(bb, x):
+        total = bb.emit(relax.op.matmul(x, weight, out_dtype="float32"))
+        return relax.op.multiply(total, relax.const(np.float32(factor)))
+
+    log = DecisionLog()
+    after = FoldScaleShift(log)(build({"x": ((3, 8), "float16")}, body))
+    assert dict(ops(after)).get("multiply", 0) == left
+    assert {d.reason[0] for d in log if d.verdict == "declined"} == ({"6"} if left else set())

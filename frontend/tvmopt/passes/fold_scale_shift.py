@@ -12,6 +12,7 @@ from tvmopt.passes.graph import (
     Rewrite,
     Var,
     const,
+    dtype,
     is_float,
     name_of,
     op_name,
@@ -19,6 +20,9 @@ from tvmopt.passes.graph import (
     rewrite_pass,
     sizes,
 )
+
+HALVES = ("float16", "bfloat16")
+"""Types of 16 bits."""
 
 
 @rewrite_pass("tvmopt.FoldScaleShift")
@@ -44,6 +48,8 @@ class FoldScaleShift(Rewrite):
                    3. merging two constants would broadcast to more elements than they have together
                    4. two numbers added one after the other cancel, as in log1p's (1 + x) - 1: that is a trick
                    5. a constant would leave its type, or a factor is infinite.
+                   6. weights of 16 bits would be rounded again: where a sum cancels that costs its digits. The
+                      factor costs nothing in the kernel of the product
     Gain           a read and a write of the tensor an operator, where fusion would not hide it.
     Order          after FoldBatchNorm.
     """
@@ -82,6 +88,9 @@ class FoldScaleShift(Rewrite):
         shift = {"add": vector, "subtract": -vector}.get(name, zero)
         if not may_scale(linear, scale):
             self.declined(var, "5: the weights would leave their type")
+            return None
+        if dtype(linear.call.args[1]) in HALVES and (np.frexp(scale)[0] != np.copysign(0.5, scale)).any():
+            self.declined(var, "6: weights of 16 bits would be rounded again")
             return None
         self.applied(var, f"{name} into {graph.op(linear.call)}")
         return scaled(linear, scale, shift, name_of(var), graph)
