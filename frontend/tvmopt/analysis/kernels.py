@@ -36,9 +36,10 @@ WORSE = 1.01
 """How much larger the next tensors' errors may be with a kernel's own numbers: what is behind a softmax hardly shows
 its scores. Numbers that are another tensor's make them much larger."""
 
-GUESSED = 0.1
-"""The same where it is a guess which tensor the next kernel wrote: what was computed from a kernel's own numbers leaves
-only rounding, and two tensors that are none of what they resemble (all around 1000) are equally far from anything."""
+GUESSED = 0.8
+"""Where it is a guess which tensor the next kernel wrote: by how much nearer its result must come, in squares of
+distances, as a share of what a kernel's own numbers change there. It is 1 where that change is part of what is wrong,
+and 0 on average where neither is the tensor that it resembles: inputs around 1000 all resemble each other."""
 MOSTLY = 0.9
 """The share of a tensor's elements that are right where a kernel wrote it for certain."""
 SHOWN = 0.05
@@ -507,12 +508,15 @@ class _Measured:
             own = self._exact({**self.walk.taken, name: Value(self.found[name], self.kinds[name])})
             for next_one in self.frontier[name]:
                 ought = _distance(self.exact[next_one], self.found[next_one])
+                changed, rest = (_distance(own[next_one], t[next_one]) for t in (self.exact, self.found))
                 # what shows nothing of it (a saturated softmax, an element that a pool drops) says nothing of a guess
-                shows = _distance(own[next_one], self.exact[next_one]) > SHOWN * ought
-                if not shows and not _mostly(self.exact[name], self.found[name]):
+                if changed <= SHOWN * ought and not _mostly(self.exact[name], self.found[name]):
                     continue
-                most = GUESSED if next_one in self.suspects else WORSE
-                if _distance(own[next_one], self.found[next_one]) <= most * ought > 0:  # integers fit exactly
+                if next_one in self.suspects:
+                    fits = rest**2 <= ought**2 - GUESSED * changed**2
+                else:
+                    fits = rest <= WORSE * ought  # integers fit exactly
+                if fits and ought > 0:
                     return name
         return None
 
