@@ -80,29 +80,32 @@ def generate(
             tokenizer does not know.
         MissingDependency: a tokenizer without the package `tokenizers`.
     """
-    words = _Tokenizer(tokenizer) if tokenizer is not None else None
-    ids = _tokens(prompt, words)
-    ends = [_token(one, words) for one in stop]
+    words = Tokenizer(tokenizer) if tokenizer is not None else None
+    ids = prompt_tokens(prompt, words)
+    ends = [stop_token(one, words) for one in stop]
     loaded = model if isinstance(model, Model) else load(model, threads=threads)
     decoder = loaded.decoder(max_length)
     start = time.perf_counter()
-    tokens: list[int] = []
-    told, first = "", start
+    pieces, first = Pieces(words), start
     for token in decoder.generate(
         ids, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=ends
     ):
-        first = time.perf_counter() if not tokens else first
-        tokens.append(token)
-        text = words.text(tokens) if words is not None else " ".join(map(str, tokens))
-        if on_piece and not text.endswith(BROKEN):
-            on_piece(text[len(told) :])
-            told = text
+        first = time.perf_counter() if not pieces.tokens else first
+        piece = pieces.add(token)
+        if on_piece and piece:
+            on_piece(piece)
     end = time.perf_counter()
+    tokens = tuple(pieces.tokens)
     text = words.text(tokens) if words is not None else ""
-    return Generated(tuple(ids), tuple(tokens), text, first - start, end - first if tokens else 0.0, loaded.threads)
+    return Generated(tuple(ids), tokens, text, first - start, end - first if tokens else 0.0, loaded.threads)
 
 
-def _tokens(prompt: str | Sequence[int], words: _Tokenizer | None) -> list[int]:
+def prompt_tokens(prompt: str | Sequence[int], words: Tokenizer | None) -> list[int]:
+    """A prompt as tokens.
+
+    Raises:
+        InputError: it is a text, and there is no tokenizer.
+    """
     if not isinstance(prompt, str):
         return [int(t) for t in prompt]
     if words is None:
@@ -113,7 +116,12 @@ def _tokens(prompt: str | Sequence[int], words: _Tokenizer | None) -> list[int]:
     return words.tokens(prompt)
 
 
-def _token(one: str | int, words: _Tokenizer | None) -> int:
+def stop_token(one: str | int, words: Tokenizer | None) -> int:
+    """The number of a token that is given as its number or as the tokenizer writes it.
+
+    Raises:
+        InputError: there is no such token.
+    """
     if isinstance(one, int) or one.isdecimal():
         return int(one)
     found = words.token(one) if words is not None else None
@@ -122,7 +130,35 @@ def _token(one: str | int, words: _Tokenizer | None) -> int:
     return found
 
 
-class _Tokenizer:
+class Pieces:
+    """What each new token adds to the text; a token that ends inside a letter adds nothing until the letter is whole.
+
+    Without a tokenizer the text is the tokens' numbers.
+    """
+
+    def __init__(self, words: Tokenizer | None) -> None:
+        self.tokens: list[int] = []
+        self._words, self._told = words, ""
+
+    def add(self, token: int) -> str:
+        """The piece of text that this token completes, which may be empty."""
+        self.tokens.append(token)
+        text = self._text()
+        return "" if text.endswith(BROKEN) else self._new(text)
+
+    def rest(self) -> str:
+        """What is left at the end: the first bytes of a letter that never became whole."""
+        return self._new(self._text())
+
+    def _text(self) -> str:
+        return self._words.text(self.tokens) if self._words is not None else " ".join(map(str, self.tokens))
+
+    def _new(self, text: str) -> str:
+        piece, self._told = text[len(self._told) :], text
+        return piece
+
+
+class Tokenizer:
     """A `tokenizer.json`.
 
     Raises:

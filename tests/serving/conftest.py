@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
+from tests.decoders.small import VOCABULARY, small_decoder
 
 value = helper.make_tensor_value_info
 PACKAGES = ("starlette", "uvicorn", "grpc", "prometheus_client")
@@ -105,3 +106,21 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ru
 @pytest.fixture(scope="session")
 def running(serve: Callable[..., Running], artifacts: Path) -> Running:
     return serve(artifacts, "--max-body", 1, "--reload", 0)
+
+
+@pytest.fixture(scope="session")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """talk.tvmopt, a decoder, with a tokenizer of the words w0, w1, ...; mute.tvmopt, the same without one."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'tvmopt[generate]'")
+    made = tmp_path_factory.mktemp("texts")
+    tvmopt.compile(small_decoder("plain"), threads=1, verify=False, output=made / "talk.tvmopt")
+    (made / "mute.tvmopt").write_bytes((made / "talk.tvmopt").read_bytes())
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(made / "talk.tokenizer.json"))
+    return made
+
+
+@pytest.fixture(scope="session")
+def talking(serve: Callable[..., Running], decoders: Path, artifacts: Path) -> Running:
+    return serve(decoders, artifacts / "rows.tvmopt", "--reload", 0, "--max-texts", 2)

@@ -29,3 +29,25 @@ def test_a_person_tries_one_input(running: Running, width: int) -> None:
         page.get_by_text("400, ").wait_for()
         assert said == []
         context.close()
+
+
+@pytest.mark.parametrize(("model", "prompt"), [("talk 1", "w3 w1"), ("mute 1", "3, 1")])
+def test_a_person_sees_a_text_as_it_is_computed(talking: Running, model: str, prompt: str) -> None:
+    with chromium() as browser:
+        page = browser.new_page()
+        page.set_default_timeout(180_000)
+        said: list[str] = []
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"http://{talking.http}/")
+        page.locator("#models tr", has_text="talk").first.wait_for()
+        page.locator("#which").select_option(model)
+        assert not page.locator("#request").is_visible()
+        page.locator("#prompt").fill(prompt)
+        page.locator("#send").click()
+        page.get_by_text(" tokens in ").wait_for()
+        assert len(page.locator("#answer").inner_text().split()) > 10
+        page.locator("#prompt").fill("")
+        page.locator("#send").click()
+        page.get_by_text("400").wait_for()
+        assert "tokens" in page.locator("#answer").inner_text()
+        assert said == []

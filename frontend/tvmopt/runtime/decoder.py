@@ -52,6 +52,9 @@ class Decoder:
         model: a loaded model, whose `decoder` makes this.
         max_length: tokens of the longest text, prompt included; default: as many as the model takes.
 
+    Attributes:
+        longest: tokens of the longest text that the model takes. length: tokens of the text so far.
+
     Raises:
         InputError: the model is no decoder, or not one for as many tokens.
     """
@@ -86,15 +89,15 @@ class Decoder:
                 fix=f"compile it with --shape {batch}:1",
             )
         self.batch, self.vocabulary = int(batch), int(infos[roles.logits].shape[2])
-        self._most_past = self._limit()
-        self.max_length = self._most_past + 1 if max_length is None else int(max_length)
-        if not 1 <= self.max_length <= self._most_past + 1:
+        self.longest = self._limit() + 1
+        self.max_length = self.longest if max_length is None else int(max_length)
+        if not 1 <= self.max_length <= self.longest:
             past = model.symbols[self._past]
             raise InputError(
-                f"max_length is {max_length}; the model takes texts of 1 to {self._most_past + 1} tokens.",
+                f"max_length is {max_length}; the model takes texts of 1 to {self.longest} tokens.",
                 where=manifest.model,
                 fix=f"give less, or compile it with --shape {self._past}:0..{max(past.max, self.max_length)}"
-                if self._most_past == past.max
+                if self.longest == past.max + 1
                 else "give less: the model itself goes no further",
             )
         self.length = 0

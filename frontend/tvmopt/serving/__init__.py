@@ -3,6 +3,7 @@
     protocol    requests and answers: JSON, and the extension for binary tensors
     messages    the protocol's gRPC messages, made from a table
     batcher     one queue and its threads: bounded, with deadlines, requests put together where the model allows
+    texts       what a decoder goes on with, token by token, each a step in the queue
     repository  models and versions in folders; loaded, unloaded, exchanged while they serve
     metrics     what Prometheus reads
     rest, rpc   the two ways in

@@ -12,8 +12,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from tvmopt.dims import Dim
 from tvmopt.errors import InputError
+from tvmopt.generation import Tokenizer
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array
 from tvmopt.serving.refusals import Refused
@@ -35,7 +36,9 @@ class Limits:
     Attributes:
         instances: calls at a time. threads: of each call; None: as the artifact says.
         max_batch: rows that are put together at most; 1: nothing is. max_delay: seconds to wait for more rows.
-        max_queue: requests that may wait. timeout: seconds that a request may take, its wait included.
+        max_queue: requests that may wait. timeout: seconds that a request, or a token of a text, may take, its wait
+            included.
+        max_texts: texts that a decoder generates at a time: each has caches of its own.
     """
 
     instances: int = 1
@@ -44,18 +47,22 @@ class Limits:
     max_delay: float = 0.0
     max_queue: int = 64
     timeout: float = 60.0
+    max_texts: int = 4
 
 
 @dataclass(eq=False)
 class _Job:
+    """A request, or, if it has `work`, a step of a text."""
+
     feeds: Mapping[str, Array]
     rows: int
     key: Any
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Outputs]
+    future: asyncio.Future[Any]
+    work: Callable[[], Any] | None = None
     came: float = field(default_factory=time.perf_counter)
 
-    def done(self, result: Outputs | Exception) -> None:
+    def done(self, result: Any) -> None:
         def tell() -> None:
             if not self.future.done():
                 if isinstance(result, Exception):
@@ -81,17 +88,20 @@ class Batcher:
 
     Args:
         observe: called with (what, seconds or rows): "queue", "compute", "rows"; from any thread.
+        words: a decoder's tokenizer.
     """
 
-    def __init__(self, model: Model, limits: Limits, observe: Any = lambda what, value: None) -> None:
-        self.model, self.limits, self._observe = model, limits, observe
+    def __init__(
+        self, model: Model, limits: Limits, observe: Any = lambda what, value: None, words: Tokenizer | None = None
+    ) -> None:
+        self.model, self.limits, self.words, self._observe = model, limits, words, observe
         symbol = batch_symbol(model) if limits.max_batch > 1 else ""
         self.most = min(limits.max_batch, model.symbols[symbol].max) if symbol else 1
         self._batches = bool(symbol)
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._ends = False
-        self.running = 0
+        self.running = self.texts = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"tvmopt-serve-{n}", daemon=True) for n in range(limits.instances)
         ]
@@ -116,12 +126,50 @@ class Batcher:
         with self._changed:
             if self._ends:
                 raise Refused(503, "the model is being unloaded.")
-            if len(self._waiting) >= self.limits.max_queue:
+            if len(self._waiting) >= self.limits.max_queue:  # steps of texts wait here, too
                 raise Refused(429, f"{len(self._waiting)} requests wait already; try again later.")
             self._waiting.append(job)
             self._changed.notify()
+        found: Outputs = await self._answer(job)
+        return found
+
+    @contextmanager
+    def text(self) -> Iterator[None]:
+        """Room for a text, whose steps (:meth:`step`) are taken even while the model is being unloaded.
+
+        Raises:
+            Refused: too many texts are generated (429), or the model is being unloaded (503).
+        """
+        with self._changed:
+            if self._ends:
+                raise Refused(503, "the model is being unloaded.")
+            if self.texts >= self.limits.max_texts:
+                raise Refused(429, f"{self.texts} texts are being generated already; try again later (--max-texts).")
+            self.texts += 1
         try:
-            return await asyncio.wait_for(job.future, self.limits.timeout)
+            yield
+        finally:
+            with self._changed:
+                self.texts -= 1
+                self._changed.notify_all()
+
+    async def step(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns, which a thread of the model does in its turn; for a text that has room.
+
+        Raises:
+            Refused: it took too long (504), or the model refuses a value (400).
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job({}, 1, None, loop, loop.create_future(), work)
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify_all()  # who waits for more rows cannot take it
+        return await self._answer(job)
+
+    async def _answer(self, job: _Job) -> Any:
+        try:
+            async with asyncio.timeout(self.limits.timeout):  # wait_for of Python 3.11 loses a cancellation
+                return await job.future
         except TimeoutError:
             raise Refused(504, f"there was no result within {self.limits.timeout:g} s.") from None
         finally:
@@ -130,7 +178,7 @@ class Batcher:
                     self._waiting.remove(job)
 
     def close(self) -> None:
-        """Take nothing more; return when all that waited has been run."""
+        """Take nothing more; return when all that waited has been run, and all texts have ended."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()
@@ -157,7 +205,7 @@ class Batcher:
         with self._changed:
             while True:
                 while not self._waiting:
-                    if self._ends:
+                    if self._ends and not self.texts:
                         return []
                     self._changed.wait()
                 first = self._waiting.popleft()
@@ -166,7 +214,7 @@ class Batcher:
             jobs = [first]
             self.running += 1
             rows, until = first.rows, first.came + self.limits.max_delay
-            while self._batches and rows < self.most:
+            while self._batches and first.work is None and rows < self.most:
                 more = self._fitting(first.key, self.most - rows)
                 jobs += more
                 self.running += len(more)
@@ -183,7 +231,7 @@ class Batcher:
             job = self._waiting.popleft()
             if job.future.done():
                 continue
-            if job.key == key and job.rows <= rows:
+            if job.work is None and job.key == key and job.rows <= rows:
                 taken.append(job)
                 rows -= job.rows
             else:
@@ -194,7 +242,8 @@ class Batcher:
     def _run(self, jobs: list[_Job]) -> None:
         try:
             if len(jobs) == 1:
-                jobs[0].done(self.model.run(jobs[0].feeds))
+                (job,) = jobs
+                job.done(self.model.run(job.feeds) if job.work is None else job.work())
                 return
             names = [i.name for i in self.model.inputs]
             found = self.model.run({n: np.concatenate([job.feeds[n] for job in jobs]) for n in names})

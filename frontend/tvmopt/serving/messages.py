@@ -39,6 +39,7 @@ MESSAGES = {
     "InferOutputTensor": f"{TENSOR} parameters:4:*Parameter contents:5:InferTensorContents",
     "ModelInferResponse": "model_name:1:string model_version:2:string id:3:string parameters:4:*Parameter "
     "outputs:5:*InferOutputTensor raw_output_contents:6:*bytes",
+    "ModelStreamInferResponse": "error_message:1:string infer_response:2:ModelInferResponse",
     "RepositoryIndexRequest": "repository_name:1:string ready:2:bool",
     "ModelIndex": "name:1:string version:2:string state:3:string reason:4:string",
     "RepositoryIndexResponse": "models:1:*ModelIndex",

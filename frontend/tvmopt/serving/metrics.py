@@ -30,6 +30,8 @@ class Metrics:
                 ("request_seconds", "From a request's arrival to its answer.", SECONDS),
                 ("queue_seconds", "Waiting for a free instance.", SECONDS),
                 ("compute_seconds", "In the model.", SECONDS),
+                ("first_token_seconds", "Of a text: from its request to its first token.", SECONDS),
+                ("token_seconds", "Of a text: from one token to the next.", SECONDS),
                 ("batch_rows", "Rows of one call of the model.", ROWS),
             )
         }
@@ -45,6 +47,10 @@ class Metrics:
         }  # fmt: skip
         bound = {what: histogram.labels(model, version) for what, histogram in known.items()}
         return lambda what, value: bound[what].observe(value)
+
+    def of_text(self, model: str, version: str) -> Any:
+        """What `texts.generate` tells of one text."""
+        return lambda what, seconds: self._histograms[f"{what}_seconds"].labels(model, version).observe(seconds)
 
     def served(self, model: str, version: str, protocol: str, status: int, seconds: float) -> None:
         """Count one request for a model that there is."""

@@ -3,6 +3,8 @@
     FOLDER/squeezenet.tvmopt                   model squeezenet, version 1
     FOLDER/resnet/1/model.tvmopt               model resnet, versions 1 and 2; without a version the highest is meant
     FOLDER/resnet/2/model.tvmopt
+    FOLDER/llama.tokenizer.json                a decoder's tokenizer: beside llama.tvmopt, or as tokenizer.json in the
+    FOLDER/llama/1/tokenizer.json              folder of its version
 
 A version is exchanged when its file is another one: the new one is loaded and called once, then takes the place of the
 old one, which ends when its last request is answered. A file that cannot be loaded leaves the old one serving.
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.errors import InputError, TvmoptError
+from tvmopt.generation import Tokenizer
 from tvmopt.runtime.model import Model, load
 from tvmopt.serving.batcher import Batcher, Limits
 from tvmopt.serving.protocol import unsupported
@@ -31,15 +34,17 @@ SUFFIX = ".tvmopt"
 
 @dataclass(frozen=True)
 class File:
-    """A file at one time: a file that was replaced compares unequal."""
+    """A file at one time, and the tokenizer beside it: files of which one was replaced compare unequal."""
 
     path: Path
     stamp: tuple[int, int, int]
+    tokenizer: File | None = None
 
     @staticmethod
-    def at(path: Path) -> File:
+    def at(path: Path, tokenizer: Path | None = None) -> File:
         status = path.stat()
-        return File(path, (status.st_mtime_ns, status.st_size, status.st_ino))
+        beside = File.at(tokenizer) if tokenizer is not None and tokenizer.is_file() else None
+        return File(path, (status.st_mtime_ns, status.st_size, status.st_ino), beside)
 
 
 @dataclass
@@ -188,9 +193,10 @@ class Repository:
     def _found(self) -> dict[str, dict[str, File]]:
         found: dict[str, dict[str, File]] = {}
 
-        def add(name: str, version: str, path: Path) -> None:
+        def add(name: str, version: str, path: Path, tokenizer: str = "") -> None:
             with suppress(OSError):  # gone meanwhile
-                found.setdefault(name, {}).setdefault(version, File.at(path))
+                beside = path.with_name(tokenizer or f"{name}.tokenizer.json")
+                found.setdefault(name, {}).setdefault(version, File.at(path, beside))
 
         for path in self._files:
             add(path.name.removesuffix(SUFFIX), "1", path)
@@ -199,7 +205,7 @@ class Repository:
                 add(path.name.removesuffix(SUFFIX), "1", path)
             for path in sorted(folder.glob(f"*/*/*{SUFFIX}")):
                 if path.parent.name.isdigit():
-                    add(path.parent.parent.name, path.parent.name, path)
+                    add(path.parent.parent.name, path.parent.name, path, "tokenizer.json")
         return found
 
     def _load(self, name: str, version: str, file: File) -> None:
@@ -209,13 +215,14 @@ class Repository:
             model = load(file.path, threads=self.limits.threads)  # not mapped: a file that is written over would end us
             if reason := unsupported(model):
                 raise InputError(f"{reason}.", where=str(file.path))
+            words = Tokenizer(file.tokenizer.path) if file.tokenizer is not None else None
             _call_once(model)
         except (TvmoptError, OSError) as error:
             told = error.what.splitlines()[0] if isinstance(error, TvmoptError) else str(error)
             self._tell(f"{name} {version} cannot be loaded: {told}")
             versions[version] = Served(file, old.batcher if old else None, told)
             return
-        versions[version] = Served(file, Batcher(model, self.limits, self._observer(name, version)))
+        versions[version] = Served(file, Batcher(model, self.limits, self._observer(name, version), words))
         self._tell(f"{name} {version}: {model!r}")
         if old is not None:
             self._close(old, "")

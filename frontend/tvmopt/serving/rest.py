@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
+from contextlib import aclosing
 from importlib import resources
 from typing import Any
 
 import tvmopt
-from tvmopt.serving import protocol
+from tvmopt.serving import protocol, texts
 from tvmopt.serving.refusals import Refused
 from tvmopt.serving.service import EXTENSIONS, Service
 
@@ -87,6 +89,29 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
 
         return await service.infer(name, version, "http", decode, encode)
 
+    async def generate(request: Any) -> Any:
+        name, version = _named(request)
+        service.repository.find(name, version)
+        asked = texts.parse(await _body(request, service.max_body, body_seconds))
+        tokens: list[int] = []
+        text = ""
+        async with aclosing(service.generate(name, version, "http", asked)) as pieces:
+            async for served, piece in pieces:  # the last one tells of all
+                if await request.is_disconnected():
+                    raise Refused(400, "the client went away.")
+                text += piece.text
+                tokens += [piece.token] if piece.token is not None else []
+                told = _told(name, asked, served, piece)
+        return JSONResponse(told | {"text_output": text, "tokens": tokens})
+
+    async def generate_stream(request: Any) -> Any:
+        name, version = _named(request)
+        service.repository.find(name, version)
+        asked = texts.parse(await _body(request, service.max_body, body_seconds))
+        pieces = service.generate(name, version, "http", asked)
+        first = await anext(pieces)  # what is refused at once gets its status
+        return Events(pieces, first, lambda served, piece: _told(name, asked, served, piece), body_seconds)
+
     async def index(request: Any) -> Any:
         return JSONResponse(service.repository.index())
 
@@ -103,6 +128,8 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
         return [Route(p, endpoint(work), methods=[method]) for p in paths]
 
     return Starlette(routes=[
+        *routes("/v2/models/{name}/generate", generate, "POST"),
+        *routes("/v2/models/{name}/generate_stream", generate_stream, "POST"),
         *routes("/v2/models/{name}/infer", infer, "POST"), *routes("/v2/models/{name}/ready", model_ready),
         *routes("/v2/models/{name}", model), *routes("/v2/health/live", live), *routes("/v2/health/ready", ready),
         *routes("/v2", server), *routes("/metrics", metrics), *routes("/overview", overview), *routes("/", page),
@@ -110,6 +137,62 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
         Route("/v2/repository/models/{name}/load", endpoint(load), methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", endpoint(unload), methods=["POST"]),
     ])  # fmt: skip
+
+
+class Events:
+    """An answer of server-sent events: each piece of a text as soon as it is there. A client that goes away, or that
+    does not read for too long, ends it.
+
+    Args:
+        pieces: of `Service.generate`, of which `first` has been taken. told: the data of an event.
+        seconds: how long a client may take to receive one.
+    """
+
+    HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
+               (b"x-accel-buffering", b"no"))  # fmt: skip
+
+    def __init__(self, pieces: Any, first: Any, told: Any, seconds: float) -> None:
+        self._pieces, self._first, self._told, self._seconds = pieces, first, told, seconds
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        writes = asyncio.ensure_future(self._write(send))
+        leaves = asyncio.ensure_future(_leaves(receive))
+        try:
+            await asyncio.wait([writes, leaves], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writes, leaves):
+                task.cancel()
+            await asyncio.gather(writes, leaves, return_exceptions=True)
+            await self._pieces.aclose()
+
+    async def _write(self, send: Any) -> None:
+        async def put(told: Any, more: bool = True) -> None:
+            body = b"data: " + json.dumps(told).encode() + b"\n\n" if told is not None else b""
+            async with asyncio.timeout(self._seconds):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        await send({"type": "http.response.start", "status": 200, "headers": list(self.HEADERS)})
+        await put(self._told(*self._first))
+        try:
+            async for version, piece in self._pieces:
+                await put(self._told(version, piece))
+        except Refused as refused:
+            await put({"error": refused.text})
+        await put(None, more=False)
+
+
+async def _leaves(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _told(name: str, asked: texts.Asked, version: str, piece: texts.Piece) -> dict[str, Any]:
+    found: dict[str, Any] = {"model_name": name, "model_version": version, "text_output": piece.text}
+    if asked.id:
+        found["id"] = asked.id
+    if piece.token is not None:
+        return found | {"token": piece.token}
+    return found | {"finish_reason": piece.finish, "prompt_tokens": piece.prompt, "generated_tokens": piece.count}
 
 
 def _named(request: Any) -> tuple[str, str]:

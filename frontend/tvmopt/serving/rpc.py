@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 import tvmopt
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array, TensorInfo
-from tvmopt.serving import protocol
+from tvmopt.serving import protocol, texts_rpc
 from tvmopt.serving.messages import METHODS, SERVICE, messages
 from tvmopt.serving.refusals import CODES, Refused, bad
 from tvmopt.serving.service import EXTENSIONS, Service
@@ -51,7 +52,13 @@ def server(service: Service) -> Any:
             response_serializer=getattr(types, f"{name}Response").SerializeToString,
         )
 
-    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {n: handler(n) for n in METHODS}),))
+    handlers = {n: handler(n) for n in METHODS}
+    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        calls.ModelStreamInfer,
+        request_deserializer=types.ModelInferRequest.FromString,
+        response_serializer=types.ModelStreamInferResponse.SerializeToString,
+    )
+    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     return made
 
 
@@ -117,6 +124,28 @@ class Calls:
             )  # fmt: skip
 
         return await self._service.infer(request.model_name, request.model_version, "grpc", decode, encode)
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> Any:
+        """Answers in the order of the requests: one of each, or, of a text, one of each token and an end."""
+        types = self._types
+        async for request in requests:
+            try:
+                if texts_rpc.is_text(request, self._model(request)):
+                    asked = texts_rpc.asked(request)
+                    found = self._service.generate(request.model_name, request.model_version, "grpc", asked)
+                    async with aclosing(found) as pieces:
+                        async for version, piece in pieces:
+                            yield types.ModelStreamInferResponse(
+                                infer_response=texts_rpc.answer(types, request, version, piece)
+                            )
+                else:
+                    yield types.ModelStreamInferResponse(infer_response=await self.ModelInfer(request))
+            except Refused as refused:
+                given = types.ModelInferResponse(model_name=request.model_name, id=request.id)
+                yield types.ModelStreamInferResponse(error_message=refused.text, infer_response=given)
+
+    def _model(self, request: Any) -> Model:
+        return self._service.repository.find(request.model_name, request.model_version)[1].model
 
 
 def _feeds(request: Any, model: Model) -> dict[str, Array]:

@@ -89,7 +89,7 @@ def _check(settings: Settings, say: Callable[[str], None]) -> None:
         say(f"{wanted} threads on {cores()} cores: they will wait for each other (--instances)")
     for name, value, least in (
         ("--max-batch", limits.max_batch, 1), ("--max-queue", limits.max_queue, 1),
-        ("--timeout", limits.timeout, 0.001),
+        ("--timeout", limits.timeout, 0.001), ("--max-texts", limits.max_texts, 1),
         ("--max-delay", limits.max_delay, 0), ("--max-body", settings.max_body, 1), ("--reload", settings.reload, 0),
     ):  # fmt: skip
         if value < least:

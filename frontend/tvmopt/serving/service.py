@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from tvmopt.runtime.model import Model
+from tvmopt.serving import texts
 from tvmopt.serving.metrics import Metrics
 from tvmopt.serving.protocol import Request
 from tvmopt.serving.refusals import Refused
 from tvmopt.serving.repository import Repository
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "model_repository(unload_dependents)"]
+EXTENSIONS = ["binary_tensor_data", "model_repository", "model_repository(unload_dependents)", "generate"]
+
+GONE = 499
+"""Counted for a client that went away before its text ended."""
 
 
 class Service:
@@ -65,6 +70,32 @@ class Service:
             if known:
                 self.metrics.served(name, known, protocol, status, time.perf_counter() - begin)
 
+    async def generate(
+        self, name: str, version: str, protocol: str, asked: texts.Asked
+    ) -> AsyncGenerator[tuple[str, texts.Piece]]:
+        """A text as it is computed, each piece with the version that computes it. Close it to cancel it.
+
+        Raises:
+            Refused: there is nothing more of it.
+        """
+        begin, status, known = time.perf_counter(), GONE, ""
+        self.inside += 1
+        try:
+            if self.drains:
+                raise Refused(503, "the server is ending.")
+            known, batcher = self.repository.find(name, version)
+            async with aclosing(texts.generate(batcher, asked, self.metrics.of_text(name, known))) as pieces:
+                async for piece in pieces:
+                    yield known, piece
+            status = 200
+        except Refused as refused:
+            status = refused.status
+            raise
+        finally:
+            self.inside -= 1
+            if known:
+                self.metrics.served(name, known, protocol, status, time.perf_counter() - begin)
+
     def overview(self) -> dict[str, Any]:
         """What the page shows."""
         from tvmopt.serving.protocol import metadata
@@ -77,5 +108,6 @@ class Service:
                 told |= metadata(one["name"], [one["version"]], batcher.model)
                 told["shapes"] = {i.name: [str(d) for d in i.shape] for i in batcher.model.inputs}
                 told |= {"waiting": batcher.waiting, "running": batcher.running, "threads": batcher.model.threads}
+                told |= {"generates": batcher.model.manifest.decoder.in_place, "words": batcher.words is not None}
             models.append(told | self.metrics.recent(one["name"]))
         return {"models": models, "ready": self.is_ready, "begin": self.metrics.begin}

@@ -1,0 +1,168 @@
+"""Texts that a decoder goes on with, token by token - what is asked for, and the pieces as they are computed.
+
+A request is that of Triton's generate extension; instead of a text it may give tokens::
+
+    {"text_input": "Once upon", "parameters": {"max_tokens": 50, "temperature": 0.7, "stop": ["</s>"]}}
+    {"tokens": [1, 15, 27]}
+
+Each token is a step in the model's queue: several texts, and other requests, take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvmopt.generation import Pieces, prompt_tokens, stop_token
+from tvmopt.serving.batcher import Batcher
+from tvmopt.serving.refusals import bad
+
+PARAMETERS = {
+    "max_tokens": (int, "a whole number"), "temperature": (float, "a number"), "top_k": (int, "a whole number"),
+    "top_p": (float, "a number"), "seed": (int, "a whole number"), "stop": (list, "a list of tokens"),
+}  # fmt: skip
+"""What a request may say of its text, each with its type."""
+
+MAX_TOKENS = 128
+"""Where it does not say how many."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A text to go on from.
+
+    Attributes:
+        prompt: the text, or its tokens. stop: tokens that end it, as numbers or as the tokenizer writes them.
+        sampling: as :meth:`tvmopt.runtime.decoder.Decoder.generate` takes it.
+    """
+
+    prompt: str | tuple[int, ...]
+    max_tokens: int = MAX_TOKENS
+    stop: tuple[str | int, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was computed.
+
+    Attributes:
+        token: None at the end. text: what it adds, which may be nothing; at the end what is left.
+        finish: at the end "stop" or "length". count: tokens so far. prompt: tokens of the prompt.
+    """
+
+    token: int | None
+    text: str
+    finish: str = ""
+    count: int = 0
+    prompt: int = 0
+
+
+def parse(body: bytes | bytearray) -> Asked:
+    """A request in JSON.
+
+    Raises:
+        Refused: it is none.
+    """
+    try:
+        told = json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        raise bad("the request is no JSON.") from None
+    if not isinstance(told, dict):
+        raise bad("the request is no object.")
+    if others := sorted(set(told) - {"id", "text_input", "tokens", "parameters"}):
+        raise bad(f"the request has {others[0]!r}; it takes text_input or tokens, parameters and id.")
+    if ("text_input" in told) == ("tokens" in told):
+        raise bad("the request gives one of text_input and tokens.")
+    if not isinstance(told.get("text_input", ""), str):
+        raise bad("text_input is no text.")
+    request_id = told.get("id", "")
+    if not isinstance(request_id, str):
+        raise bad("the id is no text.")
+    prompt = told["text_input"] if "text_input" in told else checked_tokens(told["tokens"])
+    return asked(prompt, told.get("parameters") or {}, request_id)
+
+
+def checked_tokens(given: Any) -> tuple[int, ...]:
+    """Tokens of a request.
+
+    Raises:
+        Refused: they are no whole numbers.
+    """
+    if not isinstance(given, list) or not all(type(t) is int and 0 <= t < 2**31 for t in given):
+        raise bad("tokens are a list of whole numbers from 0.")
+    return tuple(given)
+
+
+def asked(prompt: str | tuple[int, ...], parameters: Any, request_id: str = "") -> Asked:
+    """A request of these parameters.
+
+    >>> asked((1, 2), {"max_tokens": 5, "temperature": 1}).sampling
+    {'temperature': 1.0}
+
+    Raises:
+        Refused: one is not known, or of another type.
+    """
+    if not isinstance(parameters, dict):
+        raise bad("parameters are an object.")
+    found: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name not in PARAMETERS:
+            raise bad(f"there is no parameter {name!r}; there are {', '.join(PARAMETERS)}.")
+        kind, told = PARAMETERS[name]
+        if kind is float and type(value) is int and abs(value) < 2**53:
+            value = float(value)
+        if type(value) is not kind:
+            raise bad(f"the parameter {name!r} is {told}, not {value!r}.")
+        found[name] = value
+    stop = found.pop("stop", [])
+    if not all(type(one) in (int, str) for one in stop):
+        raise bad("the parameter 'stop' is a list of tokens, as numbers or as texts.")
+    most = found.pop("max_tokens", MAX_TOKENS)
+    if most < 0 or found.get("seed", 0) < 0:
+        raise bad(f"the parameter {'max_tokens' if most < 0 else 'seed'!r} is negative.")
+    return Asked(prompt, most, tuple(stop), found, request_id)
+
+
+async def generate(batcher: Batcher, wanted: Asked, observe: Any) -> AsyncGenerator[Piece]:
+    """The tokens of a text, one by one, and an end. Who stops reading closes it, and nothing more is computed.
+
+    Args:
+        observe: called with "first_token" or "token" and seconds.
+
+    Raises:
+        Refused: there is no room for it, it is not what the model takes, or a token took too long.
+    """
+    pieces, before = Pieces(batcher.words), time.perf_counter()
+    tokens: Any = None
+    ends: list[int] = []
+    prompt = 0
+
+    def first() -> int | None:
+        nonlocal tokens, ends, prompt
+        ids = prompt_tokens(wanted.prompt if isinstance(wanted.prompt, str) else list(wanted.prompt), batcher.words)
+        ends = [stop_token(one, batcher.words) for one in wanted.stop]
+        longest = batcher.model.decoder(1).longest  # the caches of a text are as long as it may become
+        decoder = batcher.model.decoder(max(1, min(longest, len(ids) + wanted.max_tokens)))
+        tokens, prompt = decoder.generate(ids, max_new_tokens=wanted.max_tokens, stop=ends, **wanted.sampling), len(ids)
+        return following()
+
+    def following() -> int | None:
+        token: int | None = next(tokens, None)
+        return token
+
+    with batcher.text():
+        token = await batcher.step(first)
+        last = token
+        while token is not None:
+            now = time.perf_counter()
+            observe("token" if pieces.tokens else "first_token", now - before)
+            before, last = now, token
+            text = pieces.add(token)
+            yield Piece(token, text, count=len(pieces.tokens), prompt=prompt)
+            token = await batcher.step(following)
+    yield Piece(None, pieces.rest(), "stop" if last in ends else "length", len(pieces.tokens), prompt)
