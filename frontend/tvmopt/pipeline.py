@@ -42,6 +42,7 @@ from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.mark_planned import mark_planned
 from tvmopt.passes.name_sizes import SizeNames
+from tvmopt.passes.place_tokens import PLACED
 from tvmopt.passes.provenance import Provenance, shapes_of_calls
 from tvmopt.passes.relax_alignment import relax_alignment
 from tvmopt.passes.stages import Part, Run, Stage, Watch, check_names, each_kernel, stage, through
@@ -91,9 +92,11 @@ class Lowered:
     job: Job
 
     @property
-    def in_place(self) -> bool:
-        """Whether a decoder's caches are buffers that stay where they are."""
-        return IN_PLACE in dict(self.module["main"].attrs or {})
+    def decoder(self) -> dict[str, Any]:
+        """What the code of a decoder does, by the names of `tvmopt.runtime.roles.Roles`: whether its caches are buffers
+        that stay where they are, whether its tokens have places."""
+        attributes = dict(self.module["main"].attrs or {})
+        return {"in_place": IN_PLACE in attributes, "placed": PLACED in attributes}
 
 
 @dataclass
@@ -300,6 +303,7 @@ def graph_passes(
         P.FoldConstant(log),  # what the layout passes left around constants
         P.KeepCaches(machine.kind, log),  # after FuseAttention and the passes of layouts; its inputs are others
         P.KeepLastScores(log),  # after KeepCaches, which makes the parameter that says how many
+        P.PlaceTokens(log),  # after KeepCaches and KeepLastScores: its parameters are others again
         *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),

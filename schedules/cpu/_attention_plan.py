@@ -14,7 +14,7 @@ from tvm.sym import Analyzer
 from tvmopt.lowering.common import Symbols, operand_types, sizes, static_shape
 from tvmopt.lowering.loops import splat
 from tvmopt.operators import masked
-from tvmopt.operators.caches import scores_of
+from tvmopt.operators.caches import places_of, scores_of
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -52,6 +52,8 @@ class AttentionPlan:
         chunks: tasks a head, each a run of whole strips.
         capacity: None, or keys and values are the first rows of caches [B, N, capacity, H].
         shared: heads that one task computes where there is one query; they share their keys.
+        apart: None, or an expression: the queries have places, and are of several texts where it is 1.
+        cache_batch: texts in the caches, where queries have places.
     """
 
     batch: Any
@@ -71,6 +73,8 @@ class AttentionPlan:
     fill: float | None = None
     capacity: Any = None
     shared: int = 1
+    apart: Any = None
+    cache_batch: Any = None
 
     @property
     def nq(self) -> int:
@@ -174,13 +178,14 @@ def plan_of(call: relax.Call, machine: Machine, shapes: Sequence[Any] | None = N
 
 def cached_plan(call: relax.Call, machine: Machine, symbols: Symbols) -> AttentionPlan | Declined:
     """The plan of `tvmopt.cached_attention`, without its mask; `symbols`: those of the kernel."""
-    shapes = [symbols.of(a) for a in call.args[:3]]
-    if {str(a.ty.dtype) for a in (*call.args[:3], *call.args[4:])} != {"float32"}:
+    shapes, places = [symbols.of(a) for a in call.args[:3]], places_of(call)
+    bias = () if places is not None else call.args[4:]
+    if {str(a.ty.dtype) for a in (*call.args[:3], *bias)} != {"float32"}:
         return Declined(operand_types(call))
     (batch, queries, heads, depth), (_, kv_heads, capacity, _), v_shape = shapes
     if heads % kv_heads or v_shape[1] != kv_heads:
         return Declined(f"{heads} heads of queries do not share {kv_heads} of keys evenly")
-    (keys,) = symbols.here([call.args[3].values[0]])
+    keys, *apart = symbols.here(call.args[3].values)
     scores = scores_of(call)
     made = plan(
         batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=v_shape[3], lanes=machine.lanes(),
@@ -188,7 +193,11 @@ def cached_plan(call: relax.Call, machine: Machine, symbols: Symbols) -> Attenti
         offset=_distance(keys, queries) if scores.causal else None,
     )  # fmt: skip
     together = heads_together(heads, kv_heads, machine.cores)
-    return replace(made, fill=scores.fill, capacity=capacity, shared=together)
+    made = replace(made, fill=scores.fill, capacity=capacity, shared=together)
+    if not apart:
+        return made
+    chunks = apart[0] * queries + (1 - apart[0]) * made.strips  # a query each, or a strip each
+    return replace(made, apart=apart[0], chunks=chunks, cache_batch=shapes[1][0])
 
 
 def heads_together(heads: int, kv_heads: int, cores: int) -> int:

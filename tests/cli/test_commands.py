@@ -153,7 +153,7 @@ def test_inspect(folder: Path) -> None:
     assert "Conv" in tvmopt("inspect", folder / "small.onnx").stdout
     artifact = tvmopt("inspect", folder / "small.tvmopt")
     assert "x: float32[1,3,9,9]" in artifact.stdout
-    assert json.loads(tvmopt("inspect", folder / "small.tvmopt", "--json").stdout)["format"] == 6
+    assert json.loads(tvmopt("inspect", folder / "small.tvmopt", "--json").stdout)["format"] == 8
 
 
 def test_strip_and_refit(folder: Path, tmp_path: Path) -> None:

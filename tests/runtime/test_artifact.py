@@ -229,7 +229,7 @@ def _rewritten(artifact: Artifact, tmp_path: Path, **changes: object) -> Path:
 
 
 def test_another_format_version(artifact: Artifact, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"format version 99; this tvmopt reads version 6"):
+    with pytest.raises(ArtifactError, match=r"format version 99; this tvmopt reads version 8"):
         tvmopt.load(_rewritten(artifact, tmp_path, format=99))
 
 

@@ -56,7 +56,7 @@ class Model {
     std::stringstream text;
     text << file.rdbuf();
     manifest_ = json::Parse(text.str()).cast<json::Object>();
-    if (manifest_["format"].cast<int64_t>() != 6) throw std::runtime_error("another format version");
+    if (manifest_["format"].cast<int64_t>() != 8) throw std::runtime_error("another format version");
     if (manifest_["decoder"].cast<tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any>>()["in_place"].cast<bool>()) {
       throw std::runtime_error("a decoder, whose caches are buffers: see the page");
     }

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
+from tvmopt.importer.decoder import find
+
 Shape = tuple[int, ...]
-Bound = tuple[int, int]
-"""The lowest value, and the first that is too large."""
+Bound = tuple[int, int] | tuple[int, int, str]
+"""The lowest value, and the first that is too large; of a decoder's positions also the cache whose length is the first
+one: they are consecutive."""
 
 UINT8 = 2
 """ONNX's number of the type."""
@@ -162,9 +165,23 @@ def integer_bounds(model: Any) -> dict[str, Bound]:
         if not found and _is_picture(value):
             found.append(PIXELS)
         if found:
-            low, high = max(a for a, _ in found), min(b for _, b in found)
+            low, high = max(f[0] for f in found), min(f[1] for f in found)
             bounds[value.name] = (low, max(high, low + 1))
-    return bounds
+    return bounds | _of_a_text(graph, bounds)
+
+
+def _of_a_text(graph: Any, bounds: Mapping[str, Bound]) -> dict[str, Bound]:
+    """Bounds of what belongs together in a decoder of one text: every token is there, and stands behind the past."""
+    stored = {t.name for t in graph.initializer}
+    roles = find((i for i in graph.input if i.name not in stored), graph.output)
+    batch = next((i.type.tensor_type.shape.dim[0].dim_value for i in graph.input if i.name == roles.ids), 0)
+    if not roles or batch != 1:
+        return {}
+    made: dict[str, Bound] = {roles.mask: ALL} if roles.mask else {}
+    if roles.positions:
+        low, high, *_ = bounds.get(roles.positions, (0, 1 << 31))
+        made[roles.positions] = (low, high, roles.caches[0].past)
+    return made
 
 
 def _is_picture(value: Any) -> bool:

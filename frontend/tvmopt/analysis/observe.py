@@ -42,7 +42,7 @@ def observe(model: Any, feeds: Mapping[str, Array], room: int = 1 << 31) -> tupl
     seen: list[Seen] = []
     left = [room]
     arguments = model.arguments(feeds)
-    constants = [a for a in arguments[len(model.inputs) :] if hasattr(a, "data_ptr")]  # not a decoder's open sizes
+    constants = arguments[len(arguments) - len(model.manifest.weights) :]
     weights = {int(w.data_ptr()): i for i, w in enumerate(constants)}
 
     def instrument(function: Any, symbol: str, before: bool, result: Any, *values: Any) -> int:

@@ -202,7 +202,8 @@ def profile(
     model = artifact if isinstance(artifact, Model) else load(artifact, threads=threads)
     roofs = peaks or measure_peaks(model.threads)
     given = dict(inputs or {})
-    feeds = sample_inputs(model.inputs_beside(given), seed=seed) | given
+    bounds = model.manifest.options.get("bounds", {})
+    feeds = sample_inputs(model.inputs_beside(given), seed=seed, bounds=bounds) | given
     recorder = Recorder(model, feeds)
     fresh = model is not artifact and model.manifest.kind != "cuda"
     with _peak() as measured:

@@ -7,12 +7,13 @@ the graph. The same seed gives the same arrays on every machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from tvmopt.runtime.tensors import Array, numpy_dtype
 
+FULL = (1, 2)  # the bounds of a decoder's mask
 SMALL = 2  # bound of an integer input of which nothing is known: 0 and 1 are valid for masks, types, flags
 
 
@@ -32,11 +33,12 @@ def sample_inputs(
     *,
     seed: int = 0,
     fill: str = "random",
-    bounds: Mapping[str, int | Sequence[int]] | None = None,
+    bounds: Mapping[str, int | Sequence[Any]] | None = None,
 ) -> dict[str, Array]:
     """Arrays by input name.
 
-    Floats are standard normal, booleans fair coins, integers uniform within their bounds.
+    Floats are standard normal, booleans fair coins, integers uniform within their bounds; a decoder's positions are
+    those behind its past.
 
     Args:
         fill: "random", "zeros" or "ones".
@@ -46,11 +48,13 @@ def sample_inputs(
     generator = np.random.default_rng(seed)
     arrays = {}
     for info in inputs:
-        dtype = numpy_dtype(info.dtype)
-        if fill in ("zeros", "ones"):
+        dtype, bound = numpy_dtype(info.dtype), (bounds or {}).get(info.name, SMALL)
+        if not isinstance(bound, int) and len(bound) > 2:
+            past = next((i.shape[2] for i in inputs if i.name == bound[2]), 0)
+            arrays[info.name] = np.broadcast_to(np.arange(past, past + info.shape[-1]), info.shape).astype(dtype)
+        elif fill in ("zeros", "ones") and not (isinstance(bound, Sequence) and tuple(bound) == FULL):
             arrays[info.name] = np.full(info.shape, fill == "ones", dtype)
         elif dtype.kind in "iu":
-            bound = (bounds or {}).get(info.name, SMALL)
             low, high = (0, bound) if isinstance(bound, int) else bound
             high = min(high, int(np.iinfo(dtype).max) + (dtype.itemsize < 8))
             arrays[info.name] = generator.integers(low, max(low + 1, high), info.shape).astype(dtype)
@@ -77,7 +81,7 @@ def described(seed: int) -> str:
 
 
 def trial_inputs(
-    inputs: Sequence[Info], seed: int, bounds: Mapping[str, int | Sequence[int]] | None = None
+    inputs: Sequence[Info], seed: int, bounds: Mapping[str, int | Sequence[Any]] | None = None
 ) -> dict[str, Array]:
     """The inputs of a seed.
 

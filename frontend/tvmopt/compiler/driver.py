@@ -138,7 +138,7 @@ def _compile(
         (*notes, *backend.warnings(program), *code.warnings()),
     )
     records = lookup.used_lines() if lookup else ()
-    manifest = make_manifest(request, imported, lowered.structure, report, records, program.in_place)
+    manifest = make_manifest(request, imported, lowered.structure, report, records, program.decoder)
     return Artifact.build(manifest, library, lowered.weights), report
 
 

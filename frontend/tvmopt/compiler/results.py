@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.analysis.bounds import integer_bounds
@@ -28,9 +29,10 @@ def make_manifest(
     structure: str,
     report: Report,
     records: tuple[str, ...] = (),
-    in_place: bool = False,
+    decoder: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:
-    """The manifest, without what only the artifact knows; `in_place`: the code keeps a decoder's caches."""
+    """The manifest, without what only the artifact knows; `decoder`: what the code of one does, by the names of
+    :class:`Roles`."""
     machine = request.machine
     return Manifest(
         format=FORMAT,
@@ -51,7 +53,7 @@ def make_manifest(
         records=records,
         symbols=imported.ranges,
         conditions=imported.conditions,
-        decoder=replace(imported.decoder, in_place=in_place),
+        decoder=replace(imported.decoder, **decoder),
         options={
             "shapes": dict(sorted(request.plain_shapes().items())),
             "exact": request.exact,

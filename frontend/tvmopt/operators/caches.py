@@ -9,9 +9,16 @@
     y = tvmopt.cached_attention(q, K, V, shape[n][, bias])      q [B, Sq, N, D]; bias [B, N, Sq, n] (1 where it is
                                                         the same for all) -> y [B, Sq, N, Dv]
 
+    K = tvmopt.append_rows(K, new, places)              places [2, S]: of each token its text, a row of K [texts, ..],
+                                                        and its position there
+    y = tvmopt.cached_attention(q, K, V, shape[n, apart], places)   causal: a query sees its own text up to itself, n
+                                                        keys at most; apart is 1 where the tokens are not consecutive
+                                                        ones of one text
+
 The second form is that of a buffer which stays where it is: `append_rows` is a function in the graph, and writes into
 its first operand when it has become a kernel. That is right because the pass that writes it lets nobody else read the
-buffer of before.
+buffer of before. The third form is the second one for tokens of several texts, written by
+:mod:`tvmopt.passes.place_tokens`.
 """
 
 from __future__ import annotations
@@ -55,6 +62,11 @@ def append_rows(cache: Any, new: Any, past: Any) -> Any:
     return _call(APPEND, cache, new, relax.ShapeExpr([past]))
 
 
+def append_placed(cache: Any, new: Any, places: Any) -> Any:
+    """The call for tokens of several texts."""
+    return _call(APPEND, cache, new, places)
+
+
 def cached_rows(cache: Any, count: Any) -> Any:
     """The call; `count`: an expression."""
     return _call(ROWS, cache, relax.ShapeExpr([count]))
@@ -69,6 +81,18 @@ def cached_attention(q: Any, k: Any, v: Any, keys: Any, bias: Any, scores: Score
     """The call; `keys`: how many rows of the caches count, an expression; `bias`: None if there is none."""
     given = [] if bias is None else [bias]
     return _call(ATTEND, q, k, v, relax.ShapeExpr([keys]), *given, numbers=json.dumps(asdict(scores)))
+
+
+def placed_attention(q: Any, k: Any, v: Any, keys: Any, apart: Any, places: Any, scores: Scores) -> Any:
+    """The call for tokens of several texts; `keys`: the most that a query sees, and `apart`: expressions."""
+    return _call(ATTEND, q, k, v, relax.ShapeExpr([keys, apart]), places, numbers=json.dumps(asdict(scores)))
+
+
+def places_of(call: Any) -> Any:
+    """The places of the tokens of a call of :data:`APPEND` or :data:`ATTEND`; None in the form without."""
+    if str(call.op.name) == APPEND:
+        return None if isinstance(call.args[2], relax.ShapeExpr) else call.args[2]
+    return call.args[4] if len(call.args[3].values) == 2 else None
 
 
 def scores_of(call: Any) -> Scores:

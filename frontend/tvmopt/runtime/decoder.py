@@ -42,24 +42,28 @@ class Runs(Protocol):
     @property
     def symbols(self) -> dict[str, Range]: ...
     def new_session(self) -> Any: ...
-    def call_in_place(self, session: Any, given: Mapping[str, Any], past: int, scores: int) -> Any: ...
+    def call_in_place(
+        self, session: Any, given: Mapping[str, Any], past: int, scores: int, places: Any = None, apart: bool = False
+    ) -> Any: ...
 
 
-class Decoder:
-    """The state of one text, or of a batch of texts of one length. Not for several threads at once.
+class State:
+    """The caches of a model's decoder for some texts, and calls that use them - what decoders of one text and of
+    several have in common.
 
     Args:
-        model: a loaded model, whose `decoder` makes this.
+        model: a loaded model.
         max_length: tokens of the longest text, prompt included; default: as many as the model takes.
+        texts: rows of the caches; default: as many as the model is compiled for.
 
     Attributes:
-        longest: tokens of the longest text that the model takes. length: tokens of the text so far.
+        longest: tokens of the longest text that the model takes.
 
     Raises:
         InputError: the model is no decoder, or not one for as many tokens.
     """
 
-    def __init__(self, model: Runs, max_length: int | None = None) -> None:
+    def __init__(self, model: Runs, max_length: int | None = None, texts: int = 0) -> None:
         roles, manifest = model.manifest.decoder, model.manifest
         self._model, self._where = model, manifest.model
         if not roles.in_place or not roles.ids or not roles.logits:
@@ -100,9 +104,9 @@ class Decoder:
                 if self.longest == past.max + 1
                 else "give less: the model itself goes no further",
             )
-        self.length = 0
         self._session = model.new_session()
         shapes = [[d if isinstance(d, int) else self.max_length for d in infos[c.past].shape] for c in roles.caches]
+        shapes = [[texts or self.batch, *shape[1:]] for shape in shapes]
         self._caches = [aligned_empty(tuple(shape), np.dtype(np.float32)) for shape in shapes]
         self._bound = {c.past: to_ffi(a, "float32") for c, a in zip(roles.caches, self._caches, strict=True)}
         self._output = [info.name for info in model.outputs].index(roles.logits)
@@ -118,6 +122,86 @@ class Decoder:
             fits = all(holds(c, others | new | {self._past: middle}) for c in conditions)
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
+
+    def _checked(self, ids: Tokens, length: int) -> Array:
+        """Tokens [batch, new] of the model's own type, for texts of `length` tokens."""
+        given = np.asarray(ids)
+        shaped = given.reshape(1, -1) if given.ndim < 2 and self.batch == 1 else given
+        if given.dtype.kind not in "iu" and given.size:
+            raise InputError(f"tokens are {given.dtype}.", where=self._where, fix="pass integers")
+        if shaped.ndim != 2 or shaped.shape[0] != self.batch or shaped.shape[1] == 0:
+            raise InputError(
+                f"tokens have the shape {given.shape}.",
+                where=self._where,
+                fix=f"pass one or more for {self.batch} texts",
+            )
+        wrong = shaped[(shaped < 0) | (shaped >= self.vocabulary)]
+        if wrong.size:
+            raise InputError(
+                f"the token {int(wrong[0])} is not in the vocabulary of {self.vocabulary}.",
+                where=self._where,
+                fix="use the model's own tokenizer",
+            )
+        if length + shaped.shape[1] > self.max_length:
+            raise InputError(
+                f"{length} tokens and {shaped.shape[1]} more are more than max_length, {self.max_length}.",
+                where=self._where,
+                fix="make the decoder with a larger max_length, or truncate or reset it",
+            )
+        return np.ascontiguousarray(shaped, self._infos[self._roles.ids].numpy_dtype)
+
+    def _call(
+        self, tokens: Array, length: int, all_scores: bool = False, places: Any = None, apart: bool = False
+    ) -> Array:
+        """One call of the compiled code on checked tokens behind `length`; the scores [batch, 1 or all of them,
+        vocabulary]. Code whose head is no product gives all scores whatever it is asked for.
+
+        Args:
+            places, apart: see :meth:`tvmopt.runtime.model.Model.call_in_place`.
+        """
+        roles, count = self._roles, tokens.shape[1]
+        if not isinstance(self._new, Dim) and count != self._new:
+            raise InputError(
+                f"the model takes {self._new} tokens at a time, and {count} are left.",
+                where=self._where,
+                fix="compile it without binding the number of tokens",
+            )
+        total, wanted = length + count, count if all_scores else 1
+        given: dict[str, Any] = {roles.ids: to_ffi(tokens, self._infos[roles.ids].dtype)}
+        if roles.mask:
+            given[roles.mask] = self._tensor(roles.mask, np.ones((self.batch, total)))
+        if roles.positions:
+            stand = np.arange(length, total) if places is None else places[1]
+            given[roles.positions] = self._tensor(roles.positions, np.broadcast_to(stand, tokens.shape))
+        results = self._model.call_in_place(self._session, given | self._bound, length, wanted, places, apart)
+        return from_ffi(results[self._output], self._infos[roles.logits])[:, -wanted:].copy()
+
+    def _piece(self) -> int:
+        """How many tokens a call takes at most."""
+        return self._model.symbols[str(self._new)].max if isinstance(self._new, Dim) else int(self._new)
+
+    def _tensor(self, name: str, values: Array) -> Any:
+        info = self._infos[name]
+        return to_ffi(np.ascontiguousarray(values, info.numpy_dtype), info.dtype)
+
+
+class Decoder(State):
+    """The state of one text, or of a batch of texts of one length. Not for several threads at once.
+
+    Args:
+        model: a loaded model, whose `decoder` makes this.
+        max_length: tokens of the longest text, prompt included; default: as many as the model takes.
+
+    Attributes:
+        length: tokens of the text so far.
+
+    Raises:
+        InputError: the model is no decoder, or not one for as many tokens.
+    """
+
+    def __init__(self, model: Runs, max_length: int | None = None) -> None:
+        super().__init__(model, max_length)
+        self.length = 0
 
     def __repr__(self) -> str:
         return f"<tvmopt decoder of {self._where}: {self.length} of {self.max_length} tokens>"
@@ -140,7 +224,7 @@ class Decoder:
             InputError: no tokens, one that is outside of the vocabulary, or more than `max_length` in all. Nothing
                 has changed then.
         """
-        tokens = self._checked(ids)
+        tokens = self._checked(ids, self.length)
         if not all_scores:
             return self._put(tokens)
         scores = self._through(tokens, all_scores=True)
@@ -196,7 +280,7 @@ class Decoder:
         if max_new_tokens < 0:
             raise InputError(f"max_new_tokens is {max_new_tokens}.", fix="give 0 or more")
         choose = sampling.choice(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return self._generated(self._checked(ids), max_new_tokens, choose, frozenset(stop))
+        return self._generated(self._checked(ids, self.length), max_new_tokens, choose, frozenset(stop))
 
     def _generated(self, tokens: Array, count: int, choose: sampling.Choice, stop: frozenset[int]) -> Iterator[int]:
         for left in range(count, 0, -1):
@@ -208,33 +292,6 @@ class Decoder:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    def _checked(self, ids: Tokens) -> Array:
-        """Tokens [batch, new] of the model's own type."""
-        given = np.asarray(ids)
-        shaped = given.reshape(1, -1) if given.ndim < 2 and self.batch == 1 else given
-        if given.dtype.kind not in "iu" and given.size:
-            raise InputError(f"tokens are {given.dtype}.", where=self._where, fix="pass integers")
-        if shaped.ndim != 2 or shaped.shape[0] != self.batch or shaped.shape[1] == 0:
-            raise InputError(
-                f"tokens have the shape {given.shape}.",
-                where=self._where,
-                fix=f"pass one or more for {self.batch} texts",
-            )
-        wrong = shaped[(shaped < 0) | (shaped >= self.vocabulary)]
-        if wrong.size:
-            raise InputError(
-                f"the token {int(wrong[0])} is not in the vocabulary of {self.vocabulary}.",
-                where=self._where,
-                fix="use the model's own tokenizer",
-            )
-        if self.length + shaped.shape[1] > self.max_length:
-            raise InputError(
-                f"{self.length} tokens and {shaped.shape[1]} more are more than max_length, {self.max_length}.",
-                where=self._where,
-                fix="make the decoder with a larger max_length, or truncate or reset it",
-            )
-        return np.ascontiguousarray(shaped, self._infos[self._roles.ids].numpy_dtype)
-
     def _put(self, tokens: Array) -> Array:
         """Run the model on checked tokens; the scores behind the last one."""
         scores = self._through(tokens)[:, -1]
@@ -242,39 +299,15 @@ class Decoder:
 
     def _through(self, tokens: Array, all_scores: bool = False) -> Array:
         """Run the model on checked tokens, in pieces that it takes; scores [batch, 1 or all of them, vocabulary]."""
-        piece = self._model.symbols[str(self._new)].max if isinstance(self._new, Dim) else int(self._new)
-        before = self.length
+        piece, before = self._piece(), self.length
         found: list[Array] = []
         try:
             for start in range(0, tokens.shape[1], piece):
-                scores = self._run(np.ascontiguousarray(tokens[:, start : start + piece]), all_scores)
+                part = np.ascontiguousarray(tokens[:, start : start + piece])
+                scores = self._call(part, self.length, all_scores)
+                self.length += part.shape[1]
                 found = [*found, scores] if all_scores else [scores]
         except BaseException:  # an interrupt between two pieces, too: the text is what it was
             self.length = before
             raise
         return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
-
-    def _run(self, tokens: Array, all_scores: bool) -> Array:
-        """One call of the compiled code; code whose head is no product gives all scores whatever it is asked for."""
-        roles, count = self._roles, tokens.shape[1]
-        if not isinstance(self._new, Dim) and count != self._new:
-            raise InputError(
-                f"the model takes {self._new} tokens at a time, and {count} are left.",
-                where=self._where,
-                fix="compile it without binding the number of tokens",
-            )
-        total, wanted = self.length + count, count if all_scores else 1
-        given: dict[str, Any] = {roles.ids: to_ffi(tokens, self._infos[roles.ids].dtype)}
-        if roles.mask:
-            given[roles.mask] = self._tensor(roles.mask, np.ones((self.batch, total)))
-        if roles.positions:
-            places = np.broadcast_to(np.arange(self.length, total), tokens.shape)
-            given[roles.positions] = self._tensor(roles.positions, places)
-        results = self._model.call_in_place(self._session, given | self._bound, self.length, wanted)
-        scores = from_ffi(results[self._output], self._infos[roles.logits])[:, -wanted:].copy()
-        self.length = total
-        return scores
-
-    def _tensor(self, name: str, values: Array) -> Any:
-        info = self._infos[name]
-        return to_ffi(np.ascontiguousarray(values, info.numpy_dtype), info.dtype)

@@ -22,11 +22,12 @@ from tvmopt.runtime import container
 from tvmopt.runtime.roles import Roles
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
 
-FORMAT = 6
-"""Of an artifact for one target. 5: decoders were not told how many scores to give; 4: without decoders; 3: without
-open sizes; 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and the pool of threads in the library."""
+FORMAT = 8
+"""Of an artifact for one target. 6: tokens of decoders had no places; 5: decoders were not told how many scores to
+give; 4: without decoders; 3: without open sizes; 2: inputs had to lie at 64 bytes; 1: without the manifest's hash and
+the pool of threads in the library."""
 
-FLEET = 7
+FLEET = 9
 """Of an artifact for several targets: `manifest.json` has a manifest for each, and weights lie in several members."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from tvmopt.errors import ArtifactError, InputError, collect, reason
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import pool
 from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.batch import Batch
 from tvmopt.runtime.decoder import Decoder
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest, check_versions
@@ -108,7 +109,9 @@ class Model:
         self._artifact = artifact
         self._threads = threads or default_threads(manifest.threads)
         self._library = load_library(artifact.library, artifact.where)
-        wanted = arity(self._library) - manifest.decoder.in_place  # the length of the past
+        wanted = (
+            arity(self._library) - manifest.decoder.in_place - manifest.decoder.placed
+        )  # the numbers of rows, the places
         given = len(manifest.inputs) + len(manifest.weights)
         if wanted != given:
             raise self._contradiction(f"its code takes {wanted} tensors, its manifest has {given}")
@@ -260,32 +263,46 @@ class Model:
         with refusals(self.manifest.model):
             return measure(call, iterations=iterations, warmup=warmup, duration=duration)
 
-    def decoder(self, max_length: int | None = None) -> Decoder:
+    @overload
+    def decoder(self, max_length: int | None = None) -> Decoder: ...
+    @overload
+    def decoder(self, max_length: int | None = None, *, sequences: int) -> Batch: ...
+    def decoder(self, max_length: int | None = None, *, sequences: int | None = None) -> Decoder | Batch:
         """The model with a state: keys and values of the tokens that it has seen.
 
         Args:
             max_length: tokens of the longest text; default: as many as the model takes.
+            sequences: room for so many texts, which a step goes on with together; default: a decoder of one text.
 
         Raises:
-            InputError: the model is no decoder whose caches are kept, or does not take so many tokens.
+            InputError: the model is no decoder whose caches are kept, does not take so many tokens, or not those of
+                several texts.
         """
-        return Decoder(self, max_length)
+        return Decoder(self, max_length) if sequences is None else Batch(self, sequences, max_length)
 
     def new_session(self) -> Session:
         """A virtual machine that no other call uses."""
         return self._make_instance().session
 
-    def call_in_place(self, session: Session, given: Mapping[str, Any], past: int, scores: int) -> Any:
+    def call_in_place(
+        self, session: Session, given: Mapping[str, Any], past: int, scores: int, places: Any = None,
+        apart: bool = False,
+    ) -> Any:  # fmt: skip
         """Call a decoder's code on tensors that are known to fit: the outputs as it returns them.
 
         Args:
             session: one that no other call uses.
             given: TVM's tensors by the name of the input, caches as buffers. past: how many of their rows are filled.
             scores: of how many of the last tokens scores are wanted.
+            places: the text and the position of each token, int64[2, tokens]; default: those of the first text behind
+                `past`.
+            apart: the tokens are not consecutive ones of one text; no position is `past` plus their number, or more.
         """
         pool.use_threads(self._threads)
+        ids = given[self.manifest.decoder.ids]
+        numbers = self._numbers(past, int(ids.shape[1]), scores, places, apart)
         try:
-            return session.main(*(given[name] for name in self._names), ffi().Shape([past, scores]), *self._weights)
+            return session.main(*(given[name] for name in self._names), *numbers, *self._weights)
         except Exception as error:
             if told := refusal(error, self.manifest.model):
                 raise told from None
@@ -376,8 +393,40 @@ class Model:
             stage[...] = value
         if self._caches:
             past = self._inputs[next(iter(self._caches))].shape[LENGTH_AXIS]
-            tensors.append(ffi().Shape([instance.sizes[str(past)], self._tokens(values)]))
+            tokens = self._tokens(values)
+            self._check_text(values, instance.sizes[str(past)], tokens)
+            tensors += self._numbers(instance.sizes[str(past)], tokens, tokens)
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
+
+    def _numbers(self, past: int, tokens: int, scores: int, places: Any = None, apart: bool = False) -> list[Any]:
+        """What a decoder's code takes behind the inputs: numbers of rows, and where the tokens stand."""
+        if not self.manifest.decoder.placed:
+            return [ffi().Shape([past, scores])]
+        if places is None:
+            places = aligned_empty((2, tokens), np.dtype(np.int64))
+            places[0], places[1] = 0, np.arange(past, past + tokens)
+        return [ffi().Shape([past, scores, apart]), to_ffi(places, "int64")]
+
+    def _check_text(self, values: Sequence[Any], past: int, tokens: int) -> None:
+        """Refuse a mask that is not full, or other positions than those behind the past: code whose tokens have places
+        computes neither from them.
+
+        Raises:
+            InputError: see above.
+        """
+        roles = self.manifest.decoder
+        if not roles.placed:
+            return
+        given = {name: np.asarray(value) for name, value in zip(self._names, values, strict=True)}
+        fix = "use Model.decoder, or compile the model with --without tvmopt.PlaceTokens"
+        if roles.mask and not given[roles.mask].all():
+            raise InputError("the mask hides tokens.", where=f"{self.manifest.model}, {roles.mask}", fix=fix)
+        if roles.positions and not (given[roles.positions] == np.arange(past, past + tokens)).all():
+            raise InputError(
+                f"the positions are not {past} to {past + tokens - 1}, those behind the past.",
+                where=f"{self.manifest.model}, {roles.positions}",
+                fix=fix,
+            )
 
     def _tokens(self, values: Sequence[Any]) -> int:
         """How many tokens a call of a decoder has: of all of them scores are wanted."""

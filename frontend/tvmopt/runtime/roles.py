@@ -23,6 +23,8 @@ class Roles:
         positions: where the tokens stand [batch, new].
         logits: the scores of the next token, for each new one: [batch, new, vocabulary].
         in_place: the code takes the caches as buffers of any length, and behind the inputs how many rows are filled.
+        placed: the code is told each token's text, a row of the caches, and its position there, behind those numbers:
+            a call may have tokens of several texts.
     """
 
     caches: tuple[Cache, ...] = ()
@@ -31,6 +33,7 @@ class Roles:
     positions: str = ""
     logits: str = ""
     in_place: bool = False
+    placed: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.caches)

@@ -73,8 +73,10 @@ class _Attention:
         self.p, self.dtype, self.handed = p, dtype, handed
         self.q = new_buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
         rows = (p.keys, p.kv_heads) if p.capacity is None else (p.kv_heads, p.capacity)
-        self.k = new_buffer("k", p.batch, *rows, p.depth, dtype=dtype)
-        self.v = new_buffer("v", p.batch, *rows, p.depth_v, dtype=dtype)
+        texts = p.batch if p.apart is None else p.cache_batch
+        self.k = new_buffer("k", texts, *rows, p.depth, dtype=dtype)
+        self.v = new_buffer("v", texts, *rows, p.depth_v, dtype=dtype)
+        self.places = None if p.apart is None else new_buffer("places", 2, p.queries, dtype=INDEX)
         self.bias = new_buffer("bias", *p.bias) if p.bias else None
         self.out = new_buffer("out", p.batch, p.queries, p.heads, p.depth_v, dtype=dtype)
         self.locals: list[Any] = []
@@ -84,6 +86,9 @@ class _Attention:
         self.total = self._local("total", p.strip)
         self.acc = self._local("acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.v_lanes))
         self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
+        if self.places is not None:
+            self.task = new_buffer("task", 2, dtype=INDEX)
+            self.locals.append(self.task)
 
     def _local(self, name: str, size: Any) -> Any:
         buffer = new_buffer(name, size)
@@ -94,7 +99,28 @@ class _Attention:
         """Where a key, or its value, of this head stands."""
         p = self.p
         head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
-        return (self.b, key, head) if p.capacity is None else (self.b, head, key)
+        if p.capacity is None:
+            return self.b, key, head
+        return self.text() if self.places is not None else self.b, head, key
+
+    def text(self) -> Expr:
+        """Which text the task is of, where queries have places."""
+        return load(self.task, 0)
+
+    def row(self) -> Expr:
+        """The query of a task that has one."""
+        return const_index(0) if self.places is None else self.chunk
+
+    def own_keys(self) -> Expr:
+        """How many keys the only query of a task sees."""
+        return as_index(self.p.keys) if self.places is None else load(self.task, 1)
+
+    def _placed(self, body: Any, row: Expr) -> Any:
+        """A task behind the place of one of its queries: of a strip all queries are of one text."""
+        if self.places is None:
+            return body
+        text, position = (load(self.places, i, row) for i in (0, 1))
+        return seq([store(self.task, text, 0), store(self.task, position + 1, 1), body])
 
     def _narrow(self, value: Expr) -> Expr:
         if self.dtype == "float32":
@@ -103,7 +129,7 @@ class _Attention:
 
     def func(self) -> Any:
         p = self.p
-        inputs = [self.q, self.k, self.v, *([self.bias] if self.bias is not None else [])]
+        inputs = [self.q, self.k, self.v, *(b for b in (self.places, self.bias) if b is not None)]
         axes = [(self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks)]
         reads = list(map(everything, inputs))
         if p.capacity is not None:  # how many keys count is read off the region
@@ -116,11 +142,14 @@ class _Attention:
 
     def _strips(self) -> Any:
         if self.p.capacity is not None and self.dtype == "float32" and fits(self.p):
+            one = self._placed(OneQuery(self).task(), self.row())
             if is_one(self.p.queries):
-                return OneQuery(self).task()
+                return one
             if not isinstance(self.p.queries, int):  # then each strip is a chunk
-                strip = self._strip(self.chunk * self.p.strip)
-                return tirx.IfThenElse(self.p.queries == 1, OneQuery(self).task(), strip)
+                strip = self._placed(self._strip(self.chunk * self.p.strip), const_index(0))
+                single = self.p.queries == 1
+                single = single if self.p.apart is None else tirx.any(single, self.p.apart == 1)
+                return tirx.IfThenElse(single, one, strip)
         if not isinstance(self.p.chunks, int):
             return self._strip(self.chunk * self.p.strip)
         each = self.p.strips // self.p.chunks
@@ -329,14 +358,18 @@ def cached_attention(bb: relax.BlockBuilder, call: relax.Call, machine: Machine)
     p = cached_plan(call, machine, symbols)
     if isinstance(p, Declined):
         return p
+    if p.apart is not None and not fits(p):
+        return Declined(f"heads of {p.depth} numbers, for tokens of several texts")
     return _called(bb, call, p, symbols, [*call.args[:3], *call.args[4:]], call.args[3].values[0])
 
 
 def _called(
     bb: relax.BlockBuilder, call: relax.Call, p: AttentionPlan, symbols: Symbols, args: list[Any], keys: Any
 ) -> Any:
-    """The kernel of a plan and its call; `args`: q, k, v and the mask, if there is one."""
-    if len(args) == 4:
+    """The kernel of a plan and its call; `args`: q, k, v and the places or the mask, if there are any."""
+    if p.apart is not None:
+        symbols.of(args[3])
+    elif len(args) == 4:
         args[3], transposed = _bias(bb, args[3], p, (sizes(call.args[0]) or ())[1], keys)
         p = replace(p, bias=symbols.of(args[3]), bias_transposed=transposed)
     handed = symbols.to_hand_over()

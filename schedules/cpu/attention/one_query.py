@@ -1,4 +1,5 @@
 """One query a head, as a decoder's step has it: the heads of a group read a row of K and V once, nothing is transposed.
+Where tokens of several texts are computed together, each is a task of its own and sees as many keys as its place tells.
 
 With one query the strips of `compute.py` would compute V - 1 scores of V for nothing. Here the lanes are the depth::
 
@@ -21,7 +22,7 @@ from typing import Any
 from tvm import tirx
 
 from tvmopt.lowering import math
-from tvmopt.lowering.loops import as_index, const_index, load, loop, new_buffer, seq, splat, spread, store, vector
+from tvmopt.lowering.loops import const_index, load, loop, new_buffer, seq, splat, spread, store, vector
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu._attention_plan import AttentionPlan, ceil_div, is_one, with_mask
 
@@ -52,7 +53,7 @@ class OneQuery:
 
     def __init__(self, kernel: Any) -> None:
         p: AttentionPlan = kernel.p
-        self.p, self.kernel, self.k_lanes = p, kernel, _lanes(p)
+        self.p, self.kernel, self.k_lanes, self.keys = p, kernel, _lanes(p), kernel.own_keys()
         self.tile_heads = next(n for n in (HEADS, 2, 1) if p.shared % n == 0)
         self.tile_keys = self.k_lanes // self.tile_heads
         self.row = ceil_div(p.keys, p.lanes) * p.lanes  # scores of a head, filled up to whole vectors
@@ -88,7 +89,7 @@ class OneQuery:
         p, lanes = self.p, self.k_lanes
 
         def one(d: Expr) -> Any:
-            value = load(self.kernel.q, self.kernel.b, const_index(0), self.kernel.h + i, vector(d * lanes, lanes))
+            value = load(self.kernel.q, self.kernel.b, self.kernel.row(), self.kernel.h + i, vector(d * lanes, lanes))
             return store(self.query, value * splat(p.scale, lanes), vector(i * p.depth + d * lanes, lanes))
 
         return loop(p.depth // lanes, one, "d")
@@ -97,19 +98,19 @@ class OneQuery:
 
     def _scored(self, first: int) -> Any:
         """The scores of heads first .. first + tile_heads; a last tile is moved up, so that some are computed twice."""
-        p, keys = self.p, self.tile_keys
-        last = as_index(p.keys) - 1
+        known, keys = self.p.keys, self.tile_keys
+        last = self.keys - 1
 
         def moved(t: Expr) -> Any:
-            return self._tile(first, tirx.min(t * keys, p.keys - keys), lambda key: key)
+            return self._tile(first, tirx.min(t * keys, self.keys - keys), lambda key: key)
 
         def clamped(t: Expr) -> Any:  # fewer keys than a tile: behind the last one, the last one again
             return self._tile(first, t * keys, lambda key: tirx.min(key, last))
 
-        tiles = ceil_div(p.keys, keys)
-        if isinstance(p.keys, int):
-            return loop(tiles, moved if p.keys >= keys else clamped, "t")
-        return tirx.IfThenElse(p.keys >= keys, loop(tiles, moved, "t"), loop(const_index(1), clamped, "t"))
+        tiles = ceil_div(self.keys, keys)
+        if isinstance(known, int) and self.p.apart is None:
+            return loop(tiles, moved if known >= keys else clamped, "t")
+        return tirx.IfThenElse(self.keys >= keys, loop(tiles, moved, "t"), loop(const_index(1), clamped, "t"))
 
     def _tile(self, first: int, key: Expr, place: Any) -> Any:
         p, lanes = self.p, self.k_lanes
@@ -164,14 +165,14 @@ class OneQuery:
 
     def _softmax(self, i: Expr) -> Any:
         """Scores to weights, and one over their sum; behind the last key there is nothing."""
-        p, lanes, kernel = self.p, self.p.lanes, self.kernel
+        lanes, kernel = self.p.lanes, self.kernel
         start, whole = i * self.row, vector(0, self.p.lanes)
         steps = []
         if kernel.bias is not None:
-            steps.append(loop(p.keys, lambda j: store(self.scores, self._masked(i, j), start + j), "j"))
-        rest = self.row - p.keys
-        steps.append(loop(rest, lambda j: store(self.scores, splat(float("-inf"), 1), start + p.keys + j), "j"))
-        vectors = ceil_div(p.keys, lanes)
+            steps.append(loop(self.keys, lambda j: store(self.scores, self._masked(i, j), start + j), "j"))
+        vectors = ceil_div(self.keys, lanes)
+        rest = vectors * lanes - self.keys
+        steps.append(loop(rest, lambda j: store(self.scores, splat(float("-inf"), 1), start + self.keys + j), "j"))
 
         def place(t: Expr) -> Expr:
             return vector(start + t * lanes, lanes)
@@ -241,10 +242,10 @@ class OneQuery:
                 store(
                     self.kernel.out,
                     load(self.out, at(i, n)) * spread(load(self.inverse, first + i), lanes),
-                    self.kernel.b, const_index(0), self.kernel.h + (first + i), depth(n),
+                    self.kernel.b, self.kernel.row(), self.kernel.h + (first + i), depth(n),
                 )
                 for i, n in cells
             ]  # fmt: skip
-            return seq([*(store(self.out, zero, at(i, n)) for i, n in cells), loop(p.keys, step, "j"), *ends])
+            return seq([*(store(self.out, zero, at(i, n)) for i, n in cells), loop(self.keys, step, "j"), *ends])
 
         return loop(vectors // wide, part, "db")

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.schedules.harness import Open, close, machines, open_module
-from tvmopt.operators.caches import Scores, cached_attention
+from tvmopt.operators.caches import Scores, cached_attention, placed_attention
 
 LENGTHS = (1, 2, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 64, 101, 511)
 
@@ -191,3 +191,42 @@ def test_heads_of_a_group_share_a_task_and_none_is_left_out(cores):
     expected = attention(q, *(x.transpose(0, 2, 1, 3) for x in (k, v)))
     close(y[:, :, :8], expected[:, :, :8], 1000)
     assert np.isnan(y[:, :, 8:]).all()
+
+
+def of_texts(apart):
+    """Attention of tokens with places to caches; a tensor of `keys` rows tells how many there are at most."""
+
+    def of(bb, q, k, v, places, known):
+        scores = Scores(int(q.ty.shape[3]) ** -0.5, causal=True)
+        return placed_attention(q, k, v, next(iter(known.ty.shape)), tirx.const(apart, "int64"), places, scores)
+
+    return of
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize(("heads", "kv_heads", "depth"), [(6, 2, 16), (4, 4, 20)])
+@pytest.mark.parametrize("apart", [1, 0])
+def test_tokens_see_their_own_text(machine, heads, kv_heads, depth, apart):
+    """Of several texts, each at a place of its own; or consecutive ones of one text. What they must not see is NaN."""
+    caches = ("texts", kv_heads, "capacity", depth)
+    shapes = [(1, "seq", heads, depth), caches, caches, (2, "seq"), ("keys", 1)]
+    kinds = ["float32"] * 3 + ["int64", "float32"]
+    model = Open(open_module(of_texts(apart), shapes, kinds), machine)
+    assert kernel(model) == ["attention"]
+    generator, texts, capacity = np.random.default_rng(0), 5, 50
+    for seq in (1, 2, 7, 8, 9, 33):
+        if apart:
+            places = np.stack([generator.integers(0, texts, seq), generator.integers(0, capacity, seq)])
+        else:
+            places = np.stack([np.full(seq, 3), 4 + np.arange(seq)])
+        q = random(1, seq, heads, depth)
+        k, v = (random(texts, kv_heads, capacity, depth, seed=s) for s in (1, 2))
+        seen = np.zeros((texts, capacity), bool)
+        for text, position in places.T:
+            seen[text, : position + 1] = True
+        k[~np.repeat(seen[:, None], kv_heads, 1)] = np.nan
+        v[~np.repeat(seen[:, None], kv_heads, 1)] = np.nan
+        found = model(q, k, v, places.astype("int64"), random(int(places[1].max()) + 1, 1))[0]
+        for i, (text, position) in enumerate(places.T):
+            rows = (x[text : text + 1, :, : position + 1].transpose(0, 2, 1, 3) for x in (k, v))
+            close(found[:, i : i + 1], attention(q[:, i : i + 1], *rows), 64)
