@@ -73,9 +73,15 @@ def test_garbage_is_refused(channel: Any) -> None:
     def plain(data: bytes) -> bytes:
         return data
 
-    for method in ("ModelInfer", "NoMethod"):
-        with pytest.raises(grpc.RpcError):
+    for method, code in (("ModelInfer", "INVALID_ARGUMENT"), ("NoMethod", "UNIMPLEMENTED")):
+        with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary(f"/{SERVICE}/{method}", plain, plain)(b"\xff" * 100, timeout=60)
+        assert raised.value.code().name == code
+    stream = channel.stream_stream(
+        f"/{SERVICE}/ModelStreamInfer", plain, messages().ModelStreamInferResponse.FromString
+    )
+    (found,) = stream(iter([b"\xff" * 100]), timeout=60)
+    assert "no message" in found.error_message
     assert call(channel, "ServerLive").live and call(channel, "ServerReady").ready
 
 

@@ -35,6 +35,13 @@ def command(
     max_body: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.")] = 64.0,
     reload: Annotated[float, typer.Option(min=0, help="Seconds between two looks at the files; 0: none.")] = 2.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that requests have to end in after SIGTERM.")] = 30.0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Serve on a Ray cluster, HTTP only: its address, auto, or local."),
+    ] = None,
+    replicas: Annotated[
+        str, typer.Option(metavar="N|MIN..MAX", help="With --ray: how many, or how many at least and at most.")
+    ] = "1",
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as JSON when listening.")] = False,
 ) -> None:
     """Serve compiled models by HTTP and gRPC until SIGTERM or Ctrl-C; http://127.0.0.1:8000/ shows them."""
@@ -44,7 +51,13 @@ def command(
     count, threads = parse_instances(instances)
     limits = Limits(count, threads, max_batch, max_delay / 1e3, max_queue, timeout, max_texts)
     settings = Settings(host, port, grpc_port if grpc else None, limits, int(max_body * 2**20), reload, grace)
-    serve(paths, settings, started=print_json if as_json else None)
+    started = print_json if as_json else None
+    if ray is None:
+        serve(paths, settings, started=started)
+        return
+    from tvmopt.serving.ray import run
+
+    run(paths, settings, address=ray, replicas=parse_replicas(replicas), started=started)
 
 
 def parse_instances(text: str) -> tuple[int, int | None]:
@@ -57,3 +70,15 @@ def parse_instances(text: str) -> tuple[int, int | None]:
     if found is None:
         raise InputError(f"--instances is {text!r}.", fix="give a number, or 2x1: two instances of one thread")
     return int(found[1]), int(found[2]) if found[2] else None
+
+
+def parse_replicas(text: str) -> int | tuple[int, int]:
+    """Replicas, or the fewest and the most.
+
+    >>> parse_replicas("3"), parse_replicas("1..8")
+    (3, (1, 8))
+    """
+    found = re.fullmatch(r"([1-9]\d{0,4})(?:\.\.([1-9]\d{0,4}))?", text)
+    if found is None or (found[2] and int(found[2]) < int(found[1])):
+        raise InputError(f"--replicas is {text!r}.", fix="give a number, or 1..8: one to eight, as the load is")
+    return (int(found[1]), int(found[2])) if found[2] else int(found[1])

@@ -8,6 +8,7 @@
     metrics     what Prometheus reads
     rest, rpc   the two ways in
     server      both on one machine: start, drain, end
+    ray         HTTP on the machines of a Ray cluster
 
 The protocol is handled here and not by kserve's server: that one listens on all interfaces, turns binary tensors into
 Python lists (some 40 ms for a picture), knows no versions, and wants older versions of protobuf and psutil than others.

@@ -144,6 +144,23 @@ def from_list(info: TensorInfo, shape: tuple[int, ...], data: Any) -> Array:
         return array.astype(dtype).reshape(shape)
 
 
+def from_numpy(model: Model, given: Mapping[str, Any]) -> Request:
+    """A request of arrays.
+
+    Raises:
+        Refused: they are not what the model takes.
+    """
+    check_names(model, [*given])
+    infos = {i.name: i for i in model.inputs}
+    arrays = {name: np.asarray(array) for name, array in given.items()}
+    for name, array in arrays.items():
+        if array.dtype != infos[name].numpy_dtype:
+            raise bad(f"the input {name!r} is {infos[name].dtype}, not {array.dtype}.")
+        checked_shape(infos[name], DATATYPES[infos[name].dtype], array.shape)
+    check_sizes(model, {name: array.shape for name, array in arrays.items()})
+    return Request(arrays, {o.name: True for o in model.outputs})
+
+
 def decode(model: Model, body: bytes | bytearray, header: str | None) -> Request:
     """A request from the body of an HTTP request.
 

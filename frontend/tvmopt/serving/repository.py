@@ -235,6 +235,16 @@ class Repository:
             threading.Thread(target=_end, args=(batcher,), daemon=True).start()
 
 
+def artifacts(paths: Iterable[Path]) -> list[Path]:
+    """The files that a repository of these paths has now.
+
+    Raises:
+        InputError: see :class:`Repository`.
+    """
+    found = Repository(paths, Limits(), None)._found()
+    return [file.path for versions in found.values() for file in versions.values()]
+
+
 def _end(batcher: Batcher) -> None:
     """Outputs of a model stay valid when it is closed."""
     batcher.close()

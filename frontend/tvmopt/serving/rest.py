@@ -205,11 +205,12 @@ def _check_origin(request: Any, only_local: bool) -> None:
     origin = request.headers.get("origin")
     if origin and origin.partition("://")[2] != host:
         raise Refused(403, "the request comes from another site's page.")
-    if only_local and not _is_local(host):
+    if only_local and not is_local(host):
         raise Refused(403, f"this server is for this machine, and the request names the host {host!r}.")
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether a name, with or without a port, is this machine's for itself."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     try:
         return name in LOCAL or not name or ipaddress.ip_address(name).is_loopback

@@ -25,6 +25,22 @@ CONTENTS = {
 """The field for numbers of each datatype; 16-bit floats have none."""
 
 
+NO_MESSAGE = "the request is no message of the Open Inference Protocol."
+
+
+def _message_or_none(kind: Any) -> Any:
+    """What reads a message; grpc itself answers what it cannot read with UNKNOWN."""
+    from google.protobuf.message import DecodeError
+
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            return None
+
+    return read
+
+
 def server(service: Service) -> Any:
     """A gRPC server that is not started yet."""
     import grpc
@@ -42,20 +58,22 @@ def server(service: Service) -> Any:
 
         async def answer(request: Any, context: Any) -> Any:
             try:
+                if request is None:
+                    raise bad(NO_MESSAGE)
                 return await work(request)
             except Refused as refused:
                 await context.abort(getattr(grpc.StatusCode, CODES[refused.status]), refused.text)
 
         return grpc.unary_unary_rpc_method_handler(
             answer,
-            request_deserializer=getattr(types, f"{name}Request").FromString,
+            request_deserializer=_message_or_none(getattr(types, f"{name}Request")),
             response_serializer=getattr(types, f"{name}Response").SerializeToString,
         )
 
     handlers = {n: handler(n) for n in METHODS}
     handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
         calls.ModelStreamInfer,
-        request_deserializer=types.ModelInferRequest.FromString,
+        request_deserializer=_message_or_none(types.ModelInferRequest),
         response_serializer=types.ModelStreamInferResponse.SerializeToString,
     )
     made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -130,6 +148,9 @@ class Calls:
         types = self._types
         async for request in requests:
             try:
+                if request is None:
+                    request = types.ModelInferRequest()
+                    raise bad(NO_MESSAGE)
                 if texts_rpc.is_text(request, self._model(request)):
                     asked = texts_rpc.asked(request)
                     found = self._service.generate(request.model_name, request.model_version, "grpc", asked)

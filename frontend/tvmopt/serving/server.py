@@ -72,7 +72,7 @@ def serve(
     check_packages()
     known = settings or Settings()
     say = tell or (lambda text: print(text, file=sys.stderr, flush=True))
-    _check(known, say)
+    check_settings(known, say)
     metrics = Metrics()
     repository = Repository([Path(p) for p in paths], known.limits, metrics.observer, say)
     repository.refresh()
@@ -82,7 +82,12 @@ def serve(
     asyncio.run(_Server(known, Service(repository, metrics, known.max_body), say, started).run())
 
 
-def _check(settings: Settings, say: Callable[[str], None]) -> None:
+def check_settings(settings: Settings, say: Callable[[str], None]) -> None:
+    """Say what is unwise.
+
+    Raises:
+        InputError: a number is out of range.
+    """
     limits = settings.limits
     wanted = limits.instances * (limits.threads or 1)
     if wanted > cores():
@@ -132,9 +137,9 @@ class _Server:
 
         known, service = self.settings, self.service
         web = listening(known.host, known.port)
-        app = rest.application(service, only_local=rest._is_local(known.host), body_seconds=known.limits.timeout)
+        app = rest.application(service, only_local=rest.is_local(known.host), body_seconds=known.limits.timeout)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", server_header=False, date_header=False,
+            app, log_level="error", access_log=False, lifespan="off", server_header=False, date_header=False,
             timeout_graceful_shutdown=max(1, int(known.grace)),
         )  # fmt: skip
         http = uvicorn.Server(config)
