@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tvmopt.children import Progress
 from tvmopt.dims import Shapes
-from tvmopt.errors import InputError, TvmoptError
+from tvmopt.errors import ArtifactError, InputError, TvmoptError
 from tvmopt.files import array_format, atomic_write, check_writable, save_arrays, write_text
 from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
@@ -118,6 +118,7 @@ def compile(
     dump_all: str | Path | None = None,
     dump_code: Mapping[str, str | Path] | None = None,
     cache: bool = True,
+    first: str | Path | bytes | onnx.ModelProto | None = None,
     progress: Progress | None = None,
 ) -> Compiled:
     """Compile an ONNX model.
@@ -157,6 +158,9 @@ def compile(
         dump_code: names of kernels, and the folders for each one's loops, LLVM IR and assembly, or CUDA C++ and PTX.
         cache: take the artifact of the same compile, made and verified earlier, where it is kept, and keep this one
             (`tvmopt cache`). False compiles in any case.
+        first: of a decoder beside an encoder whose `model` is the file of its steps (`decoder_with_past_model.onnx`),
+            the file of its first call (`decoder_model.onnx`): what that computes of the encoder's output becomes a part
+            of the artifact. One file with both (`decoder_model_merged.onnx`) needs none.
         progress: called with the name of each stage.
 
     Raises:
@@ -170,7 +174,7 @@ def compile(
         model, target=target, precision=precision, shape=shape, values=values, preprocess=preprocess,
         postprocess=postprocess, threads=threads,
         exact=exact, int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
-        dump_after=dump_after, dump_all=dump_all, dump_code=dump_code,
+        dump_after=dump_after, dump_all=dump_all, dump_code=dump_code, first=first,
     )  # fmt: skip
     check_writable(output)
     if len(requests) == 1:
@@ -189,12 +193,17 @@ def _requests(
     Raises:
         TargetError, InputError: a target cannot be what is asked for.
     """
+    from tvmopt.compiler.beginning import two_models
+
     machines, plans = fleet_of(target), (threads,) if threads is None or isinstance(threads, int) else tuple(threads)
     if not plans or len(set(plans)) < len(plans):
         raise InputError(f"the numbers of threads are {plans}.", fix="give each once: threads=(1, 2, 8)")
     if len(plans) > 1 and machines[0].kind != "llvm":
         raise InputError("threads are of CPUs.", where=f"target {str(target)!r}", fix="leave them out for a GPU")
     requests = [_request(model, machine, threads=plan, **options) for machine in machines for plan in plans]
+    if len(requests) > 1 and two_models(requests[0]) is not None:
+        what = "a decoder whose file has two forms, or two files, is compiled for one target."
+        raise InputError(what, where=f"target {str(target)!r}", fix=f"--target {machines[0].name}, and one --threads")
     if len(requests) > 1 and any(options.get(f"dump_{what}") for what in ("after", "all", "code")):
         fix = f"dump with --target {machines[0].name}" + (f" --threads {plans[0]}" if plans[0] else "")
         raise InputError("dumps are of one target.", where=f"target {str(target)!r}", fix=fix)
@@ -468,6 +477,12 @@ def _refitted(
     from tvmopt.compiler.driver import refit as refit_weights
     from tvmopt.compiler.request import as_file, request_of
 
+    if old.beginning is not None:
+        raise ArtifactError(
+            "the artifact of a decoder beside an encoder holds two programs, and takes no other weights.",
+            where=old.where,
+            fix="compile the model instead",
+        )
     request = request_of(old.manifest, model)
     fitted = refit_weights(old, request, progress)
     report = Report.from_dict(fitted.manifest.report)

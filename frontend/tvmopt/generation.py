@@ -7,16 +7,22 @@ The model is a file that `tvmopt compile` wrote. Words need its tokenizer, a `to
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tvmopt.errors import InputError, MissingDependency, reason
 from tvmopt.runtime.model import Model, load
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for the first bytes of a letter whose others are still to come."""
+
+
+HIDDEN, TEXT_MASK = "encoder_hidden_states", "attention_mask"
+"""What exporters call an encoder's output where a decoder takes it, and the mask of a text where an encoder does."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ def generate(
     seed: int | None = None,
     stop: Sequence[str | int] = (),
     max_length: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    encoder: str | Path | Model | None = None,
     threads: int | None = None,
     on_piece: Callable[[str], None] | None = None,
 ) -> Generated:
@@ -73,18 +81,24 @@ def generate(
             highest score is taken.
         stop: tokens behind which it ends, as numbers or as the tokenizer writes them (``"</s>"``).
         max_length: tokens that the state has room for; default: as many as the model takes, or as are needed.
+        inputs: what the decoder looks at besides its own text, by name: an encoder's output.
+        encoder: an artifact, or a loaded model, that computes this; `inputs` are then the encoder's.
         on_piece: called with each piece of text, or number, as soon as it is known.
 
     Raises:
-        InputError: see :meth:`tvmopt.runtime.decoder.Decoder.generate`; a text without a tokenizer; a token that the
-            tokenizer does not know.
+        InputError: see :meth:`tvmopt.runtime.decoder.Decoder.generate`; inputs that do not fit; a text
+            without a tokenizer; a token that the tokenizer does not know.
         MissingDependency: a tokenizer without the package `tokenizers`.
     """
     words = Tokenizer(tokenizer) if tokenizer is not None else None
     ids = prompt_tokens(prompt, words)
     ends = [stop_token(one, words) for one in stop]
     loaded = model if isinstance(model, Model) else load(model, threads=threads)
-    decoder = loaded.decoder(max_length)
+    beside = dict(inputs or {})
+    if encoder is not None:
+        beside = encoded(encoder if isinstance(encoder, Model) else load(encoder, threads=threads), beside)
+        beside = {name: value for name, value in beside.items() if name in loaded.looks_at}
+    decoder = loaded.decoder(max_length, **beside)
     start = time.perf_counter()
     pieces, first = Pieces(words), start
     for token in decoder.generate(
@@ -98,6 +112,22 @@ def generate(
     tokens = tuple(pieces.tokens)
     text = words.text(tokens) if words is not None else ""
     return Generated(tuple(ids), tokens, text, first - start, end - first if tokens else 0.0, loaded.threads)
+
+
+def encoded(encoder: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a decoder looks at, computed by its encoder: its output, and the mask of what it read.
+
+    Raises:
+        InputError: see :meth:`tvmopt.runtime.model.Model.run`.
+    """
+    given = dict(inputs)
+    names = [info.name for info in encoder.inputs]
+    if TEXT_MASK in names and TEXT_MASK not in given and len(given) == 1:
+        given[TEXT_MASK] = np.ones(np.shape(next(iter(given.values()))), np.int64)
+    outputs = encoder.run(given)
+    hidden = outputs.get(HIDDEN, next(iter(outputs.values())))
+    mask = {f"encoder_{TEXT_MASK}": given[TEXT_MASK]} if TEXT_MASK in names else {}
+    return {HIDDEN: hidden, **mask}
 
 
 def prompt_tokens(prompt: str | Sequence[int], words: Tokenizer | None) -> list[int]:

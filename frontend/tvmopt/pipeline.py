@@ -36,7 +36,7 @@ from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
 from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.graph import sharing
-from tvmopt.passes.keep_caches import IN_PLACE
+from tvmopt.passes.keep_caches import IN_PLACE, ONE_TOKEN
 from tvmopt.passes.keep_views import views_again
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
@@ -96,7 +96,9 @@ class Lowered:
         """What the code of a decoder does, by the names of `tvmopt.runtime.roles.Roles`: whether its caches are buffers
         that stay where they are, whether its tokens have places."""
         attributes = dict(self.module["main"].attrs or {})
-        return {"in_place": IN_PLACE in attributes, "placed": PLACED in attributes}
+        return {
+            "in_place": IN_PLACE in attributes, "placed": PLACED in attributes, "one_token": ONE_TOKEN in attributes
+        }  # fmt: skip
 
 
 @dataclass

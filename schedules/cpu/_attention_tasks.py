@@ -13,6 +13,9 @@ from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.targets import Machine
 
+KEYS_AXIS = "tvmopt.keys_axis"
+"""The annotation of a kernel that reads caches: see :func:`keys_axis`."""
+
 
 @dataclass(frozen=True)
 class AttentionProblem:
@@ -30,8 +33,13 @@ def recognise(func: Any, machine: Machine, kernel: str) -> AttentionProblem | No
         return None
     batch, heads, chunks = extents(block)
     q, k = ([int(d) for d in region.source.shape] for region in block.reads[:2])
-    flops = 4.0 * batch * heads * q[1] * k[1] * q[3]
+    flops = 4.0 * batch * heads * q[1] * k[keys_axis(block)] * q[3]
     return AttentionProblem(batch * heads * chunks, flops, 1.5 * flops / (machine.peak_flops / machine.cores) * 1e9)
+
+
+def keys_axis(block: Any) -> int:
+    """The axis of the keys: of [B, S, N, H] the second, of caches [B, N, S, H] the third."""
+    return int(block.annotations.get(KEYS_AXIS, 1))
 
 
 def open_loops(func: Any, kernel: str, parallel: bool) -> Any:

@@ -175,6 +175,14 @@ def command(
             "--cache/--no-cache", help="Take the artifact of the same compile where one is kept (`tvmopt cache`)."
         ),
     ] = True,
+    first: Annotated[
+        str | None,
+        typer.Option(
+            metavar="decoder_model.onnx",
+            help="Beside the steps of a decoder (decoder_with_past_model.onnx) the file of its first call, which "
+            "computes what the steps read of the encoder's output.",
+        ),
+    ] = None,
     list_passes: Annotated[
         bool,
         typer.Option("--list-passes", is_eager=True, callback=list_stages, help="Print the stages in order, and end."),
@@ -213,6 +221,7 @@ def command(
             dump_all=dump_all,
             dump_code=_folders("--dump-code", dump_code),
             cache=cache,
+            first=first,
             progress=show,
         )
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvmopt.cli.common import many_threads, out, print_json
+from tvmopt.cli.common import many_threads, out, parse_inputs, print_json
 from tvmopt.errors import InputError
 from tvmopt.texts import printable, whole_number
 
@@ -33,6 +33,18 @@ def command(
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Room for so many tokens in all.", show_default="the model's")
     ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="NAME=FILE.npy|FILE.npz",
+            help="What the decoder looks at besides its own text, or what --encoder reads; repeatable.",
+        ),
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(metavar="ARTIFACT", help="The compiled encoder of a decoder that looks at its output.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, text and times as JSON.")] = False,
 ) -> None:
@@ -50,7 +62,8 @@ def command(
 
     found = generate(
         model, given, tokenizer=tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
-        top_p=top_p, seed=seed, stop=stop or [], max_length=max_length, threads=threads,
+        top_p=top_p, seed=seed, stop=stop or [], max_length=max_length,
+        inputs=parse_inputs(inputs or []), encoder=encoder, threads=threads,
         on_piece=None if as_json else show,
     )  # fmt: skip
     if as_json:

@@ -107,10 +107,13 @@ def _decoder(manifest: Any) -> list[str]:
         return []
     first, count = roles.caches[0], len(roles.caches)
     told = "kept in place" if roles.in_place else "copied at each call"
+    begins = manifest.options.get("beginning", ())
     named = {"tokens": roles.ids, "mask": roles.mask, "positions": roles.positions, "scores": roles.logits}
     return [
         f"{count} caches, {told}: {first.past} -> {first.present}" + (", ..." if count > 1 else ""),
         ", ".join(f"{what} {name}" for what, name in named.items() if name),
+        *([f"looks at {'; '.join(begins)}, which is computed once"] if begins else []),
+        *(["takes one token at a time: nothing in the model tells the order of several"] if roles.one_token else []),
     ]
 
 

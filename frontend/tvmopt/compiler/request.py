@@ -44,6 +44,7 @@ class Request:
     preprocess: Mapping[str, str] = field(default_factory=dict)
     postprocess: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    first: Any = None
 
     def __post_init__(self) -> None:
         check_precision(self.precision, self.machine)
@@ -65,6 +66,7 @@ class Request:
             "shapes": self.plain_shapes(),
             "values": {name: to_plain(value) for name, value in self.values.items()},
             "store": None if self.store is None else os.fspath(self.store),
+            "first": None if self.first is None else os.fspath(self.first),
             "without": list(self.without),
             "generic": list(self.generic),
             "dumps": self.dumps.to_dict(),

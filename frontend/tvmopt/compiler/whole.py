@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tvmopt import children
 from tvmopt.cache import Artifacts
 from tvmopt.children import Progress
+from tvmopt.compiler.beginning import joined, of_beginning, of_step, two_models
 from tvmopt.compiler.kept import Kept, copied
 from tvmopt.compiler.request import Request, as_file
+from tvmopt.importer.pairs import Pair
 from tvmopt.report import Report
-from tvmopt.runtime.artifact import Artifact
+from tvmopt.runtime.artifact import Artifact, read
 
 Made = tuple[Artifact, Report, Path | None]
 """An artifact, what was done, and where it was written, if that was asked for."""
@@ -58,6 +61,14 @@ def compiled(request: Request, order: Order, progress: Progress | None) -> Made:
     Raises:
         TvmoptError: see :func:`tvmopt.compile`.
     """
+    models = two_models(request, order.strip_weights)
+    if models is not None:
+        apart = replace(order, output=None)
+        step, report, _ = compiled(of_step(request, models), apart, progress)
+        if models.beginning is not None:
+            asked = of_beginning(request, models, step.manifest)
+            step, report = joined(step, report, compiled(asked, apart, _also(progress))[0])
+        return step, report, _written(step, order)
     kept = order.kept(request)
     found = kept.find() if kept is not None else None
     if found is not None:
@@ -71,6 +82,9 @@ def isolated(request: Request, order: Order, progress: Progress | None) -> Compi
     Raises:
         Crash: the compiler died. TvmoptError: see :func:`tvmopt.compile`.
     """
+    models = two_models(request, order.strip_weights)
+    if models is not None:
+        return _both(request, models, order, progress)
     kept = order.kept(request)
     if kept is not None and (found := _found(kept, order)) is not None:
         return found
@@ -93,6 +107,29 @@ def isolated(request: Request, order: Order, progress: Progress | None) -> Compi
             fix=children.scarce_memory() or "this is a bug: please report it with the model",
         ) from crash
     return CompiledFile(Report.from_dict(answer["report"]), Path(answer["path"]) if answer["path"] else None)
+
+
+def _both(request: Request, models: Pair, order: Order, progress: Progress | None) -> CompiledFile:
+    """Two models, each in a child process, in one file."""
+    if models.beginning is None:
+        with as_file(models.step) as path:
+            return isolated(replace(of_step(request, models), source=str(path)), order, progress)
+    with TemporaryDirectory(prefix="tvmopt-pair-") as folder:
+        files = [Path(folder) / name for name in ("step.tvmopt", "beginning.tvmopt")]
+        with as_file(models.step) as path:
+            asked = replace(of_step(request, models), source=str(path))
+            report = isolated(asked, replace(order, output=files[0]), progress).report
+        step = read(files[0], verify=False)
+        with as_file(models.beginning) as path:
+            asked = replace(of_beginning(request, models, step.manifest), source=str(path))
+            isolated(asked, replace(order, output=files[1]), _also(progress))
+        whole, report = joined(step, report, read(files[1], verify=False))
+        return CompiledFile(report, None if order.output is None else whole.save(order.output))
+
+
+def _also(progress: Progress | None) -> Progress | None:
+    """Progress of the second of two models."""
+    return (lambda stage: progress(f"what it looks at: {stage}")) if progress else None
 
 
 def in_child(*, request: dict[str, Any], kept: str, progress: Progress, **order: Any) -> dict[str, Any]:

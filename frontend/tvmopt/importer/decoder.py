@@ -7,7 +7,10 @@ Exporters write one decoder in many ways, and most name each open size apart: to
     past_key_values.0.key   [batch, heads, past, depth]        attention_mask   [batch, past + new]
     input_ids               [batch, new]                       position_ids     [batch, new]
 
-So all of them get two symbols, and nothing has to be solved for.
+So all of them get two symbols, and nothing has to be solved for. What a decoder looks at besides its own text has a
+third one::
+
+    past_key_values.0.encoder.key   [batch, heads, encoder, depth]      encoder_attention_mask   [batch, encoder]
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from tvmopt.dims import PAST
 from tvmopt.errors import ModelError
 from tvmopt.runtime.roles import Cache, Roles
 
-PAST_LENGTH, NEW_LENGTH = "past_sequence_length", "sequence_length"
-"""Names of the two sizes where the file has none."""
+PAST_LENGTH, NEW_LENGTH, OTHER_LENGTH = "past_sequence_length", "sequence_length", "encoder_sequence_length"
+"""Names of the three sizes where the file has none."""
 
 LENGTH_AXIS = 2
 """The axis of a cache [batch, heads, length, depth] that grows."""
@@ -104,6 +107,7 @@ def name_sizes(values: Iterable[onnx.ValueInfoProto], decoder: Roles, given: Map
     wanted += [(cache, (batch, "", past, "")) for cache in caches]
     wanted += [(inputs[decoder.mask], (batch, f"{past} + {size}"))] if decoder.mask else []
     wanted += [(inputs[decoder.positions], (batch, new))] if decoder.positions else []
+    wanted += _beside(inputs, batch)
     for value, names in wanted:
         for dim, name in zip(value.type.tensor_type.shape.dim, names, strict=True):
             if dim.HasField("dim_value") or not name or (dim.dim_param in known and dim.dim_param != batch):
@@ -112,6 +116,20 @@ def name_sizes(values: Iterable[onnx.ValueInfoProto], decoder: Roles, given: Map
                 dim.dim_value = 1
             else:
                 dim.dim_param = name
+
+
+def _beside(inputs: Mapping[str, onnx.ValueInfoProto], batch: str) -> list[tuple[onnx.ValueInfoProto, tuple[str, ...]]]:
+    """The inputs that say what a decoder looks at besides its own text, and the names of their sizes."""
+    found = [value for name, value in inputs.items() if OTHER_ATTENTION.search(name) and 2 <= _rank(value) <= 4]
+    axes = {2: 1, 3: 1, 4: LENGTH_AXIS}  # a mask, an encoder's output, a cache
+    names = [_name(value, axes[_rank(value)]) for value in found]
+    length = next((name for name in names if "seq" in name.lower() or "len" in name.lower()), OTHER_LENGTH)
+    made = []
+    for value in found:
+        own = [""] * _rank(value)
+        own[0], own[axes[_rank(value)]] = batch, length
+        made.append((value, tuple(own)))
+    return made
 
 
 def _is_cache(value: onnx.ValueInfoProto) -> bool:

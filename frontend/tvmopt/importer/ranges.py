@@ -67,7 +67,10 @@ def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
 
 def _most(walk: Walk, name: str, first: bool) -> int:
     """The largest size to offer where nothing bounds it: a decoder takes a long text in pieces."""
-    return FIRST if first else PIECE if walk.symbols.decoder and lowest(name) else OTHER
+    if first:
+        return FIRST
+    new = (walk.open_shape(walk.symbols.decoder.ids) or ())[1:] if walk.symbols.decoder else ()
+    return PIECE if Dim.symbol(name) in new else OTHER
 
 
 def _alone(walk: Walk, smallest: dict[str, int], name: str, cap: int) -> int:

@@ -231,10 +231,13 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         inputs = self._data(node, inputs)
         if (domain, node.op_type) == ("", "If"):
             if self.open.ranges:  # TVM's inference of branches with symbolic shapes crashes
+                chosen = node.input[0] if node.input[0] in self._inputs else ""
+                values = f"--value {chosen}=1 or =0 takes one branch" if chosen else "--value NAME=NUMBER"
+                what = f"the input '{chosen}' decides" if chosen else "its condition is computed"
                 raise UnsupportedOp(
-                    "If cannot be imported: its condition is computed at run time, and sizes are open.",
+                    f"If cannot be imported: {what} at run time, and sizes are open.",
                     where=f"node '{name}' (opset {self.opsets.get(domain, 1)})",
-                    fix="bind the sizes: --shape NAME:N for each, or the inputs that decide: --value NAME=NUMBER",
+                    fix=f"bind the sizes: --shape NAME:N for each, or the inputs that decide: {values}",
                 )
             return [None if r is None else self._emit(r, binding) for r in self._convert_if(node, inputs, names)]
         context = Context(

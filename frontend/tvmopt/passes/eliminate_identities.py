@@ -20,6 +20,7 @@ from tvmopt.passes.graph import (
     op_name,
     rewrite_pass,
     shape,
+    sizes,
 )
 
 ROUNDING: tuple[str, ...] = ("floor", "ceil", "round", "trunc", "mod", "floor_mod", "equal", "not_equal")
@@ -185,5 +186,5 @@ class EliminateIdentities(Rewrite):
 
 
 def _same(x: Expr, call: Call) -> bool:
-    """Whether the operand has the result's static shape and its element type."""
-    return shape(x) is not None and shape(x) == shape(call) and dtype(x) == dtype(call)
+    """Whether the operand has the result's shape, open sizes included, and its element type."""
+    return sizes(x) is not None and sizes(x) == sizes(call) and dtype(x) == dtype(call)

@@ -20,6 +20,9 @@ from tvmopt.report import DecisionLog
 IN_PLACE = "tvmopt.caches_in_place"
 """Our attribute of `main`: the caches are buffers, and the parameter behind the inputs is the length of the past."""
 
+ONE_TOKEN = "tvmopt.one_token"
+"""Our attribute of `main`: no mask tells the new tokens' order, so that the model is right for one at a time."""
+
 MOVES = ("permute_dims", "reshape", "broadcast_to", "expand_dims", "squeeze")
 """Operators whose result has the elements of their first operand at other places."""
 
@@ -39,6 +42,15 @@ class _Cache:
     written: Var | None = None
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """What attention reads: the tensor [B, H, T, D] of the graph, where it lies now, how many of its rows count."""
+
+    tensor: Var
+    place: Expr
+    count: Any
+
+
 @relax.transform.function_pass(opt_level=0, name="tvmopt.KeepCaches")
 class KeepCaches:
     """Let caches be buffers that a step writes its rows into.
@@ -52,7 +64,7 @@ class KeepCaches:
           return (y, c)
 
     Other readers of a cache get a copy of its rows. Keys that are repeated for the heads of a group are read where they
-    are: the repetition goes.
+    are: the repetition goes. So are keys and values that are inputs and stay the same, those of an encoder's output.
 
     Applies when   every cache of the model is an input of float32 that is made longer once and leaves as an output.
     Declines when  1. a cache is used otherwise, or has another type   2. the machine is a GPU
@@ -113,6 +125,7 @@ class _Rewritten:
     def __init__(self, graph: Graph, caches: list[_Cache]) -> None:
         self.graph, self.by_longer = graph, {c.longer: c for c in caches}
         self.by_param = {c.param: c for c in caches}
+        self.inputs = {p for p in inputs_of(graph.func) if p not in self.by_param}
         self.past = list(caches[0].param.ty.shape)[2]
         self.total = list(caches[0].longer.ty.shape)[2]
         self.result = graph.func.body.body
@@ -120,6 +133,7 @@ class _Rewritten:
         self.builder = relax.BlockBuilder()
         self.out: list[Any] = []
         self.flow = True
+        self.one_token = False
 
     def function(self) -> Any:
         """The new function."""
@@ -136,7 +150,8 @@ class _Rewritten:
         made = relax.Function(
             [*params, lengths, *list(func.params)[len(inputs) :]], body, None, bool(func.is_pure), func.attrs
         )
-        return made.with_attrs({"num_input": len(params) + 1, IN_PLACE: 1})
+        flags = {ONE_TOKEN: 1} if self.one_token else {}
+        return made.with_attrs({"num_input": len(params) + 1, IN_PLACE: 1, **flags})
 
     def _bind(self, value: Expr, name: str, like: Any = None) -> Var:
         value = self.builder.normalize(value)
@@ -189,7 +204,7 @@ class _Rewritten:
             return None
         q, k, v, *bias = value.args
         keys, values = (self._source(x) for x in (k, v))
-        if keys is None or values is None or keys.written is None or values.written is None:
+        if keys is None or values is None or (sizes(keys.tensor) or ())[2] != (sizes(values.tensor) or ())[2]:
             return None
         depth = list(q.ty.shape)[3]
         if name == masked.OP:
@@ -201,26 +216,39 @@ class _Rewritten:
             if causal == "TopLeft" or getattr(attrs, "window_size", None) is not None:
                 return None
             scores = Scores(int(depth) ** -0.5 if attrs.scale is None else float(attrs.scale.value), causal != "")
+        grows = keys.tensor in self.by_longer
+        ordered = scores.causal or (bool(bias) and (sizes(bias[0]) or ())[2] != 1)
+        self.one_token |= grows and not ordered and (sizes(q) or ())[1] != 1
         mask = self._value(bias[0]) if bias else None
-        return cached_attention(self.alias.get(q, q), keys.written, values.written, self.total, mask, scores)
+        return cached_attention(self.alias.get(q, q), keys.place, values.place, keys.count, mask, scores)
 
-    def _source(self, expr: Expr) -> _Cache | None:
-        """The cache that an operand [B, S, N, D] is, its heads repeated in place or not, however that is written."""
+    def _source(self, expr: Expr) -> _Rows | None:
+        """What an operand [B, S, N, D] is rows of, its heads repeated in place or not, however that is written."""
         steps = []
-        while (cache := self.by_longer.get(expr)) is None:
+        while (rows := self._rows(expr)) is None:
             step = self.graph.call(expr, *MOVES)
             if step is None:
                 return None
             steps.append(step)
             expr = step.args[0]
-        return cache if all(_is_rows(cache, steps[::-1], first) for first in (2, 5)) else None
+        return rows if all(_is_rows(rows.tensor, steps[::-1], first) for first in (2, 5)) else None
+
+    def _rows(self, expr: Expr) -> _Rows | None:
+        """A cache that is written already, or an input of four dimensions that attention reads as it is."""
+        cache = self.by_longer.get(expr)
+        if cache is not None:
+            return None if cache.written is None else _Rows(cache.longer, cache.written, self.total)
+        if expr in self.inputs and len(shape := sizes(expr) or ()) == 4 and str(expr.ty.dtype) == "float32":
+            known = isinstance(shape[1], int) and isinstance(shape[3], int)
+            return _Rows(expr, expr, list(expr.ty.shape)[2]) if known else None
+        return None
 
 
-def _is_rows(cache: _Cache, steps: list[Expr], first: int) -> bool:
-    """Whether these moves make rows [B, S, N, D] of a cache: tried with numbered elements, the symbols being
-    first, first + 1, ..."""
-    own: tuple[Size, ...] = sizes(cache.longer) or ()
-    symbols = sorted(symbols_of(d for step in (cache.longer, *steps) for d in sizes(step) or ()))
+def _is_rows(tensor: Var, steps: list[Expr], first: int) -> bool:
+    """Whether these moves make rows [B, S, N, D] of a tensor [B, H, S, D]: tried with numbered elements, the symbols
+    being first, first + 1, ..."""
+    own: tuple[Size, ...] = sizes(tensor) or ()
+    symbols = sorted(symbols_of(d for step in (tensor, *steps) for d in sizes(step) or ()))
     env = {name: first + i for i, name in enumerate(symbols)}
     start = np.arange(math.prod(at(own, env))).reshape(at(own, env))
     array: Any = start

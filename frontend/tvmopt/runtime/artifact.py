@@ -8,6 +8,7 @@ megabytes in 4 KiB pages costs a TLB miss a row) or, on request, mapped from the
 
 from __future__ import annotations
 
+import io
 import mmap
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,12 +43,14 @@ class Artifact:
         library: the shared library's bytes.
         weights: one C-contiguous, 64-byte aligned array for each of `manifest.weights`; empty when stripped.
         where: the file, for messages.
+        beginning: of a decoder that looks at an encoder's output, what computes its caches of that output, once.
     """
 
     manifest: Manifest
     library: bytes = field(repr=False)
     weights: tuple[Array, ...] = field(repr=False)
     where: str = "artifact"
+    beginning: Artifact | None = field(default=None, repr=False)
 
     @classmethod
     def build(cls, manifest: Manifest, library: bytes, weights: Sequence[tuple[TensorInfo, Array]]) -> Artifact:
@@ -76,6 +79,15 @@ class Artifact:
         one = replace(Artifact.build(replace(old, fleet=()), self.library, pairs), where=self.where)
         return one if not old.stripped else replace(one, manifest=replace(one.manifest, weights=old.weights))
 
+    def begun_by(self, beginning: Artifact) -> Artifact:
+        """The same with another artifact in it, which computes what it looks at."""
+        data = beginning.to_bytes()
+        part = Part(len(data), container.sha256([data]))
+        parts = self.manifest.parts | {container.BEGINNING: part}
+        takes = [str(info) for info in beginning.manifest.inputs]
+        manifest = replace(self.manifest, parts=parts, options=self.manifest.options | {"beginning": takes})
+        return replace(self, manifest=manifest, beginning=beginning)
+
     def with_weights(self, weights: Sequence[tuple[TensorInfo, Array]], manifest: Manifest) -> Artifact:
         """The same library with other weights; `manifest` tells model and accuracy."""
         return Artifact.build(replace(manifest, stripped=False), self.library, weights)
@@ -89,13 +101,25 @@ class Artifact:
         Raises:
             InputError: it cannot be written there.
         """
-        path, one = Path(path), self.alone()
+        path = Path(path)
+        with atomic_write(path, durable=durable) as file:
+            container.write(file, self._members())
+        return path
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file."""
+        file = io.BytesIO()
+        container.write(file, self._members())
+        return file.getvalue()
+
+    def _members(self) -> dict[str, Any]:
+        one = self.alone()
         members: dict[str, Any] = {container.MANIFEST: [one.manifest.to_json()], container.LIBRARY: [one.library]}
         if not one.manifest.stripped:
             members[container.WEIGHTS] = list(pieces(one.weights))
-        with atomic_write(path, durable=durable) as file:
-            container.write(file, members)
-        return path
+        if one.beginning is not None:
+            members[container.BEGINNING] = [one.beginning.to_bytes()]
+        return members
 
     def check_host(self) -> None:
         """Refuse a machine that lacks an instruction the code uses.
@@ -162,11 +186,16 @@ def read(
     """
     where = str(path)
     with open_file(path) as file:
-        directory = container.read_directory(file, where)
-        manifests = parse(directory.manifest, where, intact=directory.intact)
-        check_parts(manifests, directory.members, where)
-        found = chosen(manifests, where, target, threads)
-        return read_one(file, found, directory.members, where, mapped=mapped, verify=verify)
+        return _read(file, where, target, threads, mapped=mapped, verify=verify)
+
+
+def _read(file: Any, where: str, target: str, threads: int, *, mapped: bool, verify: bool) -> Artifact:
+    """An open file: see :func:`read`."""
+    directory = container.read_directory(file, where)
+    manifests = parse(directory.manifest, where, intact=directory.intact)
+    check_parts(manifests, directory.members, where)
+    found = chosen(manifests, where, target, threads)
+    return read_one(file, found, directory.members, where, mapped=mapped, verify=verify)
 
 
 def read_one(
@@ -178,9 +207,11 @@ def read_one(
     memory: list[Array] = []
     if not manifest.stripped:
         memory = _segments(file, [members[name] for name in manifest.segments], mapped)
+    inner = _bytes_of(file, members[container.BEGINNING]) if container.BEGINNING in manifest.parts else b""
     if verify:
         found = {manifest.library: container.sha256([library])}
         found |= {name: container.sha256([part]) for name, part in zip(manifest.segments, memory, strict=False)}
+        found |= {container.BEGINNING: container.sha256([inner])} if inner else {}
         for name, digest in found.items():
             if digest != manifest.parts[name].sha256:
                 raise ArtifactError(
@@ -189,7 +220,13 @@ def read_one(
                     fix="copy the file again, or compile the model again",
                 )
     weights = () if manifest.stripped else tuple(_slice(memory, weight) for weight in manifest.weights)
-    return Artifact(manifest, library, weights, where)
+    beginning = _read(io.BytesIO(inner), where, "", 0, mapped=False, verify=False) if inner else None
+    return Artifact(manifest, library, weights, where, beginning)
+
+
+def _bytes_of(file: Any, place: tuple[int, int]) -> bytes:
+    file.seek(place[0])
+    return bytes(file.read(place[1]))
 
 
 def open_file(path: str | Path) -> Any:
@@ -222,6 +259,7 @@ def check_parts(manifests: Sequence[Manifest], members: Members, where: str) -> 
     wrong: list[str] = []
     for manifest in manifests:
         needed = {manifest.library, *(() if manifest.stripped else manifest.segments)}
+        needed |= {container.BEGINNING} & manifest.parts.keys()
         sizes = {name: manifest.parts[name].bytes if name in manifest.parts else -1 for name in needed}
         wrong += sorted(name for name, size in sizes.items() if members.get(name, (0, -2))[1] != size)
         expected |= needed

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,15 +34,18 @@ class Batch(State):
         model: a loaded model, whose `decoder` makes this.
         sequences: texts at a time.
         max_length: tokens of the longest text, prompt included; default: as many as the model takes.
+        given: what all of them look at besides their own text: see `tvmopt.runtime.beside`.
 
     Raises:
         InputError: the model is no decoder, or not one for tokens of several texts, or for as many tokens.
     """
 
-    def __init__(self, model: Runs, sequences: int, max_length: int | None = None) -> None:
+    def __init__(
+        self, model: Runs, sequences: int, max_length: int | None = None, given: Mapping[str, Any] | None = None
+    ) -> None:
         if sequences < 1:
             raise InputError(f"there is no room for {sequences} texts.", where="sequences", fix="give 1 or more")
-        super().__init__(model, max_length, sequences)
+        super().__init__(model, max_length, sequences, given)
         if not model.manifest.decoder.placed:
             raise InputError(
                 "the code of the model takes tokens of one text at a time.",

@@ -20,6 +20,8 @@ from typing import IO, Any
 from tvmopt.errors import ArtifactError
 
 MANIFEST, LIBRARY, WEIGHTS = MEMBERS = ("manifest.json", "library.so", "weights.bin")
+BEGINNING = "beginning.tvmopt"
+"""A decoder's other artifact, whole: what it computes once of what it looks at."""
 OF_TARGETS = re.compile(r"library\.[\w.@-]+\.so|weights\.[\w.@+-]+\.bin", re.ASCII)
 """Members of a fleet's artifact: the library of one target; weights that some targets have alike."""
 
@@ -110,7 +112,7 @@ def _comment(manifest: Iterable[Buffer]) -> bytes:
 def _name_problem(names: list[str]) -> str:
     if MANIFEST not in names:
         return "a zip file, but not a tvmopt artifact: it has no manifest.json."
-    strangers = sorted(name for name in set(names) - set(MEMBERS) if not OF_TARGETS.fullmatch(name))
+    strangers = sorted(name for name in set(names) - {*MEMBERS, BEGINNING} if not OF_TARGETS.fullmatch(name))
     if strangers:
         return f"not a tvmopt artifact: it has a member {strangers[0][:80]!r} that none has."
     if len(names) != len(set(names)):

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tvmopt.dims import Dim, Range, holds
 from tvmopt.errors import InputError
 from tvmopt.runtime import sampling
+from tvmopt.runtime.beside import beside, sizes_of, tensors
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import TensorInfo, aligned_empty, from_ffi, to_ffi
 
@@ -42,6 +43,8 @@ class Runs(Protocol):
     @property
     def symbols(self) -> dict[str, Range]: ...
     def new_session(self) -> Any: ...
+    def inputs_at(self, sizes: Mapping[str, int] | None = None) -> tuple[TensorInfo, ...]: ...
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]: ...
     def call_in_place(
         self, session: Any, given: Mapping[str, Any], past: int, scores: int, places: Any = None, apart: bool = False
     ) -> Any: ...
@@ -55,15 +58,18 @@ class State:
         model: a loaded model.
         max_length: tokens of the longest text, prompt included; default: as many as the model takes.
         texts: rows of the caches; default: as many as the model is compiled for.
+        given: what it looks at besides its own text, by the name of the input: see `tvmopt.runtime.beside`.
 
     Attributes:
         longest: tokens of the longest text that the model takes.
 
     Raises:
-        InputError: the model is no decoder, or not one for as many tokens.
+        InputError: the model is no decoder, or not one for as many tokens; `given` does not fit.
     """
 
-    def __init__(self, model: Runs, max_length: int | None = None, texts: int = 0) -> None:
+    def __init__(
+        self, model: Runs, max_length: int | None = None, texts: int = 0, given: Mapping[str, Any] | None = None
+    ) -> None:
         roles, manifest = model.manifest.decoder, model.manifest
         self._model, self._where = model, manifest.model
         if not roles.in_place or not roles.ids or not roles.logits:
@@ -74,14 +80,8 @@ class State:
                 "it without binding that length; `tvmopt inspect` shows the caches that were found",
             )
         infos = {info.name: info for info in (*model.inputs, *model.outputs)}
-        given = {roles.ids, roles.mask, roles.positions, *(c.past for c in roles.caches)}
-        unknown = [str(info) for info in model.inputs if info.name not in given]
-        if unknown:
-            raise InputError(
-                f"a decoder cannot know what to pass as {'; '.join(unknown)}.",
-                where=manifest.model,
-                fix="bind the input when the model is compiled (--value NAME=NUMBER), or call the model by itself",
-            )
+        own = {roles.ids, roles.mask, roles.positions, *(c.past for c in roles.caches)}
+        self._beside = beside(model, own, given or {})
         ids, first = infos[roles.ids], infos[roles.caches[0].past]
         self._roles, self._infos = roles, infos
         self._past, self._new = str(first.shape[LENGTH_AXIS]), ids.shape[1]
@@ -109,13 +109,14 @@ class State:
         shapes = [[texts or self.batch, *shape[1:]] for shape in shapes]
         self._caches = [aligned_empty(tuple(shape), np.dtype(np.float32)) for shape in shapes]
         self._bound = {c.past: to_ffi(a, "float32") for c, a in zip(roles.caches, self._caches, strict=True)}
+        self._bound |= tensors(self._beside, infos)
         self._output = [info.name for info in model.outputs].index(roles.logits)
 
     def _limit(self) -> int:
         """The longest past to which one token can be added."""
         known, conditions = self._model.symbols, self._model.manifest.conditions
         new = {str(self._new): 1} if isinstance(self._new, Dim) else {}
-        others = {name: r.min for name, r in known.items()}
+        others = {name: r.min for name, r in known.items()} | sizes_of(self._beside, self._infos)
         low, high = 0, known[self._past].max
         while low < high:  # conditions are of the kind past + new <= 2048
             middle = (low + high + 1) // 2
@@ -178,6 +179,8 @@ class State:
 
     def _piece(self) -> int:
         """How many tokens a call takes at most."""
+        if self._roles.one_token and isinstance(self._new, Dim):
+            return 1
         return self._model.symbols[str(self._new)].max if isinstance(self._new, Dim) else int(self._new)
 
     def _tensor(self, name: str, values: Array) -> Any:
@@ -196,11 +199,11 @@ class Decoder(State):
         length: tokens of the text so far.
 
     Raises:
-        InputError: the model is no decoder, or not one for as many tokens.
+        InputError: the model is no decoder, or not one for as many tokens; `given` does not fit.
     """
 
-    def __init__(self, model: Runs, max_length: int | None = None) -> None:
-        super().__init__(model, max_length)
+    def __init__(self, model: Runs, max_length: int | None = None, given: Mapping[str, Any] | None = None) -> None:
+        super().__init__(model, max_length, given=given)
         self.length = 0
 
     def __repr__(self) -> str:
@@ -253,7 +256,7 @@ class Decoder(State):
 
     def fork(self) -> Decoder:
         """Another decoder with the same text, to go on with differently."""
-        other = Decoder(self._model, self.max_length)
+        other = Decoder(self._model, self.max_length, self._beside)
         for mine, theirs in zip(self._caches, other._caches, strict=True):
             theirs[:, :, : self.length] = mine[:, :, : self.length]
         other.length = self.length

@@ -28,6 +28,7 @@ from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import pool
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.batch import Batch
+from tvmopt.runtime.beside import begun
 from tvmopt.runtime.decoder import Decoder
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest, check_versions
@@ -130,6 +131,7 @@ class Model:
         self._idle: list[_Instance] = []
         self._own = threading.local()  # .instance: of a thread that asked for a session
         self._pid = os.getpid()
+        self._beginning: Model | None = None
 
     # -- what it is --------------------------------------------------------------------------------------
 
@@ -199,6 +201,7 @@ class Model:
         """Unload the library and drop the weights. A later call is an error; outputs of earlier ones stay valid."""
         self._library = None
         self._weights, self._arrays = [], ()
+        self._beginning = None
         self._idle.clear()
         self._own = threading.local()
 
@@ -264,21 +267,35 @@ class Model:
             return measure(call, iterations=iterations, warmup=warmup, duration=duration)
 
     @overload
-    def decoder(self, max_length: int | None = None) -> Decoder: ...
+    def decoder(self, max_length: int | None = None, *, sequences: None = None, **beside: Any) -> Decoder: ...
     @overload
-    def decoder(self, max_length: int | None = None, *, sequences: int) -> Batch: ...
-    def decoder(self, max_length: int | None = None, *, sequences: int | None = None) -> Decoder | Batch:
+    def decoder(self, max_length: int | None = None, *, sequences: int, **beside: Any) -> Batch: ...
+    def decoder(self, max_length: int | None = None, *, sequences: int | None = None, **beside: Any) -> Decoder | Batch:
         """The model with a state: keys and values of the tokens that it has seen.
 
         Args:
             max_length: tokens of the longest text; default: as many as the model takes.
             sequences: room for so many texts, which a step goes on with together; default: a decoder of one text.
+            beside: what it looks at besides its own text, by the name of the input: an encoder's output, a mask, caches
+                of keys and values made of them.
 
         Raises:
             InputError: the model is no decoder whose caches are kept, does not take so many tokens, or not those of
-                several texts.
+                several texts; something that it looks at is missing, unknown or does not fit.
         """
-        return Decoder(self, max_length) if sequences is None else Batch(self, sequences, max_length)
+        given: Mapping[str, Any] = beside
+        if self._artifact.beginning is not None:
+            if self._beginning is None:
+                self._beginning = Model(self._artifact.beginning, threads=self._threads)
+            given = begun(self._beginning, self._names, beside, self.manifest.model)
+        return Decoder(self, max_length, given) if sequences is None else Batch(self, sequences, max_length, given)
+
+    @property
+    def looks_at(self) -> set[str]:
+        """The names of all that a decoder may be given, besides its own text."""
+        beginning = self._artifact.beginning
+        before = {info.name for info in beginning.manifest.inputs} if beginning is not None else set()
+        return before | set(self._names)
 
     def new_session(self) -> Session:
         """A virtual machine that no other call uses."""

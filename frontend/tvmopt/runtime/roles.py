@@ -25,6 +25,7 @@ class Roles:
         in_place: the code takes the caches as buffers of any length, and behind the inputs how many rows are filled.
         placed: the code is told each token's text, a row of the caches, and its position there, behind those numbers:
             a call may have tokens of several texts.
+        one_token: the model does not tell the order of new tokens, and is right for one of them at a time.
     """
 
     caches: tuple[Cache, ...] = ()
@@ -34,6 +35,7 @@ class Roles:
     logits: str = ""
     in_place: bool = False
     placed: bool = False
+    one_token: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.caches)

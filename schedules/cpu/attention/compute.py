@@ -53,6 +53,7 @@ from tvmopt.schedules.cpu._attention_plan import (
     plan_of,
     with_mask,
 )
+from tvmopt.schedules.cpu._attention_tasks import KEYS_AXIS
 from tvmopt.schedules.cpu.attention.one_query import OneQuery, fits
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -136,7 +137,7 @@ class _Attention:
             reads[1:3] = [first_rows(b, p.keys) for b in (self.k, self.v)]
         body = nest(
             "attention", axes, "bhc", reads, [everything(self.out)], self._strips(),
-            self.locals, {"tvmopt.kernel": "attention"},
+            self.locals, {"tvmopt.kernel": "attention", **({} if p.capacity is None else {KEYS_AXIS: 2})},
         )  # fmt: skip
         return prim_func([*inputs, *self.handed, self.out], body, OUT_ELEMENTWISE_FUSABLE)
 

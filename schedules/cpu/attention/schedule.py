@@ -15,9 +15,8 @@ from typing import Any
 
 from tvm import tirx
 
-from tvmopt.lowering.common import same_sizes
 from tvmopt.schedules.cpu import _attention_tasks
-from tvmopt.schedules.cpu._attention_tasks import AttentionProblem
+from tvmopt.schedules.cpu._attention_tasks import AttentionProblem, keys_axis
 from tvmopt.scheduling.blocks import annotated
 from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.family import Knobs, Space
@@ -36,7 +35,7 @@ def open_sizes(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
     if block is None:
         return None
     q, k = ([r.extent for r in region.region] for region in block.reads[:2])
-    keys = k[1] if same_sizes(k, block.reads[1].source.shape) else k[2]  # of a cache only the first rows are read
+    keys = k[keys_axis(block)]
     scores = q[0].astype("int64") * q[1] * q[2] * keys
     least = LOOPS * machine.thread_ns / 1.5 * (machine.peak_flops / machine.cores) / 1e9 / (4 * int(q[3]))
     serial = _attention_tasks.open_loops(func, "attention", False)

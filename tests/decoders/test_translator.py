@@ -1,0 +1,253 @@
+"""Decoders beside an encoder: what they look at is computed and put in place once, then only read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cli.command import tvmopt
+from tests.decoders.test_decoder import WATCH
+from tests.decoders.translator import (
+    POSITIONS,
+    caches_of,
+    encoder_model,
+    encoder_output,
+    first_model,
+    greedy,
+    merged_model,
+    step_model,
+)
+from tvmopt import api
+from tvmopt.errors import ArtifactError, InputError
+from tvmopt.runtime import artifact as artifacts
+from tvmopt.runtime.artifact import read_manifest
+from tvmopt.runtime.model import load
+
+PROMPT = [1, 5, 9, 22]
+LENGTHS = (1, 7, 8, 9, 17, 33)
+
+
+@pytest.fixture(scope="session")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of the steps alone, which verification has passed."""
+    path = tmp_path_factory.mktemp("translator") / "step.tvmopt"
+    made = api.compile(step_model(), output=path)
+    assert made.artifact.manifest.accuracy["verified"], made.artifact.manifest.accuracy
+    return path
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_greedy_tokens_are_those_of_onnxruntime(step: Path, length: int) -> None:
+    """The first call of onnxruntime's is of another file: ours begins with caches of no tokens."""
+    hidden = encoder_output(length, seed=length)
+    decoder = load(step).decoder(**caches_of(hidden))
+    ours = list(decoder.generate(PROMPT, max_new_tokens=POSITIONS))
+    assert ours == greedy(hidden, PROMPT, len(ours)) and len(set(ours)) > 5
+    assert len(ours) == POSITIONS - len(PROMPT) + 1
+
+
+def test_what_it_looks_at_decides(step: Path) -> None:
+    model, (one, other) = load(step), (encoder_output(9, seed=s) for s in (1, 2))
+    tokens = [list(model.decoder(**caches_of(h)).generate(PROMPT, max_new_tokens=20)) for h in (one, other)]
+    assert tokens[0] != tokens[1]
+    mask = np.array([[1, 1, 1, 1, 0, 0, 0, 0, 0]])
+    masked = model.decoder(**caches_of(one), encoder_attention_mask=mask)
+    assert list(masked.generate(PROMPT, max_new_tokens=20)) == greedy(one, PROMPT, 20, mask) != tokens[0]
+
+
+def test_forks_and_truncation_look_at_the_same(step: Path) -> None:
+    model = load(step)
+    caches = caches_of(encoder_output(9))
+    d = model.decoder(max_length=20, **caches)
+    whole = d.prefill(PROMPT)
+    d.truncate(2)
+    fork = d.fork()
+    for one in (d, fork):
+        np.testing.assert_allclose(one.prefill(PROMPT[2:]), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_that_do_not_fit(step: Path) -> None:
+    model, caches = load(step), caches_of(encoder_output(9))
+    name = "past_key_values.1.encoder.value"
+    others = {n: a for n, a in caches.items() if n != name}
+    for given, told in (
+        ({}, 'decoder(**{"past_key_values.0.encoder.key": ...'),
+        (others, name),
+        ({**caches, "encoder_hidden_states": 1}, "'encoder_hidden_states'"),
+        ({**others, name: caches[name][:, :, :5]}, "axis 2"),
+        ({**others, name: caches[name].astype(np.float64)}, "float64"),
+        ({**others, name: caches[name][0]}, "the shape is"),
+        ({**caches, "encoder_attention_mask": np.ones((1, 8), np.int64)}, "axis 2"),
+    ):
+        with pytest.raises(InputError) as error:
+            model.decoder(**given)
+        assert told in error.value.told(), error.value.told()
+    with pytest.raises(InputError, match="max_length"):
+        model.decoder(max_length=POSITIONS + 1, **caches)
+
+
+def test_arrays_that_do_not_lie_in_order_are_copied(step: Path) -> None:
+    model, caches = load(step), caches_of(encoder_output(9))
+    turned = {n: np.asfortranarray(a) for n, a in caches.items()}
+    expected = model.decoder(**caches).prefill(PROMPT)
+    np.testing.assert_array_equal(model.decoder(**turned).prefill(PROMPT), expected)
+
+
+def test_a_model_that_does_not_tell_the_order_takes_one_token_at_a_time(tmp_path: Path) -> None:
+    """TrOCR as optimum writes it: no mask hides later tokens from earlier ones, so several at once would be wrong."""
+    path = tmp_path / "m.tvmopt"
+    api.compile(step_model(causal=False), output=path)
+    assert read_manifest(path).decoder.one_token
+    hidden = encoder_output(9)
+    decoder = load(path).decoder(**caches_of(hidden))
+    assert list(decoder.generate(PROMPT, max_new_tokens=20)) == greedy(hidden, PROMPT, 20)
+
+
+COUNT = """
+import ctypes, sys
+import numpy as np
+from tvmopt.runtime.model import load
+watch = ctypes.CDLL(sys.argv[2])
+watch.seen.restype = ctypes.c_long
+caches = dict(np.load(sys.argv[3]))
+d = load(sys.argv[1]).decoder(**caches)
+d.prefill(range(1, 17))
+for token in range(3):
+    d.step(token)                                          # the pool has its blocks
+least = min(a.nbytes for a in caches.values())             # of 33 rows; the text has 20
+assert least > 20 * 4 * 8 * 4
+watch.watch(ctypes.c_long(20 * 4 * 8 * 4))
+for step in range(1000):
+    d.truncate(19)
+    d.step(step % 7)
+print(watch.seen(0), watch.seen(1))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc") or sys.platform != "linux", reason="needs a C compiler and glibc")
+def test_a_step_copies_neither_cache(step: Path, tmp_path: Path) -> None:
+    """Counted in the C library, over 1,000 steps."""
+    source, shim, caches = (tmp_path / name for name in ("watch.c", "watch.so", "caches.npz"))
+    source.write_text(WATCH)
+    np.savez(caches, **caches_of(encoder_output(33)))
+    subprocess.run(["cc", "-O2", "-fno-builtin", "-shared", "-fPIC", "-o", shim, source], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, str(step), str(shim), str(caches)],
+        env={**os.environ, "LD_PRELOAD": str(shim)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    allocated, copied = map(int, done.stdout.split())
+    assert copied == 0 and allocated <= 10  # Python's own arenas
+
+
+def test_no_kernel_moves_a_cache(step: Path) -> None:
+    """Loops of a kernel are no call of memcpy: what each of them is for is in the report."""
+    names = {str(kernel["name"]) for kernel in read_manifest(step).report["kernels"]}
+    assert any("attention" in name for name in names)
+    assert not [name for name in names if "transpose" in name or "cached_rows" in name], names
+
+
+def _feeds(hidden: np.ndarray) -> dict[str, np.ndarray]:
+    return {"encoder_hidden_states": hidden}
+
+
+@pytest.fixture(scope="session", params=["merged", "two files"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One artifact with the step and what it computes once, of one file with an If and of two files."""
+    folder = tmp_path_factory.mktemp("translator")
+    onnx.save(merged_model() if request.param == "merged" else step_model(), folder / "m.onnx")
+    onnx.save(first_model(), folder / "first.onnx")
+    first = () if request.param == "merged" else ("--first", folder / "first.onnx")
+    done = tvmopt("compile", folder / "m.onnx", *first, "-o", folder / "m.tvmopt")
+    assert done.returncode == 0, done.stderr
+    assert "encoder_hidden_states" in done.stdout and "verified, too" in " ".join(done.stdout.split())
+    return folder / "m.tvmopt"
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_one_file_takes_the_encoders_output(whole: Path, length: int) -> None:
+    hidden = encoder_output(length, seed=length)
+    d = load(whole).decoder(encoder_hidden_states=hidden)
+    ours = list(d.generate(PROMPT, max_new_tokens=POSITIONS))
+    assert ours == greedy(hidden, PROMPT, len(ours)) and len(set(ours)) > 5
+    given = load(whole).decoder(**caches_of(hidden))  # what is there already is not computed again
+    assert list(given.generate(PROMPT, max_new_tokens=POSITIONS)) == ours
+
+
+def test_a_weight_is_in_one_of_the_two_programs(whole: Path) -> None:
+    made = artifacts.read(whole)
+    assert made.beginning is not None
+    both = [{w.tobytes() for w in one.weights if w.size > 1} for one in (made, made.beginning)]
+    assert both[1] and not both[0] & both[1]
+
+
+def test_a_file_of_both_that_is_damaged(whole: Path, tmp_path: Path) -> None:
+    data = bytearray(whole.read_bytes())
+    with zipfile.ZipFile(whole) as archive:
+        place = next(i for i in archive.infolist() if i.filename == "beginning.tvmopt")
+    data[place.header_offset + 6000] ^= 1
+    (tmp_path / "m.tvmopt").write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"beginning\.tvmopt does not match"):
+        load(tmp_path / "m.tvmopt")
+
+
+def test_inputs_of_the_beginning_that_do_not_fit(whole: Path) -> None:
+    model, hidden = load(whole), encoder_output(9)
+    for given, told in (
+        ({}, "decoder(encoder_hidden_states=...)"),
+        (_feeds(hidden[:, :, :5]), "encoder_hidden_states"),
+        (_feeds(hidden) | {"picture": hidden}, "no input 'picture'"),
+    ):
+        with pytest.raises(InputError) as error:
+            model.decoder(**given)
+        assert told in error.value.told(), error.value.told()
+
+
+def test_the_command(whole: Path, tmp_path: Path) -> None:
+    hidden = encoder_output(9)
+    np.save(tmp_path / "h.npy", hidden)
+    given = ("--tokens", "1,5,9,22", "--max-new-tokens", "6", "--json")
+    done = tvmopt("generate", whole, *given, "-i", f"encoder_hidden_states={tmp_path / 'h.npy'}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] == greedy(hidden, PROMPT, 6)
+    done = tvmopt("generate", whole, *given)
+    assert done.returncode == 2 and "encoder_hidden_states" in done.stderr and "Traceback" not in done.stderr
+    done = tvmopt("inspect", whole)
+    assert "looks at encoder_hidden_states" in " ".join(done.stdout.split())
+
+
+def test_an_encoder_computes_what_it_looks_at(whole: Path, tmp_path: Path) -> None:
+    onnx.save(encoder_model(), tmp_path / "encoder.onnx")
+    api.compile(tmp_path / "encoder.onnx", output=tmp_path / "encoder.tvmopt")
+    x = encoder_output(9, seed=3)
+    np.save(tmp_path / "x.npy", x)
+    done = tvmopt(
+        "generate", whole, "--tokens", "1,5,9,22", "--max-new-tokens", "6", "--json",
+        "--encoder", tmp_path / "encoder.tvmopt", "-i", f"features={tmp_path / 'x.npy'}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] == greedy(np.tanh(x), PROMPT, 6)
+
+
+def test_a_first_call_that_does_not_fit(tmp_path: Path) -> None:
+    onnx.save(step_model(), tmp_path / "step.onnx")
+    onnx.save(first_model(layers=1), tmp_path / "first.onnx")
+    done = tvmopt("compile", tmp_path / "step.onnx", "--first", tmp_path / "first.onnx")
+    assert done.returncode == 2 and "past_key_values.1.encoder.key" in done.stderr
+    done = tvmopt("compile", tmp_path / "first.onnx", "--first", tmp_path / "first.onnx")
+    assert done.returncode == 2 and "reads no caches" in done.stderr
+
+
+def test_a_branch_that_is_chosen_is_a_function(tmp_path: Path) -> None:
+    """`--value use_cache_branch=1` compiles that branch alone, caches of the encoder's output being inputs."""
+    made = api.compile(merged_model(), values={"use_cache_branch": [True]}, output=tmp_path / "m.tvmopt")
+    assert made.artifact.beginning is None and made.artifact.manifest.accuracy["verified"]
