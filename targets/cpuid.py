@@ -14,7 +14,7 @@ from functools import cache
 _EXTENDED = 0x80000000
 """The first of the leaves that AMD introduced, APM vol. 3, appendix E."""
 
-_BITS = {  # LLVM's name -> leaf, subleaf, register (0 eax, 1 ebx, 2 ecx, 3 edx), bit: Intel SDM vol. 2A, CPUID
+BITS = {  # LLVM's name -> leaf, subleaf, register (0 eax, 1 ebx, 2 ecx, 3 edx), bit: Intel SDM vol. 2A, CPUID
     "fma": (1, 0, 2, 12), "f16c": (1, 0, 2, 29), "avx2": (7, 0, 1, 5), "avx512f": (7, 0, 1, 16),
     "avx512dq": (7, 0, 1, 17), "avx512bw": (7, 0, 1, 30), "avx512vl": (7, 0, 1, 31), "avx512vbmi": (7, 0, 2, 1),
     "avx512vnni": (7, 0, 2, 11), "amx-bf16": (7, 0, 3, 22), "avx512fp16": (7, 0, 3, 23), "amx-tile": (7, 0, 3, 24),
@@ -70,4 +70,4 @@ def _absent(call: Callable[[int, int, int], None]) -> frozenset[str]:
             return False
         return bool(registers(leaf, subleaf)[register] >> bit & 1)
 
-    return frozenset(name for name, where in _BITS.items() if not here(*where))
+    return frozenset(name for name, where in BITS.items() if not here(*where))

@@ -33,7 +33,7 @@ IMPLIED = {
 }
 """LLVM's name of a processor -> what its code may have of :data:`_GENERATED`. A test compares it with LLVM's list."""
 
-_HWCAPS = {  # LLVM's name -> entry of the auxiliary vector, and its bits: Linux, arch/arm64/include/uapi/asm/hwcap.h
+HWCAPS = {  # LLVM's name -> entry of the auxiliary vector, and its bits: Linux, arch/arm64/include/uapi/asm/hwcap.h
     "lse": (16, 1 << 8), "fullfp16": (16, 1 << 9 | 1 << 10), "dotprod": (16, 1 << 20), "sve": (16, 1 << 22),
     "sve2": (26, 1 << 1), "i8mm": (26, 1 << 13), "bf16": (26, 1 << 14),
 }  # fmt: skip
@@ -108,7 +108,7 @@ def read_host() -> Host:
 def _features(info: dict[str, str]) -> tuple[str, ...]:
     """LLVM's names of the instructions that are here; AMX only where it is all there."""
     if host_arch() == "aarch64":  # the kernel's word, which an emulator gives too
-        return tuple(sorted(name for name, (entry, bits) in _HWCAPS.items() if _auxiliary(entry) & bits == bits))
+        return tuple(sorted(name for name, (entry, bits) in HWCAPS.items() if _auxiliary(entry) & bits == bits))
     found = _listed(info, _FEATURES)
     if not {"amx-tile", "amx-bf16"} <= found:
         found = {f for f in found if not f.startswith("amx-")}

@@ -118,3 +118,21 @@ def test_cpp_program_builds_and_gives_python_s_answer(tmp_path: Path) -> None:
     assert "the model has no open size seq" in beyond.stderr
     missing = subprocess.run(["./run_model", "model"], cwd=tmp_path, capture_output=True, text=True)
     assert missing.returncode == 1 and "a file for each input" in missing.stderr
+
+
+def test_the_commands_of_c_archives(tmp_path: Path) -> None:
+    """how-to/c-archive.md: its first commands, and its lines of C beside the example."""
+    onnx.save(small_model(), tmp_path / "model.onnx")
+    lines = commands("how-to/c-archive.md").splitlines()[:5]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = "set -e\n" + "\n".join(lines)
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, env=os.environ | {"PATH": path})
+    got = np.fromfile(tmp_path / "detector/outputs.bin", np.float32)
+    zeros = np.zeros((1, 3, 9, 9), np.float32)
+    np.testing.assert_array_equal(got, tvmopt.compile(tmp_path / "model.onnx").model(zeros).ravel())
+    before, _, after = commands("how-to/c-archive.md", "c").partition("detector_inputs inputs")
+    program = f"#include <stdio.h>\n{before}int main(void) {{\ndetector_inputs inputs{after}return code;\n}}\n"
+    (tmp_path / "detector/mine.c").write_text(program)
+    words = ["cc", "-Wall", "-Werror", "mine.c", "libdetector.a", "-lm", "-pthread", "-o", "mine"]
+    subprocess.run(words, cwd=tmp_path / "detector", check=True)
+    assert subprocess.run(["./mine"], cwd=tmp_path / "detector", check=False).returncode == 0

@@ -41,6 +41,7 @@ from tvmopt.toolchain.emulation import EmulatedModel, opened
 if TYPE_CHECKING:
     import onnx
 
+    from tvmopt.compiler.carchive.asked import CArchive
     from tvmopt.compiler.request import Request
     from tvmopt.compiler.whole import CompiledFile
 
@@ -61,11 +62,13 @@ class Compiled:
         report: what was done and why not; of a fleet, for that target.
         path: where it was written, if `output` was given.
         fleet: the artifacts of all targets, if there are several; `reports`: theirs, in the same order.
+        archive: what the folder `path` holds, if a C archive was asked for.
     """
 
     artifact: Artifact
     report: Report
     path: Path | None = None
+    archive: CArchive | None = None
     fleet: Fleet | None = None
     reports: tuple[Report, ...] = ()
 
@@ -106,6 +109,7 @@ def compile(
     verify: bool = True,
     tolerance: float | None = None,
     output: str | Path | None = None,
+    emit: str = "artifact",
     threads: int | Sequence[int] | None = None,
     exact: bool = False,
     int8: str = "auto",
@@ -141,6 +145,8 @@ def compile(
         tolerance: of the verification, relative to each output's largest value; default: what
             rounding explains.
         output: write the artifact there.
+        emit: "artifact"; or "c-archive": `output` is a folder for a static library, a header and an example, which
+            programs in C use without TVM and Python (docs/how-to/c-archive.md). The folder's name is the library's.
         threads: threads to compile for; default: the target's cores. Several numbers, (1, 2, 8),
             make code for each: on loading that for as many threads as are used is taken, or for the next more.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution, no rows
@@ -148,7 +154,8 @@ def compile(
         int8: "auto": the products of a quantised model are integer products where this machine multiplies bytes faster
             than floats; "all": wherever there is such a kernel; "off": nowhere, the model is evaluated in floats.
             So are those of MatMulNBits where the file allows rows of 8 bits (`accuracy_level` 4).
-        strip_weights: write the artifact without its weights (`refit` puts weights in).
+        strip_weights: write the artifact without its weights (`refit` puts weights in); of a C archive, write them into
+            a file beside the library.
         records: use what tuning recorded for exactly this target: the user's store, then what ships here.
         cuda_graph: on a GPU, capture runs of kernels once as CUDA graphs and replay them.
         store: the tuning store to use in place of the user's.
@@ -176,13 +183,34 @@ def compile(
         exact=exact, int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
         dump_after=dump_after, dump_all=dump_all, dump_code=dump_code, first=first,
     )  # fmt: skip
-    check_writable(output)
+    _check_output(emit, requests, output)
     if len(requests) == 1:
         (request,) = requests.values()
-        return Compiled(*compiled(request, Order(verify, tolerance, output, strip_weights, cache), progress))
+        made = compiled(request, Order(verify, tolerance, output, strip_weights, cache, emit), progress)
+        return Compiled(*made)
     order = Order(verify, tolerance, None, False, cache)
-    made = [_of_target(name, progress, partial(compiled, request, order)) for name, request in requests.items()]
-    return _joined([artifact for artifact, _, _ in made], [report for _, report, _ in made], output, strip_weights)
+    each = [_of_target(name, progress, partial(compiled, request, order)) for name, request in requests.items()]
+    return _joined([artifact for artifact, *_ in each], [report for _, report, *_ in each], output, strip_weights)
+
+
+def _check_output(emit: str, requests: Mapping[str, Request], output: str | Path | None) -> None:
+    """Refuse what cannot be written, before anything is compiled.
+
+    Raises:
+        InputError: there is no such form, or none of these targets, or the path cannot be written. MissingDependency:
+            a program that makes it is not installed.
+    """
+    from tvmopt.compiler.carchive.asked import EMITTED, check_request
+
+    if emit not in EMITTED:
+        raise InputError(f"there is nothing of the kind {emit!r} to write.", where="--emit", fix=" or ".join(EMITTED))
+    if emit == "artifact":
+        check_writable(output)
+    elif len(requests) > 1:
+        raise InputError(f"a C archive is of one target and one number of threads, not {len(requests)}.",
+            where="--emit c-archive", fix="write a folder for each")  # fmt: skip
+    else:
+        check_request(next(iter(requests.values())), output)
 
 
 def _requests(
@@ -226,7 +254,7 @@ def _joined(
     fleet = Fleet(tuple(artifacts))
     here = fleet.here
     path = fleet.save(output, strip_weights=strip_weights) if output is not None else None
-    return Compiled(fleet.members[here], reports[here], path, fleet, tuple(reports))
+    return Compiled(fleet.members[here], reports[here], path, fleet=fleet, reports=tuple(reports))
 
 
 def _request(
@@ -267,6 +295,7 @@ def compile_isolated(
     verify: bool = True,
     tolerance: float | None = None,
     output: str | Path | None = None,
+    emit: str = "artifact",
     strip_weights: bool = False,
     cache: bool = True,
     progress: Progress | None = None,
@@ -281,10 +310,10 @@ def compile_isolated(
     from tvmopt.compiler.whole import CompiledFile, Order, isolated
 
     requests = _requests(model, **options)
-    check_writable(output)
+    _check_output(emit, requests, output)
     if len(requests) == 1:
         (request,) = requests.values()
-        return isolated(request, Order(verify, tolerance, output, strip_weights, cache), progress)
+        return isolated(request, Order(verify, tolerance, output, strip_weights, cache, emit), progress)
     with TemporaryDirectory(prefix="tvmopt-fleet-") as folder:
         members, reports = [], []
         for name, request in requests.items():

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from tvmopt.cli.common import escape, human, out, parse_shapes, parse_threads, parse_values, print_json, progress, table
-from tvmopt.cli.rendering import coverage, decisions, fleet, kernels
+from tvmopt.cli.rendering import c_archive, coverage, decisions, fleet, kernels
 from tvmopt.errors import InputError
 from tvmopt.report import Report
 
@@ -78,8 +78,17 @@ def command(
         ),
     ] = "cpu",
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="The file to write.", show_default="MODEL.tvmopt")
+        str | None,
+        typer.Option("--output", "-o", help="The file, or the folder, to write.", show_default="MODEL.tvmopt, MODEL"),
     ] = None,
+    emit: Annotated[
+        str,
+        typer.Option(
+            metavar="artifact|c-archive",
+            help="What to write: one file for `tvmopt run` and Python, or a folder with a static library and a header "
+            "for C, which needs neither TVM nor Python.",
+        ),
+    ] = "artifact",
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, or tf32 (GPUs).")] = "fp32",
     shape: Annotated[
         list[str] | None,
@@ -141,7 +150,11 @@ def command(
         ),
     ] = "auto",
     strip_weights: Annotated[
-        bool, typer.Option("--strip-weights", help="Leave the weights out; `tvmopt refit` puts them in.")
+        bool,
+        typer.Option(
+            "--strip-weights",
+            help="Leave the weights out; `tvmopt refit` puts them in. Of a C archive: a file of their own.",
+        ),
     ] = False,
     records: Annotated[
         bool, typer.Option("--records/--no-records", help="Use tuning records of exactly this target.")
@@ -208,7 +221,8 @@ def command(
             postprocess=named(postprocess or [], "--postprocess", "scores:"),
             verify=verify,
             tolerance=tolerance,
-            output=output or f"{Path(model).stem}.tvmopt",
+            output=output or f"{Path(model).stem}{'.tvmopt' if emit == 'artifact' else ''}",
+            emit=emit,
             threads=parse_threads(threads),
             exact=exact,
             int8=int8,
@@ -238,6 +252,9 @@ def command(
         some = f" for {', '.join(cached)}" if len(cached) < len(reports) else ""
         how = how if some else []
         how.append(f"taken from the cache of an earlier compile{some} (--no-cache compiles again)")
+    if compiled.archive:
+        c_archive(compiled.path, compiled.archive, how[0])
+        return
     size = human(compiled.path.stat().st_size, "B")
     out.print(f"[bold]{escape(compiled.path)}[/]: {size}, {', '.join(how)}")
     if manifest:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tvmopt.analysis.about import Fate
 from tvmopt.analysis.told import FAMILIES, families, records, verification
@@ -10,8 +12,22 @@ from tvmopt.cli.common import escape, human, out, table
 from tvmopt.report import Flow, Kernel, Report, Value
 from tvmopt.runtime.manifest import Manifest
 
+if TYPE_CHECKING:
+    from tvmopt.compiler.carchive.asked import CArchive
+
 NAMED = 3
 """Tensors of floats that are named."""
+
+
+def c_archive(folder: Path, archive: CArchive, how: str) -> None:
+    """What the folder of a C archive holds, and what a run of it needs."""
+    name = archive.name
+    files = [f"lib{name}.a ({human(archive.library, 'B')})", f"{name}.h", f"{name}_example.c"]
+    files += [f"{name}.weights ({human(archive.weights, 'B')})"] if archive.weights else []
+    checked = "its outputs are the artifact's, bit by bit" if archive.verified else "not verified"
+    out.print(f"[bold]{escape(folder)}[/]: {escape(', '.join(files))}; {checked}, {how}")
+    each = f" and {human(archive.scratch, 'B')} a thread" if archive.scratch else ""
+    out.print(f"a run needs {human(archive.workspace, 'B')}{each} beside inputs and outputs")
 
 
 def coverage(report: Report) -> None:

@@ -5,5 +5,6 @@ driver     the one way through: import, lower, generate code, link, manifest and
 backend    what differs between kinds of machines; llvm, cuda: the two there are
 flow       the compiled run as data
 results    the manifest and the report
+carchive   the same kernels as a static library for C
 accuracy   the compiled module compared with the model's own numbers
 """

@@ -74,12 +74,16 @@ class Lowered:
 
 
 def compile_model(
-    request: Request, progress: Progress | None = None, told: Callable[[Imported], None] | None = None
+    request: Request,
+    progress: Progress | None = None,
+    told: Callable[[Imported], None] | None = None,
+    made: Callable[[Lowered], None] | None = None,
 ) -> tuple[Artifact, Report]:
     """Compile; nothing is verified or written yet.
 
     Args:
         told: is shown the model as soon as it is imported, where this process compiles it.
+        made: is shown the kernels and `main` of which code was generated, likewise.
 
     Raises:
         ModelError, UnsupportedOp: the model cannot be imported.
@@ -89,7 +93,7 @@ def compile_model(
     request.dumps.make_folders()
     environment = BACKENDS[request.machine.kind].environment(request.machine)
     if environment is None:
-        return _compile(request, progress, told)
+        return _compile(request, progress, told, made)
     with as_file(request.source) as model, tempfile.TemporaryDirectory(prefix="tvmopt-compile-") as folder:
         output = str(Path(folder) / "out.tvmopt")
         arguments = {"request": replace(request, source=str(model)).to_dict(), "output": output}
@@ -105,7 +109,10 @@ def in_child(*, request: dict[str, Any], output: str, progress: Progress) -> dic
 
 
 def _compile(
-    request: Request, progress: Progress | None, told: Callable[[Imported], None] | None = None
+    request: Request,
+    progress: Progress | None,
+    told: Callable[[Imported], None] | None = None,
+    made: Callable[[Lowered], None] | None = None,
 ) -> tuple[Artifact, Report]:
     """Compile in this process."""
     stages, backend = Stages(progress), BACKENDS[request.machine.kind]
@@ -123,6 +130,8 @@ def _compile(
     code.check()
     program = lowered.program
     program.kernels = tuple(replace(k, launches=code.launches(k.name)) for k in program.kernels)
+    if made is not None:
+        made(lowered)
     with stages.stage("linking"):
         library = code.library(backend.arch(request.machine))
     notes = lookup.tell(program.log) if lookup else ()

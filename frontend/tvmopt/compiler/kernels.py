@@ -64,6 +64,11 @@ def compiled(
     func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...] = ()
 ) -> tvm.runtime.Module:
     """LLVM's module of one kernel of `whole`, under a name."""
+    return pipeline.generate(loops(func, name, whole, machine, without), machine)
+
+
+def loops(func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...] = ()) -> tvm.IRModule:
+    """What the code generator gets of one kernel of `whole`, under a name."""
     alone = tvm.IRModule({name: func.with_attr("global_symbol", name)}, attrs=whole.attrs)
     kept = [one for one in pipeline.loop_stages(machine) if not one.left_out(without)]
     with machine.tvm_target(), pipeline.loop_context(machine):
@@ -71,7 +76,7 @@ def compiled(
     functions = {  # TVM takes the only function of a module for its entry, and writes a second one
         gvar: one.without_attr("tirx.is_entry_func") for gvar, one in lowered.functions_items()
     }
-    return pipeline.generate(tvm.IRModule(functions, attrs=lowered.attrs), machine)
+    return tvm.IRModule(functions, attrs=lowered.attrs)
 
 
 def _object(module: tvm.runtime.Module) -> bytes:

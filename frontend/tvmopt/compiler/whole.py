@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmopt import children
 from tvmopt.cache import Artifacts
 from tvmopt.children import Progress
 from tvmopt.compiler.beginning import joined, of_beginning, of_step, two_models
+from tvmopt.compiler.carchive.asked import CArchive, check_sizes
 from tvmopt.compiler.kept import Kept, copied
 from tvmopt.compiler.request import Request, as_file
 from tvmopt.importer.pairs import Pair
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact, read
 
-Made = tuple[Artifact, Report, Path | None]
-"""An artifact, what was done, and where it was written, if that was asked for."""
+if TYPE_CHECKING:
+    from tvmopt.importer import Imported
+
+Made = tuple[Artifact, Report, Path | None, CArchive | None]
+"""An artifact, what was done, where it was written, if that was asked for, and what was written in its place."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Order:
     output: str | Path | None
     strip_weights: bool
     cache: bool
+    emit: str = "artifact"
 
     def kept(self, request: Request) -> Kept | None:
         """Where the artifact is kept; None where it is not.
@@ -39,7 +43,8 @@ class Order:
         Raises:
             InputError: the cache's limit is no number.
         """
-        return Kept.of(request, self.verify, self.tolerance) if self.cache else None
+        keeps = self.cache and self.emit == "artifact"  # of an artifact no other form is made
+        return Kept.of(request, self.verify, self.tolerance) if keeps else None
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,13 @@ class CompiledFile:
 
     Attributes:
         reports: of a fleet, the report of each target; `report` is then that of the target which this machine runs.
+        archive: what the folder `path` holds, if a C archive was asked for.
     """
 
     report: Report
     path: Path | None
     reports: tuple[Report, ...] = ()
+    archive: CArchive | None = None
 
 
 def compiled(request: Request, order: Order, progress: Progress | None) -> Made:
@@ -64,15 +71,15 @@ def compiled(request: Request, order: Order, progress: Progress | None) -> Made:
     models = two_models(request, order.strip_weights)
     if models is not None:
         apart = replace(order, output=None)
-        step, report, _ = compiled(of_step(request, models), apart, progress)
+        step, report, *_ = compiled(of_step(request, models), apart, progress)
         if models.beginning is not None:
             asked = of_beginning(request, models, step.manifest)
             step, report = joined(step, report, compiled(asked, apart, _also(progress))[0])
-        return step, report, _written(step, order)
+        return step, report, _written(step, order), None
     kept = order.kept(request)
     found = kept.find() if kept is not None else None
     if found is not None:
-        return *found, _written(found[0], order)
+        return *found, _written(found[0], order), None
     return _compiled(request, order, kept, progress)
 
 
@@ -96,6 +103,7 @@ def isolated(request: Request, order: Order, progress: Progress | None) -> Compi
         "output": None if order.output is None else str(order.output),
         "strip_weights": order.strip_weights,
         "cache": order.cache,
+        "emit": order.emit,
     }
     try:
         answer = children.call("tvmopt.compiler.whole:in_child", arguments, progress=progress)
@@ -106,7 +114,9 @@ def isolated(request: Request, order: Order, progress: Progress | None) -> Compi
             where=str(request.source),
             fix=children.scarce_memory() or "this is a bug: please report it with the model",
         ) from crash
-    return CompiledFile(Report.from_dict(answer["report"]), Path(answer["path"]) if answer["path"] else None)
+    archive = CArchive(**answer["archive"]) if answer["archive"] else None
+    path = Path(answer["path"]) if answer["path"] else None
+    return CompiledFile(Report.from_dict(answer["report"]), path, archive=archive)
 
 
 def _both(request: Request, models: Pair, order: Order, progress: Progress | None) -> CompiledFile:
@@ -136,8 +146,12 @@ def in_child(*, request: dict[str, Any], kept: str, progress: Progress, **order:
     """The child's part of :func:`isolated`."""
     asked = Request.from_dict(request)
     place = Kept(Artifacts.default(), kept, asked.source) if kept else None
-    _, report, path = _compiled(asked, Order(**order), place, progress)
-    return {"report": report.as_dict(), "path": str(path) if path else None}
+    _, report, path, archive = _compiled(asked, Order(**order), place, progress)
+    return {
+        "report": report.as_dict(),
+        "path": str(path) if path else None,
+        "archive": archive.as_dict() if archive else None,
+    }
 
 
 def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progress | None) -> Made:
@@ -145,18 +159,33 @@ def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progr
     from tvmopt.compiler.accuracy import begin, early, verified
     from tvmopt.compiler.driver import compile_model
 
-    if not order.verify:
-        artifact, report = compile_model(request, progress)
-    else:
-        from tvmopt.analysis.verify import Verification
+    emitter = None
+    if order.emit == "c-archive":
+        from tvmopt.compiler.carchive.emit import Emitter
 
-        with as_file(request.whole) as path, ExitStack() as stack:
+        emitter = Emitter(request, order.output or "", order.strip_weights)
+    with ExitStack() as stack:
+        path, started = Path(), None
+        if order.verify:
+            from tvmopt.analysis.verify import Verification
+
+            path = stack.enter_context(as_file(request.whole))
             started = stack.enter_context(Verification(path, order.tolerance)) if early(request.machine) else None
-            told = partial(begin, started, request=request) if started else None
-            artifact, report = compile_model(request, progress, told)
+
+        def told(imported: Imported) -> None:
+            if emitter:
+                check_sizes(imported)
+            if started:
+                begin(started, imported, request)
+
+        artifact, report = compile_model(request, progress, told, emitter.lowered if emitter else None)
+        if order.verify:
             artifact, report = verified(artifact, report, path, order.tolerance, progress, started)
+    if emitter:
+        archive = emitter.write(artifact, order.verify, progress)
+        return artifact, report, emitter.folder, archive
     file = kept.keep(artifact, order.verify) if kept is not None else None
-    return artifact, report, _written(artifact, order, file)
+    return artifact, report, _written(artifact, order, file), None
 
 
 def _written(artifact: Artifact, order: Order, kept: Path | None = None) -> Path | None:
