@@ -1,15 +1,19 @@
 """Does the judge catch a wrong kernel? Errors planted in single kernels of running models, the catches counted.
 
     python benchmarks/planted_errors.py MODEL.onnx [--shape x:1x3x48x320] [--precision bf16] [--count 20]
+    python benchmarks/planted_errors.py MODEL.onnx --kinds row --kernels softmax      # whose name or nodes have that
 
 The compiled module is right. After one call of one kernel an instrument changes what the kernel wrote, in place: all
 that is behind it computes with the wrong numbers, as it would behind a wrong kernel:
 
     share    all of it is 3 % too large (5 % in bf16)
     row      one row is: of a product behind a mask, of a matrix, of an image
-    element  one number is 3 % of the largest too large; of integers and quantised values, one step
+    element  one number is 3 % of the largest too large
+    step     one bit of an integer, a mask or a quantised value is wrong: the lowest
 
-Kernels are drawn at random. A fault that leaves every number of the run as it was (a channel of zeros) does not count.
+Kernels are drawn at random from those that write such numbers. A fault that is not caught and changes no output (a row
+before a norm that takes its scale away, a score that the bytes of a softmax do not show, bytes that fill a tile up) is
+counted apart: it is without effect.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -29,6 +34,7 @@ import numpy as np
 
 from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.examine import Examiner
+from tvmopt.analysis.observe import observe
 from tvmopt.analysis.samples import trial_inputs
 from tvmopt.analysis.verify import Reference
 from tvmopt.cli.common import parse_shapes, parse_values
@@ -38,7 +44,7 @@ from tvmopt.runtime.artifact import read
 from tvmopt.runtime.model import Model
 
 Array = np.ndarray[Any, Any]
-KINDS = ("share", "row", "element")
+KINDS = ("share", "row", "element", "step")
 
 
 def memory(tensor: Any) -> Array:
@@ -54,14 +60,11 @@ def memory(tensor: Any) -> Array:
 def spoil(array: Array, kind: str, share: float, rng: np.random.Generator) -> bool:
     """Change an array in place; whether that changed anything."""
     before = array.copy()
-    if kind == "element":
-        at = tuple(int(rng.integers(n)) for n in array.shape)
-        if array.dtype.kind in "iub":
-            array[at] ^= 1
-        else:
-            array[at] = float(array[at]) + share * float(np.abs(np.nan_to_num(array.astype(np.float32))).max())
-    elif array.dtype.kind in "iub":
-        return False
+    at = tuple(int(rng.integers(n)) for n in array.shape)
+    if kind == "step":
+        array[at] ^= 1
+    elif kind == "element":
+        array[at] = float(array[at]) + share * float(np.abs(np.nan_to_num(array.astype(np.float32))).max())
     else:
         part = array
         while kind == "row" and part.ndim > 1:
@@ -110,37 +113,45 @@ class Trial:
         self.feeds = trial_inputs(inputs, seed, integer_bounds(self.prepared))
         self.peer = Reference(path).run({**self.feeds, **bound_arrays(original.graph, values)})
         model = Model(self.artifact)
-        self.symbols = {k["name"] for k in self.artifact.manifest.report["kernels"]}
         self.truth = Examiner(model, path, self.prepared).judge.truth(self.feeds)
-        self.calls: list[str] = []
-        session = model.session()
-        session.set_instrument(self._count)
-        session.main(*model.arguments(self.feeds))
-        session.set_instrument(None)
+        self.right, self.seen = observe(model, self.feeds)
+        self.calls = [one.symbol for one in self.seen]
 
-    def _count(self, function: Any, symbol: str, before: bool, result: Any, *values: Any) -> int:
-        if not before and symbol in self.symbols:
-            self.calls.append(symbol)
-        return 0
+    def suited(self, kind: str, wanted: str) -> list[int]:
+        """Calls of the kernels whose name or nodes have `wanted` and that write numbers which `kind` can spoil."""
+        whole = [one.array.dtype.kind in "iub" for one in self.seen]
+        named = [any(re.search(wanted, name) for name in (one.symbol, *one.nodes)) for one in self.seen]
+        return [i for i, one in enumerate(self.seen) if named[i] and one.array.size and whole[i] == (kind == "step")]
+
+    def _spoilt(self, at: int, fault: Callable[[Array], None]) -> Model:
+        """The compiled model, with a fault in one call."""
+        model = Model(self.artifact)
+        instance = model._of_this_thread()
+        instance.session = Planted(instance.session, self.calls, at, fault)  # type: ignore[assignment]
+        return model
+
+    def _has_effect(self, at: int, fault: Callable[[Array], None]) -> bool:
+        """Whether an output changes."""
+        outputs, _ = observe(self._spoilt(at, fault), self.feeds)
+        return any(a.tobytes() != b.tobytes() for a, b in zip(self.right, outputs, strict=True))
 
     def plant(self, at: int, kind: str, share: float, seed: int) -> dict[str, Any]:
         """One fault; at -1 none."""
-        model = Model(self.artifact)
-        changed: list[bool] = []
 
         def fault(array: Array) -> None:
             changed.append(spoil(array, kind, share, np.random.default_rng(seed)))
 
-        instance = model._of_this_thread()
-        instance.session = Planted(instance.session, self.calls, at, fault)  # type: ignore[assignment]
-        examiner = Examiner(model, "", self.prepared)
+        changed: list[bool] = []
+        examiner = Examiner(self._spoilt(at, fault), "", self.prepared)
         examiner.judge.truth = lambda feeds: self.truth  # type: ignore[method-assign]
         found = examiner.thoroughly(self.feeds, self.peer)
         wrong = [o for o in found.comparison.outputs if not o.ok]
         excess = max((o.excess for o in wrong if np.isfinite(o.excess)), default=0.0)
-        symbol = self.calls[at] if at >= 0 else ""
+        outcome = "caught" if not found.ok else "nothing changed" if not any(changed) else "missed"
+        if outcome == "missed" and not self._has_effect(at, fault):
+            outcome = "without effect"
         return {
-            "kernel": symbol, "call": at, "kind": kind, "changed": any(changed), "caught": not found.ok,
+            "kernel": self.calls[at] if at >= 0 else "", "call": at, "kind": kind, "seed": seed, "outcome": outcome,
             "blamed": found.kernel, "excess": excess, "problems": [str(o)[:160] for o in wrong[:2]],
         }  # fmt: skip
 
@@ -152,6 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--value", action="append", default=[], metavar="NAME=16000")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kernels", default="", metavar="REGEX", help="only those whose name, or a node's, has it")
     parser.add_argument("--count", type=int, default=20, help="faults of each kind (default 20)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="lines of JSON, appended")
@@ -160,22 +172,23 @@ def main(arguments: list[str] | None = None) -> int:
     trial = Trial(args.model, parse_shapes(args.shape), parse_values(args.value), args.precision, args.seed)
     right = trial.plant(-1, "share", share, 0)
     print(f"{args.model.name} {args.precision}: {len(trial.calls)} calls of kernels, without a fault "
-          f"{'REFUSED' if right['caught'] else 'accepted'}", flush=True)  # fmt: skip
+          f"{'REFUSED' if right['outcome'] == 'caught' else 'accepted'}", flush=True)  # fmt: skip
     rng = np.random.default_rng(args.seed)
     tally: Counter[tuple[str, str]] = Counter()
     for kind in args.kinds.split(","):
-        for at in rng.permutation(len(trial.calls))[: args.count]:
-            one = trial.plant(int(at), kind, share, int(rng.integers(1 << 30)))
-            outcome = "caught" if one["caught"] else "missed" if one["changed"] else "nothing changed"
-            tally[kind, outcome] += 1
-            if outcome == "missed":
-                print(f"  missed: {kind} in call {at}, {one['kernel']}", flush=True)
+        suited = trial.suited(kind, args.kernels)
+        chosen = rng.permutation(suited)[: args.count] if suited else ()
+        for at in map(int, chosen):
+            one = trial.plant(at, kind, share, int(rng.integers(1 << 30)))
+            tally[kind, one["outcome"]] += 1
+            if one["outcome"] == "missed":
+                print(f"  missed: {kind} in call {at}, {one['kernel']}, seed {one['seed']}", flush=True)
             if args.output:
                 with args.output.open("a") as file:
                     file.write(json.dumps({"model": args.model.name, "precision": args.precision, **one}) + "\n")
-    for kind in args.kinds.split(","):
-        print(f"  {kind}: " + ", ".join(f"{n} {o}" for (k, o), n in sorted(tally.items()) if k == kind), flush=True)
-    return 1 if right["caught"] or any(outcome == "missed" for _, outcome in tally) else 0
+        told = ", ".join(f"{n} {o}" for (k, o), n in sorted(tally.items()) if k == kind)
+        print(f"  {kind}: {told or 'no kernel writes such numbers'}", flush=True)
+    return 1 if right["outcome"] == "caught" or any(outcome == "missed" for _, outcome in tally) else 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from tests.debug.nets import residual, saved
 from tvmopt.analysis.deviation import LIMITS, deviation, slope
 from tvmopt.analysis.examine import Examiner
 from tvmopt.analysis.judge import Judge
+from tvmopt.analysis.kernels import check_kernels
+from tvmopt.analysis.observe import Seen
 from tvmopt.analysis.verify import broken, verify
 from tvmopt.errors import AccuracyError
 from tvmopt.runtime.model import Model
@@ -333,6 +335,19 @@ def test_one_run_that_rounds_may_round_nothing_and_several_do() -> None:
     assert errors[0] <= 1 and max(errors[1:]) > 0.5 and max(errors) < 16
     assert judge(truth, {"y": np.float32([[2 + max(errors)]])}).ok
     assert not judge(truth, {"y": np.float32([[2e3]])}).ok
+
+
+@pytest.mark.parametrize(("error", "fine"), [(-3.5e-14, True), (1e-2, False)])
+def test_the_mean_of_equal_numbers_may_be_another_one(error: float, fine: bool) -> None:
+    """A norm divides what is left of them by the root of its epsilon; behind a kernel they are equal for certain."""
+    nodes = [helper.make_node("Add", ["x", "c"], ["a"], "a")]
+    nodes += [helper.make_node("LayerNormalization", ["a", "one"], ["y"], "n")]
+    values = {"c": np.full((1, 1), -0.98, np.float32), "one": np.ones(8, np.float32)}
+    model = made(nodes, {"x": [1, 8]}, {"y": (1, [1, 8])}, values)
+    a, y = np.full((1, 8), -0.98, np.float32), np.full((1, 8), error, np.float32)
+    run = [Seen("a", ("a",), (), a), Seen("n", ("n",), (), y)]
+    found = check_kernels(model, {"x": np.zeros((1, 8), np.float32)}, {"y": y}, run, "fp32")
+    assert (found.wrong == ()) == fine
 
 
 def test_nan_of_a_weight_may_spread_and_must_not_get_lost() -> None:

@@ -1,6 +1,7 @@
 """Kernels one by one: which tensor of the model each wrote, and whether it is right, from made-up runs."""
 
 import numpy as np
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.analysis.kernels import check_kernels
@@ -129,3 +130,63 @@ def test_a_kernel_that_moves_an_input_completes_no_tensor_of_the_next_one() -> N
     run = [seen("turn", feeds["x"].transpose(0, 2, 1), "conv"), seen("conv", wrote, "conv"), seen("sub", y, "sub")]
     found = check_kernels(model, feeds, {"y": y}, run, "bf16")
     assert found.wrong == () and found.compared == 3
+
+
+def quantised_again():
+    """A product that is quantised, transposed, quantised, reshaped, quantised and multiplied, and what it computes from
+    the first bytes on: a function of them that gives the last bytes and the output.
+    """
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["p"], "product"),
+        helper.make_node("QuantizeLinear", ["p", "s", "z"], ["q"], "q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"),
+        helper.make_node("Transpose", ["d"], ["t"], "t", perm=[1, 0]),
+        helper.make_node("QuantizeLinear", ["t", "s", "z"], ["q2"], "q2"),
+        helper.make_node("DequantizeLinear", ["q2", "s", "z"], ["d2"], "d2"),
+        helper.make_node("Reshape", ["d2", "shape"], ["r"], "r"),
+        helper.make_node("QuantizeLinear", ["r", "s", "z"], ["q3"], "q3"),
+        helper.make_node("DequantizeLinear", ["q3", "s", "z"], ["d3"], "d3"),
+        helper.make_node("MatMul", ["d3", "b"], ["y"], "next"),
+    ]
+    rng = np.random.default_rng(3)
+    values = {"s": np.float32(0.05), "a": rng.standard_normal((64, 60)), "b": rng.standard_normal((20, 32))}
+    others = [numpy_helper.from_array(np.uint8(131), "z"), numpy_helper.from_array(np.array([240, 20]), "shape")]
+    model = made(nodes, {"x": [80, 64]}, {"y": [240, 32]}, values)
+    model.graph.initializer.extend(others)
+    behind = made(nodes[2:], {"q": [80, 60]}, {"y": [240, 32]}, values)
+    behind.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
+    behind.graph.initializer.extend(others)
+    feeds = {"x": 0.2 * rng.standard_normal((80, 64)).astype(np.float32)}
+    return model, feeds, lambda first: tuple(Oracle(behind).run({"q": first}, ["q3", "y"]).values())
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_step_shows_though_all_is_quantised_again(step: int) -> None:
+    model, feeds, behind = quantised_again()
+    first = Oracle(model).run(feeds, ["q"])["q"].copy()
+    first[7, 11] += step
+    last, y = behind(first)
+    run = [Seen("first", ("product", "q"), (), first), Seen("last", ("d", "t", "q2", "d2", "r", "q3"), (), last)]
+    found = check_kernels(model, feeds, {"y": y.astype("f")}, [*run, seen("next", y, "d3", "next")], "fp32")
+    assert bool(found.wrong) == bool(step)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_bytes_are_known_though_a_copy_in_tiles_is_named_after_them(step: int) -> None:
+    model, feeds, behind = quantised_again()
+    first = Oracle(model).run(feeds, ["q"])["q"]
+    last, y = behind(first)
+    last[5, 3] += step
+    y = y + step * np.float32(0.05) * Oracle(model).constants["b"].array[3] * (np.arange(240) == 5)[:, None]
+    run = [Seen("first", ("product", "q"), (), first), Seen("copy", ("q", "d"), (), np.pad(first, ((0, 0), (0, 4))))]
+    run += [Seen("last", ("d", "t", "q2", "d2", "r", "q3"), (), last), seen("next", y, "d3", "next")]
+    found = check_kernels(model, feeds, {"y": y.astype("f")}, run, "fp32")
+    assert found.kernels[0].tensor == "q" and bool(found.wrong) == bool(step)
+
+
+def test_uint8_may_be_kept_as_int8_128_lower() -> None:
+    model, feeds, behind = quantised_again()
+    first = Oracle(model).run(feeds, ["q"])["q"]
+    run = [Seen("first", ("product", "q"), (), (first ^ np.uint8(128)).view(np.int8))]
+    found = check_kernels(model, feeds, {"y": behind(first)[1].astype("f")}, run, "fp32")
+    assert found.wrong == () and [k.tensor for k in found.kernels] == ["q"]

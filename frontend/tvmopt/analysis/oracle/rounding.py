@@ -32,7 +32,9 @@ MOVES = {
     *("Pad", "Identity", "Expand", "Dropout"),
 }
 SUMS = HEAVY | {"GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax", "DFT", "STFT"}
-"""Operators that add up in an order of their own, besides the reductions."""
+"""Operators that add up in an order of their own, besides the reductions and the norms: the mean of equal numbers may
+be another number, which a norm then divides by the root of its epsilon."""
+NORM = "Normalization"
 INTEGER_EDGES = {"Resize", "Upsample"}
 """Those that have edges where their result is an integer: they move their own sums."""
 MARGIN = 4.0
@@ -174,7 +176,7 @@ class Nudged(Rounded):
         self.random = np.random.default_rng(seed)
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
-        adds = call.op in SUMS or call.op.startswith("Reduce")
+        adds = call.op in SUMS or call.op.startswith("Reduce") or call.op.endswith(NORM)
         if adds:
             narrow = call.op in HEAVY and self.arithmetic.operands is not None
             epsilon = float(ml_dtypes.finfo(self.arithmetic.operands).eps) / 2 if narrow else EPSILON
