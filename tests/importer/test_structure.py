@@ -50,6 +50,12 @@ def graph(nodes, weights=None, **options):
         ([node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[0, 1])], ["must be positive"]),
         ([node("ReduceMean", ["x"], ["y"], keepdims=-7)], ["'keepdims' is -7; it is a switch"]),
         ([node("Pad", ["x", "x"], ["y"], mode="mirror")], ["'mirror', not one of: constant reflect"]),
+        # ONNX's shape function has no end for these
+        ([node("Einsum", ["x"], ["y"], equation="ij1->i")], ["'ij1->i' is none"]),
+        ([node("Einsum", ["x"], ["y"], equation="..ij->i")], ["'..ij->i' is none"]),
+        ([node("Einsum", ["x"], ["y"], equation="i\tj->i")], ["is none"]),
+        ([node("Einsum", ["x"], ["y"], equation="ij-")], ["'ij-' is none"]),
+        ([node("Einsum", ["x"], ["y"], equation=b"\xff\xfe")], [r"'\xff\xfe' is none"]),
     ],
 )
 def test_what_is_refused(nodes, words):

@@ -94,3 +94,17 @@ def test_every_bfloat16_comes_out_of_an_expand_as_it_went_in(machine, n):
     x = np.arange(1 << 16, dtype="uint16").reshape(-1, 1).view(ml_dtypes.bfloat16)
     (y,), _ = run(lambda bb, x: relax.op.broadcast_to(x, (1 << 16, n)), [x], machine)
     np.testing.assert_array_equal(y.view("uint16"), np.broadcast_to(x.view("uint16"), (1 << 16, n)))
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("made", ["exp", "softmax"])
+def test_a_bfloat16_that_is_computed_goes_to_all_lanes(machine, made):
+    """TVM: dtype mismatch on BufferStore, or, of a tensor inside the kernel, LLVM's invalid bitcast."""
+    x = np.linspace(-3, 3, 12, dtype="float32").astype(ml_dtypes.bfloat16).reshape(3, 4, 1)
+    wide = x.astype("float32")
+    step, exact = {
+        "exp": (relax.op.exp, np.exp(wide)),
+        "softmax": (lambda x: relax.op.nn.softmax(x, 1), special.softmax(wide, 1)),
+    }[made]
+    (y,), _ = run(lambda bb, x: relax.op.broadcast_to(bb.emit(step(x)), (3, 4, 33)), [x], machine)
+    np.testing.assert_allclose(y.astype("float32"), np.broadcast_to(exact, y.shape), rtol=2**-7)

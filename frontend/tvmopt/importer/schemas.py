@@ -6,6 +6,7 @@ by them), string attributes have one of their values, an attribute holds what it
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -47,6 +48,11 @@ CHOICES = {
 """Values of the string attributes (``operator.attribute`` where operators differ) that have a fixed set."""
 
 
+_TERM = rb"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
+EQUATION = re.compile(rb"%(t)b(,%(t)b)*(->%(t)b)?" % {b"t": _TERM})
+"""Of an Einsum, without spaces."""
+
+
 def node_problems(node: onnx.NodeProto, opsets: dict[str, int], functions: set[tuple[str, str]]) -> Iterator[str]:
     """What is wrong with one node, in sentences.
 
@@ -67,10 +73,20 @@ def node_problems(node: onnx.NodeProto, opsets: dict[str, int], functions: set[t
     schema = schema_of(key[1], key[0], opsets[key[0]])
     if schema is None:
         return  # no such operator: the importer's check lists it with the others
-    problems = list(_schema_problems(node, schema))
+    problems = [*_schema_problems(node, schema), *_equation_problems(node, key)]
     yield from problems
     if not problems and key[0] == "":
         yield from _body_problems(node, opsets[""])
+
+
+def _equation_problems(node: onnx.NodeProto, key: tuple[str, str]) -> Iterator[str]:
+    """ONNX's shape function of Einsum never ends where a term of the equation is none."""
+    if key != ("", "Einsum"):
+        return
+    for attribute in node.attribute:
+        if attribute.name == "equation" and not EQUATION.fullmatch(attribute.s.replace(b" ", b"")):
+            text = attribute.s.decode(errors="backslashreplace")
+            yield f"The equation '{text}' is none: terms are letters and at most one '...', as in 'bij,bjk->bik'."
 
 
 def schema_of(op_type: str, domain: str, opset: int) -> Any | None:

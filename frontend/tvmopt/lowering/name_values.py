@@ -9,13 +9,9 @@ lets: a function in another's argument, in another's, costs time exponential in 
 ELU). Buffers do not nest, and LLVM keeps these in registers. Each value has a vectorized loop of its own, because TVM's
 vectorizer does not widen a buffer that is allocated inside one: it stores all lanes into one element.
 
-A bfloat16 that all lanes take (the Expand of a column) is named too, as an integer:
-
-    for lane in vectorized(16):                              for lane in vectorized(16): t[lane] = uint16 bits of x[0]
-      y[lane] = x[0]                                         for lane in vectorized(16): y[lane] = bfloat16 of t[lane]
-
-TVM 0.27 makes 16-bit integers of bfloat16 behind its vectorizer, and leaves the type of a broadcast as it was: "dtype
-mismatch on BufferStore".
+A bfloat16 that all lanes take (the Expand of a column, a picture of one pixel) is stored by a plain loop, which LLVM
+makes vectors of: TVM 0.27 makes 16-bit integers of bfloat16 behind its vectorizer, and leaves the type of a broadcast
+as it was: "dtype mismatch on BufferStore".
 """
 
 from __future__ import annotations
@@ -92,29 +88,29 @@ def _split_loop(loop: Any, realize: Any, names: list[Any]) -> Any:
 
     block = realize.block
     value = _flat(block.body.value, local, outermost=True)
-    if _broadcast_of_bfloat16(block.body, value):
-        value = tirx.reinterpret("bfloat16", local(tirx.reinterpret("uint16", value)))
     if steps and isinstance(value, TensorLoad) and value.source.same_as(steps[-1][0]):
         value = steps.pop()[1]  # a plain copy: of booleans TVM would make bytes, which it then cannot store
+    same = str(value.ty.dtype) == "bfloat16" and not _varies(value, loop, realize)
     if not steps:
-        return loop if value.same_as(block.body.value) else _fresh_loop(
-            loop, realize, _with_body(block, _store_again(block.body, value)), 0
+        return loop if value.same_as(block.body.value) and not same else _fresh_loop(
+            loop, realize, _with_body(block, _store_again(block.body, value)), 0, same
         )  # fmt: skip
     stores = [tirx.BufferStore(buffer, bound, [loop.loop_var]) for buffer, bound in steps]
     stores.append(_store_again(block.body, value))
     return tirx.SeqStmt([_fresh_loop(loop, realize, _with_body(block, store), k) for k, store in enumerate(stores)])
 
 
-def _broadcast_of_bfloat16(store: Any, value: Any) -> bool:
-    """Whether the value is a bfloat16 in memory that goes to several places."""
-    if not isinstance(value, TensorLoad) or str(value.source.dtype) != "bfloat16":
-        return False
-    read = {var for index in value.indices for var in undefined_vars(index, [])}
-    return any(var not in read for index in store.indices for var in undefined_vars(index, []))
+def _varies(value: Any, loop: Any, realize: Any) -> bool:
+    """Whether a value is not the same in all lanes."""
+    moving = [loop.loop_var]
+    for axis, place in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+        if any(var.same_as(loop.loop_var) for var in undefined_vars(place, [])):
+            moving.append(axis.var)
+    return any(var.same_as(one) for var in undefined_vars(value, []) for one in moving)
 
 
-def _fresh_loop(loop: Any, realize: Any, block: Any, number: int) -> Any:
-    """A copy of the loop around `block`, with variables of its own."""
+def _fresh_loop(loop: Any, realize: Any, block: Any, number: int, plain: bool = False) -> Any:
+    """A copy of the loop around `block`, with variables of its own; a `plain` one is no loop of vectors."""
     fresh = {loop.loop_var: tirx.Var(f"{loop.loop_var.name}_{number}", loop.loop_var.ty)}
     axes = []
     for axis in block.iter_vars:
@@ -129,7 +125,8 @@ def _fresh_loop(loop: Any, realize: Any, block: Any, number: int) -> Any:
         rename(block.body), None, block.alloc_buffers, block.match_buffers, block.annotations,
     )  # fmt: skip
     inner = SBlockRealize([rename(v) for v in realize.iter_values], rename(realize.predicate), copy)
-    return tirx.For(fresh[loop.loop_var], loop.min, loop.extent, loop.kind, inner, None, loop.annotations)
+    kind = tirx.ForKind.SERIAL if plain else loop.kind
+    return tirx.For(fresh[loop.loop_var], loop.min, loop.extent, kind, inner, None, loop.annotations)
 
 
 def _store_again(store: Any, value: Any) -> Any:
