@@ -43,6 +43,7 @@ FEW = 2e-3
 of the elements at an edge (a sum that cancels, a score that ties). A kernel's fault is in more of them, or larger."""
 CUT = {"Resize", "Upsample"}
 """Operators that cut off what is behind the point of sums of integers: a sum that is whole may be a step less."""
+FLOAT8 = {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
 QUANTISED = {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"}
 
 
@@ -328,8 +329,11 @@ def _run(session: Any, feeds: Feeds) -> dict[str, Array]:
 
 
 def _array(value: Any) -> Array:
-    """An output as NumPy, which onnxruntime cannot make of bfloat16."""
-    if value.element_type() != TensorProto.BFLOAT16:
+    """An output as NumPy, which onnxruntime cannot make of bfloat16, and of float8 as codes."""
+    kind = value.element_type()
+    if kind in FLOAT8:
+        return np.asarray(value.numpy()).view(onnx.helper.tensor_dtype_to_np_dtype(kind))
+    if kind != TensorProto.BFLOAT16:
         return np.array(value.numpy())
     import ml_dtypes
 
