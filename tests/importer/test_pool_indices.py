@@ -57,3 +57,18 @@ def test_the_first_maximum(dtype, order):
         for found in (compiled.run({"x": array}), Oracle(model).run({"x": array})):
             np.testing.assert_array_equal(found["y"].astype("float64"), values.astype("float64"))
             np.testing.assert_array_equal(found["i"], places)
+
+
+def test_a_window_of_nothing_but_padding_has_no_index() -> None:
+    """Between taps that are two columns apart lies the only one there is. ONNX defines nothing; -1 is no address."""
+    attributes = {"kernel_shape": [1, 2], "dilations": [1, 2], "pads": [0, 1, 0, 1]}
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MaxPool", ["x"], ["y", "i"], **attributes)], "g",
+        [value("x", 1, [1, 2, 3, 1])], [value("y", 1, None), value("i", 7, None)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8)
+    x = np.ones((1, 2, 3, 1), np.float32)
+    compiled = tvmopt.compile(model, verify=False, records=False).model
+    for found in (compiled.run({"x": x}), Oracle(model).run({"x": x})):
+        assert (found["i"] == -1).all() and (found["y"] == -np.inf).all()

@@ -218,14 +218,16 @@ def max_pool(call: Call, x: Array) -> Result:
 
 
 def _with_indices(call: Call, x: Array) -> Result:
-    """Maxima and where they stand in the flat tensor: the first of equals, the first NaN."""
+    """Maxima and where they stand in the flat tensor: the first of equals, the first NaN; -1 where a window has no
+    number, which ONNX does not define."""
     kernel, strides, dilations, before, outputs, _ = _pool_frame(call, x)
     sizes = x.shape[2:]
     steps = np.cumprod([1, *(sizes[:-1] if call.get("storage_order", 0) else sizes[:0:-1])])
     steps = steps if call.get("storage_order", 0) else steps[::-1]
     pictures = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * len(sizes)) * prod(sizes)
     best = np.full((*x.shape[:2], *outputs), -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min, x.dtype)
-    place = np.full(best.shape, np.iinfo(np.int64).max)
+    nowhere = np.iinfo(np.int64).max
+    place = np.full(best.shape, nowhere)
     for tap in product(*map(range, kernel)):
         every = zip(outputs, strides, tap, dilations, before, strict=True)
         at = np.meshgrid(*(np.arange(o) * s + t * d - b for o, s, t, d, b in every), indexing="ij")
@@ -237,7 +239,7 @@ def _with_indices(call: Call, x: Array) -> Result:
         more = np.where(np.isnan(best), False, (value > best) | np.isnan(value))
         take = inside & (more | (same & (index < place)))
         best, place = np.where(take, value, best), np.where(take, index, place)
-    return [best, place]
+    return [best, np.where(place == nowhere, -1, place)]
 
 
 def average_pool(call: Call, x: Array) -> Result:

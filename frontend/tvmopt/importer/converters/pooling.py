@@ -71,7 +71,8 @@ def _lowest(dtype: str) -> float:
 
 
 def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
-    """The flat index of each window's maximum, the first of equal ones; NaN is larger than every number."""
+    """The flat index of each window's maximum, the first of equal ones; NaN is larger than every number; -1 where a
+    window has no number."""
     if dtype_of(x) == "bfloat16":  # TVM knows no isnan of it; float32 has the same order
         x = b.cast(x, "float32")
     shape, n = shape_of(x), len(found.out)
@@ -112,7 +113,12 @@ def _indices(b: Build, x: Any, attrs: dict[str, Any], found: Windows) -> Any:
 
         return te.compute(out, one, name="max_pool_index")
 
-    return relax.TupleGetItem(b.te(max_pool_index, x), 0)
+    index = relax.TupleGetItem(b.te(max_pool_index, x), 0)
+    if max(common["dilation"]) == 1:
+        return index
+    index = b.emit(index)  # between its taps a window may have nothing but padding
+    none = b.equal(index, relax.const(2**62, "int64"))
+    return b.emit(relax.op.where(none, relax.const(-1, "int64"), index))
 
 
 def average_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
