@@ -1,4 +1,4 @@
-"""Text from a compiled decoder: a prompt in, tokens or words out, with the times - `tvmopt generate` and its function.
+"""Text from a compiled decoder: prompts in, tokens or words out, with the times - `tvmopt generate` and its functions.
 
 The model is a file that `tvmopt compile` wrote. Words need its tokenizer, a `tokenizer.json` that the package
 `tokenizers` reads (`pip install 'tvmopt[generate]'`); without one, prompts and results are numbers.
@@ -20,9 +20,11 @@ from tvmopt.runtime.model import Model, load
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for the first bytes of a letter whose others are still to come."""
 
-
 HIDDEN, TEXT_MASK = "encoder_hidden_states", "attention_mask"
 """What exporters call an encoder's output where a decoder takes it, and the mask of a text where an encoder does."""
+
+MOST_TOGETHER = 8
+"""Texts at a time unless it is said otherwise."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,73 @@ def encoded(encoder: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
     hidden = outputs.get(HIDDEN, next(iter(outputs.values())))
     mask = {f"encoder_{TEXT_MASK}": given[TEXT_MASK]} if TEXT_MASK in names else {}
     return {HIDDEN: hidden, **mask}
+
+
+@dataclass(frozen=True)
+class GeneratedTexts:
+    """What was generated for several prompts.
+
+    Attributes:
+        prompts: the tokens of each. tokens: those behind each. texts: of `tokens`; empty without a tokenizer.
+        sequences: texts that were computed together at most.
+        seconds: in all, prompts included.
+        threads: that the model ran with.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    sequences: int
+    seconds: float
+    threads: int
+
+    @property
+    def rate(self) -> float:
+        """New tokens a second, of all texts together."""
+        return sum(map(len, self.tokens)) / self.seconds if self.seconds else 0.0
+
+
+def generate_texts(
+    model: str | Path | Model,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    sequences: int | None = None,
+    tokenizer: str | Path | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    stop: Sequence[str | int] = (),
+    max_length: int | None = None,
+    threads: int | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+) -> GeneratedTexts:
+    """Go on from several prompts of any lengths; a step is one token more of each text that is there.
+
+    Args:
+        sequences: texts at a time, the others wait; default: all of them, 8 at most.
+        on_token: called with the number of a prompt and each token of its text, as soon as it is known.
+
+    The other arguments, and errors, are those of :func:`generate`, and of :class:`tvmopt.runtime.batch.Batch`.
+    """
+    words = Tokenizer(tokenizer) if tokenizer is not None else None
+    ids = [prompt_tokens(prompt, words) for prompt in prompts]
+    ends = [stop_token(one, words) for one in stop]
+    loaded = model if isinstance(model, Model) else load(model, threads=threads)
+    batch = loaded.decoder(max_length, sequences=sequences or max(1, min(len(ids), MOST_TOGETHER)))
+    found: list[list[int]] = [[] for _ in ids]
+    start = time.perf_counter()
+    for number, token in batch.generate(
+        ids, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=ends
+    ):
+        found[number].append(token)
+        if on_token:
+            on_token(number, token)
+    seconds = time.perf_counter() - start
+    texts = tuple(words.text(one) if words is not None else "" for one in found)
+    given, made = (tuple(map(tuple, many)) for many in (ids, found))
+    return GeneratedTexts(given, made, texts, batch.sequences, seconds, loaded.threads)
 
 
 def prompt_tokens(prompt: str | Sequence[int], words: Tokenizer | None) -> list[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from tests.cli.command import tvmopt
 from tests.decoders.small import POSITIONS, VOCABULARY, greedy, small_decoder
 from tvmopt import api
 from tvmopt.errors import InputError
@@ -137,6 +139,20 @@ def test_a_generation_that_is_broken_off_leaves_the_slots_free(model: Model) -> 
     for _ in batch.generate(prompts(), max_new_tokens=5):
         break
     assert list(batch.lengths) == [kept]
+
+
+def test_the_command_takes_several_prompts(compiled: Compiled) -> None:
+    model, path = compiled
+    given = ("--tokens", "1,5,9,22", "--tokens", "3", "--tokens", "8,8,30", "--max-new-tokens", "5", "--sequences", "2")
+    done = tvmopt("generate", path, *given, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    expected = [greedy(model, prompt, 5) for prompt in ([1, 5, 9, 22], [3], [8, 8, 30])]
+    assert found["tokens"] == expected and found["tokens_per_second"] > 0 and found["sequences"] == 2
+    done = tvmopt("generate", path, *given)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [f"{i}: {' '.join(map(str, tokens))}" for i, tokens in enumerate(expected, 1)]
+    assert "3 prompts, 2 at a time; 15 tokens" in " ".join(lines[3:])
 
 
 def test_a_mask_that_is_not_full_is_refused(compiled: Compiled, model: Model) -> None:

@@ -222,7 +222,10 @@ def test_the_command(compiled: Compiled) -> None:
         (("--tokens", "1,99"), "vocabulary"),
         (("--tokens", "1,x"), "no list of tokens"),
         (("--prompt", "x"), "--tokenizer"),
-        ((), "one prompt"),
+        ((), "give a prompt"),
+        (("--tokens", "1", "--sequences", "33"), "more than the 32 tokens"),
+        (("--tokens", "1", "--tokens", "1,99"), "vocabulary"),
+        (("--tokens", "1", "--tokens", "2", "--encoder", "e.tvmopt"), "takes one prompt"),
         (("--tokens", "1", "--max-length", "99"), "max_length"),
         (("--tokens", "1", "--stop", "</s>"), "is not known"),
     ):

@@ -25,7 +25,7 @@ from tvmopt.bench.measure import Plan
 from tvmopt.bench.records import BenchResult, Case, Job
 from tvmopt.bench.run import Settings, Subject, run_case
 from tvmopt.bench.runners import make, parse
-from tvmopt.bench.runners.decoder import FED, PROMPT, SCORES
+from tvmopt.bench.runners.decoder import FED, PROMPT, SCORES, TEXTS, TOGETHER
 from tvmopt.bench.stats import Rules
 from tvmopt.children import Progress
 from tvmopt.dims import PAST
@@ -46,16 +46,25 @@ class DecodingSubject(Subject):
 
     Attributes:
         may_round: the products whose activations the file lets an engine round to 8 bits.
+        head: the product that makes the scores; of a prompt it is needed for the last token alone.
         bandwidths: bytes a second from memory, as measured before each launch so far.
     """
 
     may_round: frozenset[str] = frozenset()
+    head: str = ""
     bandwidths: list[float] = field(default_factory=list, compare=False)
 
     @property
     def batch(self) -> int:
         """Tokens of a call."""
+        if self.phase == TOGETHER:
+            return int(self.feeds[TEXTS][0])
         return len(self.feeds[PROMPT]) if self.phase == "prefill" else 1
+
+    @property
+    def reference_phase(self) -> str:
+        """Of the reference, which computes the first text alone."""
+        return "step"
 
     def judge(self, settings: Settings) -> Callable[..., Comparison]:
         """Scores against onnxruntime's, after the prompt and after each token behind it."""
@@ -85,14 +94,18 @@ class DecodingSubject(Subject):
         """Weights over the bandwidth just measured, or operations over the machine's peaks: products that may be
         rounded are products of bytes."""
         rate = float(np.median(self.bandwidths)) if self.bandwidths else peaks.bandwidth["dram"]
-        of_bytes = sum(op.flops for op in self.cost.ops if op.name in self.may_round)
-        others = self.cost.flops - of_bytes
+        tokens = self.batch if self.phase == "prefill" else 1
+        flops = {op.name: op.flops // (tokens if op.name == self.head else 1) for op in self.cost.ops}
+        of_bytes = sum(count for name, count in flops.items() if name in self.may_round)
+        others = sum(flops.values()) - of_bytes
         compute = others / peaks.compute(precision) + of_bytes / peaks.compute("int8")
-        read = self.cost.read_bytes / rate
+        read = self.cost.read_bytes / rate if rate else 0.0
         if compute > read:
             words = f"{others / 1e9:.2f} GFLOP at the measured peak"
             if of_bytes:
                 words += f", {of_bytes / 1e9:.2f} GFLOP at that of products of bytes"
+            if not rate:  # the program that measures it had no time on a busy machine
+                words += "; the bandwidth of memory could not be measured"
             return compute, "compute", words
         words = f"{self.cost.read_bytes / 1e6:.1f} MB of weights at {rate / 1e9:.1f} GB/s, read from memory meanwhile"
         if self.cost.read_bytes < cache_sizes()[1]:
@@ -106,6 +119,7 @@ def bench_decoders(
     *,
     prompt_tokens: int = 128,
     new_tokens: int = 128,
+    sequences: int = 1,
     plan: Plan | None = None,
     rules: Rules | None = None,
     source: str | Path | None = None,
@@ -117,11 +131,13 @@ def bench_decoders(
     Args:
         models: ONNX files with caches as inputs and outputs, or tvmopt artifacts (then `source` is the ONNX file).
         prompt_tokens: of a prompt of random tokens, which is one call. new_tokens: behind it, one call each.
+        sequences: times besides a step of so many texts together; tvmopt's have several lengths.
         finished: called with each case as soon as it is done.
 
     Returns:
-        Two cases for each model and number of threads: ``phase`` "prefill" and "step". Throughput is tokens a second;
-        the floor of a step is the time in which memory delivers the weights.
+        Two cases for each model and number of threads, ``phase`` "prefill" and "step", and "together" where there are
+        several texts. Throughput is tokens a second; the floor of a step is the time in which memory delivers the
+        weights.
 
     Raises:
         InputError: an unknown engine, a missing file, a model that is no decoder or is too short for so many tokens.
@@ -130,6 +146,9 @@ def bench_decoders(
     for flag, count in (("--prompt-tokens", prompt_tokens), ("--new-tokens", new_tokens)):
         if count < 1:
             raise InputError(f"{count} tokens cannot be timed.", where=flag, fix="give 1 or more")
+    if sequences < 1:
+        raise InputError(f"{sequences} texts cannot be timed.", where="--sequences", fix="give 1 or more")
+    phases = (*PHASES, TOGETHER) if sequences > 1 else PHASES
     for unusable, flag in (
         (settings.batches, "--batch"),
         (settings.shapes, "--shape"),
@@ -146,19 +165,19 @@ def bench_decoders(
     with tempfile.TemporaryDirectory(prefix="tvmopt-bench-") as folder:
         kept = settings if settings.save else replace(settings, save=folder, reuse=True)  # both phases use one artifact
         for model in models:
-            subject = _subject(model, source, prompt_tokens, new_tokens, settings)
+            subject = _subject(model, source, prompt_tokens, new_tokens, settings, sequences)
             for threads in settings.threads:
                 peaks = measure_peaks(threads) if settings.floor else None
                 if peaks:
                     used[str(threads)] = asdict(peaks)
-                for phase in PHASES:
+                for phase in phases:
                     at = _at(subject, phase)
                     case = run_case(at, threads, kept, plan, rules, peaks, progress)
                     cases.append(case)
                     if finished:
                         finished(case)
     asked = asdict(settings) | {"plan": asdict(plan), "rules": asdict(rules)}
-    asked |= {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    asked |= {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "sequences": sequences}
     return BenchResult(machine, asked, tuple(cases), used)
 
 
@@ -174,7 +193,9 @@ def _at(decoder: _Decoder, phase: str) -> DecodingSubject:
     return replace(decoder.subject, phase=phase, cost=decoder.costs[phase], bandwidths=[])
 
 
-def _subject(model: str | Path, source: str | Path | None, prompt: int, new: int, settings: Settings) -> _Decoder:
+def _subject(
+    model: str | Path, source: str | Path | None, prompt: int, new: int, settings: Settings, texts: int = 1
+) -> _Decoder:
     """Read a decoder, draw its tokens."""
     from tvmopt.api import is_artifact
     from tvmopt.importer import load, open_model, prepare
@@ -184,7 +205,11 @@ def _subject(model: str | Path, source: str | Path | None, prompt: int, new: int
     file = Path(source or "") if artifact else Path(model)
     if not file.is_file():
         what = f"{model} is an artifact; the other engines need its ONNX file" if artifact else f"no file {file}"
-        raise InputError(what, where=str(model), fix="--model MODEL.onnx" if artifact else "check the path")
+        raise InputError(
+            what,
+            where=str(model),
+            fix="give the ONNX file, too: --model MODEL.onnx, or source='MODEL.onnx'" if artifact else "check the path",
+        )
     loaded = load(file)
     roles = find(loaded.graph.input, loaded.graph.output)
     prepared = prepare(loaded)
@@ -204,17 +229,34 @@ def _subject(model: str | Path, source: str | Path | None, prompt: int, new: int
             fix="give less to --prompt-tokens and --new-tokens",
         )
     sizes = {"prefill": {past: 0, others[0]: prompt}, "step": {past: prompt, others[0]: 1}}
+    sizes |= {TOGETHER: {past: prompt, others[0]: texts}} if texts > 1 else {}
     costs = {phase: _cost(loaded, prepared, at, file.name) for phase, at in sizes.items()}
     caches = {t.name: t.shape for t in costs["prefill"].inputs}
     empty = {c.past: caches[c.past] for c in roles.caches}
     generator = np.random.default_rng(settings.seed)
     vocabulary = _vocabulary(prepared, roles.logits)
     feeds = {name: generator.integers(0, vocabulary, n) for name, n in ((PROMPT, prompt), (FED, new))}
+    feeds[TEXTS] = np.array([texts])
     rounded = frozenset(node_name(node) for node in loaded.graph.node if may_round(node))
     subject = DecodingSubject(
-        Path(model).name, str(file.resolve()), artifact, empty, feeds, costs["step"], "step", rounded
+        Path(model).name, str(file.resolve()), artifact, empty, feeds, costs["step"], "step", rounded,
+        _head(prepared.graph, roles.logits),
     )  # fmt: skip
     return _Decoder(subject, costs)
+
+
+def _head(graph: Any, logits: str) -> str:
+    """The name of the product that makes the scores; "" where more than a function of each score follows it."""
+    makers = {name: node for node in graph.node for name in node.output}
+    name = logits
+    while (node := makers.get(name)) is not None:
+        if node.op_type in ("MatMul", "Gemm", "MatMulNBits"):
+            return node_name(node)
+        varying = [i for i in node.input if i in makers]
+        if node.op_type not in ("Add", "Mul", "Div", "Sub", "Tanh", "Cast", "Identity") or len(varying) != 1:
+            return ""
+        name = varying[0]
+    return ""
 
 
 def _unrounded(file: Path, folder: Path) -> str:

@@ -23,7 +23,8 @@ class Job:
         precision: ``fp32``, ``bf16``, ``fp16``, ``int8``, as far as the engine can be asked.
         shapes: static shapes of the model's open inputs.
         options: what else the engine spec said: ``onnxruntime:opt_level=basic``.
-        phase: of a decoder: ``"prefill"`` times a prompt, ``"step"`` single tokens behind it; empty: one inference.
+        phase: of a decoder: ``"prefill"`` times a prompt, ``"step"`` single tokens behind it, ``"together"`` those of
+            several texts; empty: one inference.
     """
 
     engine: str

@@ -86,7 +86,10 @@ def verdict_words(case: Case, label: str) -> str:
 
 def heading(case: Case) -> str:
     """``resnet50.onnx, batch 1, 2 threads, fp32``, or ``llama.onnx, prefill of 128 tokens, 2 threads, fp32``."""
-    what = {"prefill": f"prefill of {case.batch} tokens", "step": "one token a step"}
+    what = {
+        "prefill": f"prefill of {case.batch} tokens", "step": "one token a step",
+        "together": f"a step of {case.batch} texts",
+    }  # fmt: skip
     words = [
         case.model,
         what.get(case.phase, f"batch {case.batch}"),

@@ -140,6 +140,11 @@ class Subject:
     cost: ModelMetrics
     phase: str = ""
 
+    @property
+    def reference_phase(self) -> str:
+        """The phase in which the reference computes the outputs."""
+        return self.phase
+
     @classmethod
     def of(cls, path: str | Path, source: str | Path | None, batch: int, settings: Settings) -> Subject:
         """Read a model, bind its shapes, draw its inputs."""
@@ -297,7 +302,7 @@ def _prepare(
     save_arrays(inputs, subject.feeds)
     reference = reference_outputs(
         Job("onnxruntime", subject.reference(folder), shapes=subject.shapes, options={"opt_level": "none"},
-            phase=subject.phase),
+            phase=subject.reference_phase),
         inputs,
         folder / "reference.npz",
     )  # fmt: skip

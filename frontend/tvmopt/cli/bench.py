@@ -43,6 +43,9 @@ def command(
     ] = False,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="With --decode: tokens of the prompt.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=1, help="With --decode: tokens behind it.")] = 128,
+    sequences: Annotated[
+        int, typer.Option(min=1, help="With --decode: time a step of so many texts together, too.")
+    ] = 1,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8.")] = "fp32",
     rounds: Annotated[int, typer.Option(min=1, help="Undisturbed rounds wanted.")] = 36,
     launches: Annotated[int, typer.Option(min=1, help="Fresh processes of each engine.")] = 6,
@@ -98,7 +101,11 @@ def command(
     many_threads(max(settings.threads))
     plan = Plan(rounds, launches, duration / rounds, -(-iterations // rounds), pause, warmup, patience)
     points = _numbers(percentile, "--percentile")
-    words = partial(bench_decoders, prompt_tokens=prompt_tokens, new_tokens=new_tokens) if decode else bench
+    words = (
+        partial(bench_decoders, prompt_tokens=prompt_tokens, new_tokens=new_tokens, sequences=sequences)
+        if decode
+        else bench
+    )
     with progress(quiet or as_json) as show:
         result = words(
             models, settings, plan=plan, rules=Rules(margin=margin), source=model, progress=show,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,8 +17,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 @app.command()
 def command(
     model: Annotated[str, typer.Argument(help="The file that `tvmopt compile` wrote.", metavar="ARTIFACT")],
-    prompt: Annotated[str | None, typer.Option(help="The text to go on from; needs --tokenizer.")] = None,
-    tokens: Annotated[str | None, typer.Option(metavar="1,15,27", help="The same as tokens.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="The text to go on from; needs --tokenizer; repeatable.")
+    ] = None,
+    tokens: Annotated[list[str] | None, typer.Option(metavar="1,15,27", help="The same as tokens; repeatable.")] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Of several prompts, so many at a time.", show_default="all, up to 8")
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(metavar="tokenizer.json", help="The model's tokenizer (package tokenizers).")
     ] = None,
@@ -48,20 +53,29 @@ def command(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, text and times as JSON.")] = False,
 ) -> None:
-    """Go on from a prompt; print the text as it is computed, and how fast that was."""
+    """Go on from a prompt; print the text as it is computed, and how fast that was. Several are computed together."""
     from tvmopt.generation import generate
 
-    if (prompt is None) == (tokens is None):
-        raise InputError("give one prompt.", fix="--prompt TEXT --tokenizer tokenizer.json, or --tokens 1,15,27")
+    if bool(prompt) == bool(tokens):
+        raise InputError("give a prompt.", fix="--prompt TEXT --tokenizer tokenizer.json, or --tokens 1,15,27")
     many_threads(threads)
-    given = _numbers(tokens) if tokens is not None else prompt or ""
+    prompts: list[str | list[int]] = [*map(_numbers, tokens or ()), *(prompt or ())]
+    if len(prompts) > 1 or sequences is not None:
+        if inputs or encoder:
+            raise InputError("a decoder beside an encoder takes one prompt here.", fix="give one, without --sequences")
+        words = {
+            "tokenizer": tokenizer, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k,
+            "top_p": top_p, "seed": seed, "stop": stop or [], "max_length": max_length, "threads": threads,
+        }  # fmt: skip
+        _several(model, prompts, sequences, words, as_json)
+        return
 
     def show(piece: str) -> None:
         sys.stdout.write(printable(piece))
         sys.stdout.flush()
 
     found = generate(
-        model, given, tokenizer=tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
+        model, prompts[0], tokenizer=tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
         top_p=top_p, seed=seed, stop=stop or [], max_length=max_length,
         inputs=parse_inputs(inputs or []), encoder=encoder, threads=threads,
         on_piece=None if as_json else show,
@@ -74,6 +88,25 @@ def command(
     out.print(
         f"[dim]prompt {len(found.prompt)} tokens, {found.prefill_rate:.1f}/s; then {len(found.tokens)} tokens, "
         f"{found.step_rate:.1f}/s; {found.threads} threads[/]"
+    )
+
+
+def _several(
+    model: str, prompts: list[str | list[int]], sequences: int | None, words: dict[str, Any], as_json: bool
+) -> None:
+    """Print each text behind its prompt's number, and how fast all were."""
+    from tvmopt.generation import generate_texts
+
+    found = generate_texts(model, prompts, sequences=sequences, **words)
+    if as_json:
+        print_json({**vars(found), "tokens_per_second": found.rate})
+        return
+    for number, (tokens, text) in enumerate(zip(found.tokens, found.texts, strict=True), 1):
+        sys.stdout.write(printable(f"{number}: {text or ' '.join(map(str, tokens))}\n"))
+    sys.stdout.flush()
+    out.print(
+        f"[dim]{len(found.prompts)} prompts, {found.sequences} at a time; {sum(map(len, found.tokens))} tokens, "
+        f"{found.rate:.1f}/s with the prompts; {found.threads} threads[/]"
     )
 
 

@@ -20,20 +20,39 @@ from tvmopt.bench.runners.base import Array, Runner, require, version
 from tvmopt.bench.runners.onnxruntime import OnnxRuntime
 from tvmopt.bench.runners.tvmopt import Tvmopt
 from tvmopt.errors import InputError
+from tvmopt.runtime.batch import Batch
+from tvmopt.runtime.decoder import Decoder
 
 PROMPT, FED = "prompt", "fed"
 """Names of the bound inputs: the prompt's tokens, and those that follow it when scores are compared."""
+
+TEXTS = "texts"
+"""The input that tells how many texts go on together in the phase of that name."""
+
+TOGETHER = "together"
+"""The phase in which a call is one token more of each of several texts."""
 
 SCORES = "scores"
 """The output: the scores behind the prompt and behind each token that was fed, [1 + fed, vocabulary]."""
 
 
 class DecoderRunner(Runner):
-    """A call is a whole prompt, or one token: the one with the highest score before."""
+    """A call is a whole prompt, or one token: the one with the highest score before; or that of each of several texts,
+    of which the first one's scores are told."""
+
+    several = False
+    """Whether it takes several texts together."""
 
     def bind(self, inputs: Mapping[str, Array]) -> None:
         self.prompt = [int(t) for t in inputs[PROMPT]]
         self.fed = [int(t) for t in inputs[FED]]
+        self.texts = int(inputs[TEXTS][0]) if self.job.phase == TOGETHER else 1
+        if self.texts > 1 and not self.several:
+            raise InputError(
+                "several texts together are not timed with it.",
+                where=self.job.engine,
+                fix="leave it out, or leave out --sequences",
+            )
         self.ready()
         self.scores = self.begin()
         self.done = 0
@@ -71,10 +90,35 @@ class DecoderRunner(Runner):
         """Take one token; the scores behind it."""
 
 
-class TvmoptDecoder(DecoderRunner):
-    """:class:`tvmopt.runtime.decoder.Decoder`."""
+class Together:
+    """A batch of texts as a decoder of one: the first is the prompt, each other one a token shorter."""
 
-    builds = True
+    def __init__(self, batch: Batch) -> None:
+        self.batch, self.next = batch, dict[int, int]()
+
+    def reset(self) -> None:
+        self.batch.reset()
+
+    def prefill(self, prompt: list[int]) -> Array:
+        for text in range(self.batch.sequences):
+            slot = self.batch.add(prompt[: max(1, len(prompt) - text)])
+            self.next[slot] = int(self.batch.scores(slot).argmax())
+        return self.batch.scores(0)
+
+    def truncate(self, length: int) -> None:
+        for slot in self.batch.lengths:
+            self.batch.truncate(slot, max(1, length - slot))
+
+    def step(self, token: int) -> Array:
+        found = self.batch.step(self.next | {0: token})
+        self.next = {slot: int(scores.argmax()) for slot, scores in found.items()}
+        return found[0]
+
+
+class TvmoptDecoder(DecoderRunner):
+    """:class:`tvmopt.runtime.decoder.Decoder`, or :class:`tvmopt.runtime.batch.Batch`."""
+
+    builds, several = True, True
     options = Tvmopt.options
 
     def __init__(self, job: Job) -> None:
@@ -88,7 +132,10 @@ class TvmoptDecoder(DecoderRunner):
         return {**self.whole.load(), "transfers": "none: caches in place"}
 
     def ready(self) -> None:
-        self.decoder = self.whole.model.decoder(len(self.prompt) + len(self.fed))
+        model, room = self.whole.model, len(self.prompt) + len(self.fed)
+        self.decoder: Decoder | Together = (
+            model.decoder(room) if self.texts == 1 else Together(model.decoder(room, sequences=self.texts))
+        )
 
     def begin(self) -> Array:
         self.decoder.reset()
@@ -106,9 +153,10 @@ class TvmoptDecoder(DecoderRunner):
 class OnnxRuntimeDecoder(DecoderRunner):
     """onnxruntime's CPU provider with `io_binding`: a call's caches are the next one's inputs as they are.
 
-    The job's shapes are those of the empty caches, which a file may leave open.
+    The job's shapes are those of the empty caches, which a file may leave open. Several texts are rows of one length.
     """
 
+    several = True
     options = OnnxRuntime.options
 
     def __init__(self, job: Job) -> None:
@@ -131,7 +179,9 @@ class OnnxRuntimeDecoder(DecoderRunner):
         self.kept: dict[str, Any] = {}
 
     def begin(self) -> Array:
-        empty = {c.past: np.zeros(self.job.shapes[c.past], self.types[c.past]) for c in self.roles.caches}
+        empty = {
+            c.past: np.zeros((self.texts, *self.job.shapes[c.past][1:]), self.types[c.past]) for c in self.roles.caches
+        }
         self.length = 0
         self.caches = {name: self.ort.OrtValue.ortvalue_from_numpy(array) for name, array in empty.items()}
         scores = self._call(self.prompt)
@@ -150,7 +200,7 @@ class OnnxRuntimeDecoder(DecoderRunner):
         given = {roles.ids: [tokens], roles.mask: [[1] * total], roles.positions: [list(range(self.length, total))]}
         for name, values in given.items():
             if name:
-                binding.bind_cpu_input(name, np.array(values, self.types[name]))
+                binding.bind_cpu_input(name, np.array(values * self.texts, self.types[name]))
         for name, value in self.caches.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_output(roles.logits)
