@@ -117,7 +117,8 @@ def generate(
 
 
 def encoded(encoder: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a decoder looks at, computed by its encoder: its output, and the mask of what it read.
+    """What a decoder looks at, computed by its encoder: its output, the mask of what it read, and the caches that
+    encoders of some exporters compute themselves (``present_key_cross_0``, which decoders read as ``past_...``).
 
     Raises:
         InputError: see :meth:`tvmopt.runtime.model.Model.run`.
@@ -127,9 +128,11 @@ def encoded(encoder: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
     if TEXT_MASK in names and TEXT_MASK not in given and len(given) == 1:
         given[TEXT_MASK] = np.ones(np.shape(next(iter(given.values()))), np.int64)
     outputs = encoder.run(given)
-    hidden = outputs.get(HIDDEN, next(iter(outputs.values())))
-    mask = {f"encoder_{TEXT_MASK}": given[TEXT_MASK]} if TEXT_MASK in names else {}
-    return {HIDDEN: hidden, **mask}
+    caches = {name.removeprefix("present"): a for name, a in outputs.items() if name.startswith("present")}
+    found: dict[str, Any] = {f"{word}{rest}": a for rest, a in caches.items() for word in ("past", "past_key_values")}
+    hidden = outputs.get(HIDDEN, next((a for name, a in outputs.items() if not name.startswith("present")), None))
+    found |= {} if hidden is None else {HIDDEN: hidden}
+    return found | ({f"encoder_{TEXT_MASK}": given[TEXT_MASK]} if TEXT_MASK in names else {})
 
 
 @dataclass(frozen=True)

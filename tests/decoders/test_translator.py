@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from tests.cli.command import tvmopt
+from tests.decoders.small import greedy as small_greedy
+from tests.decoders.small import small_decoder
 from tests.decoders.test_decoder import WATCH
 from tests.decoders.translator import (
     POSITIONS,
@@ -28,6 +31,7 @@ from tests.decoders.translator import (
 )
 from tvmopt import api
 from tvmopt.errors import ArtifactError, InputError
+from tvmopt.generation import encoded
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import read_manifest
 from tvmopt.runtime.model import load
@@ -245,6 +249,63 @@ def test_a_first_call_that_does_not_fit(tmp_path: Path) -> None:
     assert done.returncode == 2 and "past_key_values.1.encoder.key" in done.stderr
     done = tvmopt("compile", tmp_path / "first.onnx", "--first", tmp_path / "first.onnx")
     assert done.returncode == 2 and "reads no caches" in done.stderr
+
+
+def test_what_two_programs_cannot_be(whole: Path, tmp_path: Path) -> None:
+    onnx.save(merged_model(), tmp_path / "m.onnx")
+    for options, told in (
+        (("--emit", "c-archive", "-o", tmp_path / "c"), "no C archive is made"),
+        (("--strip-weights",), "stay in its file"),
+        (("--target", "x86-64-v3+x86-64-v4"), "one target"),
+        (("--threads", "1+2"), "one target"),
+        (("--target", "nvidia-h100"), "CPUs"),
+    ):
+        done = tvmopt("compile", tmp_path / "m.onnx", *options)
+        assert done.returncode == 2 and told in " ".join(done.stderr.split()), done.stderr
+    done = tvmopt("refit", whole, tmp_path / "m.onnx", "-o", tmp_path / "r.tvmopt")
+    assert done.returncode == 2 and "two programs" in done.stderr
+
+
+def test_an_encoder_that_computes_the_caches(step: Path) -> None:
+    """As onnxruntime-genai's builder exports Whisper: what leaves as `present...` is what the step reads."""
+    hidden = encoder_output(9)
+    caches = {name.replace("past_key_values", "present"): a for name, a in caches_of(hidden).items()}
+
+    class Encoder:
+        inputs = ()
+
+        def run(self, given: object) -> dict[str, np.ndarray]:
+            return {**caches, "encoder_hidden_states": hidden}
+
+    model = load(step)
+    found = {name: a for name, a in encoded(Encoder(), {}).items() if name in model.looks_at}  # type: ignore[arg-type]
+    tokens = list(model.decoder(**found).generate(PROMPT, max_new_tokens=9))
+    assert tokens == greedy(hidden, PROMPT, 9)
+
+
+def test_one_file_with_both_forms_of_a_decoder_without_an_encoder(tmp_path: Path) -> None:
+    """As optimum wrote GPT-2: the step computes prompts, too."""
+    step, first = small_decoder("plain"), small_decoder("plain")
+    for node in first.graph.node:
+        if node.op_type == "Concat" and node.output[0].startswith("present"):
+            node.op_type = "Identity"
+            del node.input[0], node.attribute[:]
+    weights = {t.name: t for t in (*step.graph.initializer, *first.graph.initializer)}
+    branches = {
+        f"{name}_branch": helper.make_graph(list(m.graph.node), name, [], list(m.graph.output))
+        for name, m in (("then", step), ("else", first))
+    }
+    names = [o.name for o in step.graph.output]
+    choice = helper.make_node("If", ["use_cache_branch"], names, name="choice", **branches)
+    flag = helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
+    graph = helper.make_graph(
+        [choice], "merged", [*step.graph.input, flag], list(step.graph.output), list(weights.values())
+    )
+    onnx.save(helper.make_model(graph, opset_imports=list(step.opset_import), ir_version=10), tmp_path / "m.onnx")
+    done = tvmopt("compile", tmp_path / "m.onnx", "-o", tmp_path / "m.tvmopt")
+    assert done.returncode == 0 and "agrees with float64" in done.stdout, done.stderr
+    tokens = list(load(tmp_path / "m.tvmopt").decoder().generate(PROMPT, max_new_tokens=20))
+    assert tokens == small_greedy(step, PROMPT, 20)
 
 
 def test_a_branch_that_is_chosen_is_a_function(tmp_path: Path) -> None:

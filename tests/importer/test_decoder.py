@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.decoders.small import small_decoder
+from tests.decoders.translator import step_model
 from tvmopt.dims import Range
 from tvmopt.errors import ModelError
 from tvmopt.importer import open_model, prepare
@@ -81,3 +82,19 @@ def test_caches_that_forget_are_refused_by_name() -> None:
         if value.name.startswith("past_key_values"):
             value.type.tensor_type.shape.dim[2].dim_param = "past_sliding_length"
     assert "past_sliding_length" in open_model.read(prepare(model)).ranges
+
+
+def test_what_a_decoder_looks_at_has_one_length_and_one_batch() -> None:
+    """However an exporter names the sizes of each tensor. An encoder's output does not go through in pieces."""
+    model = step_model(layers=1)
+    for number, each in enumerate(model.graph.input):
+        if "encoder" in each.name:
+            for axis, dim in enumerate(each.type.tensor_type.shape.dim):
+                dim.dim_param = dim.dim_param and f"s{number}_{axis}"
+    prepared = prepare(model)
+    shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in prepared.graph.input}
+    assert shapes["past_key_values.0.encoder.key"] == [1, 4, "encoder_sequence_length", 8]
+    assert shapes["encoder_attention_mask"] == [1, "encoder_sequence_length"]
+    ranges = open_model.read(prepared).ranges
+    assert len(ranges) == 3
+    assert ranges["encoder_sequence_length"].max == 4096
