@@ -65,15 +65,15 @@ def identifier(text: str) -> str:
 
 
 def identifiers(texts: Iterable[str]) -> list[str]:
-    """Names as different ones of C.
+    """Names as different ones of C, also where they are written large, as in macros.
 
-    >>> identifiers(["x.1", "x:1", "y"])
-    ['x_1', 'x_1_2', 'y']
+    >>> identifiers(["x.1", "x:1", "y", "Y"])
+    ['x_1', 'x_1_2', 'y', 'Y_2']
     """
     found: list[str] = []
     for text in texts:
         name, number = identifier(text), 2
-        while name in found:
+        while name.upper() in map(str.upper, found):
             name, number = f"{identifier(text)}_{number}", number + 1
         found.append(name)
     return found
