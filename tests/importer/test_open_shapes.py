@@ -48,6 +48,7 @@ MODELS = {
     "reshape with a 0 and a -1": one("Reshape", ("x", "s"), {"s": ints(0, -1)}),
     "reshape that splits": one("Reshape", ("x", "s"), {"s": ints(0, 2, 4, -1)}),
     "flatten": one("Flatten", axis=2),
+    "squeeze of every 1": one("Squeeze", shape=(1, "n", 1, 8, "t")),
     "reshape to computed sizes": chained(
         [*N[0], *T[0], node("Mul", ["n", "t"], ["rows"]), node("Concat", ["rows", "eight"], ["to"], axis=0),
          node("Transpose", ["x"], ["p"], perm=[0, 2, 1]), node("Reshape", ["p", "to"], ["y"])],
@@ -346,6 +347,26 @@ def test_a_range_with_an_end_only_ends_where_the_graph_does():
     assert read(prepare(made, {"t": "..64"})).ranges["t"].max == read(prepare(made)).ranges["t"].max == 5
 
 
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_the_data_of_a_recurrence_has_the_length_of_its_weights(op):
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    weights = {"w": np.ones((1, gates * 5, 7), "float32"), "r": np.ones((1, gates * 5, 5), "float32")}
+    made = one(op, ("x", "w", "r"), weights, ("t", 1, "wide"), hidden_size=5)
+    assert set(read(prepare(made)).ranges) == {"t"}
+    with pytest.raises(ModelError, match="W has shape"):
+        prepare(made, {"wide": "8"})
+
+
+def test_what_a_squeeze_without_axes_keeps_is_2_or_more():
+    made = one("Squeeze", shape=("n", 1))
+    free = read(prepare(made))
+    assert free.ranges["n"].min == 2
+    assert free.conditions == ()  # the range says it
+    with pytest.raises(ModelError, match=r"breaks a condition: .*2 <= n"):
+        prepare(made, {"n": "1..8"})
+    assert to_relax(prepare(made, {"n": "1"})).outputs[0].shape == ()
+
+
 def test_ranges_without_a_word_stay_within_memory():
     made = model([node("Relu", ["x"], ["y"])], [value("x", ("n", 1024, "t", 1024))], [value("y", None)])
     ranges = read(prepare(made)).ranges
@@ -366,7 +387,6 @@ def test_symbols_are_one_variable_and_have_bounds():
         (model([node("GRU", ["x", "w", "r"], ["y"], hidden_size=5)], [value("x", ("t", 2, 4), TensorProto.DOUBLE)],
             [value("y", None, TensorProto.DOUBLE)], {"w": np.ones((1, 15, 4)), "r": np.ones((1, 15, 5))}),
             r"(?s)GRU cannot be imported: the size t is open.*bind the size: --shape t:N|shape=.'t'"),
-        (one("Squeeze", shape=("n", 1)), "Squeeze cannot be imported: it does not say which axes it removes"),
         (one("RoiAlign", ("x", "r", "i"), {"r": np.ones((1, 4), "float32"), "i": ints(0)}, (1, "n", 9, 1), opset=16),
             "RoiAlign cannot be imported: .* some are open"),
         (chained([node("ScatterElements", ["x", "i", "x"], ["y"], axis=0)],

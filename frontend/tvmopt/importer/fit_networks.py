@@ -122,7 +122,7 @@ def _recurrence(kind: str, gates: int) -> Rule:
     """LSTM, GRU or RNN; X is [steps, batch, size], or with layout 1 [batch, steps, size]."""
 
     def rule(given: Given) -> Texts:
-        x, w, r = given.shape(0), given.shape(1), given.shape(2)
+        x, w, r = given.sizes(0), given.shape(1), given.shape(2)
         if r is None or len(r) != 3:
             yield from () if r is None else [f"R has shape {list(r)}; it has 3 dimensions"]
             return
@@ -134,7 +134,7 @@ def _recurrence(kind: str, gates: int) -> Rule:
                 yield f"X has shape {list(x)}; it has 3 dimensions"
                 return
             (batch, steps) = (x[0], x[1]) if layout else (x[1], x[0])
-            size = x[2]
+            size = size if x[2] is None else x[2]
         state = (batch, directions, hidden) if layout else (directions, batch, hidden)
         wanted: Mapping[int, tuple[str, Sequence[int | None]]] = {
             1: ("W", (directions, gates * hidden, size)),

@@ -36,6 +36,11 @@ class Given:
         """The static shape of an input; None where unknown or left out."""
         return self.walk.shape(self._name(index)) if self._name(index) else None
 
+    def sizes(self, index: int) -> tuple[int | None, ...] | None:
+        """The shape of an input, with None for its open sizes; None where it is unknown or left out."""
+        shape = self.walk.open_shape(self._name(index)) if self._name(index) else None
+        return None if shape is None else tuple(d if isinstance(d, int) else None for d in shape)
+
     def count(self, index: int) -> int:
         """Elements of an input, 0 where unknown."""
         shape = self.shape(index)

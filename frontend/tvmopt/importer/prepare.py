@@ -197,7 +197,7 @@ def _fold(
         ranges = choose(folder, nodes)
         values = {name: array for name, array in folder.open_values.items() if name in used}
         grown = _growing(folder)
-        open_model.write(model, open_model.Open(ranges, tuple(map(str, symbols.conditions)), values, grown))
+        open_model.write(model, open_model.Open(ranges, symbols.left(ranges), values, grown))
     constants = {k: v for k, v in folder.constants.items() if k in used and k not in given}
     made = {k: np.asarray(numpy_helper.to_array(t)) for k, t in weights.items() if k in used and k not in given}
     kept = tuple(k for k in given if k in used)

@@ -32,6 +32,11 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.a} {self.sign} {self.b}"
 
+    def always(self, ranges: Mapping[str, Range]) -> bool:
+        """Whether it holds for all sizes within the ranges, as far as intervals tell."""
+        low, high = interval(self.a - self.b, ranges)
+        return bool(high <= 0 if self.sign == "<=" else low == high == 0)
+
 
 @dataclass
 class Symbols:
@@ -96,6 +101,10 @@ class Symbols:
                 self.most[name] = (limit, where)
         else:
             self.conditions.setdefault(Condition(size, "<=", limit), where)
+
+    def left(self, ranges: Mapping[str, Range]) -> tuple[str, ...]:
+        """The conditions that some sizes within the ranges do not meet."""
+        return tuple(str(condition) for condition in self.conditions if not condition.always(ranges))
 
     def unify(self, a: Size, b: Size, where: str, rewrite: Rewrite) -> Size:
         """The one size that both are, because the node `where` takes them for equal.

@@ -111,6 +111,7 @@ RULES: dict[str, Callable[[Node], Shapes | None]] = {
     "Range": moving.range_,
     "Slice": moving.slice_,
     "Flatten": moving.flatten,
+    "Squeeze": moving.squeeze,
     "Tile": moving.tile,
     "Pad": moving.pad,
     "Split": moving.split,

@@ -113,6 +113,17 @@ def flatten(n: Node) -> Shapes | None:
     return [(math.prod(own[:axis]), math.prod(own[axis:]))]
 
 
+def squeeze(n: Node) -> Shapes | None:
+    """Without axes it removes every 1: an open size stays, so that it is 2 or more in every call."""
+    own = n.shapes[0]
+    if own is None or "axes" in n.attrs or any(n.node.input[1:]):
+        return None
+    for size in own:
+        if isinstance(size, Dim):
+            n.walk.symbols.at_most(2, size, n.where)
+    return [tuple(size for size in own if size != 1)]
+
+
 def tile(n: Node) -> Shapes | None:
     own, repeats = n.shapes[0], n.value(1)
     return None if own is None or repeats is None else [tuple(d * r for d, r in zip(own, repeats, strict=True))]

@@ -85,9 +85,11 @@ def space_to_depth(n: Node) -> Shapes | None:
 
 
 def recurrent(n: Node) -> Shapes | None:
-    x, recurrence = n.shapes[0], n.shapes[2]
+    x, weight, recurrence = n.shapes[:3]
     if x is None or recurrence is None:
         return None
+    if weight is not None:
+        n.same(x[2], weight[2])
     (directions, hidden), batch_first = (recurrence[0], recurrence[2]), bool(n.attrs.get("layout", 0))
     batch, steps = x[:2] if batch_first else (x[1], x[0])
     lengths, *states = (n.shapes[i] if i < len(n.shapes) else None for i in (4, 5, 6))
