@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -494,6 +495,25 @@ def test_a_wrong_step_before_a_quantised_product_shows():
         compiled = tvmopt.compile(model, verify=False, records=False).model
         examined = Examiner(compiled, good, good).thoroughly(feeds, None)
         assert examined.ok == right and ("softmax" in examined.kernel) != right
+
+
+def test_many_quantisations_do_not_hide_an_error():
+    """Behind forty of them runs that round had nothing in common with the result: any number was accepted."""
+    rng = np.random.default_rng(3)
+    values, nodes, read = {"s": np.float32(0.03), "z": np.uint8(128)}, [], "x"
+    for i in range(40):
+        values[f"w{i}"] = np.linalg.qr(rng.standard_normal((32, 32)))[0].astype("f")
+        nodes.append(helper.make_node("QuantizeLinear", [read, "s", "z"], [f"q{i}"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"q{i}", "s", "z"], [f"d{i}"]))
+        read = f"y{i}"
+        nodes.append(helper.make_node("MatMul", [f"d{i}", f"w{i}"], [read]))
+    model = made(nodes, {"x": [8, 32]}, {read: (1, [8, 32])}, values)
+    feeds = {"x": np.random.default_rng(0).standard_normal((8, 32)).astype("f")}
+    judge = Judge(model)
+    truth = judge.truth(feeds)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert judge(truth, {read: session.run(None, feeds)[0]}).ok
+    assert not judge(truth, {read: -truth.exact[read].astype("f")}).ok
 
 
 def spikes(gain: float) -> onnx.ModelProto:

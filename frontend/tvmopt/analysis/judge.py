@@ -49,12 +49,17 @@ class Truth:
         self.exact = recorder.run(self.feeds, [*self.names, *self.scores])
         self.notes, self._edges = recorder.notes, recorder.edges
 
+    @property
+    def _floats(self) -> bool:
+        """Whether all outputs are floats, whose errors have a size; an integer's neighbours are as far as any."""
+        return not self.scores and all(self.exact[name].dtype.kind == "f" for name in self.names if name in self.exact)
+
     def naturals(self, precision: str) -> list[dict[str, Array]]:
         """Outputs of runs that only round."""
         if precision not in self._rounded:
             allowed = limits_of(precision, np.dtype(np.float32)).rms
             self._rounded[precision] = [
-                Rounded(self.model, arithmetic_of(precision), self._edges, sign, allowed).run(
+                Rounded(self.model, arithmetic_of(precision), self._edges, sign, allowed, self._floats).run(
                     self.feeds, [*self.names, *self.scores]
                 )
                 for sign in signs(self._edges)
@@ -65,7 +70,7 @@ class Truth:
         """Those, and further ones that round otherwise: asked where the first do not explain a difference."""
         if precision not in self._more:
             allowed = limits_of(precision, np.dtype(np.float32)).rms
-            runs = nudges(self.model, precision, self._edges, allowed)
+            runs = nudges(self.model, precision, self._edges, allowed, self._floats)
             self._more[precision] = [run.run(self.feeds, [*self.names, *self.scores]) for run in runs]
         return [*self.naturals(precision), *self._more[precision]]
 

@@ -89,13 +89,17 @@ class Rounded(Oracle):
         edges: of the exact run.
         sign: where inputs at edges are moved: +1 up, -1 down.
         allowed: the rms error, relative to a tensor's rms, that an engine may have without a question.
+        local: what is quantised is moved by what rounding may do there. Otherwise by what it differs from the exact
+            run, too: behind many quantisations that grows until nothing of the result is left, which every integer
+            there may need, as an engine crosses other edges than these runs, and which hides any error of a float.
     """
 
     def __init__(
-        self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], sign: int, allowed: float
-    ) -> None:
+        self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], sign: int, allowed: float,
+        local: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(model, replace(arithmetic, edge=sign * 2.0**-22))
-        self.edges, self.sign, self.allowed = edges, sign, allowed
+        self.edges, self.sign, self.allowed, self.local = edges, sign, allowed, local
         self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
         self.generator = np.random.default_rng(sign + 1)
 
@@ -131,11 +135,12 @@ class Rounded(Oracle):
             if call.op == "QuantizeLinear" and value is not first:
                 break
             error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
+            if self.local and call.op == "QuantizeLinear":
+                error = np.minimum(error, self.allowed * _rms(exact))
             spread = float(np.sqrt(np.mean(np.square(error, dtype=np.float64)))) if error.size else 0.0
             width = width + MARGIN * (error + spread)
             if spread and call.op not in CHOICES:
-                finite = np.isfinite(exact)
-                width = width + self.allowed * float(np.sqrt(np.mean(np.square(exact[finite]))))
+                width = width + self.allowed * _rms(exact)
         if call.op == "QuantizeLinear":  # one engine divides, another multiplies by the reciprocal
             width = width + 2.0**-22 * np.abs(first.array)
         if width.shape != first.array.shape:
@@ -152,12 +157,16 @@ class Rounded(Oracle):
         """Rows that are rounded to 8 bits, moved by what an engine's may be off without a question, and no more: where
         bytes before them differ they differ already, and moving them by that would make it many times as much."""
         exact = self.edges[call.node.output[0]][0]
-        finite = np.isfinite(exact)
-        if np.shape(exact) != first.array.shape or not (first.array != exact)[finite].any():
+        if np.shape(exact) != first.array.shape or not (first.array != exact)[np.isfinite(exact)].any():
             return first
-        width = self.sign * self.allowed * float(np.sqrt(np.mean(np.square(exact[finite]))))
+        width = self.sign * self.allowed * _rms(exact)
         moved: Array = first.array + np.asarray(width, first.array.dtype)
         return Value(moved, first.kind)
+
+
+def _rms(exact: Array) -> float:
+    """The root of the mean square of the finite numbers."""
+    return float(np.sqrt(np.mean(np.square(exact[np.isfinite(exact)]))))
 
 
 class Nudged(Rounded):
@@ -170,9 +179,10 @@ class Nudged(Rounded):
     """
 
     def __init__(
-        self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], seed: int, allowed: float
-    ) -> None:
-        super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed)
+        self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], seed: int, allowed: float,
+        local: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed, local)
         self.random = np.random.default_rng(seed)
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
@@ -202,6 +212,8 @@ class Nudged(Rounded):
         return Value(np.asarray(moved).astype(array.dtype), value.kind)
 
 
-def nudges(model: Any, precision: str, edges: dict[str, list[Any]], allowed: float) -> list[Nudged]:
+def nudges(
+    model: Any, precision: str, edges: dict[str, list[Any]], allowed: float, local: bool = False
+) -> list[Nudged]:
     """Further runs that round, each otherwise: for what the first ones do not explain."""
-    return [Nudged(model, arithmetic_of(precision), edges, seed, allowed) for seed in range(MORE)]
+    return [Nudged(model, arithmetic_of(precision), edges, seed, allowed, local) for seed in range(MORE)]
