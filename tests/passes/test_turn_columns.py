@@ -1,9 +1,10 @@
 """Convolutions and poolings of images one pixel wide, as ones of a row."""
 
+import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
-from tests.passes.helpers import build, check_rewrite, rand
+from tests.passes.helpers import build, check_rewrite, rand, run
 from tvmopt.passes import FoldConstant, TurnColumns
 from tvmopt.report import DecisionLog
 
@@ -53,3 +54,20 @@ def test_another_layout_stays():
     check_rewrite(TurnColumns, mod)
     TurnColumns(log)(mod)
     assert [d.reason[0] for d in log] == ["1"]
+
+
+def test_an_open_batch():
+    n, w = tirx.Var("n", "int64"), c(rand(8, 2, 3, 1))
+    mod = build({"x": (n, 4, 9, 1)}, lambda bb, x: nn.conv2d(x, w, groups=2, padding=(1, 0, 2, 0), strides=(2, 1)))
+    made = check_rewrite(
+        lambda log: lambda m: FoldConstant(log)(TurnColumns(log)(m)), mod, {"reshape": 2, "nn.conv2d": 1}, numbers=False
+    )
+    for batch in (1, 3):
+        x = rand(batch, 4, 9, 1, seed=batch)
+        np.testing.assert_allclose(run(made, [x])[0], run(mod, [x])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_an_open_length_stays():
+    n, w = tirx.Var("n", "int64"), c(rand(8, 2, 3, 1))
+    mod = build({"x": (1, 4, n, 1)}, lambda bb, x: nn.conv2d(x, w, groups=2, padding=(1, 0, 2, 0), strides=(2, 1)))
+    check_rewrite(TurnColumns, mod, numbers=False)

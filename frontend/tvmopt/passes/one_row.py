@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm import relax, tirx
 
 from tvmopt.passes.graph import Call, Expr, Graph, Var, ints, name_of, op_name, shape
+
+
+def picture(expr: Expr) -> tuple[int, ...] | None:
+    """The sizes of a picture behind its batch, which may be open; None where one of them is not known."""
+    ty = getattr(expr, "ty", None)
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr) or not ty.shape.values:
+        return None
+    known = [int(d.value) for d in ty.shape.values[1:] if isinstance(d, tirx.IntImm)]
+    return tuple(known) if len(known) == len(ty.shape.values) - 1 else None
 
 
 def in_one_row(graph: Graph, var: Var, call: Call) -> Expr:
     """The 2-d operator along a row that computes the same, in the shape of `call`.
 
     Args:
-        call: a convolution or pooling of static shape, channels first, whose first spatial axis is the only one that
-            it has or the only one longer than one; nothing is padded along the other.
+        call: a convolution or pooling, channels first, of a shape that is static but for the batch. Its first spatial
+            axis is the only one that it has or the only one longer than one; nothing is padded along the other.
     """
     attrs, name = call.attrs, op_name(call)
-    n, channels, length = (shape(call.args[0]) or ())[:3]
+    n, channels, length = list(call.args[0].ty.shape.values)[:3]
     pads = ints(attrs.padding)
     along = dict(
         strides=(1, ints(attrs.strides)[0]),
@@ -36,4 +45,4 @@ def in_one_row(graph: Graph, var: Var, call: Call) -> Expr:
             count_include_pad=bool(attrs.count_include_pad),
             **along,
         )
-    return relax.op.reshape(graph.emit(new, name_of(var)), shape(call))
+    return relax.op.reshape(graph.emit(new, name_of(var)), list(call.ty.shape.values))
