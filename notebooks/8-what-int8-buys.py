@@ -24,7 +24,7 @@ from tvmopt.analysis.peaks import measure_peaks
 from tvmopt.targets import Machine
 
 os.chdir(tempfile.mkdtemp())
-machine = Machine.load("cpu").with_cores(1)
+machine = Machine.load("cpu").with_cores(1).without_tiles()
 pictures, labels = digits(2000, seed=0)
 onnx.save(reader(pictures, labels), "reader.onnx")
 unseen, truth = digits(500, seed=1)

@@ -97,6 +97,7 @@ CHANGES: dict[str, Callable[[Request], Request]] = {
     "preprocess": lambda r: replace(r, preprocess={"x": "image:from=8x8"}),
     "postprocess": lambda r: replace(r, postprocess={"y": "scores:softmax"}),
     "labels": lambda r: replace(r, labels={"y": ["a", "b"]}),
+    "first": lambda r: replace(r, first=r.source),
 }
 
 

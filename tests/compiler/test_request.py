@@ -21,15 +21,15 @@ def test_every_field_arrives(target: str) -> None:
         "m.onnx", Machine.load(target), "fp32", {"x": (1, 3)}, {"rate": 16000, "axes": [0, 1]}, True, "off", "a name",
         False, False, Path("store.db"), ("tvmopt.FusePad",), ("k0", "k1"),
         Dumps((("FuseOps", "/a"),), "/b", (("k0", "/c"),)), {"x": "image:resize=256"},
-            {"y": "scores:top-k=5"}, {"y": ["a", "b"]},
+            {"y": "scores:top-k=5"}, {"y": ["a", "b"]}, Path("first.onnx"),
     )  # fmt: skip
     defaults = Request("m.onnx", Machine.load("x86-64-v3"))
     given = [name for name in request.__dataclass_fields__ if name not in ("source", "precision")]
     assert all(getattr(request, name) != getattr(defaults, name) for name in given), "a new field needs a value here"
     arrived = Request.from_dict(json.loads(json.dumps(request.to_dict())))
-    assert arrived.shapes == {"x": [1, 3]} and arrived.store == "store.db"
+    assert arrived.shapes == {"x": [1, 3]} and arrived.store == "store.db" and arrived.first == "first.onnx"
     for name in given:
-        if name not in ("shapes", "store"):
+        if name not in ("shapes", "store", "first"):
             assert getattr(arrived, name) == getattr(request, name), name
 
 

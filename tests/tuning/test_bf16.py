@@ -14,7 +14,7 @@ from tvmopt.targets import Machine
 from tvmopt.tuning import kernel, tasks
 from tvmopt.tuning.record import Candidate
 
-HOST = Machine.load("cpu").with_cores(1)
+HOST = Machine.load("cpu").with_cores(1).without_tiles()
 pytestmark = pytest.mark.skipif(not HOST.has("avx512bf16"), reason="no avx512_bf16 here")
 
 
