@@ -88,6 +88,7 @@ static int amx_ready(void) {
   memset(&cfg, 0, sizeof cfg);
   cfg.palette = 1;
   for (int i = 0; i < 8; ++i) cfg.colsb[i] = 64, cfg.rows[i] = 16;
+  __asm__ volatile("" : : "r"(&cfg) : "memory"); /* GCC's _tile_loadconfig says that it reads 8 bytes of 64 */
   _tile_loadconfig(&cfg);
   _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
   _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-VERSION = 1  # of peaks.c: a change measures anew
+VERSION = 2  # of peaks.c: a change measures anew
 
 
 @dataclass(frozen=True)
