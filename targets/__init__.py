@@ -213,7 +213,7 @@ class Machine:
 
     def without_tiles(self) -> Machine:
         """The same machine without its tile unit: the code of one that has AVX-512 and no AMX."""
-        return replace(self, features=tuple(f for f in self.features if not f.startswith("amx")), tile_macs=0)
+        return replace(self, features=tuple(f for f in self.features if not f.startswith("amx-")), tile_macs=0)
 
     def with_threads(self, threads: int | None) -> Machine:
         """The machine as so many threads of the host see it: a CPU with so many cores; a GPU, and anything for None, as
