@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.waiting import FOREVER, until
@@ -97,6 +98,18 @@ def test_workers_end_with_their_runner(task) -> None:
     with LocalRunner(MACHINE, 1, preload="tests.tuning.planted") as made:
         worker = made.fork()
         folder = made._folder
-        os.kill(worker.pid, 0)
+        assert worker.runs()
     assert not folder.exists()
-    until(lambda: not Path(f"/proc/{worker.pid}").exists(), "the worker ends")
+    until(lambda: not worker.runs(), "the worker ends")
+
+
+def test_nothing_is_left_where_nobody_reaps_orphans(task) -> None:
+    """As in a container whose first process does not: here orphans become children of this process."""
+    become_reaper, libc = 36, ctypes.CDLL(None)
+    assert libc.prctl(become_reaper, 1, 0, 0, 0) == 0
+    try:
+        with LocalRunner(MACHINE, 1, preload="tests.tuning.planted") as made:
+            workers = [made.fork().pid for _ in range(3)]
+        assert not [pid for pid in workers if psutil.pid_exists(pid)]
+    finally:
+        libc.prctl(become_reaper, 0, 0, 0, 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -22,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import psutil
 
 from tvmopt.errors import TuningError
 from tvmopt.targets import Machine
@@ -83,6 +84,9 @@ class Worker:
 
     def __init__(self, pid: int, sock: socket.socket) -> None:
         self.pid, self._sock = pid, sock
+        self._process: psutil.Process | None = None
+        with suppress(psutil.NoSuchProcess):  # knows its start: no later process of the same number is killed
+            self._process = psutil.Process(pid)
 
     def call(self, verb: str, *arguments: Any, timeout: float) -> tuple[str, Any]:
         """Ask and wait: ("ok", result) or ("failed", message).
@@ -102,10 +106,20 @@ class Worker:
             self.kill()
             raise WorkerDied from error
 
+    def runs(self) -> bool:
+        """False once it has ended, reaped or not."""
+        try:
+            return self._process is not None and self._process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
     def kill(self) -> None:
+        """End it and wait for its end, while the fork server is there to reap it: not every container's init does."""
         self._sock.close()
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self._process is not None:
+            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                self._process.kill()
+                self._process.wait(1.0)
 
 
 class ForkServer:
@@ -115,6 +129,7 @@ class ForkServer:
         self._threads, self._preload, self._variables = threads, preload, variables or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
+        self._forked: list[Worker] = []
 
     def start(self) -> None:
         """Start importing; does not wait."""
@@ -154,12 +169,16 @@ class ForkServer:
                 socket.send_fds(self._sock, [b"F"], [theirs.fileno()])
                 theirs.close()
                 (pid,) = struct.unpack("<i", self._sock.recv(4))
-                return Worker(pid, ours)
+                self._forked = [worker for worker in self._forked if worker.runs()] + [Worker(pid, ours)]
+                return self._forked[-1]
             except (OSError, struct.error):
                 self.close()
         raise TuningError("the measuring processes do not start", fix="`tvmopt doctor` checks the installation")
 
     def close(self) -> None:
+        """End the workers, then the process they were forked from."""
+        while self._forked:
+            self._forked.pop().kill()
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -207,9 +226,6 @@ class LocalRunner:
         self._threads = ThreadPoolExecutor(self.workers)
 
     def close(self) -> None:
-        for worker in self._team:
-            if worker:
-                worker.kill()
         self._fork_server.close()
         self._threads.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
