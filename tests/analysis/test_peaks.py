@@ -1,11 +1,12 @@
 """Peaks: plausible, cached, and there without a compiler."""
 
 import json
+import subprocess
 
 import pytest
 
 from tvmopt.analysis import peaks as module
-from tvmopt.analysis.peaks import Peaks, measure_peaks
+from tvmopt.analysis.peaks import Peaks, measure_peaks, read_bandwidth
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,21 @@ def test_a_damaged_cache_is_measured_anew(tmp_path, monkeypatch, damage):
     [path] = tmp_path.iterdir()
     path.write_text(damage)
     assert measure_peaks(1, cache=tmp_path).flops["fp32"] == 1e9
+
+
+def test_memory_is_measured_where_the_program_has_no_time(tmp_path, monkeypatch):
+    """On a busy machine it took longer than its limit: the bandwidth was 0, and floors were divided by it."""
+    real = subprocess.run
+
+    def run(command, **options):
+        if command[1] in ("read", "triad"):
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return real(command, **options)
+
+    monkeypatch.setattr(module, "cache_sizes", lambda: (1 << 16, 1 << 18))
+    monkeypatch.setattr(module.subprocess, "run", run)
+    assert min(measure_peaks(1, cache=tmp_path).bandwidth.values()) > 0
+    assert read_bandwidth(1) > 0
 
 
 def test_without_a_compiler_numpy_gives_lower_bounds(tmp_path, monkeypatch):

@@ -99,13 +99,11 @@ class DecodingSubject(Subject):
         of_bytes = sum(count for name, count in flops.items() if name in self.may_round)
         others = sum(flops.values()) - of_bytes
         compute = others / peaks.compute(precision) + of_bytes / peaks.compute("int8")
-        read = self.cost.read_bytes / rate if rate else 0.0
+        read = self.cost.read_bytes / rate
         if compute > read:
             words = f"{others / 1e9:.2f} GFLOP at the measured peak"
             if of_bytes:
                 words += f", {of_bytes / 1e9:.2f} GFLOP at that of products of bytes"
-            if not rate:  # the program that measures it had no time on a busy machine
-                words += "; the bandwidth of memory could not be measured"
             return compute, "compute", words
         words = f"{self.cost.read_bytes / 1e6:.1f} MB of weights at {rate / 1e9:.1f} GB/s, read from memory meanwhile"
         if self.cost.read_bytes < cache_sizes()[1]:
