@@ -26,28 +26,23 @@ from tvmopt.files import array_format, atomic_write, check_writable, save_arrays
 from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact, is_artifact
-from tvmopt.runtime.choice import titles
 from tvmopt.runtime.fleet import Fleet
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model, load
-from tvmopt.runtime.pool import check_threads
 from tvmopt.runtime.tensors import Array
 from tvmopt.runtime.timing import Timing
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
-from tvmopt.targets.fleet import machines as fleet_of
 from tvmopt.toolchain.emulation import EmulatedModel, opened
 
 if TYPE_CHECKING:
     import onnx
 
     from tvmopt.compiler.carchive.asked import CArchive
-    from tvmopt.compiler.request import Request
     from tvmopt.compiler.whole import CompiledFile
+    from tvmopt.preprocessing.asked import Stages
 
 T = TypeVar("T")
-Stages = str | Mapping[str, Any] | None
-"""A stage, or stages by the names of inputs: see :func:`compile`."""
 
 __all__ = ["Compiled", "Model", "RunResult", "compile", "explain", "inspect", "is_artifact", "load", "refit", "run"]
 
@@ -175,15 +170,16 @@ def compile(
         AccuracyError: the compiled module is wrong.
         MissingDependency: a tool is missing (C compiler; nvcc or NVRTC for CUDA).
     """
+    from tvmopt.compiler.asked import check_output, requests_of
     from tvmopt.compiler.whole import Order, compiled
 
-    requests = _requests(
+    requests = requests_of(
         model, target=target, precision=precision, shape=shape, values=values, preprocess=preprocess,
         postprocess=postprocess, threads=threads,
         exact=exact, int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
         dump_after=dump_after, dump_all=dump_all, dump_code=dump_code, first=first,
     )  # fmt: skip
-    _check_output(emit, requests, output)
+    check_output(emit, requests, output)
     if len(requests) == 1:
         (request,) = requests.values()
         made = compiled(request, Order(verify, tolerance, output, strip_weights, cache, emit), progress)
@@ -191,51 +187,6 @@ def compile(
     order = Order(verify, tolerance, None, False, cache)
     each = [_of_target(name, progress, partial(compiled, request, order)) for name, request in requests.items()]
     return _joined([artifact for artifact, *_ in each], [report for _, report, *_ in each], output, strip_weights)
-
-
-def _check_output(emit: str, requests: Mapping[str, Request], output: str | Path | None) -> None:
-    """Refuse what cannot be written, before anything is compiled.
-
-    Raises:
-        InputError: there is no such form, or none of these targets, or the path cannot be written. MissingDependency:
-            a program that makes it is not installed.
-    """
-    from tvmopt.compiler.carchive.asked import EMITTED, check_request
-
-    if emit not in EMITTED:
-        raise InputError(f"there is nothing of the kind {emit!r} to write.", where="--emit", fix=" or ".join(EMITTED))
-    if emit == "artifact":
-        check_writable(output)
-    elif len(requests) > 1:
-        raise InputError(f"a C archive is of one target and one number of threads, not {len(requests)}.",
-            where="--emit c-archive", fix="write a folder for each")  # fmt: skip
-    else:
-        check_request(next(iter(requests.values())), output)
-
-
-def _requests(
-    model: Any, *, target: str | Path | Machine = "cpu", threads: int | Sequence[int] | None = None, **options: Any
-) -> dict[str, Request]:
-    """What :func:`compile` is asked for, of each target and number of threads, by its title in the file.
-
-    Raises:
-        TargetError, InputError: a target cannot be what is asked for.
-    """
-    from tvmopt.compiler.beginning import two_models
-
-    machines, plans = fleet_of(target), (threads,) if threads is None or isinstance(threads, int) else tuple(threads)
-    if not plans or len(set(plans)) < len(plans):
-        raise InputError(f"the numbers of threads are {plans}.", fix="give each once: threads=(1, 2, 8)")
-    if len(plans) > 1 and machines[0].kind != "llvm":
-        raise InputError("threads are of CPUs.", where=f"target {str(target)!r}", fix="leave them out for a GPU")
-    requests = [_request(model, machine, threads=plan, **options) for machine in machines for plan in plans]
-    if len(requests) > 1 and two_models(requests[0]) is not None:
-        what = "a decoder whose file has two forms, or two files, is compiled for one target."
-        raise InputError(what, where=f"target {str(target)!r}", fix=f"--target {machines[0].name}, and one --threads")
-    if len(requests) > 1 and any(options.get(f"dump_{what}") for what in ("after", "all", "code")):
-        fix = f"dump with --target {machines[0].name}" + (f" --threads {plans[0]}" if plans[0] else "")
-        raise InputError("dumps are of one target.", where=f"target {str(target)!r}", fix=fix)
-    return dict(zip(titles([(r.machine.name, r.machine.cores) for r in requests]), requests, strict=True))
 
 
 def _of_target(name: str, progress: Progress | None, work: Callable[[Progress | None], T]) -> T:
@@ -257,38 +208,6 @@ def _joined(
     return Compiled(fleet.members[here], reports[here], path, fleet=fleet, reports=tuple(reports))
 
 
-def _request(
-    model: Any,
-    machine: Machine,
-    *,
-    precision: str = "fp32",
-    shape: Shapes | None = None,
-    values: Mapping[str, Any] | None = None,
-    preprocess: Stages = None,
-    postprocess: Stages = None,
-    threads: int | None = None,
-    without: Sequence[str] | None = None,
-    dump_after: Mapping[str, str | Path] | None = None,
-    dump_all: str | Path | None = None,
-    dump_code: Mapping[str, str | Path] | None = None,
-    **options: Any,
-) -> Request:
-    """What :func:`compile` is asked for; `options` are further fields of a request."""
-    from tvmopt.compiler.dump import Dumps
-    from tvmopt.compiler.request import Request
-    from tvmopt.preprocessing.asked import stages, stages_behind
-
-    if threads is not None:
-        machine = machine.with_threads(check_threads(threads, "threads"))
-    behind, labels = stages_behind(postprocess)
-    after, code = (tuple((n, str(f)) for n, f in (wanted or {}).items()) for wanted in (dump_after, dump_code))
-    dumps = Dumps(after, str(dump_all or ""), code)
-    return Request(
-        model, machine, precision, shape or {}, values or {}, without=tuple(without or ()), dumps=dumps,
-        preprocess=stages(preprocess), postprocess=behind, labels=labels, **options,
-    )  # fmt: skip
-
-
 def compile_isolated(
     model: str | Path,
     *,
@@ -307,10 +226,11 @@ def compile_isolated(
     Raises:
         Crash: the compiler died; and whatever :func:`compile` raises.
     """
+    from tvmopt.compiler.asked import check_output, requests_of
     from tvmopt.compiler.whole import CompiledFile, Order, isolated
 
-    requests = _requests(model, **options)
-    _check_output(emit, requests, output)
+    requests = requests_of(model, **options)
+    check_output(emit, requests, output)
     if len(requests) == 1:
         (request,) = requests.values()
         return isolated(request, Order(verify, tolerance, output, strip_weights, cache, emit), progress)

@@ -11,8 +11,11 @@ from tvmopt.preprocessing import scores
 from tvmopt.preprocessing.config import from_config
 from tvmopt.preprocessing.picture import KEYS, PREFIX, parse, written
 
+Stages = str | Mapping[str, Any] | None
+"""A stage, or stages by the names of inputs: see :func:`tvmopt.compile`."""
 
-def stages(asked: str | Mapping[str, Any] | None) -> dict[str, str]:
+
+def stages(asked: Stages) -> dict[str, str]:
     """The text of each stage by the name of its input, "" for the only one that could be a picture.
 
     >>> stages("image:resize=256"), stages({"resize": 256}), stages({"x": {"resize": 256}})
@@ -31,7 +34,7 @@ def stages(asked: str | Mapping[str, Any] | None) -> dict[str, str]:
     return {str(name): _text(one) for name, one in asked.items()}
 
 
-def stages_behind(asked: str | Mapping[str, Any] | None) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+def stages_behind(asked: Stages) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     """The text of each stage of `postprocess` by the name of its output, "" for the only one; and the names of classes
     in the files that stages ask for.
 
