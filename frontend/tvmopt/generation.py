@@ -92,13 +92,11 @@ def generate(
             without a tokenizer; a token that the tokenizer does not know.
         MissingDependency: a tokenizer without the package `tokenizers`.
     """
-    words = Tokenizer(tokenizer) if tokenizer is not None else None
-    ids = prompt_tokens(prompt, words)
-    ends = [stop_token(one, words) for one in stop]
-    loaded = model if isinstance(model, Model) else load(model, threads=threads)
+    words, (ids,), ends = _in_tokens([prompt], tokenizer, stop)
+    loaded = _loaded(model, threads)
     beside = dict(inputs or {})
     if encoder is not None:
-        beside = encoded(encoder if isinstance(encoder, Model) else load(encoder, threads=threads), beside)
+        beside = encoded(_loaded(encoder, threads), beside)
         beside = {name: value for name, value in beside.items() if name in loaded.looks_at}
     decoder = loaded.decoder(max_length, **beside)
     start = time.perf_counter()
@@ -183,10 +181,8 @@ def generate_texts(
 
     The other arguments, and errors, are those of :func:`generate`, and of :class:`tvmopt.runtime.batch.Batch`.
     """
-    words = Tokenizer(tokenizer) if tokenizer is not None else None
-    ids = [prompt_tokens(prompt, words) for prompt in prompts]
-    ends = [stop_token(one, words) for one in stop]
-    loaded = model if isinstance(model, Model) else load(model, threads=threads)
+    words, ids, ends = _in_tokens(prompts, tokenizer, stop)
+    loaded = _loaded(model, threads)
     batch = loaded.decoder(max_length, sequences=sequences or max(1, min(len(ids), MOST_TOGETHER)))
     found: list[list[int]] = [[] for _ in ids]
     start = time.perf_counter()
@@ -200,6 +196,18 @@ def generate_texts(
     texts = tuple(words.text(one) if words is not None else "" for one in found)
     given, made = (tuple(map(tuple, many)) for many in (ids, found))
     return GeneratedTexts(given, made, texts, batch.sequences, seconds, loaded.threads)
+
+
+def _in_tokens(
+    prompts: Sequence[str | Sequence[int]], tokenizer: str | Path | None, stop: Sequence[str | int]
+) -> tuple[Tokenizer | None, list[list[int]], list[int]]:
+    """The tokenizer, if there is one, the prompts as tokens, and the tokens that end a text."""
+    words = Tokenizer(tokenizer) if tokenizer is not None else None
+    return words, [prompt_tokens(prompt, words) for prompt in prompts], [stop_token(one, words) for one in stop]
+
+
+def _loaded(model: str | Path | Model, threads: int | None) -> Model:
+    return model if isinstance(model, Model) else load(model, threads=threads)
 
 
 def prompt_tokens(prompt: str | Sequence[int], words: Tokenizer | None) -> list[int]:

@@ -60,13 +60,13 @@ def command(
         raise InputError("give a prompt.", fix="--prompt TEXT --tokenizer tokenizer.json, or --tokens 1,15,27")
     many_threads(threads)
     prompts: list[str | list[int]] = [*map(_numbers, tokens or ()), *(prompt or ())]
+    words: dict[str, Any] = {
+        "tokenizer": tokenizer, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k,
+        "top_p": top_p, "seed": seed, "stop": stop or [], "max_length": max_length, "threads": threads,
+    }  # fmt: skip
     if len(prompts) > 1 or sequences is not None:
         if inputs or encoder:
             raise InputError("a decoder beside an encoder takes one prompt here.", fix="give one, without --sequences")
-        words = {
-            "tokenizer": tokenizer, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k,
-            "top_p": top_p, "seed": seed, "stop": stop or [], "max_length": max_length, "threads": threads,
-        }  # fmt: skip
         _several(model, prompts, sequences, words, as_json)
         return
 
@@ -75,10 +75,8 @@ def command(
         sys.stdout.flush()
 
     found = generate(
-        model, prompts[0], tokenizer=tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
-        top_p=top_p, seed=seed, stop=stop or [], max_length=max_length,
-        inputs=parse_inputs(inputs or []), encoder=encoder, threads=threads,
-        on_piece=None if as_json else show,
+        model, prompts[0], inputs=parse_inputs(inputs or []), encoder=encoder, on_piece=None if as_json else show,
+        **words,
     )  # fmt: skip
     if as_json:
         rates = {"prefill_tokens_per_second": found.prefill_rate, "step_tokens_per_second": found.step_rate}

@@ -22,7 +22,7 @@ import numpy as np
 from tvmopt.errors import InputError
 from tvmopt.runtime import sampling
 from tvmopt.runtime.decoder import Array, Runs, State, Tokens
-from tvmopt.runtime.tensors import aligned_empty
+from tvmopt.runtime.places import places
 
 
 class Batch(State):
@@ -139,13 +139,12 @@ class Batch(State):
         if not tokens:
             return {}
         slots = sorted(tokens)
-        places = aligned_empty((2, len(slots)), np.dtype(np.int64))
-        places[0], places[1] = slots, [self._length(slot) for slot in slots]
+        where = places(slots, [self._length(slot) for slot in slots])
         ids = [int(self._checked([tokens[slot]], self._length(slot))[0, 0]) for slot in slots]
         given = np.array([ids], self._infos[self._roles.ids].numpy_dtype)
         # the code makes room for the keys of as many rows as `past` and the tokens of the call are together
-        past = max(0, int(places[1].max()) + 1 - len(slots))
-        found = self._call(given, past, True, places, len(slots) > 1)[0]
+        past = max(0, int(where[1].max()) + 1 - len(slots))
+        found = self._call(given, past, True, where, len(slots) > 1)[0]
         for row, slot in enumerate(slots):
             self._lengths[slot] += 1
             self._scores[slot] = found[row]
@@ -250,9 +249,8 @@ class Batch(State):
         piece = self._piece()
         for start in range(0, tokens.shape[1], piece):
             part = np.ascontiguousarray(tokens[:, start : start + piece])
-            places = aligned_empty((2, part.shape[1]), np.dtype(np.int64))
-            places[0], places[1] = slot, np.arange(length + start, length + start + part.shape[1])
-            scores = self._call(part, length + start, False, places)
+            where = places(slot, range(length + start, length + start + part.shape[1]))
+            scores = self._call(part, length + start, False, where)
         last: Array = scores[0, -1]
         return last
 

@@ -6,7 +6,7 @@ It stays the same from step to step: it is checked and put where the code reads 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,16 +55,10 @@ def begun(beginning: Computes, step: Collection[str], given: Mapping[str, Any], 
     if all(info.name in given for info in beginning.outputs):
         return dict(given)
     infos = {info.name: info for info in beginning.inputs}
-    given = dict(given)
-    if MASK in infos and MASK not in given and (length := _length(infos, given)):
-        given[MASK] = np.ones((*infos[MASK].shape[:-1], length), infos[MASK].numpy_dtype)
-    missing = [name for name in infos if name not in given and name != MASK]
+    given = _with_mask(infos, given)
+    missing = [info for info in infos.values() if info.name not in given and info.name != MASK]
     if missing:
-        raise InputError(
-            f"a decoder cannot know what to pass as {'; '.join(str(infos[name]) for name in missing)}.",
-            where=where,
-            fix=f"pass what its encoder gave: decoder({_call(missing)})",
-        )
+        raise _not_given(missing, where, "pass what its encoder gave")
     others = {name: value for name, value in given.items() if name in step or name not in infos}
     return others | beginning.run({name: given[name] for name in infos})
 
@@ -79,9 +73,7 @@ def beside(model: Takes, own: Collection[str], given: Mapping[str, Any]) -> dict
         InputError: one is missing, unknown, or has the wrong type or shape; all problems of a kind at once.
     """
     infos = {info.name: info for info in model.inputs if info.name not in own}
-    given = dict(given)
-    if MASK in infos and MASK not in given and (length := _length(infos, given)):
-        given[MASK] = np.ones((*infos[MASK].shape[:-1], length), infos[MASK].numpy_dtype)
+    given = _with_mask(infos, given)
     _check_names(model, infos, given)
     found = {name: as_array(value, infos[name]) for name, value in given.items()}
     if problems := [one for one in found.values() if isinstance(one, InputError)]:
@@ -106,6 +98,13 @@ def sizes_of(arrays: Mapping[str, Array], infos: Mapping[str, TensorInfo]) -> di
     }
 
 
+def _with_mask(infos: Mapping[str, TensorInfo], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, and a mask of ones where there is none and its length is known."""
+    if MASK not in infos or MASK in given or not (length := _length(infos, given)):
+        return dict(given)
+    return {**given, MASK: np.ones((*infos[MASK].shape[:-1], length), infos[MASK].numpy_dtype)}
+
+
 def _length(infos: Mapping[str, TensorInfo], given: Mapping[str, Any]) -> int:
     """How long the mask is: as an input that shares its size; 0 where none is given."""
     wanted = infos[MASK].shape[-1]
@@ -119,18 +118,22 @@ def _length(infos: Mapping[str, TensorInfo], given: Mapping[str, Any]) -> int:
 
 
 def _check_names(model: Takes, infos: Mapping[str, TensorInfo], given: Mapping[str, Any]) -> None:
-    missing, unknown = [n for n in infos if n not in given], [n for n in given if n not in infos]
-    missing = [n for n in missing if n != MASK] or missing
+    missing, unknown = [i for n, i in infos.items() if n not in given], [n for n in given if n not in infos]
+    missing = [info for info in missing if info.name != MASK] or missing
     if missing:
-        raise InputError(
-            f"a decoder cannot know what to pass as {'; '.join(str(infos[name]) for name in missing)}.",
-            where=model.manifest.model,
-            fix=f"pass what stays the same from step to step: decoder({_call(missing)}), or bind it when the model is "
-            "compiled (--value NAME=NUMBER)",
-        )
+        bind = ", or bind it when the model is compiled (--value NAME=NUMBER)"
+        raise _not_given(missing, model.manifest.model, "pass what stays the same from step to step", bind)
     if unknown:
         takes = f"it takes {', '.join(infos)}" if infos else "leave it out: this decoder looks at its own text alone"
         raise InputError(f"the decoder has no input {unknown[0]!r}.", where=model.manifest.model, fix=takes)
+
+
+def _not_given(missing: Sequence[TensorInfo], where: str, what: str, how: str = "") -> InputError:
+    return InputError(
+        f"a decoder cannot know what to pass as {'; '.join(map(str, missing))}.",
+        where=where,
+        fix=f"{what}: decoder({_call([info.name for info in missing])}){how}",
+    )
 
 
 def _call(names: list[str]) -> str:

@@ -32,6 +32,7 @@ from tvmopt.runtime.beside import begun
 from tvmopt.runtime.decoder import Decoder
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest, check_versions
+from tvmopt.runtime.places import check_text, numbers
 from tvmopt.runtime.refused import refusal, refusals
 from tvmopt.runtime.sizes import OpenSizes, info_at
 from tvmopt.runtime.tensors import (
@@ -110,9 +111,8 @@ class Model:
         self._artifact = artifact
         self._threads = threads or default_threads(manifest.threads)
         self._library = load_library(artifact.library, artifact.where)
-        wanted = (
-            arity(self._library) - manifest.decoder.in_place - manifest.decoder.placed
-        )  # the numbers of rows, the places
+        behind = manifest.decoder.in_place + manifest.decoder.placed  # the numbers of rows, the places
+        wanted = arity(self._library) - behind
         given = len(manifest.inputs) + len(manifest.weights)
         if wanted != given:
             raise self._contradiction(f"its code takes {wanted} tensors, its manifest has {given}")
@@ -316,13 +316,13 @@ class Model:
             apart: the tokens are not consecutive ones of one text; no position is `past` plus their number, or more.
         """
         pool.use_threads(self._threads)
-        ids = given[self.manifest.decoder.ids]
-        numbers = self._numbers(past, int(ids.shape[1]), scores, places, apart)
+        roles = self.manifest.decoder
+        told = numbers(roles, past, int(given[roles.ids].shape[1]), scores, places, apart)
         try:
-            return session.main(*(given[name] for name in self._names), *numbers, *self._weights)
+            return session.main(*(given[name] for name in self._names), *told, *self._weights)
         except Exception as error:
-            if told := refusal(error, self.manifest.model):
-                raise told from None
+            if refused := refusal(error, self.manifest.model):
+                raise refused from None
             raise self._failure(error) from error
 
     def session(self) -> Session:
@@ -409,41 +409,11 @@ class Model:
                 tensors.append(instance.staged[index])
             stage[...] = value
         if self._caches:
-            past = self._inputs[next(iter(self._caches))].shape[LENGTH_AXIS]
-            tokens = self._tokens(values)
-            self._check_text(values, instance.sizes[str(past)], tokens)
-            tensors += self._numbers(instance.sizes[str(past)], tokens, tokens)
+            past = instance.sizes[str(self._inputs[next(iter(self._caches))].shape[LENGTH_AXIS])]
+            tokens, roles = self._tokens(values), self.manifest.decoder
+            check_text(roles, dict(zip(self._names, values, strict=True)), past, tokens, self.manifest.model)
+            tensors += numbers(roles, past, tokens, tokens)
         return [_to_device(tensor) for tensor in tensors] if self._cuda else tensors
-
-    def _numbers(self, past: int, tokens: int, scores: int, places: Any = None, apart: bool = False) -> list[Any]:
-        """What a decoder's code takes behind the inputs: numbers of rows, and where the tokens stand."""
-        if not self.manifest.decoder.placed:
-            return [ffi().Shape([past, scores])]
-        if places is None:
-            places = aligned_empty((2, tokens), np.dtype(np.int64))
-            places[0], places[1] = 0, np.arange(past, past + tokens)
-        return [ffi().Shape([past, scores, apart]), to_ffi(places, "int64")]
-
-    def _check_text(self, values: Sequence[Any], past: int, tokens: int) -> None:
-        """Refuse a mask that is not full, or other positions than those behind the past: code whose tokens have places
-        computes neither from them.
-
-        Raises:
-            InputError: see above.
-        """
-        roles = self.manifest.decoder
-        if not roles.placed:
-            return
-        given = {name: np.asarray(value) for name, value in zip(self._names, values, strict=True)}
-        fix = "use Model.decoder, or compile the model with --without tvmopt.PlaceTokens"
-        if roles.mask and not given[roles.mask].all():
-            raise InputError("the mask hides tokens.", where=f"{self.manifest.model}, {roles.mask}", fix=fix)
-        if roles.positions and not (given[roles.positions] == np.arange(past, past + tokens)).all():
-            raise InputError(
-                f"the positions are not {past} to {past + tokens - 1}, those behind the past.",
-                where=f"{self.manifest.model}, {roles.positions}",
-                fix=fix,
-            )
 
     def _tokens(self, values: Sequence[Any]) -> int:
         """How many tokens a call of a decoder has: of all of them scores are wanted."""

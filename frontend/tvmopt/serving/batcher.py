@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,15 @@ class Batcher:
             with self._changed:
                 self.texts -= 1
                 self._changed.notify_all()
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest text that the decoder takes.
+
+        Raises:
+            InputError: the model is no decoder.
+        """
+        return self.model.decoder(1).longest
 
     async def step(self, work: Callable[[], Any]) -> Any:
         """What `work` returns, which a thread of the model does in its turn; for a text that has room.

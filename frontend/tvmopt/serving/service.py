@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from tvmopt.runtime.model import Model
 from tvmopt.serving import texts
+from tvmopt.serving.batcher import Batcher
 from tvmopt.serving.metrics import Metrics
 from tvmopt.serving.protocol import Request
 from tvmopt.serving.refusals import Refused
@@ -18,6 +19,24 @@ EXTENSIONS = ["binary_tensor_data", "model_repository", "model_repository(unload
 
 GONE = 499
 """Counted for a client that went away before its text ended."""
+
+
+class _Found:
+    """The version of a model that answers a request: the one asked for, or the newest."""
+
+    version = ""
+    batcher: Batcher
+
+    def __init__(self, name: str, wanted: str) -> None:
+        self._name, self._wanted = name, wanted
+
+    def find(self, repository: Repository) -> None:
+        """Take the one that there is now.
+
+        Raises:
+            Refused: there is none.
+        """
+        self.version, self.batcher = repository.find(self._name, self._wanted)
 
 
 class Service:
@@ -45,30 +64,16 @@ class Service:
         Raises:
             Refused: it got no result.
         """
-        begin, status, known = time.perf_counter(), 500, ""
-        self.inside += 1
-        try:
-            if self.drains:
-                raise Refused(503, "the server is ending.")
-            known, batcher = self.repository.find(name, version)
-            request = decode(batcher.model)
+        with self._counted(name, version, protocol, 500) as found:
+            request = decode(found.batcher.model)
             try:
-                found = await batcher.run(request.feeds)
+                outputs = await found.batcher.run(request.feeds)
             except Refused as refused:
                 if refused.status != 503:
                     raise
-                known, batcher = self.repository.find(name, version)  # it was exchanged in this moment
-                found = await batcher.run(request.feeds)
-            answer = encode(request, known, found, batcher.model)
-            status = 200
-            return answer
-        except Refused as refused:
-            status = refused.status
-            raise
-        finally:
-            self.inside -= 1
-            if known:
-                self.metrics.served(name, known, protocol, status, time.perf_counter() - begin)
+                found.find(self.repository)  # it was exchanged in this moment
+                outputs = await found.batcher.run(request.feeds)
+            return encode(request, found.version, outputs, found.batcher.model)
 
     async def generate(
         self, name: str, version: str, protocol: str, asked: texts.Asked
@@ -78,23 +83,37 @@ class Service:
         Raises:
             Refused: there is nothing more of it.
         """
-        begin, status, known = time.perf_counter(), GONE, ""
+        with self._counted(name, version, protocol, GONE) as found:
+            observe = self.metrics.of_text(name, found.version)
+            async with aclosing(texts.generate(found.batcher, asked, observe)) as pieces:
+                async for piece in pieces:
+                    yield found.version, piece
+
+    @contextmanager
+    def _counted(self, name: str, version: str, protocol: str, broken: int) -> Iterator[_Found]:
+        """The model of a request, which is counted with its status when it has been answered; of a model that there is.
+
+        Args:
+            broken: the status if it ends with neither an answer nor a refusal.
+
+        Raises:
+            Refused: the server is ending, or there is no such model.
+        """
+        begin, status, found = time.perf_counter(), broken, _Found(name, version)
         self.inside += 1
         try:
             if self.drains:
                 raise Refused(503, "the server is ending.")
-            known, batcher = self.repository.find(name, version)
-            async with aclosing(texts.generate(batcher, asked, self.metrics.of_text(name, known))) as pieces:
-                async for piece in pieces:
-                    yield known, piece
+            found.find(self.repository)
+            yield found
             status = 200
         except Refused as refused:
             status = refused.status
             raise
         finally:
             self.inside -= 1
-            if known:
-                self.metrics.served(name, known, protocol, status, time.perf_counter() - begin)
+            if found.version:
+                self.metrics.served(name, found.version, protocol, status, time.perf_counter() - begin)
 
     def overview(self) -> dict[str, Any]:
         """What the page shows."""

@@ -146,8 +146,8 @@ async def generate(batcher: Batcher, wanted: Asked, observe: Any) -> AsyncGenera
         nonlocal tokens, ends, prompt
         ids = prompt_tokens(wanted.prompt if isinstance(wanted.prompt, str) else list(wanted.prompt), batcher.words)
         ends = [stop_token(one, batcher.words) for one in wanted.stop]
-        longest = batcher.model.decoder(1).longest  # the caches of a text are as long as it may become
-        decoder = batcher.model.decoder(max(1, min(longest, len(ids) + wanted.max_tokens)))
+        # the caches of a text are as long as it may become
+        decoder = batcher.model.decoder(max(1, min(batcher.longest, len(ids) + wanted.max_tokens)))
         tokens, prompt = decoder.generate(ids, max_new_tokens=wanted.max_tokens, stop=ends, **wanted.sampling), len(ids)
         return following()
 
