@@ -147,9 +147,8 @@ def _asked(request: Request) -> list[Any] | None:
     source = request.source
     try:
         size = len(source) if isinstance(source, bytes) else os.stat(source).st_size if _is_path(source) else 0
-        plain = replace(request, source="", first=None).to_dict()
-        first = None if request.first is None else source_hash(request.first)
-        return [request.title, size, first, json.loads(json.dumps(plain, sort_keys=True))]
+        plain = replace(request, source="").to_dict()
+        return [request.title, size, json.loads(json.dumps(plain, sort_keys=True))]
     except (OSError, TypeError, ValueError):
         return None
 

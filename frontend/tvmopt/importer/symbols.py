@@ -93,14 +93,15 @@ class Symbols:
 
     def at_most(self, size: Size, limit: Size, where: str) -> None:
         """Take note that ``size <= limit`` in every call, because of the node `where`."""
-        if interval(size - limit, self.known())[1] <= 0:
+        condition = Condition(size, "<=", limit)
+        if condition.always(self.known()):
             return
         if isinstance(size, Dim) and size.is_symbol and isinstance(limit, int):
             name = str(size)
             if name not in self.most or limit < self.most[name][0]:
                 self.most[name] = (limit, where)
         else:
-            self.conditions.setdefault(Condition(size, "<=", limit), where)
+            self.conditions.setdefault(condition, where)
 
     def left(self, ranges: Mapping[str, Range]) -> tuple[str, ...]:
         """The conditions that some sizes within the ranges do not meet."""

@@ -138,11 +138,22 @@ class Linker:
         return name
 
     def _run(self, arguments: Sequence[str], folder: str) -> None:
-        command = [*self.command, *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise TvmoptError(
-                f"linking failed: {done.stderr.strip()[:500]}",
-                where=" ".join(command)[:2000],
-                fix="`tvmopt doctor` checks the compiler",
-            )
+        run([*self.command, *arguments], folder, "linking")
+
+
+def run(command: Sequence[str], folder: str | Path, doing: str) -> None:
+    """Run a compiler or linker in a folder.
+
+    Args:
+        doing: what it is for, as an error calls it.
+
+    Raises:
+        TvmoptError: it failed; its message is told.
+    """
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TvmoptError(
+            f"{doing} failed: {done.stderr.strip()[:500]}",
+            where=" ".join(command)[:2000],
+            fix="`tvmopt doctor` checks the compiler",
+        )

@@ -4,16 +4,18 @@ c-archive`."""
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from tvmopt.errors import MissingDependency, TvmoptError
+from tvmopt.errors import MissingDependency
 from tvmopt.targets.detect import host_arch
-from tvmopt.toolchain.linking import find_linker
+from tvmopt.toolchain.linking import find_linker, run
 
 COMPILE = ("-O2", "-fPIC", "-ffunction-sections", "-fdata-sections", "-pthread", "-std=gnu11")
+
+_run = partial(run, doing="making the static library")
 
 
 class Archiver:
@@ -65,13 +67,13 @@ class Archiver:
             for name, data in {**sources, **objects}.items():
                 (folder / name).write_bytes(data)
             for name in (*compiled, *apart):
-                self._run([*self.compiler, *COMPILE, "-c", name, "-o", f"{name}.o"], folder)
+                _run([*self.compiler, *COMPILE, "-c", name, "-o", f"{name}.o"], folder)
             inside = [*(f"{name}.o" for name in compiled), *objects]
-            self._run([*self.compiler, "-r", "-nostdlib", "-Wl,--build-id=none", *inside, "-o", "whole.o"], folder)
+            _run([*self.compiler, "-r", "-nostdlib", "-Wl,--build-id=none", *inside, "-o", "whole.o"], folder)
             names = [f"--keep-global-symbol={name}" for name in public]
             member = f"{output.stem.removeprefix('lib')}.o"
-            self._run([self.objcopy, *names, "--strip-unneeded", "whole.o", member], folder)
-            self._run([self.ar, "rcsD", "library.a", member, *(f"{name}.o" for name in apart)], folder)
+            _run([self.objcopy, *names, "--strip-unneeded", "whole.o", member], folder)
+            _run([self.ar, "rcsD", "library.a", member, *(f"{name}.o" for name in apart)], folder)
             shutil.copyfile(folder / "library.a", output)
 
     def program(self, folder: Path, source: str, library: str, output: Path) -> None:
@@ -83,13 +85,4 @@ class Archiver:
         """
         static = [] if self.arch == host_arch() else ["-static"]
         words = ["-O2", *static, source, library, "-lm", "-pthread", "-o", str(output.resolve())]
-        self._run([*self.compiler, *words], folder)
-
-    def _run(self, command: Sequence[str], folder: Path) -> None:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise TvmoptError(
-                f"making the static library failed: {done.stderr.strip()[:500]}",
-                where=" ".join(command)[:500],
-                fix="`tvmopt doctor` checks the compiler",
-            )
+        _run([*self.compiler, *words], folder)
