@@ -28,6 +28,7 @@ from tvmopt.lowering.drop_argument_checks import DropArgumentChecks
 from tvmopt.lowering.lookups import FEATURE as TABLES
 from tvmopt.lowering.lookups import LowerLookups
 from tvmopt.lowering.lower_extrema import LowerExtrema
+from tvmopt.lowering.lower_rounding import LowerRounding
 from tvmopt.lowering.name_values import name_values
 from tvmopt.lowering.overlap import overlap_vectors
 from tvmopt.lowering.pairs import lower_pairs
@@ -235,6 +236,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
         Stage("s_tir.Loops", loops, needed=True),  # TVM's own passes of loops, some sixty
         # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
         stage(LowerExtrema),
+        stage(LowerRounding),  # likewise: it looks at values, not at places
         stage(LowerLookups),  # behind the vectorizer, which makes vectors of places
         stage(DropArgumentChecks),  # behind MakePackedAPI, which writes them
         Stage("tirx.Finalize", lambda m: _finalized(m, host(), device()), needed=True),
