@@ -9,9 +9,11 @@ import pytest
 from tvm import relax
 
 from tests.passes.helpers import build, check_rewrite, ops, rand
+from tvmopt.lowering import keeps_fp32
 from tvmopt.passes import ConvertPrecision
 from tvmopt.passes.graph import dtype, op_name
 from tvmopt.report import DecisionLog
+from tvmopt.targets import Machine
 
 R = relax.op
 BF16 = {"tol": 3e-2}
@@ -133,19 +135,29 @@ def test_float64_is_left_alone() -> None:
     assert refused(mod) == ["1: operands are float64"]
 
 
-def test_depthwise_convolutions_are_left_alone() -> None:
-    mod = build(
-        {"x": (1, 4, 4, 8)},
-        lambda b, x: R.nn.conv2d(
-            x,
-            relax.const(rand(8, 3, 3, 1)),
-            groups=8,
-            data_layout="NHWC",
-            kernel_layout="OHWI",
-            out_layout="NHWC",
-        ),
-    )
-    assert refused(mod) == ["3: a reduction of one term"]
+def depthwise(b, x):
+    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+    return R.nn.conv2d(x, relax.const(rand(8, 3, 3, 1)), groups=8, **layouts)
+
+
+def test_depthwise_convolutions_take_16_bits_where_there_is_a_kernel() -> None:
+    mod = build({"x": (1, 4, 4, 8)}, depthwise)
+    after = convert("bf16")(DecisionLog())(mod)
+    assert types(after, "nn.conv2d") == [["bfloat16", "bfloat16"]]
+    assert refused(mod, unsupported=lambda name, call: "no such kernel") == ["5: no such kernel"]
+
+
+def test_the_depthwise_convolutions_of_gpus_are_left_alone() -> None:
+    mod = build({"x": (1, 4, 4, 8)}, depthwise)
+    machine = Machine.load("nvidia-h100")
+    (reason,) = refused(mod, "fp16", lambda name, call: keeps_fp32(name, call, machine, exact=False))
+    assert reason.startswith("5: ") and "pairs" in reason
+
+
+def test_a_reduction_of_one_term_is_no_product_of_pairs() -> None:
+    assert refused(build({"x": (4, 1)}, lambda b, x: R.matmul(x, relax.const(rand(1, 8))))) == [
+        "3: a reduction of one term"
+    ]
 
 
 def test_weights_beyond_float16_are_left_alone() -> None:

@@ -60,7 +60,8 @@ class ConvertPrecision:
     Applies when   the operator is one of HEAVY or ATTENTION on float32 tensors of static shapes.
     Declines when  1. an operand is not float32 (float64 is asked for by the model)
                    2. a shape is not static
-                   3. the reduction has fewer than two terms (depthwise convolution: no product of pairs)
+                   3. the reduction has fewer than two terms: no product of pairs. A depthwise convolution has one,
+                      and multiplies in float32; it is converted for half the bytes, where `unsupported` lets it
                    4. a weight does not fit into float16 (fp16 only: more than 65504)
                    5. the machine has no such kernel; `unsupported` says why
                    6. the function has control flow: its values cross blocks.
@@ -109,7 +110,7 @@ class ConvertPrecision:
         shapes = [shape(a) for a in operands]
         if any(s is None for s in shapes):
             return "2: a shape is not static"  # Decline 2
-        if name in HEAVY and _terms(name, call, [s or () for s in shapes]) < SHORT:
+        if name in HEAVY and not _depthwise(name, call) and _terms(name, call, [s or () for s in shapes]) < SHORT:
             return "3: a reduction of one term"  # Decline 3
         if self.dtype == "float16":
             for operand in operands:
@@ -125,6 +126,12 @@ def _terms(name: str, call: Call, shapes: list[tuple[int, ...]]) -> int:
     if name == "matmul":
         return shapes[0][-1] if shapes[0] else 0
     return shapes[1][str(call.attrs.kernel_layout).find("I")]
+
+
+def _depthwise(name: str, call: Call) -> bool:
+    if name != "nn.conv2d" or int(call.attrs.groups) == 1:
+        return False
+    return _terms(name, call, [(), shape(call.args[1]) or ()]) == 1
 
 
 class _Conversion:

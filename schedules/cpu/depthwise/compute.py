@@ -6,7 +6,7 @@
 With m > 1 outputs a channel, output o reads channel o / m.
 
 Of quantised data (uint8 by int8, the sum in int32) `src` and `Wp` are the same numbers as fp32, whose products and sums
-are exact up to 2^24: 518 taps.
+are exact up to 2^24: 518 taps. bfloat16 data is widened as it is loaded, and multiplied in fp32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
         return None
     types = (str(x.ty.dtype), str(w.ty.dtype), str(call.ty.dtype))
     value, quantized = constant(bb, w), types == QUANTIZED
-    if types != ("float32",) * 3 and not (quantized and value is not None and exact(ws[1] * ws[2])):
+    real = types in (("float32",) * 3, HALVES)
+    if not real and not (quantized and value is not None and exact(ws[1] * ws[2])):
         return Declined(operand_types(call))
     border = Border(*(int(v) for v in attrs.padding))
     if quantized and is_open(xs[1:3]):
@@ -58,6 +59,8 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
 
 QUANTIZED = ("uint8", "int8", "int32")
 """Types of data, weight and result."""
+HALVES = ("bfloat16", "bfloat16", "float32")
+"""Of `--precision bf16`."""
 
 
 def exact(taps: int) -> bool:
@@ -86,8 +89,8 @@ def _packed_at_run_time(bb: relax.BlockBuilder, weight: relax.Expr, vector: int)
 
         def entry(b: tirx.Expr, ky: tirx.Expr, kx: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
             o = b * vector + v
-            value = w(o, ky, kx, 0)
-            return value if out % vector == 0 else te.if_then_else(o < out, value, tirx.const(0.0, w.dtype))
+            value = w(o, ky, kx, 0).astype("float32")
+            return value if out % vector == 0 else te.if_then_else(o < out, value, tirx.const(0.0, "float32"))
 
         return te.compute((-(-out // vector), kh, kw, vector), entry, name="pack_weight")
 
@@ -100,7 +103,7 @@ def depthwise_te(
     """The loops; `weight` as :func:`pack` leaves it."""
     blocks, kh, kw, vector = (int(d) for d in weight.shape)
     source = padded_source(data, window, out_c, copied, vector, fill, "depthwise")
-    kind = "float32" if str(data.dtype) == "float32" else "int32"
+    kind = "int32" if str(data.dtype) == "uint8" else "float32"
     ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
     (sy, sx), (dy, dx) = window.strides, window.dilation
     acc = te.compute(

@@ -1,6 +1,6 @@
 """Depthwise convolution, GPU, NHWC."""
 
-from tvmopt.schedules.cuda.depthwise.compute import depthwise
+from tvmopt.schedules.cuda.depthwise.compute import depthwise, keeps_fp32
 from tvmopt.schedules.cuda.depthwise.schedule import apply, knobs, recognise
 
 NAME, VERSION = "depthwise", 1

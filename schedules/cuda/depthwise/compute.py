@@ -33,6 +33,14 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     return call_fusable(bb, lambda data, weight: depthwise_te(data, weight, window, dtype), [x, packed], "depthwise")
 
 
+def keeps_fp32(name: str, call: relax.Call, machine: Machine) -> str | None:
+    """Why a depthwise convolution stays in fp32 with a 16-bit precision: how fast it is then has not been measured."""
+    if name != "nn.conv2d" or int(call.attrs.groups) == 1:
+        return None
+    channels = call.args[1].ty.shape.values[str(call.attrs.kernel_layout).find("I")]
+    return "a depthwise convolution has no product of pairs" if int(channels) == 1 else None
+
+
 def pack(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """[O, KH, KW, 1] -> [KH, KW, O]."""
     return np.ascontiguousarray(np.moveaxis(weight[..., 0], 0, 2))

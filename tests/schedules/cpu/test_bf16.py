@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 import tvmopt
+from tests.schedules.cpu.test_depthwise import reference
 from tests.schedules.harness import lowered_bf16, rand, rounded
 from tvmopt import pipeline
 from tvmopt.errors import InputError
@@ -89,6 +90,49 @@ def test_convolution(shape: Any, weight: Any, stride: int, pad: int, groups: int
     tensors = [torch.from_numpy(rounded(t)).permute(0, 3, 1, 2) for t in (x, w)]
     expected = torch.nn.functional.conv2d(*tensors, None, stride, pad, 1, groups).relu().permute(0, 2, 3, 1)
     close(run(body, [x], family), expected.numpy())
+
+
+@runs_bf16
+@pytest.mark.parametrize(
+    ("size", "channels", "outputs", "window", "stride", "pad"),
+    [
+        *((9, channels, channels, 3, 1, 1) for channels in (2, 7, 8, 9, 15, 16, 17, 24, 31, 33, 96)),
+        (17, 24, 24, 3, 2, 1), (8, 32, 32, 5, 2, 2), (7, 16, 16, 7, 1, 3), (1, 16, 16, 3, 1, 1),
+        (9, 16, 32, 3, 1, 1), (9, 9, 18, 3, 1, 0), (16, 58, 58, 3, 2, 1),
+    ],
+)  # fmt: skip
+def test_depthwise(size: int, channels: int, outputs: int, window: int, stride: int, pad: int) -> None:
+    """Data and weights are rounded, products and sums are of fp32; edge values go through."""
+    x, w = rand(2, size, size, channels), rand(outputs, window, window, 1, seed=1)
+    x[0, 0, 0, 0], x[1, -1, -1, -1] = 3e38, np.inf
+
+    def body(bb: Any, a: Any) -> Any:
+        out = relax.op.nn.conv2d(a, relax.const(w), strides=stride, padding=pad, groups=channels, **NHWC)
+        return relax.op.nn.relu(bb.emit(out))
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = reference(rounded(x), rounded(w), stride, pad, 1).astype("float32")
+    out = run(body, [x], "depthwise", 2)
+    finite = np.isfinite(expected) & (np.abs(expected) < 1e30)
+    assert finite.mean() > 0.5 or size == 1
+    close(np.where(finite, out, 0), np.where(finite, np.maximum(expected, 0), 0))
+    assert (np.isinf(out) == (expected == np.inf)).all() and (np.isnan(out) == np.isnan(expected)).all()
+
+
+@runs_bf16
+def test_what_a_depthwise_convolution_reads_has_16_bits() -> None:
+    """A product in front of it writes 16 bits, and its own result is one that the product behind reads."""
+    x, w, d, v = rand(1, 9, 9, 32), rand(64, 1, 1, 32, seed=1), rand(64, 3, 3, 1, seed=2), rand(16, 1, 1, 64, seed=3)
+
+    def body(bb: Any, a: Any) -> Any:
+        first = bb.emit(relax.op.nn.relu(bb.emit(relax.op.nn.conv2d(a, relax.const(w), **NHWC))))
+        middle = bb.emit(relax.op.nn.conv2d(first, relax.const(d), padding=1, groups=64, **NHWC))
+        return relax.op.nn.conv2d(bb.emit(relax.op.nn.relu(middle)), relax.const(v), **NHWC)
+
+    low = lowered_bf16(body, [x], HOST.with_cores(1))
+    (kernel,) = (k for k in low.kernels if k.family == "depthwise")
+    head = next(line for line in low.module[kernel.name].script().splitlines() if "def main" in line)
+    assert head.count('"bfloat16"') == 2  # data and result; weights are widened when they are packed
 
 
 @runs_bf16
