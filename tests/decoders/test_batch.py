@@ -82,6 +82,25 @@ def test_a_text_is_extended_and_truncated(model: Model) -> None:
     assert batch.lengths == {0: 3, slot: 6}
 
 
+def test_there_is_room_for_longer_texts_when_they_come(model: Model) -> None:
+    batch, alone = model.decoder(3, sequences=3), model.decoder(40)
+    batch.add([9])
+    slot = batch.add([1, 2, 3])
+    alone.prefill([1, 2, 3])
+    with pytest.raises(InputError, match="max_length, 3"):
+        batch.step({slot: 4})
+    for room, token in ((4, 4), (40, 5), (6, 6)):
+        batch.resize(room)
+        assert batch.lengths == {0: 1, slot: alone.length} and batch.max_length == room
+        np.testing.assert_allclose(batch.step({slot: token})[slot], alone.step(token), rtol=1e-5, atol=1e-5)
+    for wrong in (5, 0, batch.longest + 1):  # fewer than there are, more than the model takes
+        with pytest.raises(InputError, match=f"max_length is {wrong}"):
+            batch.resize(wrong)
+    batch.check([1] * batch.longest)
+    with pytest.raises(InputError, match="max_length"):
+        batch.check([1] * (batch.longest + 1))
+
+
 def test_drawn_tokens_are_those_of_each_alone(model: Model) -> None:
     given = prompts(3)[:5]
     rules = {"max_new_tokens": 8, "temperature": 0.8, "top_k": 9, "seed": 4}

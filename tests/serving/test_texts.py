@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,9 @@ import tvmopt
 from tests.decoders.small import VOCABULARY, greedy, small_decoder
 from tests.serving.conftest import Running
 from tests.serving.test_rest import call
+from tests.waiting import until
 from tvmopt.runtime.decoder import Decoder
-from tvmopt.serving import rest, texts
+from tvmopt.serving import rest, texts, together
 from tvmopt.serving.batcher import Batcher, Limits
 from tvmopt.serving.messages import SERVICE, messages
 from tvmopt.serving.refusals import Refused
@@ -189,31 +192,140 @@ def test_tritonclient_streams(talking: Running, expected: list[int]) -> None:
     assert found == expected
 
 
-# -- without a server: texts that never end ----------------------------------------------------------------------------
+# -- several at a time -------------------------------------------------------------------------------------------------
+
+
+def drawn(count: int, most: int = 30, seed: int = 0) -> list[list[int]]:
+    """Prompts of some length."""
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, VOCABULARY, int(n)).tolist() for n in generator.integers(1, most, count)]
+
+
+def test_texts_of_many_clients_are_computed_together(talking: Running) -> None:
+    """By both ways in, more than there is room for at a time; what is seen of it is the rows of the calls."""
+    prompts = drawn(12)
+    model = small_decoder("plain")
+    expected = [greedy(model, prompt, 9) for prompt in prompts]
+    most = [{"key": "max_tokens", "value": {"int64_param": 9}}]
+
+    def over_http(prompt: list[int]) -> list[int]:
+        return [
+            e["token"] for e in events(talking, {"tokens": prompt, "parameters": {"max_tokens": 9}}) if "token" in e
+        ]
+
+    def over_grpc(prompt: list[int]) -> list[int]:
+        answers = [one.infer_response for one in stream(talking, tokens(prompt, parameters=most))]
+        return [int(np.frombuffer(one.raw_output_contents[1], np.int64)[0]) for one in answers[:-1]]
+
+    def calls_of(rows: int) -> int:
+        text = call(talking, "GET", "/metrics")[2].decode()
+        found = re.search(rf'^tvmopt_batch_rows_bucket{{le="{rows}.0",model="talk",version="1"}} (\d+)', text, re.M)
+        return int(found[1]) if found else 0
+
+    before = calls_of(2) - calls_of(1)
+    with ThreadPoolExecutor(12) as clients:
+        asked = [clients.submit((over_http, over_grpc)[n % 2], prompt) for n, prompt in enumerate(prompts)]
+        assert [one.result() for one in asked] == expected
+    assert calls_of(2) - calls_of(1) > before, "no step was of two texts"
+
+
+@pytest.mark.parametrize("window", [-1, 5])
+def test_each_text_has_the_tokens_that_it_has_alone(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in pieces, some clients that leave in the middle; with a window the code takes one text at a time."""
+    monkeypatch.setattr(together, "PIECE", 7)
+    tvmopt.compile(small_decoder(local_window_size=window), threads=1, verify=False, output=tmp_path / "m.tvmopt")
+    model = tvmopt.load(tmp_path / "m.tvmopt")
+    assert model.manifest.decoder.placed == (window < 0)
+    prompts, rows = drawn(14, 40, 2), []
+    batcher = Batcher(model, Limits(max_texts=4), lambda what, value: rows.append(value) if what == "rows" else None)
+    kinds = [{"max_tokens": 8}, {"max_tokens": 30}, {"max_tokens": 9, "temperature": 2.0, "seed": 5}]
+
+    def alone(n: int) -> list[int]:
+        given = dict(kinds[n % 3])
+        return list(model.decoder().generate(prompts[n], max_new_tokens=given.pop("max_tokens"), **given))
+
+    async def ask(n: int) -> list[int]:
+        found: list[int] = []
+        async with aclosing(texts.generate(batcher, texts.asked(tuple(prompts[n]), kinds[n % 3]), quiet)) as pieces:
+            async for piece in pieces:
+                found += [piece.token] if piece.token is not None else []
+                if n % 5 == 4 and len(found) == 3:
+                    break
+        return found
+
+    async def all_of_them() -> list[list[int]]:
+        return await asyncio.gather(*(ask(n) for n in range(len(prompts))))
+
+    expected = [alone(n) for n in range(len(prompts))]
+    assert asyncio.run(all_of_them()) == [e[:3] if n % 5 == 4 else e for n, e in enumerate(expected)]
+    batcher.close()
+    assert batcher.texts == 0 and max(rows) == 4 and sum(rows) < sum(map(len, expected))
+    (group,) = batcher._groups
+    assert group.count == 0
+    if window < 0:
+        assert group._slots._batch.max_length == 1, "memory of texts that have ended is kept"  # type: ignore[union-attr]
+
+
+def test_a_prompt_that_is_wrong_ends_alone(decoders: Path) -> None:
+    batcher = Batcher(tvmopt.load(decoders / "talk.tvmopt"), Limits(max_texts=2))
+
+    async def ask(prompt: tuple[int, ...]) -> Any:
+        try:
+            return [p.token async for p in texts.generate(batcher, texts.asked(prompt, {"max_tokens": 4}), quiet)][:-1]
+        except Refused as refused:
+            return refused.status
+
+    async def several() -> list[Any]:
+        return await asyncio.gather(*map(ask, ((3, 1, 4), (VOCABULARY,), (), (1,) * 999, (3, 1, 4))))
+
+    right = greedy(small_decoder("plain"), PROMPT, 4)
+    assert asyncio.run(several()) == [right, 400, 400, 400, right]
+    batcher.close()
+
+
+# -- without a model: texts that never end -----------------------------------------------------------------------------
 
 
 class Endless:
-    """A model whose texts never end."""
+    """Slots whose texts never end; the scores of the n-th token are highest for n."""
+
+    longest = 1 << 30
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps, self.slots = 0, 0
         self.goes_on = threading.Event()
         self.goes_on.set()
+        self.fails = False
 
-    def decoder(self, max_length: int | None = None) -> Any:
-        return SimpleNamespace(longest=1 << 20, generate=self.generate)
+    def check(self, ids: list[int]) -> None: ...
+    def remove(self, slot: int) -> None: ...
+    def length(self, slot: int) -> int:
+        return 1
 
-    def generate(self, ids: Any, **sampling: Any) -> Iterator[int]:
-        while True:
-            self.goes_on.wait()
-            self.steps += 1
-            yield self.steps
+    def begin(self, ids: list[int], room: int) -> int:
+        self.slots += 1
+        return self.slots
+
+    extend = begin
+
+    def scores(self, slot: int) -> Any:
+        self.goes_on.wait()
+        self.steps += 1
+        if self.fails:
+            raise RuntimeError("broken")
+        return np.arange(1024) == self.steps
+
+    def step(self, tokens: dict[int, int]) -> Any:
+        return {slot: self.scores(slot) for slot in tokens}
 
 
 @pytest.fixture
-def endless() -> Iterator[tuple[Endless, Batcher]]:
+def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Endless, Batcher]]:
     model = Endless()
-    batcher = Batcher(model, Limits(max_texts=2, instances=1))  # type: ignore[arg-type]
+    monkeypatch.setattr(together, "slots_of", lambda found, most: (found, most))
+    batcher = Batcher(model, Limits(max_texts=2, max_queue=1))  # type: ignore[arg-type]
     yield model, batcher
     model.goes_on.set()
     batcher.close()
@@ -221,6 +333,10 @@ def endless() -> Iterator[tuple[Endless, Batcher]]:
 
 def quiet(what: str, seconds: float) -> None:
     """Nobody counts."""
+
+
+def asked() -> texts.Asked:
+    return texts.Asked((1,), 1 << 20)
 
 
 def test_a_text_that_nobody_reads_ends(endless: tuple[Endless, Batcher]) -> None:
@@ -241,7 +357,7 @@ def test_a_text_that_nobody_reads_ends(endless: tuple[Endless, Batcher]) -> None
             return {"type": "http.disconnect"}
 
         async def pieces() -> Any:
-            async for piece in texts.generate(batcher, texts.Asked((1,)), quiet):
+            async for piece in texts.generate(batcher, asked(), quiet):
                 yield "1", piece
 
         stream = pieces()
@@ -251,9 +367,10 @@ def test_a_text_that_nobody_reads_ends(endless: tuple[Endless, Batcher]) -> None
 
     asyncio.run(leave())
     assert batcher.texts == 0
+    until(lambda: not batcher._groups[0].count, "the text leaves")
     made = model.steps
     time.sleep(0.05)
-    assert model.steps - made <= 1, "it goes on"
+    assert model.steps == made, "it goes on"
 
 
 def test_a_client_that_does_not_read_ends_its_text(endless: tuple[Endless, Batcher]) -> None:
@@ -263,7 +380,7 @@ def test_a_client_that_does_not_read_ends_its_text(endless: tuple[Endless, Batch
                 await asyncio.Event().wait()
 
         async def pieces() -> Any:
-            async for piece in texts.generate(endless[1], texts.Asked((1,)), quiet):
+            async for piece in texts.generate(endless[1], asked(), quiet):
                 yield "1", piece
 
         stream = pieces()
@@ -274,24 +391,44 @@ def test_a_client_that_does_not_read_ends_its_text(endless: tuple[Endless, Batch
     assert endless[1].texts == 0
 
 
-def test_texts_take_turns_and_are_so_many(endless: tuple[Endless, Batcher]) -> None:
-    batcher = endless[1]
+def test_what_is_not_read_waits(endless: tuple[Endless, Batcher]) -> None:
+    model, batcher = endless
+
+    async def read() -> None:
+        first = texts.generate(batcher, asked(), quiet)
+        await anext(first)
+        await asyncio.to_thread(until, lambda: model.steps == together.AHEAD + 1, "tokens ahead")
+        await asyncio.sleep(0.05)
+        assert model.steps == together.AHEAD + 1
+        assert [(await anext(first)).token for _ in range(40)] == list(range(2, 42))
+        await first.aclose()
+
+    asyncio.run(read())
+
+
+def test_texts_wait_for_room_and_are_so_many(endless: tuple[Endless, Batcher]) -> None:
+    _, batcher = endless
 
     async def several() -> None:
-        first, second, third = (texts.generate(batcher, texts.Asked((1,)), quiet) for _ in range(3))
-        assert [(await anext(one)).token for one in (first, second, first, second)] == [1, 2, 3, 4]
-        with pytest.raises(Refused, match="2 texts are being generated") as raised:
-            await anext(third)
+        first, second, third, fourth = (texts.generate(batcher, asked(), quiet) for _ in range(4))
+        assert {(await anext(one)).token for one in (first, second)} <= set(range(1, 2 * together.AHEAD))
+        waits = asyncio.ensure_future(anext(third))
+        await asyncio.sleep(0.05)
+        assert batcher.texts == 3 and not waits.done()
+        with pytest.raises(Refused, match="3 texts are being generated or wait") as raised:
+            await anext(fourth)
         assert raised.value.status == 429
+        await first.aclose()
+        assert (await waits).count == 1  # the first one made room
         closing = threading.Thread(target=batcher.close)
         closing.start()
         while not batcher._ends:
             await asyncio.sleep(0.001)
-        assert (await anext(first)).token == 5  # what was begun is finished
-        late = texts.generate(batcher, texts.Asked((1,)), quiet)
+        assert [(await anext(second)).count for _ in range(40)] == list(range(2, 42))  # what was begun is finished
+        late = texts.generate(batcher, asked(), quiet)
         with pytest.raises(Refused, match="unloaded"):
             await anext(late)
-        await first.aclose()
+        await third.aclose()
         assert closing.is_alive()
         await second.aclose()
         await asyncio.to_thread(closing.join, 60)
@@ -305,15 +442,33 @@ def test_a_token_that_takes_too_long_is_told(endless: tuple[Endless, Batcher]) -
     object.__setattr__(batcher.limits, "timeout", 0.05)
 
     async def wait() -> None:
-        stream = texts.generate(batcher, texts.Asked((1,)), quiet)
-        assert (await anext(stream)).token == 1
         model.goes_on.clear()
+        stream = texts.generate(batcher, asked(), quiet)
         with pytest.raises(Refused, match="no result within") as raised:
             await anext(stream)
         assert raised.value.status == 504
 
     asyncio.run(wait())
     assert batcher.texts == 0
+
+
+def test_a_failure_ends_the_texts_and_not_the_server(endless: tuple[Endless, Batcher]) -> None:
+    model, batcher = endless
+
+    async def fail() -> None:
+        first = texts.generate(batcher, asked(), quiet)
+        await anext(first)
+        model.fails = True
+        with pytest.raises(Refused, match="RuntimeError: broken") as raised:
+            async for _ in first:
+                pass
+        assert raised.value.status == 500
+        model.fails = False
+        again = texts.generate(batcher, asked(), quiet)
+        assert (await anext(again)).count == 1
+        await again.aclose()
+
+    asyncio.run(fail())
 
 
 def test_the_longest_text_is_told(decoders: Path) -> None:

@@ -30,7 +30,7 @@ def command(
     max_batch: Annotated[int, typer.Option(min=1, help="Put requests together, up to so many rows.")] = 1,
     max_delay: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for more of them.")] = 0.0,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests of a model that may wait; more get 429.")] = 64,
-    max_texts: Annotated[int, typer.Option(min=1, help="Texts that a decoder generates at a time; more get 429.")] = 4,
+    max_texts: Annotated[int, typer.Option(min=1, help="Texts that a decoder computes together; more wait.")] = 8,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request, or a token, may take.")] = 60.0,
     max_body: Annotated[float, typer.Option(min=0.001, help="Megabytes of a request.")] = 64.0,
     reload: Annotated[float, typer.Option(min=0, help="Seconds between two looks at the files; 0: none.")] = 2.0,

@@ -52,11 +52,11 @@ class Batch(State):
                 where=self._where,
                 fix="make a decoder for each text; `tvmopt explain` tells why, at tvmopt.PlaceTokens",
             )
-        if sequences > self._piece():
+        if sequences > self.piece:
             raise InputError(
-                f"{sequences} texts are more than the {self._piece()} tokens that a call takes.",
+                f"{sequences} texts are more than the {self.piece} tokens that a call takes.",
                 where=self._where,
-                fix=f"give {self._piece()} or less, or compile the model with a larger --shape {self._new}:1..N",
+                fix=f"give {self.piece} or less, or compile the model with a larger --shape {self._new}:1..N",
             )
         self.sequences = sequences
         self._lengths: dict[int, int] = {}
@@ -175,6 +175,22 @@ class Batch(State):
             self._scores.pop(slot, None)
         self._lengths[slot] = int(length)
 
+    def resize(self, max_length: int) -> None:
+        """Have room for texts of so many tokens; those that are there are kept.
+
+        Raises:
+            InputError: one of them is longer, or the model takes fewer.
+        """
+        least = max(self._lengths.values(), default=1)
+        if not least <= max_length <= self.longest:
+            raise InputError(f"max_length is {max_length}.", where=self._where, fix=f"give {least} to {self.longest}")
+        caches = self._new_caches(self.sequences, max_length)
+        for old, new in zip(self._caches, caches, strict=True):
+            for slot, length in self._lengths.items():
+                new[slot, :, :length] = old[slot, :, :length]
+        self._use(caches)
+        self.max_length = max_length
+
     def reset(self) -> None:
         """All texts leave."""
         self._lengths.clear()
@@ -246,7 +262,7 @@ class Batch(State):
 
     def _put(self, slot: int, tokens: Array, length: int) -> Array:
         """The scores behind checked tokens of one text, which are consecutive: in pieces that the code takes."""
-        piece = self._piece()
+        piece = self.piece
         for start in range(0, tokens.shape[1], piece):
             part = np.ascontiguousarray(tokens[:, start : start + piece])
             where = places(slot, range(length + start, length + start + part.shape[1]))

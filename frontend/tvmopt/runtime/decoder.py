@@ -105,12 +105,29 @@ class State:
                 else "give less: the model itself goes no further",
             )
         self._session = model.new_session()
-        shapes = [[d if isinstance(d, int) else self.max_length for d in infos[c.past].shape] for c in roles.caches]
-        shapes = [[texts or self.batch, *shape[1:]] for shape in shapes]
-        self._caches = [aligned_empty(tuple(shape), np.dtype(np.float32)) for shape in shapes]
-        self._bound = {c.past: to_ffi(a, "float32") for c, a in zip(roles.caches, self._caches, strict=True)}
-        self._bound |= tensors(self._beside, infos)
+        self._fixed = tensors(self._beside, infos)
+        self._use(self._new_caches(texts or self.batch, self.max_length))
         self._output = [info.name for info in model.outputs].index(roles.logits)
+
+    def _new_caches(self, texts: int, max_length: int) -> list[Array]:
+        """Buffers for as many texts of so many tokens; memory is taken when rows are written."""
+        shapes = [self._infos[c.past].shape for c in self._roles.caches]
+        sizes = [(texts, *(d if isinstance(d, int) else max_length for d in shape[1:])) for shape in shapes]
+        return [aligned_empty(size, np.dtype(np.float32)) for size in sizes]
+
+    def _use(self, caches: list[Array]) -> None:
+        """Compute with these buffers from now on."""
+        self._caches = caches
+        self._bound = {c.past: to_ffi(a, "float32") for c, a in zip(self._roles.caches, caches, strict=True)}
+        self._bound |= self._fixed
+
+    def check(self, ids: Tokens) -> None:
+        """Whether a text may begin with these tokens, if there is room for it.
+
+        Raises:
+            InputError: no tokens, one that is outside of the vocabulary, or more than the model takes.
+        """
+        self._checked(ids, 0, self.longest)
 
     def _limit(self) -> int:
         """The longest past to which one token can be added."""
@@ -124,8 +141,10 @@ class State:
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def _checked(self, ids: Tokens, length: int) -> Array:
-        """Tokens [batch, new] of the model's own type, for texts of `length` tokens."""
+    def _checked(self, ids: Tokens, length: int, most: int = 0) -> Array:
+        """Tokens [batch, new] of the model's own type, for texts of `length` tokens that become `most` (default: as
+        many as there is room for) at most."""
+        most = most or self.max_length
         given = np.asarray(ids)
         shaped = given.reshape(1, -1) if given.ndim < 2 and self.batch == 1 else given
         if given.dtype.kind not in "iu" and given.size:
@@ -143,9 +162,9 @@ class State:
                 where=self._where,
                 fix="use the model's own tokenizer",
             )
-        if length + shaped.shape[1] > self.max_length:
+        if length + shaped.shape[1] > most:
             raise InputError(
-                f"{length} tokens and {shaped.shape[1]} more are more than max_length, {self.max_length}.",
+                f"{length} tokens and {shaped.shape[1]} more are more than max_length, {most}.",
                 where=self._where,
                 fix="make the decoder with a larger max_length, or truncate or reset it",
             )
@@ -177,7 +196,8 @@ class State:
         results = self._model.call_in_place(self._session, given | self._bound, length, wanted, places, apart)
         return from_ffi(results[self._output], self._infos[roles.logits])[:, -wanted:].copy()
 
-    def _piece(self) -> int:
+    @property
+    def piece(self) -> int:
         """How many tokens a call takes at most."""
         if self._roles.one_token and isinstance(self._new, Dim):
             return 1
@@ -302,7 +322,7 @@ class Decoder(State):
 
     def _through(self, tokens: Array, all_scores: bool = False) -> Array:
         """Run the model on checked tokens, in pieces that it takes; scores [batch, 1 or all of them, vocabulary]."""
-        piece, before = self._piece(), self.length
+        piece, before = self.piece, self.length
         found: list[Array] = []
         try:
             for start in range(0, tokens.shape[1], piece):

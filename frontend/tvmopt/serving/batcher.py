@@ -3,7 +3,7 @@
     submit -> [queue, at most so many] -> thread 1..n: take one, wait for more of the same shape, run them as one batch
 
 Requests are put together along the first axis, where it is one open size of all inputs and outputs. Of a batch every
-request gets its own rows.
+request gets its own rows. Texts of a decoder take turns in the same queue (`tvmopt.serving.together`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from tvmopt.generation import Tokenizer
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array
 from tvmopt.serving.refusals import Refused
+from tvmopt.serving.together import Group, Text
 
 Outputs = dict[str, Array]
 
@@ -48,19 +48,18 @@ class Limits:
     max_delay: float = 0.0
     max_queue: int = 64
     timeout: float = 60.0
-    max_texts: int = 4
+    max_texts: int = 8
 
 
 @dataclass(eq=False)
 class _Job:
-    """A request, or, if it has `work`, a step of a text."""
+    """A request."""
 
     feeds: Mapping[str, Array]
     rows: int
     key: Any
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    work: Callable[[], Any] | None = None
     came: float = field(default_factory=time.perf_counter)
 
     def done(self, result: Any) -> None:
@@ -73,6 +72,14 @@ class _Job:
 
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
             self.loop.call_soon_threadsafe(tell)
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A turn of texts, whose work tells how many there were in its step."""
+
+    work: Callable[[], int]
+    came: float = field(default_factory=time.perf_counter)
 
 
 def batch_symbol(model: Model) -> str:
@@ -99,7 +106,8 @@ class Batcher:
         symbol = batch_symbol(model) if limits.max_batch > 1 else ""
         self.most = min(limits.max_batch, model.symbols[symbol].max) if symbol else 1
         self._batches = bool(symbol)
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_Job | _Turn] = deque()
+        self._groups: list[Group] = []
         self._changed = threading.Condition()
         self._ends = False
         self.running = self.texts = 0
@@ -127,7 +135,7 @@ class Batcher:
         with self._changed:
             if self._ends:
                 raise Refused(503, "the model is being unloaded.")
-            if len(self._waiting) >= self.limits.max_queue:  # steps of texts wait here, too
+            if len(self._waiting) >= self.limits.max_queue:
                 raise Refused(429, f"{len(self._waiting)} requests wait already; try again later.")
             self._waiting.append(job)
             self._changed.notify()
@@ -135,46 +143,36 @@ class Batcher:
         return found
 
     @contextmanager
-    def text(self) -> Iterator[None]:
-        """Room for a text, whose steps (:meth:`step`) are taken even while the model is being unloaded.
+    def text(self, text: Text) -> Iterator[Group]:
+        """A text joins, and goes on even while the model is being unloaded; it leaves with the end of the block.
 
         Raises:
-            Refused: too many texts are generated (429), or the model is being unloaded (503).
+            Refused: too many wait (429), or the model is being unloaded (503).
         """
+        limits = self.limits
         with self._changed:
             if self._ends:
                 raise Refused(503, "the model is being unloaded.")
-            if self.texts >= self.limits.max_texts:
-                raise Refused(429, f"{self.texts} texts are being generated already; try again later (--max-texts).")
+            if self.texts >= limits.max_texts + limits.max_queue:
+                raise Refused(429, f"{self.texts} texts are being generated or wait; try again later (--max-texts).")
+            if not self._groups:
+                each = -(-limits.max_texts // limits.instances)
+                self._groups = [Group(self.model, each, self._turn) for _ in range(limits.instances)]
             self.texts += 1
+        group = min(self._groups, key=lambda one: one.count)
+        group.join(text)
         try:
-            yield
+            yield group
         finally:
+            group.leave(text)
             with self._changed:
                 self.texts -= 1
                 self._changed.notify_all()
 
-    @cached_property
-    def longest(self) -> int:
-        """Tokens of the longest text that the decoder takes.
-
-        Raises:
-            InputError: the model is no decoder.
-        """
-        return self.model.decoder(1).longest
-
-    async def step(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns, which a thread of the model does in its turn; for a text that has room.
-
-        Raises:
-            Refused: it took too long (504), or the model refuses a value (400).
-        """
-        loop = asyncio.get_running_loop()
-        job = _Job({}, 1, None, loop, loop.create_future(), work)
+    def _turn(self, work: Callable[[], int]) -> None:
         with self._changed:
-            self._waiting.append(job)
+            self._waiting.append(_Turn(work))
             self._changed.notify_all()  # who waits for more rows cannot take it
-        return await self._answer(job)
 
     async def _answer(self, job: _Job) -> Any:
         try:
@@ -203,15 +201,20 @@ class Batcher:
             for job in jobs:
                 self._observe("queue", begin - job.came)
             try:
-                self._run(jobs)
+                if isinstance(jobs[0], _Turn):
+                    rows = jobs[0].work()
+                else:
+                    rows = sum(job.rows for job in jobs)
+                    self._run(jobs)
             finally:
                 with self._changed:
                     self.running -= len(jobs)
             self._observe("compute", time.perf_counter() - begin)
-            self._observe("rows", sum(job.rows for job in jobs))
+            if rows:
+                self._observe("rows", rows)
 
-    def _next(self) -> list[_Job]:
-        """Jobs for one call; none at the end."""
+    def _next(self) -> list[_Job] | list[_Turn]:
+        """Requests for one call, or a turn of texts; nothing at the end."""
         with self._changed:
             while True:
                 while not self._waiting:
@@ -219,12 +222,14 @@ class Batcher:
                         return []
                     self._changed.wait()
                 first = self._waiting.popleft()
-                if not first.future.done():  # else the client went away, or it took too long
+                if isinstance(first, _Turn) or not first.future.done():  # else who asked went away, or it was late
                     break
-            jobs = [first]
             self.running += 1
+            if isinstance(first, _Turn):
+                return [first]
+            jobs = [first]
             rows, until = first.rows, first.came + self.limits.max_delay
-            while self._batches and first.work is None and rows < self.most:
+            while self._batches and rows < self.most:
                 more = self._fitting(first.key, self.most - rows)
                 jobs += more
                 self.running += len(more)
@@ -236,24 +241,21 @@ class Batcher:
             return jobs
 
     def _fitting(self, key: Any, rows: int) -> list[_Job]:
-        taken, kept = [], deque[_Job]()
-        while self._waiting:
-            job = self._waiting.popleft()
-            if job.future.done():
-                continue
-            if job.work is None and job.key == key and job.rows <= rows:
+        taken: list[_Job] = []
+        kept: deque[_Job | _Turn] = deque()
+        for job in self._waiting:
+            if isinstance(job, _Turn) or job.key != key or job.rows > rows:
+                kept.append(job)
+            elif not job.future.done():
                 taken.append(job)
                 rows -= job.rows
-            else:
-                kept.append(job)
         self._waiting = kept
         return taken
 
     def _run(self, jobs: list[_Job]) -> None:
         try:
             if len(jobs) == 1:
-                (job,) = jobs
-                job.done(self.model.run(job.feeds) if job.work is None else job.work())
+                jobs[0].done(self.model.run(jobs[0].feeds))
                 return
             names = [i.name for i in self.model.inputs]
             found = self.model.run({n: np.concatenate([job.feeds[n] for job in jobs]) for n in names})

@@ -32,7 +32,7 @@ class Metrics:
                 ("compute_seconds", "In the model.", SECONDS),
                 ("first_token_seconds", "Of a text: from its request to its first token.", SECONDS),
                 ("token_seconds", "Of a text: from one token to the next.", SECONDS),
-                ("batch_rows", "Rows of one call of the model.", ROWS),
+                ("batch_rows", "Rows of one call of the model, or texts of one step.", ROWS),
             )
         }
         self._waiting = prometheus.Gauge("tvmopt_waiting", "Requests in the queue.", labels, registry=self.registry)

@@ -5,20 +5,25 @@ A request is that of Triton's generate extension; instead of a text it may give 
     {"text_input": "Once upon", "parameters": {"max_tokens": 50, "temperature": 0.7, "stop": ["</s>"]}}
     {"tokens": [1, 15, 27]}
 
-Each token is a step in the model's queue: several texts, and other requests, take turns.
+Texts that are generated at the same time are computed together, see `tvmopt.serving.together`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tvmopt.errors import InputError
 from tvmopt.generation import Pieces, prompt_tokens, stop_token
+from tvmopt.runtime import sampling
 from tvmopt.serving.batcher import Batcher
-from tvmopt.serving.refusals import bad
+from tvmopt.serving.refusals import Refused, bad
+from tvmopt.serving.together import END, Text
 
 PARAMETERS = {
     "max_tokens": (int, "a whole number"), "temperature": (float, "a number"), "top_k": (int, "a whole number"),
@@ -138,31 +143,44 @@ async def generate(batcher: Batcher, wanted: Asked, observe: Any) -> AsyncGenera
         Refused: there is no room for it, it is not what the model takes, or a token took too long.
     """
     pieces, before = Pieces(batcher.words), time.perf_counter()
-    tokens: Any = None
-    ends: list[int] = []
-    prompt = 0
-
-    def first() -> int | None:
-        nonlocal tokens, ends, prompt
-        ids = prompt_tokens(wanted.prompt if isinstance(wanted.prompt, str) else list(wanted.prompt), batcher.words)
-        ends = [stop_token(one, batcher.words) for one in wanted.stop]
-        # the caches of a text are as long as it may become
-        decoder = batcher.model.decoder(max(1, min(batcher.longest, len(ids) + wanted.max_tokens)))
-        tokens, prompt = decoder.generate(ids, max_new_tokens=wanted.max_tokens, stop=ends, **wanted.sampling), len(ids)
-        return following()
-
-    def following() -> int | None:
-        token: int | None = next(tokens, None)
-        return token
-
-    with batcher.text():
-        token = await batcher.step(first)
-        last = token
-        while token is not None:
+    arrived: asyncio.Queue[Any] = asyncio.Queue()
+    text = await asyncio.to_thread(_text, batcher, wanted, asyncio.get_running_loop(), arrived)
+    with batcher.text(text) as group:
+        while (token := await _next(arrived, batcher.limits.timeout)) is not END:
+            if isinstance(token, Refused):
+                raise token
             now = time.perf_counter()
             observe("token" if pieces.tokens else "first_token", now - before)
-            before, last = now, token
-            text = pieces.add(token)
-            yield Piece(token, text, count=len(pieces.tokens), prompt=prompt)
-            token = await batcher.step(following)
-    yield Piece(None, pieces.rest(), "stop" if last in ends else "length", len(pieces.tokens), prompt)
+            before = now
+            text.taken += 1
+            group.wake()
+            yield Piece(token, pieces.add(token), count=len(pieces.tokens), prompt=len(text.ids))
+    finish = "stop" if pieces.tokens and pieces.tokens[-1] in text.stop else "length"
+    yield Piece(None, pieces.rest(), finish, len(pieces.tokens), len(text.ids))
+
+
+def _text(batcher: Batcher, wanted: Asked, loop: asyncio.AbstractEventLoop, arrived: asyncio.Queue[Any]) -> Text:
+    """The text that is asked for, which tells its tokens to a queue of the loop.
+
+    Raises:
+        Refused: a word or number of it is not what the model takes.
+    """
+
+    def tell(told: Any) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            loop.call_soon_threadsafe(arrived.put_nowait, told)
+
+    try:
+        ids = prompt_tokens(wanted.prompt if isinstance(wanted.prompt, str) else list(wanted.prompt), batcher.words)
+        stop = {stop_token(one, batcher.words) for one in wanted.stop}
+        return Text(ids, wanted.max_tokens, stop, sampling.choice(**wanted.sampling), tell)
+    except InputError as error:
+        raise bad(error.what) from None
+
+
+async def _next(arrived: asyncio.Queue[Any], seconds: float) -> Any:
+    try:
+        async with asyncio.timeout(seconds):
+            return await arrived.get()
+    except TimeoutError:
+        raise Refused(504, f"there was no result within {seconds:g} s.") from None
