@@ -3,6 +3,7 @@
     python benchmarks/torch_models.py                       # all models: right or wrong, compile time, time of a call
     python benchmarks/torch_models.py bert resnet --rounds 3 --json build/torch.json
     python benchmarks/torch_models.py --engines tvmopt      # only compare with PyTorch's results
+    python benchmarks/torch_models.py --rounds 3 --json build/torch.json --resume    # go on where a run was stopped
 
 Weights are random. Models of transformers are cut to few layers and small sizes; those of timm and torchvision are
 taken where the package is installed. The engines' processes take turns; a call's time is the median of all rounds'
@@ -207,24 +208,36 @@ def line(row: dict[str, Any]) -> str:
     return " | ".join(cells)
 
 
+def known(file: Path, engines: list[str]) -> list[dict[str, Any]]:
+    """The models of an earlier run that measured the same engines; those that failed are measured again."""
+    rows = json.loads(file.read_text(encoding="utf-8"))["models"]
+    return [row for row in rows if {*row} == {"model", *engines} and not any("failed" in row[e] for e in engines)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="models whose name contains one of these")
     parser.add_argument("--engines", default="tvmopt,inductor,eager")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--calls", type=int, default=CALLS)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="written after each model")
+    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, measure the rest")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(measure(*args.one, args.calls)))
         return 0
-    engines, rows = args.engines.split(","), []
-    for name in MODELS:
-        if args.words and not any(word in name for word in args.words):
+    engines = args.engines.split(",")
+    if args.resume and not args.json:
+        parser.error("--resume goes on with the file of --json, which is not given")
+    names = [name for name in MODELS if not args.words or any(word in name for word in args.words)]
+    rows = known(args.json, engines) if args.resume and args.json.exists() else []
+    for number, name in enumerate(names, 1):
+        if any(row["model"] == name for row in rows):
             continue
+        begin = time.monotonic()
         rows.append(compare(name, engines, args.rounds, args.calls))
-        print(line(rows[-1]), flush=True)
+        print(f"{number}/{len(names)} {line(rows[-1])} | {time.monotonic() - begin:.0f} s", flush=True)
         if args.json:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps({"threads": THREADS, "load": os.getloadavg(), "models": rows}, indent=1))
