@@ -16,10 +16,10 @@ pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "it
 GEMMS: list[dict[str, Any]] = [
     {"m": m, "k": k, "n": n, "then": then, "cores": cores}
     for m, k, n, then, cores in (
-        (16, 64, 33, "relu", 1), (15, 128, 17, "", 1), (17, 70, 15, "gelu", 1), (31, 33, 32, "residual", 1),
+        (16, 64, 33, "relu", 1), (15, 128, 17, "", 1), (17, 102, 15, "gelu", 1), (31, 33, 32, "residual", 1),
         (32, 96, 64, "gelu", 1), (33, 34, 31, "relu", 1), (9, 768, 100, "", 2), (8, 512, 160, "residual", 2),
-        (49, 65, 16, "", 1), (197, 64, 40, "residual", 2), (64, 1000, 96, "relu", 2), (129, 24, 130, "", 1),
-        (96, 512, 32, "relu", 2),
+        (49, 97, 16, "", 1), (197, 64, 40, "residual", 2), (64, 1000, 96, "relu", 2), (129, 24, 130, "", 1),
+        (96, 512, 32, "relu", 2), (128, 32, 96, "residual", 2), (130, 33, 95, "gelu", 1),  # rows outermost
     )
 ]  # fmt: skip
 CONVS: list[dict[str, Any]] = [
@@ -27,7 +27,7 @@ CONVS: list[dict[str, Any]] = [
     {"shape": [2, 9, 8, 15], "weight": [31, 3, 3, 15], "pad": 1, "then": "residual"},
     {"shape": [1, 7, 7, 64], "weight": [64, 3, 3, 64], "pad": 1, "then": "relu", "cores": 2},
     {"shape": [1, 15, 15, 32], "weight": [40, 3, 3, 32], "stride": 2, "pad": 1},  # an odd width: two phases
-    {"shape": [1, 14, 14, 32], "weight": [40, 1, 1, 32], "stride": 2, "then": "relu"},  # decimated
+    {"shape": [1, 14, 14, 64], "weight": [40, 1, 1, 64], "stride": 2, "then": "relu"},  # decimated
     {"shape": [1, 14, 14, 31], "weight": [48, 5, 5, 31], "stride": 3, "pad": 2},
     {"shape": [1, 14, 14, 16], "weight": [17, 3, 1, 16], "stride": 2, "dilation": [2, 1]},
     {"shape": [1, 33, 31, 32], "weight": [16, 3, 3, 32], "pad": 1, "cores": 2, "then": "relu"},  # a panel of one tile
@@ -38,6 +38,7 @@ GEMMS_OF_BYTES: list[dict[str, Any]] = [
     for m, k, n, cores in (
         (16, 64, 64, 1), (15, 256, 17, 1), (31, 130, 15, 1), (31, 65, 32, 1), (33, 68, 31, 2), (9, 1536, 100, 2),
         (197, 127, 40, 2), (64, 1001, 96, 2), (129, 48, 130, 1), (32, 192, 64, 1),
+        (128, 64, 96, 2), (130, 65, 95, 1),  # rows outermost
     )
 ] + [{"m": 32, "k": 65_792, "n": 33, "extreme": extreme} for extreme in (-128, 127)]  # fmt: skip
 CONVS_OF_BYTES: list[dict[str, Any]] = [
@@ -45,9 +46,9 @@ CONVS_OF_BYTES: list[dict[str, Any]] = [
     {"shape": [2, 9, 8, 15], "weight": [31, 3, 3, 15], "pad": 1, "zero": 255},
     {"shape": [1, 7, 7, 64], "weight": [64, 3, 3, 64], "pad": 1, "zero": 128, "cores": 2},
     {"shape": [1, 15, 15, 32], "weight": [40, 3, 3, 32], "stride": 2, "pad": 1},
-    {"shape": [1, 14, 14, 64], "weight": [40, 1, 1, 64], "stride": 2},
+    {"shape": [1, 14, 14, 128], "weight": [40, 1, 1, 128], "stride": 2},
     {"shape": [1, 14, 14, 31], "weight": [48, 5, 5, 31], "stride": 3, "pad": 2, "zero": 1},
-    {"shape": [1, 14, 14, 16], "weight": [17, 3, 1, 16], "stride": 2, "dilation": 2},
+    {"shape": [1, 18, 18, 16], "weight": [17, 3, 1, 16], "stride": 2, "dilation": 2},
     {"shape": [1, 33, 31, 32], "weight": [16, 3, 3, 32], "pad": 1, "cores": 2},
     {"shape": [1, 14, 14, 66], "weight": [96, 1, 1, 66]},  # a GEMM
 ]
@@ -92,6 +93,13 @@ def check(outcome: dict[str, Any], tolerance: float = TOLERANCE, product: str = 
 @pytest.mark.parametrize("index", range(len(GEMMS)), ids=lambda i: "x".join(str(v) for v in GEMMS[i].values()))
 def test_gemm(outcomes: dict[str, list[dict[str, Any]]], index: int) -> None:
     check(outcomes["gemm"][index])
+
+
+def test_rows_are_outermost_where_the_result_is_larger_than_the_weights(outcomes: Any) -> None:
+    for group, cases, few, many in (("gemm", GEMMS, 32, 768), ("gemm_bytes", GEMMS_OF_BYTES, 64, 1536)):
+        found = {(c["m"], c["k"], c["n"]): o for c, o in zip(cases, outcomes[group], strict=True)}
+        assert found[128, few, 96]["kernels"]["amx_gemm"]["rows_outer"] == 1
+        assert found[9, many, 100]["kernels"]["amx_gemm"]["rows_outer"] == 0
 
 
 @pytest.mark.parametrize("index", range(len(CONVS)))

@@ -5,7 +5,7 @@ from tvmopt.schedules.cpu.amx_gemm.lower import finish
 from tvmopt.schedules.cpu.amx_gemm.schedule import apply, knobs, recognise
 from tvmopt.scheduling.normalize import one_row_loop
 
-NAME, VERSION = "amx_gemm", 1
+NAME, VERSION = "amx_gemm", 2
 LOWERS = {"relax.matmul": matmul, "relax.nn.conv2d": conv1x1}
 NEEDS = ("amx-bf16", "amx-int8", "amx-tile")
 WRITES_PARTS = False  # tiles are loaded by row pitch, of a kernel not yet written
