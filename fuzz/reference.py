@@ -124,13 +124,21 @@ class Reference:
         self, ours: dict[str, Array], feeds: Feeds, slack: dict[str, Array], large: bool, broken: bool
     ) -> str:
         """How our outputs differ from a run that stores each tensor in the type that the model gives it and adds up in
-        float32: onnxruntime keeps float16 wider from one node to the next, and the oracle all numbers."""
+        float32: onnxruntime keeps float16 wider from one node to the next, and the oracle all numbers. Where the
+        range of a type alone makes a result no number, a fused multiply-add may make another one of it."""
+        from tvmopt.analysis.deviation import ranged
         from tvmopt.analysis.oracle.rounding import arithmetic_of
+        from tvmopt.analysis.oracle.values import UNLIMITED
 
         try:
             stored = oracle(self.model, feeds, arithmetic_of(self.precision))
+            unlimited = oracle(self.model, feeds, UNLIMITED)
         except Unable:
             return "unknown"
+        stored = {
+            n: ranged(a, unlimited[n], ours[n]) if n in ours and ours[n].shape == a.shape else a
+            for n, a in stored.items()
+        }
         stored = _without_signs(stored) if large else stored
         return self._compare(stored, _spread(stored, ours) if broken else ours, slack)
 
@@ -358,7 +366,10 @@ def oracle(model: onnx.ModelProto, feeds: Feeds, arithmetic: Any = None) -> dict
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             results = Oracle(model, arithmetic or EXACT).run(feeds)
-            kinds = {o.name: helper.tensor_dtype_to_np_dtype(o.type.tensor_type.elem_type) for o in model.graph.output}
+            outputs = model.graph.output
+            if not all(o.type.tensor_type.elem_type for o in outputs):  # a file may leave types to be inferred
+                outputs = onnx.shape_inference.infer_shapes(model).graph.output
+            kinds = {o.name: helper.tensor_dtype_to_np_dtype(o.type.tensor_type.elem_type) for o in outputs}
             arrays = {n: np.asarray(r) for n, r in results.items()}
             return {n: a.astype(kinds[n]) if a.dtype.kind == "f" else a for n, a in arrays.items()}
     except Exception as error:  # a damaged model: whatever NumPy says of it

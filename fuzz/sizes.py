@@ -80,13 +80,30 @@ def _smallest(model: onnx.ModelProto, reference: Reference, name: str) -> int:
             empty = any(
                 d.HasField("dim_value") and d.dim_value < 1 for v in values for d in v.type.tensor_type.shape.dim
             )
-            if not empty:
+            if not empty and _windows_fit(inferred):
                 results = reference.run(feeds_of(fixed, "normal", 0))
                 if all(array.size for array in results.values()):
                     return number
         except (Unable, ValueError, onnx.shape_inference.InferenceError):
             continue
     return numbers[name]
+
+
+def _windows_fit(graph: onnx.GraphProto) -> bool:
+    """Whether no window of a pool is larger than its padded image: there ONNX's inference and onnxruntime divide a
+    negative number towards zero, and have one result, of numbers that do not exist."""
+    values = [*graph.input, *graph.value_info, *graph.output]
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+    for node in graph.node:
+        given = {a.name: list(a.ints) for a in node.attribute}
+        if not node.op_type.endswith("Pool") or "kernel_shape" not in given:
+            continue
+        image, window = shapes.get(node.input[0], [])[2:], given["kernel_shape"]
+        pads, dilations = given.get("pads", [0] * 2 * len(window)), given.get("dilations", [1] * len(window))
+        for n, k, d, before, after in zip(image, window, dilations, pads, pads[len(window) :], strict=False):
+            if n + before + after < d * (k - 1) + 1 and not any(a.name == "auto_pad" for a in node.attribute):
+                return False
+    return True
 
 
 def _elements(model: onnx.ModelProto, sizes: Sizes) -> int:

@@ -14,7 +14,7 @@ from tests.debug.nets import residual, saved
 from tvmopt.analysis.deviation import LIMITS, deviation, slope
 from tvmopt.analysis.examine import Examiner
 from tvmopt.analysis.judge import Judge
-from tvmopt.analysis.kernels import check_kernels
+from tvmopt.analysis.kernels import along, check_kernels
 from tvmopt.analysis.observe import Seen
 from tvmopt.analysis.verify import broken, verify
 from tvmopt.errors import AccuracyError
@@ -567,3 +567,32 @@ def test_copies_of_inputs_around_1000_are_not_what_they_resemble():
         feeds = {name: (rng.standard_normal(size) + 1000).astype("f") for name, size in sizes.items()}
         examined = examiner.thoroughly(feeds, None)
         assert examined.ok, (seed, examined.kernel)
+
+
+@pytest.mark.parametrize(
+    ("found", "fine"),
+    [([-np.inf, 2], True), ([np.nan, 2], True), ([0, 2], True), ([0.5, 2], False), ([0, np.inf], False)],
+)
+def test_a_product_in_a_wider_register_need_not_be_infinite(found: list[float], fine: bool) -> None:
+    """1000 * 1000 is no float16; a fused multiply-add of it and -inf is -inf, of wider numbers 0, of float16 NaN."""
+    half = TensorProto.FLOAT16
+    nodes = [helper.make_node("Mul", ["x", "z"], ["a"]), helper.make_node("Mul", ["x", "v"], ["b"]),
+             helper.make_node("Add", ["a", "b"], ["y"])]  # fmt: skip
+    infos = {n: helper.make_tensor_value_info(n, half, [2]) for n in "xzvy"}
+    graph = helper.make_graph(nodes, "g", [infos[n] for n in "xzv"], [infos["y"]])
+    feeds = {"x": np.float16([1000, 1]), "z": np.float16([1000, 1]), "v": np.float16([-1000, 1])}
+    judge = Judge(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    assert judge(judge.truth(feeds), {"y": np.float16(found)}).ok is fine
+
+
+def test_rounding_along_a_product_is_no_share_of_it() -> None:
+    """Where runs that only round are off by a share of a product, a kernel may be."""
+    product = np.random.default_rng(0).standard_normal((64, 64))
+    one = deviation("y", product, product, LIMITS["bf16"])
+
+    def judged(share: float, *rounded: float) -> bool:
+        naturals = [(1 + r) * product for r in rounded]
+        return along(one, product, (1 + share) * product, [product], "bf16", np.dtype("f"), naturals).ok
+
+    assert judged(0.005) and not judged(0.02)
+    assert judged(0.02, 0.015, -0.001) and not judged(0.02, 0.005)

@@ -310,6 +310,30 @@ def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:
     return ""
 
 
+def misplaced(one: OutputComparison) -> bool:
+    """Whether a NaN or an infinity is where it ought not to be, or the other way round."""
+    return " elements differ in " in one.problem
+
+
+def ranged(exact: Array, unlimited: Array, found: Array) -> Array:
+    """The oracle's numbers for a comparison with `found`, where the range of a type alone makes one no number.
+
+    Which results are kept in a wider register is the engine's affair: a number must be the one that stands there
+    without limits; what is none may be any of the three.
+
+    Args:
+        unlimited: as if intermediate results had no largest number.
+
+    >>> ranged(np.array([np.nan, np.nan, np.inf]), np.array([7.0, 7.0, np.inf]), np.array([7.0, np.inf, np.nan]))
+    array([ 7., inf, inf])
+    """
+    if exact.dtype.kind != "f" or unlimited.shape != exact.shape or np.isfinite(exact).all():
+        return exact
+    loose = ~np.isfinite(exact) & (_class(exact) != _class(unlimited))
+    number = np.isfinite(found)
+    return np.where(loose & number, unlimited, np.where(loose & ~number, found, exact)).astype(exact.dtype)
+
+
 def _class(x: Array) -> Array:
     """0 for a number, 1 for NaN, 2 and 3 for the infinities."""
     return np.where(np.isfinite(x), 0, np.where(np.isnan(x), 1, np.where(x > 0, 2, 3))).astype(np.int8)

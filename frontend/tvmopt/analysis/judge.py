@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import deviation, has_nan, limits_of, spread
+from tvmopt.analysis.deviation import deviation, has_nan, limits_of, misplaced, ranged, spread
+from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, nudges, signs
-from tvmopt.analysis.oracle.values import Unsupported
+from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, limit
 from tvmopt.analysis.ties import choices, settle
 
 
@@ -43,6 +44,7 @@ class Truth:
     _edges: dict[str, list[Any]] = field(default_factory=dict)
     _rounded: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _more: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
+    _unlimited: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         recorder = Recorder(self.model)
@@ -73,6 +75,12 @@ class Truth:
             runs = nudges(self.model, precision, self._edges, allowed, self._floats)
             self._more[precision] = [run.run(self.feeds, [*self.names, *self.scores]) for run in runs]
         return [*self.naturals(precision), *self._more[precision]]
+
+    def unlimited(self) -> dict[str, Array]:
+        """Outputs as if intermediate results had no largest number: asked where a NaN or an infinity is misplaced."""
+        if not self._unlimited:
+            self._unlimited = Oracle(self.model, UNLIMITED).run(self.feeds, [*self.names, *self.scores])
+        return self._unlimited
 
 
 Tolerance = float | Mapping[str, float] | None
@@ -189,12 +197,14 @@ class Judge:
                     one = self._settled(one, truth, found, precision, naturals)
                 if one.problem == "differs":
                     one = self._one(one.name, truth, found, peer, precision, truth.more(precision))
+                elif misplaced(one):
+                    one = self._one(one.name, truth, found, peer, precision, naturals, truth.unlimited())
             results.append(one)
         return Comparison(tuple(results))
 
     def _one(
         self, name: str, truth: Truth, found: Mapping[str, Array], peer: Mapping[str, Array] | None, precision: str,
-        naturals: Sequence[Mapping[str, Array]],
+        naturals: Sequence[Mapping[str, Array]], unlimited: Mapping[str, Array] | None = None,
     ) -> OutputComparison:  # fmt: skip
         if name not in found:
             return OutputComparison(name, "missing from the result")
@@ -207,6 +217,8 @@ class Judge:
             samples.append(theirs)
         if exact.dtype.kind == "f" and np.isnan(mine).any() and self._nan_inside:
             mine = spread(exact, mine)
+        if unlimited is not None:
+            exact = ranged(exact, limit(unlimited[name], mine.dtype), mine)
         mine = self._less(name, exact, mine)
         return self._overruled(deviation(name, exact, mine, limits_of(precision, mine.dtype), samples, theirs))
 

@@ -22,12 +22,12 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, nearly, slope, spread
+from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, misplaced, nearly, ranged, slope, spread
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.observe import Seen, bindings, candidates, fitted
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, Rounded, arithmetic_of, nudges, signs
-from tvmopt.analysis.oracle.values import Arithmetic, Value, is_real
+from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.ties import choices
 
 ALIKE = 0.5
@@ -44,7 +44,8 @@ MOSTLY = 0.9
 """The share of a tensor's elements that are right where a kernel wrote it for certain."""
 SHOWN = 0.05
 """The least that a kernel's own numbers must change the next tensors by, in units of what is unexplained there."""
-
+LEANING = 2.0
+"""How many times the share of a product may be that runs which only round are off by."""
 
 PLAIN = " before its bias"
 """Marks a product without the bias that its node adds to it: that may be the next kernel's."""
@@ -250,19 +251,25 @@ def mean_size(array: Array) -> float:
 
 
 def along(
-    one: OutputComparison, exact: Array, found: Array, products: Iterable[Array | None], precision: str, kind: Any
-) -> OutputComparison:
+    one: OutputComparison, exact: Array, found: Array, products: Iterable[Array | None], precision: str, kind: Any,
+    naturals: Sequence[Array] = (),
+) -> OutputComparison:  # fmt: skip
     """The comparison, failed where the error is a share of a product that the kernel computes.
 
     Args:
         kind: the type that the result is stored in.
+        naturals: of runs that only round: where a few large numbers make most of a product, or a bias most of the
+            result, rounding has a direction, too.
     """
     if not one.ok or exact.dtype.kind != "f":
         return one
     epsilon = float(ml_dtypes.finfo(kind).eps) if is_real(kind) and kind.itemsize < 4 else 0.0
     for product in products:
         share = slope(exact, found, product, epsilon) if product is not None else 0.0
-        if abs(share) > SLOPE.get(precision, SLOPE["fp32"]):
+        if product is None or abs(share) <= SLOPE.get(precision, SLOPE["fp32"]):
+            continue
+        usual = max((abs(slope(exact, n, product, epsilon)) for n in naturals), default=0.0)
+        if abs(share) > LEANING * usual:
             return replace(one, problem=f"differs by {share:.2%} of its product")
     return one
 
@@ -473,10 +480,19 @@ class _Measured:
         form = kernel.likeliest
         return kernel.tensor_of(form, kernel.placed(kernel.forms(name, self.exact[name])[form])[0])
 
+    @cached_property
+    def unlimited(self) -> dict[str, Array]:
+        """The wanted tensors as if what lies between had no largest number."""
+        made = self._run(Oracle(self.model, UNLIMITED), self.walk.taken)
+        return {n: limit(v.array, v.kind) if is_real(v.kind) else v.array for n, v in made.items()}
+
     def compared(self, name: str) -> OutputComparison:
         """An output."""
         naturals = [n[name] for n in self.naturals if name in n]
         one = self.walk.compared(name, self.exact[name], self.found[name], self.kinds[name], naturals)
+        if misplaced(one):
+            exact = ranged(self.exact[name], self.unlimited[name], self.found[name])
+            one = self.walk.compared(name, exact, self.found[name], self.kinds[name], naturals)
         if one.problem == "differs" and self._more():  # it is this tensor for certain, however large the difference
             return self.compared(name)
         # a norm may compute for itself the mean that another kernel writes, and less exactly
@@ -495,11 +511,16 @@ class _Measured:
         found = kernel.placed(exact)[0]
         naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
         one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
+        if misplaced(one):
+            exact = ranged(exact, kernel.forms(name, self.unlimited[name])[form], found)
+            one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
         if nearly(one) and self._more():
             return self.written(form, kernel)
         if name in self.walk.grids:
             return one
-        return along(one, exact, found, [self.exact.get(p) for p in kernel.products], self.precision, self.kinds[name])
+        products = [self.exact.get(p) for p in kernel.products]
+        leaning = along(one, exact, found, products, self.precision, self.kinds[name], naturals)
+        return self.written(form, kernel) if leaning.ok < one.ok and self._more() else leaning
 
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""

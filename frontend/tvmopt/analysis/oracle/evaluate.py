@@ -208,7 +208,8 @@ class Oracle:
                 found.append(Value(array, array.dtype))
                 continue
             own = declared(call, index, array) if declared is not None else kind
-            found.append(Value(self._stored(limit(widened(array, self.arithmetic.work), own), own), own))
+            wide = widened(array, self.arithmetic.work)
+            found.append(Value(self._stored(limit(wide, own) if self.arithmetic.limits else wide, own), own))
         return found
 
     def _stored(self, array: Any, kind: np.dtype[Any]) -> Any:

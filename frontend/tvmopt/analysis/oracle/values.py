@@ -30,12 +30,14 @@ class Arithmetic:
         operands: a 16-bit type that operands of products and convolutions are rounded to.
         stores: whether the result of each node is rounded to its declared type.
         edge: by how much of itself a number is moved before an operator rounds it to a whole one.
+        limits: whether a result beyond the largest number of its declared type is infinite.
     """
 
     work: Any = np.float64
     operands: Any = None
     stores: bool = False
     edge: float = 0.0
+    limits: bool = True
 
     def rounded(self, array: Array) -> Array:
         """An operand of a product."""
@@ -45,6 +47,9 @@ class Arithmetic:
 
 
 EXACT = Arithmetic()
+UNLIMITED = Arithmetic(limits=False)
+"""An engine that keeps a product in a wider register, as a fused multiply-add does, has a number where one that stores
+it in its type has an infinity."""
 
 
 class Value(NamedTuple):
