@@ -24,7 +24,7 @@ def sign(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.sign` of floats."""
     (x,) = call.args
     dtype = str(x.ty.dtype)
-    if not dtype.startswith("float") or x.ty.shape is None:
+    if not dtype.startswith(("float", "bfloat")) or x.ty.shape is None:
         return None
     zero, one = tirx.const(0.0, dtype), tirx.const(1.0, dtype)
 

@@ -284,6 +284,12 @@ def test_a_size_that_the_graph_fixes():
         prepare(made, {"k": "1..9"})
 
 
+def test_a_bias_fixes_the_columns_of_a_product():
+    inputs = [value("a", (3, 8)), value("b", ("n", 8)), value("c", (1, 2))]
+    prepared = prepare(model([node("Gemm", ["a", "b", "c"], ["y"], transB=1)], inputs, [value("y", None)]))
+    assert [open_shape(v.type) for v in (prepared.graph.input[1], prepared.graph.output[0])] == [(2, 8), (3, 2)]
+
+
 def test_what_cannot_be_solved_is_a_condition():
     nodes = [
         node("MaxPool", ["x"], ["a"], kernel_shape=[2, 2], strides=[2, 2]),

@@ -48,6 +48,7 @@ def graph(nodes, weights=None, **options):
         ([node("Concat", ["x"], ["y"])], ["lacks its attribute 'axis'"]),
         ([node("Concat", ["x"], ["y"], axis=1.5)], ["'axis' of Concat is FLOAT, not INT"]),
         ([node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[0, 1])], ["must be positive"]),
+        ([node("LpPool", ["x"], ["y"], kernel_shape=[2, 2], p=0)], ["'p' is [0]; it must be positive"]),
         ([node("ReduceMean", ["x"], ["y"], keepdims=-7)], ["'keepdims' is -7; it is a switch"]),
         ([node("Pad", ["x", "x"], ["y"], mode="mirror")], ["'mirror', not one of: constant reflect"]),
         # ONNX's shape function has no end for these

@@ -17,9 +17,10 @@ from tvmopt.importer.protos import KINDS, normal_domain, words
 
 POSITIVE = frozenset(
     {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
-    | {"num_heads", "q_num_heads", "kv_num_heads", "hidden_size", "size"}
+    | {"num_heads", "q_num_heads", "kv_num_heads", "hidden_size", "size", "p"}
 )
-"""Attributes that are sizes: zero makes no sense, and some of ONNX's shape functions divide by them."""
+"""Attributes that are sizes, and the power of a norm: zero makes no sense, and some of ONNX's shape functions divide by
+them."""
 
 SWITCHES = words(
     """allowzero align_corners ceil_mode center_point_box count_include_pad detect_negative detect_positive

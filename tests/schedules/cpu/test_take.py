@@ -1,4 +1,4 @@
-"""Gather never reads outside its table; powers by square roots."""
+"""Gather never reads outside its table; powers by square roots; Concat of very many."""
 
 import numpy as np
 import pytest
@@ -43,3 +43,11 @@ def test_power_of_negative_numbers():
         np.testing.assert_allclose(y, x ** np.float32(0.75), rtol=1e-6)
     (y,), _ = run(lambda bb, x: relax.op.power(x, relax.const(3.0, "float32")), [x])
     np.testing.assert_allclose(y, x**3)
+
+
+@pytest.mark.parametrize("count", [65, 400])
+def test_very_many_tensors_are_joined_in_groups(count):
+    """One element's choice of 400 operands nests deeper than Python's recursion goes."""
+    x = np.arange(3 * 5, dtype="float32").reshape(3, 5)
+    (y,), _ = run(lambda bb, x: relax.op.concat([relax.op.add(x, relax.const(float(i))) for i in range(count)], 1), [x])
+    np.testing.assert_array_equal(y, np.concatenate([x + i for i in range(count)], 1))

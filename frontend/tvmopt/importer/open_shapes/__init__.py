@@ -71,7 +71,12 @@ def _gemm(n: Node) -> Shapes | None:
         return None
     (m, k), (k2, columns) = a[:: -1 if n.attrs.get("transA", 0) else 1], b[:: -1 if n.attrs.get("transB", 0) else 1]
     n.same(k, k2)
-    return [(m, columns)]
+    added = n.shapes[2] if len(n.shapes) > 2 else None
+    return [
+        tuple(
+            own if c == 1 else n.same(own, c) for own, c in zip((m, columns), (1, 1, *(added or ()))[-2:], strict=True)
+        )
+    ]
 
 
 def _like_first(n: Node) -> Shapes | None:
