@@ -2,6 +2,7 @@
 
     python benchmarks/planted_errors.py MODEL.onnx [--shape x:1x3x48x320] [--precision bf16] [--count 20]
     python benchmarks/planted_errors.py MODEL.onnx --kinds row --kernels softmax      # whose name or nodes have that
+    python benchmarks/planted_errors.py MODEL.onnx --kinds step --masks 4             # of a model that has no masks
 
 The compiled module is right. After one call of one kernel an instrument changes what the kernel wrote, in place: all
 that is behind it computes with the wrong numbers, as it would behind a wrong kernel:
@@ -10,6 +11,9 @@ that is behind it computes with the wrong numbers, as it would behind a wrong ke
     row      one row is: of a product behind a mask, of a matrix, of an image
     element  one number is 3 % of the largest too large
     step     one bit of an integer, a mask or a quantised value is wrong: the lowest
+
+Networks seldom write masks. `--masks` adds some as outputs, bytes that say where a tensor between two layers is larger
+than its mean, as a detector or a segmentation has at its end; faults of the kind `step` are planted in those alone.
 
 Kernels are drawn at random from those that write such numbers. A fault that is not caught and changes no output (a row
 before a norm that takes its scale away, a score that the bytes of a softmax do not show, bytes that fill a tile up) is
@@ -45,6 +49,8 @@ from tvmopt.runtime.model import Model
 
 Array = np.ndarray[Any, Any]
 KINDS = ("share", "row", "element", "step")
+MASK = 1024
+"""Elements of a tensor that a mask is made of, at least."""
 
 
 def memory(tensor: Any) -> Array:
@@ -71,6 +77,32 @@ def spoil(array: Array, kind: str, share: float, rng: np.random.Generator) -> bo
             part = part[int(rng.integers(part.shape[0]))]
         part[...] = (part.astype(np.float32) * (1 + share)).astype(part.dtype)
     return not np.array_equal(before, array)
+
+
+def masked(model: Path, count: int, shapes: dict[str, Any], values: dict[str, Any], folder: Path) -> Path:
+    """A model with so many masks more, evenly along its nodes; each compares a tensor with its mean over all axes."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    prepared = prepare(load(str(model)), shapes, values)
+    kinds = {v.name: v.type.tensor_type for v in onnx.shape_inference.infer_shapes(prepared).graph.value_info}
+    large = [
+        name for node in prepared.graph.node for name in node.output
+        if name in kinds and kinds[name].elem_type == TensorProto.FLOAT
+        and np.prod([d.dim_value for d in kinds[name].shape.dim]) >= MASK
+    ]  # fmt: skip
+    for number, at in enumerate(np.linspace(0, len(large) - 1, count + 2).astype(int)[1:-1]):
+        name, mean, bits, mask = large[at], *(f"planted_{word}_{number}" for word in ("mean", "bits", "mask"))
+        prepared.graph.node.extend([
+            helper.make_node("ReduceMean", [name], [mean], mean, keepdims=1),
+            helper.make_node("Greater", [name, mean], [bits], bits),
+            helper.make_node("Cast", [bits], [mask], mask, to=TensorProto.UINT8),
+        ])  # fmt: skip
+        shape = [d.dim_value for d in kinds[name].shape.dim]
+        prepared.graph.output.append(helper.make_tensor_value_info(mask, TensorProto.UINT8, shape))
+    path = folder / model.name
+    onnx.save(prepared, path)
+    return path
 
 
 class Planted:
@@ -164,19 +196,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--kernels", default="", metavar="REGEX", help="only those whose name, or a node's, has it")
+    parser.add_argument("--masks", type=int, default=0, help="so many masks are added to the model (default 0)")
     parser.add_argument("--count", type=int, default=20, help="faults of each kind (default 20)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="lines of JSON, appended")
     args = parser.parse_args(arguments)
     share = 0.05 if args.precision == "bf16" else 0.03
-    trial = Trial(args.model, parse_shapes(args.shape), parse_values(args.value), args.precision, args.seed)
+    shapes, values = parse_shapes(args.shape), parse_values(args.value)
+    with tempfile.TemporaryDirectory() as folder:
+        model = masked(args.model, args.masks, shapes, values, Path(folder)) if args.masks else args.model
+        trial = Trial(model, {} if args.masks else shapes, {} if args.masks else values, args.precision, args.seed)
+    kernels = args.kernels or ("planted_mask" if args.masks else "")
     right = trial.plant(-1, "share", share, 0)
     print(f"{args.model.name} {args.precision}: {len(trial.calls)} calls of kernels, without a fault "
           f"{'REFUSED' if right['outcome'] == 'caught' else 'accepted'}", flush=True)  # fmt: skip
     rng = np.random.default_rng(args.seed)
     tally: Counter[tuple[str, str]] = Counter()
     for kind in args.kinds.split(","):
-        suited = trial.suited(kind, args.kernels)
+        suited = trial.suited(kind, kernels)
         chosen = rng.permutation(suited)[: args.count] if suited else ()
         for at in map(int, chosen):
             one = trial.plant(at, kind, share, int(rng.integers(1 << 30)))

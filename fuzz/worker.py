@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class Child:
         """The answer, or how the child ended and in which stage."""
         self.done += 1
         data = line.encode()
-        stage, deadline, used = "start", time.monotonic() + 10 * seconds, self._seconds()
+        stage, deadline, used = "start", time.monotonic() + 10 * seconds, self._seconds([self.pid])
         try:
             while data:
                 data = data[os.write(self.down, data) :]
@@ -127,11 +128,14 @@ class Child:
             return self._ended(stage)
         while True:
             if not select.select([self.up], [], [], 1.0)[0]:
-                if time.monotonic() < deadline and self._seconds() - used < seconds:
+                family = self._family()
+                if time.monotonic() < deadline and self._seconds(family) - used < seconds:
                     continue
-                os.kill(self.pid, signal.SIGUSR1)  # faulthandler tells where it is
-                time.sleep(0.5)
-                os.kill(self.pid, signal.SIGKILL)
+                for number in (signal.SIGUSR1, signal.SIGKILL):  # faulthandler tells where they are
+                    for pid in family:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, number)
+                    time.sleep(0.5)
                 return {**self._ended(stage), "death": f"it takes longer than {seconds:.0f} s", "hang": True}
             got = os.read(self.up, 1 << 20)
             if not got:
@@ -142,10 +146,17 @@ class Child:
                     return dict(message["answer"])
                 stage = message["stage"]
 
-    def _seconds(self) -> float:
-        """Processor time of the child and of the children it waited for."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    def _seconds(self, family: Sequence[int]) -> float:
+        """Processor time of these processes and of those that they waited for."""
+        return sum(sum(map(int, fields[11:15])) for pid in family if (fields := _stat(pid))) / os.sysconf("SC_CLK_TCK")
+
+    def _family(self) -> list[int]:
+        """The child and its descendants: the importer tries in forks what may never end."""
+        parents = {int(p.name): int(fields[1]) for p in Path("/proc").glob("[0-9]*") if (fields := _stat(int(p.name)))}
+        found = [self.pid]
+        for pid in found:
+            found += [one for one, parent in parents.items() if parent == pid]
+        return found
 
     def _ended(self, stage: str) -> Line:
         _, code = os.waitpid(self.pid, 0)
@@ -164,6 +175,14 @@ class Child:
         os.close(self.down)
         os.close(self.up)
         self.errors.close()
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process behind its name: its state, its parent, ...; none where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def work(task: Line, say: Callable[[str], None]) -> Line:

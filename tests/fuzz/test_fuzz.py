@@ -21,7 +21,7 @@ from fuzz.reference import Reference, Unable
 from fuzz.shrink import shrink
 from fuzz.sizes import wrongly_answered
 from fuzz.sources import graph, model_bytes, opened_graph
-from fuzz.worker import ROOT, Worker
+from fuzz.worker import ROOT, Child, Worker
 from tvmopt.errors import InputError
 
 CORPUS = sorted((ROOT / "fuzz/corpus").glob("*.onnx"))
@@ -32,6 +32,27 @@ def worker() -> Iterator[Worker]:
     made = Worker(forks=True)
     yield made
     made.close()
+
+
+def test_a_fork_that_hangs_is_seen_and_ended(tmp_path: Path) -> None:
+    """The importer tries some steps in a fork; the processor time of one that never ends is its own."""
+    told = tmp_path / "fork"
+
+    def work(task: dict, say: object) -> dict:
+        pid = os.fork()
+        if not pid:
+            while True:
+                pass
+        told.write_text(str(pid))
+        os.waitpid(pid, 0)
+        return {}
+
+    child = Child(work)
+    answer = child.ask("{}\n", 1.0)
+    child.end()
+    assert answer["hang"]
+    stat = Path(f"/proc/{told.read_text()}/stat")
+    assert not stat.exists() or ") Z " in stat.read_text()  # nobody may have waited for it
 
 
 @pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers", "open"])
