@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmopt.onnxruntime import capi
+from tvmopt.onnxruntime import backend, capi, datasets
 from tvmopt.onnxruntime.capi._pybind_state import get_all_providers, get_available_providers, get_device
-from tvmopt.onnxruntime.exceptions import missing
+from tvmopt.onnxruntime.exceptions import absent
 from tvmopt.onnxruntime.options import (
     ExecutionMode,
     ExecutionOrder,
@@ -32,10 +32,10 @@ __version__ = "1.31.0"
 
 __all__ = [
     "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata",
-    "NodeArg", "OrtDevice", "OrtValue", "RunOptions", "SessionIOBinding", "SessionOptions", "capi",
-    "disable_telemetry_events", "enable_telemetry_events", "get_all_providers", "get_available_providers",
-    "get_build_info", "get_device", "get_version_string", "install", "real", "set_default_logger_severity",
-    "set_default_logger_verbosity", "set_seed", "uninstall",
+    "NodeArg", "OrtDevice", "OrtValue", "RunOptions", "SessionIOBinding", "SessionOptions", "backend", "capi",
+    "datasets", "disable_telemetry_events", "enable_telemetry_events", "get_all_providers",
+    "get_available_providers", "get_build_info", "get_device", "get_version_string", "install", "preload_dlls",
+    "real", "set_default_logger_severity", "set_default_logger_verbosity", "set_seed", "uninstall",
 ]  # fmt: skip
 
 SessionIOBinding = IOBinding
@@ -61,6 +61,10 @@ def set_seed(seed: int) -> None:
     """Taken; models that draw random numbers are refused."""
 
 
+def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, directory: str | None = None) -> None:
+    """Taken; no library of CUDA's is needed."""
+
+
 def enable_telemetry_events() -> None:
     """Nothing is ever sent."""
 
@@ -71,6 +75,4 @@ def disable_telemetry_events() -> None:
 
 def __getattr__(name: str) -> Any:
     """Refuse the rest of onnxruntime by its name."""
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise AttributeError(str(missing(name, "see docs/how-to/onnxruntime.md for what there is")))
+    absent("onnxruntime", name)

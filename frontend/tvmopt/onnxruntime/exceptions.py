@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 from tvmopt.errors import InputError, ModelError, TvmoptError
 
 
@@ -33,6 +35,69 @@ class NotImplemented(TvmoptError):
     """Part of onnxruntime's interface that tvmopt does not have."""
 
 
+class NoModel(Fail):
+    """Named for programs that catch it; tvmopt does not raise it (no model is loaded)."""
+
+
+class ModelLoaded(Fail):
+    """Named for programs that catch it; tvmopt does not raise it (a model is loaded already)."""
+
+
+class ModelLoadCanceled(Fail):
+    """Named for programs that catch it; tvmopt does not raise it (loading was cancelled)."""
+
+
+class ModelRequiresCompilation(Fail):
+    """Named for programs that catch it; tvmopt does not raise it (the model must be compiled first)."""
+
+
+class EngineError(Fail):
+    """Named for programs that catch it; tvmopt does not raise it (the engine failed)."""
+
+
+class EPFail(Fail):
+    """Named for programs that catch it; tvmopt does not raise it (a provider failed)."""
+
+
+class DeviceReset(Fail):
+    """Named for programs that catch it; tvmopt does not raise it (the device was reset)."""
+
+
+class NotFound(Fail):
+    """Named for programs that catch it; tvmopt does not raise it (something is missing)."""
+
+
 def missing(name: str, instead: str) -> NotImplemented:
     """The error of a part of the interface that is refused."""
     return NotImplemented(f"onnxruntime's {name} is not part of tvmopt's session.", where=name, fix=instead)
+
+
+def absent(owner: str, name: str) -> NoReturn:
+    """Raises:
+    AttributeError: always; it says what is refused, and where what there is stands.
+    """
+    if name.startswith("_"):
+        raise AttributeError(f"{owner} has no attribute {name!r}")
+    raise AttributeError(str(missing(f"{owner}.{name}", "see docs/how-to/onnxruntime.md for what there is")))
+
+
+class _RefusingClass(type):
+    def __getattr__(cls, name: str) -> Any:
+        absent(cls.__name__, name)
+
+
+class Refusing(metaclass=_RefusingClass):
+    """A class of onnxruntime's interface: what it lacks is refused by name, on the class and on what is made of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        absent(type(self).__name__, name)
+
+
+class Settings(Refusing):
+    """One whose attributes are all known: an unknown one is refused when it is set, too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if not known and "_sealed" in self.__dict__:
+            absent(type(self).__name__, name)
+        object.__setattr__(self, name, value)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from tvmopt.onnxruntime.exceptions import InvalidArgument, missing
+from tvmopt.onnxruntime.exceptions import InvalidArgument, Settings, missing
 
 ENTRIES = {
     "tvmopt.precision": "fp32 (default), bf16: as `tvmopt compile --precision`",
@@ -49,7 +49,7 @@ class ExecutionOrder(IntEnum):
     MEMORY_EFFICIENT = 2
 
 
-class _Entries:
+class _Entries(Settings):
     """Named texts."""
 
     def __init__(self) -> None:
@@ -91,6 +91,7 @@ class SessionOptions(_Entries):
         self.use_per_session_threads = True
         self.profile_file_prefix = "onnxruntime_profile_"
         self.free_dimensions: dict[str, int] = {}
+        self._sealed = True
 
     def add_session_config_entry(self, config_key: str, config_value: str) -> None:
         """Set one of :data:`ENTRIES`; onnxruntime's own entries are taken without effect."""
@@ -106,6 +107,13 @@ class SessionOptions(_Entries):
     def add_free_dimension_override_by_name(self, dim_name: str, dim_size: int) -> None:
         """Give an open dimension its size, by the name that it has in the model."""
         self.free_dimensions[dim_name] = int(dim_size)
+
+    def add_provider(self, provider_name: str, provider_options: Any = None) -> None:
+        """Taken; the code runs on the CPU."""
+
+    def has_providers(self) -> bool:
+        """False: none is chosen."""
+        return False
 
     def add_free_dimension_override_by_denotation(self, dim_denotation: str, dim_size: int) -> None:
         raise missing("add_free_dimension_override_by_denotation", "name the dimension instead: ..._by_name")
@@ -141,7 +149,7 @@ class SessionOptions(_Entries):
 
 
 class RunOptions(_Entries):
-    """How a run works: taken, without effect."""
+    """How a run works: taken, without effect, but for `terminate`, with which no run begins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,6 +158,7 @@ class RunOptions(_Entries):
         self.logid = ""
         self.terminate = False
         self.only_execute_path_to_fetches = False
+        self._sealed = True
 
     def add_run_config_entry(self, config_key: str, config_value: str) -> None:
         """Taken, without effect."""

@@ -12,6 +12,9 @@ from tvmopt.onnxruntime.exceptions import missing
 
 PACKAGE = "tvmopt.onnxruntime"
 
+PARTS = ("backend", "capi", "datasets")
+"""Modules of it that onnxruntime has, too."""
+
 _LOCK = threading.RLock()
 _kept: dict[str, ModuleType] = {}
 
@@ -24,7 +27,7 @@ def install() -> None:
         _kept.update(_taken())
         for name in _kept:
             del sys.modules[name]
-        for name in [n for n in sys.modules if n == PACKAGE or n.startswith(f"{PACKAGE}.capi")]:
+        for name in [n for n in sys.modules if n == PACKAGE or n.removeprefix(f"{PACKAGE}.").split(".")[0] in PARTS]:
             sys.modules[name.removeprefix("tvmopt.")] = sys.modules[name]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.errors import TvmoptError
-from tvmopt.onnxruntime.exceptions import InvalidArgument, InvalidProtobuf, NoSuchFile, missing
+from tvmopt.onnxruntime.exceptions import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, Refusing, missing
 from tvmopt.onnxruntime.options import SessionOptions
 from tvmopt.onnxruntime.replace import real
 from tvmopt.onnxruntime.values import DTYPES, TYPES, IOBinding, OrtValue, type_name
@@ -56,7 +56,7 @@ class ModelMetadata:
     custom_metadata_map: dict[str, str] = field(default_factory=dict)
 
 
-class InferenceSession:
+class InferenceSession(Refusing):
     """A model ready to run: `onnxruntime.InferenceSession` over compiled code.
 
     Args:
@@ -204,8 +204,10 @@ class InferenceSession:
 
         Raises:
             ValueError: an input is missing. InvalidArgument: a name, type or shape is wrong. TvmoptError: the model
-                cannot be compiled for these shapes.
+                cannot be compiled for these shapes. Fail: `run_options` says that the run is to end.
         """
+        if run_options is not None and run_options.terminate:
+            raise Fail("Exiting due to terminate flag being set to true.", fix="set run_options.terminate to False")
         known = [o.name for o in self._outputs]
         names = list(output_names) if output_names else known
         for name in names:
@@ -253,7 +255,7 @@ class InferenceSession:
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
         """Run on what is bound."""
-        iobinding.run()
+        iobinding.run(run_options)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

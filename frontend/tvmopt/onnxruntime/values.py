@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 import ml_dtypes
 import numpy as np
 
-from tvmopt.onnxruntime.exceptions import InvalidArgument, missing
+from tvmopt.onnxruntime.exceptions import InvalidArgument, Refusing, missing
 from tvmopt.runtime.tensors import Array, memory_at
 
 TYPES = {
@@ -33,7 +33,7 @@ def type_name(dtype: Any) -> str:
     return f"tensor({WORDS.get(np.dtype(dtype), np.dtype(dtype).name)})"
 
 
-class OrtDevice:
+class OrtDevice(Refusing):
     """Where memory is: on the CPU."""
 
     def __init__(self, device_type: str = "cpu", device_id: int = 0) -> None:
@@ -49,6 +49,12 @@ class OrtDevice:
     def device_id(self) -> int:
         return self._id
 
+    def device_mem_type(self) -> int:
+        return 0
+
+    def device_vendor_id(self) -> int:
+        return 0
+
 
 def _on_cpu(device_type: str) -> str:
     if str(device_type).lower() != "cpu":
@@ -56,7 +62,7 @@ def _on_cpu(device_type: str) -> str:
     return "cpu"
 
 
-class OrtValue:
+class OrtValue(Refusing):
     """A tensor in the host's memory; made by the functions whose names begin with ``ortvalue_from``."""
 
     def __init__(self, array: Array) -> None:
@@ -67,6 +73,15 @@ class OrtValue:
         """Over the memory of an array: nothing is copied."""
         _on_cpu(device_type)
         return cls(np.asarray(numpy_obj))
+
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(cls, data: Any, onnx_element_type: int) -> Self:
+        """Over the memory of an array, read as another type of the same width, by ONNX's number: bfloat16 of uint16."""
+        array, dtype = np.asarray(data), _dtype(onnx_element_type)
+        if array.dtype.itemsize != dtype.itemsize:
+            what = f"{array.dtype} has elements of {array.dtype.itemsize} bytes, {dtype} of {dtype.itemsize}."
+            raise InvalidArgument(what, fix="give an array whose elements are as wide")
+        return cls(array.view(dtype))
 
     @classmethod
     def ortvalue_from_shape_and_type(
@@ -135,10 +150,12 @@ class Session(Protocol):
 
     def get_outputs(self) -> Sequence[Any]: ...
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]: ...
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Array]: ...
 
 
-class IOBinding:
+class IOBinding(Refusing):
     """Inputs and outputs of a session, bound to memory."""
 
     def __init__(self, session: Session) -> None:
@@ -185,6 +202,10 @@ class IOBinding:
         """The outputs of the last run, in the order in which they were bound."""
         return list(self._found)
 
+    def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
+        """The same as :meth:`get_outputs`."""
+        return self.get_outputs()
+
     def copy_outputs_to_cpu(self) -> list[Array]:
         """The outputs of the last run as arrays."""
         return [value.numpy() for value in self._found]
@@ -195,13 +216,13 @@ class IOBinding:
     def clear_binding_outputs(self) -> None:
         self._outputs.clear()
 
-    def run(self) -> None:
+    def run(self, run_options: Any = None) -> None:
         """What the session's `run_with_iobinding` calls."""
         names = list(self._outputs)
         if not names:
             raise InvalidArgument("no output is bound.", fix="call bind_output for each output that is wanted")
         self._found = []
-        for name, array in zip(names, self._session.run(names, self._inputs), strict=True):
+        for name, array in zip(names, self._session.run(names, self._inputs, run_options), strict=True):
             place = self._outputs[name]
             if place is not None:
                 if place.shape != array.shape or place.dtype != array.dtype:
