@@ -7,7 +7,8 @@ from tvmopt.targets import Machine
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """fp32: as the model says. tf32: products and convolutions round their fp32 operands to 11 significant bits (GPUs).
-bf16, fp16: 16-bit operands of products, convolutions, attention. Sums in fp32 in all of them."""
+bf16, fp16: 16-bit operands of products, convolutions, attention; fp16 on CPUs: of weights only. Sums in fp32 in all of
+them."""
 
 
 INT8_CHOICES = ("auto", "all", "off")
@@ -45,6 +46,15 @@ def multiplies_bf16(machine: Machine) -> bool:
     return machine.has("avx512bf16") or machine.has("bf16")
 
 
+def widens_fp16(machine: Machine) -> bool:
+    """Whether a CPU has an instruction that makes float32 of float16: all of AArch64 do, x86 with F16C.
+
+    >>> [widens_fp16(Machine.load(m)) for m in ("x86-64-v3", "x86-64-v2", "aarch64")]
+    [True, False, True]
+    """
+    return machine.arch == "aarch64" or machine.has("f16c")
+
+
 def check(precision: str, machine: Machine) -> None:
     """Refuse a precision that the machine has no kernels for.
 
@@ -65,14 +75,13 @@ def check(precision: str, machine: Machine) -> None:
             where=machine.name,
             fix="--precision fp32, or bf16 where the processor has avx512_bf16",
         )
-    if precision == "fp16":
+    if precision == "fp16" and not widens_fp16(machine):
         raise InputError(
-            "fp16 is not available on CPUs: they have no product of fp16 numbers that adds up in fp32, so it "
-            "would be less accurate than bf16 or slower than fp32.",
-            where=machine.name,
-            fix="--precision bf16 (needs avx512_bf16), or fp32",
+            "fp16 needs a processor that converts fp16 numbers: x86 with f16c, or Arm.",
+            where=f"{machine.name} has {', '.join(machine.features) or 'no features listed'}",
+            fix="--precision fp32, or a target such as x86-64-v3 or aarch64",
         )
-    if not multiplies_bf16(machine):
+    if precision == "bf16" and not multiplies_bf16(machine):
         raise InputError(
             "bf16 needs a processor with avx512_bf16, or bf16 on Arm; emulated it would be slower than fp32.",
             where=f"{machine.name} has {', '.join(machine.features) or 'no features listed'}",

@@ -126,8 +126,8 @@ def compile(
         model: a path, the bytes of a model, or a ModelProto.
         target: "cpu" (this machine), "cuda", a name of `tvmopt targets list`, a TOML file, or a Machine. Several CPUs
             with a + between them make one artifact for a fleet: "x86-64-v3+x86-64-v4".
-        precision: "fp32"; "bf16" or "fp16": 16-bit operands, sums in fp32; on GPUs "tf32": operands of products
-            rounded to 11 bits (docs/explanation/precision.md).
+        precision: "fp32"; "bf16" or "fp16": 16-bit operands, sums in fp32 (fp16 on CPUs: weights only); on
+            GPUs "tf32": operands of products rounded to 11 bits (docs/explanation/precision.md).
         shape: shapes of inputs whose dimensions the model leaves open: ``{"x": (1, 3, 224, 224)}``.
         values: inputs known at compile time, by name, as arrays, numbers or lists of them; they become constants.
         preprocess: what becomes of pictures of bytes before the model reads them, as a part of the artifact:

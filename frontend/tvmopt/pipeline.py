@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -353,7 +354,10 @@ def precision_passes(machine: Machine, log: DecisionLog, precision: str, exact: 
     """What `--precision` adds; nothing for fp32 and tf32, whose values are fp32 in memory."""
     if precision in ("fp32", "tf32"):
         return []
-    return [P.ConvertPrecision(log, precision, lambda name, call: keeps_fp32(name, call, machine, exact))]
+    unsupported = partial(keeps_fp32, machine=machine, precision=precision, exact=exact)
+    if precision == "fp16" and machine.kind == "llvm":
+        return [P.NarrowWeights(log, unsupported)]
+    return [P.ConvertPrecision(log, precision, unsupported)]
 
 
 def lower(

@@ -20,6 +20,7 @@ from tvmopt.lowering.quads import WORD, dot4, pack_quads, quad
 
 OPERANDS = {
     ("float32", "float32"): "float32",
+    ("float32", "float16"): "float32",
     ("bfloat16", "bfloat16"): "float32",
     ("uint8", "int8"): "int32",
 }
@@ -41,9 +42,9 @@ def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
 
 
 def weight_panels(value: np.ndarray, nr: int) -> relax.Expr:
-    """W[..., K, N] as packed panels: float32, uint32 pairs of bfloat16, or int32 words of int8."""
-    if value.dtype == np.float32:
-        return relax.const(pack_panels(value, nr), "float32")
+    """W[..., K, N] as packed panels: float32, float16, uint32 pairs of bfloat16, or int32 words of int8."""
+    if value.dtype in (np.float32, np.float16):
+        return relax.const(pack_panels(value, nr), str(value.dtype))
     if value.dtype == np.int8:
         return relax.const(pack_panels(pack_quads(value), nr), "int32")
     return relax.const(pack_panels(pack_pairs(value), nr), "uint32")
@@ -71,8 +72,8 @@ def product(data: Callable[..., Any], index: tuple[Any, ...], weight: Any, lengt
         index: the place in `data`; its last element counts numbers, or pairs or words of them.
         length: numbers along the last axis; behind an odd one stands a zero. Words have four.
     """
-    if str(weight.ty.dtype) == "float32":
-        return data(*index) * weight
+    if str(weight.ty.dtype) in ("float32", "float16"):
+        return data(*index) * weight.astype("float32")
     *rows, k = index
     if str(weight.ty.dtype) == "int32":
         return dot4(quad(*(data(*rows, WORD * k + byte) for byte in range(WORD))), weight)

@@ -150,7 +150,7 @@ def test_depthwise_convolutions_take_16_bits_where_there_is_a_kernel() -> None:
 def test_the_depthwise_convolutions_of_gpus_are_left_alone() -> None:
     mod = build({"x": (1, 4, 4, 8)}, depthwise)
     machine = Machine.load("nvidia-h100")
-    (reason,) = refused(mod, "fp16", lambda name, call: keeps_fp32(name, call, machine, exact=False))
+    (reason,) = refused(mod, "fp16", lambda name, call: keeps_fp32(name, call, machine, "fp16", exact=False))
     assert reason.startswith("5: ") and "pairs" in reason
 
 

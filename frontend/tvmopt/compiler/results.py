@@ -150,7 +150,8 @@ def precision_notes(precision: str, decisions: Iterable[Decision]) -> tuple[str,
             "tf32: products and convolutions round their operands to 11 significant bits (by up to 4.9e-4 of "
             "each); sums, attention and all else are fp32",
         )
-    mine = [d for d in decisions if d.stage == "tvmopt.ConvertPrecision" and d.node != "main"]
+    stages = ("tvmopt.ConvertPrecision", "tvmopt.NarrowWeights")
+    mine = [d for d in decisions if d.stage in stages and d.node != "main"]
     already = f"operands are {dict(fp16='float16', bf16='bfloat16').get(precision)}"  # as the model has it
     left = [d.reason.partition(": ")[2] for d in mine if d.verdict == "declined" and not d.reason.endswith(already)]
     done = len(mine) - len(left)

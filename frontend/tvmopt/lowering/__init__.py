@@ -100,14 +100,14 @@ def why_unrolled(call: relax.Call, machine: Machine) -> str | None:
     return None if None in reasons else reasons[0]
 
 
-def keeps_fp32(name: str, call: relax.Call, machine: Machine, exact: bool) -> str | None:
+def keeps_fp32(name: str, call: relax.Call, machine: Machine, precision: str, exact: bool) -> str | None:
     """Why a family computes a call in fp32 although the precision has 16 bits; None if none does.
 
     Args:
         name: of the operator, without "relax.".
     """
     for family in _asked(machine, exact):
-        reason = family.keeps_fp32(name, call, machine) if family.keeps_fp32 else None
+        reason = family.keeps_fp32(name, call, machine, precision) if family.keeps_fp32 else None
         if reason is not None:
             return reason
     return None

@@ -33,6 +33,7 @@ from tvmopt.passes.keep_last_scores import KeepLastScores
 from tvmopt.passes.keep_views import KeepViews
 from tvmopt.passes.limit_fusion import LimitFusion
 from tvmopt.passes.mark_caches import MarkCaches
+from tvmopt.passes.narrow_weights import NarrowWeights
 from tvmopt.passes.place_tokens import PlaceTokens
 from tvmopt.passes.propagate_quantization import PropagateQuantization
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
@@ -78,6 +79,7 @@ __all__ = [
     "KeepViews",
     "LimitFusion",
     "MarkCaches",
+    "NarrowWeights",
     "PlaceTokens",
     "PropagateQuantization",
     "PropagateReshapes",

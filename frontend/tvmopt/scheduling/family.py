@@ -170,7 +170,7 @@ class Family:
         RESCHEDULED_FOR_PARTS: where loops over several rows do not stay in a part, its kernels are scheduled again.
         REREADS: its kernels read elements more than once: an operator before them is not computed in them.
         MOVES: its kernels move elements to other places and compute nothing.
-        keeps_fp32: `(operator, call, machine)`: why a call stays in fp32 with a 16-bit precision, else None.
+        keeps_fp32: `(operator, call, machine, precision)`: why a call stays in fp32 with "bf16" or "fp16", else None.
         AT_ROOF: what `tvmopt profile` advises for a kernel at the arithmetic roof; empty: the usual.
         origin: the module that it was read from.
     """
@@ -196,7 +196,7 @@ class Family:
     RESCHEDULED_FOR_PARTS: bool = False
     REREADS: bool = False
     MOVES: bool = False
-    keeps_fp32: Callable[[str, Any, Machine], str | None] | None = None
+    keeps_fp32: Callable[[str, Any, Machine, str], str | None] | None = None
     AT_ROOF: str = ""
     origin: str = ""
 

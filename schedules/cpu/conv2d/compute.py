@@ -181,13 +181,13 @@ def _rows(data: te.Tensor, border: Border, taps: tuple[int, int]) -> te.Tensor:
 
 
 def _packed(value: np.ndarray, groups: int, nr: int) -> relax.Expr:
-    """A constant [G*Og, KH, KW, Cg] as panels [G*P, KH, KW, Cg, nr]: float32, uint32 pairs of bfloat16, or int32 words
-    of int8."""
+    """A constant [G*Og, KH, KW, Cg] as panels [G*P, KH, KW, Cg, nr]: float32, float16, uint32 pairs of bfloat16, or
+    int32 words of int8."""
     out_c, kh, kw, in_g = value.shape
     matrix = np.moveaxis(value.reshape(groups, out_c // groups, kh * kw, in_g), 1, 3)  # [G, KH*KW, Cg, Og]
     if value.dtype == np.int8:
         matrix = pack_quads(matrix)
-    elif value.dtype != np.float32:
+    elif value.dtype not in (np.float32, np.float16):
         matrix = pack_pairs(np.ascontiguousarray(matrix))
     steps = matrix.shape[2]
     packed = pack_panels(matrix.reshape(groups, kh * kw * steps, out_c // groups), nr)

@@ -131,8 +131,8 @@ def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch
     return float(max(arithmetic, stream) + machine.unhidden * min(arithmetic, stream))
 
 
-def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
-    """Whether a convolution in NHWC is faster by Winograd in fp32 than directly in bf16."""
+def instead_of_16_bits(call: relax.Call, machine: Machine, precision: str) -> bool:
+    """Whether a convolution in NHWC is faster by Winograd in fp32 than directly in bf16, or with weights of fp16."""
     a, (x, w) = call.attrs, call.args
     xs, ws = samples(x), static_shape(w)
     if (a.data_layout, a.kernel_layout) != ("NHWC", "OHWI") or int(a.groups) != 1 or xs is None or ws is None:
@@ -142,7 +142,8 @@ def instead_of_bf16(call: relax.Call, machine: Machine) -> bool:
     top, left, bottom, right = (int(v) for v in a.padding)
     size = (xs[1] + top + bottom - 2, xs[2] + left + right - 2)
     rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if machine.has_tiles else machine.bf16_rate
-    return 0 not in size and output_tile(*size, xs[3], ws[0], known(xs[0]), machine, rate, BF16_MARGIN) > 1
+    rate, margin = (rate, BF16_MARGIN) if precision == "bf16" else (1.0, 1.0)  # weights of fp16 are multiplied as fp32
+    return 0 not in size and output_tile(*size, xs[3], ws[0], known(xs[0]), machine, rate, margin) > 1
 
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
@@ -159,7 +160,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     value = constant(bb, w)
     if xs is None or value is None:
         return Declined("an empty image" if xs is None else "a weight that is no constant")
-    if str(x.ty.dtype) != "float32":
+    if {str(x.ty.dtype), str(w.ty.dtype)} != {"float32"}:
         return Declined(operand_types(call))
     batch, height, width, in_c = xs
     out_c = value.shape[0]
@@ -261,6 +262,7 @@ def combine(matrix: np.ndarray, row: tirx.Expr, term: Callable[[int], Any]) -> t
     return result
 
 
-def keeps_fp32(name: str, call: relax.Call, machine: Machine) -> str | None:
-    """Why a convolution stays in fp32 with `--precision bf16`."""
-    return "Winograd in fp32 is faster" if name == "nn.conv2d" and instead_of_bf16(call, machine) else None
+def keeps_fp32(name: str, call: relax.Call, machine: Machine, precision: str) -> str | None:
+    """Why a convolution stays in fp32 with `--precision bf16` or `fp16`."""
+    faster = name == "nn.conv2d" and instead_of_16_bits(call, machine, precision)
+    return "Winograd in fp32 is faster" if faster else None

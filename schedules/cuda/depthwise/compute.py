@@ -33,7 +33,7 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     return call_fusable(bb, lambda data, weight: depthwise_te(data, weight, window, dtype), [x, packed], "depthwise")
 
 
-def keeps_fp32(name: str, call: relax.Call, machine: Machine) -> str | None:
+def keeps_fp32(name: str, call: relax.Call, machine: Machine, precision: str) -> str | None:
     """Why a depthwise convolution stays in fp32 with a 16-bit precision: how fast it is then has not been measured."""
     if name != "nn.conv2d" or int(call.attrs.groups) == 1:
         return None
