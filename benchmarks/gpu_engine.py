@@ -69,7 +69,7 @@ def torch_module(name: str, batch: int) -> Any:
     models.MAKERS["tiny"] = _tiny
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    model, inputs = models.MAKERS[name](batch)
+    model, inputs = models.MAKERS[name](models.Sizes(batch))
     models._randomise(model, torch.Generator().manual_seed(0))
     models._calibrate_batchnorm(model, inputs)
     return model.eval()

@@ -67,16 +67,18 @@ class Subject:
     Attributes:
         transformer: NNCF treats its products as those of attention, and smooths activations.
         shapes: of inputs with open sizes.
+        small: for smaller inputs: see :func:`models.write`.
     """
 
     name: str
     transformer: bool = False
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    small: bool = False
 
     def source(self) -> Path:
         """The float model, written or downloaded where it is not there yet."""
         if self.name in models.BY_NAME:
-            return models.write(self.name)
+            return models.write(self.name, small=self.small)
         (trained,) = (m for m in real_models.MODELS if m.name == self.name)
         return real_models.fetch([trained])[self.name]
 
@@ -102,7 +104,7 @@ def quantised(subject: Subject, method: str, folder: Path = FOLDER) -> Path:
     Raises:
         TvmoptError: the method cannot quantise this model.
     """
-    path = folder / f"{subject.name}-{method}.onnx"
+    path = folder / f"{subject.name}{'_small' if subject.small else ''}-{method}.onnx"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,21 @@ FOLDER = Path(__file__).parent / "models"
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What an exported model is made for.
+
+    Attributes:
+        batch: leading dimension.
+        image: pixels along a side of a picture.
+        tokens: of a text; None: as many as the suite has for the model.
+    """
+
+    batch: int = 1
+    image: int = 224
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class Entry:
     """One model of the suite.
 
@@ -78,6 +93,7 @@ def write(
     seed: int = 0,
     force: bool = False,
     torchscript: bool = False,
+    small: bool = False,
 ) -> Path:
     """Write one model of the suite (once; `force` writes it again) and return its path.
 
@@ -86,12 +102,15 @@ def write(
         batch: leading dimension; other than 1 only for the exported models.
         seed: of the weights.
         torchscript: export with torch's older exporter instead, as ``NAME_ts.onnx``.
+        small: as ``NAME_small.onnx``, for pictures of 96x96 and texts of 16 tokens, with all of its weights: for
+            processors that are emulated. A classic network stays as it is.
 
     Raises:
         KeyError: no such model. ValueError: a batch for a classic network.
     """
     entry = BY_NAME[name]
-    stem = name + (f"_b{batch}" if batch != 1 else "") + ("_ts" if torchscript else "")
+    small = small and entry.origin == "torch"
+    stem = name + (f"_b{batch}" if batch != 1 else "") + ("_ts" if torchscript else "") + ("_small" if small else "")
     path = folder / f"{stem}.onnx"
     if path.exists() and not force:
         return path
@@ -102,7 +121,7 @@ def write(
     if entry.origin == "light":
         onnx.save(classic(entry.source, seed), part)
     else:
-        export(entry.source, part, batch, seed, torchscript=torchscript)
+        export(entry.source, part, batch, seed, torchscript=torchscript, small=small)
     part.replace(path)  # whole, or not there
     return path
 
@@ -110,17 +129,20 @@ def write(
 # -- the exported networks -------------------------------------------------------------------------
 
 
-def export(source: str, path: Path, batch: int = 1, seed: int = 0, *, torchscript: bool = False) -> None:
+def export(
+    source: str, path: Path, batch: int = 1, seed: int = 0, *, torchscript: bool = False, small: bool = False
+) -> None:
     """Export one torch model to `path`, and check onnxruntime's outputs against torch's.
 
     Args:
         torchscript: use the older exporter, which leaves Shape/Gather/Concat chains in the graph.
+        small: see :func:`write`.
     """
     import torch
 
     torch.manual_seed(seed)
     torch.set_grad_enabled(False)
-    model, inputs = MAKERS[source](batch)
+    model, inputs = MAKERS[source](Sizes(batch, image=96, tokens=16) if small else Sizes(batch))
     _randomise(model, torch.Generator().manual_seed(seed))
     _calibrate_batchnorm(model, inputs)
     model.eval()
@@ -218,18 +240,18 @@ def _wrap(model: Any, pick: Callable[[Any], Any], names: tuple[str, ...]) -> Any
     return OneOutput()
 
 
-def _image(batch: int, size: int = 224) -> dict[str, Any]:
+def _image(sizes: Sizes) -> dict[str, Any]:
     import torch
 
-    return {"pixel_values": torch.randn(batch, 3, size, size)}
+    return {"pixel_values": torch.randn(sizes.batch, 3, sizes.image, sizes.image)}
 
 
-def _classifier(kind: str, batch: int, **options: Any) -> tuple[Any, dict[str, Any]]:
+def _classifier(kind: str, sizes: Sizes, **options: Any) -> tuple[Any, dict[str, Any]]:
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(num_labels=1000, **options)
     model = getattr(transformers, f"{kind}ForImageClassification")(config)
-    return _wrap(model, lambda out: out.logits, ("pixel_values",)), _image(batch)
+    return _wrap(model, lambda out: out.logits, ("pixel_values",)), _image(sizes)
 
 
 def _text(model: Any, batch: int, length: int, pick: Callable[[Any], Any], *names: str) -> tuple[Any, dict[str, Any]]:
@@ -243,39 +265,40 @@ def _text(model: Any, batch: int, length: int, pick: Callable[[Any], Any], *name
     return _wrap(model, pick, names), {name: tensors[name] for name in names}
 
 
-def _bert(batch: int) -> tuple[Any, dict[str, Any]]:
+def _bert(sizes: Sizes) -> tuple[Any, dict[str, Any]]:
     import transformers
 
     model = transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False)
     names = ("input_ids", "attention_mask", "token_type_ids")
-    return _text(model, batch, 128, lambda out: out.last_hidden_state, *names)
+    return _text(model, sizes.batch, sizes.tokens or 128, lambda out: out.last_hidden_state, *names)
 
 
-def _gpt2(batch: int) -> tuple[Any, dict[str, Any]]:
+def _gpt2(sizes: Sizes) -> tuple[Any, dict[str, Any]]:
     import transformers
 
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False))
-    return _text(model, batch, 64, lambda out: out.logits, "input_ids")
+    return _text(model, sizes.batch, sizes.tokens or 64, lambda out: out.logits, "input_ids")
 
 
-def _llama(batch: int) -> tuple[Any, dict[str, Any]]:
+def _llama(sizes: Sizes) -> tuple[Any, dict[str, Any]]:
     import transformers
 
     config = transformers.LlamaConfig(
         vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12,
         num_attention_heads=12, max_position_embeddings=1024, use_cache=False, tie_word_embeddings=False,
     )  # fmt: skip
-    return _text(transformers.LlamaForCausalLM(config), batch, 64, lambda out: out.logits, "input_ids")
+    model = transformers.LlamaForCausalLM(config)
+    return _text(model, sizes.batch, sizes.tokens or 64, lambda out: out.logits, "input_ids")
 
 
-MAKERS: dict[str, Callable[[int], tuple[Any, dict[str, Any]]]] = {
-    "resnet50": lambda batch: _classifier("ResNet", batch),
-    "mobilenet_v2": lambda batch: _classifier("MobileNetV2", batch),
-    "efficientnet_b0": lambda batch: _classifier(
-        "EfficientNet", batch, width_coefficient=1.0, depth_coefficient=1.0, image_size=224, hidden_dim=1280
+MAKERS: dict[str, Callable[[Sizes], tuple[Any, dict[str, Any]]]] = {
+    "resnet50": lambda sizes: _classifier("ResNet", sizes),
+    "mobilenet_v2": lambda sizes: _classifier("MobileNetV2", sizes, image_size=sizes.image),
+    "efficientnet_b0": lambda sizes: _classifier(
+        "EfficientNet", sizes, width_coefficient=1.0, depth_coefficient=1.0, image_size=sizes.image, hidden_dim=1280
     ),
-    "convnext_tiny": lambda batch: _classifier("ConvNext", batch),
-    "vit_base": lambda batch: _classifier("ViT", batch),
+    "convnext_tiny": lambda sizes: _classifier("ConvNext", sizes, image_size=sizes.image),
+    "vit_base": lambda sizes: _classifier("ViT", sizes, image_size=sizes.image),
     "bert_base": _bert,
     "gpt2": _gpt2,
     "llama_12l": _llama,
