@@ -190,3 +190,28 @@ def test_uint8_may_be_kept_as_int8_128_lower() -> None:
     run = [Seen("first", ("product", "q"), (), (first ^ np.uint8(128)).view(np.int8))]
     found = check_kernels(model, feeds, {"y": behind(first)[1].astype("f")}, run, "fp32")
     assert found.wrong == () and [k.tensor for k in found.kernels] == ["q"]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_is_behind_a_tie_follows_the_side_that_was_taken(wrong: bool) -> None:
+    """Ties of a quantised product go either way; a comparison of its bytes goes on from those that were written."""
+    nodes = [
+        helper.make_node("QLinearMatMul", ["a", "s", "z", "b", "s", "z", "t", "z"], ["q"], "product"),
+        helper.make_node("Greater", ["q", "c"], ["y"], "compared"),
+    ]
+    values = {"s": np.float32(0.1), "t": np.float32(0.02), "z": np.int8(0), "b": np.array([[1], [0]], np.int8)}
+    int8, info = TensorProto.INT8, helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [info("a", int8, [64, 2]), info("c", int8, [64, 1])],
+        [info("y", TensorProto.BOOL, [64, 1])], [numpy_helper.from_array(np.asarray(v), n) for n, v in values.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    a = np.stack([np.arange(64), np.zeros(64)], 1).astype(np.int8)
+    up = np.floor(np.arange(64) * 0.5 + 0.5).astype(np.int8)[:, None]  # NumPy, and the oracle, take the even neighbour
+    bound = np.minimum(up, np.rint(np.arange(64) * 0.5).astype(np.int8)[:, None])
+    greater = up > bound
+    greater[2] ^= wrong
+    assert greater.sum() > 10
+    run = [Seen("product", ("product",), (), up), Seen("compared", ("compared",), (), greater)]
+    found = check_kernels(model, {"a": a, "c": bound}, {"y": greater}, run, "fp32")
+    assert bool(found.wrong) is wrong
