@@ -10,7 +10,7 @@ tokens one by one, and each of its highest scores is compared: "departures" coun
 file allows rows rounded to 8 bits (`accuracy_level` 4), onnxruntime computes the file without that leave.
 
 Exporters are those that are installed: torch (`torch.onnx.export`), genai (`onnxruntime-genai`, float32 and, as
-"genai-int4", weights of 4 bits), mobius (`mobius-onnx`). A line is "agrees", "departs", "refused" with the message, or
+"genai-int4", weights of 4 bits), mobius (`mobius-onnx`: Attention of opset 24). A line is "agrees", "departs", "refused" with the message, or
 "not exported"; "together" tells whether texts of several lengths may be computed in one step, and whether 4 of them
 have the tokens of each alone.
 """
@@ -48,9 +48,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     "Gemma3": FEWER | {"sliding_window": 4096, "query_pre_attn_scalar": 16},
     "Phi": {"num_key_value_heads": 4},
     "Phi3": {"num_key_value_heads": 4, "sliding_window": None},
-    "GPT2": {},
-    "GPTNeoX": {},
+    "GPT2": {"num_key_value_heads": 4},
+    "GPTNeoX": {"num_key_value_heads": 4},
     "Qwen3Moe": EXPERTS | {"head_dim": 16, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None, "head_dim": 16},
 }
 """The configurations, beside :data:`SMALL`."""
 
@@ -66,7 +67,7 @@ def config_of(name: str) -> Any:
 
     options = SMALL | DECODERS[name]
     if name == "GPT2":
-        options |= {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+        options |= {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "n_inner": 160}
     kind = {"Gemma3": "Gemma3Text"}.get(name, name)
     return getattr(transformers, f"{kind}Config")(**options)
 
@@ -85,7 +86,10 @@ def network(name: str) -> Any:
     torch.manual_seed(zlib.crc32(name.encode()))
     kind = {"GPT2": "GPT2LMHead"}.get(name, f"{name}ForCausalLM").removesuffix("Model")
     kind = kind if kind.endswith("ForCausalLM") else f"{kind}Model"
-    return getattr(transformers, kind)(config_of(name)).eval()
+    made = getattr(transformers, kind)(config_of(name)).eval()
+    if hasattr(made.config, "num_experts_per_tok"):  # a loop over the experts that have tokens is not exported
+        made.set_experts_implementation("batched_mm")
+    return made
 
 
 def export_torch(name: str, path: Path) -> None:

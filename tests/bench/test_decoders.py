@@ -11,7 +11,7 @@ import pytest
 from tests.decoders.small import DEPTH, greedy, small_decoder
 
 
-@pytest.mark.parametrize("style", ["grouped", "plain"])
+@pytest.mark.parametrize("style", ["grouped", "plain", "standard"])
 def test_the_oracle_goes_on_as_onnxruntime_does(style: str, tmp_path: Path) -> None:
     model = small_decoder(style)
     onnx.save(model, tmp_path / "m.onnx")

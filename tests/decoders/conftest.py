@@ -11,7 +11,7 @@ from tests.decoders.small import small_decoder
 from tvmopt import api
 
 
-@pytest.fixture(scope="session", params=["grouped", "plain"])
+@pytest.fixture(scope="session", params=["grouped", "plain", "standard"])
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto, Path]:
     """A decoder and its artifact, which verification has passed."""
     model = small_decoder(request.param)

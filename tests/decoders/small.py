@@ -18,7 +18,9 @@ def small_decoder(
     Args:
         style: "grouped": GroupQueryAttention with rotary embedding and a mask whose ones are counted, as
             onnxruntime-genai's builder writes it; "plain": Concat, MatMul and Softmax with a causal mask made of
-            position_ids, keys repeated for the heads of a group, each length with a name of its own, as torch does.
+            position_ids, keys repeated for the heads of a group, each length with a name of its own, as torch does;
+            "standard": Attention of opset 24 with past and present, flags as its mask, RotaryEmbedding and
+            RMSNormalization, as mobius writes it.
         packed_table: the embedding is in 4 bits. attention: more attributes of GroupQueryAttention.
     """
     made = _Made(np.random.default_rng(seed), attention)
@@ -30,13 +32,14 @@ def small_decoder(
         made.lengths = made.op("Cast", made.op("Sub", counted, one), to=TensorProto.INT32)
         total = made.op("Gather", made.op("Shape", "attention_mask"), made.constant(np.array(1, np.int64)), axis=0)
         made.total = made.op("Cast", total, to=TensorProto.INT32)
-        angles = np.arange(POSITIONS)[:, None] / 100.0 ** (np.arange(DEPTH // 2) / (DEPTH // 2))
-        made.angles = [made.constant(f(angles).astype(np.float32)) for f in (np.cos, np.sin)]
+        made.angles = made.tables()
+    elif style == "standard":
+        made.begin_standard()
     else:
         places = made.op("Gather", made.weight((POSITIONS, HIDDEN), "places", 2.0), "position_ids")
         x = made.op("Add", x, places)
     for layer in range(layers):
-        attended = made.grouped(x, layer) if style == "grouped" else made.plain(x, layer)
+        attended = {"grouped": made.grouped, "plain": made.plain, "standard": made.standard}[style](x, layer)
         x = made.op("Add", x, made.op("MatMul", attended, made.weight((HEADS * DEPTH, HIDDEN), f"o{layer}")))
     made.nodes.append(helper.make_node("MatMul", [x, made.weight((HIDDEN, VOCABULARY), "head", 1.0)], ["logits"]))
     return made.model(style, layers)
@@ -45,7 +48,7 @@ def small_decoder(
 class _Made:
     def __init__(self, generator: np.random.Generator, attention: dict[str, float]) -> None:
         self.generator, self.attention, self.nodes, self.weights = generator, attention, [], []
-        self.lengths = self.total = ""
+        self.lengths = self.total = self.flags = ""
         self.angles: list[str] = []
 
     def op(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: object) -> str:
@@ -81,6 +84,34 @@ class _Made:
             helper.make_node("GroupQueryAttention", inputs, outputs, name=name, domain="com.microsoft", **given)
         )
         return name
+
+    def tables(self) -> list[str]:
+        """The cosines and sines of rotary embedding."""
+        angles = np.arange(POSITIONS)[:, None] / 100.0 ** (np.arange(DEPTH // 2) / (DEPTH // 2))
+        return [self.constant(f(angles).astype(np.float32)) for f in (np.cos, np.sin)]
+
+    def begin_standard(self) -> None:
+        """The angles of the new tokens, and the flags [1, 1, S, T] of the keys that the mask leaves."""
+        self.angles = [self.op("Gather", table, "position_ids") for table in self.tables()]
+        flags = self.op("Unsqueeze", self.op("Cast", "attention_mask", to=TensorProto.BOOL), self._axis(1))
+        sizes = [("input_ids", 0), ("input_ids", 1), ("attention_mask", 1)]
+        shape = self.op("Concat", *(self.op("Shape", n, start=i, end=i + 1) for n, i in sizes), axis=0)
+        self.flags = self.op("Unsqueeze", self.op("Expand", flags, shape), self._axis(1))
+
+    def standard(self, x: str, layer: int) -> str:
+        x = self.op("RMSNormalization", x, self.weight((HIDDEN,), f"norm{layer}"), axis=-1, epsilon=1e-6)
+        q, k, v = (
+            self.op("MatMul", x, self.weight((HIDDEN, n * DEPTH), f"{kind}{layer}"))
+            for kind, n in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+        )
+        q, k = (self.op("RotaryEmbedding", t, *self.angles, num_heads=n) for t, n in ((q, HEADS), (k, KV_HEADS)))
+        past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
+        outputs = [f"attention{layer}", f"present.{layer}.key", f"present.{layer}.value"]
+        given = {"q_num_heads": HEADS, "kv_num_heads": KV_HEADS, "is_causal": 1, **self.attention}
+        self.nodes.append(
+            helper.make_node("Attention", [q, k, v, self.flags, *past], outputs, name=outputs[0], **given)
+        )
+        return outputs[0]
 
     def plain(self, x: str, layer: int) -> str:
         q, k, v = (
@@ -129,9 +160,9 @@ class _Made:
     def model(self, style: str, layers: int) -> onnx.ModelProto:
         value = helper.make_tensor_value_info
         inputs = [value("input_ids", INT, ["batch", "sequence"])]
-        if style == "grouped":
+        if style != "plain":
             inputs.append(value("attention_mask", INT, ["batch", "total"]))
-        else:
+        if style != "grouped":
             inputs.append(value("position_ids", INT, ["batch", "sequence"]))
         outputs = [value("logits", FLOAT, ["batch", "sequence", VOCABULARY])]
         for layer in range(layers):
@@ -140,8 +171,8 @@ class _Made:
                 inputs.append(value(f"past_key_values.{layer}.{kind}", FLOAT, ["batch", KV_HEADS, length, DEPTH]))
                 outputs.append(value(f"present.{layer}.{kind}", FLOAT, ["batch", KV_HEADS, f"t{length}", DEPTH]))
         graph = helper.make_graph(self.nodes, f"{style} decoder", inputs, outputs, self.weights)
-        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        opsets = [helper.make_opsetid("", 24 if style == "standard" else 21), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=11 if style == "standard" else 10)
 
 
 def greedy(model: onnx.ModelProto, prompt: list[int], count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,19 @@ def model(
 
 def run_relax(imported: Imported, inputs: dict[str, Any]) -> list[Any]:
     """The outputs of the imported module, compiled with TVM's default pipeline."""
+    return runner(imported)(inputs)
+
+
+def runner(imported: Imported) -> Callable[[dict[str, Any]], list[Any]]:
+    """The imported module, compiled once with TVM's default pipeline: its outputs for each inputs."""
     importlib.import_module("tvmopt.lowering.clamp").install()  # what TVM's pipeline makes of checked values
     executable = tvm.compile(imported.module, target=tvm.target.Target({"kind": "llvm"}))
     vm = relax.VirtualMachine(executable, tvm.cpu())
-    return [r.numpy() for r in vm["main"](*(tvm.runtime.tensor(inputs[s.name]) for s in imported.inputs))]
+
+    def run(inputs: dict[str, Any]) -> list[Any]:
+        return [r.numpy() for r in vm["main"](*(tvm.runtime.tensor(inputs[s.name]) for s in imported.inputs))]
+
+    return run
 
 
 def run_ort(made: onnx.ModelProto, inputs: dict[str, Any]) -> list[Any]:

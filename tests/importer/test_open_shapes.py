@@ -373,6 +373,11 @@ def test_what_a_squeeze_without_axes_keeps_is_2_or_more():
     assert to_relax(prepare(made, {"n": "1"})).outputs[0].shape == ()
 
 
+def test_a_past_that_may_be_empty_begins_where_the_model_computes_something():
+    made = model([node("Relu", ["x"], ["y"])], [value("x", ("past", 4))], [value("y", None)])
+    assert read(prepare(made, {"past": "..64"})).ranges["past"].min == 1
+
+
 def test_ranges_without_a_word_stay_within_memory():
     made = model([node("Relu", ["x"], ["y"])], [value("x", ("n", 1024, "t", 1024))], [value("y", None)])
     ranges = read(prepare(made)).ranges

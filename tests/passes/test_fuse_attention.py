@@ -266,6 +266,39 @@ def test_a_guard_over_rows_that_may_be_masked_whole_chooses_by_row():
     fuse(build({**QKV, "m": ((B, 1, 1, S), "bool")}, body), expected, m=masked)
 
 
+def by_mask(bb, m, p):
+    """The importer's guard: a row whose keys are all hidden gives zeros."""
+    most = bb.emit(op.max(m, -1, True))
+    return bb.emit(op.where(bb.emit(op.less(most, c(F(-3.4e38)))), c(F(0)), p))
+
+
+@pytest.mark.parametrize(("low", "fused"), [(-np.inf, True), (LOWEST, True), (-1e38, False)])
+def test_the_importers_guard_chooses_by_row(low, fused):
+    def body(bb, q, k, v, m):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        mask = bb.emit(op.where(m, c(F(0)), c(F(low))))
+        p = bb.emit(nn.softmax(bb.emit(op.add(s, mask))))
+        return merge(bb, bb.emit(op.matmul(by_mask(bb, mask, p), heads(bb, v))))
+
+    masked = np.ones((B, 1, S, S), bool)
+    masked[1, 0, 2], masked[0, 0, 3, 4:] = False, False
+    expected = {**BIASED, "where": 2, "max": 1} if fused else {"nn.attention_bias": 0}
+    fuse(build({**QKV, "m": ((B, 1, S, S), "bool")}, body), expected, m=masked)
+
+
+def test_a_guard_by_another_mask_stays():
+    def body(bb, q, k, v, m, o):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        mask, other = (bb.emit(op.where(x, c(F(0)), c(F(-np.inf)))) for x in (m, o))
+        p = bb.emit(nn.softmax(bb.emit(op.add(s, mask))))
+        return merge(bb, bb.emit(op.matmul(by_mask(bb, other, p), heads(bb, v))))
+
+    flags = {"m": np.ones((B, 1, S, S), bool), "o": np.ones((B, 1, S, S), bool)}
+    flags["o"][1, 0, 2] = False
+    made = build({**QKV, "m": ((B, 1, S, S), "bool"), "o": ((B, 1, S, S), "bool")}, body)
+    fuse(made, {"nn.attention_bias": 0}, **flags)
+
+
 def test_a_mask_that_is_not_quite_causal_is_read():
     mask = CAUSAL.copy()
     mask[0, 0, -1, 0] = -1.0

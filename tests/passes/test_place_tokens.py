@@ -31,7 +31,7 @@ def named(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:
     return next(n for n in model.graph.node if n.op_type == kind)
 
 
-@pytest.mark.parametrize("style", ["grouped", "plain"])
+@pytest.mark.parametrize("style", ["grouped", "plain", "standard"])
 def test_masks_and_the_length_of_the_past_go(style: str) -> None:
     main, why = placed(small_decoder(style, layers=2))
     assert not why and PLACED in main.attrs and int(main.attrs["num_input"]) == len(main.params)

@@ -169,7 +169,7 @@ def _filled(size: Dim, sizes: dict[str, int], free: Sequence[str]) -> dict[str, 
     for name in (n for n in free if n in size.symbols()):
         high = sizes[name]
         while high <= OTHER and size.at(sizes | {name: high}) < 1:
-            high *= 2
+            high = max(1, 2 * high)
         if high <= OTHER:
             values = range(sizes[name], high + 1)
             return {name: values[bisect_left(values, True, key=lambda v: size.at(sizes | {name: v}) >= 1)]}

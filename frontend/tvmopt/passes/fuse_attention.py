@@ -70,7 +70,9 @@ class FuseAttention(Rewrite):
     chosen with R.where: then the call is ``tvmopt.masked_attention``. A constant mask that is 0 up to the diagonal and
     hides everything above it (at most -1e30, or the type's lowest number) becomes ``causal_mask="TopLeft"`` and is not
     read at all. torch's ``where(isnan(p), 0, p)`` around the
-    probabilities goes where no row can be masked altogether. (Vaswani et al. 2017, section 3.2.1.)
+    probabilities goes where no row can be masked altogether; elsewhere, and for our importer's
+    ``where(max(mask) < lowest, 0, p)``, a where behind the call makes rows without a key 0. (Vaswani et al. 2017,
+    section 3.2.1.)
 
     Applies when   softmax is over the keys, q and k have 3 or 4 axes, and each mask broadcasts to [B, N, Sq, Sk].
     Declines when  1. the scores are used elsewhere too
@@ -87,7 +89,7 @@ class FuseAttention(Rewrite):
         """Rewrite the product of probabilities and values."""
         if op_name(value) != "matmul" or not is_float(value):
             return None
-        probabilities, guarded = _without_isnan(graph, value.args[0])
+        probabilities, guard = _without_guard(graph, value.args[0])
         softmax = graph.call(probabilities, "nn.softmax")
         if softmax is None or int(softmax.attrs.axis) not in (-1, rank(softmax) - 1):
             return None
@@ -109,7 +111,7 @@ class FuseAttention(Rewrite):
             self.declined(var, "2: the number of heads is open")
             return None
         empty = scores.fill == -np.inf or any(not _keeps_a_key(graph, m) for m in scores.masks)
-        return self._attention(graph, var, value, scores, bias, guarded and empty)
+        return self._attention(graph, var, value, scores, bias, guard == "mask" or (guard == "isnan" and empty))
 
     def _attention(
         self,
@@ -244,14 +246,44 @@ def _unscaled(graph: Graph, expr: Expr) -> tuple[Expr, float]:
     return expr, 1.0
 
 
-def _without_isnan(graph: Graph, expr: Expr) -> tuple[Expr, bool]:
-    """``where(isnan(p), 0, p)`` as p, and whether it was there."""
+def _without_guard(graph: Graph, expr: Expr) -> tuple[Expr, str]:
+    """``where(isnan(p), 0, p)``, or ``where(max(mask) < lowest, 0, p)``, as p, and which of the tests was there."""
     call = graph.call(expr, "where")
     if call is not None and graph.scalar(call.args[1]) == 0.0:
         test = graph.call(call.args[0], "isnan")
         if test is not None and test.args[0].same_as(call.args[2]):
-            return call.args[2], True
-    return expr, False
+            return call.args[2], "isnan"
+        if _no_key_is_left(graph, call.args[0], call.args[2]):
+            return call.args[2], "mask"
+    return expr, ""
+
+
+def _no_key_is_left(graph: Graph, test: Expr, probabilities: Expr) -> bool:
+    """Whether a test is that of a mask which hides the whole row: the one that softmax's argument is a sum with."""
+    less, softmax = graph.call(test, "less"), graph.call(probabilities, "nn.softmax")
+    most = graph.call(less.args[0], "max") if less is not None else None
+    if (
+        less is None
+        or most is None
+        or softmax is None
+        or list(most.attrs.axis or ()) not in ([-1], [rank(softmax) - 1])
+    ):
+        return False
+    limit = graph.scalar(less.args[1])
+    added = any(most.args[0].same_as(other) for _, other in graph.binary(softmax.args[0], "add"))
+    return added and limit is not None and limit <= NEVER and _shows_or_hides(graph, most.args[0], limit)
+
+
+def _shows_or_hides(graph: Graph, mask: Expr, limit: float) -> bool:
+    """Whether a mask is 0 or below `limit` everywhere, as flags make it: a number between hides no key for good."""
+    call: Any = graph.value(mask)
+    if op_name(call) == "add":
+        return all(_shows_or_hides(graph, a, limit) for a in call.args)
+    if op_name(call) in ("reshape", "broadcast_to", "expand_dims"):
+        return _shows_or_hides(graph, call.args[0], limit)
+    parts = call.args[1:] if op_name(call) == "where" else [mask]
+    numbers = [graph.array(a) for a in parts]
+    return all(n is not None and bool(((n == 0) | (n < limit)).all()) for n in numbers)
 
 
 def _mask(graph: Graph, scores: Scores, dims: tuple[Size, ...], var: Var) -> tuple[Expr | None, bool] | str:

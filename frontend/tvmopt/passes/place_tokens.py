@@ -56,7 +56,7 @@ class PlaceTokens:
     write both in many ways.
 
     Applies when   a decoder of one text keeps its caches, its attention is causal under a mask of ones, and nothing
-                   else depends on the length of the past but positions.
+                   else depends on the length of the past but positions, and tests of whether a token sees a key.
     Declines when  1. a mask is another one (a window, ALiBi), or cannot be computed without the tokens
                    2. something else depends on the past
                    3. the number of tokens or of texts is bound, or a cache is read otherwise
@@ -87,6 +87,7 @@ class _Decoder:
         past, tokens: the symbols of the two lengths.
         caches: the parameters that are buffers.
         replaced: the variables that are positions, to be read off the places.
+        true: flags that say of each token that a mask leaves it a key. Every token sees itself.
     """
 
     def __init__(self, graph: Graph, module: Any) -> None:
@@ -99,6 +100,7 @@ class _Decoder:
         self.attend = [b.value for b in self.bindings if op_name(b.value) == ATTEND]
         self.caches = {b.value.args[0] for b in self.bindings if op_name(b.value) == APPEND}
         self.replaced: set[Var] = set()
+        self.true: set[Var] = set()
 
     def why_not(self) -> str:
         """The reason to decline, "" where there is none."""
@@ -125,8 +127,19 @@ class _Decoder:
                 seen.add(var)
                 order.append(var)
                 if var in self.graph.defs and var not in self.replaced:
-                    stack.extend(_variables(_without_mask(self.graph.defs[var])))
+                    stack.extend(_variables(self.read_of(self.graph.defs[var])))
         return order
+
+    def is_shown(self, value: Expr) -> bool:
+        """Whether a choice by flags that are true is its first side."""
+        chosen = op_name(value) == "where" and value.args[0] in self.true
+        return chosen and sizes(value.args[1]) == sizes(value)
+
+    def read_of(self, value: Expr) -> Expr:
+        """What is read beside masks: of attention, queries and caches; of a choice by flags that are true, one side."""
+        if self.is_shown(value):
+            return relax.Tuple([value.args[1]])
+        return relax.Tuple(list(value.args[:3])) if op_name(value) == ATTEND else value
 
     def _positions(self) -> set[Var] | str:
         """Look at masks, and find what may be positions; or why the masks do not fit."""
@@ -138,7 +151,8 @@ class _Decoder:
         found = {v for v in trial.computable if self._may_be_positions(v)}
         if not all(self.graph.is_const(m) or m in trial.computable for m in masks):
             return "1: what a mask hides depends on the tokens"
-        trial.want([*(m for m in masks if not self.graph.is_const(m)), *found])
+        self.true = {v for v in trial.computable if self._may_be_flags(v)}
+        trial.want([*(m for m in masks if not self.graph.is_const(m)), *found, *self.true])
         most = int(dict(self.func.attrs[UPPER_BOUNDS])[str(self.past.name)])
         for past, new in (*TRIED, (most, 1)):
             if past + new > most + 1:
@@ -150,7 +164,12 @@ class _Decoder:
                 if array is None or not is_causal(array, past, new, scores):
                     return "1: a mask hides other keys than those behind the query"
             found = {v for v in found if np.array_equal(arrays[v].ravel(), np.arange(past, past + new))}
+            self.true = {v for v in self.true if arrays[v].all()}
         return found
+
+    def _may_be_flags(self, var: Var) -> bool:
+        shape = [d for d in sizes(var) or () if d != 1]
+        return str(var.ty.dtype) == "bool" and len(shape) == 1 and str(shape[0]) == str(self.tokens.name)
 
     def _may_be_positions(self, var: Var) -> bool:
         shape = [d for d in sizes(var) or () if d != 1]
@@ -160,7 +179,7 @@ class _Decoder:
         """Replace the first positions on the way from the past; whether anything else depends on it."""
         dirty = {p for p in self.inputs if self._of_past(p.ty) and p not in self.caches}
         for binding in self.bindings:
-            value = _without_mask(binding.value)
+            value = self.read_of(binding.value)
             if op_name(binding.value) == APPEND:
                 value = relax.Tuple(list(value.args[:2]))
             if self._of_past(binding.var.ty) or self._of_past(value) or any(v in dirty for v in _variables(value)):
@@ -224,8 +243,10 @@ class _Writer:
         return self.out[-1].var
 
     def _binding(self, binding: Any) -> None:
-        var, value = binding.var, substitute(_without_mask(binding.value), self.alias)
-        if var in self.decoder.replaced:
+        var, value = binding.var, substitute(self.decoder.read_of(binding.value), self.alias)
+        if self.decoder.is_shown(binding.value):
+            self.alias[var] = value.fields[0]
+        elif var in self.decoder.replaced:
             inner = relax.DataflowVar(name_of(var), var.ty) if self.flow else var
             row = self._bind(relax.op.take(self.places, relax.const(1, "int64"), 0), inner)
             shaped = self._bind(relax.op.reshape(row, list(var.ty.shape)), inner)
@@ -256,11 +277,6 @@ def is_causal(bias: Array, past: int, new: int, scores: Scores) -> bool:
     if scores.causal:
         hides = hides | ~seen
     return bool((hides == ~seen).all() and (whole[..., seen] == 0).all())
-
-
-def _without_mask(value: Expr) -> Expr:
-    """What is read beside the mask: of attention, queries and caches."""
-    return relax.Tuple(list(value.args[:3])) if op_name(value) == ATTEND else value
 
 
 def _variables(value: Expr) -> list[Var]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmopt.dims import Size, is_open
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
@@ -51,20 +52,35 @@ def _allowed(queries: int, keys: int, causal: bool, left: int, right: int, offse
     return allowed
 
 
-def _allowed_external(b: Build, nonpad: Any, queries: int, keys: int, causal: bool, left: int, right: int) -> Any:
+def _allowed_open(b: Build, queries: Size, keys: Size, causal: bool, left: int, right: int, offset: Size) -> Any:
+    """The same at open lengths: ``bool[1, 1, q, k]``."""
+    key = b.reshape(b.arange(keys), (1, 1, 1, keys))
+    query = b.add(b.reshape(b.arange(queries), (1, 1, queries, 1)), b.reshape(b.number(offset), (1, 1, 1, 1)))
+    return _near(b, None, b.sub(query, key), causal, left, right)
+
+
+def _allowed_external(b: Build, nonpad: Any, queries: Size, keys: Size, causal: bool, left: int, right: int) -> Any:
     """The same for a static cache whose lengths are known at run time: ``bool[B, 1, q, k]``."""
     batch = shape_of(nonpad)[0]
     lengths = b.reshape(b.cast(nonpad, "int64"), (batch, 1, 1, 1))
-    key = const(np.arange(keys).reshape(1, 1, 1, keys), "int64")
+    key = b.reshape(b.arange(keys), (1, 1, 1, keys))
     result = b.broadcast(b.less(key, lengths), (batch, 1, 1, keys))
-    query = const(np.arange(queries).reshape(1, 1, queries, 1) - queries, "int64")
-    distance = b.sub(b.add(lengths, query), key)
+    behind = b.sub(b.arange(queries), b.number(queries))
+    distance = b.sub(b.add(lengths, b.reshape(behind, (1, 1, queries, 1))), key)
+    return _near(b, result, distance, causal, left, right)
+
+
+def _near(b: Build, result: Any, distance: Any, causal: bool, left: int, right: int) -> Any:
+    """What is allowed so far (None: all), and is no further away than causality and windows say."""
+    limits = []
     if causal:
-        result = b.both(result, b.greater_equal(distance, 0))
+        limits.append(b.greater_equal(distance, 0))
     if left >= 0:
-        result = b.both(result, b.less_equal(distance, left))
+        limits.append(b.less_equal(distance, left))
     if right >= 0:
-        result = b.both(result, b.greater_equal(distance, -right))
+        limits.append(b.greater_equal(distance, -right))
+    for limit in limits:
+        result = limit if result is None else b.both(result, limit)
     return result
 
 
@@ -73,8 +89,8 @@ def _bias(
     ctx: Context,
     inputs: Inputs,
     attrs: dict[str, Any],
-    shape: tuple[int, int],
-    past: int,
+    shape: tuple[Size, Size],
+    past: Size,
     dtype: str,
 ) -> Any:
     """The additive mask (0 or -inf, plus what attn_mask adds), broadcastable to [B, H, q, k]; None if there is none."""
@@ -86,6 +102,9 @@ def _bias(
     if nonpad is not None:
         allowed = _allowed_external(b, nonpad, queries, keys, causal, left, right)
         bias = b.where(allowed, const(0, dtype), const(-np.inf, dtype))
+    elif (causal or left >= 0 or right >= 0) and is_open((*shape, past)):
+        allowed = _allowed_open(b, queries, keys, causal, left, right, past)
+        bias = b.where(allowed, const(0, dtype), const(-np.inf, dtype))
     elif causal or left >= 0 or right >= 0:
         allowed = _allowed(queries, keys, causal, left, right, past)
         if not allowed.all():
@@ -96,7 +115,7 @@ def _bias(
         missing = keys - shape_of(mask)[-1]
         if missing:
             rank = len(shape_of(mask))
-            tail = const(np.full((*shape_of(mask)[:-1], missing), -np.inf), dtype)
+            tail = const(np.full((*map(int, shape_of(mask)[:-1]), int(missing)), -np.inf), dtype)
             mask = b.concat([mask, tail], rank - 1)
         bias = mask if bias is None else b.add(bias, mask)
     return bias
@@ -114,7 +133,7 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     if flat:
         q = split_heads(b, q, attrs["q_num_heads"])
         k, v = split_heads(b, k, attrs["kv_num_heads"]), split_heads(b, v, attrs["kv_num_heads"])
-    past = 0
+    past: Size = 0
     if inputs[4] is not None:
         past = shape_of(inputs[4])[2]
         k, v = b.concat([inputs[4], k], 2), b.concat([inputs[5], v], 2)
