@@ -10,9 +10,9 @@ tokens one by one, and each of its highest scores is compared: "departures" coun
 file allows rows rounded to 8 bits (`accuracy_level` 4), onnxruntime computes the file without that leave.
 
 Exporters are those that are installed: torch (`torch.onnx.export`), genai (`onnxruntime-genai`, float32 and, as
-"genai-int4", weights of 4 bits), mobius (`mobius-onnx`: Attention of opset 24). A line is "agrees", "departs", "refused" with the message, or
-"not exported"; "together" tells whether texts of several lengths may be computed in one step, and whether 4 of them
-have the tokens of each alone.
+"genai-int4", weights of 4 bits), mobius (`mobius-onnx`, whose files have Attention of opset 24). A line is "agrees",
+"departs", "refused" with the message, or "not exported"; "together" tells whether texts of several lengths may be
+computed in one step, and whether 4 of them have the tokens of each alone.
 """
 
 from __future__ import annotations

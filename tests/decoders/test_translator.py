@@ -312,3 +312,15 @@ def test_a_branch_that_is_chosen_is_a_function(tmp_path: Path) -> None:
     """`--value use_cache_branch=1` compiles that branch alone, caches of the encoder's output being inputs."""
     made = api.compile(merged_model(), values={"use_cache_branch": [True]}, output=tmp_path / "m.tvmopt")
     assert made.artifact.beginning is None and made.artifact.manifest.accuracy["verified"]
+
+
+def test_what_looks_at_one_form_says_so(tmp_path: Path) -> None:
+    onnx.save(merged_model(), tmp_path / "m.onnx")
+    for words in (("compare",), ("tune",), ("bench", "--decode")):
+        done = tvmopt(words[0], tmp_path / "m.onnx", *words[1:])
+        told = " ".join(done.stderr.split())
+        assert done.returncode == 2 and "two forms of a decoder" in told, (words, told)
+        assert "--value use_cache_branch=1" in told and "Traceback" not in told
+    onnx.save(step_model(), tmp_path / "step.onnx")
+    done = tvmopt("bench", tmp_path / "step.onnx", "--decode")
+    assert done.returncode == 2 and "looks at an encoder's output" in " ".join(done.stderr.split()), done.stderr

@@ -197,7 +197,7 @@ def _subject(
     """Read a decoder, draw its tokens."""
     from tvmopt.api import is_artifact
     from tvmopt.importer import load, open_model, prepare
-    from tvmopt.importer.decoder import find
+    from tvmopt.importer.decoder import OTHER_ATTENTION, find
 
     artifact = str(Path(model).resolve()) if is_artifact(model) else ""
     file = Path(source or "") if artifact else Path(model)
@@ -214,6 +214,12 @@ def _subject(
     ranges = open_model.read(prepared).ranges
     past = next((name for name in ranges if name.startswith(PAST)), "")
     others = [name for name in ranges if name != past]
+    if roles and any(OTHER_ATTENTION.search(value.name) for value in loaded.graph.input):
+        raise InputError(
+            "the decoder looks at an encoder's output, and --decode times decoders of their own text.",
+            where=str(file),
+            fix="time one call: tvmopt bench without --decode, --shape for the lengths",
+        )
     if not roles or not past or len(others) != 1:
         raise InputError(
             "the model is no decoder with open lengths.",

@@ -70,6 +70,21 @@ def pair(source: Any, first: Any = None, values: Collection[str] = ()) -> Pair |
     return _merged(load(source), _told(source))
 
 
+def refuse_both(model: onnx.ModelProto) -> None:
+    """Refuse a model that is still two: for what imports one.
+
+    Raises:
+        InputError: an input decides which form of a decoder the model computes.
+    """
+    if _mentions(model) and _merged(model, "the model") is not None:
+        raise InputError(
+            f"the model is two forms of a decoder, and its input '{FLAG}' says which: here one is looked at.",
+            where=f"model '{model.graph.name}', input '{FLAG}'",
+            fix="give the file of the steps, decoder_with_past_model.onnx, or choose them where the command takes "
+            f"--value {FLAG}=1 (in Python values={{'{FLAG}': 1}}); `tvmopt compile` takes both",
+        )
+
+
 def _told(source: Any) -> str:
     return str(source) if isinstance(source, str | os.PathLike) else "the model"
 

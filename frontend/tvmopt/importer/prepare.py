@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.dims import Dim, Shapes, at
 from tvmopt.errors import ModelError, collect
-from tvmopt.importer import decoder, open_model
+from tvmopt.importer import decoder, open_model, pairs
 from tvmopt.importer.fold import Folder
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.opset import convert_opset
@@ -66,11 +66,12 @@ def prepare(
 
     Raises:
         ModelError: nodes that contradict their inputs, or inputs whose number of dimensions is open.
-        InputError: names or sizes in `shapes` or `values` that do not fit the model.
+        InputError: names or sizes in `shapes` or `values` that do not fit the model; a model of two forms of a decoder.
     """
     known = has_converter or _importer_table()
     skeleton, weights = _split(model)
     bind_values(skeleton.graph, values or {})
+    pairs.refuse_both(skeleton)
     weights.update((t.name, t) for t in skeleton.graph.initializer)
     del skeleton.graph.initializer[:]
     inputs = [v for v in skeleton.graph.input if v.name not in weights]
