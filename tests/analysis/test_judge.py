@@ -253,13 +253,16 @@ def test_a_tolerance_is_the_users_for_an_output_or_for_all(tmp_path):
     assert not Judge(model, rtol={"": 1e-9}).judged(feeds, off, right).ok
 
 
-def test_a_constant_that_was_folded_wrongly_shows():
+@pytest.mark.parametrize("factor", [1.05, np.inf])
+def test_a_constant_that_was_folded_wrongly_shows(factor):
     """The prepared model has it, too: the file tells."""
     good = made(
         [helper.make_node("Mul", ["x", "c"], ["y"])], {"x": [33]}, {"y": (TensorProto.FLOAT, [33])},
         {"c": np.linspace(1, 2, 33, dtype=np.float32)},
     )  # fmt: skip
-    bad = changed(good, "c", lambda c: (c * 1.05).astype("f"))
+    bad = changed(
+        good, "c", lambda c: (c * np.where((np.arange(33) == 5) | np.isfinite(factor), factor, 1)).astype("f")
+    )
     wrong = tvmopt.compile(bad, verify=False).model
     feeds = {"x": np.random.default_rng(0).standard_normal(33).astype("f")}
     peer = {"y": feeds["x"] * np.linspace(1, 2, 33, dtype=np.float32)}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import PEAK, limits_of
+from tvmopt.analysis.deviation import PEAK, limits_of, misplaced
 from tvmopt.analysis.judge import Judge, Tolerance
 from tvmopt.analysis.kernels import Found, Written, check_kernels
 from tvmopt.analysis.observe import Seen, observe
@@ -101,6 +101,7 @@ class Examiner:
         # kernels of open sizes may name nodes of another graph than the prepared one, which is static; where rows are
         # rounded to 8 bits, though, outputs alone say little: a bit that rounds otherwise changes all behind it
         self.observed = model.manifest.kind == "llvm" and (not model.symbols or bool(self.rounded))
+        self._elsewhere = False  # whether ours and onnxruntime's numbers stand in different places there
         self._apart = 1.0  # ours and onnxruntime's on ordinary inputs, in units of what is allowed without a question
 
     def thoroughly(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:
@@ -122,7 +123,9 @@ class Examiner:
         """
         run = self._run(feeds, peer)
         if peer is not None and not self.judge.overruled:
-            excesses = [o.excess for o in self._beside(run.outputs, peer)]
+            beside = self._beside(run.outputs, peer)
+            excesses = [o.excess for o in beside]
+            self._elsewhere = any(map(misplaced, beside))
             self._apart = max(filter(np.isfinite, excesses), default=1.0)
         return self._as_in_the_file(self._or_peer(run, always=True), run)
 
@@ -159,7 +162,7 @@ class Examiner:
     def _as_in_the_file(self, examined: Examined, run: Run) -> Examined:
         """The oracle on the file itself, where what fits the prepared model is far from onnxruntime's: the importer may
         have folded a wrong constant, which the prepared model has, too."""
-        if not examined.ok or run.peer is None or not self.path or self._apart <= FAR:
+        if not examined.ok or run.peer is None or not self.path or (self._apart <= FAR and not self._elsewhere):
             return examined
         judge = Judge(self.path, self.precision, self.judge.rtol, self.judge.atol)
         mark(judge.model, self.rounded)
@@ -167,7 +170,7 @@ class Examiner:
             compared = judge(judge.truth(run.feeds), run.outputs, run.peer)
         except Unsupported:
             return examined
-        wrong = any(o.problem and o.excess > AMPLIFIED for o in compared.outputs)
+        wrong = any(o.problem and (o.excess > AMPLIFIED or misplaced(o)) for o in compared.outputs)
         return replace(examined, comparison=compared) if wrong else examined
 
     def _beside(

@@ -36,12 +36,12 @@ groups of a ConvTranspose, the second channel of an LRN, and interpolates what d
 
 NEVER = words(
     """Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike QuantizeLinear
-    DynamicQuantizeLinear Dropout ImageDecoder LpNormalization BatchNormalization RoiAlign MaxPool TopK"""
+    DynamicQuantizeLinear Dropout ImageDecoder LpNormalization BatchNormalization RoiAlign MaxPool TopK LogSoftmax"""
 )
 """Random operators; Q/DQ pairs, which carry the precision of a quantised model; untrusted image files; and what the
 reference gets wrong: its 1-norm adds up numbers, not their sizes; BatchNormalization before opset 14 takes the batch's
 own statistics; RoiAlign before opset 16 moves by half a pixel; indices of maxima count within a picture; TopK is wrong
-for -2^63."""
+for -2^63; LogSoftmax is the logarithm of a softmax, so that -200 becomes minus infinity."""
 
 SUB_BYTE = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 """Weights that TVM cannot hold as constants: their DequantizeLinear is folded, others are kept."""
