@@ -11,7 +11,10 @@ import pytest
 import tvm
 
 from tvmopt.pipeline import BUILD_CONFIG
+from tvmopt.runtime.tiles import request
 from tvmopt.targets import Machine
+
+request()  # a host with AMX: kernels run here without `tvmopt.load`, which asks the system for tiles
 
 EDGES = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 
