@@ -52,7 +52,7 @@ def window(b: Builder, spatial: tuple[int, ...], small_pads: bool, dilations: bo
 def conv(b: Builder) -> None:
     x = image(b)
     channels = x.shape[1]
-    groups = b.choice([g for g in (1, 1, 1, 1, 2, 3, 4, channels, channels) if channels % g == 0])
+    groups = b.choice([g for g in (1, 1, 1, 1, 2, 3, 4, channels, channels) if g and channels % g == 0])
     outputs = groups * b.choice([1, 1, 2, 3, 4, 8] if groups > 1 else [1, 3, 4, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33])
     if outputs > 64:
         raise Reject("many channels")
@@ -71,7 +71,7 @@ def conv(b: Builder) -> None:
 def conv_transpose(b: Builder) -> None:
     x = image(b)
     channels = x.shape[1]
-    groups = b.choice([g for g in (1, 1, 1, 2, channels) if channels % g == 0])
+    groups = b.choice([g for g in (1, 1, 1, 2, channels) if g and channels % g == 0])
     attrs = window(b, x.shape[2:], True)
     per_group = b.choice([1, 2, 3, 8, 16] if groups == 1 else [1, 2, 3])
     if groups * per_group > 64:
