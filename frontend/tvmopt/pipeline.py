@@ -264,6 +264,7 @@ def graph_passes(
     """The rewrites of the Relax graph, in order."""
     return [
         P.MarkCaches(log),  # before passes that would move a transpose through the concatenation
+        *([P.WidenHalves(log)] if machine.kind == "llvm" else []),  # before all that look for float32
         *quantization_passes(machine, log, int8),  # before FoldConstant, which would make floats of quantised weights
         P.UnrollRecurrence(log, lambda call: why_unrolled(call, machine)),  # its steps are operators like any
         # before UnpackWeights, which makes floats of weights without a kernel

@@ -316,22 +316,29 @@ def misplaced(one: OutputComparison) -> bool:
 
 
 def ranged(exact: Array, unlimited: Array, found: Array) -> Array:
-    """The oracle's numbers for a comparison with `found`, where the range of a type alone makes one no number.
+    """The oracle's numbers for a comparison with `found`, where they follow from the range of a type.
 
     Which results are kept in a wider register is the engine's affair: a number must be the one that stands there
-    without limits; what is none may be any of the three.
+    without limits, or the one that does with them (1 divided by a square that overflows is 0, or as small as it is);
+    what is none may be any of the three.
 
     Args:
         unlimited: as if intermediate results had no largest number.
 
     >>> ranged(np.array([np.nan, np.nan, np.inf]), np.array([7.0, 7.0, np.inf]), np.array([7.0, np.inf, np.nan]))
     array([ 7., inf, inf])
+    >>> ranged(np.array([0.0, 0.0, 2.0]), np.array([1e-9, 1e-9, 2.0]), np.array([1e-9, 0.0, 9.0]))
+    array([1.e-09, 0.e+00, 2.e+00])
     """
-    if exact.dtype.kind != "f" or unlimited.shape != exact.shape or np.isfinite(exact).all():
+    if exact.dtype.kind != "f" or unlimited.shape != exact.shape or np.array_equal(exact, unlimited, equal_nan=True):
         return exact
     loose = ~np.isfinite(exact) & (_class(exact) != _class(unlimited))
     number = np.isfinite(found)
-    return np.where(loose & number, unlimited, np.where(loose & ~number, found, exact)).astype(exact.dtype)
+    both = number & np.isfinite(exact) & np.isfinite(unlimited)
+    with np.errstate(invalid="ignore", over="ignore"):
+        nearer = both & (np.abs(found.astype(exact.dtype) - unlimited) < np.abs(found.astype(exact.dtype) - exact))
+    chosen = np.where((loose & number) | nearer, unlimited, np.where(loose & ~number, found, exact))
+    return chosen.astype(exact.dtype)
 
 
 def _class(x: Array) -> Array:

@@ -22,7 +22,7 @@ import numpy as np
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.deviation import deviation, has_nan, limits_of, misplaced, ranged, spread
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, nudges, signs
+from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, in_wider_registers, nudges, signs
 from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, limit
 from tvmopt.analysis.ties import choices, settle
 
@@ -45,6 +45,7 @@ class Truth:
     _rounded: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _more: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _unlimited: dict[str, Array] = field(default_factory=dict)
+    _wider: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         recorder = Recorder(self.model)
@@ -81,6 +82,18 @@ class Truth:
         if not self._unlimited:
             self._unlimited = Oracle(self.model, UNLIMITED).run(self.feeds, [*self.names, *self.scores])
         return self._unlimited
+
+    def wider(self, precision: str) -> list[dict[str, Array]]:
+        """Outputs of runs that only round, as if intermediate results had no largest number."""
+        if precision not in self._wider:
+            allowed = limits_of(precision, np.dtype(np.float32)).rms
+            runs = in_wider_registers(self.model, precision, self._edges, allowed, self._floats)
+            self._wider[precision] = [run.run(self.feeds, [*self.names, *self.scores]) for run in runs]
+        return self._wider[precision]
+
+    def limited(self, name: str) -> bool:
+        """Whether an output is another one than it would be if intermediate results had no largest number."""
+        return not np.array_equal(self.exact[name], self.unlimited()[name], equal_nan=True)
 
 
 Tolerance = float | Mapping[str, float] | None
@@ -197,8 +210,9 @@ class Judge:
                     one = self._settled(one, truth, found, precision, naturals)
                 if one.problem == "differs":
                     one = self._one(one.name, truth, found, peer, precision, truth.more(precision))
-                elif misplaced(one):
-                    one = self._one(one.name, truth, found, peer, precision, naturals, truth.unlimited())
+                if misplaced(one) or (one.problem == "differs" and truth.limited(one.name)):
+                    runs = [*naturals, *truth.wider(precision)]
+                    one = self._one(one.name, truth, found, peer, precision, runs, truth.unlimited())
             results.append(one)
         return Comparison(tuple(results))
 

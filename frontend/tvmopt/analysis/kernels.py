@@ -22,11 +22,11 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, misplaced, nearly, ranged, slope, spread
+from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, nearly, ranged, slope, spread
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.observe import Seen, bindings, candidates, fitted
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, Rounded, arithmetic_of, nudges, signs
+from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, Rounded, arithmetic_of, in_wider_registers, nudges, signs
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.ties import choices
 
@@ -459,7 +459,10 @@ class _Measured:
         if self._all:
             return False
         allowed = limits_of(self.precision, np.dtype(np.float32)).rms
-        runs = nudges(self.model, self.precision, self.edges, allowed)
+        runs = [
+            *nudges(self.model, self.precision, self.edges, allowed),
+            *in_wider_registers(self.model, self.precision, self.edges, allowed),
+        ]
         self.naturals += [{n: v.array for n, v in self._run(run, self.known).items()} for run in runs]
         self._all = True
         return True
@@ -482,15 +485,17 @@ class _Measured:
 
     @cached_property
     def unlimited(self) -> dict[str, Array]:
-        """The wanted tensors as if what lies between had no largest number."""
+        """The wanted tensors as if what lies between had no largest number; that of their own is the one of the type in
+        which the compiled model has them."""
         made = self._run(Oracle(self.model, UNLIMITED), self.walk.taken)
-        return {n: limit(v.array, v.kind) if is_real(v.kind) else v.array for n, v in made.items()}
+        kinds = {n: self.found[n].dtype if n in self.found else v.kind for n, v in made.items()}
+        return {n: limit(v.array, kinds[n]) if is_real(v.kind) else v.array for n, v in made.items()}
 
     def compared(self, name: str) -> OutputComparison:
         """An output."""
         naturals = [n[name] for n in self.naturals if name in n]
         one = self.walk.compared(name, self.exact[name], self.found[name], self.kinds[name], naturals)
-        if misplaced(one):
+        if not one.ok:
             exact = ranged(self.exact[name], self.unlimited[name], self.found[name])
             one = self.walk.compared(name, exact, self.found[name], self.kinds[name], naturals)
         if one.problem == "differs" and self._more():  # it is this tensor for certain, however large the difference
@@ -524,7 +529,7 @@ class _Measured:
         found = kernel.placed(exact)[0]
         naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
         one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
-        if misplaced(one):
+        if not one.ok:
             exact = ranged(exact, kernel.forms(name, self.unlimited[name])[form], found)
             one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
         if nearly(one) and self._more():

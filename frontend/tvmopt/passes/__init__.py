@@ -44,6 +44,7 @@ from tvmopt.passes.split_open_sums import SplitOpenSums
 from tvmopt.passes.turn_columns import TurnColumns
 from tvmopt.passes.unpack_weights import UnpackWeights
 from tvmopt.passes.unroll_recurrence import UnrollRecurrence
+from tvmopt.passes.widen_halves import WidenHalves
 
 __all__ = [
     "CancelCasts",
@@ -90,4 +91,5 @@ __all__ = [
     "TurnColumns",
     "UnpackWeights",
     "UnrollRecurrence",
+    "WidenHalves",
 ]

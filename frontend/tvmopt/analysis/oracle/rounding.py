@@ -50,6 +50,14 @@ def arithmetic_of(precision: str) -> Arithmetic:
     return Arithmetic(np.float32, TYPES.get(precision), stores=True)
 
 
+def in_wider_registers(
+    model: Any, precision: str, edges: dict[str, list[Any]], allowed: float, local: bool = False
+) -> list[Rounded]:
+    """Runs that round as an engine does which keeps results of 16 bits in float32: nothing overflows 16 bits in it."""
+    arithmetic = replace(arithmetic_of(precision), stores=False, limits=False)
+    return [Rounded(model, arithmetic, edges, sign, allowed, local) for sign in signs(edges)]
+
+
 def has_edges(call: Call) -> bool:
     """Whether a result jumps where an input is near an edge: of rows that are rounded to 8 bits, too."""
     return call.op in EDGES or bool(call.get(ROUNDS, 0))
