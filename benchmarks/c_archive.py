@@ -1,11 +1,12 @@
 """Size and start-up of C archives beside onnxruntime's, in turn.
 
     python benchmarks/c_archive.py mobilenet_v2 bert_base
-    python benchmarks/c_archive.py mobilenet_v2 --rounds 31 --json
+    python benchmarks/c_archive.py mobilenet_v2 --rounds 31
 
 A round starts every program anew. Of the C archive's example the whole process is timed, from its start to its end,
 with one inference; of onnxruntime making the session and the first run, in a Python process that has imported it and
-whose start does not count. The files are warm. Outputs are compared before anything is timed.
+whose start does not count. The files are warm. Outputs are compared before anything is timed. The results go into
+``benchmarks/results/MACHINE/c-archive.json``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import onnxruntime
 
 import tvmopt
 from tvmopt.analysis.samples import sample_inputs
+from tvmopt.bench.machine import slug
+from tvmopt.files import write_text
 from tvmopt.toolchain.static import Archiver
 
 PEER = """
@@ -94,12 +97,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = [measured(name, asked.rounds) for name in asked.models]
-    if asked.json:
-        print(json.dumps(found, indent=1))
-        return
+    result = models.FOLDER.parent / "results" / slug() / "c-archive.json"
+    result.parent.mkdir(parents=True, exist_ok=True)
+    write_text(result, json.dumps(found, indent=1) + "\n")
     print("one thread; medians; onnxruntime", onnxruntime.__version__)
     for one in found:
         print(

@@ -102,7 +102,7 @@ def write(
         batch: leading dimension; other than 1 only for the exported models.
         seed: of the weights.
         torchscript: export with torch's older exporter instead, as ``NAME_ts.onnx``.
-        small: as ``NAME_small.onnx``, for pictures of 96x96 and texts of 16 tokens, with all of its weights: for
+        small: as ``NAME_small.onnx``, for pictures of 96x96 and texts of 4 tokens, with all of its weights: for
             processors that are emulated. A classic network stays as it is.
 
     Raises:
@@ -142,7 +142,7 @@ def export(
 
     torch.manual_seed(seed)
     torch.set_grad_enabled(False)
-    model, inputs = MAKERS[source](Sizes(batch, image=96, tokens=16) if small else Sizes(batch))
+    model, inputs = MAKERS[source](Sizes(batch, image=96, tokens=4) if small else Sizes(batch))
     _randomise(model, torch.Generator().manual_seed(seed))
     _calibrate_batchnorm(model, inputs)
     model.eval()
