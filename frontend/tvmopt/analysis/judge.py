@@ -22,7 +22,7 @@ import numpy as np
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.deviation import deviation, has_nan, limits_of, misplaced, ranged, spread
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, in_wider_registers, nudges, signs
+from tvmopt.analysis.oracle.rounding import Recorder, arithmetic_of, nudges, roundings
 from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, limit
 from tvmopt.analysis.ties import choices, settle
 
@@ -60,40 +60,41 @@ class Truth:
     def naturals(self, precision: str) -> list[dict[str, Array]]:
         """Outputs of runs that only round."""
         if precision not in self._rounded:
-            allowed = limits_of(precision, np.dtype(np.float32)).rms
-            self._rounded[precision] = [
-                Rounded(self.model, arithmetic_of(precision), self._edges, sign, allowed, self._floats).run(
-                    self.feeds, [*self.names, *self.scores]
-                )
-                for sign in signs(self._edges)
-            ]
+            runs = roundings(self.model, arithmetic_of(precision), self._edges, _allowed(precision), self._floats)
+            self._rounded[precision] = self._outputs(runs)
         return self._rounded[precision]
 
     def more(self, precision: str) -> list[dict[str, Array]]:
         """Those, and further ones that round otherwise: asked where the first do not explain a difference."""
         if precision not in self._more:
-            allowed = limits_of(precision, np.dtype(np.float32)).rms
-            runs = nudges(self.model, precision, self._edges, allowed, self._floats)
-            self._more[precision] = [run.run(self.feeds, [*self.names, *self.scores]) for run in runs]
+            runs = nudges(self.model, precision, self._edges, _allowed(precision), self._floats)
+            self._more[precision] = self._outputs(runs)
         return [*self.naturals(precision), *self._more[precision]]
 
     def unlimited(self) -> dict[str, Array]:
         """Outputs as if intermediate results had no largest number: asked where a NaN or an infinity is misplaced."""
         if not self._unlimited:
-            self._unlimited = Oracle(self.model, UNLIMITED).run(self.feeds, [*self.names, *self.scores])
+            (self._unlimited,) = self._outputs([Oracle(self.model, UNLIMITED)])
         return self._unlimited
 
     def wider(self, precision: str) -> list[dict[str, Array]]:
         """Outputs of runs that only round, as if intermediate results had no largest number."""
         if precision not in self._wider:
-            allowed = limits_of(precision, np.dtype(np.float32)).rms
-            runs = in_wider_registers(self.model, precision, self._edges, allowed, self._floats)
-            self._wider[precision] = [run.run(self.feeds, [*self.names, *self.scores]) for run in runs]
+            arithmetic = arithmetic_of(precision, wider=True)
+            runs = roundings(self.model, arithmetic, self._edges, _allowed(precision), self._floats)
+            self._wider[precision] = self._outputs(runs)
         return self._wider[precision]
+
+    def _outputs(self, runs: Sequence[Oracle]) -> list[dict[str, Array]]:
+        return [run.run(self.feeds, [*self.names, *self.scores]) for run in runs]
 
     def limited(self, name: str) -> bool:
         """Whether an output is another one than it would be if intermediate results had no largest number."""
         return not np.array_equal(self.exact[name], self.unlimited()[name], equal_nan=True)
+
+
+def _allowed(precision: str) -> float:
+    return limits_of(precision, np.dtype(np.float32)).rms
 
 
 Tolerance = float | Mapping[str, float] | None

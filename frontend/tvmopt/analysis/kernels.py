@@ -26,7 +26,7 @@ from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, near
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.observe import Seen, bindings, candidates, fitted
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, Rounded, arithmetic_of, in_wider_registers, nudges, signs
+from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, arithmetic_of, nudges, roundings
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.ties import choices
 
@@ -449,21 +449,23 @@ class _Measured:
 
     def _rounded(self) -> list[dict[str, Array]]:
         """The same in runs that only round."""
-        allowed = limits_of(self.precision, np.dtype(np.float32)).rms
-        arithmetic = arithmetic_of(self.precision)
-        runs = [Rounded(self.model, arithmetic, self.edges, sign, allowed) for sign in signs(self.edges)]
+        return self._through(roundings(self.model, arithmetic_of(self.precision), self.edges, self._allowed))
+
+    @property
+    def _allowed(self) -> float:
+        return limits_of(self.precision, np.dtype(np.float32)).rms
+
+    def _through(self, runs: Sequence[Oracle]) -> list[dict[str, Array]]:
         return [{n: v.array for n, v in self._run(run, self.known).items()} for run in runs]
 
     def _more(self) -> bool:
         """Ask further runs that round, once; False where they were asked."""
         if self._all:
             return False
-        allowed = limits_of(self.precision, np.dtype(np.float32)).rms
-        runs = [
-            *nudges(self.model, self.precision, self.edges, allowed),
-            *in_wider_registers(self.model, self.precision, self.edges, allowed),
-        ]
-        self.naturals += [{n: v.array for n, v in self._run(run, self.known).items()} for run in runs]
+        self.naturals += self._through(nudges(self.model, self.precision, self.edges, self._allowed))
+        if any(not np.array_equal(a, self.unlimited[n], equal_nan=True) for n, a in self.exact.items()):
+            arithmetic = arithmetic_of(self.precision, wider=True)
+            self.naturals += self._through(roundings(self.model, arithmetic, self.edges, self._allowed))
         self._all = True
         return True
 

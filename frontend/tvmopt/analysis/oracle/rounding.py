@@ -45,27 +45,22 @@ MORE = 4
 """Further runs that round."""
 
 
-def arithmetic_of(precision: str) -> Arithmetic:
-    """The arithmetic that rounds as an engine does in this precision."""
-    return Arithmetic(np.float32, TYPES.get(precision), stores=True)
+def arithmetic_of(precision: str, wider: bool = False) -> Arithmetic:
+    """The arithmetic that rounds as an engine does in this precision; `wider`: one that keeps results of 16 bits in
+    float32, where nothing overflows 16 bits."""
+    return Arithmetic(np.float32, TYPES.get(precision), stores=not wider, limits=not wider)
 
 
-def in_wider_registers(
-    model: Any, precision: str, edges: dict[str, list[Any]], allowed: float, local: bool = False
+def roundings(
+    model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], allowed: float, local: bool = False
 ) -> list[Rounded]:
-    """Runs that round as an engine does which keeps results of 16 bits in float32: nothing overflows 16 bits in it."""
-    arithmetic = replace(arithmetic_of(precision), stores=False, limits=False)
-    return [Rounded(model, arithmetic, edges, sign, allowed, local) for sign in signs(edges)]
+    """The runs that round in an arithmetic; where a model has no edges, the second would be the first again."""
+    return [Rounded(model, arithmetic, edges, sign, allowed, local) for sign in ((1, -1) if edges else (1,))]
 
 
 def has_edges(call: Call) -> bool:
     """Whether a result jumps where an input is near an edge: of rows that are rounded to 8 bits, too."""
     return call.op in EDGES or bool(call.get(ROUNDS, 0))
-
-
-def signs(edges: Mapping[str, Any]) -> tuple[int, ...]:
-    """The runs that round: where a model has no edges, the second would be the first again."""
-    return (1, -1) if edges else (1,)
 
 
 def operands(nodes: Sequence[Any]) -> set[str]:
