@@ -16,21 +16,12 @@ import onnxruntime.datasets as their_datasets
 import pytest
 
 import tvmopt.onnxruntime as ours
-from tvmopt.cache import FOLDER
 from tvmopt.errors import TvmoptError
 
 X = np.random.default_rng(0).random((3, 4, 5), np.float32)
 CLASSES = ("InferenceSession", "SessionOptions", "RunOptions", "IOBinding", "OrtValue", "OrtDevice", "NodeArg",
            "ModelMetadata")  # fmt: skip
 ENGINES = pytest.mark.parametrize("ort", [theirs, ours], ids=["onnxruntime", "tvmopt"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv(FOLDER, str(folder))
-        yield folder
 
 
 def public(thing: Any) -> list[str]:

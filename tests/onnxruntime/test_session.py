@@ -16,20 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
 import tvmopt.onnxruntime as ours
-from tvmopt.cache import FOLDER
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp
 from tvmopt.onnxruntime import exceptions
 
 X = np.random.default_rng(0).standard_normal((2, 8), np.float32)
 value = helper.make_tensor_value_info
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv(FOLDER, str(folder))
-        yield folder
 
 
 def saved(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], **constants: np.ndarray) -> str:
