@@ -22,12 +22,12 @@ from typing import Any
 
 import int8
 import models
-import onnxruntime
 
 import tvmopt
 from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.samples import sample_inputs
+from tvmopt.analysis.verify import Reference
 from tvmopt.errors import TvmoptError
 from tvmopt.files import write_text
 from tvmopt.toolchain.emulation import EmulatedModel, opened
@@ -53,16 +53,12 @@ def examine(name: str, precision: str) -> dict[str, Any]:
     """
     path, arithmetic = source(name, precision), "fp32" if precision == "int8" else precision
     made = tvmopt.compile(path, target=TARGET, precision=arithmetic, threads=1, verify=False)
-    judge, found = Judge(path, arithmetic), []
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    judge, reference, found = Judge(path, arithmetic), Reference(path), []
     with opened(made.artifact) as model:
         bounds = integer_bounds(judge.model)
         for seed in SEEDS:
             feeds = sample_inputs(made.manifest.inputs, seed=seed, bounds=bounds)
-            peer = dict(zip(judge.names, session.run(None, feeds), strict=True))
-            found.append(judge.judged(feeds, model.run(feeds), peer))
+            found.append(judge.judged(feeds, model.run(feeds), reference.run(feeds)))
         emulator = model.emulator.told if isinstance(model, EmulatedModel) else ""
     outputs = [o for comparison in found for o in comparison.outputs]
     return {
