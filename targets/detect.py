@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,9 +135,13 @@ def _auxiliary(entry: int) -> int:
 
 def usable_cores() -> int:
     """Physical cores this process may use: its affinity mask, hyperthreads counted once, at most its CPU quota."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return cores_among(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def cores_among(processors: Iterable[int]) -> int:
+    """Physical cores among the system's processors: hyperthreads counted once, at most this process's CPU quota."""
     cores = set()
-    for cpu in allowed:
+    for cpu in processors:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
     return max(1, min(len(cores), _quota()))

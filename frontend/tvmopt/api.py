@@ -26,6 +26,7 @@ from tvmopt.files import array_format, atomic_write, check_writable, save_arrays
 from tvmopt.report import Report
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime.artifact import Artifact, is_artifact
+from tvmopt.runtime.cores import parse
 from tvmopt.runtime.fleet import Fleet
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.model import Model, load
@@ -274,6 +275,7 @@ def run(
     warmup: int | None = None,
     duration: float | None = None,
     threads: int | None = None,
+    cores: str | None = None,
     target: str | None = None,
     nvtx: bool = False,
     progress: Progress | None = None,
@@ -288,6 +290,7 @@ def run(
         output: write the outputs there: .npz, or .npy if there is one.
         print_time: measure the latency of `iterations` (100) calls after `warmup` (10), and more until `duration`
             seconds passed; each of the three asks for it too.
+        cores: the processors to run on, as for :func:`load`: "0-3", "node0".
         target: the name of the one to run of an artifact for a fleet; default: the best that this machine can. Of an
             ONNX file: as for :func:`compile`.
         nvtx: open an NVTX range with its ONNX nodes around each kernel, for Nsight Systems.
@@ -309,15 +312,17 @@ def run(
     notes = []
     loaded: Model | EmulatedModel
     if not isinstance(model, Model) and str(model).endswith(".onnx"):
-        loaded = _compiled_for_now(model, shape, precision, threads, target or "cpu", progress)
+        loaded = _compiled_for_now(model, shape, precision, threads, cores, target or "cpu", progress)
         notes.append(f"{model} was compiled for this run only; tvmopt compile {model} keeps it.")
     elif isinstance(model, Model):
         loaded = model
         if target not in (None, model.manifest.target):
             fix = f"load it with target={target!r}"
             raise InputError(f"the model was loaded for {model.manifest.target}, not {target}.", fix=fix)
+        if cores is not None:
+            raise InputError("the model is loaded, and runs where it was told to.", fix=f"load it with cores={cores!r}")
     else:
-        loaded = _opened(model, target or "", threads)
+        loaded = _opened(model, target or "", threads, cores)
     fleet = tuple(member.title for member in loaded.manifest.fleet)
     if fleet:
         notes.append(f"{model} is for {', '.join(fleet)}; the code for {loaded.manifest.title} was run.")
@@ -352,10 +357,12 @@ def run(
     return RunResult(outputs, timing, loaded.threads, tuple(notes), loaded.manifest.target, fleet, labels)
 
 
-def _opened(path: str | Path, target: str, threads: int | None) -> Model | EmulatedModel:
+def _opened(path: str | Path, target: str, threads: int | None, cores: str | None) -> Model | EmulatedModel:
     """An artifact ready to run: by this machine, or by an emulator where its target has other instructions."""
     if artifacts.read_manifest(path, target=target).arch in ("", host_arch()):
-        return load(path, threads=threads, target=target)
+        return load(path, threads=threads, target=target, cores=cores)
+    if cores is not None:
+        raise InputError("an emulator takes no cores.", where=str(path), fix="start tvmopt with `taskset -c`")
     return opened(artifacts.read(path, target=target, threads=threads or 0), threads=threads)
 
 
@@ -364,6 +371,7 @@ def _compiled_for_now(
     shape: Shapes | None,
     precision: str,
     threads: int | None,
+    cores: str | None,
     target: str,
     progress: Progress | None,
 ) -> Model:
@@ -371,10 +379,10 @@ def _compiled_for_now(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.tvmopt"
         compile_isolated(
-            model, target=Machine.load(target), shape=shape, precision=precision, threads=threads, verify=False,
-            output=path, progress=progress,
+            model, target=Machine.load(target), shape=shape, precision=precision, verify=False,
+            threads=threads or (parse(cores).count if cores is not None else None), output=path, progress=progress,
         )  # fmt: skip
-        return load(path, threads=threads)
+        return load(path, threads=threads, cores=cores)
 
 
 def _write(output: str | Path, form: str, outputs: Mapping[str, Array]) -> None:

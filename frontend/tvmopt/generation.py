@@ -71,6 +71,7 @@ def generate(
     inputs: Mapping[str, Any] | None = None,
     encoder: str | Path | Model | None = None,
     threads: int | None = None,
+    cores: str | None = None,
     on_piece: Callable[[str], None] | None = None,
 ) -> Generated:
     """Go on from a prompt.
@@ -93,10 +94,10 @@ def generate(
         MissingDependency: a tokenizer without the package `tokenizers`.
     """
     words, (ids,), ends = _in_tokens([prompt], tokenizer, stop)
-    loaded = _loaded(model, threads)
+    loaded = _loaded(model, threads, cores)
     beside = dict(inputs or {})
     if encoder is not None:
-        beside = encoded(_loaded(encoder, threads), beside)
+        beside = encoded(_loaded(encoder, threads, cores), beside)
         beside = {name: value for name, value in beside.items() if name in loaded.looks_at}
     decoder = loaded.decoder(max_length, **beside)
     start = time.perf_counter()
@@ -171,6 +172,7 @@ def generate_texts(
     stop: Sequence[str | int] = (),
     max_length: int | None = None,
     threads: int | None = None,
+    cores: str | None = None,
     on_token: Callable[[int, int], None] | None = None,
 ) -> GeneratedTexts:
     """Go on from several prompts of any lengths; a step is one token more of each text that is there.
@@ -182,7 +184,7 @@ def generate_texts(
     The other arguments, and errors, are those of :func:`generate`, and of :class:`tvmopt.runtime.batch.Batch`.
     """
     words, ids, ends = _in_tokens(prompts, tokenizer, stop)
-    loaded = _loaded(model, threads)
+    loaded = _loaded(model, threads, cores)
     batch = loaded.decoder(max_length, sequences=sequences or max(1, min(len(ids), MOST_TOGETHER)))
     found: list[list[int]] = [[] for _ in ids]
     start = time.perf_counter()
@@ -206,8 +208,8 @@ def _in_tokens(
     return words, [prompt_tokens(prompt, words) for prompt in prompts], [stop_token(one, words) for one in stop]
 
 
-def _loaded(model: str | Path | Model, threads: int | None) -> Model:
-    return model if isinstance(model, Model) else load(model, threads=threads)
+def _loaded(model: str | Path | Model, threads: int | None, cores: str | None) -> Model:
+    return model if isinstance(model, Model) else load(model, threads=threads, cores=cores)
 
 
 def prompt_tokens(prompt: str | Sequence[int], words: Tokenizer | None) -> list[int]:

@@ -17,6 +17,7 @@ import soak
 import tvmopt
 from tvmopt.errors import InputError
 from tvmopt.runtime import pool
+from tvmopt.toolchain.linking import find_cc
 
 BEHIND = """
 import os, sys, numpy as np, tvmopt
@@ -105,6 +106,20 @@ def test_an_error_of_a_worker_is_the_callers(file: Path) -> None:
     ctypes.CDLL(None).TVMFFIErrorMoveFromRaised(ctypes.byref(handle))
     assert handle.value
     ctypes.CDLL(None).TVMFFIObjectDecRef(handle)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("alone") / "pool"
+    source = Path(__file__).with_name("pool_alone.c")
+    subprocess.run([find_cc(), "-O2", "-pthread", f"-I{pool.SOURCE.parent}", source, "-o", path], check=True)
+    return path
+
+
+def test_what_no_worker_has_begun_is_the_callers(alone: Path) -> None:
+    """A neighbour on a worker's core does not stop a call: workers that never run, and more of them than cores."""
+    done = subprocess.run([alone], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_a_closed_model(file: Path) -> None:

@@ -197,19 +197,20 @@ def note(text: str) -> None:
     print(f"note: {printable(text)}", file=sys.stderr)
 
 
-def many_threads(threads: int | None) -> None:
-    """Say so if there are more threads than cores: they wait for each other.
+def many_threads(threads: int | None, on: str | None = None) -> None:
+    """Say so if there are more threads than cores, or than those of `on`: they wait for each other.
 
     Raises:
-        InputError: there cannot be so many.
+        InputError: there cannot be so many, or there are no such cores.
     """
+    from tvmopt.runtime.cores import parse
     from tvmopt.runtime.pool import check_threads
     from tvmopt.targets.detect import usable_cores
 
     if threads is not None:
         check_threads(threads, "--threads")
 
-    cores = usable_cores()
+    cores = usable_cores() if on is None else parse(on).count
     if threads is not None and threads > cores:
         note(
             f"{threads} threads share {cores} core{'s' * (cores != 1)}: they wait for each other, and times say little."

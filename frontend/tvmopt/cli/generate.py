@@ -51,6 +51,12 @@ def command(
         str | None, typer.Option(metavar="ARTIFACT", help="The compiled encoder of a decoder that looks at its output.")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
+    cores: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0-3|node0", help="The processors to run on, or those of a NUMA node.", show_default="all"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, text and times as JSON.")] = False,
 ) -> None:
     """Go on from a prompt; print the text as it is computed, and how fast that was. Several are computed together."""
@@ -58,11 +64,11 @@ def command(
 
     if bool(prompt) == bool(tokens):
         raise InputError("give a prompt.", fix="--prompt TEXT --tokenizer tokenizer.json, or --tokens 1,15,27")
-    many_threads(threads)
+    many_threads(threads, cores)
     prompts: list[str | list[int]] = [*map(_numbers, tokens or ()), *(prompt or ())]
     words: dict[str, Any] = {
         "tokenizer": tokenizer, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k,
-        "top_p": top_p, "seed": seed, "stop": stop or [], "max_length": max_length, "threads": threads,
+        "top_p": top_p, "seed": seed, "stop": stop or [], "max_length": max_length, "threads": threads, "cores": cores,
     }  # fmt: skip
     if len(prompts) > 1 or sequences is not None:
         if inputs or encoder:

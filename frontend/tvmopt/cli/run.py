@@ -45,6 +45,12 @@ def command(
     warmup: Annotated[int | None, typer.Option(min=0, help="Time it, after so many calls.", show_default="10")] = None,
     duration: Annotated[float | None, typer.Option(min=0, help="Time it, for at least so many seconds.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.", show_default="as compiled")] = None,
+    cores: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0-3|node0", help="The processors to run on, or those of a NUMA node.", show_default="all"
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -60,12 +66,12 @@ def command(
     """Run a compiled model on files or filled inputs; print what came out and how long it took."""
     from tvmopt.api import run
 
-    many_threads(threads)
+    many_threads(threads, cores)
     with progress(as_json) as show:
         result = run(
             model, parse_inputs(inputs or []), shape=parse_shapes(shape or []), precision=precision, fill=fill,
-            seed=seed, threads=threads, target=target, output=output, print_time=print_time, iterations=iterations,
-            warmup=warmup, duration=duration, nvtx=nvtx, progress=show,
+            seed=seed, threads=threads, cores=cores, target=target, output=output, print_time=print_time,
+            iterations=iterations, warmup=warmup, duration=duration, nvtx=nvtx, progress=show,
         )  # fmt: skip
     for told in result.notes:
         note(told)

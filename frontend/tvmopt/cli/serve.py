@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from tvmopt.cli.common import print_json
 from tvmopt.errors import InputError
+from tvmopt.runtime.cores import parse
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -27,6 +29,13 @@ def command(
     instances: Annotated[
         str, typer.Option(metavar="N[xTHREADS]", help="Calls at a time of each model, and threads of each.")
     ] = "1",
+    cores: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL=]0-3|node0",
+            help="The processors that models run on, or those of a NUMA node; of one model; repeatable.",
+        ),
+    ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Put requests together, up to so many rows.")] = 1,
     max_delay: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for more of them.")] = 0.0,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests of a model that may wait; more get 429.")] = 64,
@@ -49,7 +58,12 @@ def command(
     from tvmopt.serving.server import Settings, serve
 
     count, threads = parse_instances(instances)
-    limits = Limits(count, threads, max_batch, max_delay / 1e3, max_queue, timeout, max_texts)
+    limits = Limits(count, threads, max_batch, max_delay / 1e3, max_queue, timeout, max_texts, parse_cores(cores or []))
+    if ray is not None and cores:
+        fix = "leave it out: Ray gives a replica its cores"
+        raise InputError("--cores is for one machine.", where="--ray", fix=fix)
+    for wanted in limits.cores.values():
+        parse(wanted)
     settings = Settings(host, port, grpc_port if grpc else None, limits, int(max_body * 2**20), reload, grace)
     started = print_json if as_json else None
     if ray is None:
@@ -70,6 +84,25 @@ def parse_instances(text: str) -> tuple[int, int | None]:
     if found is None:
         raise InputError(f"--instances is {text!r}.", fix="give a number, or 2x1: two instances of one thread")
     return int(found[1]), int(found[2]) if found[2] else None
+
+
+def parse_cores(texts: Sequence[str]) -> dict[str, str]:
+    """Processors by the model's name; those for all others by "".
+
+    >>> parse_cores(["0-3", "resnet=node1"])
+    {'': '0-3', 'resnet': 'node1'}
+
+    Raises:
+        InputError: a model is named twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, wanted = text.rpartition("=")
+        if name in found:
+            what = f"{name!r} has cores twice." if name else "--cores without a model is given twice."
+            raise InputError(what, where=f"--cores {text}", fix="give it once: --cores 0-3,8, --cores MODEL=4-7")
+        found[name] = wanted
+    return found
 
 
 def parse_replicas(text: str) -> int | tuple[int, int]:

@@ -24,8 +24,9 @@ from tvmopt.errors import ArtifactError, InputError, reason
 from tvmopt.files import atomic_write, open_plain
 from tvmopt.runtime import container
 from tvmopt.runtime.choice import chosen, shown, unfit
+from tvmopt.runtime.cores import Cores, ask_memory, running_on
 from tvmopt.runtime.manifest import Manifest, Part, Weight, parse
-from tvmopt.runtime.tensors import ALIGNMENT, HUGE, Array, TensorInfo, aligned_empty
+from tvmopt.runtime.tensors import ALIGNMENT, HUGE, Array, TensorInfo, address, aligned_empty
 from tvmopt.targets import detect_host
 
 Members = Mapping[str, tuple[int, int]]
@@ -166,8 +167,9 @@ def read_manifest(path: str | Path, *, target: str = "") -> Manifest:
 
 
 def read(
-    path: str | Path, *, mapped: bool = False, verify: bool = True, target: str = "", threads: int = 0
-) -> Artifact:
+    path: str | Path, *, mapped: bool = False, verify: bool = True, target: str = "", threads: int = 0,
+    cores: Cores | None = None,
+) -> Artifact:  # fmt: skip
     """Read an artifact and check it.
 
     Args:
@@ -178,6 +180,7 @@ def read(
         target: the name of the one to read; default: of a fleet's artifact the best that this machine can run.
         threads: that will be used: of an artifact with code for several numbers that for so many, or the next more, or
             the most; default: the cores that this process may use.
+        cores: whose memory the weights are to lie in; those that are mapped lie where the file's pages are.
 
     Raises:
         ArtifactError: damaged, cut short, of another version, or not an artifact; of a fleet's targets this machine can
@@ -185,28 +188,32 @@ def read(
         InputError: there is no target of that name.
     """
     where = str(path)
-    with open_file(path) as file:
-        return _read(file, where, target, threads, mapped=mapped, verify=verify)
+    with open_file(path) as file, running_on(cores):
+        nodes = cores.nodes if cores is not None else ()
+        return _read(file, where, target, threads, mapped=mapped, verify=verify, nodes=nodes)
 
 
-def _read(file: Any, where: str, target: str, threads: int, *, mapped: bool, verify: bool) -> Artifact:
+def _read(
+    file: Any, where: str, target: str, threads: int, *, mapped: bool, verify: bool, nodes: tuple[int, ...] = ()
+) -> Artifact:
     """An open file: see :func:`read`."""
     directory = container.read_directory(file, where)
     manifests = parse(directory.manifest, where, intact=directory.intact)
     check_parts(manifests, directory.members, where)
     found = chosen(manifests, where, target, threads)
-    return read_one(file, found, directory.members, where, mapped=mapped, verify=verify)
+    return read_one(file, found, directory.members, where, mapped=mapped, verify=verify, nodes=nodes)
 
 
 def read_one(
-    file: Any, manifest: Manifest, members: Members, where: str, *, mapped: bool = False, verify: bool = True
-) -> Artifact:
+    file: Any, manifest: Manifest, members: Members, where: str, *, mapped: bool = False, verify: bool = True,
+    nodes: tuple[int, ...] = (),
+) -> Artifact:  # fmt: skip
     """One target of an open file whose parts are checked: see :func:`read`."""
     file.seek(members[manifest.library][0])
     library = file.read(members[manifest.library][1])
     memory: list[Array] = []
     if not manifest.stripped:
-        memory = _segments(file, [members[name] for name in manifest.segments], mapped)
+        memory = _segments(file, [members[name] for name in manifest.segments], mapped, nodes)
     inner = _bytes_of(file, members[container.BEGINNING]) if container.BEGINNING in manifest.parts else b""
     if verify:
         found = {manifest.library: container.sha256([library])}
@@ -220,7 +227,7 @@ def read_one(
                     fix="copy the file again, or compile the model again",
                 )
     weights = () if manifest.stripped else tuple(_slice(memory, weight) for weight in manifest.weights)
-    beginning = _read(io.BytesIO(inner), where, "", 0, mapped=False, verify=False) if inner else None
+    beginning = _read(io.BytesIO(inner), where, "", 0, mapped=False, verify=False, nodes=nodes) if inner else None
     return Artifact(manifest, library, weights, where, beginning)
 
 
@@ -286,11 +293,12 @@ def _misplaced(sizes: Sequence[int], manifest: Manifest) -> list[str]:
     return [] if filled and whole else [manifest.segments[0] if manifest.segments else container.WEIGHTS]
 
 
-def _segments(file: Any, places: Sequence[tuple[int, int]], mapped: bool) -> list[Array]:
-    """The bytes of the members that hold weights: mapped, or read into one piece of memory."""
+def _segments(file: Any, places: Sequence[tuple[int, int]], mapped: bool, nodes: tuple[int, ...] = ()) -> list[Array]:
+    """The bytes of the members that hold weights: mapped, or read into one piece of memory, of these NUMA nodes."""
     if mapped and all(offset % ALIGNMENT == 0 for offset, _ in places):
         return [_mapped(file, *place) for place in places]
     memory, found, begin = _memory(sum(size for _, size in places)), [], 0
+    ask_memory(address(memory), memory.nbytes, nodes)
     for offset, size in places:
         part = memory[begin : begin + size]
         begin += size

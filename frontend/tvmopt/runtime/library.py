@@ -19,6 +19,7 @@ from typing import Any
 
 from tvmopt.errors import ArtifactError, InputError, MissingDependency
 from tvmopt.runtime import elf, pool
+from tvmopt.runtime.cores import Cores
 from tvmopt.runtime.quicken import names_read_once, quicken
 from tvmopt.targets.detect import usable_cores
 from tvmopt.texts import whole_number
@@ -110,11 +111,12 @@ def _without(module: str) -> Iterator[None]:
 # -- threads ---------------------------------------------------------------------------------------------
 
 
-def default_threads(wanted: int) -> int:
-    """Threads to run with: TVM_NUM_THREADS if set, else `wanted` (the target's cores), at most the cores we may use."""
+def default_threads(wanted: int, cores: Cores | None = None) -> int:
+    """Threads to run with: TVM_NUM_THREADS if set, else one for each of the cores that the model was given, else
+    `wanted` (the target's cores), at most the cores we may use."""
     text = os.environ.get("TVM_NUM_THREADS", "")
     if not text:
-        return int(max(1, min(wanted, usable_cores())))
+        return cores.count if cores is not None else int(max(1, min(wanted, usable_cores())))
     number = whole_number(text)
     if number is None:
         raise InputError(f"TVM_NUM_THREADS is {text!r}, not a positive number.", fix="unset it, or set it to 1, 2, ...")

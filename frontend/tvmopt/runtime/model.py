@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -29,6 +29,7 @@ from tvmopt.runtime import pool
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.batch import Batch
 from tvmopt.runtime.beside import begun
+from tvmopt.runtime.cores import Cores, parse, running_on
 from tvmopt.runtime.decoder import Decoder
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
 from tvmopt.runtime.manifest import Manifest, check_versions
@@ -76,15 +77,17 @@ class Model:
 
     Args:
         artifact: from :func:`tvmopt.runtime.artifact.read` or a compile.
-        threads: threads a call; default: TVM_NUM_THREADS, else what the artifact was compiled for, at most the
-            cores this process may use.
+        threads: threads a call; default: TVM_NUM_THREADS, else one for each of `cores`, else what the artifact was
+            compiled for, at most the cores this process may use.
+        cores: the processors that calls run on, their caller meanwhile too. Models that are given the same ones share
+            them; those that are given others have threads of their own.
 
     Raises:
         ArtifactError: its weights were stripped, it needs instructions or a GPU that are not here, or it is
             damaged.
     """
 
-    def __init__(self, artifact: Artifact, *, threads: int | None = None) -> None:
+    def __init__(self, artifact: Artifact, *, threads: int | None = None, cores: Cores | None = None) -> None:
         manifest = artifact.manifest
         if manifest.stripped:
             raise ArtifactError(
@@ -109,8 +112,9 @@ class Model:
             )
         check_versions(manifest, artifact.where)
         self._artifact = artifact
-        self._threads = threads or default_threads(manifest.threads)
+        self._threads, self._cores = threads or default_threads(manifest.threads, cores), cores
         self._library = load_library(artifact.library, artifact.where)
+        self._place = pool.place_of(cores.processors, artifact.where) if cores is not None else 0
         behind = manifest.decoder.in_place + manifest.decoder.placed  # the numbers of rows, the places
         wanted = arity(self._library) - behind
         given = len(manifest.inputs) + len(manifest.weights)
@@ -192,9 +196,15 @@ class Model:
         """Threads that a call uses, the caller among them."""
         return self._threads
 
+    @property
+    def cores(self) -> Cores | None:
+        """The processors that calls run on, where the model was given some."""
+        return self._cores
+
     def __repr__(self) -> str:
         ins, outs = "; ".join(map(str, self._inputs)), "; ".join(map(str, self._outputs))
         where = f"{self.manifest.target}, {self._threads} threads"
+        where += f" on cores {self._cores}" if self._cores is not None else ""
         return f"<tvmopt.Model {self.manifest.model}: {ins} -> {outs} on {where}>"
 
     def close(self) -> None:
@@ -263,7 +273,7 @@ class Model:
             if sync:
                 sync()
 
-        with refusals(self.manifest.model):
+        with refusals(self.manifest.model), running_on(self._cores):
             return measure(call, iterations=iterations, warmup=warmup, duration=duration)
 
     @overload
@@ -286,7 +296,7 @@ class Model:
         given: Mapping[str, Any] = beside
         if self._artifact.beginning is not None:
             if self._beginning is None:
-                self._beginning = Model(self._artifact.beginning, threads=self._threads)
+                self._beginning = Model(self._artifact.beginning, threads=self._threads, cores=self._cores)
             given = begun(self._beginning, self._names, beside, self.manifest.model)
         return Decoder(self, max_length, given) if sequences is None else Batch(self, sequences, max_length, given)
 
@@ -315,11 +325,12 @@ class Model:
                 `past`.
             apart: the tokens are not consecutive ones of one text; no position is `past` plus their number, or more.
         """
-        pool.use_threads(self._threads)
+        pool.use_threads(self._threads, self._place)
         roles = self.manifest.decoder
         told = numbers(roles, past, int(given[roles.ids].shape[1]), scores, places, apart)
         try:
-            return session.main(*(given[name] for name in self._names), *told, *self._weights)
+            with running_on(self._cores):
+                return session.main(*(given[name] for name in self._names), *told, *self._weights)
         except Exception as error:
             if refused := refusal(error, self.manifest.model):
                 raise refused from None
@@ -338,10 +349,14 @@ class Model:
 
     def _invoke(self, values: Sequence[Any]) -> list[Array]:
         instance = getattr(self._own, "instance", None) or self._free_instance()
-        pool.use_threads(self._threads)
+        pool.use_threads(self._threads, self._place)
         tensors = self._tensors(instance, values)
         try:
-            results = instance.session.main(*tensors, *self._weights)
+            if self._cores is None:
+                results = instance.session.main(*tensors, *self._weights)
+            else:
+                with running_on(self._cores):
+                    results = instance.session.main(*tensors, *self._weights)
         except Exception as error:
             if told := refusal(error, self.manifest.model):
                 self._idle += [] if instance.owned else [instance]  # its machine stopped between two kernels
@@ -372,7 +387,7 @@ class Model:
         if instance is None:
             instance = self._own.instance = self._free_instance()
             instance.owned = True
-        pool.use_threads(self._threads)
+        pool.use_threads(self._threads, self._place)
         return instance
 
     def _make_instance(self) -> _Instance:
@@ -537,6 +552,7 @@ def load(
     mapped: bool = False,
     verify: bool = True,
     target: str | None = None,
+    cores: str | Iterable[int] | None = None,
 ) -> Model:
     """Load an artifact. Needs TVM's runtime library only.
 
@@ -548,15 +564,19 @@ def load(
         verify: check the hashes of library and weights.
         target: of an artifact for a fleet, the name of the target to run; default: the best that this machine can.
             `model.manifest.target` tells which it is, `model.manifest.fleet` what there was.
+        cores: the processors that calls run on, as `taskset -c` takes them, or of NUMA nodes: "0-3,8", "node0", or
+            numbers. The weights lie in the memory of their nodes, unless they are mapped.
 
     Raises:
         ArtifactError: damaged, of another version, stripped, or for another machine.
-        InputError: the artifact has no such target.
+        InputError: the artifact has no such target; this process may not use those cores.
     """
     if threads is not None:
         pool.check_threads(threads, "threads")
-    artifact = artifacts.read(path, mapped=mapped, verify=verify, target=target or "", threads=threads or 0)
-    return Model(artifact, threads=threads)
+    given = parse(cores) if cores is not None else None
+    used = threads or (default_threads(pool.MOST, given) if given is not None else 0)
+    artifact = artifacts.read(path, mapped=mapped, verify=verify, target=target or "", threads=used, cores=given)
+    return Model(artifact, threads=threads, cores=given)
 
 
 def _to_device(tensor: Any) -> Any:

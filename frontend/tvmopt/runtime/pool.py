@@ -10,14 +10,18 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import os
+import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tvmopt.errors import InputError
+from tvmopt.errors import ArtifactError, InputError
 
 MOST = 1024
 """Threads that a call may use; `pool.c` has room for as many."""
+PLACES = 64
+"""Sets of processors, everybody's among them, that models of a process may be given; `pool.c` has room for as many."""
 
 SOURCE = Path(__file__).with_name("pool.c")
 
@@ -26,8 +30,9 @@ _POINTERS = {
     "__TVMBackendParallelBarrier": "tvmopt_pool_barrier",
 }
 _LOCK = threading.Lock()
-_THREAD = threading.local()  # .threads: what this Python thread's launches may use
+_THREAD = threading.local()  # .threads: what this Python thread's launches may use; .place: where
 _owner: Any = None
+_places: dict[frozenset[int], int] = {}
 
 
 def _forked() -> None:
@@ -59,11 +64,45 @@ def adopt(path: str) -> None:
             _ctypes.dlclose(library._handle)
 
 
-def use_threads(threads: int) -> None:
-    """Let the calling Python thread's launches use so many threads, its own among them; a library is loaded."""
+def place_of(processors: Iterable[int], where: str) -> int:
+    """The number of the place whose workers run on these processors, made where there is none; a library is loaded.
+
+    Raises:
+        ArtifactError: the process's pool is of an artifact that was compiled before there were places.
+        InputError: there are too many.
+    """
+    wanted = frozenset(processors)
+    with _LOCK:
+        if wanted in _places:
+            return _places[wanted]
+        if not hasattr(_owner, "tvmopt_pool_place"):
+            fix = "compile that one again, too: the pool of threads is that of the first artifact"
+            what = "the first artifact that this process loaded is too old to give a model its cores."
+            raise ArtifactError(what, where=where, fix=fix)
+        number = len(_places) + 1
+        if number >= PLACES:
+            fix = "give models the same cores, or load them in processes of their own"
+            raise InputError(f"models of this process have {number - 1} sets of cores already.", where=where, fix=fix)
+        mask = sum(1 << processor for processor in wanted)
+        words = mask.to_bytes(-(-mask.bit_length() // 64) * 8, sys.byteorder)
+        if _owner.tvmopt_pool_place(number, words, ctypes.c_size_t(len(words))):
+            raise MemoryError("no memory for a set of cores")
+        _places[wanted] = number
+        return number
+
+
+def use_threads(threads: int, place: int = 0) -> None:
+    """Let the calling Python thread's launches use so many threads, its own among them; a library is loaded.
+
+    Args:
+        place: whose, of :func:`place_of`; 0: everybody's.
+    """
     if getattr(_THREAD, "threads", None) != threads:
         _owner.tvmopt_pool_use(threads)
         _THREAD.threads = threads
+    if getattr(_THREAD, "place", 0) != place:
+        _owner.tvmopt_pool_go(place)
+        _THREAD.place = place
 
 
 def tasks() -> int:

@@ -40,6 +40,7 @@ class Limits:
         max_queue: requests that may wait. timeout: seconds that a request, or a token of a text, may take, its wait
             included.
         max_texts: texts that a decoder generates at a time: each has caches of its own.
+        cores: the processors that a model runs on, by its name: "0-3", "node0"; those of "" are for all others.
     """
 
     instances: int = 1
@@ -49,6 +50,11 @@ class Limits:
     max_queue: int = 64
     timeout: float = 60.0
     max_texts: int = 8
+    cores: Mapping[str, str] = field(default_factory=dict)
+
+    def cores_of(self, model: str) -> str | None:
+        """The processors that a model runs on; None: whatever the process may use."""
+        return self.cores.get(model, self.cores.get(""))
 
 
 @dataclass(eq=False)

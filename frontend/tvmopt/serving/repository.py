@@ -212,7 +212,8 @@ class Repository:
         versions = self._served.setdefault(name, {})
         old = versions.get(version)
         try:
-            model = load(file.path, threads=self.limits.threads)  # not mapped: a file that is written over would end us
+            # not mapped: a file that is written over would end us
+            model = load(file.path, threads=self.limits.threads, cores=self.limits.cores_of(name))
             if reason := unsupported(model):
                 raise InputError(f"{reason}.", where=str(file.path))
             words = Tokenizer(file.tokenizer.path) if file.tokenizer is not None else None
