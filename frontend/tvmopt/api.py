@@ -136,7 +136,8 @@ def compile(
             (docs/how-to/preprocess.md).
         postprocess: what becomes of scores behind the model: ``"scores:softmax,top-k=5,labels=FILE"``, a mapping of its
             words, or either by the name of an output. With top-k, an output `y` is the largest scores, and one
-            `y_classes` behind it their numbers.
+            `y_classes` behind it their numbers. Or which of a detector's boxes are kept,
+            ``"boxes:head=yolov8,score=0.25,iou=0.45,most=300"`` (docs/how-to/preprocess.md).
         verify: run module and onnxruntime on the same seeded inputs and refuse a wrong result.
         tolerance: of the verification, relative to each output's largest value; default: what
             rounding explains.

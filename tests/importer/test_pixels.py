@@ -11,7 +11,8 @@ from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.errors import UnsupportedOp
 from tvmopt.importer import import_model, prepare
-from tvmopt.importer.pixels import BITS, COLUMNS, DOMAIN, ROWS, VERSION, function, is_own
+from tvmopt.importer.own import DOMAIN, VERSION, function, is_own
+from tvmopt.importer.pixels import BITS, COLUMNS, ROWS
 from tvmopt.operators import resample
 
 ONE = np.full((2, 1), 1 << BITS, np.int32)

@@ -15,7 +15,7 @@ import tvmopt
 from tests.importer.onnx_check import run_ort
 from tvmopt.errors import InputError
 from tvmopt.preprocessing.asked import stages_behind
-from tvmopt.preprocessing.behind import with_scores
+from tvmopt.preprocessing.behind import with_stages_behind
 from tvmopt.preprocessing.scores import Scores, names_in, parse
 
 NAMES = [f"class {i}" for i in range(10)]
@@ -47,7 +47,7 @@ X = np.random.default_rng(0).standard_normal((3, 10)).astype(np.float32)
 @pytest.mark.parametrize("text", ["scores:softmax", "scores:top-k=3", "scores:top-k=10,softmax"])
 def test_as_numpy(opset: int, text: str) -> None:
     made = model(opset, more=True)
-    with_scores(made, {"y": text}, {})
+    with_stages_behind(made, {"y": text}, {})
     onnx.checker.check_model(made, full_check=True)
     found = dict(zip([o.name for o in made.graph.output], run_ort(made, {"x": X}), strict=True))
     wanted = softmax(X * X) if "softmax" in text else X * X
@@ -70,7 +70,7 @@ def test_the_axis_of_the_classes(shape: Any, axis: int) -> None:
     made = model()
     for value in (made.graph.input[0], made.graph.output[0]):
         value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape))
-    with_scores(made, {"": "scores:softmax,top-k=1"}, {})
+    with_stages_behind(made, {"": "scores:softmax,top-k=1"}, {})
     assert [helper.get_node_attr_value(n, "axis") for n in made.graph.node[1:]] == [axis, axis]
 
 
@@ -103,14 +103,14 @@ def test_what_is_wrong_is_told(text: str, told: str) -> None:
 )
 def test_what_does_not_fit_is_told(asked: dict[str, str], told: str) -> None:
     with pytest.raises(InputError, match=told) as error:
-        with_scores(model(more=True), asked, {})
+        with_stages_behind(model(more=True), asked, {})
     assert error.value.where and error.value.fix
 
 
 def test_names_of_another_number_are_refused() -> None:
     with pytest.raises(InputError, match="9 names, and 'y' has 10 classes"):
-        with_scores(model(), {"": "scores:top-k=2"}, {"": NAMES[:9]})
-    assert with_scores(model(), {"": "scores:top-k=2"}, {"": NAMES}) == {"y_classes": tuple(NAMES)}
+        with_stages_behind(model(), {"": "scores:top-k=2"}, {"": NAMES[:9]})
+    assert with_stages_behind(model(), {"": "scores:top-k=2"}, {"": NAMES}) == {"y_classes": tuple(NAMES)}
 
 
 @pytest.mark.parametrize(

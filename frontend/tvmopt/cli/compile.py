@@ -111,8 +111,9 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="scores:WORD,...",
-            help="Give probabilities, or the largest scores and their classes: scores:softmax,top-k=5,labels=FILE. "
-            "NAME=scores:... says which output; repeatable.",
+            help="Give probabilities, or the largest scores and their classes: scores:softmax,top-k=5,labels=FILE; of "
+            "a detector the boxes that no better one overlaps: boxes:head=yolov8,score=0.25,iou=0.45,most=300. "
+            "NAME=scores:... or NAME=boxes:... says which output; repeatable.",
         ),
     ] = None,
     verify: Annotated[
@@ -218,7 +219,7 @@ def command(
             shape=parse_shapes(shape or []),
             values=parse_values(values or []),
             preprocess=named(preprocess or []),
-            postprocess=named(postprocess or [], "--postprocess", "scores:"),
+            postprocess=named(postprocess or [], "--postprocess", ("scores:", "boxes:")),
             verify=verify,
             tolerance=tolerance,
             output=output or f"{Path(model).stem}{'.tvmopt' if emit == 'artifact' else ''}",

@@ -106,7 +106,9 @@ def _named(result: Any) -> list[list[tuple[str, str, str]]]:
     outputs = list(result.outputs)
     for numbers, names in result.labels.items():
         scores = result.outputs[outputs[outputs.index(numbers) - 1]]
-        first = zip(_first_row(scores), _first_row(result.outputs[numbers]), strict=True)
+        first = [
+            pair for pair in zip(_first_row(scores), _first_row(result.outputs[numbers]), strict=True) if pair[1] >= 0
+        ]  # a detector's places that no box fills have class -1
         found.append([(f"{score:.6g}", str(number), names[int(number)]) for score, number in first])
     return found
 

@@ -13,6 +13,7 @@ from tvmopt.compiler.request import Request
 from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable
+from tvmopt.preprocessing import boxes
 from tvmopt.preprocessing.asked import Stages, stages, stages_behind
 from tvmopt.runtime.choice import titles
 from tvmopt.runtime.pool import check_threads
@@ -40,6 +41,9 @@ def request_for(
     if threads is not None:
         machine = machine.with_threads(check_threads(threads, "threads"))
     behind, labels = stages_behind(postprocess)
+    if machine.kind != "llvm" and (selected := [text for text in behind.values() if text.startswith(boxes.PREFIX)]):
+        where, fix = f"--postprocess {selected[0]}", "compile without it for a GPU, and select behind the model"
+        raise InputError("boxes are selected on CPUs only.", where=where, fix=fix)
     after, code = (tuple((n, str(f)) for n, f in (wanted or {}).items()) for wanted in (dump_after, dump_code))
     dumps = Dumps(after, str(dump_all or ""), code)
     return Request(

@@ -106,11 +106,11 @@ class Request:
         if not self.preprocess and not self.postprocess:
             return self.source, {}
         from tvmopt.importer import load
-        from tvmopt.preprocessing.behind import with_scores
+        from tvmopt.preprocessing.behind import with_stages_behind
         from tvmopt.preprocessing.stages import staged
 
         model = staged(load(self.source), self.preprocess, self.shapes)
-        return model, with_scores(model, self.postprocess, self.labels)
+        return model, with_stages_behind(model, self.postprocess, self.labels)
 
     @property
     def title(self) -> str:
@@ -128,8 +128,7 @@ def request_of(manifest: Manifest, model: Any) -> Request:
     options = manifest.options
     shapes, exact, int8 = options.get("shapes", {}), options.get("exact", False), options.get("int8", "auto")
     stages: dict[str, Any] = {name: options.get(name, {}) for name in ("preprocess", "postprocess")}
-    outputs = [info.name for info in manifest.outputs]
-    labels = {outputs[outputs.index(numbers) - 1]: names for numbers, names in options.get("labels", {}).items()}
+    labels = options.get("labels", {})
     return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8, labels=labels, **stages)
 
 

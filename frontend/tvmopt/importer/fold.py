@@ -23,11 +23,11 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from tvmopt.errors import ModelError
-from tvmopt.importer import blocked, contrib, control, pixels, rules
+from tvmopt.importer import blocked, contrib, control, own, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
-from tvmopt.importer.open_shapes import grouped_attention, open_types, packed_rows, resampled
+from tvmopt.importer.open_shapes import grouped_attention, open_types, own_types, packed_rows
 from tvmopt.importer.open_values import evaluate as evaluate_open
 from tvmopt.importer.protos import (
     attributes,
@@ -228,8 +228,8 @@ class Folder(Walk):
             types |= grouped_attention(self, node)
         if node.op_type == "GatherBlockQuantized":
             types |= packed_rows(self, node)
-        if normal_domain(node.domain) == pixels.DOMAIN and node.op_type in pixels.INPUTS:
-            types |= resampled(self, node)
+        if normal_domain(node.domain) == own.DOMAIN and node.op_type in own.INPUTS:
+            types |= own_types(self, node)
         return types
 
     def _contradiction(self, node: onnx.NodeProto, reason: str) -> ModelError:

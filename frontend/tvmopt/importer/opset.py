@@ -7,7 +7,7 @@ import contextlib
 import onnx
 from onnx import TensorProto, helper, shape_inference, version_converter
 
-from tvmopt.importer.pixels import others
+from tvmopt.importer.own import others
 from tvmopt.importer.protos import byte_size, count, normal_domain, opset_versions
 
 OLDEST, TARGET = 13, 17

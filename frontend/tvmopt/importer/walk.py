@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvmopt.dims import OpenSize, Size, is_open, replaced
 from tvmopt.errors import ModelError
 from tvmopt.importer.inline import rename_free
-from tvmopt.importer.pixels import others
+from tvmopt.importer.own import others
 from tvmopt.importer.protos import (
     make_type,
     node_reads,

@@ -5,5 +5,7 @@ config      the same from a Hugging Face `preprocessor_config.json`
 resampling  how each pixel of a resized picture is made of those of the given one, as Pillow does it
 stages      the ONNX model with these stages as nodes
 scores      what a user asks for behind the model: probabilities, the largest of them, their names
-behind      the ONNX model with these as nodes
+boxes       what a user asks for behind a detector: which of its boxes are kept
+behind      the ONNX model with scores as nodes
+detections  the ONNX model with the selection of boxes as nodes
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import InputError
-from tvmopt.preprocessing import scores
+from tvmopt.preprocessing import boxes, scores
 from tvmopt.preprocessing.config import from_config
 from tvmopt.preprocessing.picture import KEYS, PREFIX, parse, written
 
@@ -46,22 +46,23 @@ def stages_behind(asked: Stages) -> tuple[dict[str, str], dict[str, tuple[str, .
     """
     if asked is None:
         return {}, {}
-    if isinstance(asked, str) or (isinstance(asked, Mapping) and asked and set(asked) <= set(scores.KEYS)):
+    if isinstance(asked, str) or (isinstance(asked, Mapping) and asked and set(asked) <= {*scores.KEYS, *boxes.KEYS}):
         asked = {"": asked}
     texts, labels = {}, {}
     for name, one in (asked if isinstance(asked, Mapping) else {"": asked}).items():
-        text = scores.written(one) if isinstance(one, Mapping) else one
+        kind = boxes if isinstance(one, Mapping) and "head" in one else scores
+        text = scores.written(one, kind.PREFIX) if isinstance(one, Mapping) else one
         if not isinstance(text, str):
-            fix = f"'{scores.PREFIX}top-k=5,...', or a mapping of its words"
+            fix = f"'{scores.PREFIX}top-k=5,...', '{boxes.PREFIX}head=yolov8,...', or a mapping of its words"
             raise InputError(f"a stage is a {type(one).__name__}.", fix=fix)
-        stage = scores.parse(text)
+        stage = boxes.parse(text) if text.startswith(boxes.PREFIX) else scores.parse(text)
         texts[str(name)] = stage.text
         if stage.labels:
             labels[str(name)] = scores.names_in(stage.labels)
     return texts, labels
 
 
-def named(texts: Sequence[str], option: str = "--preprocess", prefix: str = PREFIX) -> dict[str, str]:
+def named(texts: Sequence[str], option: str = "--preprocess", prefixes: Sequence[str] = (PREFIX,)) -> dict[str, str]:
     """Stages as the command line has them: ``image:...``, or ``NAME=image:...``.
 
     >>> named(["x=image:resize=256"])
@@ -72,8 +73,9 @@ def named(texts: Sequence[str], option: str = "--preprocess", prefix: str = PREF
     """
     found: dict[str, str] = {}
     for text in texts:
-        name, between, stage = text.partition(f"={prefix}")
-        name, stage = (name, prefix + stage) if between and not text.startswith(prefix) else ("", text)
+        prefix = next((p for p in prefixes if f"={p}" in text and not text.startswith(tuple(prefixes))), "")
+        name, _, stage = text.partition(f"={prefix}") if prefix else ("", "", text)
+        stage = prefix + stage
         if name in found:
             which = f"'{name}'" if name else "the same"
             raise InputError(f"{which} has two stages.", where=f"{option} {text}", fix="put all words into one")

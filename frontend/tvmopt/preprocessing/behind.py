@@ -1,4 +1,5 @@
-"""A model with what stands behind it as nodes of its own graph: probabilities, and the largest scores of each row.
+"""A model with what stands behind it as nodes of its own graph: probabilities, and the largest scores of each row; the
+boxes of a detector are of :mod:`tvmopt.preprocessing.detections`.
 
 the model -> Softmax -> TopK -> y [.., k] the scores, the largest first, and y_classes [.., k] int64
 """
@@ -14,22 +15,24 @@ from onnx import TensorProto, helper
 from tvmopt.errors import InputError
 from tvmopt.importer.inline import rename_free
 from tvmopt.importer.protos import describe_type, opset_versions, to_tensor
-from tvmopt.preprocessing.scores import PREFIX, Scores, parse
+from tvmopt.preprocessing import boxes
+from tvmopt.preprocessing.detections import NODES, Detections
+from tvmopt.preprocessing.scores import Scores, parse
 
-NODES = "postprocess"
 K_IS_AN_INPUT = 10
 """The opset from which TopK has its k as an input."""
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
 
 
-def with_scores(
+def with_stages_behind(
     model: onnx.ModelProto, stages: Mapping[str, str], labels: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
     """Write stages behind a model, in place.
 
     Args:
-        stages: text of a stage (:mod:`tvmopt.preprocessing.scores`) by the name of an output; "" is the only one.
-        labels: names of classes, likewise.
+        stages: text of a stage (:mod:`tvmopt.preprocessing.scores`, or `boxes`) by the name of an output; "" is the
+            only one, or of a pair the one of four numbers a box.
+        labels: names of classes, likewise, or by the output of their numbers.
 
     Returns:
         The names of the classes, by the output that has their numbers.
@@ -40,12 +43,17 @@ def with_scores(
     named = {}
     for name, text in stages.items():
         value = _output(model.graph, name, text)
-        scores = parse(text)
-        count = _classes(model.graph, value, scores, text)
-        numbers = _write(model, value, scores)
-        names = labels.get(name) or labels.get(value.name) or ()
+        given = value.name
+        if text.startswith(boxes.PREFIX):
+            where = f"--postprocess {given}={text}"
+            numbers, count = Detections(model, value, boxes.parse(text), where).write()
+        else:
+            scores = parse(text)
+            count = _classes(model.graph, value, scores, text)
+            numbers = _write(model, value, scores)
+        names = labels.get(name) or labels.get(given) or labels.get(numbers) or ()
         if names and count and len(names) != count:
-            what = f"there are {len(names)} names, and '{value.name}' has {count} classes."
+            what = f"there are {len(names)} names, and '{given}' has {count} classes."
             raise InputError(what, where=f"--postprocess {text}", fix="give a name for each class, in their order")
         if names:
             named[numbers] = tuple(names)
@@ -56,10 +64,12 @@ def _output(graph: onnx.GraphProto, name: str, text: str) -> onnx.ValueInfoProto
     where = f"--postprocess {name + '=' if name else ''}{text}"
     told = ", ".join(f"'{v.name}' {describe_type(v.type)}" for v in graph.output)
     found = [v for v in graph.output if v.name == name] if name else list(graph.output)
+    if not name and text.startswith(boxes.PREFIX) and len(found) > 1:
+        found = [v for v in found if [d.dim_value for d in v.type.tensor_type.shape.dim][-1:] == [4]] or found
     if not found:
         raise InputError(f"the model has no output '{name}'.", where=where, fix=f"its outputs are {told}")
     if len(found) > 1:
-        fix = f"name one: --postprocess NAME={PREFIX}...; there are {told}"
+        fix = f"name one: --postprocess NAME={text.partition(':')[0]}:...; there are {told}"
         raise InputError("the model has several outputs.", where=where, fix=fix)
     return found[0]
 

@@ -53,7 +53,8 @@ def parse(text: str, where: str = "--postprocess") -> Scores:
     where = f"{where} {text}"
     if not text.startswith(PREFIX):
         fix = f"{PREFIX}WORD,...; the words are {', '.join(KEYS)}"
-        raise InputError(f"there is no postprocessing {text.partition(':')[0]!r}.", where=where, fix=fix)
+        what = f"there is no postprocessing {text.partition(':')[0]!r}; there are 'scores' and 'boxes'."
+        raise InputError(what, where=where, fix=fix)
     values: dict[str, Any] = {}
     problems = []
     for part in filter(None, (p.strip() for p in text[len(PREFIX) :].split(","))):
@@ -79,14 +80,14 @@ def parse(text: str, where: str = "--postprocess") -> Scores:
     return Scores(values.get("softmax", False), values.get("top-k") or 0, values.get("labels", ""))
 
 
-def written(options: Mapping[str, Any]) -> str:
+def written(options: Mapping[str, Any], prefix: str = PREFIX) -> str:
     """The text of a stage given as a mapping of words.
 
     >>> written({"softmax": True, "top-k": 5})
     'scores:softmax,top-k=5'
     """
     words = [word if value is True else f"{word}={value}" for word, value in options.items() if value is not False]
-    return PREFIX + ",".join(words)
+    return prefix + ",".join(words)
 
 
 def names_in(file: str) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
 from tvmopt.importer import pixels
 from tvmopt.importer.inline import rename_free
-from tvmopt.importer.protos import copy_model, describe_type, dtype_name, opset_versions, to_tensor
+from tvmopt.importer.own import DOMAIN, define
+from tvmopt.importer.protos import copy_model, describe_type, dtype_name, to_tensor
 from tvmopt.preprocessing.picture import PREFIX, Picture, Size, parse
 from tvmopt.preprocessing.resampling import Taps, taps
 
@@ -207,13 +208,13 @@ class _Stage:
 
     def rows(self, x: str, down: Taps) -> str:
         """A pass along columns: other rows."""
-        return self.add(pixels.ROWS, "rows", [x, *self.tables("rows", down)], domain=pixels.DOMAIN)
+        return self.add(pixels.ROWS, "rows", [x, *self.tables("rows", down)], domain=DOMAIN)
 
     def columns(self, x: str, across: Taps, rows: range, channels: Sequence[int]) -> str:
         """A pass along rows, of some rows: other columns, channels in another order."""
         more = [self.constant("columns/rows", np.arange(rows.start, rows.stop, dtype=np.int64))]
         more.append(self.constant("columns/channels", np.array(channels, np.int64)))
-        return self.add(pixels.COLUMNS, "columns", [x, *self.tables("columns", across), *more], domain=pixels.DOMAIN)
+        return self.add(pixels.COLUMNS, "columns", [x, *self.tables("columns", across), *more], domain=DOMAIN)
 
     def tables(self, name: str, axis: Taps) -> list[str]:
         places = self.constant(f"{name}/places", axis.places.astype(np.int64))
@@ -266,15 +267,6 @@ def rows_first(given: Size, resized: Size) -> bool:
     """Whether rows are resampled before columns, as Pillow does from version 13 on; older ones begin with columns."""
     less = given[0] - resized[0]
     return less > 0 and less > 2 * (given[1] - resized[1])
-
-
-def define(model: onnx.ModelProto, name: str) -> None:
-    """Have a model define one of our operators, once."""
-    opsets = opset_versions(model)
-    if pixels.DOMAIN not in opsets:
-        model.opset_import.append(helper.make_opsetid(pixels.DOMAIN, pixels.VERSION))
-    if not any((f.domain, f.name) == (pixels.DOMAIN, name) for f in model.functions):
-        model.functions.append(pixels.function(name, opsets.get("", 1)))
 
 
 def _told(size: Size) -> str:

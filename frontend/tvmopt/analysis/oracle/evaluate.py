@@ -44,14 +44,15 @@ class Oracle:
 
     def __init__(self, model: Any, arithmetic: Arithmetic = EXACT) -> None:
         import onnx
-        from onnx.inliner import inline_local_functions
+
+        from tvmopt.importer.own import expanded
 
         folder = ""
         if isinstance(model, (str, Path)):
             folder = str(Path(model).parent)
             model = onnx.load(str(model))
         if model.functions:
-            model = inline_local_functions(model)
+            model = expanded(model)
         model = sort_graphs(model)  # a file may have its nodes in any order
         self.arithmetic, self.folder = arithmetic, folder
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}

@@ -14,9 +14,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tvmopt.analysis.oracle.boxes import selected
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import EXACT, ROUNDS, Arithmetic, Array, Call, Value, is_real
+from tvmopt.importer.boxes import ANY, SELECT
 
 TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32": np.float16}
 """Precisions whose operands have fewer bits than float32 (float16 has the 11 bits of tf32)."""
@@ -24,6 +26,7 @@ EDGES = {
     *("Floor", "Ceil", "Round", "Cast", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear", "Hardmax"),
     *("QLinearConv", "QLinearMatMul"),  # these move their own sums
     *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "NonMaxSuppression"),
+    *(SELECT, ANY),
 }
 CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax"}
 HEAVY = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention", "FusedMatMul"}
@@ -118,8 +121,13 @@ class Rounded(Oracle):
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         stays = call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
         if has_edges(call) and not stays and values and values[0] is not None and is_real(values[0].kind):
-            values = [self._moved(call, values), *values[1:]]
+            if call.op in (SELECT, ANY, "NonMaxSuppression"):
+                values = self._boxes_moved(call, values)
+            else:
+                values = [self._moved(call, values), *values[1:]]
         results = super().evaluate(call, domain, values)
+        if call.op in (SELECT, ANY):
+            results = [self._doubtful_moved(call, results[0])]
         for index, name in enumerate(call.node.output[: len(results)]):
             value = results[index]
             if name in self.narrow and value is not None and is_real(value.kind):
@@ -155,6 +163,28 @@ class Rounded(Oracle):
             way = self.generator.uniform(-1, 1, first.array.shape)
         moved: Array = first.array + (way * width).astype(first.array.dtype)
         return Value(moved, first.kind)
+
+    def _boxes_moved(self, call: Call, values: list[Value | None]) -> list[Value | None]:
+        """Boxes and their scores, each moved by chance by a little more than its own rounding error."""
+        moved = list(values)
+        for index, exact in enumerate(self.edges.get(call.node.output[0], ())[:2]):
+            value = values[index]
+            if value is not None and np.shape(exact) == value.array.shape and value.array.size:
+                error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
+                width = MARGIN * (error + np.sqrt(np.mean(np.square(error, dtype=np.float64))))
+                way = self.generator.uniform(-1, 1, error.shape)
+                moved[index] = Value(value.array + (way * width).astype(value.array.dtype), value.kind)
+        return moved
+
+    def _doubtful_moved(self, call: Call, value: Value | None) -> Value | None:
+        """Selected boxes, from the first one that rounding exchanges on as far off as they can be: none in one run, and
+        the last of the last class in the other. Which ones follow hangs on that one."""
+        exact = self.edges.get(call.node.output[0], [None])
+        if value is None or any(array is None for array in exact) or exact[0].shape[0] != value.array.shape[0]:
+            return value
+        other = value.array != selected(*exact[:5], any_class=call.op == ANY)
+        far = exact[1].shape[1] * exact[1].shape[2] - 1 if self.sign > 0 else -1
+        return Value(np.where(np.logical_or.accumulate(other, 1), far, value.array), value.kind)
 
     def _moved_rows(self, call: Call, first: Value) -> Value:
         """Rows that are rounded to 8 bits, moved by what an engine's may be off without a question, and no more: where

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.oracle import (
+    boxes,
     contrib,
     elementwise,
     grid_sample,
@@ -22,7 +23,7 @@ from tvmopt.analysis.oracle import (
     windows,
 )
 from tvmopt.analysis.oracle.values import Array, Call, Operator, is_real
-from tvmopt.importer.pixels import DOMAIN
+from tvmopt.importer.own import DOMAIN
 
 _GROUPS = (
     elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize, signal,
@@ -32,7 +33,7 @@ _GROUPS = (
 OPERATORS: dict[tuple[str, str], Operator] = {
     **{("ai.onnx", name): operator for group in _GROUPS for name, operator in group.TABLE.items()},
     **{("com.microsoft", name): operator for name, operator in contrib.TABLE.items()},
-    **{(DOMAIN, name): operator for name, operator in pixels.TABLE.items()},
+    **{(DOMAIN, name): operator for name, operator in {**pixels.TABLE, **boxes.TABLE}.items()},
 }
 """(domain, operator) -> its definition."""
 

@@ -1,16 +1,20 @@
-"""What detection networks need: NonMaxSuppression, RoiAlign, MaxPool with indices, TopK of unsigned integers."""
+"""What detection networks need: NonMaxSuppression and SelectBoxes, RoiAlign, MaxRoiPool, TopK of unsigned integers."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.dims import OpenSize, is_open
+from tvmopt.importer.boxes import ANY, SELECT
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
+from tvmopt.importer.own import DOMAIN
+from tvmopt.operators.select_boxes import select_boxes
 
 SAMPLES = 1 << 12
 """The most samples of a bin along an axis, where their number follows from the region's size."""
@@ -54,6 +58,17 @@ def non_max_suppression(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str,
     end = b.concat([b.reshape(b.cast(count, "int64"), (1,)), const([3], "int64")], 0)
     cut = relax.op.dynamic_strided_slice(indices, const([0, 0], "int64"), end, const([1, 1], "int64"))
     return bb.match_cast(b.emit(cut), relax.TensorType((tirx.Var("selected", "int64"), 3), "int64"))
+
+
+def best_boxes(
+    bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context, any_class: bool = False
+) -> Result:
+    """SelectBoxes of our own domain (:mod:`tvmopt.importer.boxes`)."""
+    limits = [ctx.array(inputs[i], what) for i, what in ((2, "most"), (3, "iou"), (4, "score"))]
+    most, iou, score = (np.ravel(limit)[0] for limit in limits if limit is not None)
+    if dtype_of(inputs[0]) != "float32" or dtype_of(inputs[1]) != "float32" or most < 1:
+        raise ctx.unsupported("its boxes and scores are no float32, or it has no places", "use --postprocess boxes:...")
+    return select_boxes(inputs[0], inputs[1], int(most), float(iou), float(score), any_class)
 
 
 def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -169,6 +184,8 @@ def max_roi_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
+    (DOMAIN, SELECT): best_boxes,
+    (DOMAIN, ANY): partial(best_boxes, any_class=True),
     ("", "NonMaxSuppression"): non_max_suppression,
     ("", "RoiAlign"): in_float32(roi_align),
     ("", "MaxRoiPool"): max_roi_pool,

@@ -8,7 +8,8 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import const, dtype_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.pixels import COLUMNS, DOMAIN, ROWS
+from tvmopt.importer.own import DOMAIN
+from tvmopt.importer.pixels import COLUMNS, ROWS
 from tvmopt.importer.sizes import shape_of
 from tvmopt.operators.resample import problem, resample_columns, resample_rows, run_of
 

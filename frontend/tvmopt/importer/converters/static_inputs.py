@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 import onnx
 
+from tvmopt.importer.boxes import ANY, SELECT
+from tvmopt.importer.own import DOMAIN
+
 REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
     "ReduceSum", "ReduceSumSquare",
@@ -34,6 +37,8 @@ COMPILE_TIME: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "MaxUnpool"): (2,),  # output_shape
     ("", "MelWeightMatrix"): (0, 1, 2, 3, 4),
     ("", "NonMaxSuppression"): (2, 3, 4),  # how many, IoU threshold, score threshold
+    (DOMAIN, ANY): (2, 3, 4),
+    (DOMAIN, SELECT): (2, 3, 4),  # how many, IoU threshold, score threshold
     ("", "OneHot"): (1,),  # depth
     ("", "Pad"): (1, 3),  # pads, axes
     ("", "Range"): (0, 1, 2),

@@ -8,7 +8,7 @@ node       what a rule is given
 moving     concatenations, reshapes, slices, pads ...
 spatial    convolutions, poolings, Resize, recurrences, STFT
 contrib    GroupQueryAttention and GatherBlockQuantized of com.microsoft
-pixels     our own operators of pictures of bytes
+own        our own operators: pictures of bytes, a detector's boxes
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.open_shapes import moving, spatial
 from tvmopt.importer.open_shapes.contrib import grouped_attention, packed_rows
 from tvmopt.importer.open_shapes.node import Node, Shape, Shapes
-from tvmopt.importer.open_shapes.pixels import resampled
+from tvmopt.importer.open_shapes.own import own_types
 from tvmopt.importer.protos import words
 from tvmopt.importer.walk import Walk
 
@@ -168,4 +168,4 @@ def open_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeProto
         return []
 
 
-__all__ = ["grouped_attention", "open_types", "packed_rows", "resampled"]
+__all__ = ["grouped_attention", "open_types", "own_types", "packed_rows"]

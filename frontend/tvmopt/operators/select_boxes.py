@@ -1,0 +1,132 @@
+"""Of a detector's boxes those that no better one overlaps, as one Relax operator with a fixed number of places.
+
+    y = tvmopt.select_boxes(boxes, scores, most=, iou=, score=, any_class=)
+
+    boxes   [n, N, 4] float32: two opposite corners (x, y, x, y) or (y, x, y, x)
+    scores  [n, C, N] float32
+    y       [n, most] int64: box * C + class of what stays, the best score first, then the lower number; -1 where
+            nothing is left
+
+A box stays for a class if its score is larger than `score`, and its intersection with each better one that stayed for
+that class is at most `iou` of their union: ONNX's NonMaxSuppression, and then the best of all classes. With
+`any_class` a box counts for its best class only, and better boxes of other classes overlap it, too. A box without area,
+or with NaN, overlaps none. Scores above the limit are gathered once; then the best one left is taken, and what it
+overlaps leaves, until `most` are taken: scores above the limit times boxes taken, and no sorting.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvmopt.operators.register import legalize_by, register
+
+OP = "tvmopt.select_boxes"
+
+
+def select_boxes(boxes: Any, scores: Any, most: int, iou: float, score: float, any_class: bool = False) -> Any:
+    """The call."""
+    _register()
+    limits = json.dumps({"most": most, "iou": iou, "score": score, "any_class": any_class})
+    return relax.Call(tvm.ir.Op.get(OP), [boxes, scores], tvm.ir.make_node("ir.DictAttrs", limits=limits))
+
+
+def _limits(call: Any) -> dict[str, Any]:
+    limits: dict[str, Any] = json.loads(str(call.attrs["limits"]))
+    return limits
+
+
+def _type(call: Any, _bb: Any) -> Any:
+    return relax.TensorType([call.args[0].ty.shape[0], _limits(call)["most"]], "int64")
+
+
+def _loops(bb: relax.BlockBuilder, call: Any) -> Any:
+    limits = _limits(call)
+
+    def compute(boxes: te.Tensor, scores: te.Tensor) -> te.Tensor:
+        def loops(ins: Any, outs: Any) -> Any:
+            return _selection(ins[0], ins[1], outs[0], **limits)
+
+        return te.extern(
+            [(scores.shape[0], limits["most"])], [boxes, scores], loops, dtype="int64", name="select_boxes"
+        )
+
+    return bb.call_te(compute, *call.args, primfunc_name_hint="select_boxes")
+
+
+def _selection(boxes: Any, scores: Any, y: Any, most: int, iou: float, score: float, any_class: bool) -> Any:
+    """The loops of :data:`OP`: `left` has the numbers of the scores that are left, `worth` these scores."""
+    n, classes, count = scores.shape
+    zero, share = T.float32(0), T.float32(iou)
+    with IRBuilder() as ib:
+        boxes, scores, y = (T.buffer_proxy(b) for b in (boxes, scores, y))
+
+        def memory(dtype: str, size: Any = 1, scope: str = "local") -> Any:
+            return T.buffer_proxy(T.alloc_buffer((size,), dtype, scope=scope))
+
+        def corners(b: Any, box: Any) -> tuple[Any, ...]:
+            """The least and the largest place along each axis, and the area."""
+            ends = [boxes[b, box, i] for i in range(4)]
+            low = [tirx.min(ends[i], ends[i + 2]) for i in range(2)]
+            high = [tirx.max(ends[i], ends[i + 2]) for i in range(2)]
+            return *low, *high, tirx.abs(ends[2] - ends[0]) * tirx.abs(ends[3] - ends[1])
+
+        with T.parallel(0, n) as b:
+            left, worth = memory("int32", classes * count, "global"), memory("float32", classes * count, "global")
+            many, kept, best, taken, gone = (memory("int32") for _ in range(5))
+            found = memory("float32", 5)
+            many[0], best[0] = T.int32(0), T.int32(0)
+            with T.serial(0, count) as i, T.serial(0, classes) as c:
+                mine = scores[b, c, i]
+                with T.If(mine > T.float32(score)), T.Then():
+                    kept[0] = T.int32(0)
+                    with T.serial(0, classes if any_class else 0) as o:  # how many classes are no better, and no NaN
+                        other = scores[b, o, i]
+                        with T.If(tirx.any(other < mine, tirx.all(other == mine, o >= c))), T.Then():
+                            kept[0] = kept[0] + 1
+                    with T.If(kept[0] == (classes if any_class else 0)), T.Then():
+                        left[many[0]] = tirx.Cast("int32", i * classes + c)
+                        worth[many[0]] = mine
+                        with T.If(worth[many[0]] > worth[best[0]]), T.Then():
+                            best[0] = many[0]
+                        many[0] = many[0] + 1
+            with T.serial(0, most) as k:
+                y[b, k] = T.int64(-1)
+                with T.If(many[0] > 0), T.Then():
+                    taken[0] = left[best[0]]
+                    y[b, k] = tirx.Cast("int64", taken[0])
+                    for place, value in enumerate(corners(b, taken[0] // classes)):
+                        found[place] = value
+                    owner = taken[0] % classes
+                    kept[0], best[0] = T.int32(0), T.int32(0)
+                    with T.serial(0, many[0]) as j:
+                        low_x, low_y, high_x, high_y, area = corners(b, left[j] // classes)
+                        wide = tirx.min(high_x, found[2]) - tirx.max(low_x, found[0])
+                        high = tirx.min(high_y, found[3]) - tirx.max(low_y, found[1])
+                        both = wide * high
+                        same = tirx.const(True) if any_class else left[j] % classes == owner
+                        some = tirx.all(wide > zero, high > zero, area > zero, found[4] > zero)
+                        over = tirx.all(some, same, both / (found[4] + area - both) > share)
+                        gone[0] = tirx.Select(
+                            over, T.int32(1), T.int32(0)
+                        )  # Not(a > b) would become a <= b, also of NaN
+                        with T.If(tirx.all(left[j] != taken[0], gone[0] == 0)), T.Then():
+                            left[kept[0]] = left[j]
+                            worth[kept[0]] = worth[j]
+                            with T.If(worth[kept[0]] > worth[best[0]]), T.Then():
+                                best[0] = kept[0]
+                            kept[0] = kept[0] + 1
+                    many[0] = kept[0]
+        return ib.get()
+
+
+@lru_cache(maxsize=1)
+def _register() -> None:
+    register(OP, _type, __name__)
+    legalize_by(OP, _loops)
