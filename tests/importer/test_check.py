@@ -89,6 +89,17 @@ def test_a_size_that_only_a_run_tells():
     assert "select outside the model" in text and "TypeError" not in text
 
 
+def test_an_output_whose_size_only_a_run_tells_names_the_node_that_decides():
+    nodes = [
+        node("NonZero", ["x"], ["at"], name="pick"),
+        node("Transpose", ["at"], ["turned"]),
+        node("Cast", ["turned"], ["y"], to=TensorProto.FLOAT),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])]
+    text = refused(model(nodes, [value("x", (3,))], outputs), ModelError)
+    assert "size of output 'y' is decided by values" in text and "behind node 'pick' (NonZero)" in text
+
+
 def test_every_refusal_of_a_converter_is_told_once():
     nodes = [node("Reshape", ["x", "to"], ["a"], name="one"), node("Reshape", ["y", "to"], ["b"], name="two")]
     inputs, outputs = [value("x", (2, 3)), value("y", (5,))], [value("a", (7,)), value("b", (7,))]

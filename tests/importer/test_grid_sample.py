@@ -56,3 +56,30 @@ def test_no_number_as_a_coordinate(padding, tmp_path):
     grid = np.array([[[[0, np.nan], [np.inf, 0], [0, 0]]]], "f")
     found = ours.run({"x": np.arange(9, dtype="f").reshape(1, 1, 3, 3), "g": grid})["y"].ravel()
     assert np.isnan(found[0]) and not np.isfinite(found[1]) and abs(found[2] - 4) < 1e-5
+
+
+OPEN = [("nearest", "zeros", 0), ("linear", "border", 1), ("linear", "reflection", 1), ("cubic", "reflection", 0)]
+
+
+@pytest.mark.parametrize(("mode", "padding", "corners"), OPEN)
+def test_open_sizes(mode, padding, corners, tmp_path):
+    model = made(*SIZES[0], mode=mode, padding_mode=padding, align_corners=corners)
+    for value, names in zip((*model.graph.input, *model.graph.output), ("n.hw", "nrc.", "n.rc"), strict=True):
+        for dim, name in zip(value.type.tensor_type.shape.dim, names, strict=True):
+            if name != ".":
+                dim.dim_param = name
+    onnx.save(model, tmp_path / "m.onnx")
+    ours = Model(tvmopt.compile(tmp_path / "m.onnx", verify=False).artifact)
+    rng = np.random.default_rng(3)
+    for x_shape, grid_shape in [
+        ((2, 3, 5, 7), (2, 4, 9, 2)),
+        ((1, 3, 1, 8), (1, 31, 1, 2)),
+        ((1, 3, 9, 1), (1, 1, 1, 2)),
+    ]:
+        for spread in (0.7, 4.0):
+            feeds = {
+                "x": rng.standard_normal(x_shape).astype("f"),
+                "g": (spread * rng.standard_normal(grid_shape)).astype("f"),
+            }
+            exact = Oracle(model).run(feeds)["y"]
+            np.testing.assert_allclose(ours.run(feeds)["y"], exact, atol=2e-5)

@@ -91,7 +91,7 @@ def name_sizes(values: Iterable[onnx.ValueInfoProto], decoder: Roles, given: Map
             f"Some caches have a length of their own, '{short[0]}': they forget their first rows.",
             where=", ".join(c.name for c in caches if _name(c, LENGTH_AXIS) == short[0]),
             fix="export the model with caches of one length, as torch.onnx.export does, or bind all lengths: "
-            + " ".join(f"--shape {name}:N" for name in sorted(lengths)),
+            + " ".join(f"--shape {name}:NUMBER" for name in sorted(lengths)),
         )
     ids = inputs[decoder.ids]
     batch = _name(ids, 0) or _name(caches[0], 0)

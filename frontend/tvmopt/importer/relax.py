@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,9 @@ from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
 from tvmopt.importer.converters.common import Build
-from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size
+from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size, selected_by
 from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.converters.static_inputs import COMPILE_TIME
-from tvmopt.importer.loops import LOOPS, convert_loop
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
 from tvmopt.importer.protos import (
     attributes,
@@ -46,7 +44,6 @@ from tvmopt.importer.protos import (
     opset_versions,
 )
 from tvmopt.importer.provenance import NODES, Names, named
-from tvmopt.importer.roll import is_rolled
 from tvmopt.importer.sizes import LEAST_SIZES, NAMED_SIZES, shape_of, shape_to_tvm, sizes_of
 from tvmopt.importer.types import Imported, TensorSpec
 
@@ -107,8 +104,6 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         self.trial = trial
         self.names = Names()
         self.open = open_model.read(model)
-        self.header = onnx.ModelProto(opset_import=model.opset_import, metadata_props=model.metadata_props)
-        self.loops: dict[str, Any] = {}
         self.types: dict[str, tuple[str, tuple[Size, ...]]] = {}
         self._roots: dict[Any, str] = {}
         self._failed: set[str] = set()
@@ -147,8 +142,6 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             if decoder.LOGITS in places[1]:
                 attrs[SCORES] = places[1].index(decoder.LOGITS)
             attrs[CACHES] = [[side.index(n) for side, n in zip(places, pair, strict=True)] for pair in self.open.caches]
-        if self.loops:
-            attrs[LOOPS] = self.loops
         main = named(module["main"], self._roots).with_attrs(attrs)
         module.update_func(module.get_global_var("main"), main)
         return (relax.transform.ConvertToDataflow()(module) if branches else module), node_names.original
@@ -244,7 +237,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                 raise UnsupportedOp(
                     f"If cannot be imported: {what} at run time, and sizes are open.",
                     where=f"node '{name}' (opset {self.opsets.get(domain, 1)})",
-                    fix=f"bind the sizes: --shape NAME:N for each, or the inputs that decide: {values}",
+                    fix=f"bind the sizes: --shape NAME:NUMBER for each, or the inputs that decide: {values}",
                 )
             return [None if r is None else self._emit(r, binding) for r in self._convert_if(node, inputs, names)]
         context = Context(
@@ -263,9 +256,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         if any(i and v is None for i, v in zip(node.input, inputs, strict=True)):
             raise context.unsupported("it reads an optional output that TVM does not compute")
         try:
-            if is_rolled(node):
-                result = tuple(convert_loop(self, self._for_body(), node, inputs, name))
-            elif convert := find(domain, node.op_type):
+            if convert := find(domain, node.op_type):
                 result = convert(self.bb, inputs, attributes(node), context)
             elif node.op_type in STOCK_DOMAINS.get(domain, ()):
                 result = self._convert_stock(node, name, inputs, self._parse_attr(node.attribute))
@@ -286,17 +277,11 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
 
-    def _for_body(self) -> Importer:
-        """An importer of the body of a loop, which knows what this one knows of open sizes."""
-        inner = Importer(self.header, self.trial)
-        inner.open = replace(inner.open, caches=())
-        return inner
-
     def _bind(self, node: onnx.NodeProto) -> str:
         """How to bind the open sizes of a node's inputs."""
         shapes = [self.types[i][1] for i in node.input if i in self.types]
         names = sorted(set().union(*map(symbols_of, shapes))) or ["NAME"]
-        each = " ".join(f"--shape {name}:N" for name in names)
+        each = " ".join(f"--shape {name}:NUMBER" for name in names)
         return f"bind the size: {each}" if len(names) == 1 else f"bind the sizes, or some of them: {each}"
 
     def _data(self, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
@@ -486,8 +471,8 @@ def _output_specs(graph: onnx.GraphProto, module: Any, dynamic: bool) -> tuple[T
         if shape is None and not dynamic:
             raise ModelError(
                 f"The size of output '{value.name}' is decided by values, at run time.",
-                where=f"output '{value.name}'",
-                fix="cut the model before the node with a data-dependent size",
+                where=f"output '{value.name}'" + selected_by(graph, value.name),
+                fix=f"{CUT_BEFORE_SELECTION}; boxes of detectors can be selected in the artifact: --postprocess boxes",
             )
         if not isinstance(field, relax.TensorType):
             specs.append(TensorSpec(value.name, (len(field.fields),), "sequence"))

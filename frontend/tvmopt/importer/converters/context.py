@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvmopt.dims import Size
 from tvmopt.errors import ModelError, UnsupportedOp
+from tvmopt.importer.protos import node_name
 from tvmopt.importer.sizes import shape_of
 
 
@@ -110,6 +111,25 @@ def open_size(node: onnx.NodeProto, inputs: Inputs) -> str:
             continue
         if shape_of(value) is None:
             return f"the size of its input '{name}' is decided by values, at run time"
+    return ""
+
+
+SELECTING = ("NonZero", "Compress", "Unique", "NonMaxSuppression")
+"""Operators of whose result a run decides the size."""
+
+
+def selected_by(graph: onnx.GraphProto, name: str) -> str:
+    """The node that decides the size of a tensor, as the end of a place; "" where none is known."""
+    makers = {output: node for node in graph.node for output in node.output}
+    behind, seen = [name], set[str]()
+    while behind:
+        node = makers.get(behind.pop())
+        if node is None or node.output[0] in seen:
+            continue
+        if node.op_type in SELECTING:
+            return f", behind node '{node_name(node)}' ({node.op_type})"
+        seen.add(node.output[0])
+        behind.extend(node.input)
     return ""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import tvm
 from tvm import relax, te, tirx
 
+from tvmopt.dims import Dim
 from tvmopt.importer.converters.common import Build, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
@@ -14,15 +16,19 @@ CUBIC = -0.75
 """The coefficient of the cubic kernel."""
 MARGIN = 4.0
 """So many elements outside an image nothing of it is read."""
+FAR = 2.0**40
+"""Beyond the last element of every image, and no overflow as an integer."""
 
 
-def _mirrored(x: Any, low: float, high: float) -> Any:
-    """`x` reflected at both borders until it lies between them."""
-    period = 2 * (high - low)
-    if not period:
+def _mirrored(x: Any, low: Any, high: Any, one: Any) -> Any:
+    """`x` reflected at both borders until it lies between them; `one`: whether they are equal."""
+    if one is True:
         return x * 0.0 + low
-    turn = x - low - tirx.floor((x - low) / period) * period
-    return low + tirx.min(turn, period - turn)
+    period = 2.0 * (high - low)
+    whole = period if one is False else tirx.Select(one, tirx.const(1.0, x.ty.dtype), period)
+    turn = x - low - tirx.floor((x - low) / whole) * whole
+    folded = low + tirx.min(turn, period - turn)
+    return folded if one is False else tirx.Select(one, x * 0.0 + low, folded)
 
 
 def _weights(mode: str, t: Any) -> list[tuple[int, Any]]:
@@ -40,29 +46,35 @@ def _weights(mode: str, t: Any) -> list[tuple[int, Any]]:
 def grid_sample(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """GridSample of x (N, C, spatial) at a grid (N, out, axes), whose last axis counts the spatial ones from behind.
 
-    With cubic interpolation at a border elements are clamped, not coordinates, as in PyTorch and onnxruntime.
+    With cubic interpolation at a border elements are clamped, not coordinates, as in PyTorch and onnxruntime. Sizes may
+    be open.
     """
     b = Build(bb, ctx.name)
     x, grid = inputs[0], b.cast(inputs[1], dtype_of(inputs[0]))
-    sizes = [int(size) for size in shape_of(x)[2:]]
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(attrs.get("mode", "linear"), attrs.get("mode", "linear"))
     dtype = dtype_of(x)
     padding, corners = attrs.get("padding_mode", "zeros"), bool(attrs.get("align_corners", 0))
 
-    def within(value: Any, low: float, high: float) -> Any:
+    def within(value: Any, low: float, high: Any) -> Any:
+        """`value` cut at the bounds; NaN stays."""
+        if isinstance(high, tvm.ir.Expr):
+            return tirx.max(tirx.Select(value > high, high, value), tirx.const(low, dtype))
         return tirx.max(tirx.min(value, tirx.const(high, dtype)), tirx.const(low, dtype))
 
-    def taps(g: Any, size: int) -> list[tuple[Any, Any, Any]]:
+    def taps(g: Any, size: Any) -> list[tuple[Any, Any, Any]]:
         """(Index, weight, whether it is inside) of the elements of one axis around a normalised coordinate."""
-        place = (g + 1.0) * (0.5 * (size - 1)) if corners else ((g + 1.0) * float(size) - 1.0) * 0.5
-        low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
+        count = tirx.Cast(dtype, size) if isinstance(size, tvm.ir.Expr) else float(size)
+        place = (g + 1.0) * ((count - 1.0) * 0.5) if corners else ((g + 1.0) * count - 1.0) * 0.5
+        low, high = (0.0, count - 1.0) if corners else (-0.5, count - 0.5)
         if mode == "nearest":
             place = tirx.nearbyint(place)
         if padding == "reflection":
-            place = _mirrored(place, low, high)
+            one = tirx.EQ(size, tirx.const(1, "int64")) if isinstance(size, tvm.ir.Expr) else size == 1
+            place = _mirrored(place, low, high, corners and one)
         elif padding == "border" and mode != "cubic":
-            place = within(place, 0.0, size - 1.0)
-        near = tirx.floor(within(place, -MARGIN, size + MARGIN))  # not beyond every integer
+            place = within(place, 0.0, count - 1.0)
+        beyond = FAR if isinstance(size, tvm.ir.Expr) else count + MARGIN
+        near = tirx.floor(within(place, -MARGIN, beyond))
         index = tirx.Cast("int64", tirx.Select(near >= -MARGIN, near, tirx.const(-MARGIN, dtype)))  # a NaN's, too
         found = []
         for offset, weight in _weights(mode, place - tirx.floor(place)):
@@ -76,6 +88,9 @@ def grid_sample(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
         return found
 
     def sample(data: Any, places: Any) -> Any:
+        known = zip(shape_of(x)[2:], data.shape[2:], strict=True)
+        sizes = [own if isinstance(size, Dim) else int(size) for size, own in known]
+
         def one(n: Any, c: Any, *at: Any) -> Any:
             axes = [taps(places(n, *at, len(sizes) - 1 - axis), size) for axis, size in enumerate(sizes)]
             total = None

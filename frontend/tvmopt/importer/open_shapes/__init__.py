@@ -98,6 +98,14 @@ def _einsum(n: Node) -> Shapes | None:
     return [tuple(sizes[letter] for letter in result)]
 
 
+def _grid_sample(n: Node) -> Shapes | None:
+    """As many elements as the grid has places, for each channel of the picture."""
+    own, grid = n.shapes
+    if own is None or grid is None:
+        return None
+    return [(n.same(own[0], grid[0]), own[1], *grid[1:-1])]
+
+
 ELEMENTWISE = words(
     """Add Sub Mul Div Pow Mod And Or Xor Equal Greater Less GreaterOrEqual LessOrEqual Where Max Min Sum Mean PRelu
     BitShift BitwiseAnd BitwiseOr BitwiseXor"""
@@ -132,6 +140,7 @@ RULES: dict[str, Callable[[Node], Shapes | None]] = {
     "OneHot": moving.one_hot,
     "STFT": spatial.stft,
     "Einsum": _einsum,
+    "GridSample": _grid_sample,
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "Softmax", "LogSoftmax"), _norm),
     **dict.fromkeys(("CumSum", "Trilu", "ScatterND", "ScatterElements"), _like_first),
 }
