@@ -52,6 +52,18 @@ def test_every_shipped_log_is_whole() -> None:
         assert log.records and all(r.won and r.key.target == log.target for r in log.records)
 
 
+def test_the_dockerfile_copies_what_the_package_is_made_of() -> None:
+    """`benchmarks/container.py` runs its steps, which needs a network."""
+    from benchmarks.container import steps
+
+    found = steps((ROOT / "Dockerfile").read_text())
+    sources = {part for step in found if step.word == "COPY" for part in step.rest.split()[:-1]}
+    assert sources == set(PARTS)
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert let_through == sources
+    assert [step.word for step in found][-2:] == ["ENTRYPOINT", "CMD"]
+
+
 def left_out(source: Path, place: Path) -> list[str]:
     """Files of the tree's packages, code and data, that the installed package lacks."""
     folders = {source / "frontend/tvmopt": place / "tvmopt"}

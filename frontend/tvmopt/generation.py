@@ -17,7 +17,6 @@ import numpy as np
 from tvmopt.errors import InputError, MissingDependency, reason
 from tvmopt.runtime.model import Model, load
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for the first bytes of a letter whose others are still to come."""
 
 HIDDEN, TEXT_MASK = "encoder_hidden_states", "attention_mask"
@@ -245,29 +244,26 @@ def stop_token(one: str | int, words: Tokenizer | None) -> int:
 class Pieces:
     """What each new token adds to the text; a token that ends inside a letter adds nothing until the letter is whole.
 
-    Without a tokenizer the text is the tokens' numbers.
+    A token costs the same wherever in the text it is: the tokenizer's stream decodes a few tokens, not all. Without a
+    tokenizer the text is the tokens' numbers.
     """
 
     def __init__(self, words: Tokenizer | None) -> None:
         self.tokens: list[int] = []
-        self._words, self._told = words, ""
+        self._words, self._step, self._told = words, words.stream() if words is not None else None, 0
 
     def add(self, token: int) -> str:
         """The piece of text that this token completes, which may be empty."""
         self.tokens.append(token)
-        text = self._text()
-        return "" if text.endswith(BROKEN) else self._new(text)
+        if self._step is None:
+            return f" {token}" if len(self.tokens) > 1 else str(token)
+        piece = self._step(token)
+        self._told += len(piece)
+        return piece
 
     def rest(self) -> str:
         """What is left at the end: the first bytes of a letter that never became whole."""
-        return self._new(self._text())
-
-    def _text(self) -> str:
-        return self._words.text(self.tokens) if self._words is not None else " ".join(map(str, self.tokens))
-
-    def _new(self, text: str) -> str:
-        piece, self._told = text[len(self._told) :], text
-        return piece
+        return self._words.text(self.tokens)[self._told :] if self._words is not None else ""
 
 
 class Tokenizer:
@@ -298,6 +294,13 @@ class Tokenizer:
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens in words."""
         return str(self._inner.decode(list(tokens)))
+
+    def stream(self) -> Callable[[int], str]:
+        """Tokens in words one after the other: called with each token, it gives the text that it completes."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+        return lambda token: str(stream.step(self._inner, token) or "")
 
     def token(self, text: str) -> int | None:
         """The number of a token, None where there is none."""

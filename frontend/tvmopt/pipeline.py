@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -48,6 +48,7 @@ from tvmopt.passes.name_sizes import SizeNames
 from tvmopt.passes.place_tokens import PLACED
 from tvmopt.passes.provenance import Provenance, shapes_of_calls
 from tvmopt.passes.relax_alignment import relax_alignment
+from tvmopt.passes.run_loops import Loop, callable_loops, joined, without_loops, write_loops
 from tvmopt.passes.stages import Part, Run, Stage, Watch, check_names, each_kernel, stage, through
 from tvmopt.report import DecisionLog, Kernel
 from tvmopt.scheduling import concat_in_place
@@ -84,6 +85,7 @@ class Lowered:
         unscheduled: the module before families were applied: the workloads of the tuner's tasks.
         weights: those that were lifted out of the module, in the order of its parameters.
         job: what was asked for.
+        loops: those that a run goes through; the functions of their bodies are in the module.
     """
 
     module: tvm.IRModule
@@ -93,6 +95,7 @@ class Lowered:
     unscheduled: tvm.IRModule
     weights: Weights
     job: Job
+    loops: tuple[Loop, ...] = ()
 
     @property
     def decoder(self) -> dict[str, Any]:
@@ -383,13 +386,32 @@ def lower(
         parts = stages(job)
         check_names(parts, job.without, optional=True)
         module, names = without_names(module)
+        module, bodies = without_loops(module)
         job.provenance = Provenance(module, names)
         run = Run(module, job.without, job.provenance, job.log, job.watch)
         for part in parts[:LOWERING]:
             run.through(part)
     assert job.unscheduled is not None
     kernels = tuple(_kernels(run.module, job.unscheduled, job.how, job.provenance))
-    return Lowered(run.module, kernels, job.log, run.seconds, job.unscheduled, job.weights, job)
+    lowered = Lowered(run.module, kernels, job.log, run.seconds, job.unscheduled, job.weights, job)
+    for name, body in bodies.items():
+        _join(lowered, name, lower(body, machine, job.log, lookup, **{**options, "watch": None}))
+    return lowered
+
+
+def _join(lowered: Lowered, name: str, body: Lowered) -> None:
+    """Put the lowered body of a loop into the module around it."""
+    lowered.module, loops, weights = joined(
+        lowered.module, name, body.module, body.loops, len(lowered.weights), body.weights
+    )
+    lowered.loops += tuple(loops)
+    lowered.weights += weights
+    lowered.kernels += tuple(replace(k, name=f"{name}_{k.name}") for k in body.kernels)
+    functions = dict(lowered.unscheduled.functions_items())
+    for gvar, func in body.unscheduled.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            functions[tvm.ir.GlobalVar(f"{name}_{gvar.name_hint}")] = func
+    lowered.unscheduled = tvm.IRModule(functions, attrs=lowered.unscheduled.attrs)
 
 
 def planned(lowered: Lowered, machine: Machine) -> tvm.IRModule:
@@ -428,7 +450,8 @@ def plan_memory(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> 
         for part in parts[LOWERING:-1]:
             run.through(part)
         builder = relax.ExecBuilder()
-        left = tvm.get_global_func("relax.VMCodeGen")(builder, run.module)
+        left = tvm.get_global_func("relax.VMCodeGen")(builder, callable_loops(run.module, lowered.loops))
+        write_loops(builder, lowered.loops)
         # what computes sizes has one tensor; a function without this attribute costs TVM's generator that of all others
         kernels = {
             g: f.with_attr("tirx.noalias", True) for g, f in left.functions_items() if isinstance(f, tirx.PrimFunc)
@@ -510,7 +533,8 @@ def _plan_memory(module: tvm.IRModule) -> tvm.IRModule:
     """Storage is planned once, and freed never in between; not for a function with branches. TVM takes an If for
     straight code: what the branch that runs reuses, the other one would have allocated. So there each tensor is
     allocated when it is made."""
-    return module if _has_branches(module["main"]) else T.StaticPlanBlockMemory()(module)
+    functions = [func for _, func in module.functions_items() if isinstance(func, relax.Function)]
+    return module if any(map(_has_branches, functions)) else T.StaticPlanBlockMemory()(module)
 
 
 def _has_branches(func: relax.Function) -> bool:

@@ -16,7 +16,8 @@ typedef struct { /* TVMFFIAny of tvm/ffi/c_api.h */
 
 enum { INT = 1, CAPACITY = 1 << 16, DEPTH = 64 };
 static int64_t begin_at[CAPACITY], end_at[CAPACITY];
-static int64_t open_at[DEPTH]; /* a call may call back into the machine: a stack */
+static int64_t open_at[DEPTH]; /* a call may call back into the machine, as that of a loop does: a stack */
+static int64_t inner[DEPTH];   /* what the calls inside have taken, which is no time of the call around them */
 static int32_t count, depth;
 
 static int64_t now(void) {
@@ -36,15 +37,19 @@ static int answer(any *result, int64_t value) {
 int __tvm_ffi_tvmopt_instrument(void *self, const any *args, int32_t n, any *result) {
   (void)self;
   if (n >= 3 && args[2].v_int64) {
-    if (depth < DEPTH) open_at[depth] = now();
+    if (depth < DEPTH) {
+      inner[depth] = 0;
+      open_at[depth] = now();
+    }
     ++depth;
   } else if (depth > 0) {
     int64_t end = now();
     --depth;
     if (depth < DEPTH && count < CAPACITY) {
-      begin_at[count] = open_at[depth];
+      begin_at[count] = open_at[depth] + inner[depth];
       end_at[count] = end;
     }
+    if (depth && depth < DEPTH) inner[depth - 1] += end - open_at[depth];
     ++count;
   }
   return answer(result, 0);

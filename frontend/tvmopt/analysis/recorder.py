@@ -75,6 +75,7 @@ class Recorder:
         self.ranges = _ranges(model.manifest.report) if self.timer else None
         self.events: list[tuple[str, int, int]] = []
         self._open: list[int] = []
+        self._inner: list[int] = []
 
     def plain(self) -> float:
         """Seconds of one run."""
@@ -160,7 +161,7 @@ class Recorder:
 
     def _python(self) -> tuple[float, Any]:
         """The same with an instrument in Python; it leaves symbols and readings in `events`."""
-        self.events, self._open = [], []
+        self.events, self._open, self._inner = [], [], []
         self.session.set_instrument(self._instrument)
         try:
             total = self.plain()
@@ -172,10 +173,13 @@ class Recorder:
         if self.wait:
             self.wait()
         if before:
+            self._inner.append(0)
             self._open.append(time.perf_counter_ns())
         else:
-            end = time.perf_counter_ns()
-            self.events.append((symbol, self._open.pop(), end))
+            end, start, inner = time.perf_counter_ns(), self._open.pop(), self._inner.pop()
+            self.events.append((symbol, start + inner, end))  # the calls inside a loop's are calls of their own
+            if self._inner:
+                self._inner[-1] += end - start
         return 0
 
 

@@ -17,6 +17,7 @@ from tvmopt.analysis.metrics import metrics
 from tvmopt.importer import Imported
 from tvmopt.importer.protos import node_name
 from tvmopt.passes.graph import inputs_of
+from tvmopt.passes.run_loops import is_loop
 from tvmopt.pipeline import planned
 from tvmopt.report import Flow, Kernel, OnnxNode, Step, Value
 from tvmopt.runtime.tensors import TensorInfo
@@ -120,6 +121,11 @@ class _Reader:
         if symbol is None:  # call_packed(f, args...)
             symbol = str(getattr(args[0], "global_symbol", args[0]))
         used = list(dict.fromkeys(i for a in args for i in self._indices(a)))
+        if is_loop(symbol):
+            results = [self._value(symbol, kind, "output") for kind in call.ty_args[0].fields]
+            self.written.update(results)
+            self.steps.append(Step(symbol, (), tuple(used), tuple(results)))
+            return results
         # one that writes a part of what others have begun has it as its last argument
         outputs = [i for i in used if i not in self.written] or (self._indices(args[-1]) if args else [])
         self.written.update(outputs)

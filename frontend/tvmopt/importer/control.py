@@ -1,4 +1,5 @@
-"""If, Loop and Scan whose course is known at compile time, written out - for the folding walk."""
+"""If, Loop and Scan - for the folding walk: written out where their course is known at compile time and short, else
+branches folded in place, and loops kept as loops (:mod:`tvmopt.importer.roll`)."""
 
 from __future__ import annotations
 
@@ -8,37 +9,19 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tvmopt.dims import Dim
 from tvmopt.errors import ModelError
-from tvmopt.importer.inline import instantiate
+from tvmopt.importer.bodies import branch, inside
 from tvmopt.importer.protos import attributes, node_name, node_reads
+from tvmopt.importer.roll import roll, scan_as_loop
 from tvmopt.importer.walk import Nodes, Rule, Walk
 
-MOST_NODES = 5_000
-"""A loop is written out when its trips times its body's nodes stay below this."""
+MOST_NODES = 1_000
+"""A loop is written out when its trips times its body's nodes stay below this: that takes less time in a run (a trip of
+a loop costs 4 us more than its kernels), and code that grows with it."""
 
-
-def _branch(
-    walk: Walk,
-    graph: onnx.GraphProto,
-    prefix: str,
-    actual: Sequence[str] = (),
-    weights: dict[str, str] | None = None,
-) -> tuple[Nodes, list[str]]:
-    """The nodes of a subgraph under fresh names, and the names of its outputs.
-
-    Args:
-        actual: the values of its formal inputs.
-        weights: new names of its initialisers, filled on the first call and used by the next ones.
-    """
-    mapping = {v.name: name for v, name in zip(graph.input, actual, strict=False)}
-    weights = {} if weights is None else weights
-    for tensor in graph.initializer:
-        if tensor.name not in weights:
-            weights[tensor.name] = walk.fresh(f"{prefix}/{tensor.name}")
-            walk.add_weight(weights[tensor.name], tensor)
-    mapping.update(weights)
-    nodes = instantiate(graph.node, mapping, prefix, walk.fresh)
-    return nodes, [mapping.get(v.name, v.name) for v in graph.output]
+MOST_OF_CHANGING_STATES = 5_000
+"""The same for a loop that cannot stay one: from trip to trip it hands on tensors of other shapes."""
 
 
 def fold_if(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
@@ -49,7 +32,7 @@ def fold_if(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     condition = walk.array(node.input[0])
     if condition is not None and condition.size == 1:
         graph = graphs["then_branch" if bool(condition.reshape(())) else "else_branch"]
-        nodes, results = _branch(walk, graph, node_name(node))
+        nodes, results = branch(walk, graph, node_name(node))
         walk.process(nodes)
         for name, result in zip(node.output, results, strict=False):
             if name:
@@ -89,24 +72,7 @@ def deciding_inputs(walk: Walk, name: str) -> list[str]:
 
 def _fold_branch(walk: Walk, graph: onnx.GraphProto, prefix: str) -> None:
     """Fold the body of a branch, in place; the constants it makes move to the outermost graph."""
-    nodes, results = _branch(walk, graph, prefix)
-    outside, walk.nodes = walk.nodes, []
-    try:
-        walk.process(nodes)
-        names = []
-        for result in results:
-            source = walk.alias.get(result, result)
-            produced = {o for n in walk.nodes for o in n.output}
-            if source not in produced or source in names:  # a branch must compute each of its outputs
-                name = walk.fresh(f"{prefix}/out")
-                walk.nodes.append(helper.make_node("Identity", [source], [name], name=name))
-                if source in walk.types:
-                    walk.types[name] = walk.types[source]
-                source = name
-            names.append(source)
-        inner = walk.nodes
-    finally:
-        walk.nodes = outside
+    inner, names = inside(walk, graph, prefix)
     declared = [v.type for v in graph.output]
     for part in (graph.node, graph.output, graph.initializer, graph.value_info):
         del part[:]
@@ -116,12 +82,31 @@ def _fold_branch(walk: Walk, graph: onnx.GraphProto, prefix: str) -> None:
 
 
 def fold_loop(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
-    """A Loop whose trip count and conditions are constants, written out."""
+    """A Loop: written out where its trips are known and few, else kept; of many trips whose states change their shapes
+    it is written out, too."""
+    written = _written_out(walk, node, MOST_NODES)
+    if written is not None:
+        return written
+    mark = walk.mark()
+    kept = roll(walk, node)
+    if kept is not None and len(walk.problems) == mark[1]:
+        return kept
+    problems = walk.problems[mark[1] :]
+    walk.back_to(mark)
+    written = _written_out(walk, node, MOST_OF_CHANGING_STATES)
+    if written is None:
+        walk.problems += problems
+    return kept if written is None else written
+
+
+def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
+    """A Loop whose trip count and conditions are constants as the nodes of all trips; None where these are not known,
+    or more than `most`."""
     body = next(a.g for a in node.attribute if a.name == "body")
     limit, alive = _loop_start(walk, node)
     if limit is None or alive is None:
         return None
-    limit = min(limit, MOST_NODES // max(len(body.node), 1) + 1)
+    limit = min(limit, most // max(len(body.node), 1) + 1)
     carried = list(node.input[2:])
     scans: list[list[str]] = [[] for _ in node.output[len(carried) :]]
     mark, prefix, weights = walk.mark(), node_name(node), dict[str, str]()
@@ -130,7 +115,7 @@ def fold_loop(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
         iteration, condition = walk.fresh(f"{prefix}/i"), walk.fresh(f"{prefix}/cond")
         walk.set_constant(iteration, np.array(trip, np.int64))
         walk.set_constant(condition, np.array(True))
-        nodes, results = _branch(walk, body, f"{prefix}/{trip}", [iteration, condition, *carried], weights)
+        nodes, results = branch(walk, body, f"{prefix}/{trip}", [iteration, condition, *carried], weights)
         walk.process(nodes)
         results = [walk.alias.get(r, r) for r in results]
         value = walk.array(results[0])
@@ -192,7 +177,7 @@ def _finish(
 
 
 def fold_scan(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
-    """A Scan over a static axis, written out (opset 9 and later)."""
+    """A Scan of opset 9 or later: written out where its steps are known and few, else a Loop."""
     if walk.opsets.get("", 1) < 9:
         return None
     given = attributes(node)
@@ -200,7 +185,7 @@ def fold_scan(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     if not 1 <= count <= len(node.input) or len(body.input) != len(node.input):
         return None
     states, inputs = list(node.input[:-count]), list(node.input[-count:])
-    shapes = [walk.shape(i) for i in inputs]
+    shapes = [walk.open_shape(i) for i in inputs]
     if any(not s for s in shapes):
         return None
     axes = list(given.get("scan_input_axes", [0] * count))
@@ -212,9 +197,16 @@ def fold_scan(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
         return None
     if any(not -len(s or ()) <= a < len(s or ()) for s, a in zip(shapes, axes, strict=True)):
         return None
-    lengths = {s[a] for s, a in zip(shapes, axes, strict=True) if s}
-    trips = lengths.pop()
-    if lengths or not 0 < trips * max(len(body.node), 1) <= MOST_NODES:
+    lengths = [s[a] for s, a in zip(shapes, axes, strict=True) if s]
+    trips = lengths[0]
+    for other in lengths[1:]:
+        if isinstance(trips, Dim) or isinstance(other, Dim):
+            trips = walk.unify(trips, other, node_name(node))
+        elif trips != other:
+            return None
+    if isinstance(trips, Dim) or trips * max(len(body.node), 1) > MOST_NODES:
+        return scan_as_loop(walk, node)
+    if trips < 1:
         return None
     scans: list[list[str]] = [[] for _ in range(outputs)]
     prefix, weights = node_name(node), dict[str, str]()
@@ -225,7 +217,7 @@ def fold_scan(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
             walk.set_constant(index, np.array(trips - 1 - trip if back else trip, np.int64))
             walk.process([helper.make_node("Gather", [name, index], [part], name=part, axis=axis)])
             slices.append(part)
-        nodes, results = _branch(walk, body, f"{prefix}/{trip}", [*states, *slices], weights)
+        nodes, results = branch(walk, body, f"{prefix}/{trip}", [*states, *slices], weights)
         walk.process(nodes)
         results = [walk.alias.get(r, r) for r in results]
         states = results[: len(states)]

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.dims import Dim, Shapes, at
 from tvmopt.errors import ModelError, collect
-from tvmopt.importer import decoder, open_model, pairs
+from tvmopt.importer import decoder, open_model, pairs, roll
 from tvmopt.importer.fold import Folder
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.opset import convert_opset
@@ -28,6 +28,7 @@ from tvmopt.importer.protos import (
     node_reads,
     normal_domain,
     open_shape,
+    subgraphs,
     to_tensor,
 )
 from tvmopt.importer.ranges import choose
@@ -192,7 +193,7 @@ def _fold(
     if problems:
         raise collect(problems[:100])
     nodes = _live(folder)
-    used = set().union(*(node_reads(n) for n in nodes)) | folder.results
+    used = set().union(*(node_reads(n) for n in nodes)) | folder.results | roll.inner_names(nodes)
     model = _skeleton(folder, converted, nodes)
     if symbols.names:
         ranges = choose(folder, nodes)
@@ -253,6 +254,7 @@ def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProt
     model.opset_import.extend(helper.make_opsetid(d, v) for d, v in folder.opsets.items())
     graph = model.graph
     graph.name = source.graph.name
+    roll.write_types(folder, nodes)
     graph.node.extend(nodes)
     _distinct_names(graph)
     graph.input.extend(onnx.ValueInfoProto(name=v.name, type=folder.types[v.name]) for v in source.graph.input)
@@ -267,9 +269,10 @@ def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProt
     return model
 
 
-def _distinct_names(graph: onnx.GraphProto) -> None:
-    """Number nodes of the same name: reports speak of nodes by name, and onnxruntime insists."""
-    taken: set[str] = set()
+def _distinct_names(graph: onnx.GraphProto, taken: set[str] | None = None) -> None:
+    """Number nodes of the same name: reports speak of nodes by name, and onnxruntime insists. `taken`: those of the
+    graphs around this one."""
+    taken = set() if taken is None else taken
     for node in graph.node:
         name, n = node.name, 1
         while name and name in taken:
@@ -277,6 +280,8 @@ def _distinct_names(graph: onnx.GraphProto) -> None:
             name = f"{node.name}_{n}"
         taken.add(name)
         node.name = name
+        for inner in subgraphs(node):
+            _distinct_names(inner, taken)
 
 
 def _assemble(folded: _Folded, weights: Weights) -> onnx.ModelProto:

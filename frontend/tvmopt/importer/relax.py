@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from tvmopt.importer.converters.common import Build
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size, selected_by
 from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.converters.static_inputs import COMPILE_TIME
+from tvmopt.importer.loops import LOOPS, convert_loop
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
 from tvmopt.importer.protos import (
     attributes,
@@ -44,6 +46,7 @@ from tvmopt.importer.protos import (
     opset_versions,
 )
 from tvmopt.importer.provenance import NODES, Names, named
+from tvmopt.importer.roll import is_rolled
 from tvmopt.importer.sizes import LEAST_SIZES, NAMED_SIZES, shape_of, shape_to_tvm, sizes_of
 from tvmopt.importer.types import Imported, TensorSpec
 
@@ -104,6 +107,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         self.trial = trial
         self.names = Names()
         self.open = open_model.read(model)
+        self.header = onnx.ModelProto(opset_import=model.opset_import, metadata_props=model.metadata_props)
+        self.loops: dict[str, Any] = {}
         self.types: dict[str, tuple[str, tuple[Size, ...]]] = {}
         self._roots: dict[Any, str] = {}
         self._failed: set[str] = set()
@@ -142,6 +147,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             if decoder.LOGITS in places[1]:
                 attrs[SCORES] = places[1].index(decoder.LOGITS)
             attrs[CACHES] = [[side.index(n) for side, n in zip(places, pair, strict=True)] for pair in self.open.caches]
+        if self.loops:
+            attrs[LOOPS] = self.loops
         main = named(module["main"], self._roots).with_attrs(attrs)
         module.update_func(module.get_global_var("main"), main)
         return (relax.transform.ConvertToDataflow()(module) if branches else module), node_names.original
@@ -256,7 +263,9 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         if any(i and v is None for i, v in zip(node.input, inputs, strict=True)):
             raise context.unsupported("it reads an optional output that TVM does not compute")
         try:
-            if convert := find(domain, node.op_type):
+            if is_rolled(node):
+                result = tuple(convert_loop(self, self._for_body(), node, inputs, name))
+            elif convert := find(domain, node.op_type):
                 result = convert(self.bb, inputs, attributes(node), context)
             elif node.op_type in STOCK_DOMAINS.get(domain, ()):
                 result = self._convert_stock(node, name, inputs, self._parse_attr(node.attribute))
@@ -276,6 +285,12 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                 raise context.unsupported(what, self._bind(node)) from error
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise context.unsupported(f"{type(error).__name__}: {reason[-1].rstrip('.')[:300]}") from error
+
+    def _for_body(self) -> Importer:
+        """An importer of the body of a loop, which knows what this one knows of open sizes."""
+        inner = Importer(self.header, self.trial)
+        inner.open = replace(inner.open, caches=())
+        return inner
 
     def _bind(self, node: onnx.NodeProto) -> str:
         """How to bind the open sizes of a node's inputs."""

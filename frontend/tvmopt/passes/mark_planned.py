@@ -24,7 +24,7 @@ from tvmopt.passes.relax_alignment import places_of_inputs
 
 def mark_planned(module: tvm.IRModule) -> tvm.IRModule:
     """See the module's text."""
-    outside = places_of_inputs(module["main"])
+    outside = places_of_inputs(module)
     functions = {
         gvar: func.with_attr(PLANNED, True)
         if isinstance(func, tirx.PrimFunc) and gvar.name_hint not in outside and _static(func)

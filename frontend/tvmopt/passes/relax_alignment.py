@@ -28,7 +28,7 @@ from tvmopt.passes.graph import inputs_of
 
 def relax_alignment(module: tvm.IRModule) -> tvm.IRModule:
     """The module with the parameters that may be an input of `main` aligned to one element."""
-    found = places_of_inputs(module["main"])
+    found = places_of_inputs(module)
     functions = {
         gvar: _any_address(func, found[gvar.name_hint]) if gvar.name_hint in found else func
         for gvar, func in module.functions_items()
@@ -36,9 +36,13 @@ def relax_alignment(module: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
-def places_of_inputs(main: relax.Function) -> dict[str, set[int]]:
-    """Which arguments of which kernels may be an input of the function, or a view of one."""
-    return _Uses(main).arguments
+def places_of_inputs(module: tvm.IRModule) -> dict[str, set[int]]:
+    """Which arguments of which kernels may be an input of `main` or of the body of a loop, or a view of one."""
+    found: dict[str, set[int]] = {}
+    for _, func in module.functions_items():
+        if isinstance(func, relax.Function):
+            found |= _Uses(func).arguments
+    return found
 
 
 def _any_address(func: tirx.PrimFunc, places: set[int]) -> tirx.PrimFunc:

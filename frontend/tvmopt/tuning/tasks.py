@@ -138,7 +138,9 @@ def call_sites(module: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]
         constants[name] = constants[name] & indices if name in constants else indices
         outputs[name] = len(module[name].params) - len(arguments)
 
-    relax.analysis.post_order_visit(module["main"], visit)
+    for _, func in module.functions_items():
+        if isinstance(func, relax.Function):  # `main`, and bodies of loops
+            relax.analysis.post_order_visit(func, visit)
     return {name: tuple(sorted(indices)) for name, indices in constants.items()}, outputs
 
 

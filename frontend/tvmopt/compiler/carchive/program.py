@@ -21,6 +21,7 @@ from tvm import relax
 from tvmopt.compiler.carchive.arena import Span, places
 from tvmopt.errors import InputError
 from tvmopt.passes.graph import inputs_of
+from tvmopt.passes.run_loops import is_loop
 from tvmopt.runtime.tensors import ALIGNMENT, TensorInfo, from_ffi
 
 WORKSPACE, WEIGHTS, NUMBERS, FIRST = 0, 1, 2, 3
@@ -151,6 +152,8 @@ class _Reader:
             self.calls.append((value.op.name_hint, [one for a in value.args for one in self.tensors(a)]))
             return []
         symbol = getattr(value.op, "global_symbol", None) or getattr(value.args[0], "global_symbol", None)
+        if is_loop(str(symbol)):
+            raise _refused("a Loop that a run goes through")
         raise _refused(f"a call of {symbol or name}, which TVM's runtime has")
 
     def program(self, outputs: Sequence[_Tensor]) -> Program:

@@ -1,0 +1,62 @@
+"""Branches and bodies of control flow under names of their own - for the folding walk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import helper
+
+from tvmopt.importer.inline import instantiate
+from tvmopt.importer.walk import Nodes, Walk
+
+
+def branch(
+    walk: Walk,
+    graph: onnx.GraphProto,
+    prefix: str,
+    actual: Sequence[str] = (),
+    weights: dict[str, str] | None = None,
+) -> tuple[Nodes, list[str]]:
+    """The nodes of a subgraph under fresh names, and the names of its outputs.
+
+    Args:
+        actual: the values of its formal inputs.
+        weights: new names of its initialisers, filled on the first call and used by the next ones.
+    """
+    mapping = {v.name: name for v, name in zip(graph.input, actual, strict=False)}
+    weights = {} if weights is None else weights
+    for tensor in graph.initializer:
+        if tensor.name not in weights:
+            weights[tensor.name] = walk.fresh(f"{prefix}/{tensor.name}")
+            walk.add_weight(weights[tensor.name], tensor)
+    mapping.update(weights)
+    nodes = instantiate(graph.node, mapping, prefix, walk.fresh)
+    return nodes, [mapping.get(v.name, v.name) for v in graph.output]
+
+
+def inside(walk: Walk, graph: onnx.GraphProto, prefix: str, actual: Sequence[str] = ()) -> tuple[Nodes, list[str]]:
+    """The folded nodes of a subgraph, which stay together, and the names of its results, each of which one of these
+    nodes computes; constants that it makes are the model's.
+
+    Args:
+        actual: the values of its formal inputs.
+    """
+    nodes, results = branch(walk, graph, prefix, actual)
+    outside, walk.nodes = walk.nodes, []
+    try:
+        walk.process(nodes)
+        names: list[str] = []
+        for result in results:
+            source = walk.alias.get(result, result)
+            produced = {o for n in walk.nodes for o in n.output}
+            if source not in produced or source in names:
+                name = walk.fresh(f"{prefix}/out")
+                walk.nodes.append(helper.make_node("Identity", [source], [name], name=name))
+                if source in walk.types:
+                    walk.types[name] = walk.types[source]
+                source = name
+            names.append(source)
+        return walk.nodes, names
+    finally:
+        walk.nodes = outside
