@@ -20,6 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import decoder_networks
 import decoders
 
 SIZES = {
@@ -58,7 +59,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="a folder for the tables and the JSON of each run")
     args = parser.parse_args()
     files = dict(word.split("=", 1) for word in args.gguf)
-    decoders.SMALL.update(SIZES[args.size])
+    decoder_networks.SMALL.update(SIZES[args.size])
     args.output.mkdir(parents=True, exist_ok=True)
     codes = []
     for weights in args.weights or EXPORTERS:

@@ -2,102 +2,54 @@
 
     python benchmarks/decoders.py                              # every family by every exporter
     python benchmarks/decoders.py Llama Qwen3 --exporter torch --output decoders.jsonl
+    python benchmarks/decoders.py Qwen2 --size base            # 0.05 to 0.6 B parameters: minutes, and 12 GB of memory
     python benchmarks/decoders.py --table decoders.jsonl       # the lines of a file as a table
 
-The networks are those of transformers with random weights, small enough to compile in seconds; each file has caches as
-inputs and outputs whose length is open. onnxruntime computes 128 tokens by the highest score; tvmopt is given the same
-tokens one by one, and each of its highest scores is compared: "departures" counts those that are another token. Where a
-file allows rows rounded to 8 bits (`accuracy_level` 4), onnxruntime computes the file without that leave.
+The networks are those of transformers with random weights (decoder_networks.py), by default small enough to compile in
+seconds; each file has caches as inputs and outputs whose length is open. onnxruntime computes 128 tokens by the highest
+score; tvmopt is given the same tokens one by one, and each of its highest scores is compared: "departures" counts those
+that are another token. Where a file allows rows rounded to 8 bits (`accuracy_level` 4), onnxruntime computes the file
+without that leave. Where the weights are the network's own, torch computes all scores in float64, too: "error" and
+"onnxruntime's error" are the largest distances from them relative to the largest score, and "margins" tells of each
+departure how far apart the two tokens' scores are in float64, relative to the same.
 
-Exporters are those that are installed: torch (`torch.onnx.export`), genai (`onnxruntime-genai`, float32 and, as
-"genai-int4", weights of 4 bits), mobius (`mobius-onnx`, whose files have Attention of opset 24). A line is "agrees",
-"departs", "refused" with the message, or "not exported"; "together" tells whether texts of several lengths may be
-computed in one step, and whether 4 of them have the tokens of each alone.
+Exporters are those that are installed: torch (`torch.onnx.export`), torchscript (its older form, `dynamo=False`), genai
+(`onnxruntime-genai`, float32 and, as "genai-int4", weights of 4 bits), mobius (`mobius-onnx`, whose files have
+Attention of opset 24). A line is "agrees", "departs", "refused" with the message, or "not exported"; "together" tells
+whether texts of several lengths may be computed in one step, and whether 4 of them have the tokens of each alone.
+"seconds" of a processor and "gigabytes" are what `tvmopt compile` took, verification included.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
+import resource
 import subprocess
 import sys
 import tempfile
-import time
-import zlib
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from decoder_networks import DECODERS, SIZES, config_of, depth_of, exact, network
 
-SMALL = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 160, "vocab_size": 384, "max_position_embeddings": 256, "initializer_range": 0.4,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-FEWER = {"num_key_value_heads": 1, "head_dim": 16}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-DECODERS: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Mistral": {"sliding_window": None, "head_dim": 16},
-    "Qwen2": {},
-    "Qwen3": {"head_dim": 16},
-    "Gemma": FEWER,
-    "Gemma2": FEWER | {"sliding_window": 4096, "query_pre_attn_scalar": 16},
-    "Gemma3": FEWER | {"sliding_window": 4096, "query_pre_attn_scalar": 16},
-    "Phi": {"num_key_value_heads": 4},
-    "Phi3": {"num_key_value_heads": 4, "sliding_window": None},
-    "GPT2": {"num_key_value_heads": 4},
-    "GPTNeoX": {"num_key_value_heads": 4},
-    "Qwen3Moe": EXPERTS | {"head_dim": 16, "decoder_sparse_step": 1, "mlp_only_layers": []},
-    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None, "head_dim": 16},
-}
-"""The configurations, beside :data:`SMALL`."""
-
-EXPORTERS = ("torch", "genai", "genai-int4", "mobius")
+EXPORTERS = ("torch", "torchscript", "genai", "genai-int4", "mobius")
 TOKENS, PROMPT = 128, 16
 FEW = 10
 """Different tokens below which a text says little: some random weights repeat one for ever."""
 
 
-def config_of(name: str) -> Any:
-    """The configuration of a family."""
-    import transformers
-
-    options = SMALL | DECODERS[name]
-    if name == "GPT2":
-        options |= {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "n_inner": 160}
-    kind = {"Gemma3": "Gemma3Text"}.get(name, name)
-    return getattr(transformers, f"{kind}Config")(**options)
-
-
-def depth_of(config: Any) -> int:
-    """Numbers of a head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def network(name: str) -> Any:
-    """A family's network with random weights, the same for the same name."""
-    import torch
-    import transformers
-
-    torch.set_grad_enabled(False)
-    torch.manual_seed(zlib.crc32(name.encode()))
-    kind = {"GPT2": "GPT2LMHead"}.get(name, f"{name}ForCausalLM").removesuffix("Model")
-    kind = kind if kind.endswith("ForCausalLM") else f"{kind}Model"
-    made = getattr(transformers, kind)(config_of(name)).eval()
-    if hasattr(made.config, "num_experts_per_tok"):  # a loop over the experts that have tokens is not exported
-        made.set_experts_implementation("batched_mm")
-    return made
-
-
-def export_torch(name: str, path: Path) -> None:
+def export_torch(name: str, path: Path, size: str = "tiny", dynamo: bool = True) -> None:
     """By `torch.onnx.export`, with caches as inputs and outputs."""
     import torch
     from transformers import DynamicCache
 
-    model = network(name)
+    model = network(name, size)
     config = model.config
     layers, heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", config.num_attention_heads)
     depth = depth_of(config)
@@ -121,21 +73,29 @@ def export_torch(name: str, path: Path) -> None:
     ids, mask = torch.randint(3, 300, (1, new)), torch.ones(1, past + new, dtype=torch.int64)
     values = (ids, mask, torch.arange(past, past + new)[None], caches)
     pairs = [f"{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
-    open_size = torch.export.Dim.DYNAMIC
-    shapes = ({1: open_size}, {1: open_size}, {1: open_size}, [{2: open_size} for _ in caches])
+    pasts, presents = ([f"{word}.{p}" for p in pairs] for word in ("past_key_values", "present"))
+    options: dict[str, Any] = {"external_data": size != "tiny"}
+    if dynamo:
+        open_size = torch.export.Dim.DYNAMIC
+        options["dynamic_shapes"] = ({1: open_size}, {1: open_size}, {1: open_size}, [{2: open_size} for _ in caches])
+    else:
+        names = {"input_ids": "sequence_length", "position_ids": "sequence_length", "attention_mask": "total_length"}
+        options["dynamic_axes"] = {n: {1: size} for n, size in names.items()} | {
+            n: {2: length} for names, length in ((pasts, "past_length"), (presents, "total_length")) for n in names
+        }
     torch.onnx.export(
-        Step().eval(), values, path, dynamo=True, dynamic_shapes=shapes, verbose=False, external_data=False,
-        input_names=["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{p}" for p in pairs)],
-        output_names=["logits", *(f"present.{p}" for p in pairs)],
+        Step().eval(), values, path, dynamo=dynamo, verbose=False, input_names=[
+            "input_ids", "attention_mask", "position_ids", *pasts],
+        output_names=["logits", *presents], **options,
     )  # fmt: skip
 
 
-def save(name: str, folder: Path) -> None:
+def save(name: str, folder: Path, size: str) -> None:
     """The network as transformers saves it, with a tokenizer that exporters ask for."""
     from tokenizers import Tokenizer, models, trainers
     from transformers import PreTrainedTokenizerFast
 
-    network(name).save_pretrained(folder)
+    network(name, size).save_pretrained(folder)
     words = Tokenizer(models.BPE(unk_token="<unk>"))
     words.train_from_iterator(["once upon a time"], trainers.BpeTrainer(special_tokens=["<unk>", "<s>", "</s>"]))
     PreTrainedTokenizerFast(
@@ -143,13 +103,13 @@ def save(name: str, folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def export(name: str, exporter: str, folder: Path) -> Path:
+def export(name: str, exporter: str, folder: Path, size: str = "tiny") -> Path:
     """One file; raises what the exporter raises, or RuntimeError with what it printed last."""
-    if exporter == "torch":
-        export_torch(name, folder / "model.onnx")
+    if exporter.startswith("torch"):
+        export_torch(name, folder / "model.onnx", size, dynamo=exporter == "torch")
         return folder / "model.onnx"
     saved, out = folder / "saved", folder / "out"
-    save(name, saved)
+    save(name, saved, size)
     if exporter == "mobius":
         command = [sys.executable, "-m", "mobius", "build", "--config", str(saved), str(out)]
     else:
@@ -209,46 +169,81 @@ class Oracle:
         self.past = total
         return logits[0, -1]
 
-    def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """The tokens of the highest scores."""
+    def greedy(self, prompt: list[int], count: int) -> tuple[list[int], np.ndarray]:
+        """The tokens of the highest scores, and all scores."""
         self.reset()
-        tokens = [int(self.put(prompt).argmax())]
-        while len(tokens) < count:
-            tokens.append(int(self.put(tokens[-1:]).argmax()))
-        return tokens
+        scores = [self.put(prompt)]
+        while len(scores) < count:
+            scores.append(self.put([int(scores[-1].argmax())]))
+        return np.argmax(scores, axis=1).tolist(), np.array(scores)
 
 
-def tried(name: str, exporter: str, verify: bool = True) -> dict[str, Any]:
+def compiled(path: Path, folder: Path, verify: bool) -> dict[str, Any]:
+    """What `tvmopt compile` took, if this process starts nothing else; raises RuntimeError with what it printed."""
+    command = [sys.executable, "-m", "tvmopt", "compile", str(path), "-o", str(folder / "m.tvmopt"), "--no-cache"]
+    done = subprocess.run(command + ["--no-verify"] * (not verify), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-400:])
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"seconds": round(used.ru_utime + used.ru_stime, 1), "gigabytes": round(used.ru_maxrss / 2**20, 1)}
+
+
+def apart(function: Any, *arguments: Any) -> Any:
+    """The result of a function in a process of its own, whose memory is free behind it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def tried(
+    name: str, exporter: str, verify: bool = True, size: str = "tiny", folder: Path | None = None
+) -> dict[str, Any]:
     """Export, compile and compare one decoder."""
-    import tvmopt
-
-    record: dict[str, Any] = {"decoder": name, "exporter": exporter}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        try:
-            path = export(name, exporter, folder)
-            oracle = Oracle(path, folder, depth_of(config_of(name)))
-        except Exception as error:  # of torch, transformers, onnxruntime, a builder
-            return record | {"verdict": "not exported", "message": f"{type(error).__name__}: {error}"[:300]}
-        record["parameters"] = sum(
-            int(np.prod(t.dims)) for t in onnx.load(path, load_external_data=False).graph.initializer
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        return {"decoder": name, "exporter": exporter, "size": size} | _tried(
+            name, exporter, verify, size, Path(temporary)
         )
-        start = time.perf_counter()
-        try:
-            made = tvmopt.compile(path, output=folder / "m.tvmopt", cache=False, verify=verify)
-            model = tvmopt.load(folder / "m.tvmopt")
-            decoder = model.decoder(PROMPT + TOKENS)
-        except tvmopt.errors.TvmoptError as error:
-            return record | {"verdict": "refused", "message": str(error)[:400]}
-        record["seconds"] = round(time.perf_counter() - start, 1)
-        record["verified"] = made.report.accuracy.get("verified")
-        prompt = np.random.default_rng(0).integers(3, 300, PROMPT).tolist()
-        tokens = oracle.greedy(prompt, TOKENS)
-        scores = [decoder.prefill(prompt), *(decoder.step(token) for token in tokens[:-1])]
-        departures = sum(int(s.argmax()) != token for s, token in zip(scores, tokens, strict=True))
-        record |= {"rounded": oracle.rounds, "departures": departures, "different tokens": len(set(tokens))}
-        record["verdict"] = "agrees" if not departures else "departs"
-        return record | {"together": together(model) if model.manifest.decoder.placed else "no"}
+
+
+def _tried(name: str, exporter: str, verify: bool, size: str, folder: Path) -> dict[str, Any]:
+    import tvmopt
+    import tvmopt.errors
+
+    depth = depth_of(config_of(name, size))
+    try:
+        path = apart(export, name, exporter, folder, size)
+        stored = onnx.load(path, load_external_data=False).graph.initializer
+        record: dict[str, Any] = {"parameters": sum(int(np.prod(t.dims)) for t in stored)}
+    except Exception as error:  # of torch, transformers, a builder
+        return {"verdict": "not exported", "message": f"{type(error).__name__}: {error}"[:300]}
+    try:
+        record |= apart(compiled, path, folder, verify)
+        model = tvmopt.load(folder / "m.tvmopt")
+        decoder = model.decoder(PROMPT + TOKENS)
+    except (RuntimeError, tvmopt.errors.TvmoptError) as error:
+        return record | {"verdict": "refused", "message": str(error)}
+    record["verified"] = model.manifest.accuracy.get("verified")
+    oracle = Oracle(path, folder, depth)
+    prompt = np.random.default_rng(0).integers(3, 300, PROMPT).tolist()
+    tokens, theirs = oracle.greedy(prompt, TOKENS)
+    ours = np.array([decoder.prefill(prompt), *(decoder.step(token) for token in tokens[:-1])])
+    other = ours.argmax(1) != np.array(tokens)
+    record |= {"rounded": oracle.rounds, "departures": int(other.sum()), "different tokens": len(set(tokens))}
+    record["verdict"] = "departs" if other.any() else "agrees"
+    record["together"] = together(model) if model.manifest.decoder.placed else "no"
+    del oracle, model, decoder
+    gc.collect()
+    return (
+        record if exporter == "genai-int4" else record | errors(apart(exact, name, size, prompt, tokens), ours, theirs)
+    )
+
+
+def errors(right: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+    """Both engines' largest errors, and the margins of departures, relative to the largest score."""
+    largest, rows = np.abs(right).max(), np.flatnonzero(ours.argmax(1) != theirs.argmax(1))
+    apart = [right[row, theirs[row].argmax()] - right[row, ours[row].argmax()] for row in rows]
+    found = {"error": np.abs(ours - right).max(), "onnxruntime's error": np.abs(theirs - right).max()}
+    told: dict[str, Any] = {name: float(f"{value / largest:.2g}") for name, value in found.items()}
+    return told | ({"margins": [float(f"{value / largest:.2g}") for value in apart]} if apart else {})
 
 
 def together(model: Any) -> str:
@@ -291,6 +286,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="DECODER", help=f"of {', '.join(DECODERS)} (default: all)")
     parser.add_argument("--exporter", choices=EXPORTERS, action="append")
     parser.add_argument("--output", type=Path, help="a file to which the lines are added")
+    parser.add_argument("--size", choices=SIZES, default="tiny", help="of the networks (default: tiny)")
+    parser.add_argument("--folder", type=Path, help="where files lie while they are used (default: the system's)")
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="compile without verification")
     parser.add_argument("--table", type=Path, help="print the lines of a file as a table, and end")
     args = parser.parse_args()
@@ -305,7 +302,7 @@ def main() -> int:
     for exporter in args.exporter or EXPORTERS:
         for name in args.names or DECODERS:
             ours, theirs = spawn.Pipe()
-            child = spawn.Process(target=_child, args=(theirs, name, exporter, args.verify))
+            child = spawn.Process(target=_child, args=(theirs, name, exporter, args.verify, args.size, args.folder))
             child.start()
             theirs.close()
             try:

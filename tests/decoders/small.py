@@ -120,8 +120,9 @@ class _Made:
         )
         caches = []
         for kind, new in (("key", k), ("value", v)):
-            out = f"present.{layer}.{kind}"
-            self.nodes.append(helper.make_node("Concat", [f"past_key_values.{layer}.{kind}", new], [out], axis=2))
+            out, past = f"present.{layer}.{kind}", f"past_key_values.{layer}.{kind}"
+            past = self.op("Concat", past, axis=-2) if kind == "key" else past  # as torch's older exporter does
+            self.nodes.append(helper.make_node("Concat", [past, new], [out], axis=2))
             caches.append(self._repeated(out))
         keys = self.op("Transpose", caches[0], perm=[0, 1, 3, 2])
         scores = self.op("Mul", self.op("MatMul", q, keys), self.constant(np.float32(DEPTH**-0.5)))

@@ -76,7 +76,9 @@ def _open(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
 
 
 def _concat(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
-    """Concat of something and nothing (a cache of length 0) is the something."""
+    """Concat of something and nothing (a cache of length 0) is the something, and so is Concat of one tensor."""
+    if len(node.input) == 1:  # torch's older exporter, for a cache that began as an empty tensor
+        return walk.bind(node.output[0], node.input[0])
     axis = attributes(node).get("axis", 1)
     shapes = [walk.shape(i) for i in node.input]
     if any(s is None or not -len(s) <= axis < len(s) for s in shapes):
