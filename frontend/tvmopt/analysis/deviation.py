@@ -22,6 +22,9 @@ from tvmopt.analysis.comparator import Array, OutputComparison
 
 LEAST = 64
 """Elements of a slice: the rms of fewer says little."""
+FEW = 16
+"""Elements of a slice of a 16-bit precision: a single element may be off by more than a wrong kernel makes it, and the
+channels of one pixel together may not."""
 PEAK = 8.0
 """How much larger than the rms a single error of a slice may be."""
 SQUARABLE = (1e-12, 1e15)
@@ -72,8 +75,10 @@ def limits_of(precision: str, dtype: np.dtype[Any]) -> Limits:
     return named if named.rms >= LIMITS[own].rms else LIMITS[own]
 
 
-def partitions(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Sets of axes to take a slice over: all; the last ones; all but the channels, in either layout."""
+def partitions(shape: tuple[int, ...], least: int = LEAST) -> Iterator[tuple[int, ...]]:
+    """Sets of axes to take a slice over: all; the last ones; all but the channels, in either layout; the channels of
+    one pixel, which many kernels write as one row, or the last axis alone, where less than :data:`LEAST` are wanted.
+    """
     every = tuple(range(len(shape)))
     yield every
     found = {every}
@@ -81,8 +86,10 @@ def partitions(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     while last > 0 and size < LEAST:
         last -= 1
         size *= shape[last]
-    for axes in (every[last:], *(tuple(a for a in every if a != kept) for kept in (1, len(shape) - 1))):
-        if axes not in found and axes and int(np.prod([shape[a] for a in axes])) >= LEAST:
+    wide = [every[last:], *(tuple(a for a in every if a != kept) for kept in (1, len(shape) - 1))]
+    single = [(axis,) for axis in every[1:2] + every[-1:] if least < LEAST]
+    for axes, number in [*((axes, LEAST) for axes in wide), *((axes, least) for axes in single)]:
+        if axes not in found and axes and int(np.prod([shape[a] for a in axes])) >= number:
             found.add(axes)
             yield axes
 
@@ -186,13 +193,17 @@ def _worst(
     whole = bool(keep.all())
     power, errors, *others = (np.square(x if whole else np.where(keep, x, 0)) for x in (a, error, *naturals))
     overall = float(np.sqrt(power.sum() / max(1, a.size if whole else int(keep.sum()))))
+    levels = _levels(a, naturals)
     best, where, limit = 0.0, np.unravel_index(int(error.argmax()), error.shape), 0.0
-    for axes in partitions(a.shape):
+    for axes in partitions(a.shape, FEW if limits.rms > LIMITS["fp32"].rms else LEAST):
         number = float(np.prod([a.shape[x] for x in axes]))
         count = number if whole else np.maximum(keep.sum(axes, keepdims=True), 1)
         scale = np.sqrt(power.sum(axes, keepdims=True) / count)
         allowed = limits.rms * scale + limits.cross * overall + np.finfo(np.float32).tiny
-        for other in others:
+        for other, level in zip(others, levels, strict=True):
+            if level:
+                through = ((other > 0) | (errors > 0)).mean(axes, keepdims=True)
+                allowed = np.maximum(allowed, limits.factor * level * np.sqrt(through))
             own = np.sqrt(other.sum(axes, keepdims=True) / count)
             usual = float(np.sqrt(np.mean(np.square(own)))) / (float(np.sqrt(np.mean(np.square(scale)))) or 1.0)
             allowed = np.maximum(allowed, limits.factor * np.maximum(own, usual * scale))
@@ -204,29 +215,40 @@ def _worst(
             where = _largest(error, inside)
         peak = PEAK * allowed
         if float((error.max(axes, keepdims=True) / peak).max()) > best:  # else no single element can be the worst
-            best, where, limit = _single(a, error, peak, naturals, limits, best) or (best, where, limit)
+            best, where, limit = _single(a, error, peak, naturals, levels, limits, best) or (best, where, limit)
     return best, where, limit
 
 
 def _single(
-    a: Array, error: Array, peak: Array, naturals: Sequence[Array], limits: Limits, best: float
+    a: Array, error: Array, peak: Array, naturals: Sequence[Array], levels: Sequence[float], limits: Limits, best: float
 ) -> tuple[float, tuple[Any, ...], float] | None:
     """The element whose error is more than `best` times what is allowed, by most: (how many times, where, what is
     allowed there).
 
     Args:
         peak: what is allowed by the scale alone, which broadcasts; the few elements beyond it are looked at.
+        levels: of :func:`_levels`.
     """
     beyond = error > best * peak
     each = np.broadcast_to(peak, a.shape)[beyond] + limits.element * np.abs(a[beyond])
-    for natural in naturals:
-        each = np.maximum(each, limits.factor * natural[beyond])
+    for natural, level in zip(naturals, levels, strict=True):
+        each = np.maximum(each, limits.factor * np.maximum(natural[beyond], level))
     ratios = error[beyond] / each
     if not ratios.size or float(ratios.max()) <= best:
         return None
     found = int(ratios.argmax())
     at = np.unravel_index(int(np.flatnonzero(beyond)[found]), a.shape)
     return float(ratios[found]), at, float(each[found])
+
+
+def _levels(a: Array, naturals: Sequence[Array]) -> list[float]:
+    """Of runs that round the rms error of the numbers that a Relu lets through; 0 for what no Relu computes.
+
+    Sums are rounded by as much where it leaves nothing of most of them: there the scale is no measure.
+    """
+    if float(a.min()) != 0:
+        return [0.0] * len(naturals)
+    return [float(np.sqrt(np.square(n).sum(dtype=np.float64) / max(1, np.count_nonzero(n)))) for n in naturals]
 
 
 def _largest(error: Array, inside: tuple[Any, ...]) -> tuple[Any, ...]:
