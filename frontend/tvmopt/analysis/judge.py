@@ -22,7 +22,7 @@ import numpy as np
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.deviation import deviation, has_nan, limits_of, misplaced, ranged, spread
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import Recorder, arithmetic_of, nudges, roundings
+from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings
 from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, limit
 from tvmopt.analysis.ties import choices, settle
 
@@ -74,7 +74,7 @@ class Truth:
     def unlimited(self) -> dict[str, Array]:
         """Outputs as if intermediate results had no largest number: asked where a NaN or an infinity is misplaced."""
         if not self._unlimited:
-            (self._unlimited,) = self._outputs([Oracle(self.model, UNLIMITED)])
+            self._unlimited = self._run(Oracle(self.model, UNLIMITED))
         return self._unlimited
 
     def wider(self, precision: str) -> list[dict[str, Array]]:
@@ -85,8 +85,11 @@ class Truth:
             self._wider[precision] = self._outputs(runs)
         return self._wider[precision]
 
-    def _outputs(self, runs: Sequence[Oracle]) -> list[dict[str, Array]]:
-        return [run.run(self.feeds, [*self.names, *self.scores]) for run in runs]
+    def _outputs(self, runs: Sequence[Rounded]) -> list[dict[str, Array]]:
+        return completed(runs, self._run)
+
+    def _run(self, oracle: Oracle) -> dict[str, Array]:
+        return oracle.run(self.feeds, [*self.names, *self.scores])
 
     def limited(self, name: str) -> bool:
         """Whether an output is another one than it would be if intermediate results had no largest number."""

@@ -26,7 +26,7 @@ from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, near
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.observe import Seen, bindings, candidates, fitted
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, arithmetic_of, nudges, roundings
+from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, Rounded, arithmetic_of, completed, nudges, roundings
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.ties import choices
 
@@ -455,8 +455,8 @@ class _Measured:
     def _allowed(self) -> float:
         return limits_of(self.precision, np.dtype(np.float32)).rms
 
-    def _through(self, runs: Sequence[Oracle]) -> list[dict[str, Array]]:
-        return [{n: v.array for n, v in self._run(run, self.known).items()} for run in runs]
+    def _through(self, runs: Sequence[Rounded]) -> list[dict[str, Array]]:
+        return completed(runs, lambda run: {n: v.array for n, v in self._run(run, self.known).items()})
 
     def _more(self) -> bool:
         """Ask further runs that round, once; False where they were asked."""

@@ -112,14 +112,14 @@ class Oracle:
         for node in reversed(self.graph.node):
             if need & set(node.output):
                 kept.append(node)
-                need.update(n for n in _reads(node) if n not in known)
+                need.update(n for n in reads(node) if n not in known)
         return kept[::-1]
 
     def _last_uses(self, nodes: Iterable[Any], wanted: Iterable[str]) -> dict[int, list[str]]:
         """Index of a node -> tensors that nothing behind it reads."""
         last: dict[str, int] = {}
         for index, node in enumerate(nodes):
-            last.update(dict.fromkeys([*node.output, *_reads(node)], index))
+            last.update(dict.fromkeys([*node.output, *reads(node)], index))
         keep = {*wanted, *self.constants}
         found: dict[int, list[str]] = {}
         for name, index in last.items():
@@ -255,12 +255,12 @@ class Oracle:
         return found
 
 
-def _reads(node: Any) -> list[str]:
+def reads(node: Any) -> list[str]:
     """Names that a node and its subgraphs read."""
     found = [n for n in node.input if n]
     for attribute in node.attribute:
         for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
             for inner in graph.node:
-                found += _reads(inner)
+                found += reads(inner)
             found += [o.name for o in graph.output]
     return found

@@ -7,7 +7,8 @@ down in the other: what jumps there may jump in an engine; what does not has to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.oracle.boxes import selected
-from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.evaluate import Oracle, reads
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import EXACT, ROUNDS, Arithmetic, Array, Call, Value, is_real
 from tvmopt.importer.boxes import ANY, SELECT
@@ -40,6 +41,13 @@ be another number, which a norm then divides by the root of its epsilon."""
 NORM = "Normalization"
 INTEGER_EDGES = {"Resize", "Upsample"}
 """Those that have edges where their result is an integer: they move their own sums."""
+SIZES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Reshape", "Expand", "Tile", "Upsample", "Pad", "Split", "Squeeze", "Unsqueeze", "TopK"), (1,)),
+    **dict.fromkeys(("OneHot", "AffineGrid", "CenterCropPad"), (1,)),
+    **{"Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Range": (0, 1, 2), "ConstantOfShape": (0,), "Col2Im": (1, 2)},
+    "MaxUnpool": (2,),
+}
+"""Operators, and which of their inputs decide how large the result is."""
 MARGIN = 4.0
 """How much farther than its own error a run moves an input."""
 EPSILON = 2.0**-23
@@ -75,6 +83,30 @@ def operands(nodes: Sequence[Any]) -> set[str]:
     return found
 
 
+def sizes(graph: Any, inputs: Collection[str]) -> set[str]:
+    """Tensors that decide the size of others and depend on no value of an input: no engine rounds those, as another
+    size would be another model."""
+    valued, needed = set(inputs), set[str]()
+    for node in graph.node:
+        needed.update(n for i, n in enumerate(node.input) if n and i in SIZES.get(node.op_type, ()))
+        if node.op_type not in ("Shape", "Size") and valued & set(reads(node)):
+            valued.update(node.output)
+    for node in reversed(graph.node):
+        if needed & set(node.output) and node.op_type not in ("Shape", "Size"):
+            needed.update(reads(node))
+    return needed - valued
+
+
+def completed(runs: Iterable[Rounded], once: Callable[[Rounded], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `once` makes of each run; a run in which rounding changes a size, so that others do not fit, has no end and
+    says nothing."""
+    made = []
+    for run in runs:
+        with suppress(ValueError, IndexError):
+            made.append(once(run))
+    return made
+
+
 class Recorder(Oracle):
     """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output."""
 
@@ -107,6 +139,7 @@ class Rounded(Oracle):
         super().__init__(model, replace(arithmetic, edge=sign * 2.0**-22))
         self.edges, self.sign, self.allowed, self.local = edges, sign, allowed, local
         self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
+        self.sizes = sizes(self.graph, self.inputs)
         self.generator = np.random.default_rng(sign + 1)
 
     def run(self, feeds: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
@@ -119,6 +152,17 @@ class Rounded(Oracle):
         return super().run({**feeds, **narrow}, *args, **kwargs)
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        """One node: exactly where it makes sizes."""
+        if self.sizes.isdisjoint(call.node.output):
+            return self.rounded(call, domain, values)
+        usual, self.arithmetic = self.arithmetic, EXACT
+        try:
+            return super().evaluate(replace(call, arithmetic=EXACT), domain, values)
+        finally:
+            self.arithmetic = usual
+
+    def rounded(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        """One node that makes numbers."""
         stays = call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
         if has_edges(call) and not stays and values and values[0] is not None and is_real(values[0].kind):
             if call.op in (SELECT, ANY, "NonMaxSuppression"):
@@ -218,14 +262,14 @@ class Nudged(Rounded):
         super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed, local)
         self.random = np.random.default_rng(seed)
 
-    def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+    def rounded(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         adds = call.op in SUMS or call.op.startswith("Reduce") or call.op.endswith(NORM)
         if adds:
             narrow = call.op in HEAVY and self.arithmetic.operands is not None
             epsilon = float(ml_dtypes.finfo(self.arithmetic.operands).eps) / 2 if narrow else EPSILON
             values = [self._nudged(v, epsilon) for v in values]
         tiled = self._by_tiles(call, values)
-        results: list[Value | None] = [tiled] if tiled is not None else super().evaluate(call, domain, values)
+        results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
         return results if adds or call.op in MOVES or has_edges(call) else [self._nudged(r) for r in results]
 
     def _by_tiles(self, call: Call, values: list[Value | None]) -> Value | None:
