@@ -3,9 +3,10 @@
     python benchmarks/thread_counts.py                            # SqueezeNet, MobileNetV2, ResNet-50, BERT
     python benchmarks/thread_counts.py mobilenet_v2 --rounds 60
 
-Each model is compiled for 1, for 2 and for 8 threads. That for 2 runs with 1, 2 and 8, and its outputs must be equal,
+Each model is compiled for 1, 2, 8 and 64 threads. That for 2 runs with 1, 2, 8 and 64, and its outputs must be equal,
 bit by bit. With 1 thread it is timed beside the artifact for 1, with 2 beside another load of itself, which shows what
-the method cannot tell apart; that for 8 runs with 1 beside the artifact for 1. Each runs in a process of its own, in
+the method cannot tell apart; those for 8 and 64 run with 1 beside the artifact for 1, that for 64 also with 2
+beside that for 2. Each runs in a process of its own, in
 turn; a ratio is the median of the rounds with its 95 % interval (`tvmopt.bench.stats`). The results go into
 ``benchmarks/results/MACHINE/thread-counts.json``.
 """
@@ -100,10 +101,10 @@ def ratio(first: tuple[Path, int], second: tuple[Path, int], rounds: int) -> dic
 def measured(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     """One model."""
     files = {}
-    for threads in (1, 2, 8):
+    for threads in (1, 2, 8, 64):
         files[threads] = folder / f"{name}-{threads}.tvmopt"
         tvmopt.compile(models.write(name), output=files[threads], threads=threads, records=False, verify=False)
-    results = [outputs(files[2], threads) for threads in (1, 2, 8)]
+    results = [outputs(files[2], threads) for threads in files]
     same = all(np.array_equal(one[n], results[0][n], equal_nan=True) for one in results for n in results[0])
     return {
         "model": name,
@@ -111,6 +112,8 @@ def measured(name: str, rounds: int, folder: Path) -> dict[str, Any]:
         "for 2, with 1, over for 1": ratio((files[2], 1), (files[1], 1), rounds),
         "for 2, with 2, over itself": ratio((files[2], 2), (files[2], 2), rounds),
         "for 8, with 1, over for 1": ratio((files[8], 1), (files[1], 1), rounds),
+        "for 64, with 1, over for 1": ratio((files[64], 1), (files[1], 1), rounds),
+        "for 64, with 2, over for 2": ratio((files[64], 2), (files[2], 2), rounds),
     }
 
 

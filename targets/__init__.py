@@ -19,6 +19,7 @@ from typing import Any
 
 from tvmopt.errors import TargetError, reason
 from tvmopt.targets.detect import IMPLIED, generated, host_arch, read_host
+from tvmopt.targets.systems import check_target
 
 GATHERS_BREAK = frozenset({"znver4", "znver5"})
 """CPUs whose code LLVM 22 gets wrong where it vectorises conditional loads as 512-bit gathers.
@@ -254,6 +255,7 @@ class Machine:
                 "nvidia-b200" if number in (100, 103) else "nvidia-h100" if number >= 90 else "nvidia-a100"
             )
             return replace(nearest, name=text, mcpu=text)
+        check_target(text)
         if "+" in text:
             fix = "name one target; `tvmopt compile` takes several"
             raise TargetError(f"{text!r} is several targets, and only a compile takes those.", fix=fix)
@@ -286,6 +288,7 @@ class Machine:
         ]
         if wrong:
             raise TargetError("; ".join(wrong), where=where, fix="mend the TOML file")
+        check_target(str(data.get("tvm", {}).get("mtriple", "")), where)
         return cls(**data)
 
 

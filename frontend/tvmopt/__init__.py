@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ def __getattr__(name: str) -> Any:
     """`tvmopt.compile` and its like."""
     if name not in _HOME:
         raise AttributeError(f"module 'tvmopt' has no attribute {name!r}")
+    if sys.platform != "linux":
+        import_module("tvmopt.targets.systems").check_here()
     module = import_module(_HOME[name])
     return module if name in _MODULES else getattr(module, name)
 

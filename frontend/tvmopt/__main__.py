@@ -13,6 +13,8 @@ import sys
 
 def main() -> int:
     """Load the command line and run it: returns the exit code, see :func:`tvmopt.cli.main`."""
+    if sys.platform != "linux" and sys.argv[1:2] not in (["doctor"], ["--version"], ["--help"], ["-h"], []):
+        return _refused()
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not so behind nohup and `&`
     if ours:
         signal.signal(signal.SIGINT, _leave)
@@ -24,6 +26,19 @@ def main() -> int:
     if ours:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: Python only clears up
     return code
+
+
+def _refused() -> int:
+    """Of any other system than Linux."""
+    from tvmopt.errors import MissingDependency
+    from tvmopt.targets.systems import check_here
+
+    try:
+        check_here()
+    except MissingDependency as error:
+        print(f"{type(error).__name__}: {error.told()}", file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
 def _leave(number: int, frame: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal
 
-from tvmopt.errors import TvmoptError
+from tvmopt.errors import MissingDependency, TvmoptError
+from tvmopt.targets.systems import check_here, here
 from tvmopt.texts import whole_number
 
 PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
@@ -33,8 +35,11 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """All checks, in the order a user would mend them."""
+    """All checks, in the order a user would mend them; on a system that is not Linux those that can be made there."""
+    if here():
+        return [*_system(), *_python(), *_pinned(), *_packages()]
     parts: list[Callable[[], list[Check]]] = [
+        _system,
         _python,
         _pinned,
         _packages,
@@ -42,10 +47,19 @@ def examine() -> list[Check]:
         _compiler,
         _cpu,
         _threads,
+        _nodes,
         _memory,
         _cuda,
     ]
     return [check for part in parts for check in part()]
+
+
+def _system() -> list[Check]:
+    try:
+        check_here()
+    except MissingDependency as error:
+        return [Check("system", "broken", here(), f"{error.what} {error.fix}")]
+    return [Check("system", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")]
 
 
 def _python() -> list[Check]:
@@ -144,6 +158,17 @@ def _threads() -> list[Check]:
         fix = f"TVM_NUM_THREADS={text} wins over the {cores} usable cores; unset it to use them all"
         return [Check("threads", "warning", f"{text} of {cores} cores", fix)]
     return [Check("threads", "ok", f"{cores} (usable cores)")]
+
+
+def _nodes() -> list[Check]:
+    from tvmopt.runtime.cores import nodes, told
+
+    found = nodes()
+    if len(found) < 2:
+        return []
+    listed = "; ".join(f"node{node}: {told(processors)}" for node, processors in found.items())
+    fix = "memory of another node is slower: --cores node0 of run, generate and serve keeps a model on one"
+    return [Check("NUMA nodes", "ok", listed, fix)]
 
 
 def _memory() -> list[Check]:

@@ -53,7 +53,7 @@ from tvmopt.passes.stages import Part, Run, Stage, Watch, check_names, each_kern
 from tvmopt.report import DecisionLog, Kernel
 from tvmopt.scheduling import concat_in_place
 from tvmopt.scheduling.apply import STAGE as APPLY
-from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families
+from tvmopt.scheduling.apply import Lookup, Scheduled, apply_families, tasks_of
 from tvmopt.scheduling.cost import kernel_cost
 from tvmopt.scheduling.open_rows import at_shapes
 from tvmopt.targets import Machine
@@ -392,7 +392,7 @@ def lower(
         for part in parts[:LOWERING]:
             run.through(part)
     assert job.unscheduled is not None
-    kernels = tuple(_kernels(run.module, job.unscheduled, job.how, job.provenance))
+    kernels = tuple(_kernels(run.module, job.unscheduled, job.how, job.provenance, machine))
     lowered = Lowered(run.module, kernels, job.log, run.seconds, job.unscheduled, job.weights, job)
     for name, body in bodies.items():
         _join(lowered, name, lower(body, machine, job.log, lookup, **{**options, "watch": None}))
@@ -568,7 +568,11 @@ def _generate(module: tvm.IRModule, machine: Machine) -> Any:
 
 
 def _kernels(
-    module: tvm.IRModule, unscheduled: tvm.IRModule, how: dict[str, Scheduled], provenance: Provenance
+    module: tvm.IRModule,
+    unscheduled: tvm.IRModule,
+    how: dict[str, Scheduled],
+    provenance: Provenance,
+    machine: Machine,
 ) -> Iterator[Kernel]:
     """One record a kernel, in the order of first call; what it costs is that at the named sizes."""
     shapes = shapes_of_calls(module, named_sizes(module))
@@ -581,5 +585,5 @@ def _kernels(
         cost = kernel_cost(at_shapes(func, shapes.get(name, ())))
         yield Kernel(
             name, done.family, done.source, done.knobs, len(sites), tuple(sites), cost.flops, cost.bytes, done.note,
-            precision=cost.precision,
+            precision=cost.precision, tasks=tasks_of(module[name]) if machine.kind == "llvm" else 0,
         )  # fmt: skip

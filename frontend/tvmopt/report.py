@@ -68,6 +68,8 @@ class Kernel:
         launches: on a GPU, the kernels it launches (`tvmopt.toolchain.ptxas.Launch` as dictionaries): grid, threads,
             registers, shared memory, spills, occupancy.
         precision: ``"int8"`` where most operations are products of bytes, else that of the model: ``""``.
+        tasks: on a CPU, how many threads can share a call: the iterations of its longest parallel loop; 1 where it has
+            none, 0 where open sizes decide.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Kernel:
     note: str = ""
     launches: tuple[dict[str, Any], ...] = ()
     precision: str = ""
+    tasks: int = 0
 
 
 @dataclass(frozen=True)

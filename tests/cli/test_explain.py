@@ -79,6 +79,30 @@ def test_one_kernel(artifact: Path) -> None:
     assert [k.name for k in tvmopt.explain(artifact, kernel=name).kernels] == [name]
 
 
+def test_how_many_threads_can_share_a_kernel(tmp_path: Path) -> None:
+    weights = [numpy_helper.from_array(np.ones((768, 768), np.float32), "w")]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 768])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 768])], weights,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    tasks = {}
+    for threads in (1, 2, 64):
+        made = tvmopt.compile(
+            model, target="x86-64-v3", shape={"x": (128, 768)}, threads=threads, verify=False, records=False
+        )
+        (found,) = (k for k in made.report.kernels if k.family == "gemm")
+        tasks[threads] = found.tasks
+    assert tasks[2] >= 2 and tasks[64] >= max(48, tasks[2]), tasks
+    fixed = tmp_path / "fixed.tvmopt"
+    tvmopt.compile(
+        model, target="x86-64-v3", shape={"x": (128, 768)}, threads=2, verify=False, records=False, output=fixed
+    )
+    told = command("explain", fixed, "--kernel", found.name).stdout
+    assert f"{tasks[2]} tasks, which threads share" in told
+
+
 def test_profiles_and_pages_have_the_names(artifact: Path) -> None:
     flow = tvmopt.explain(artifact).flow
     assert flow.nodes["/stem/conv/Conv"].op_type == "Conv" and "/head/Add" in flow.folded

@@ -302,7 +302,7 @@ def test_several_numbers_of_threads(x: np.ndarray, tmp_path: Path, monkeypatch: 
         for mine, other in zip(found.weights, alone.weights, strict=True):
             np.testing.assert_array_equal(mine, other)
         results = []
-        for used in (1, 2, 8):
+        for used in (1, 2, 8, 64):
             with tvmopt.load(tmp_path / "both.tvmopt", threads=used, target=f"{NAMES[0]}@{threads}") as model:
                 assert (model.threads, model.manifest.threads) == (used, threads)
                 results.append(model(x))

@@ -121,6 +121,8 @@ def kernel(report: Report, found: Kernel) -> None:
     calls = f"{found.calls} call{'s' * (found.calls != 1)}"
     work = f"{human(found.flops, 'FLOP')} and {human(found.bytes, 'B')}"
     out.print(f"  {calls} of {work}, {share:.1f} % of the model's FLOPs")
+    if found.tasks:
+        out.print(f"  {found.tasks} task{'s' * (found.tasks != 1)}, which threads share")
     if found.note:
         out.print(f"  {escape(found.note)}")
     for number, site in enumerate(found.nodes, 1):

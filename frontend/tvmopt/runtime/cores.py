@@ -53,22 +53,22 @@ def parse(wanted: str | Iterable[int], root: Path = SYSTEM) -> Cores:
         InputError: it cannot be read, or this process may not use one of them.
     """
     fix = f"this process may use {told(os.sched_getaffinity(0))}"
-    if nodes := _nodes(root):
-        fix += "; " + ", ".join(f"node{node} is {told(found)}" for node, found in nodes.items())
+    if known := nodes(root):
+        fix += "; " + ", ".join(f"node{node} is {told(found)}" for node, found in known.items())
     text = wanted if isinstance(wanted, str) else ",".join(map(str, wanted))
     found: set[int] = set()
     for word in text.split(","):
         node = re.fullmatch(r"node(\d{1,5})", word.strip())
-        if node and int(node[1]) not in nodes:
+        if node and int(node[1]) not in known:
             raise InputError(f"there is no NUMA node {int(node[1])}.", where=f"cores {text!r}", fix=fix)
-        some = nodes[int(node[1])] & os.sched_getaffinity(0) if node else _listed(word.strip())
+        some = known[int(node[1])] & os.sched_getaffinity(0) if node else _listed(word.strip())
         if not some:
             what = f"none of {word.strip()} may be used." if node else f"{word!r} names no processors."
             raise InputError(what, where=f"cores {text!r}", fix=f"give 0-3, 0,2 or node0; {fix}")
         found |= some
     if missing := found - os.sched_getaffinity(0):
         raise InputError(f"this process may not use {told(missing)}.", where=f"cores {text!r}", fix=fix)
-    return Cores(frozenset(found), tuple(n for n, some in nodes.items() if some & found), cores_among(found))
+    return Cores(frozenset(found), tuple(n for n, some in known.items() if some & found), cores_among(found))
 
 
 def _listed(text: str) -> set[int]:
@@ -101,7 +101,7 @@ def told(processors: Iterable[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def _nodes(root: Path) -> dict[int, set[int]]:
+def nodes(root: Path = SYSTEM) -> dict[int, set[int]]:
     """The processors of each NUMA node that has some."""
     found = {}
     for folder in (root / "node").glob("node[0-9]*"):

@@ -22,6 +22,7 @@ from tvmopt.runtime import elf, pool
 from tvmopt.runtime.cores import Cores
 from tvmopt.runtime.quicken import names_read_once, quicken
 from tvmopt.targets.detect import usable_cores
+from tvmopt.targets.systems import check_here
 from tvmopt.texts import whole_number
 
 
@@ -31,7 +32,11 @@ def ffi() -> Any:
 
     tvm_ffi imports torch first when it is installed, against a symbol clash seen on Windows only; that costs a second,
     so on Linux it is told there is none (unless torch is loaded already).
+
+    Raises:
+        MissingDependency: this is not Linux, or the libraries cannot be loaded.
     """
+    check_here()
     with _without("torch") if sys.platform == "linux" and "tvm_ffi" not in sys.modules else nullcontext():
         import tvm_ffi
     from tvm_ffi.libinfo import load_lib_ctypes

@@ -223,16 +223,23 @@ def _in_tiles(func: tirx.PrimFunc, rows: Rows, family: Family, tiles: RowTiles, 
         return _scheduled(static, family, tiles.knobs, machine)
 
     def threads(count: int) -> bool:
-        return _has_threads(scheduled(rows.at(count)))
+        return bool(_parallel_loops(scheduled(rows.at(count))))
 
     first = bisect_left(WORTH_TRYING, True, key=threads) if machine.cores > 1 else len(WORTH_TRYING)
     return in_tiles(func, rows, tiles, scheduled, WORTH_TRYING[first] if first < len(WORTH_TRYING) else None)
 
 
-def _has_threads(func: tirx.PrimFunc) -> bool:
+def tasks_of(func: tirx.PrimFunc) -> int:
+    """The iterations of a function's longest parallel loop: threads that can share it. 1 where it has none, 0 where an
+    open size decides."""
+    extents = [int(n.extent) if isinstance(n.extent, tirx.IntImm) else 0 for n in _parallel_loops(func)]
+    return 0 if 0 in extents else max(extents, default=1)
+
+
+def _parallel_loops(func: tirx.PrimFunc) -> list[Any]:
     found: list[Any] = []
     structural_walk(func.body, ((tirx.For, lambda n: found.append(n) if n.kind == tirx.ForKind.PARALLEL else None),))
-    return bool(found)
+    return found
 
 
 def _first_line(error: Exception) -> str:
