@@ -286,7 +286,9 @@ def run(
     Args:
         model: the artifact's path, a loaded model, or an ONNX file, which is compiled for this run only.
         inputs: arrays by name; those that are missing are filled.
-        shape, precision: for an ONNX file: as for :func:`compile`.
+        shape: of an ONNX file: as for :func:`compile`. Of a compiled one: open sizes of the inputs that are filled, by
+            their name or the input's.
+        precision: of an ONNX file: as for :func:`compile`.
         fill: "random" (seeded; integers are 0 or 1), "zeros" or "ones".
         output: write the outputs there: .npz, or .npy if there is one.
         print_time: measure the latency of `iterations` (100) calls after `warmup` (10), and more until `duration`
@@ -311,10 +313,12 @@ def run(
     check_writable(output)
     form = array_format(output) if output is not None else ""
     notes = []
+    sizes = shape
     loaded: Model | EmulatedModel
     if not isinstance(model, Model) and str(model).endswith(".onnx"):
         loaded = _compiled_for_now(model, shape, precision, threads, cores, target or "cpu", progress)
         notes.append(f"{model} was compiled for this run only; tvmopt compile {model} keeps it.")
+        sizes = None  # compiled in
     elif isinstance(model, Model):
         loaded = model
         if target not in (None, model.manifest.target):
@@ -324,6 +328,9 @@ def run(
             raise InputError("the model is loaded, and runs where it was told to.", fix=f"load it with cores={cores!r}")
     else:
         loaded = _opened(model, target or "", threads, cores)
+    if precision not in ("fp32", loaded.manifest.precision):
+        what = f"the model was compiled in {loaded.manifest.precision}, not {precision}."
+        raise InputError(what, where=loaded.manifest.model, fix=f"compile it with precision {precision}")
     fleet = tuple(member.title for member in loaded.manifest.fleet)
     if fleet:
         notes.append(f"{model} is for {', '.join(fleet)}; the code for {loaded.manifest.title} was run.")
@@ -337,7 +344,7 @@ def run(
         names = ", ".join(info.name for info in loaded.outputs)
         raise InputError(f"the model has several outputs: {names}.", where=str(output), fix="give a name in .npz")
     given = dict(inputs or {})
-    missing = [info for info in loaded.inputs_beside(given) if info.name not in given]
+    missing = [info for info in loaded.inputs_beside(given, sizes) if info.name not in given]
     bounds = loaded.manifest.options.get("bounds", {})
     feeds = {**sample_inputs(missing, seed=seed, fill=fill, bounds=bounds), **given}
     marked: AbstractContextManager[None] = nullcontext()

@@ -84,6 +84,47 @@ def test_inputs_beside_others_have_their_sizes_as_far_as_these_have_axes(model: 
     assert [i.shape for i in model.inputs_beside({"offsets": np.zeros(2)})] == [(2, TABLE), (2, TABLE)]
 
 
+def test_a_run_fills_the_sizes_that_are_asked_for(path: Path) -> None:
+    """They were ignored without a word."""
+    assert tvmopt.run(path, shape={"batch": (3,), "seq": (5,)}).outputs["y"].shape == (3, 5, 3)
+    assert tvmopt.run(path, shape={"ids": (3, 5)}).outputs["y"].shape == (3, 5, 3)
+    assert tvmopt.run(path, shape={"ids": ("?", 5)}).outputs["y"].shape == (1, 5, 3)
+    given = {"ids": np.zeros((4, 7), np.int64)}
+    assert tvmopt.run(path, given, shape={"seq": (7,)}).outputs["y"].shape == (4, 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"sequence": (3,)}, "no open size or input 'sequence'"),
+        ({"ids": (3,)}, "'ids' has 2 sizes, and 1 are asked for"),
+        ({"batch": ("1..4",)}, "one size where 'batch' is to be 1..4"),
+        ({"batch": (3,), "ids": (2, 5)}, "'batch' is 3 elsewhere in this call, and is to be 2"),
+        ({"batch": (10,)}, "'batch' is 10 in the input"),
+    ],
+)
+def test_sizes_that_a_run_cannot_have_are_refused(path: Path, wanted: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        tvmopt.run(path, shape=wanted)
+
+
+def test_given_inputs_and_other_sizes_are_refused(path: Path) -> None:
+    given = {name: np.zeros((4, 7), np.int64) for name in ("ids", "offsets")}
+    with pytest.raises(InputError, match="'batch' is 4 elsewhere"):
+        tvmopt.run(path, given, shape={"batch": (2,)})
+
+
+def test_another_precision_than_the_compiled_one_is_refused(path: Path) -> None:
+    with pytest.raises(InputError, match="compiled in fp32, not bf16"):
+        tvmopt.run(path, precision="bf16")
+
+
+def test_a_profile_does_not_count_tensors_of_open_sizes_as_empty(path: Path) -> None:
+    """It said that 8 bytes were alive at the peak of an LSTM."""
+    found = tvmopt.profile(path, seconds=0.01)
+    assert found.memory is None and found.planned_bytes > 0
+
+
 def test_what_is_no_array_is_converted_once(model: Model) -> None:
     class Counted:
         def __init__(self, array: np.ndarray[Any, Any]) -> None:

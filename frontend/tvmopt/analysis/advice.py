@@ -63,7 +63,7 @@ def advise(
     if position.bound == "memory":
         return Advice("at the bandwidth roof: fuse it with its neighbours, or move fewer bytes (16-bit)", gain)
     if family == "builtin":
-        return Advice("a runtime call: it goes when the graph needs no copy here", amdahl(share, 1e9))
+        return Advice("a call of TVM's virtual machine, no kernel", 1.0)
     if not position.roof_share:
         return Advice("", 1.0)
     if gain < WORTH:

@@ -105,7 +105,8 @@ class Profile:
             over loading and the first run (weights, code and activations).
         measured_bytes: what the process grew by during its first run, at the most: activations, outputs and the
             kernels' own workspaces. None where it cannot be told: a model that may have run before, a GPU, or no Linux.
-        memory: bytes of activations alive in each step; None of an artifact that does not know its graph.
+        memory: bytes of activations alive in each step; None of an artifact that does not know its graph, or has open
+            sizes.
         covered: share of an instrumented run that its kernels take, median of all runs: a check that holds
             on a busy machine too, because both sides of it were disturbed alike.
         flow: the graph of steps, for plots.
@@ -269,7 +270,7 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
         planned_bytes=planned,
         resident_bytes=resident,
         peaks=peaks,
-        memory=memory(flow) if flow.steps else None,
+        memory=memory(flow) if flow.steps and all(min(v.shape, default=0) >= 0 for v in flow.values) else None,
         covered=float(np.median([t.sum() / all_ for t, all_ in zip(found.times, found.total, strict=True)])),
         flow=flow,
         precision=model.manifest.precision,

@@ -117,13 +117,15 @@ def _show(found: Any, top: int) -> None:
     for kernel in sorted(shown, key=lambda k: -k.advice.gain)[:5]:
         if kernel.advice.text and kernel.advice.gain >= 1.005:
             out.print(escape(f"{kernel.advice.gain:.2f}x  {kernel.name}: {kernel.advice.text}"))
+    measured = (
+        f", measured {human(found.measured_bytes, 'B')} with the kernels' workspaces"
+        if found.measured_bytes is not None
+        else ""
+    )
+    if found.flow.steps and not found.memory:
+        out.print(f"activations: {human(found.planned_bytes, 'B')} planned for the largest open sizes{measured}")
     if found.memory and found.memory.peak >= 0:
         alive = ", ".join(f"{t.name} {human(t.bytes, 'B')}" for t in found.peak_tensors[:5])
-        measured = (
-            f", measured {human(found.measured_bytes, 'B')} with the kernels' workspaces"
-            if found.measured_bytes is not None
-            else ""
-        )
         step = found.flow.steps[found.memory.peak].kernel
         out.print(
             f"activations: {human(found.memory.peak_bytes, 'B')} alive at the peak "

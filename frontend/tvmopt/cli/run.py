@@ -27,7 +27,11 @@ def command(
         ),
     ] = None,
     shape: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="For an ONNX file; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:1x3x224x224",
+            help="Of filled inputs whose sizes are open, or SIZE:NUMBER; of an ONNX file, as for compile. Repeatable.",
+        ),
     ] = None,
     precision: Annotated[str, typer.Option(help="For an ONNX file: fp32, bf16, fp16, or tf32 (GPUs).")] = "fp32",
     fill: Annotated[str, typer.Option(help="Fill of inputs not given: random (seeded), zeros, ones.")] = "random",

@@ -22,7 +22,7 @@ from typing import Any, Self, overload
 
 import numpy as np
 
-from tvmopt.dims import Range, at
+from tvmopt.dims import Range, Shapes, at
 from tvmopt.errors import ArtifactError, InputError, collect, reason
 from tvmopt.runtime import artifact as artifacts
 from tvmopt.runtime import pool
@@ -157,9 +157,9 @@ class Model:
         """The inputs at these open sizes; those that are not mentioned are the named ones."""
         return tuple(info_at(i, self._open.named | dict(sizes or {})) for i in self._inputs)
 
-    def inputs_beside(self, given: Mapping[str, Any]) -> tuple[TensorInfo, ...]:
-        """The inputs at the sizes that some arrays have, which are given by name."""
-        return self.inputs_at(self._open.completed({name: np.shape(value) for name, value in given.items()}))
+    def inputs_beside(self, given: Mapping[str, Any], shape: Shapes | None = None) -> tuple[TensorInfo, ...]:
+        """The inputs at the sizes that some arrays have, which are given by name, and at those that are asked for."""
+        return self.inputs_at(self._open.completed({name: np.shape(value) for name, value in given.items()}, shape))
 
     def fits(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether a call takes inputs of these shapes, in order."""

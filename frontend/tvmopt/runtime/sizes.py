@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tvmopt.dims import Dim, Range, Size, at, holds, near, replaced, symbols_of, told
+from tvmopt.dims import Dim, Range, Shapes, Size, at, holds, near, replaced, symbols_of, told
 from tvmopt.errors import InputError
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import TensorInfo
@@ -69,14 +69,40 @@ class OpenSizes:
                 raise self._broken(condition, sizes)
         return sizes
 
-    def completed(self, shapes: Mapping[str, Shape]) -> dict[str, int]:
-        """Sizes for a call of which only some inputs are given: theirs, else the named ones."""
+    def completed(self, shapes: Mapping[str, Shape], wanted: Shapes | None = None) -> dict[str, int]:
+        """Sizes for a call of which only inputs of some `shapes` are given: theirs and those that are `wanted`, by the
+        name of a size or of an input; else the named ones.
+
+        Raises:
+            InputError: what is wanted is no size or input; it is no number, or another one than is compiled or given.
+        """
+        inputs, found = {info.name: info.shape for info in self._inputs}, self._read(shapes)
+        for name, given in (wanted or {}).items():
+            sizes = (given,) if isinstance(given, str) else tuple(given)
+            own = (Dim.symbol(name),) if name in self.ranges else inputs.get(name)
+            if own is None:
+                raise self._refused(f"the compiled model has no open size or input {name!r}")
+            if len(sizes) != len(own):
+                raise self._refused(f"{name!r} has {len(own)} sizes, and {len(sizes)} are asked for")
+            for size, number in zip(own, sizes, strict=True):
+                if number == "?":
+                    continue
+                if isinstance(number, str):
+                    raise self._refused(f"a run has one size where {name!r} is to be {number}")
+                if isinstance(size, int) and size != number:
+                    raise self._refused(f"a size of {name!r} was compiled as {size}, and is to be {number}")
+                if (other := found.setdefault(str(size), number)) != number:
+                    raise self._refused(f"{str(size)!r} is {other} elsewhere in this call, and is to be {number}")
+        return self.named | {name: size for name, size in found.items() if name in self.ranges}
+
+    def _read(self, shapes: Mapping[str, Shape]) -> dict[str, int]:
+        """The sizes in the shapes of some inputs."""
         found: dict[str, int] = {}
         for info in self._inputs:
             for size, given in zip(info.shape, shapes.get(info.name, ()), strict=False):
                 if isinstance(size, Dim) and size.is_symbol:
                     found.setdefault(str(size), given)
-        return self.named | found
+        return found
 
     # -- what is said ----------------------------------------------------------------------------------------------
 
@@ -103,6 +129,12 @@ class OpenSizes:
             where=f"{self._model}, input {info}",
             fix=f"pass inputs that agree in {', '.join(map(repr, names))}",
         )
+
+    def _refused(self, what: str) -> InputError:
+        ranges = ", ".join(f"{name} from {known.min} to {known.max}" for name, known in self.ranges.items())
+        inputs = "the inputs are " + "; ".join(map(str, self._inputs))
+        fix = f"{inputs}{', ' + ranges if ranges else ''}; others need the model compiled with them"
+        return InputError(f"{what}.", where=f"{self._model}, shape", fix=fix)
 
     def _broken(self, condition: str, sizes: Mapping[str, int]) -> InputError:
         fit = near(sizes, self.ranges, self._conditions)

@@ -25,7 +25,7 @@ import numpy as np
 
 import tvmopt
 from tvmopt.children import Crash, thaw
-from tvmopt.dims import Range
+from tvmopt.dims import Range, Shapes
 from tvmopt.errors import ArtifactError, MissingDependency
 from tvmopt.files import private_cache
 from tvmopt.runtime.artifact import Artifact
@@ -183,9 +183,9 @@ class EmulatedModel:
     def symbols(self) -> dict[str, Range]:
         return self._open.ranges
 
-    def inputs_beside(self, given: Mapping[str, Any]) -> tuple[TensorInfo, ...]:
-        """The inputs at the sizes that some arrays have, which are given by name."""
-        sizes = self._open.completed({name: np.shape(value) for name, value in given.items()})
+    def inputs_beside(self, given: Mapping[str, Any], shape: Shapes | None = None) -> tuple[TensorInfo, ...]:
+        """The inputs at the sizes that some arrays have, which are given by name, and at those that are asked for."""
+        sizes = self._open.completed({name: np.shape(value) for name, value in given.items()}, shape)
         return tuple(info_at(info, sizes) for info in self.inputs)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
