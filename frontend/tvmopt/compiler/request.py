@@ -103,9 +103,11 @@ class Request:
 
     @cached_property
     def _staged(self) -> tuple[Any, dict[str, tuple[str, ...]]]:
-        if not self.preprocess and not self.postprocess:
-            return self.source, {}
         from tvmopt.importer import load
+        from tvmopt.importer.maps import has_maps
+
+        if not self.preprocess and not self.postprocess:
+            return load(self.source) if has_maps(self.source) else self.source, {}
         from tvmopt.preprocessing.behind import with_stages_behind
         from tvmopt.preprocessing.stages import staged
 

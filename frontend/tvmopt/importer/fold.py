@@ -27,7 +27,7 @@ from tvmopt.importer import blocked, contrib, control, own, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
-from tvmopt.importer.open_shapes import grouped_attention, open_types, own_types, packed_rows
+from tvmopt.importer.open_shapes import classic_types, grouped_attention, open_types, own_types, packed_rows
 from tvmopt.importer.open_values import evaluate as evaluate_open
 from tvmopt.importer.protos import (
     attributes,
@@ -166,6 +166,8 @@ class Folder(Walk):
         for name, shape in zip(node.output, open_types(self, node, types), strict=False):
             if name in types and shape is not None:
                 types[name] = make_type(types[name].tensor_type.elem_type, shape)
+        if normal_domain(node.domain) == "ai.onnx.ml":
+            types.update(classic_types(self, node))
 
     def _disagreement(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> ModelError | None:
         """What ONNX's shape functions let pass: negative sizes, and inputs that do not belong together."""

@@ -16,6 +16,7 @@ import psutil
 from google.protobuf.message import DecodeError
 
 from tvmopt.errors import ModelError, collect
+from tvmopt.importer.maps import maps, without_maps
 from tvmopt.importer.protos import copy_model, human
 from tvmopt.importer.structure import sort_graphs, verify_names, verify_structure
 from tvmopt.importer.tensors import all_tensors, load_external, verify_tensors
@@ -30,7 +31,7 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
         source: a path, the bytes of a model, or a ModelProto (never changed; copied where it must be).
 
     Returns:
-        The model with external data read in and nodes in topological order.
+        The model with external data read in, nodes in topological order, and tensors in place of dictionaries.
 
     Raises:
         ModelError: what is wrong with the file, all problems of a kind at once.
@@ -42,6 +43,8 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
         model = _own(model, source)
         _raise(load_external(model, file, path))
     _raise(verify_names(model, path))
+    if maps(model):
+        model = without_maps(_own(model, source))
     return sort_graphs(model, source)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.errors import TvmoptError
+from tvmopt.importer.maps import maps
 from tvmopt.onnxruntime.exceptions import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, Refusing, missing
 from tvmopt.onnxruntime.options import SessionOptions
 from tvmopt.onnxruntime.replace import real
@@ -26,6 +27,7 @@ from tvmopt.variants import DECIDES, Variants
 Array = np.ndarray[Any, Any]
 
 PROVIDERS = ["CPUExecutionProvider"]
+DICTIONARIES = "seq(map(int64,tensor(float)))"
 UNVERSIONED = 2**63 - 1  # what onnxruntime says of a file without a model version
 
 
@@ -89,6 +91,7 @@ class InferenceSession(Refusing):
         self._asked = (path_or_bytes, providers, provider_options)
         self._artifact: Any = None
         self._folder: Any = None
+        self._maps: dict[str, tuple[int, ...]] = {}  # the labels of outputs that are dictionaries
         if (
             isinstance(path_or_bytes, str | os.PathLike)
             and Path(path_or_bytes).is_file()
@@ -128,7 +131,11 @@ class InferenceSession(Refusing):
         args = [_node_arg(value, sizes) for value in graph.input]
         self._inputs = [a for a in args if a.name not in given]
         self._initializers = [a for a in args if a.name in given]
-        self._outputs = [_node_arg(value, sizes) for value in graph.output]
+        self._maps = maps(model)
+        self._outputs = [
+            NodeArg(value.name, [], DICTIONARIES) if value.name in self._maps else _node_arg(value, sizes)
+            for value in graph.output
+        ]
         self._metadata = ModelMetadata(
             model.producer_name, graph.name, model.domain, model.doc_string, graph.doc_string,
             model.model_version if model.HasField("model_version") else UNVERSIONED,
@@ -225,7 +232,7 @@ class InferenceSession(Refusing):
                 return list(self._other.run(names, feeds))
             model, constants = prepared
             found = model.run({name: array for name, array in feeds.items() if name not in constants})
-        return [found[name] for name in names]
+        return [_dictionaries(found[name], self._maps[name]) if name in self._maps else found[name] for name in names]
 
     def run_async(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
@@ -319,6 +326,13 @@ def _array(value: Any, arg: NodeArg) -> Array:
         what = f"Got invalid dimensions for input: {arg.name} for the following indices {told}"
         raise InvalidArgument(what, where=f"{arg.name}: {arg.shape}", fix="give the shape that the model has")
     return array
+
+
+def _dictionaries(scores: Array, labels: Sequence[int]) -> Any:
+    """The rows of a tensor [n, classes] as onnxruntime's ZipMap gives them, in the order of the labels."""
+    order = sorted(range(len(labels)), key=labels.__getitem__)
+    ordered = [labels[i] for i in order]
+    return [dict(zip(ordered, row, strict=True)) for row in scores[:, order].tolist()]
 
 
 def _is_fixed(arg: NodeArg) -> bool:

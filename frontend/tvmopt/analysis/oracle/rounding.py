@@ -27,7 +27,7 @@ EDGES = {
     *("Floor", "Ceil", "Round", "Cast", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear", "Hardmax"),
     *("QLinearConv", "QLinearMatMul"),  # these move their own sums
     *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "NonMaxSuppression"),
-    *(SELECT, ANY),
+    *(SELECT, ANY, "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
 }
 CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax"}
 HEAVY = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention", "FusedMatMul"}

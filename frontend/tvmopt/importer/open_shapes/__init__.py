@@ -8,6 +8,7 @@ node       what a rule is given
 moving     concatenations, reshapes, slices, pads ...
 spatial    convolutions, poolings, Resize, recurrences, STFT
 contrib    GroupQueryAttention and GatherBlockQuantized of com.microsoft
+classic    ai.onnx.ml
 own        our own operators: pictures of bytes, a detector's boxes
 """
 
@@ -20,6 +21,7 @@ import onnx
 
 from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.open_shapes import moving, spatial
+from tvmopt.importer.open_shapes.classic import classic_types
 from tvmopt.importer.open_shapes.contrib import grouped_attention, packed_rows
 from tvmopt.importer.open_shapes.node import Node, Shape, Shapes
 from tvmopt.importer.open_shapes.own import own_types
@@ -177,4 +179,4 @@ def open_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeProto
         return []
 
 
-__all__ = ["grouped_attention", "open_types", "own_types", "packed_rows"]
+__all__ = ["classic_types", "grouped_attention", "open_types", "own_types", "packed_rows"]

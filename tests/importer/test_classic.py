@@ -1,0 +1,258 @@
+"""Classic models of ai.onnx.ml beside onnxruntime: nodes, and whole models as scikit-learn's converter writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import tvmopt
+import tvmopt.onnxruntime as ours
+from tests.importer.onnx_check import model, run_ort, run_relax, value
+from tvmopt.errors import TvmoptError, UnsupportedOp
+from tvmopt.importer import import_model
+from tvmopt.importer.maps import has_maps, maps
+from tvmopt.operators.tree_sums import COMPARISONS
+
+ML = "ai.onnx.ml"
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(0)
+
+
+def one(op: str, x: Array, outputs: dict[str, int], version: int = 3, **attrs: Any) -> onnx.ModelProto:
+    """A model of one node whose rows are open."""
+    node = helper.make_node(op, ["x"], list(outputs), domain=ML, name="node", **attrs)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    made = [value(name, None, elem) for name, elem in outputs.items()]
+    return model([node], [value("x", [*x.shape], kind)], made, domains={ML: version})
+
+
+def agree(made: onnx.ModelProto, x: Array, tolerance: float = 2e-6) -> list[Array]:
+    """Our results, which are onnxruntime's."""
+    found, wanted = run_relax(import_model(made), {"x": x}), run_ort(made, {"x": x})
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
+    return found
+
+
+def rows(count: int, features: int, edges: bool = True) -> Array:
+    x = RNG.standard_normal((count, features)).astype(np.float32).round(1)
+    if edges and count > 4:
+        x[0], x[1, 0], x[2, -1], x[3] = 0, np.inf, -np.inf, 3e38
+    return x
+
+
+TREES = {"label": TensorProto.INT64, "scores": TensorProto.FLOAT}
+
+
+def trees(part: str, count: int, features: int, outputs: int, mode: str = COMPARISONS[0], depth: int = 5) -> Any:
+    """Attributes of an ensemble of random trees of different depths; thresholds are numbers that inputs have."""
+    columns: dict[str, list[Any]] = {k: [] for k in ("treeids", "nodeids", "featureids", "values", "modes",
+        "truenodeids", "falsenodeids", "missing_value_tracks_true")}  # fmt: skip
+    leaves: dict[str, list[Any]] = {k: [] for k in ("treeids", "nodeids", "ids", "weights")}
+    for tree in range(count):
+        todo, following = [(0, 0)], 1
+        while todo:
+            number, level = todo.pop()
+            leaf = level == depth or (level > 0 and RNG.uniform() < 0.3)
+            ways = (0, 0) if leaf else (following, following + 1)
+            threshold = round(float(RNG.standard_normal()), 1)
+            row = (tree, number, RNG.integers(features), threshold, "LEAF" if leaf else mode, *ways,
+                   RNG.integers(2))  # fmt: skip
+            for column, entry in zip(columns.values(), row, strict=True):
+                column.append(entry if isinstance(entry, str) else entry.item() if hasattr(entry, "item") else entry)
+            if leaf:
+                for target in {int(RNG.integers(outputs)), int(RNG.integers(outputs))}:
+                    for column, entry in zip(leaves.values(), (tree, number, target, RNG.uniform(0, 1)), strict=True):
+                        column.append(entry)
+            else:
+                todo += [(way, level + 1) for way in ways]
+                following += 2
+    return {f"nodes_{k}": v for k, v in columns.items()} | {f"{part}_{k}": v for k, v in leaves.items()}
+
+
+@pytest.mark.parametrize("mode", COMPARISONS)
+@pytest.mark.parametrize("count", [1, 7, 33])
+def test_regression_trees(mode: str, count: int) -> None:
+    x = rows(count, 6)
+    x[RNG.uniform(size=x.shape) < 0.1] = np.nan
+    attrs = trees("target", 9, 6, 3, mode) | {"n_targets": 3}
+    agree(one("TreeEnsembleRegressor", x, {"y": 1}, base_values=[0.5, -1.0, 2.0], **attrs), x)
+    agree(one("TreeEnsembleRegressor", x, {"y": 1}, aggregate_function="AVERAGE", **attrs), x)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
+@pytest.mark.parametrize("labels", [[0, 1, 2], [7, -3, 5]])
+def test_classification_trees(transform: str, labels: list[int]) -> None:
+    x = rows(31, 4)
+    attrs = trees("class", 16, 4, 3) | {"classlabels_int64s": labels, "post_transform": transform}
+    label, _ = agree(one("TreeEnsembleClassifier", x, TREES, **attrs), x)
+    assert set(label) <= set(labels)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
+def test_two_classes_of_which_one_is_summed(transform: str) -> None:
+    x = rows(15, 4, edges=False)
+    attrs = trees("class", 5, 4, 1) | {"classlabels_int64s": [0, 1], "post_transform": transform}
+    attrs["class_ids"] = [0] * len(attrs["class_ids"])
+    attrs["class_weights"] = [w - 0.5 if transform == "LOGISTIC" else w / 5 for w in attrs["class_weights"]]
+    agree(one("TreeEnsembleClassifier", x, TREES, **attrs), x)
+
+
+def test_trees_that_are_none_are_refused() -> None:
+    x = rows(2, 4)
+    broken: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "no node of its tree": lambda a: a["nodes_truenodeids"].__setitem__(0, 999),
+        "are no trees": lambda a: a["nodes_truenodeids"].__setitem__(0, a["nodes_falsenodeids"][0]),
+        "is there twice": lambda a: a["nodes_nodeids"].__setitem__(1, 0),
+        "compare by": lambda a: a["nodes_modes"].__setitem__(0, "BRANCH_GT"),
+        "feature 99 of 4": lambda a: a["nodes_featureids"].__setitem__(0, 99),
+        "target 9 of 3": lambda a: a["target_ids"].__setitem__(0, 9),
+    }
+    for told, spoil in broken.items():
+        attrs = trees("target", 4, 4, 3)
+        spoil(attrs)
+        with pytest.raises(UnsupportedOp, match=told):
+            import_model(one("TreeEnsembleRegressor", x, {"y": 1}, n_targets=3, **attrs))
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
+def test_linear(transform: str) -> None:
+    x, weights = rows(9, 5, edges=False), RNG.standard_normal(15).tolist()
+    attrs = {"coefficients": weights, "intercepts": [0.1, 0.0, -2.0], "post_transform": transform}
+    agree(one("LinearClassifier", x, TREES, version=1, classlabels_ints=[4, 0, 2], **attrs), x)
+    if transform == "NONE":
+        agree(one("LinearRegressor", x, {"y": 1}, version=1, targets=3, **attrs), x)
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_norms(norm: str) -> None:
+    x = np.abs(rows(17, 5)) if norm == "MAX" else rows(17, 5)  # onnxruntime's MAX takes the largest, not its magnitude
+    agree(one("Normalizer", x[4:], {"y": 1}, version=1, norm=norm), x[4:])
+    agree(one("Normalizer", x[:1], {"y": 1}, version=1, norm=norm), x[:1])
+
+
+def test_codes_and_missing_values() -> None:
+    numbers = RNG.integers(-2, 6, (8, 3))
+    agree(one("OneHotEncoder", numbers, {"y": 1}, version=1, cats_int64s=[3, -1, 0], zeros=1), numbers)
+    known = {"keys_int64s": [5, 0], "values_int64s": [50, 7], "default_int64": -9}
+    agree(one("LabelEncoder", numbers, {"y": 7}, version=2, **known), numbers)
+    agree(one("LabelEncoder", numbers, {"y": 1}, version=2, keys_int64s=[1, 2], values_floats=[0.5, 2.5]), numbers)
+    x = rows(8, 3)
+    x[5, 1] = np.nan
+    agree(one("LabelEncoder", x, {"y": 7}, version=2, keys_floats=[0.0, float("inf")], values_int64s=[3, 4]), x)
+    missing: dict[str, Any] = {"imputed_value_floats": [1.0, 2.0, 3.0], "replaced_value_float": float("nan")}
+    gone = one("Imputer", x, {"y": 1}, version=1, **missing)
+    agree(gone, x)
+    zeros = one("Imputer", numbers, {"y": 7}, version=1, imputed_value_int64s=[9], replaced_value_int64=0)
+    agree(zeros, numbers)
+
+
+def test_columns_side_by_side() -> None:
+    node = helper.make_node("FeatureVectorizer", ["x", "z"], ["y"], domain=ML, inputdimensions=[2, 3])
+    made = model([node], [value("x", [4, 3]), value("z", [4, 2])], [value("y", None)], domains={ML: 1})
+    feeds = {"x": rows(4, 3), "z": rows(4, 2)}
+    (found,) = run_relax(import_model(made), feeds)
+    np.testing.assert_array_equal(found, np.column_stack([feeds["x"][:, :2], feeds["z"], np.zeros(4)]))
+
+
+@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+def test_support_vectors(kernel: str) -> None:
+    x, vectors = rows(9, 4, edges=False), RNG.standard_normal((7, 4))
+    shared = {"kernel_type": kernel, "kernel_params": [0.3, 0.5, 3.0], "support_vectors": vectors.ravel().tolist()}
+    agree(one("SVMRegressor", x, {"y": 1}, version=1, n_supports=7, coefficients=RNG.standard_normal(7).tolist(),
+        rho=[0.25], **shared), x, 1e-4)  # fmt: skip
+    agree(one("SVMClassifier", x, TREES, version=1, vectors_per_class=[2, 4, 1], classlabels_ints=[1, 2, 5],
+        coefficients=RNG.standard_normal(14).tolist(), rho=[0.1, -0.2, 0.3], **shared), x, 1e-4)  # fmt: skip
+
+
+def test_strings_are_refused_by_name() -> None:
+    x = rows(2, 3)
+    made = one("LinearClassifier", x, {"label": TensorProto.STRING, "scores": 1}, version=1, coefficients=[1.0] * 6,
+        intercepts=[0.0, 0.0], classlabels_strings=["cat", "dog"])  # fmt: skip
+    with pytest.raises(TvmoptError) as error:
+        import_model(made)
+    assert "LinearClassifier" in str(error.value) and "strings" in str(error.value)
+
+
+def zipped(labels: list[int]) -> onnx.ModelProto:
+    """As scikit-learn's converter ends a classifier."""
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["label", "scores"], domain=ML, classlabels_ints=labels,
+            coefficients=np.arange(6.0).tolist(), intercepts=[0.5, 0.1], post_transform="SOFTMAX"),
+        helper.make_node("ZipMap", ["scores"], ["probabilities"], domain=ML, classlabels_int64s=labels, name="zip"),
+    ]  # fmt: skip
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    outputs = [
+        value("label", [None], TensorProto.INT64),
+        helper.make_value_info("probabilities", helper.make_sequence_type_proto(kind)),
+    ]
+    return model(nodes, [value("x", [None, 3])], outputs, domains={ML: 1})
+
+
+def test_dictionaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled model gives the tensor, and the drop-in session what onnxruntime gives."""
+    import onnxruntime
+
+    monkeypatch.setenv("TVMOPT_CACHE", str(tmp_path / "cache"))
+    made, path = zipped([7, -2]), tmp_path / "m.onnx"
+    onnx.save(made, path)
+    assert maps(made) == {"probabilities": (7, -2)}
+    assert all(map(has_maps, (made, path, made.SerializeToString()))) and not has_maps(tmp_path / "none")
+    compiled = tvmopt.compile(path, threads=1)
+    assert compiled.report.accuracy["verified"]
+    x = rows(5, 3, edges=False)
+    session, other = ours.InferenceSession(str(path)), onnxruntime.InferenceSession(str(path))
+    for mine, theirs in zip(session.get_outputs(), other.get_outputs(), strict=True):
+        assert (mine.name, mine.type, mine.shape) == (theirs.name, theirs.type, theirs.shape)
+    label, dictionaries = session.run(None, {"x": x})
+    wanted = other.run(None, {"x": x})
+    np.testing.assert_array_equal(label, wanted[0])
+    assert [list(d) for d in dictionaries] == [list(d) for d in wanted[1]]
+    assert all(type(key) is int and type(d[key]) is float for d in dictionaries for key in d)
+    shares = [[d[label] for label in (7, -2)] for d in wanted[1]]
+    np.testing.assert_allclose([[d[label] for label in (7, -2)] for d in dictionaries], shares, rtol=1e-5)
+    np.testing.assert_allclose(compiled.model.run({"x": x})["probabilities"], shares, rtol=1e-5)
+    assert made == zipped([7, -2])
+
+
+SKLEARN = [
+    "linear_model.LogisticRegression(max_iter=300)", "ensemble.RandomForestClassifier(8)", "svm.SVC()",
+    "ensemble.GradientBoostingClassifier(n_estimators=5)", "neural_network.MLPClassifier((5,), max_iter=30)",
+    "naive_bayes.GaussianNB()", "linear_model.RidgeClassifier()", "ensemble.AdaBoostClassifier(n_estimators=3)",
+    "pipeline.make_pipeline(impute.SimpleImputer(), preprocessing.StandardScaler(), preprocessing.Normalizer(), "
+    "linear_model.SGDClassifier(loss='log_loss'))",
+    "pipeline.make_pipeline(preprocessing.OneHotEncoder(handle_unknown='ignore'), linear_model.LogisticRegression())",
+    "svm.SVR()", "ensemble.RandomForestRegressor(8)",
+    "pipeline.make_pipeline(decomposition.PCA(2), linear_model.Ridge())",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SKLEARN)
+def test_scikit_learn(text: str) -> None:
+    """The iris flowers, by models that skl2onnx writes with open rows; imported, and run on the flowers."""
+    pytest.importorskip("skl2onnx", reason="skl2onnx is not installed: pip install skl2onnx")
+    import importlib
+
+    from skl2onnx import to_onnx
+    from sklearn.datasets import load_iris
+
+    names = ("linear_model", "ensemble", "svm", "neural_network", "naive_bayes", "pipeline", "impute", "preprocessing",
+             "decomposition")  # fmt: skip
+    estimator = eval(text, {name: importlib.import_module(f"sklearn.{name}") for name in names})
+    x, y = load_iris(return_X_y=True)
+    x = (x * 2).round().astype(np.float32) if "OneHot" in text else x.astype(np.float32)
+    made = to_onnx(estimator.fit(x, y), x[:1], target_opset={"": 18, ML: 3})
+    x = x[::4]
+    imported = import_model(made, {made.graph.input[0].name: x.shape})
+    wanted = run_ort(made, {made.graph.input[0].name: x})
+    for mine, theirs in zip(run_relax(imported, {imported.inputs[0].name: x}), wanted, strict=True):
+        if isinstance(theirs, list):
+            theirs = np.array([list(d.values()) for d in theirs])
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=1e-5)
