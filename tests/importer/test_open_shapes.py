@@ -403,6 +403,8 @@ def test_symbols_are_one_variable_and_have_bounds():
         (chained([node("ScatterElements", ["x", "i", "x"], ["y"], axis=0)],
             inputs=[value("x", ("n", 3, "t")), value("i", ("n", 2, "t"), TensorProto.INT64)]),
             "ScatterElements cannot be imported: the sizes of its indices are open"),
+        (chained([node("DFT", ["x"], ["y"], axis=1)], inputs=[value("x", (2, "t", 1))]),
+            "DFT cannot be imported: the number of points of its transform, t, is open"),
     ],
 )  # fmt: skip
 def test_what_needs_a_number_says_so(made, what):

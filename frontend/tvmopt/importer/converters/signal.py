@@ -9,6 +9,7 @@ import numpy.typing as npt
 from onnx import helper
 from tvm import relax
 
+from tvmopt.dims import Dim, OpenSize, Size
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
@@ -26,7 +27,7 @@ def dft_matrix(length: int, rows: int, columns: int, inverse: bool) -> npt.NDArr
     return np.asarray(matrix / length if inverse else matrix)
 
 
-def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesided: bool, window: Any = None) -> Any:
+def _transform(b: Build, ctx: Context, x: Any, length: Size, inverse: bool, onesided: bool, window: Any = None) -> Any:
     """Transform the last axis but one of x [..., n, 1 or 2] (real, or real and imaginary parts).
 
     Forwards the mean m of each frame is taken away, so that a large offset does not cost digits where it cancels:
@@ -40,6 +41,8 @@ def _transform(b: Build, ctx: Context, x: Any, length: int, inverse: bool, onesi
     """
     *lead, n, parts = shape_of(x)
     dtype = dtype_of(x)
+    if isinstance(length, Dim):
+        raise OpenSize(f"the number of points of its transform, {length}, is open")
     if length > MAX_LENGTH:
         raise ctx.unsupported(f"a transform of {length} points is longer than {MAX_LENGTH}")
     used = min(n, length)
