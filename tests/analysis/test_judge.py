@@ -533,3 +533,46 @@ def test_a_product_in_a_wider_register_need_not_be_infinite(found: list[float], 
     feeds = {"x": np.float16([1000, 1]), "z": np.float16([1000, 1]), "v": np.float16([-1000, 1])}
     judge = Judge(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
     assert judge(judge.truth(feeds), {"y": np.float16(found)}).ok is fine
+
+
+def halves(nodes, inputs, outputs, values) -> onnx.ModelProto:
+    infos = [
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT16, s) for n, s in d.items()] for d in (inputs, outputs)
+    ]
+    constants = [numpy_helper.from_array(np.asarray(v).astype(np.float16), n) for n, v in values.items()]
+    graph = helper.make_graph(nodes, "g", *infos, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize(("extra", "fine"), [(0.0, True), (500.0, False)])
+def test_what_is_stored_in_16_bits_rounds_what_overflows_them_behind_it(extra: float, fine: bool) -> None:
+    """The product is no float16 and stays in a register; its factor was stored, and its error is large by its size."""
+    nodes = [
+        helper.make_node("Add", ["x", "c"], ["a"]),
+        helper.make_node("Mul", ["a", "k"], ["b"]),
+        helper.make_node("Sub", ["b", "z"], ["d"]),
+        helper.make_node("Sub", ["d", "z"], ["y"]),
+    ]
+    model = halves(nodes, {"x": [8, 64]}, {"y": [8, 64]}, {"c": 99.0, "k": 1000.0, "z": 5e4})
+    x = np.random.default_rng(0).uniform(1, 3, (8, 64)).astype(np.float16)
+    stored = (x + np.float16(99)).astype(np.float64)
+    found = (1000 * stored - 1e5 + extra).astype(np.float16)
+    judge = Judge(model)
+    assert judge(judge.truth({"x": x}), {"y": found}).ok is fine
+
+
+def test_what_a_kernel_stores_as_infinite_another_reads_as_a_number() -> None:
+    """Sums of infinities of both signs would be no numbers."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Add", ["p", "c"], ["y"]),
+        helper.make_node("MatMul", ["p", "v"], ["q"]),
+        helper.make_node("Add", ["q", "d"], ["z"]),
+    ]
+    rng = np.random.default_rng(0)
+    values = {"w": rng.uniform(8, 10, (15, 15)), "c": rng.standard_normal(15),
+              "v": rng.standard_normal((15, 48)), "d": rng.standard_normal(48)}  # fmt: skip
+    model = halves(nodes, {"x": [9, 3, 15]}, {"y": [9, 3, 15], "z": [9, 3, 48]}, values)
+    examiner = Examiner(tvmopt.compile(model, verify=False, records=False).model, model, model)
+    feeds = {"x": (1000 + rng.standard_normal((9, 3, 15))).astype(np.float16)}
+    assert examiner.thoroughly(feeds, None).ok

@@ -234,6 +234,11 @@ class Walk:
         return Value(found.astype(value.array.dtype) if is_real(value.kind) else found, value.kind)
 
 
+def in_range(taken: Mapping[str, Value]) -> dict[str, Value]:
+    """Those tensors that nothing overflowed in: what a kernel stores as infinite another may read from a register."""
+    return {n: v for n, v in taken.items() if not is_real(v.kind) or bool(np.isfinite(v.array).all())}
+
+
 def mean_size(array: Array) -> float:
     """The mean of the finite numbers' sizes, each at most 1e30.
 
@@ -455,8 +460,9 @@ class _Measured:
     def _allowed(self) -> float:
         return limits_of(self.precision, np.dtype(np.float32)).rms
 
-    def _through(self, runs: Sequence[Rounded]) -> list[dict[str, Array]]:
-        return completed(runs, lambda run: {n: v.array for n, v in self._run(run, self.known).items()})
+    def _through(self, runs: Sequence[Rounded], known: Mapping[str, Value] | None = None) -> list[dict[str, Array]]:
+        taken = self.known if known is None else known
+        return completed(runs, lambda run: {n: v.array for n, v in self._run(run, taken).items()})
 
     def _more(self) -> bool:
         """Ask further runs that round, once; False where they were asked."""
@@ -465,7 +471,8 @@ class _Measured:
         self.naturals += self._through(nudges(self.model, self.precision, self.edges, self._allowed))
         if any(not np.array_equal(a, self.unlimited[n], equal_nan=True) for n, a in self.exact.items()):
             arithmetic = arithmetic_of(self.precision, wider=True)
-            self.naturals += self._through(roundings(self.model, arithmetic, self.edges, self._allowed))
+            runs = roundings(self.model, arithmetic, self.edges, self._allowed)
+            self.naturals += self._through(runs, in_range(self.known))
         self._all = True
         return True
 
@@ -489,7 +496,7 @@ class _Measured:
     def unlimited(self) -> dict[str, Array]:
         """The wanted tensors as if what lies between had no largest number; that of their own is the one of the type in
         which the compiled model has them."""
-        made = self._run(Oracle(self.model, UNLIMITED), self.walk.taken)
+        made = self._run(Oracle(self.model, UNLIMITED), in_range(self.walk.taken))
         kinds = {n: self.found[n].dtype if n in self.found else v.kind for n, v in made.items()}
         return {n: limit(v.array, kinds[n]) if is_real(v.kind) else v.array for n, v in made.items()}
 

@@ -217,7 +217,10 @@ class Oracle:
         """Rounded to the declared type, where that is what is sampled."""
         if not self.arithmetic.stores or not is_real(kind) or kind.itemsize >= array.dtype.itemsize:
             return array
-        return array.astype(kind).astype(array.dtype)
+        if self.arithmetic.limits:
+            return array.astype(kind).astype(array.dtype)
+        share, exponent = np.frexp(array)  # as many digits as the type has, whatever the size
+        return np.ldexp(share.astype(kind).astype(array.dtype), exponent)
 
     # -- constants ---------------------------------------------------------------------------------------
 

@@ -58,8 +58,8 @@ MORE = 4
 
 def arithmetic_of(precision: str, wider: bool = False) -> Arithmetic:
     """The arithmetic that rounds as an engine does in this precision; `wider`: one that keeps results of 16 bits in
-    float32, where nothing overflows 16 bits."""
-    return Arithmetic(np.float32, TYPES.get(precision), stores=not wider, limits=not wider)
+    registers where nothing overflows 16 bits. It may store any of them in between, so that all have 16 bits' digits."""
+    return Arithmetic(np.float32, TYPES.get(precision), stores=True, limits=not wider)
 
 
 def roundings(
