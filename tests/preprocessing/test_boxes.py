@@ -184,6 +184,7 @@ def test_as_torchvision() -> None:
     import torch
 
     boxes, scores = picture(5, 200, 1, 1)
+    scores[0, :, 0] = np.random.default_rng(1).permutation(200) / 200  # equal ones come in any order there
     made = detector({"boxes": [1, 200, 4], "scores": [1, 200, 1]})
     compiled = tvmopt.compile(made, postprocess="boxes:head=pair,score=0,most=200", threads=1, verify=False)
     kept = vision.nms(torch.from_numpy(boxes[0]), torch.from_numpy(scores[0, :, 0]), 0.45).numpy()
@@ -253,3 +254,4 @@ def test_words() -> None:
     assert stages_behind("boxes:head=yolov8,agnostic,score=0.5") == ({"": text}, {})
     assert stages_behind({"y": {"head": "yolov8", "agnostic": True, "score": 0.5}}) == ({"y": text}, {})
     assert parse(text).text == text
+    assert stages_behind("boxes:head=pair,score=0,iou=0")[0][""] == "boxes:head=pair,score=0.0,iou=0.0,most=300"

@@ -65,7 +65,7 @@ class Boxes:
         words = []
         for word, key in KEYS.items():
             value = getattr(self, key.field)
-            if value and word != "labels":
+            if value is not False and value != "" and word != "labels":  # 0 is a limit, too
                 words.append(word if value is True else f"{word}={value}")
         return PREFIX + ",".join(words)
 
