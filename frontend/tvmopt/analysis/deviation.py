@@ -195,7 +195,8 @@ def _worst(
     overall = float(np.sqrt(power.sum() / max(1, a.size if whole else int(keep.sum()))))
     levels = _levels(a, naturals)
     best, where, limit = 0.0, np.unravel_index(int(error.argmax()), error.shape), 0.0
-    for axes in partitions(a.shape, FEW if limits.rms > LIMITS["fp32"].rms else LEAST):
+    few = limits.rms > LIMITS["fp32"].rms
+    for axes in partitions(a.shape, FEW if few else LEAST):
         number = float(np.prod([a.shape[x] for x in axes]))
         count = number if whole else np.maximum(keep.sum(axes, keepdims=True), 1)
         scale = np.sqrt(power.sum(axes, keepdims=True) / count)
@@ -207,6 +208,8 @@ def _worst(
             own = np.sqrt(other.sum(axes, keepdims=True) / count)
             usual = float(np.sqrt(np.mean(np.square(own)))) / (float(np.sqrt(np.mean(np.square(scale)))) or 1.0)
             allowed = np.maximum(allowed, limits.factor * np.maximum(own, usual * scale))
+            if few and len(axes) == 1:  # too few elements to tell by one run what rounding makes of them
+                allowed = np.maximum(allowed, limits.factor * float(np.sqrt(other.mean())))
         ratios = np.sqrt(errors.sum(axes, keepdims=True) / count) / allowed
         at = np.unravel_index(int(ratios.argmax()), ratios.shape)
         if float(ratios[at]) > best:
