@@ -15,8 +15,16 @@ from tvmopt.lowering.common import Symbols, operand_types, sizes, static_shape
 from tvmopt.lowering.loops import splat
 from tvmopt.operators import masked
 from tvmopt.operators.caches import places_of, scores_of
+from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
+
+RUN = 256
+"""Keys of a task that has one query: what the heads of a group read of K and V is in a near cache for all of them.
+Runs do not depend on the number of cores, so that bits do not."""
+
+MOST_SHARED = 8
+"""Heads of a task that has one query at most."""
 
 MOST_OPEN_KEYS = 14
 """Keys of a register tile at most where their number is open: fewer of them than of a tile are computed one by one."""
@@ -49,7 +57,7 @@ class AttentionPlan:
         bias: shape of the additive mask, each dimension full or 1, or None; a constant mask that differs by query
             comes transposed, `[B, N, Sk, Sq padded to strips]`.
         fill: None, or what stands in place of a score where the mask is plus infinity.
-        chunks: tasks a head, each a run of whole strips.
+        chunks: tasks a head, each a run of whole strips; tasks of one query are others (one_query.py).
         capacity: None, or keys and values are the first rows of caches [B, N, capacity, H].
         shared: heads that one task computes where there is one query; they share their keys.
         apart: None, or an expression: the queries have places, and are of several texts where it is 1.
@@ -192,23 +200,17 @@ def cached_plan(call: relax.Call, machine: Machine, symbols: Symbols) -> Attenti
         registers=machine.vector_registers, cores=machine.cores, scale=scores.scale,
         offset=_distance(keys, queries) if scores.causal else None,
     )  # fmt: skip
-    together = heads_together(heads, kv_heads, machine.cores)
-    made = replace(made, fill=scores.fill, capacity=capacity, shared=together)
-    if not apart:
-        return made
-    chunks = apart[0] * queries + (1 - apart[0]) * made.strips  # a query each, or a strip each
-    return replace(made, apart=apart[0], chunks=chunks, cache_batch=shapes[1][0])
+    made = replace(made, fill=scores.fill, capacity=capacity, shared=heads_together(heads, kv_heads))
+    return replace(made, apart=apart[0], cache_batch=shapes[1][0]) if apart else made
 
 
-def heads_together(heads: int, kv_heads: int, cores: int) -> int:
-    """Heads of a task that share a read of their keys: as many as leave every core as much to do.
+def heads_together(heads: int, kv_heads: int) -> int:
+    """Heads of a task that share a read of their keys.
 
-    >>> heads_together(16, 4, 2), heads_together(8, 1, 2), heads_together(32, 8, 16), heads_together(12, 12, 4)
-    (4, 4, 2, 1)
+    >>> heads_together(16, 4), heads_together(32, 1), heads_together(12, 12), heads_together(14, 2)
+    (4, 8, 1, 7)
     """
-    group = heads // kv_heads
-    divisors = [n for n in range(group, 0, -1) if group % n == 0]
-    return next((n for n in divisors if heads // n % cores == 0 or heads // n >= 3 * cores), 1)
+    return largest_divisor(heads // kv_heads, MOST_SHARED)
 
 
 def _distance(keys: Any, queries: Any) -> Any:

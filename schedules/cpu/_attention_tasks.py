@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
 from tvm.s_tir import Schedule
+from tvm.s_tir.stmt import SBlockRealize
+from tvm_ffi import structural_mutate
 
 from tvmopt.schedules.cpu._loops import spatial_nest
 from tvmopt.scheduling.blocks import annotated, extents, root_blocks
@@ -42,19 +46,34 @@ def keys_axis(block: Any) -> int:
     return int(block.annotations.get(KEYS_AXIS, 1))
 
 
-def open_loops(func: Any, kernel: str, parallel: bool) -> Any:
-    """A kernel with open sizes: one loop over the tasks; an epilogue stays behind it, in loops of its own."""
+def open_loops(func: Any, kernel: str, parallel: bool, behind: Sequence[str] = ()) -> Any:
+    """A kernel with open sizes: one loop over the tasks; an epilogue stays behind it, in loops of its own.
+
+    Args:
+        behind: blocks that end the kernel, in one thread.
+    """
     sch = Schedule(func)
-    task = sch.fuse(*sch.get_loops(sch.get_sblock(kernel)))
-    if parallel:
-        sch.parallel(task)
-    names = [sch.get(b).name_hint for b in root_blocks(sch)]
-    after = root_blocks(sch)[names.index(kernel) + 1 :]
+    sch.fuse(*sch.get_loops(sch.get_sblock(kernel)))
+    own = {kernel, *behind}
+    blocks = root_blocks(sch)
+    last = max(i for i, b in enumerate(blocks) if sch.get(b).name_hint in own)
+    after = blocks[last + 1 :]
     for block in after[:-1]:
         sch.compute_inline(block)
     if after and parallel:
         sch.parallel(sch.fuse(*sch.get_loops(after[-1])[:-1]))
-    return sch.mod["main"]
+    return _in_parallel(sch.mod["main"], kernel) if parallel else sch.mod["main"]
+
+
+def _in_parallel(func: Any, kernel: str) -> Any:
+    """The loop around a block in parallel. A schedule refuses that where a second block writes the same tensor."""
+
+    def loop(node: Any, mutator: Any) -> Any:
+        if not isinstance(node.body, SBlockRealize) or node.body.block.name_hint != kernel:
+            return mutator.default_mutate(node)
+        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.PARALLEL, node.body, None, node.annotations)
+
+    return func.with_body(structural_mutate(func.body, ((tirx.For, loop),)))
 
 
 def knobs(problem: AttentionProblem, machine: Machine) -> Space:

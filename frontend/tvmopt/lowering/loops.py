@@ -99,8 +99,9 @@ def nest(
     return around
 
 
-def prim_func(params: Sequence[Any], body: Any, pattern: int) -> Any:
-    """A PrimFunc of one root block, without aliasing parameters, with an op pattern for FuseOps."""
-    root = SBlock([], [], [], "root", body)
+def prim_func(params: Sequence[Any], body: Any, pattern: int, buffers: Sequence[Any] = ()) -> Any:
+    """A PrimFunc of one root block, which has `buffers` of its own, without aliasing parameters, with an op pattern for
+    FuseOps."""
+    root = SBlock([], [], [], "root", body, alloc_buffers=list(buffers))
     realize = SBlockRealize([], tirx.const(True, "bool"), root)
     return tirx.PrimFunc(list(params), realize).with_attrs({"tirx.noalias": True, "op_pattern": pattern, "s_tir": True})

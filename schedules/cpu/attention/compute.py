@@ -45,6 +45,7 @@ from tvmopt.lowering.loops import (
 )
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu._attention_plan import (
+    RUN,
     AttentionPlan,
     cached_plan,
     ceil_div,
@@ -96,10 +97,10 @@ class _Attention:
         self.locals.append(buffer)
         return buffer
 
-    def key_at(self, key: Expr) -> tuple[Expr, Expr, Expr]:
-        """Where a key, or its value, of this head stands."""
-        p = self.p
-        head = tirx.floordiv(self.h * p.kv_heads, p.heads) if p.kv_heads != p.heads else self.h
+    def key_at(self, key: Expr, head: Expr | None = None) -> tuple[Expr, Expr, Expr]:
+        """Where a key, or its value, stands of this head of queries (default: the task's)."""
+        p, head = self.p, self.h if head is None else head
+        head = tirx.floordiv(head * p.kv_heads, p.heads) if p.kv_heads != p.heads else head
         if p.capacity is None:
             return self.b, key, head
         return self.text() if self.places is not None else self.b, head, key
@@ -108,13 +109,45 @@ class _Attention:
         """Which text the task is of, where queries have places."""
         return load(self.task, 0)
 
-    def row(self) -> Expr:
-        """The query of a task that has one."""
-        return const_index(0) if self.places is None else self.chunk
+    # -- tasks of one query -------------------------------------------------------------------------
+
+    @property
+    def single(self) -> Any:
+        """Whether tasks have one query: a condition, or known."""
+        p = self.p
+        if p.capacity is None or self.dtype != "float32" or not fits(p):
+            return False
+        if isinstance(p.queries, int):
+            return p.queries == 1
+        return p.queries == 1 if p.apart is None else tirx.any(p.queries == 1, p.apart == 1)
+
+    @property
+    def runs(self) -> Any:
+        """Runs of keys of a query at most."""
+        return ceil_div(self.p.keys, RUN)
+
+    def query_of(self, chunk: Expr) -> tuple[Expr, Expr]:
+        """The query of a task that has one, and which of its runs of keys."""
+        if self.places is None:
+            return const_index(0), chunk
+        return tirx.floordiv(chunk, as_index(self.runs)), tirx.floormod(chunk, as_index(self.runs))
+
+    def keys_of(self, query: Expr) -> Expr:
+        """How many keys a query sees that is a task's only one."""
+        return as_index(self.p.keys) if self.places is None else load(self.places, 1, query) + 1
 
     def own_keys(self) -> Expr:
-        """How many keys the only query of a task sees."""
+        """The same of the task."""
         return as_index(self.p.keys) if self.places is None else load(self.task, 1)
+
+    def of_one_query(self, other: Any, count: Any = None) -> Any:
+        """A count (default: of tasks a head, queries times runs of keys) where tasks have one query, else another."""
+        p, single = self.p, self.single
+        count = (p.queries * self.runs if self.places is not None else self.runs) if count is None else count
+        if isinstance(single, bool):
+            return count if single else other
+        flag = tirx.Cast("int64", single)
+        return flag * count + (1 - flag) * other
 
     def _placed(self, body: Any, row: Expr) -> Any:
         """A task behind the place of one of its queries: of a strip all queries are of one text."""
@@ -131,26 +164,30 @@ class _Attention:
     def func(self) -> Any:
         p = self.p
         inputs = [self.q, self.k, self.v, *(b for b in (self.places, self.bias) if b is not None)]
-        axes = [(self.b, p.batch), (self.h, p.heads), (self.chunk, p.chunks)]
+        one = None if self.single is False else OneQuery(self)
+        heads = self.of_one_query(p.heads, p.heads // p.shared)
+        axes = [(self.b, p.batch), (self.h, heads), (self.chunk, self.of_one_query(p.chunks))]
         reads = list(map(everything, inputs))
         if p.capacity is not None:  # how many keys count is read off the region
             reads[1:3] = [first_rows(b, p.keys) for b in (self.k, self.v)]
+        found = one.found if one is not None else []
         body = nest(
-            "attention", axes, "bhc", reads, [everything(self.out)], self._strips(),
+            "attention", axes, "bhc", reads, list(map(everything, (self.out, *found))), self._tasks(one),
             self.locals, {"tvmopt.kernel": "attention", **({} if p.capacity is None else {KEYS_AXIS: 2})},
         )  # fmt: skip
-        return prim_func([*inputs, *self.handed, self.out], body, OUT_ELEMENTWISE_FUSABLE)
+        body = body if one is None else seq([body, one.together()])
+        return prim_func([*inputs, *self.handed, self.out], body, OUT_ELEMENTWISE_FUSABLE, found)
+
+    def _tasks(self, one: OneQuery | None) -> Any:
+        if one is None:
+            return self._strips()
+        task = self._placed(one.task(), one.query_row)
+        if self.single is True:
+            return task
+        strip = self._placed(self._strip(self.chunk * self.p.strip), const_index(0))  # each strip is a chunk
+        return tirx.IfThenElse(self.single, task, strip)
 
     def _strips(self) -> Any:
-        if self.p.capacity is not None and self.dtype == "float32" and fits(self.p):
-            one = self._placed(OneQuery(self).task(), self.row())
-            if is_one(self.p.queries):
-                return one
-            if not isinstance(self.p.queries, int):  # then each strip is a chunk
-                strip = self._placed(self._strip(self.chunk * self.p.strip), const_index(0))
-                single = self.p.queries == 1
-                single = single if self.p.apart is None else tirx.any(single, self.p.apart == 1)
-                return tirx.IfThenElse(single, one, strip)
         if not isinstance(self.p.chunks, int):
             return self._strip(self.chunk * self.p.strip)
         each = self.p.strips // self.p.chunks

@@ -1,16 +1,22 @@
 """One query a head, as a decoder's step has it: the heads of a group read a row of K and V once, nothing is transposed.
-Where tokens of several texts are computed together, each is a task of its own and sees as many keys as its place tells.
+Where tokens of several texts are computed together, each has tasks of its own and sees as many keys as its place tells.
 
 With one query the strips of `compute.py` would compute V - 1 scores of V for nothing. Here the lanes are the depth::
 
     a[i, j]  += q[i, d..] * k[j, d..]       g heads i by V / g keys j: V accumulators, one load of K for g heads
     s[i, j]   = sum over the lanes of a     V accumulators become one vector: neighbours are added log2(V) times
     m = max_j s;  s = exp(s - m);  l = sum_j s
-    o[i, d..] = (sum_j s[i, j] * v[j, d..]) / l
+    o[i, d..] = sum_j s[i, j] * v[j, d..]
+
+A task is a group of heads and RUN keys, so that a long text keeps every core busy even where there is one head of keys,
+and bits do not depend on the number of threads. What the tasks of a head found is put together behind them::
+
+    M = max_r m[r];  e[r] = exp(m[r] - M);  out[i, d..] = (sum_r e[r] * o[r, i, d..]) / (sum_r e[r] * l[r])
 
 registers  V accumulators + g of q + V / g of k <= vector_regs      16 + 4 + 4 = 24 <= 32
 floor      K and V once a group: 2 * keys * depth * 4 bytes over the bandwidth of memory
 adding up  3 instructions a score (2 shuffles and an addition for two vectors), beside depth / V multiply-adds
+together   one number a run for RUN of K and RUN of V
 """
 
 from __future__ import annotations
@@ -22,11 +28,25 @@ from typing import Any
 from tvm import tirx
 
 from tvmopt.lowering import math
-from tvmopt.lowering.loops import const_index, load, loop, new_buffer, seq, splat, spread, store, vector
+from tvmopt.lowering.loops import (
+    const_index,
+    everything,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    seq,
+    splat,
+    spread,
+    store,
+    vector,
+)
 from tvmopt.lowering.lower_extrema import larger
-from tvmopt.schedules.cpu._attention_plan import AttentionPlan, ceil_div, is_one, with_mask
+from tvmopt.schedules.cpu._attention_plan import RUN, AttentionPlan, ceil_div, is_one, with_mask
 
 Expr = Any
+TOGETHER = "attention_together"
+"""The block that puts together what the tasks found."""
 LEAST_LANES = 4
 """Lanes along the depth below which the strips are kept."""
 HEADS = 4
@@ -45,25 +65,35 @@ def _lanes(p: AttentionPlan) -> int:
 
 
 class OneQuery:
-    """Writes the statements of one task: `p.shared` heads from `head` on.
+    """Writes the statements of one task - RUN keys of one query, for `p.shared` heads - and those behind all tasks.
 
     Args:
         kernel: the kernel's writer, for its buffers; what is made here is among its locals.
+
+    Attributes:
+        found: buffers of what the tasks found: the outputs [batch, task, head, depth] that nothing is divided by yet,
+            and of each the largest score and the sum of the weights.
     """
 
     def __init__(self, kernel: Any) -> None:
         p: AttentionPlan = kernel.p
-        self.p, self.kernel, self.k_lanes, self.keys = p, kernel, _lanes(p), kernel.own_keys()
+        self.p, self.kernel, self.k_lanes = p, kernel, _lanes(p)
+        self.query_row, run = kernel.query_of(kernel.chunk)
+        self.start, self.head = run * RUN, kernel.h * p.shared
+        self.keys = tirx.min(kernel.own_keys() - self.start, const_index(RUN))
         self.tile_heads = next(n for n in (HEADS, 2, 1) if p.shared % n == 0)
         self.tile_keys = self.k_lanes // self.tile_heads
-        self.row = ceil_div(p.keys, p.lanes) * p.lanes  # scores of a head, filled up to whole vectors
+        self.row = ceil_div(RUN, p.lanes) * p.lanes  # scores of a head, whole vectors
+        tasks = kernel.of_one_query(0)
+        self.parts = new_buffer("parts", p.batch, tasks, p.heads, p.depth_v)
+        self.weights = new_buffer("weights", p.batch, tasks, p.heads, 2)
+        self.found = [self.parts, self.weights]
         self.query = self._local("query", p.shared * p.depth)
         self.scores = self._local("scores", p.shared * self.row)
         self.dots = self._local("dots", self.k_lanes * self.k_lanes)
         self.sums = self._local("sums", self.k_lanes)
         self.top = self._local("most", p.lanes)
         self.total = self._local("norm", p.lanes)
-        self.inverse = self._local("inverse", p.shared)
         self.out = self._local("result", ACCUMULATORS * p.v_lanes)
 
     def _local(self, name: str, size: Any) -> Any:
@@ -72,24 +102,26 @@ class OneQuery:
         return buffer
 
     def task(self) -> Any:
-        """The statements; those of a group's other heads are empty."""
-        p, head = self.p, self.kernel.h
+        """The statements; none where a text has fewer runs of keys than the longest one."""
+        p = self.p
         body = seq([
             loop(p.shared, self._take, "i"),
             *(self._scored(first) for first in range(0, p.shared, self.tile_heads)),
             loop(p.shared, self._softmax, "i"),
             *(self._output(first) for first in range(0, p.shared, self.tile_heads)),
         ])  # fmt: skip
-        if p.shared == 1:
-            return body
-        return tirx.IfThenElse(tirx.floormod(head, const_index(p.shared)) == 0, body, None)
+        return body if p.apart is None else tirx.IfThenElse(self.keys > 0, body, None)
+
+    def _at(self, i: Expr) -> tuple[Expr, Expr, Expr]:
+        """Where a head of the task has its place in what was found."""
+        return self.kernel.b, self.kernel.chunk, self.head + i
 
     def _take(self, i: Expr) -> Any:
         """The query of a head, scaled."""
         p, lanes = self.p, self.k_lanes
 
         def one(d: Expr) -> Any:
-            value = load(self.kernel.q, self.kernel.b, self.kernel.row(), self.kernel.h + i, vector(d * lanes, lanes))
+            value = load(self.kernel.q, self.kernel.b, self.query_row, self.head + i, vector(d * lanes, lanes))
             return store(self.query, value * splat(p.scale, lanes), vector(i * p.depth + d * lanes, lanes))
 
         return loop(p.depth // lanes, one, "d")
@@ -98,8 +130,7 @@ class OneQuery:
 
     def _scored(self, first: int) -> Any:
         """The scores of heads first .. first + tile_heads; a last tile is moved up, so that some are computed twice."""
-        known, keys = self.p.keys, self.tile_keys
-        last = self.keys - 1
+        keys, last = self.tile_keys, self.keys - 1
 
         def moved(t: Expr) -> Any:
             return self._tile(first, tirx.min(t * keys, self.keys - keys), lambda key: key)
@@ -108,8 +139,6 @@ class OneQuery:
             return self._tile(first, t * keys, lambda key: tirx.min(key, last))
 
         tiles = ceil_div(self.keys, keys)
-        if isinstance(known, int) and self.p.apart is None:
-            return loop(tiles, moved if known >= keys else clamped, "t")
         return tirx.IfThenElse(self.keys >= keys, loop(tiles, moved, "t"), loop(const_index(1), clamped, "t"))
 
     def _tile(self, first: int, key: Expr, place: Any) -> Any:
@@ -122,7 +151,7 @@ class OneQuery:
         def step(d: Expr) -> Any:
             out = []
             for i, j in cells:
-                key_row = load(self.kernel.k, *self.kernel.key_at(place(key + j)), vector(d * lanes, lanes))
+                key_row = load(self.kernel.k, *self._key(place(key + j)), vector(d * lanes, lanes))
                 query = load(self.query, vector((first + i) * p.depth + d * lanes, lanes))
                 out.append(store(self.dots, load(self.dots, dot(i, j)) + key_row * query, dot(i, j)))
             return seq(out)
@@ -147,6 +176,11 @@ class OneQuery:
             ]
         )
 
+    def _key(self, key: Expr) -> tuple[Expr, Expr, Expr]:
+        """Where a key of the run, or its value, stands."""
+        place: tuple[Expr, Expr, Expr] = self.kernel.key_at(self.start + key, self.head)
+        return place
+
     def _added_up(self) -> list[Any]:
         """Vector 0 of the accumulators becomes their sums over the lanes, in order: neighbouring lanes of two vectors
         are added, which makes one vector of them, until there is one."""
@@ -164,7 +198,7 @@ class OneQuery:
     # -- softmax and output -------------------------------------------------------------------------
 
     def _softmax(self, i: Expr) -> Any:
-        """Scores to weights, and one over their sum; behind the last key there is nothing."""
+        """Scores to weights, and their sum; behind the last key there is nothing."""
         lanes, kernel = self.p.lanes, self.kernel
         start, whole = i * self.row, vector(0, self.p.lanes)
         steps = []
@@ -186,7 +220,9 @@ class OneQuery:
             )
         )
         steps.append(loop(lanes, lambda n: store(self.top, larger(load(self.top, 0), load(self.top, n)), 0), "n"))
-        steps.append(store(self.top, spread(load(self.top, 0), lanes), whole))
+        steps.append(store(self.weights, load(self.top, 0), *self._at(i), 0))
+        none = load(self.top, 0) == splat(float("-inf"), 1)  # a mask hides all of the run: its weights are 0
+        steps.append(store(self.top, spread(tirx.Select(none, splat(0.0, 1), load(self.top, 0)), lanes), whole))
         steps.append(store(self.total, splat(0.0, lanes), whole))
 
         def weight(t: Expr) -> Any:
@@ -200,7 +236,7 @@ class OneQuery:
         steps.append(
             loop(lanes - 1, lambda n: store(self.total, load(self.total, 0) + load(self.total, n + 1), 0), "n")
         )
-        steps.append(store(self.inverse, tirx.const(1.0, "float32") / load(self.total, 0), i))
+        steps.append(store(self.weights, load(self.total, 0), *self._at(i), 1))
         return seq(steps)
 
     def _masked(self, i: Expr, j: Expr) -> Expr:
@@ -208,11 +244,11 @@ class OneQuery:
         p, kernel = self.p, self.kernel
         shape = p.bias or ()
         b = const_index(0) if is_one(shape[0]) else kernel.b
-        h = const_index(0) if is_one(shape[1]) else kernel.h + i
+        h = const_index(0) if is_one(shape[1]) else self.head + i
         if p.bias_transposed:
-            mask = load(kernel.bias, b, h, j, 0)
+            mask = load(kernel.bias, b, h, self.start + j, 0)
         else:
-            mask = load(kernel.bias, b, h, 0, const_index(0) if is_one(shape[3]) else j)
+            mask = load(kernel.bias, b, h, 0, const_index(0) if is_one(shape[3]) else self.start + j)
         return with_mask(replace(p, lanes=1), load(self.scores, i * self.row + j), mask)
 
     def _output(self, first: int) -> Any:
@@ -233,19 +269,63 @@ class OneQuery:
                 out = []
                 for i, n in cells:
                     weight = spread(load(self.scores, (first + i) * self.row + j), lanes)
-                    value = load(self.kernel.v, *self.kernel.key_at(j), depth(n))
+                    value = load(self.kernel.v, *self._key(j), depth(n))
                     out.append(store(self.out, load(self.out, at(i, n)) + weight * value, at(i, n)))
                 return seq(out)
 
             zero = splat(0.0, lanes)
             ends = [
-                store(
-                    self.kernel.out,
-                    load(self.out, at(i, n)) * spread(load(self.inverse, first + i), lanes),
-                    self.kernel.b, self.kernel.row(), self.kernel.h + (first + i), depth(n),
-                )
+                store(self.parts, load(self.out, at(i, n)), *self._at(const_index(first + i)), depth(n))
                 for i, n in cells
-            ]  # fmt: skip
+            ]
             return seq([*(store(self.out, zero, at(i, n)) for i, n in cells), loop(self.keys, step, "j"), *ends])
 
         return loop(vectors // wide, part, "db")
+
+    # -- behind all tasks ---------------------------------------------------------------------------
+
+    def together(self) -> Any:
+        """The block that puts together what the tasks found."""
+        p, kernel = self.p, self.kernel
+        b, h, query = (tirx.Var(n, "int64") for n in ("vb", "vh", "vq"))
+        lanes, keys = p.v_lanes, kernel.keys_of(query)
+        top, total, result = new_buffer("top", 1), new_buffer("total", 1), new_buffer("result", lanes)
+        runs, first = ceil_div(keys, RUN), query * kernel.runs
+
+        def weight(r: Expr) -> Any:
+            scaled = math.exp_nonpositive(load(self.weights, b, first + r, h, 0) - load(top, 0))
+            return seq([
+                store(self.weights, scaled, b, first + r, h, 0),
+                store(total, load(total, 0) + load(self.weights, b, first + r, h, 1)
+                      * load(self.weights, b, first + r, h, 0), 0),
+            ])  # fmt: skip
+
+        def part(d: Expr) -> Any:
+            here = vector(d * lanes, lanes)
+
+            def add(r: Expr) -> Any:
+                value = load(self.parts, b, first + r, h, here)
+                scale = spread(load(self.weights, b, first + r, h, 0), lanes)
+                return store(result, load(result, vector(0, lanes)) + value * scale, vector(0, lanes))
+
+            found = load(result, vector(0, lanes)) * spread(load(total, 0), lanes)
+            return seq([
+                store(result, splat(0.0, lanes), vector(0, lanes)),
+                loop(runs, add, "r"),
+                store(kernel.out, found, b, query, h, here),
+            ])  # fmt: skip
+
+        body = seq([
+            store(top, splat(float("-inf"), 1), 0),
+            loop(runs, lambda r: store(top, larger(load(top, 0), load(self.weights, b, first + r, h, 0)), 0), "r"),
+            store(total, splat(0.0, 1), 0),
+            loop(runs, weight, "r"),
+            store(total, splat(1.0, 1) / load(total, 0), 0),
+            loop(p.depth_v // lanes, part, "d"),
+        ])  # fmt: skip
+        axes = [(b, p.batch), (query, kernel.of_one_query(0, p.queries)), (h, p.heads)]
+        reads = [everything(buffer) for buffer in self.found]
+        if kernel.places is not None:
+            reads.append(everything(kernel.places))
+        writes = [everything(kernel.out), everything(self.weights)]
+        return nest(TOGETHER, axes, "bqh", reads, writes, body, [top, total, result], {})

@@ -17,6 +17,7 @@ from tvm import tirx
 
 from tvmopt.schedules.cpu import _attention_tasks
 from tvmopt.schedules.cpu._attention_tasks import AttentionProblem, keys_axis
+from tvmopt.schedules.cpu.attention.one_query import TOGETHER
 from tvmopt.scheduling.blocks import annotated
 from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.family import Knobs, Space
@@ -38,10 +39,10 @@ def open_sizes(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
     keys = k[keys_axis(block)]
     scores = q[0].astype("int64") * q[1] * q[2] * keys
     least = LOOPS * machine.thread_ns / 1.5 * (machine.peak_flops / machine.cores) / 1e9 / (4 * int(q[3]))
-    serial = _attention_tasks.open_loops(func, "attention", False)
+    serial = _attention_tasks.open_loops(func, "attention", False, [TOGETHER])
     if machine.cores == 1:
         return serial
-    return either(scores >= int(least) + 1, _attention_tasks.open_loops(func, "attention", True), serial)
+    return either(scores >= int(least) + 1, _attention_tasks.open_loops(func, "attention", True, [TOGETHER]), serial)
 
 
 def knobs(problem: AttentionProblem, machine: Machine) -> Space:
