@@ -24,6 +24,8 @@ def work(kind: str, progress: Callable[[str], None]) -> Any:
     progress("working")
     if kind == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if kind == "exit":
         os._exit(7)
     if kind == "error":
@@ -61,6 +63,13 @@ def test_crashes_tell_the_stage(kind: str, words: str) -> None:
     with pytest.raises(children.Crash, match=words) as told:
         call(kind)
     assert told.value.stage == "working"
+
+
+def test_a_process_that_the_system_ends_lacked_memory() -> None:
+    with pytest.raises(children.Crash) as told:
+        call("killed")
+    assert "memory" in children.scarce_memory(told.value.what)
+    assert "--no-verify" not in children.scarce_memory("signal SIGSEGV")
 
 
 def test_ctrl_c_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,10 @@ Progress = Callable[[str], None]
 """Is told, in words, each stage of something that takes long."""
 
 
+KILLED = "SIGKILL"
+"""What ends a process from outside."""
+
+
 class Crash(TvmoptError):
     """The child ended without an answer.
 
@@ -164,11 +168,21 @@ def receive() -> Any:
     return json.loads(line)
 
 
-def scarce_memory() -> str:
-    """How to mend a lack of memory that this process was started with (`ulimit -v`); empty where nothing limits it.
+def scarce_memory(what: str = "") -> str:
+    """How to mend a lack of memory: of that which this process was started with (`ulimit -v`), or, where a child ended
+    by SIGKILL, of all; empty where nothing speaks for it.
 
-    A C++ library that gets no memory ends the process, and no message says why.
+    A C++ library that gets no memory ends the process, and no message says why. Linux kills the process that has most
+    when there is none left.
+
+    Args:
+        what: how a child ended, as :class:`Crash` says it.
     """
+    if KILLED in what:
+        return (
+            "not enough memory, most likely: a process is ended so when the system has none left. Verification takes "
+            "most of it: free some, or leave it out (--no-verify)"
+        )
     if resource is None:
         return ""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -166,7 +166,8 @@ class Verification:
                 raise AccuracyError(
                     f"verification crashed ({crash.what}) while {crash.stage or 'starting'}.",
                     where=artifact.manifest.model,
-                    fix="a generated kernel is wrong: please report it with the model (--no-verify skips this)",
+                    fix=children.scarce_memory(crash.what)
+                    or "a generated kernel is wrong: please report it with the model (--no-verify skips this)",
                 ) from crash
         return _accepted(raw, artifact, self.model)
 
