@@ -41,6 +41,10 @@ PAST = "past"
 """How the names of symbols begin that may be 0."""
 
 
+FOUND = "found"
+"""How the names of sizes begin that values decide, in a run: those of outputs alone."""
+
+
 def lowest(name: str) -> int:
     """The least value that a symbol of this name may have.
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import count as count_from
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
-from tvmopt.dims import OpenSize, Size, is_open, symbols_of
+from tvmopt.dims import FOUND, Dim, OpenSize, Size, is_open, symbols_of
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
@@ -47,7 +49,7 @@ from tvmopt.importer.protos import (
 )
 from tvmopt.importer.provenance import NODES, Names, named
 from tvmopt.importer.roll import is_rolled
-from tvmopt.importer.sizes import LEAST_SIZES, NAMED_SIZES, shape_of, shape_to_tvm, sizes_of
+from tvmopt.importer.sizes import LEAST_SIZES, NAMED_SIZES, from_tvm, shape_of, shape_to_tvm, sizes_of
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -100,8 +102,9 @@ def operators() -> list[tuple[str, str]]:
 class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no types
     """TVM's importer with domains, names and constants as the module docstring says."""
 
-    def __init__(self, model: onnx.ModelProto, trial: bool = False) -> None:
+    def __init__(self, model: onnx.ModelProto, trial: bool = False, dynamic: bool = False) -> None:
         super().__init__({}, "float32")
+        self.dynamic = dynamic
         self._nodes: dict[str, Any] = {}
         self.opsets = opset_versions(model)
         self.trial = trial
@@ -263,6 +266,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         if any(i and v is None for i, v in zip(node.input, inputs, strict=True)):
             raise context.unsupported("it reads an optional output that TVM does not compute")
         try:
+            if node.op_type == "Unique" and not domain and not self.dynamic:
+                raise context.unsupported("TVM computes it with a function of its compiler, which an artifact lacks")
             if is_rolled(node):
                 result = tuple(convert_loop(self, self._for_body(), node, inputs, name))
             elif convert := find(domain, node.op_type):
@@ -288,7 +293,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
 
     def _for_body(self) -> Importer:
         """An importer of the body of a loop, which knows what this one knows of open sizes."""
-        inner = Importer(self.header, self.trial)
+        inner = Importer(self.header, self.trial, self.dynamic)
         inner.open = replace(inner.open, caches=())
         return inner
 
@@ -451,7 +456,7 @@ def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False)
         UnsupportedOp: nodes that no converter takes; all of them that can be found in one go.
         ModelError: the model is not what :func:`tvmopt.importer.prepare` gives.
     """
-    importer = Importer(model, trial)
+    importer = Importer(model, trial, dynamic)
     try:
         module, nodes = importer.convert_graph(model.graph)
     except TvmoptError:
@@ -468,7 +473,7 @@ def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False)
             for v in model.graph.input
             if v.name not in initial
         ),
-        outputs=_output_specs(model.graph, module, dynamic),
+        outputs=_output_specs(model.graph, module, dynamic, importer.open.ranges),
         model=model,
         nodes=nodes,
         ranges=importer.open.ranges,
@@ -477,22 +482,37 @@ def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False)
     )
 
 
-def _output_specs(graph: onnx.GraphProto, module: Any, dynamic: bool) -> tuple[TensorSpec, ...]:
-    """Names from ONNX, shapes and dtypes from what was built; -1 for a size that only a run tells."""
-    fields = module["main"].ret_ty.fields
+def _output_specs(graph: onnx.GraphProto, module: Any, dynamic: bool, taken: Collection[str]) -> tuple[TensorSpec, ...]:
+    """Names from ONNX, shapes and dtypes from what was built; a size that only a run tells is a symbol (`FOUND`) that
+    is not `taken`, with `dynamic` -1."""
+    fields = module["main"].body.body.ty.fields  # the function's own type names no size that values decide
+    found: dict[Any, Size] = {}
     specs = []
     for value, field in zip(graph.output, fields, strict=True):
-        shape = sizes_of(field)
-        if shape is None and not dynamic:
-            raise ModelError(
-                f"The size of output '{value.name}' is decided by values, at run time.",
-                where=f"output '{value.name}'" + selected_by(graph, value.name),
-                fix=f"{CUT_BEFORE_SELECTION}; boxes of detectors can be selected in the artifact: --postprocess boxes",
-            )
         if not isinstance(field, relax.TensorType):
             specs.append(TensorSpec(value.name, (len(field.fields),), "sequence"))
             continue
-        dims = (-1,) * field.ndim if shape is None else shape
+        shape = sizes_of(field)
+        if shape is None:
+            if not isinstance(field.shape, relax.ShapeExpr) and not dynamic:
+                raise ModelError(
+                    f"The size of output '{value.name}' is decided by values, at run time, and so is its rank.",
+                    where=f"output '{value.name}'",
+                    fix="cut the model before the node with a data-dependent size",
+                )
+            shape = (-1,) * field.ndim if dynamic else tuple(_found(d, found, taken) for d in field.shape.values)
         declared, dtype = dtype_name(value.type.tensor_type.elem_type or 1), str(field.dtype)
-        specs.append(TensorSpec(value.name, dims, declared if storage_dtype(declared) != declared else dtype))
+        specs.append(TensorSpec(value.name, shape, declared if storage_dtype(declared) != declared else dtype))
     return tuple(specs)
+
+
+def _found(size: Any, found: dict[Any, Size], taken: Collection[str]) -> Size:
+    """A size in TVM's words, what values decide as a symbol of its own."""
+    try:
+        return from_tvm(size)
+    except ValueError:
+        key = size if isinstance(size, tvm.tirx.Var) else str(size)
+        if key not in found:
+            free = (name for i in count_from(0) if (name := f"{FOUND}{i}") not in taken)
+            found[key] = Dim.symbol(next(name for name in free if Dim.symbol(name) not in found.values()))
+        return found[key]

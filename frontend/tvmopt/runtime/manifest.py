@@ -16,7 +16,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tvmopt.dims import Dim, Range, holds, is_open, lowest, symbols_of
+from tvmopt.dims import FOUND, Dim, Range, holds, is_open, lowest, symbols_of
 from tvmopt.errors import ArtifactError
 from tvmopt.runtime import container
 from tvmopt.runtime.roles import Roles
@@ -180,7 +180,8 @@ class Manifest:
                 raise TypeError(f"{tensor.name!r} has the dtype {tensor.dtype!r}")
             if any(type(d) not in (int, Dim) or (isinstance(d, int) and d < 0) for d in tensor.shape):
                 raise TypeError(f"{tensor.name!r} has a dimension that is no size")
-            if not symbols_of(tensor.shape) <= self.symbols.keys():
+            decided = {n for n in symbols_of(tensor.shape) if n.startswith(FOUND)} if tensor in self.outputs else set()
+            if not symbols_of(tensor.shape) <= self.symbols.keys() | decided:
                 raise TypeError(f"{tensor.name!r} has an open size without a range")
         read = {str(d) for info in self.inputs for d in info.shape if isinstance(d, Dim) and d.is_symbol}
         if read != self.symbols.keys() or any(is_open(w.shape) for w in self.weights):

@@ -35,7 +35,7 @@ from tvmopt.runtime.library import Session, arity, cuda_available, default_threa
 from tvmopt.runtime.manifest import Manifest, check_versions
 from tvmopt.runtime.places import check_text, numbers
 from tvmopt.runtime.refused import refusal, refusals
-from tvmopt.runtime.sizes import OpenSizes, info_at
+from tvmopt.runtime.sizes import OpenSizes, decided, info_at
 from tvmopt.runtime.tensors import (
     ALIGNMENT,
     Array,
@@ -492,6 +492,7 @@ class Model:
 
     def _check_outputs(self, results: Sequence[Any], sizes: Mapping[str, int]) -> None:
         found = [f"{result.dtype}{list(result.shape)}" for result in results]
+        sizes = {**decided(self._outputs, results), **sizes}
         told = [f"{carrier(info.dtype)}{list(at(info.shape, sizes))}" for info in self._outputs]
         if found != told:
             raise self._contradiction(f"its code gives {', '.join(found)}, its manifest says {', '.join(told)}")

@@ -6,8 +6,9 @@ Kernels trust these checks: a slice of a table reads where the sizes point.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tvmopt.dims import Dim, Range, Shapes, Size, at, holds, near, replaced, symbols_of, told
+from tvmopt.dims import FOUND, Dim, Range, Shapes, Size, at, holds, near, replaced, symbols_of, told
 from tvmopt.errors import InputError
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import TensorInfo
@@ -144,6 +145,16 @@ class OpenSizes:
             where=self._model,
             fix=f"pass {better}" if better else "pass sizes for which that holds",
         )
+
+
+def decided(infos: Sequence[TensorInfo], results: Sequence[Any]) -> dict[str, int]:
+    """The sizes that values have decided, as the shapes of results tell them."""
+    found: dict[str, int] = {}
+    for info, result in zip(infos, results, strict=True):
+        for size, number in zip(info.shape, result.shape, strict=False):
+            if isinstance(size, Dim) and size.is_symbol and str(size).startswith(FOUND):
+                found.setdefault(str(size), int(number))
+    return found
 
 
 def info_at(info: TensorInfo, sizes: Mapping[str, int]) -> TensorInfo:

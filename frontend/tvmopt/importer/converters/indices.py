@@ -16,8 +16,7 @@ from tvm import relax, tirx
 from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, Context, Converter, Inputs, Result
-from tvmopt.importer.sizes import shape_of as sizes_of
-from tvmopt.importer.sizes import shape_to_tvm
+from tvmopt.importer.sizes import from_tvm, shape_to_tvm
 from tvmopt.operators.checks import Check, checked
 
 REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
@@ -82,10 +81,11 @@ def _sized(ctx: Context, value: Any, number: int) -> None:
 
 def _extents(ctx: Context, x: Any, axes: Sequence[int]) -> list[Size]:
     """The sizes of these axes of the node's first input."""
-    shape = sizes_of(x)
-    if shape is None:
-        raise ctx.unsupported("the size of the axis it indexes is decided by values, at run time", CUT_BEFORE_SELECTION)
-    return [shape[a] for a in axes]
+    try:
+        return [from_tvm(list(x.ty.shape.values)[a]) for a in axes]
+    except (AttributeError, ValueError):
+        told = "the size of the axis it indexes is decided by values, at run time"
+        raise ctx.unsupported(told, CUT_BEFORE_SELECTION) from None
 
 
 def _inside(b: Build, at: Any, extents: Sequence[Any], wrap: bool) -> Any:

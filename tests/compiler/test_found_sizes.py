@@ -1,0 +1,120 @@
+"""Artifacts whose outputs are as large as values decide: NonZero, Compress, NonMaxSuppression, rows of a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import tvmopt
+from tests.importer.onnx_check import model, value
+from tests.importer.test_loops import body, floats
+from tvmopt.errors import UnsupportedOp
+
+node, BOOL, INT64 = helper.make_node, TensorProto.BOOL, TensorProto.INT64
+
+
+def agrees(made, folder, cases, **options):
+    """Compile to an artifact, load it, run every case and compare with onnxruntime; the loaded model."""
+    file = folder / "m.onnx"
+    onnx.save(made, file)
+    tvmopt.compile(file, output=folder / "m.tvmopt", records=False, **options)
+    loaded, session = tvmopt.load(folder / "m.tvmopt"), onnxruntime.InferenceSession(file)
+    for feeds in cases:
+        expected = session.run(None, feeds)
+        for array, other in zip(loaded.run(feeds).values(), expected, strict=True):
+            assert array.shape == other.shape and array.dtype == other.dtype
+            np.testing.assert_allclose(array, other, 1e-5, 1e-5)
+    return loaded
+
+
+def sparse(seed, shape, share):
+    x = floats(seed, *shape)
+    return np.where(np.random.default_rng(seed).random(shape) < share, x, np.float32(0))
+
+
+@pytest.mark.parametrize("shape", [(17,), (8, 16), (3, 5, 7)])
+def test_nonzero_and_what_is_gathered_with_it(shape, tmp_path):
+    nodes = [
+        node("NonZero", ["x"], ["places"]),
+        node("Transpose", ["places"], ["index"], perm=[1, 0]),
+        node("GatherND", ["x", "index"], ["v"]),
+        node("Abs", ["v"], ["y"]),
+    ]
+    made = model(nodes, [value("x", shape)], [value("places", (len(shape), None), INT64), value("y", (None,))])
+    cases = [{"x": sparse(i, shape, share)} for i, share in enumerate((0, 0.05, 0.5, 1))]
+    cases[2]["x"].reshape(-1)[3:6] = np.nan, np.inf, -0.0
+    loaded = agrees(made, tmp_path, cases)
+    assert [str(info) for info in loaded.outputs] == [f"places: int64[{len(shape)},found0]", "y: float32[found0]"]
+
+
+def test_nonzero_of_open_sizes(tmp_path):
+    made = model([node("NonZero", ["x"], ["y"])], [value("x", ("a", "b"))], [value("y", (2, None), INT64)])
+    cases = [{"x": sparse(a * b, (a, b), 0.4)} for a, b in ((1, 1), (3, 9), (16, 33))]
+    agrees(made, tmp_path, cases)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_compress(axis, tmp_path):
+    attributes = {} if axis is None else {"axis": axis}
+    made = model(
+        [node("Compress", ["x", "c"], ["y"], **attributes)],
+        [value("x", (6, 9)), value("c", (5,), BOOL)],
+        [value("y", (None,) if axis is None else (None, 9) if axis == 0 else (6, None))],
+    )
+    rng = np.random.default_rng(1)
+    agrees(made, tmp_path, [{"x": floats(i, 6, 9), "c": rng.random(5) < share} for i, share in enumerate((0, 0.5, 1))])
+
+
+def detector():
+    """Boxes and scores of 60 places, the boxes that NonMaxSuppression selects, their scores and classes."""
+    nodes = [
+        node("MatMul", ["x", "wb"], ["corner"]),
+        node("Slice", ["corner", "c0", "c2", "c2"], ["low"]),
+        node("Slice", ["corner", "c2", "c4", "c2"], ["size0"]),
+        node("Abs", ["size0"], ["size"]),
+        node("Add", ["low", "size"], ["high"]),
+        node("Concat", ["low", "high"], ["boxes"], axis=2),
+        node("MatMul", ["x", "ws"], ["raw"]),
+        node("Sigmoid", ["raw"], ["probability"]),
+        node("Transpose", ["probability"], ["scores"], perm=[0, 2, 1]),
+        node("NonMaxSuppression", ["boxes", "scores", "most", "iou", "least"], ["selected"]),
+        node("Gather", ["selected", "two"], ["which"], axis=1),
+        node("Gather", ["boxes", "zero"], ["first"], axis=0),
+        node("Gather", ["first", "which"], ["out_boxes"], axis=0),
+        node("GatherND", ["scores", "selected"], ["out_scores"]),
+        node("Gather", ["selected", "one"], ["labels"], axis=1),
+    ]
+    weights = {
+        "wb": floats(1, 1, 16, 4), "ws": floats(2, 1, 16, 5), "most": np.array([60]), "iou": np.float32([0.2]),
+        "least": np.float32([0.6]), "zero": np.array(0), "one": np.array(1), "two": np.array(2), "c0": np.array([0]),
+        "c2": np.array([2]), "c4": np.array([4]),
+    }  # fmt: skip
+    outputs = [value("out_boxes", (None, 4)), value("out_scores", (None,)), value("labels", (None,), INT64)]
+    return model(nodes, [value("x", (1, 60, 16))], outputs, weights)
+
+
+def test_boxes_that_a_model_selects_itself(tmp_path):
+    cases = [{"x": floats(i, 1, 60, 16) * np.float32(scale)} for i, scale in enumerate((1, 0.3, 2, 0))]
+    loaded = agrees(detector(), tmp_path, cases)
+    assert len({loaded.run(feeds)["labels"].shape for feeds in cases}) > 2
+    assert loaded.run(cases[-1])["out_boxes"].shape == (0, 4)
+
+
+def test_rows_of_a_loop_that_stops_by_itself(tmp_path):
+    nodes = [node("Add", ["s", "step"], ["s2"]), node("Less", ["s2", "end"], ["more"])]
+    made = model(
+        [node("Loop", ["", "", "x"], ["y", "rows"], body=body(nodes, {"s": ()}, ["s2", "s2"], "more"))],
+        [value("x", ())],
+        [value("y", ()), value("rows", (None,))],
+        {"step": np.float32(0.25), "end": np.float32(9)},
+    )
+    agrees(made, tmp_path, [{"x": np.array(v, np.float32)} for v in (-3, 0, 8.9, 20)])
+
+
+def test_unique_is_refused_by_name(tmp_path):
+    made = model([node("Unique", ["x"], ["y"])], [value("x", (9,))], [value("y", (None,))])
+    with pytest.raises(UnsupportedOp, match="Unique cannot be imported"):
+        agrees(made, tmp_path, [])
