@@ -2,8 +2,10 @@
 
 smallest   the least size at which no tensor is empty and the model's conditions hold
 largest    what the graph allows (a table of 512 positions), else 16 for the first axis of inputs and 4096 for others;
-           sizes are doubled in turn as long as the tensors that live at once take 1 GB at most
-named      1 for the first axis of inputs, else what such axes mostly are: 224 for a height, 128 for a length
+           sizes are doubled in turn as long as the tensors that live at once take 1 GB at most; then the first axes
+           up to 4096, as long as they take 256 MB
+named      1 for the first axis of inputs, else what such axes mostly are: 224 for a height, 128 for a length, which a
+           first axis may be called, too
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ from tvmopt.errors import InputError, ModelError, collect
 from tvmopt.importer.protos import BITS, describe_type, node_reads
 from tvmopt.importer.walk import Walk
 
-GUESSES = (("channel", 3), ("height", 224), ("width", 224), ("seq", 128), ("len", 128), ("time", 128))
+GUESSES = (("channel", 3), ("height", 224), ("width", 224), ("seq", 128), ("len", 128), ("time", 128), ("frame", 128))
 """Sizes to name for a dimension whose name contains the word."""
 
 BUDGET = 1 << 30
 """Bytes of tensors that live at once at the largest sizes, where the caller gave no range."""
 
+ROWS_BUDGET = 1 << 28
+"""The same up to which the first axes of inputs grow beyond :data:`FIRST`."""
+
 FIRST, OTHER, PIECE = 16, 4096, 512
-"""The largest sizes of the first axes of inputs, of other axes, and of the tokens that a decoder takes at once, where
-nothing else bounds them."""
+"""The largest sizes of the first axes of inputs while others grow, of other axes, and of the tokens that a decoder
+takes at once, where nothing else bounds them."""
 
 
 def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
@@ -54,6 +59,8 @@ def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
             growing[name] //= 2
         else:
             del growing[name]
+    for name in (n for n in symbols.names if memory.axes[n][0] and n not in given and not symbols.decoder):
+        largest[name] = _many(walk, memory, largest, name)
     for name in (n for n in symbols.names if symbols.decoder and not lowest(n) and n not in given):
         largest[name] = max(largest[name], _alone(walk, smallest, name, caps[name]))
     ranges = {}
@@ -71,6 +78,19 @@ def _most(walk: Walk, name: str, first: bool) -> int:
         return FIRST
     new = (walk.open_shape(walk.symbols.decoder.ids) or ())[1:] if walk.symbols.decoder else ()
     return PIECE if Dim.symbol(name) in new else OTHER
+
+
+def _many(walk: Walk, memory: _Memory, largest: dict[str, int], name: str) -> int:
+    """The largest size of a first axis once all others have theirs: as many rows as a share of the memory holds, as
+    they may as well be frames or windows of one recording as samples of a batch."""
+    cap = walk.symbols.most.get(name, (OTHER, ""))[0]
+    size = largest[name]
+    while 0 < size < cap and memory.peak(largest | {name: min(2 * size, cap)}) <= ROWS_BUDGET:
+        grown = _grown(walk, memory, largest, name, min(2 * size, cap))
+        if grown <= size:
+            break
+        size = largest[name] = grown
+    return size
 
 
 def _alone(walk: Walk, smallest: dict[str, int], name: str, cap: int) -> int:
@@ -232,9 +252,9 @@ class _Memory:
 def _axis(walk: Walk, inputs: list[str], symbol: str) -> tuple[bool, int]:
     """Whether a symbol is the first axis wherever an input has it, and the size to name for it."""
     found = [(axis, len(shape)) for axis, shape in _places(walk, inputs, symbol)]
-    if found and all(axis == 0 for axis, _ in found):
-        return True, 1
     named = next((size for word, size in GUESSES if word in symbol.lower()), 0)
+    if found and not named and all(axis == 0 for axis, _ in found):
+        return True, 1
     axis, rank = next(((a, r) for a, r in found if a), (1, 2))
     return False, named or ((1, 3, 224, 224)[axis] if rank == 4 else 128)
 
