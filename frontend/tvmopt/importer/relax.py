@@ -497,7 +497,7 @@ def _output_specs(graph: onnx.GraphProto, module: Any, dynamic: bool, taken: Col
             if not isinstance(field.shape, relax.ShapeExpr) and not dynamic:
                 raise ModelError(
                     f"The size of output '{value.name}' is decided by values, at run time, and so is its rank.",
-                    where=f"output '{value.name}'",
+                    where=f"output '{value.name}'" + selected_by(graph, value.name),
                     fix="cut the model before the node with a data-dependent size",
                 )
             shape = (-1,) * field.ndim if dynamic else tuple(_found(d, found, taken) for d in field.shape.values)
