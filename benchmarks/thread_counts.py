@@ -8,7 +8,7 @@ bit by bit. With 1 thread it is timed beside the artifact for 1, with 2 beside a
 the method cannot tell apart; those for 8 and 64 run with 1 beside the artifact for 1, that for 64 also with 2
 beside that for 2. Each runs in a process of its own, in
 turn; a ratio is the median of the rounds with its 95 % interval (`tvmopt.bench.stats`). The results go into
-``benchmarks/results/MACHINE/thread-counts.json``.
+``benchmarks/results/MACHINE/thread-counts.json``, where those of other models stay.
 """
 
 from __future__ import annotations
@@ -122,17 +122,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="MODEL", help=f"which (default: {' '.join(DEFAULT)})")
     parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args(arguments)
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in args.names or DEFAULT:
-            found.append(measured(name, args.rounds, Path(folder)))
-            ratios = {k: v for k, v in found[-1].items() if isinstance(v, dict)}
-            told = (f"{k} {v['ratio']:.3f} ({v['low']:.3f} to {v['high']:.3f})" for k, v in ratios.items())
-            print(f"{name}: results {'equal' if found[-1]['equal'] else 'DIFFER'}; {'; '.join(told)}", flush=True)
     result = models.FOLDER.parent / "results" / slug() / "thread-counts.json"
     result.parent.mkdir(parents=True, exist_ok=True)
-    write_text(result, json.dumps(found, indent=1) + "\n")
-    return 0 if all(one["equal"] for one in found) else 1
+    known = {one["model"]: one for one in json.loads(result.read_text("utf-8"))} if result.exists() else {}
+    equal = True
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.names or DEFAULT:
+            found = known[name] = measured(name, args.rounds, Path(folder))
+            equal &= found["equal"]
+            ratios = {k: v for k, v in found.items() if isinstance(v, dict)}
+            told = (f"{k} {v['ratio']:.3f} ({v['low']:.3f} to {v['high']:.3f})" for k, v in ratios.items())
+            print(f"{name}: results {'equal' if found['equal'] else 'DIFFER'}; {'; '.join(told)}", flush=True)
+            write_text(result, json.dumps(list(known.values()), indent=1) + "\n")
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":
