@@ -7,10 +7,10 @@
     python benchmarks/int8.py --list                         # the cases, and what is measured already
     python benchmarks/int8.py --table                        # only the table, from the results there are
 
-Every engine gets the same QDQ file, calibrated on a few random inputs: that is enough for speed, and says nothing of
-what trained models lose. The files are kept in ``benchmarks/models/int8``. Floor is the larger of the operations over
-the measured peak of int8 and the bytes over the measured bandwidth; both peaks are measured anew at the start, and the
-higher one of both measurements counts.
+Every engine gets the same QDQ file, calibrated on a few random inputs (the OCR detector on pages that `int8_tasks.py`
+draws): that is enough for speed, and says nothing of what trained models lose. The files are kept in
+``benchmarks/models/int8``. Floor is the larger of the operations over the measured peak of int8 and the bytes over the
+measured bandwidth; both peaks are measured anew at the start, and the higher one of both measurements counts.
 
 One JSON file a model, method and number of threads goes into ``benchmarks/results/MACHINE/int8``, the table, losses
 included, into its README.md. As in `suite.py`, a case is not measured again while compiler and engines are the same.
@@ -27,8 +27,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import models
+import numpy as np
 import onnx
 import real_models
 import suite
@@ -67,12 +69,15 @@ class Subject:
     Attributes:
         transformer: NNCF treats its products as those of attention, and smooths activations.
         shapes: of inputs with open sizes.
+        task: in `int8_tasks.py`, for a model whose outputs on random numbers lie at the steps of its bytes: what
+            calibrates it and what it is timed with is drawn there, from real pictures.
         small: for smaller inputs: see :func:`models.write`.
     """
 
     name: str
     transformer: bool = False
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    task: str = ""
     small: bool = False
 
     def source(self) -> Path:
@@ -81,6 +86,16 @@ class Subject:
             return models.write(self.name, small=self.small)
         (trained,) = (m for m in real_models.MODELS if m.name == self.name)
         return real_models.fetch([trained])[self.name]
+
+    def pictures(self, seed: int, count: int) -> list[dict[str, np.ndarray[Any, Any]]]:
+        """Inputs of its task, drawn from a seed; none where it has no task."""
+        if not self.task:
+            return []
+        import int8_tasks  # it wants Pillow and fonts
+
+        (task,) = (t for t in int8_tasks.TASKS if t.name == self.task)
+        (name,) = self.shapes
+        return [{name: array} for array, _ in int8_tasks.drawn(task, seed, count)]
 
 
 SUBJECTS = (
@@ -93,7 +108,7 @@ SUBJECTS = (
     Subject("vit_base", transformer=True),
     Subject("convnext_tiny"),
     Subject("gpt2", transformer=True),
-    Subject("ch_PP-OCRv4_det_infer", shapes={"x": (1, 3, 640, 640)}),
+    Subject("ch_PP-OCRv4_det_infer", shapes={"x": (1, 3, 640, 640)}, task="find-v4"),
     Subject("ch_PP-OCRv4_rec_infer", shapes={"x": (1, 3, 48, 320)}),
 )
 
@@ -116,8 +131,10 @@ def quantised(subject: Subject, method: str, folder: Path = FOLDER) -> Path:
         data, source = Path(name) / "data", Path(name) / "float.onnx"
         data.mkdir()
         onnx.save(model, source)
+        drawn = subject.pictures(0, CALIBRATION)
         for seed in range(CALIBRATION):
-            save_arrays(data / f"{seed}.npz", sample_inputs(inputs, seed=seed, bounds=bounds))
+            feeds = drawn[seed] if drawn else sample_inputs(inputs, seed=seed, bounds=bounds)
+            save_arrays(data / f"{seed}.npz", feeds)
         tvmopt.quantize(
             source, path, data=data, preset=METHODS[method], method=method, shape=subject.shapes or None,
             smooth_quant=method == "nncf" and subject.transformer,
@@ -141,8 +158,9 @@ def measure(path: Path, subject: Subject, threads: int, folder: Path, engines: S
     if suite.current(result, engines):
         return False
     asked = Settings(
-        engines=tuple(engines), threads=(threads,), precision="int8", shapes=subject.shapes, tolerance=TOLERANCE
-    )
+        engines=tuple(engines), threads=(threads,), precision="int8", shapes=subject.shapes, tolerance=TOLERANCE,
+        inputs=next(iter(subject.pictures(1, 1)), {}),
+    )  # fmt: skip
     data = suite.compact(bench([path], asked, plan=plan).as_dict()) | {"code": suite.code()}
     part = result.with_suffix(".part")
     part.write_text(json.dumps(data))

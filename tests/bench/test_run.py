@@ -19,6 +19,7 @@ from tvmopt.bench.measure import Plan, Series, measure, rotate, warm_up
 from tvmopt.bench.records import Job, Turn
 from tvmopt.bench.run import Settings, bench, labels, with_batch
 from tvmopt.errors import InputError, MissingDependency
+from tvmopt.files import save_arrays
 from tvmopt.quantization.quantize import quantize
 
 FAST = Plan(rounds=6, launches=2, turn=0.01, calls=2, pause=0.001, warmup=0.05, patience=2)
@@ -45,6 +46,25 @@ def result(model):
     specs = ("onnxruntime", "onnxruntime", "onnxruntime:spinning=off", "onnxruntime-cuda")
     settings = Settings(engines=specs, shapes={"x": (7, 33)}, floor=False)
     return bench([model], settings, plan=FAST)
+
+
+def test_inputs_that_are_given_bind_shapes_and_reach_the_engines(model, tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        "tvmopt.bench.run.save_arrays", lambda path, arrays: seen.update(arrays) or save_arrays(path, arrays)
+    )
+    x = np.full((5, 33), 0.25, np.float32)
+    result = bench([model], Settings(engines=("onnxruntime",), inputs={"x": x}, floor=False), plan=FAST)
+    [case] = result.cases
+    assert case.inputs == {"x": "float32[5, 33]"} and result.settings["inputs"] == {"x": [5, 33]}
+    assert np.array_equal(seen["x"], x)
+    for wrong, text in (
+        ({"z": x}, "no input 'z'"),
+        ({"x": x.astype("float64")}, "the dtype is float64"),
+        ({"x": x[:, 1:]}, "32"),
+    ):
+        with pytest.raises(InputError, match=text):
+            bench([model], Settings(engines=("onnxruntime",), inputs=wrong, floor=False), plan=FAST)
 
 
 def test_rows_have_times_and_a_missing_device_is_a_row(result):

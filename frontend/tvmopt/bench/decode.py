@@ -141,6 +141,12 @@ def bench_decoders(
         InputError: an unknown engine, a missing file, a model that is no decoder or is too short for so many tokens.
     """
     settings, plan, rules = settings or Settings(), plan or Plan(), rules or Rules()
+    if settings.inputs:
+        raise InputError(
+            "inputs are not given to decoders.",
+            where="-i",
+            fix="--prompt-tokens and --new-tokens say how many are drawn",
+        )
     for flag, count in (("--prompt-tokens", prompt_tokens), ("--new-tokens", new_tokens)):
         if count < 1:
             raise InputError(f"{count} tokens cannot be timed.", where=flag, fix="give 1 or more")

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.comparator import Comparison
+from tvmopt.analysis.feeds import completed
 from tvmopt.analysis.judge import Judge, Truth
 from tvmopt.analysis.metrics import ModelMetrics, metrics
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.peaks import Peaks, measure_peaks
 from tvmopt.analysis.rounds import mark, may_round
-from tvmopt.analysis.samples import trial_inputs
 from tvmopt.bench.engine import Engine
 from tvmopt.bench.machine import describe_machine
 from tvmopt.bench.measure import Plan, Series, measure
@@ -49,6 +48,7 @@ class Settings:
         batches: leading dimensions to try; empty: the model's own.
         threads, streams, precision, seed: as for :class:`Job`.
         tolerance: relative to the largest output value; None derives it.
+        inputs: arrays by input; those missing are random with `seed`. They bind open shapes that `shapes` leaves open.
         save: folder that keeps prepared engine files; `reuse` takes them from there.
     """
 
@@ -60,6 +60,7 @@ class Settings:
     seed: int = 0
     tolerance: float | None = None
     shapes: Shapes = field(default_factory=dict)
+    inputs: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     save: str = ""
     reuse: bool = False
     floor: bool = True
@@ -105,7 +106,8 @@ def bench(
                 cases.append(case)
                 if finished:
                     finished(case)
-    asked = asdict(settings) | {"plan": asdict(plan), "rules": asdict(rules)}
+    given = {name: list(array.shape) for name, array in settings.inputs.items()}
+    asked = asdict(replace(settings, inputs={})) | {"inputs": given, "plan": asdict(plan), "rules": asdict(rules)}
     return BenchResult(machine, asked, tuple(cases), used)
 
 
@@ -163,9 +165,10 @@ class Subject:
         loaded = load(file)
         if settings.precision == "int8" and not any(n.op_type in INTEGERS for n in loaded.graph.node):
             raise InputError("The model is not quantised.", where=f"{path}, --precision int8", fix=INT8)
-        static = prepare_named(loaded, with_batch(loaded, batch, settings.shapes) if batch else settings.shapes)
+        shapes = {name: array.shape for name, array in settings.inputs.items()} | dict(settings.shapes)
+        static = prepare_named(loaded, with_batch(loaded, batch, shapes) if batch else shapes)
         cost = metrics(static, Path(path).name)
-        feeds = trial_inputs(cost.inputs, settings.seed, integer_bounds(static))
+        feeds = completed(static, settings.inputs, settings.seed)
         return cls(Path(path).name, str(file.resolve()), artifact, input_shapes(static), feeds, cost)
 
     @property

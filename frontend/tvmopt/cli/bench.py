@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tvmopt.cli.common import escape, many_threads, out, parse_shapes, print_json, progress, without_spinner, written
+from tvmopt.cli.common import (
+    escape,
+    many_threads,
+    out,
+    parse_inputs,
+    parse_shapes,
+    print_json,
+    progress,
+    without_spinner,
+    written,
+)
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable, write_text
 from tvmopt.texts import whole_number
@@ -34,6 +44,10 @@ def command(
     ] = None,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; the others are random."),
     ] = None,
     batch: Annotated[str, typer.Option(metavar="1,2,4", help="Leading dimensions to try.")] = "",
     threads: Annotated[str, typer.Option(metavar="1,2", help="Threads to try; default: all cores.")] = "",
@@ -61,7 +75,7 @@ def command(
     tolerance: Annotated[
         float | None, typer.Option(min=0, help="Of the outputs, relative to the largest.", show_default="derived")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     save: Annotated[str | None, typer.Option(metavar="DIR", help="Keep the engine files there.")] = None,
     load: Annotated[str | None, typer.Option(metavar="DIR", help="Take the engine files from there.")] = None,
     export_times: Annotated[
@@ -95,6 +109,7 @@ def command(
         seed=seed,
         tolerance=tolerance,
         shapes=parse_shapes(shape or []),
+        inputs=parse_inputs(inputs or []),
         save=save or load or "",
         reuse=bool(load),
     )

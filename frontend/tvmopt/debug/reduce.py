@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,17 +21,16 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tvmopt.analysis.bounds import integer_bounds
-from tvmopt.analysis.samples import trial_inputs
+from tvmopt.analysis.feeds import arrays_of, completed
 from tvmopt.children import Progress
 from tvmopt.debug.check import Check, Command, Finding, Numbers
 from tvmopt.debug.files import save, save_inputs
-from tvmopt.debug.graph import inputs_of, needed
+from tvmopt.debug.graph import needed
 from tvmopt.debug.layers import Layers
 from tvmopt.dims import Shapes
-from tvmopt.errors import InputError, TvmoptError, collect, reason
-from tvmopt.files import check_writable, open_plain
-from tvmopt.importer.protos import node_name, operator, static_shape, tensor_spec
+from tvmopt.errors import InputError, TvmoptError
+from tvmopt.files import check_writable
+from tvmopt.importer.protos import node_name, operator
 
 MODES = ("bisect", "linear")
 SINGLES = 48
@@ -183,60 +180,12 @@ def candidates(model: str, shape: Shapes, strict: bool) -> list[onnx.ModelProto]
 
 
 def feeds_of(model: onnx.ModelProto, inputs: str, seed: int) -> dict[str, Any]:
-    """The inputs given, and seeded ones for those that are not.
+    """The inputs of an .npz file, and seeded ones for those that are not in it.
 
     Raises:
-        InputError: inputs of the file that the model lacks, or of another shape or dtype; an open shape that nothing
-            binds.
+        InputError: a file that cannot be read; see :func:`tvmopt.analysis.feeds.completed`.
     """
-    given = {}
-    if inputs:
-        try:
-            with open_plain(inputs) as stream:
-                loaded = np.load(stream, allow_pickle=False)
-                if isinstance(loaded, np.ndarray):
-                    raise ValueError("one array, and no name for it")
-                given = dict(loaded)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(
-                f"cannot read the inputs: {reason(error)}", where=inputs, fix="give an .npz of named arrays"
-            ) from None
-    specs = {v.name: v for v in inputs_of(model)}
-    unknown = sorted(set(given) - set(specs))
-    if unknown:
-        raise InputError(
-            f"the model has no input {unknown[0]!r}.", where="-i", fix=f"its inputs are {', '.join(specs)}"
-        )
-    misfits = [problem for n, array in given.items() if (problem := _misfit(array, specs[n]))]
-    if misfits:
-        raise collect(misfits)
-    missing = [v for n, v in specs.items() if n not in given]
-    open_ = [v.name for v in missing if static_shape(v.type) is None]
-    if open_:
-        raise InputError(
-            f"the shape of input {open_[0]!r} is open.",
-            where="--shape",
-            fix=f"--shape {open_[0]}:1x3x224x224",
-        )
-    return {
-        **trial_inputs([tensor_spec(v) for v in missing], seed, integer_bounds(model)),
-        **given,
-    }
-
-
-_NUMPY = {str(np.dtype(code)) for code in "?bBhHiIqQefdFD"}
-
-
-def _misfit(array: np.ndarray[Any, Any], value: onnx.ValueInfoProto) -> InputError | None:
-    """What is wrong with an array for this input; of types that NumPy lacks only the shape is looked at."""
-    spec, kind = tensor_spec(value), value.type.tensor_type
-    where = f"input {value.name}: {spec.dtype}[{','.join('?' if d < 0 else str(d) for d in spec.shape)}]"
-    if spec.dtype in _NUMPY and array.dtype.newbyteorder("=") != np.dtype(spec.dtype):
-        return InputError(f"the dtype is {array.dtype}.", where=where, fix=f"x.astype({spec.dtype!r})")
-    fits = len(spec.shape) == array.ndim and all(d in (-1, n) for d, n in zip(spec.shape, array.shape, strict=True))
-    if kind.HasField("shape") and not fits:
-        return InputError(f"the shape is {array.shape}.", where=where, fix="give an array of the input's shape")
-    return None
+    return completed(model, arrays_of(inputs) if inputs else {}, seed)
 
 
 class Search:
