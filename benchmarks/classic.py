@@ -43,6 +43,41 @@ def classic(source: str, seed: int = 0) -> onnx.ModelProto:
     return model
 
 
+def shrunk(model: onnx.ModelProto, side: int) -> onnx.ModelProto:
+    """The same network for smaller pictures, for processors that are emulated: the average over all pixels of the last
+    layer stays one, and the first fully connected layer keeps as many columns as it still has inputs.
+
+    Args:
+        model: as :func:`classic` makes it. side: of a picture, in pixels.
+    """
+    small = onnx.ModelProto()
+    small.CopyFrom(model)
+    graph = small.graph
+    stored = {t.name: t for t in graph.initializer}
+    for value in graph.input:
+        if value.name not in stored:
+            for dim in value.type.tensor_type.shape.dim[2:]:
+                dim.dim_value = side
+    for node in graph.node:
+        window = next((list(a.ints) for a in node.attribute if a.name == "kernel_shape"), [])
+        if node.op_type == "AveragePool" and window == [7, 7]:
+            node.op_type = "GlobalAveragePool"
+            del node.attribute[:]
+        if node.op_type == "Reshape" and node.input[0] not in stored:
+            flat = np.array([1, -1], np.int64)
+            stored[node.input[1]].CopyFrom(numpy_helper.from_array(flat, node.input[1]))
+    del graph.value_info[:]
+    for node in [n for n in graph.node if n.op_type == "Gemm" and n.input[1] in stored]:
+        known = {v.name: v for v in onnx.shape_inference.infer_shapes(small).graph.value_info}
+        columns = known[node.input[0]].type.tensor_type.shape.dim[1].dim_value
+        weight = numpy_helper.to_array(stored[node.input[1]])
+        stored[node.input[1]].CopyFrom(numpy_helper.from_array(weight[:, :columns].copy(), node.input[1]))
+        value = next(v for v in graph.input if v.name == node.input[1])
+        value.type.tensor_type.shape.dim[1].dim_value = columns
+    onnx.checker.check_model(small, full_check=True)
+    return small
+
+
 def _draw_weights(
     model: onnx.ModelProto,
     nodes: list[onnx.NodeProto],

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from classic import classic
+from classic import classic, shrunk
 
 FOLDER = Path(__file__).parent / "models"
 
@@ -55,32 +55,34 @@ class Entry:
         origin: ``"light"`` (a graph of the onnx package) or ``"torch"`` (exported here).
         gmacs: published multiply-adds of one inference at batch 1, in 1e9, where there is such a figure.
         source: the light file, or the name of the maker function.
+        side: of the pictures of its small form, see :func:`write`; 0 where it has none.
     """
 
     name: str
     origin: str
     source: str
     gmacs: float | None = None
+    side: int = 0
 
 
 SUITE: tuple[Entry, ...] = (
     Entry("alexnet", "light", "bvlc_alexnet", 0.655),
-    Entry("zfnet512", "light", "zfnet512"),
-    Entry("vgg19", "light", "vgg19", 19.6),
+    Entry("zfnet512", "light", "zfnet512", None, 96),
+    Entry("vgg19", "light", "vgg19", 19.6, 64),
     Entry("squeezenet", "light", "squeezenet", 0.352),
-    Entry("inception_v1", "light", "inception_v1", 1.43),
-    Entry("inception_v2", "light", "inception_v2", 2.02),
-    Entry("resnet50_caffe2", "light", "resnet50", 4.09),
-    Entry("densenet121", "light", "densenet121", 2.83),
+    Entry("inception_v1", "light", "inception_v1", 1.43, 96),
+    Entry("inception_v2", "light", "inception_v2", 2.02, 96),
+    Entry("resnet50_caffe2", "light", "resnet50", 4.09, 96),
+    Entry("densenet121", "light", "densenet121", 2.83, 96),
     Entry("shufflenet", "light", "shufflenet", 0.125),
-    Entry("resnet50", "torch", "resnet50", 4.09),
-    Entry("mobilenet_v2", "torch", "mobilenet_v2", 0.301),
-    Entry("efficientnet_b0", "torch", "efficientnet_b0", 0.386),
-    Entry("convnext_tiny", "torch", "convnext_tiny", 4.46),
-    Entry("vit_base", "torch", "vit_base", 17.6),
-    Entry("bert_base", "torch", "bert_base", 11.2),
-    Entry("gpt2", "torch", "gpt2", None),
-    Entry("llama_12l", "torch", "llama_12l", None),
+    Entry("resnet50", "torch", "resnet50", 4.09, 96),
+    Entry("mobilenet_v2", "torch", "mobilenet_v2", 0.301, 96),
+    Entry("efficientnet_b0", "torch", "efficientnet_b0", 0.386, 96),
+    Entry("convnext_tiny", "torch", "convnext_tiny", 4.46, 96),
+    Entry("vit_base", "torch", "vit_base", 17.6, 96),
+    Entry("bert_base", "torch", "bert_base", 11.2, 96),
+    Entry("gpt2", "torch", "gpt2", None, 96),
+    Entry("llama_12l", "torch", "llama_12l", None, 96),
 )
 BY_NAME = {entry.name: entry for entry in SUITE}
 
@@ -102,14 +104,15 @@ def write(
         batch: leading dimension; other than 1 only for the exported models.
         seed: of the weights.
         torchscript: export with torch's older exporter instead, as ``NAME_ts.onnx``.
-        small: as ``NAME_small.onnx``, for pictures of 96x96 and texts of 4 tokens, with all of its weights: for
-            processors that are emulated. A classic network stays as it is.
+        small: as ``NAME_small.onnx``, for pictures of 96x96 (VGG-19: 64x64) and texts of 4 tokens: for processors that
+            are emulated. Only the fully connected layer behind a classic network's pictures becomes smaller, too. A
+            small network stays as it is.
 
     Raises:
         KeyError: no such model. ValueError: a batch for a classic network.
     """
     entry = BY_NAME[name]
-    small = small and entry.origin == "torch"
+    small = small and entry.side > 0
     stem = name + (f"_b{batch}" if batch != 1 else "") + ("_ts" if torchscript else "") + ("_small" if small else "")
     path = folder / f"{stem}.onnx"
     if path.exists() and not force:
@@ -119,7 +122,8 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     if entry.origin == "light":
-        onnx.save(classic(entry.source, seed), part)
+        model = classic(entry.source, seed)
+        onnx.save(shrunk(model, entry.side) if small else model, part)
     else:
         export(entry.source, part, batch, seed, torchscript=torchscript, small=small)
     part.replace(path)  # whole, or not there
