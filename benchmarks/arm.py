@@ -5,8 +5,8 @@
     python benchmarks/arm.py squeezenet --precision bf16,int8  # some
     python benchmarks/arm.py --table                           # only the table, from the results there are
 
-Networks that are exported here take pictures of 96x96 and texts of 4 tokens, with all of their weights: an emulator
-executes some 40 MFLOP a second. int8 is onnxruntime's Q/DQ file of the same network. Outputs for two random inputs are
+Networks take pictures of 96x96 or smaller and texts of 4 tokens (`models.write`, `small`): an emulator executes some 40
+MFLOP a second. int8 is onnxruntime's Q/DQ file of the same network. Outputs for two random inputs are
 compared with the float64 oracle's. One JSON file a case, in ``benchmarks/results/arm-emulated/``; a case that is there
 is not run again (``--again``). Times are the emulator's and are not kept.
 """

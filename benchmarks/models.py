@@ -79,7 +79,7 @@ SUITE: tuple[Entry, ...] = (
     Entry("mobilenet_v2", "torch", "mobilenet_v2", 0.301, 96),
     Entry("efficientnet_b0", "torch", "efficientnet_b0", 0.386, 96),
     Entry("convnext_tiny", "torch", "convnext_tiny", 4.46, 96),
-    Entry("vit_base", "torch", "vit_base", 17.6, 96),
+    Entry("vit_base", "torch", "vit_base", 17.6, 32),
     Entry("bert_base", "torch", "bert_base", 11.2, 96),
     Entry("gpt2", "torch", "gpt2", None, 96),
     Entry("llama_12l", "torch", "llama_12l", None, 96),
@@ -104,9 +104,9 @@ def write(
         batch: leading dimension; other than 1 only for the exported models.
         seed: of the weights.
         torchscript: export with torch's older exporter instead, as ``NAME_ts.onnx``.
-        small: as ``NAME_small.onnx``, for pictures of 96x96 (VGG-19: 64x64) and texts of 4 tokens: for processors that
-            are emulated. Only the fully connected layer behind a classic network's pictures becomes smaller, too. A
-            small network stays as it is.
+        small: as ``NAME_small.onnx``, for pictures of 96x96 (VGG-19: 64x64, ViT: 32x32) and texts of 4 tokens: for
+            processors that are emulated. Only the fully connected layer behind a classic network's pictures becomes
+            smaller, too. A small network stays as it is.
 
     Raises:
         KeyError: no such model. ValueError: a batch for a classic network.
@@ -125,7 +125,7 @@ def write(
         model = classic(entry.source, seed)
         onnx.save(shrunk(model, entry.side) if small else model, part)
     else:
-        export(entry.source, part, batch, seed, torchscript=torchscript, small=small)
+        export(entry.source, part, batch, seed, torchscript=torchscript, side=entry.side if small else 0)
     part.replace(path)  # whole, or not there
     return path
 
@@ -133,20 +133,18 @@ def write(
 # -- the exported networks -------------------------------------------------------------------------
 
 
-def export(
-    source: str, path: Path, batch: int = 1, seed: int = 0, *, torchscript: bool = False, small: bool = False
-) -> None:
+def export(source: str, path: Path, batch: int = 1, seed: int = 0, *, torchscript: bool = False, side: int = 0) -> None:
     """Export one torch model to `path`, and check onnxruntime's outputs against torch's.
 
     Args:
         torchscript: use the older exporter, which leaves Shape/Gather/Concat chains in the graph.
-        small: see :func:`write`.
+        side: of the pictures of a small network, whose texts have 4 tokens; 0: those of the full one.
     """
     import torch
 
     torch.manual_seed(seed)
     torch.set_grad_enabled(False)
-    model, inputs = MAKERS[source](Sizes(batch, image=96, tokens=4) if small else Sizes(batch))
+    model, inputs = MAKERS[source](Sizes(batch, image=side, tokens=4) if side else Sizes(batch))
     _randomise(model, torch.Generator().manual_seed(seed))
     _calibrate_batchnorm(model, inputs)
     model.eval()

@@ -34,6 +34,17 @@ def test_bound_by_symbol():
     assert shapes(made) == {"image": [1, 3, 8, 9], "tokens": [5, 4]}
 
 
+def test_one_size_needs_no_list():
+    made = prepare(two_inputs((1, 3, "h", "w")), {"h": 8, "w": np.int64(9), "batch": "5"})
+    assert shapes(made) == {"image": [1, 3, 8, 9], "tokens": [5, 4]}
+
+
+@pytest.mark.parametrize("wrong", [{"h": 1.5}, {"image": None}, {"image": [1, None, 2, 2]}, 5, [1, 3, 8, 9]])
+def test_what_is_no_shape_is_refused(wrong):
+    with pytest.raises(InputError, match="give a dictionary"):
+        prepare(two_inputs(), wrong)
+
+
 def dims(made):
     return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in made.graph.input}
 

@@ -13,6 +13,7 @@ from tvmopt.compiler.request import Request
 from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable
+from tvmopt.importer.shapes import given_sizes
 from tvmopt.preprocessing import boxes
 from tvmopt.preprocessing.asked import Stages, stages, stages_behind
 from tvmopt.runtime.choice import titles
@@ -47,7 +48,7 @@ def request_for(
     after, code = (tuple((n, str(f)) for n, f in (wanted or {}).items()) for wanted in (dump_after, dump_code))
     dumps = Dumps(after, str(dump_all or ""), code)
     return Request(
-        model, machine, precision, shape or {}, values or {}, without=tuple(without or ()), dumps=dumps,
+        model, machine, precision, given_sizes(shape or {}), values or {}, without=tuple(without or ()), dumps=dumps,
         preprocess=stages(preprocess), postprocess=behind, labels=labels, **options,
     )  # fmt: skip
 

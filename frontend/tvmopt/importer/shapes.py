@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,32 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> InputError:
     )
 
 
+def given_sizes(shapes: Any) -> dict[str, Sequence[int | str] | str]:
+    """What a caller gives as shapes, one number put into a list.
+
+    >>> given_sizes({"batch": 8, "x": (1, "3..5"), "y": "1x3"})
+    {'batch': [8], 'x': [1, '3..5'], 'y': '1x3'}
+
+    Raises:
+        InputError: it is no dictionary of shapes.
+    """
+    fix = 'give a dictionary: {"x": (1, 3, 224, 224)}, {"batch": "1..8@4"}'
+    if not isinstance(shapes, Mapping):
+        raise InputError(f"shapes are given by name, not as {type(shapes).__name__}.", where="shape", fix=fix)
+    found: dict[str, Sequence[int | str] | str] = {}
+    for name, wanted in shapes.items():
+        sizes = wanted if isinstance(wanted, str) else [wanted] if isinstance(wanted, Integral) else wanted
+        if not isinstance(sizes, Sequence) or not all(isinstance(d, Integral | str) for d in sizes):
+            what = f"{wanted!r} is no shape: sizes are whole numbers, or ranges as text."
+            raise InputError(what, where=f"shape of {name}", fix=fix)
+        found[name] = sizes if isinstance(sizes, str) else [d if isinstance(d, str) else int(d) for d in sizes]
+    return found
+
+
 def bind_shapes(graph: onnx.GraphProto, shapes: Shapes) -> Symbols:
     """Write `shapes` into the inputs of `graph`, in place; what stays open gets a name.
 
-    A key is an input's name, or the name of a symbolic dimension with one size (``{"batch": [1]}``). A symbolic
+    A key is an input's name, or the name of a symbolic dimension with one size (``{"batch": 1}``). A symbolic
     dimension bound in one input is bound in all; "?" and the like are names of none (:data:`ANONYMOUS`): each of these
     becomes a symbol of its own, ``x_0`` for the first dimension of an input ``x``.
 
@@ -60,7 +83,7 @@ def bind_shapes(graph: onnx.GraphProto, shapes: Shapes) -> Symbols:
     names = _name_dimensions(inputs.values())
     binder = _Binder(names)
     problems: list[TvmoptError] = []
-    for name, wanted in shapes.items():
+    for name, wanted in given_sizes(shapes).items():
         sizes = wanted.split("x") if isinstance(wanted, str) else wanted
         if name in inputs:
             problems += binder.bind(inputs[name], sizes)
