@@ -48,11 +48,23 @@ def rows(count: int, features: int, edges: bool = True) -> Array:
     return x
 
 
+@pytest.fixture(autouse=True)
+def the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test draws the same, whichever ran before it."""
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
+
+
 TREES = {"label": TensorProto.INT64, "scores": TensorProto.FLOAT}
 
 
-def trees(part: str, count: int, features: int, outputs: int, mode: str = COMPARISONS[0], depth: int = 5) -> Any:
-    """Attributes of an ensemble of random trees of different depths; thresholds are numbers that inputs have."""
+def trees(
+    part: str, count: int, features: int, outputs: int, mode: str = COMPARISONS[0], depth: int = 5, every: bool = False
+) -> Any:
+    """Attributes of an ensemble of random trees of different depths; thresholds are numbers that inputs have.
+
+    Args:
+        every: each leaf adds to all outputs, else to one or two of them.
+    """
     columns: dict[str, list[Any]] = {k: [] for k in ("treeids", "nodeids", "featureids", "values", "modes",
         "truenodeids", "falsenodeids", "missing_value_tracks_true")}  # fmt: skip
     leaves: dict[str, list[Any]] = {k: [] for k in ("treeids", "nodeids", "ids", "weights")}
@@ -68,7 +80,8 @@ def trees(part: str, count: int, features: int, outputs: int, mode: str = COMPAR
             for column, entry in zip(columns.values(), row, strict=True):
                 column.append(entry if isinstance(entry, str) else entry.item() if hasattr(entry, "item") else entry)
             if leaf:
-                for target in {int(RNG.integers(outputs)), int(RNG.integers(outputs))}:
+                some = {int(RNG.integers(outputs)), int(RNG.integers(outputs))}
+                for target in range(outputs) if every else sorted(some):
                     for column, entry in zip(leaves.values(), (tree, number, target, RNG.uniform(0, 1)), strict=True):
                         column.append(entry)
             else:
@@ -83,8 +96,17 @@ def test_regression_trees(mode: str, count: int) -> None:
     x = rows(count, 6)
     x[RNG.uniform(size=x.shape) < 0.1] = np.nan
     attrs = trees("target", 9, 6, 3, mode) | {"n_targets": 3}
-    agree(one("TreeEnsembleRegressor", x, {"y": 1}, base_values=[0.5, -1.0, 2.0], **attrs), x)
     agree(one("TreeEnsembleRegressor", x, {"y": 1}, aggregate_function="AVERAGE", **attrs), x)
+    attrs = trees("target", 9, 6, 3, mode, every=True) | {"n_targets": 3}
+    agree(one("TreeEnsembleRegressor", x, {"y": 1}, base_values=[0.5, -1.0, 2.0], **attrs), x)
+
+
+def test_a_target_that_no_leaf_adds_to_is_its_base() -> None:
+    """As ONNX says; onnxruntime gives 0."""
+    x = rows(7, 6)
+    attrs = trees("target", 9, 6, 1) | {"n_targets": 2, "base_values": [0.5, -1.0]}
+    (found,) = run_relax(import_model(one("TreeEnsembleRegressor", x, {"y": 1}, **attrs)), {"x": x})
+    assert (found[:, 1] == -1.0).all() and (found[:, 0] > 0.5).all()
 
 
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
