@@ -22,8 +22,8 @@ from tvmopt.dims import Dim, Size, symbols_of
 from tvmopt.errors import UnsupportedOp
 from tvmopt.importer.converters.common import Build, const
 from tvmopt.importer.converters.context import Inputs
-from tvmopt.importer.lowbits import storage_dtype
-from tvmopt.importer.protos import dtype_name, free_names, make_type, open_shape
+from tvmopt.importer.lowbits import elem_type_of, storage_dtype
+from tvmopt.importer.protos import free_names, make_type, open_shape
 from tvmopt.importer.roll import ENDLESS
 from tvmopt.importer.sizes import shape_of, shape_to_tvm
 
@@ -125,22 +125,10 @@ def _captured(outer: Host, inner: Host, body: onnx.GraphProto, graph: onnx.Graph
                 where=f"node '{name}'",
                 fix="export the model without this node",
             )
-        kind = make_type(helper.np_dtype_to_tensor_dtype(np.dtype("int64")), shape)
-        kind.tensor_type.elem_type = _elem_type(outer.types[free][0])
+        kind = make_type(elem_type_of(outer.types[free][0]), shape)
         graph.input.append(onnx.ValueInfoProto(name=free, type=kind))
         found.append(value)
     return found
-
-
-def _elem_type(dtype: str) -> int:
-    return next(int(n) for n in TensorProto.DataType.values() if n and _name(n) == dtype)
-
-
-def _name(elem_type: int) -> str:
-    try:
-        return dtype_name(elem_type)
-    except (KeyError, ValueError):
-        return ""
 
 
 def _limit(inner: Host, graph: onnx.GraphProto, given: Any) -> Any:
@@ -211,7 +199,7 @@ def _sizes(outer: Host, inner: Host, graph: onnx.GraphProto, given: list[Any]) -
         if mine & (used - told):
             told |= mine
             name = f"tvmopt/sizes{index}"
-            kind = make_type(_elem_type(str(value.ty.dtype)), shape_of(value) or ())
+            kind = make_type(elem_type_of(str(value.ty.dtype)), shape_of(value) or ())
             graph.input.append(onnx.ValueInfoProto(name=name, type=kind))
             more.append(value)
     return more
