@@ -7,13 +7,12 @@ The order is fixed: scores of classes, boxes as corners, NonMaxSuppression, the 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tvmopt.errors import InputError, collect
+from tvmopt.preprocessing.words import Key, read
 from tvmopt.texts import whole_number
 
 PREFIX = "boxes:"
@@ -94,7 +93,7 @@ def _limit(text: str) -> float:
 
 
 def _places(text: str) -> int:
-    value = whole_number(text)
+    value = whole_number(text or "")
     if value is None or not 0 < value <= MOST:
         raise ValueError
     return value
@@ -110,15 +109,6 @@ def _flag(text: str) -> bool:
     if text:
         raise ValueError
     return True
-
-
-@dataclass(frozen=True)
-class Key:
-    """One word: the field that it sets, how its value is read, and what values there are."""
-
-    field: str
-    parse: Callable[[str], Any]
-    values: str
 
 
 KEYS = {
@@ -147,23 +137,9 @@ def parse(text: str, where: str = "--postprocess") -> Boxes:
         InputError: every word that is wrong.
     """
     where = f"{where} {text}"
-    values: dict[str, Any] = {}
-    problems = []
-    for part in filter(None, (p.strip() for p in text.removeprefix(PREFIX).split(","))):
-        word, _, value = (piece.strip() for piece in part.partition("="))
-        key = KEYS.get(word)
-        if key is None:
-            near = difflib.get_close_matches(word, KEYS, n=1)
-            fix = (f"did you mean {near[0]}? " if near else "") + f"The words are {', '.join(KEYS)}"
-            problems.append(InputError(f"boxes has no word {word!r}.", where=where, fix=fix))
-        elif word in values:
-            problems.append(InputError(f"{word} is given twice.", where=where, fix=f"give {word} once"))
-        else:
-            try:
-                values[word] = key.parse(value)
-            except ValueError:
-                fix = f"{word}: {key.values}"
-                problems.append(InputError(f"{part!r} says nothing about {word}.", where=where, fix=fix))
+    values, problems = read(
+        text.removeprefix(PREFIX), KEYS, "boxes", where, wrong="{part!r} says nothing about {word}."
+    )
     if not problems and "head" not in values:
         fix = f"head={'|'.join(HEADS)}: {KEYS['head'].values}"
         problems.append(InputError("how the model gives its boxes is not said.", where=where, fix=fix))

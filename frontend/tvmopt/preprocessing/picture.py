@@ -7,7 +7,6 @@ The order is fixed, whatever the order of the keys: resize, crop, scale, (x - me
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from tvmopt.errors import InputError, collect
 from tvmopt.preprocessing.resampling import NAMES
+from tvmopt.preprocessing.words import Key, read
 from tvmopt.texts import whole_number
 
 Size = tuple[int, int]
@@ -127,15 +127,6 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
-@dataclass(frozen=True)
-class Key:
-    """One word of the grammar: the field that it sets, how its value is read, and what values there are."""
-
-    field: str
-    parse: Callable[[str], Any]
-    values: str
-
-
 SIDES = f"pixels up to {LARGEST}"
 KEYS = {
     "resize": Key("resize", _resize, f"the shorter side (256), or HEIGHTxWIDTH (224x224), {SIDES}"),
@@ -169,33 +160,12 @@ def parse(text: str, where: str = "--preprocess") -> Picture:
         kind = text.partition(":")[0]
         fix = f"{PREFIX}KEY=VALUE,...; the keys are {', '.join(KEYS)}"
         raise InputError(f"there is no preprocessing {kind!r}; there is 'image'.", where=where, fix=fix)
-    values: dict[str, Any] = {}
-    problems = []
-    for part in filter(None, (p.strip() for p in text[len(PREFIX) :].split(","))):
-        word, equals, value = (piece.strip() for piece in part.partition("="))
-        key = KEYS.get(word)
-        if key is None or not equals:
-            problems.append(_unknown(word, where))
-        elif word in values:
-            problems.append(InputError(f"{word} is given twice.", where=where, fix=f"give {word} once"))
-        else:
-            try:
-                values[word] = key.parse(value)
-            except (ValueError, ZeroDivisionError):
-                problems.append(
-                    InputError(f"{value!r} is no value of {word}.", where=where, fix=f"{word}: {key.values}")
-                )
+    values, problems = read(
+        text[len(PREFIX) :], KEYS, "image", where, wrong="{value!r} is no value of {word}.", noun="key", alone=False
+    )
     if problems:
         raise collect(problems)
     return Picture(**{KEYS[word].field: v for word, v in values.items() if KEYS[word].field}, named=frozenset(values))
-
-
-def _unknown(word: str, where: str) -> InputError:
-    near = difflib.get_close_matches(word, KEYS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    what = f"image has no key {word!r}." if word not in KEYS else f"{word} has no value."
-    values = f"{word}: {KEYS[word].values}" if word in KEYS else f"{hint}The keys are {', '.join(KEYS)}"
-    return InputError(what, where=where, fix=values)
 
 
 def written(options: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ The order is fixed: softmax, then the k largest of the last axis, whose names ar
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +14,39 @@ from typing import Any
 
 from tvmopt.errors import InputError, collect, reason
 from tvmopt.files import open_plain
+from tvmopt.preprocessing.words import Key, read
 from tvmopt.texts import whole_number
 
 PREFIX = "scores:"
+
+
+def _alone(text: str | None) -> bool:
+    if text is not None:
+        raise ValueError
+    return True
+
+
+def _count(text: str | None) -> int:
+    value = whole_number(text or "")
+    if not value:
+        raise ValueError
+    return value
+
+
+def _file(text: str | None) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
 KEYS = {
-    "softmax": "softmax alone: scores become probabilities",
-    "top-k": "a number of classes: top-k=5",
-    "labels": "a text file with a name a line, or a JSON file with a list, or with id2label as Hugging Face writes it",
+    "softmax": Key("softmax", _alone, "softmax alone: scores become probabilities"),
+    "top-k": Key("top_k", _count, "a number of classes: top-k=5"),
+    "labels": Key(
+        "labels",
+        _file,
+        "a text file with a name a line, or a JSON file with a list, or with id2label as Hugging Face writes it",
+    ),
 }
 MOST = 1 << 20
 """Names that an artifact keeps."""
@@ -55,20 +80,7 @@ def parse(text: str, where: str = "--postprocess") -> Scores:
         fix = f"{PREFIX}WORD,...; the words are {', '.join(KEYS)}"
         what = f"there is no postprocessing {text.partition(':')[0]!r}; there are 'scores' and 'boxes'."
         raise InputError(what, where=where, fix=fix)
-    values: dict[str, Any] = {}
-    problems = []
-    for part in filter(None, (p.strip() for p in text[len(PREFIX) :].split(","))):
-        word, equals, value = (piece.strip() for piece in part.partition("="))
-        if word not in KEYS:
-            near = difflib.get_close_matches(word, KEYS, n=1)
-            fix = (f"did you mean {near[0]}? " if near else "") + f"The words are {', '.join(KEYS)}"
-            problems.append(InputError(f"scores has no word {word!r}.", where=where, fix=fix))
-        elif word in values:
-            problems.append(InputError(f"{word} is given twice.", where=where, fix=f"give {word} once"))
-        else:
-            values[word] = {"softmax": not equals, "top-k": whole_number(value), "labels": value}[word]
-            if not values[word]:
-                problems.append(InputError(f"{part!r} says nothing.", where=where, fix=f"{word}: {KEYS[word]}"))
+    values, problems = read(text[len(PREFIX) :], KEYS, "scores", where, wrong="{part!r} says nothing.")
     if not problems and "labels" in values and "top-k" not in values:
         problems.append(
             InputError("labels name the largest scores, and there is no top-k.", where=where, fix="top-k=5")
@@ -77,7 +89,7 @@ def parse(text: str, where: str = "--postprocess") -> Scores:
         problems.append(InputError("nothing is asked for.", where=where, fix=f"{PREFIX}top-k=5"))
     if problems:
         raise collect(problems)
-    return Scores(values.get("softmax", False), values.get("top-k") or 0, values.get("labels", ""))
+    return Scores(**{KEYS[word].field: value for word, value in values.items()})
 
 
 def written(options: Mapping[str, Any], prefix: str = PREFIX) -> str:
@@ -105,7 +117,7 @@ def names_in(file: str) -> tuple[str, ...]:
         if not 0 < len(names) <= MOST:
             raise ValueError(f"it holds {len(names)} names")
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"the labels cannot be read: {reason(error)}", where=file, fix=KEYS["labels"]) from None
+        raise InputError(f"the labels cannot be read: {reason(error)}", where=file, fix=KEYS["labels"].values) from None
     return names
 
 
