@@ -151,7 +151,7 @@ def _quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgr
     """Whole processors that the control groups of this process grant (`docker --cpus=2`, systemd's CPUQuota); a large
     number where there is no limit. A group has at most what those above it have."""
     found = [1 << 16]
-    for folder, path in _groups(root, own):
+    for folder, path in groups(root, own, "cpu"):
         for group in (
             path,
             *path.parents,
@@ -161,9 +161,9 @@ def _quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgr
     return min(found)
 
 
-def _groups(root: Path, own: Path) -> list[tuple[Path, Path]]:
-    """Where this process's groups that limit processors are: the root of the hierarchy, and the path in it. Version 2
-    has one hierarchy, version 1 one for processors."""
+def groups(root: Path, own: Path, controller: str) -> list[tuple[Path, Path]]:
+    """Where this process's control groups are that limit processors ("cpu") or memory: the root of the hierarchy, and
+    the path in it. Version 2 has one hierarchy, version 1 one for each controller."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -172,8 +172,8 @@ def _groups(root: Path, own: Path) -> list[tuple[Path, Path]]:
     for number, controllers, path in (line for line in lines if len(line) == 3):
         if number == "0":
             found += [(root, Path(path)), (root / "unified", Path(path))]
-        elif "cpu" in controllers.split(","):
-            found += [(root / name, Path(path)) for name in ("cpu", controllers)]
+        elif controller in controllers.split(","):
+            found += [(root / name, Path(path)) for name in (controller, controllers)]
     return found
 
 

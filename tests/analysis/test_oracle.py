@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import Arithmetic, Call
@@ -107,6 +109,42 @@ def test_transforms_of_an_offset_keep_their_digits(length: int) -> None:
     np.testing.assert_allclose(framed[..., 0] + 1j * framed[..., 1], expected, atol=1e-12 * 1e6 * length)
     expected = np.fft.rfft(x.astype(np.float64))
     np.testing.assert_allclose(whole[..., 0] + 1j * whole[..., 1], expected, atol=1e-12 * 1e6 * 2 * length)
+
+
+def test_large_weights_are_widened_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once they would be twice the file, beside it."""
+    sizes, number = 512, 12
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((sizes, sizes)).astype(np.float32) / 16 for i in range(number)}
+    nodes = [helper.make_node("MatMul", [f"h{i}" if i else "x", f"w{i}"], [f"h{i + 1}"]) for i in range(number)]
+    nodes.append(helper.make_node("Add", [f"h{number}", "w0"], ["y"]))
+    model, x = _model(nodes, {"x": [sizes, sizes]}, **weights), rng.standard_normal((sizes, sizes)).astype(np.float32)
+    expected = x.astype(np.float64)
+    for array in weights.values():
+        expected = expected @ array
+    monkeypatch.setattr(evaluate, "HELD", 1 << 22)
+    tracemalloc.start()
+    try:
+        found = Oracle(model).run({"x": x})["y"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_allclose(found, expected + weights["w0"], rtol=1e-12)
+    assert peak < number * 8 * sizes**2 * 0.8, f"{peak >> 20} MB"
+
+
+def test_a_large_weight_may_be_an_output_and_stand_outside_a_loop() -> None:
+    w = np.random.default_rng(0).standard_normal((128, 256)).astype(np.float32)
+    body = helper.make_graph(
+        [helper.make_node("Add", ["a", "w"], ["b"]), helper.make_node("Identity", ["go"], ["on"])], "body",
+        [helper.make_tensor_value_info("i", 7, []), helper.make_tensor_value_info("go", 9, []),
+         helper.make_tensor_value_info("a", 1, [128, 256])],
+        [helper.make_tensor_value_info("on", 9, []), helper.make_tensor_value_info("b", 1, [128, 256])],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    found = Oracle(_model([loop], {"x": [128, 256]}, n=np.array(5), w=w)).run({"x": w}, ["y", "w"])
+    np.testing.assert_allclose(found["y"], 6 * w.astype(np.float64), rtol=1e-12)
+    assert found["w"].dtype == np.float64 and np.array_equal(found["w"], w)
 
 
 def test_casts_between_real_types_round_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import onnx
@@ -12,10 +13,11 @@ import pytest
 import tvmopt
 from tests.runtime.small import small_model
 from tvmopt.analysis.verify import Verification, verify
+from tvmopt.compiler import accuracy
 from tvmopt.compiler.accuracy import begin
 from tvmopt.compiler.driver import compile_model
 from tvmopt.compiler.request import Request
-from tvmopt.errors import AccuracyError, UnsupportedOp
+from tvmopt.errors import AccuracyError, InputError, UnsupportedOp
 from tvmopt.importer import Imported
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.tensors import TensorInfo
@@ -52,6 +54,18 @@ def test_the_verdict_is_the_same_whenever_it_begins(model: Path, compiled: Artif
     assert early == late
     assert early.ok and [t.seed for t in early.trials] == [0, 1, 2, 3, 4, 5, 6]
     assert [t.reference for t in early.trials[:1]] == ["float64"] and early.trials[0].compared > 0
+
+
+def test_a_lack_of_memory_is_told_before_the_system_ends_a_process(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = onnx.load(model)
+    weights = sum(4 * math.prod(t.dims) for t in small.graph.initializer)
+    assert weights < accuracy.memory_needed(small) < 20 * weights
+    monkeypatch.setattr(accuracy, "free_memory", lambda: weights)
+    with pytest.raises(InputError, match=r"takes about .* of memory more, and .* are free"):
+        tvmopt.compile(model)  # the model itself is wanted, so that this process compiles
+    assert tvmopt.compile(model, verify=False).artifact.weights
 
 
 def test_the_references_run_before_there_is_an_artifact(model: Path, compiled: Artifact) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.errors import ModelError
 from tvmopt.importer import import_model, load
+from tvmopt.importer.external import LARGE, array_of
 from tvmopt.importer.tensors import all_tensors, tensor_problem
 
 node = helper.make_node
@@ -183,6 +185,60 @@ def test_a_link_inside_the_folder_is_fine(tmp_path):
 def test_external_data_of_a_model_without_folder(tmp_path):
     with open(external(tmp_path, location="w.bin"), "rb") as file:
         assert "has no folder" in refused(file.read())
+
+
+def in_files(tmp_path, *arrays) -> str:
+    """The path of a model whose weights are external; its nodes add them up."""
+    names = [f"w{i}" for i in range(len(arrays))]
+    sums = [node("Add", ["x" if not i else f"s{i - 1}", n], [f"s{i}"]) for i, n in enumerate(names)]
+    shapes = (value("x", arrays[0].shape), value(f"s{len(arrays) - 1}", arrays[0].shape))
+    made = model(sums, [shapes[0]], [shapes[1]], dict(zip(names, arrays, strict=True)))
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    return str(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8", "int64", "bool", "int4", "float8_e4m3fn"])
+def test_large_weights_stay_in_their_file(tmp_path, dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    bits = 4 if dtype == "int4" else 8 * kind.itemsize
+    rng = np.random.default_rng(0)
+    least = LARGE * 8 // bits
+    arrays = [rng.integers(0, 2, n).astype(kind) for n in (least, least - 8, least + 9)]
+    path = in_files(tmp_path, *arrays)
+    read, mapped = (load(path, mapped=mapped).graph.initializer for mapped in (False, True))
+    assert [t.data_location for t in mapped] == [TensorProto.EXTERNAL, TensorProto.DEFAULT, TensorProto.EXTERNAL]
+    for tensor, own, array in zip(mapped, read, arrays, strict=True):
+        assert array_of(tensor).dtype == array_of(own).dtype == array.dtype
+        np.testing.assert_array_equal(array_of(tensor), array)
+        np.testing.assert_array_equal(array_of(own), array)
+
+
+def test_a_mapped_weight_holds_when_its_name_is_new_and_ends_with_its_file(tmp_path):
+    """The file may have another name by the time that a weight is looked at; one that is cut short is an error."""
+    path = in_files(tmp_path, np.ones(LARGE, "float32"))
+    tensor = load(path, mapped=True).graph.initializer[0]
+    view = array_of(tensor)
+    os.rename(tmp_path / "m.data", tmp_path / "other")
+    assert view.sum() == LARGE
+    with pytest.raises(ModelError, match="has changed while it was used"):
+        array_of(tensor)
+    (tmp_path / "m.data").write_bytes(bytes(LARGE))
+    with pytest.raises(ModelError, match="has changed while it was used"):
+        array_of(tensor)
+
+
+@pytest.mark.parametrize("location", ["../m.data", "/etc/passwd", "link"])
+def test_a_weight_that_would_stay_is_refused_like_any_other(tmp_path, location):
+    (tmp_path / "in").mkdir()
+    path = in_files(tmp_path / "in", np.ones(LARGE, "float32"))
+    (tmp_path / "in" / "m.data").rename(tmp_path / "m.data")
+    os.symlink(tmp_path / "m.data", tmp_path / "in" / "link")
+    made = onnx.load(path, load_external_data=False)
+    made.graph.initializer[0].external_data[0].value = location
+    onnx.save(made, path)
+    with pytest.raises(ModelError, match="leaves the model's folder"):
+        load(path, mapped=True)
 
 
 def test_external_terabytes_are_refused_before_reading(tmp_path):

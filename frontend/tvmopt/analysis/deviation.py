@@ -299,13 +299,15 @@ def spread(exact: Array, found: Array) -> Array:
 def has_nan(model: Any) -> bool:
     """Whether a weight of an ONNX model has a NaN, or an operand of a product an infinity: times zero that is NaN, too.
     The infinities of masks are none of these."""
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto
+
+    from tvmopt.importer.external import array_of
 
     real = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
     products = {name for n in model.graph.node if n.op_type in PRODUCTS for name in n.input}
     for tensor in model.graph.initializer:
         if tensor.data_type in real:
-            array = numpy_helper.to_array(tensor)
+            array = array_of(tensor)
             if np.isnan(array).any() or (tensor.name in products and np.isinf(array).any()):
                 return True
     return False

@@ -49,7 +49,7 @@ class Grids:
     @classmethod
     def of(cls, model: Any, limits: Limits) -> Grids:
         """Of an ONNX model; only what has constant scales."""
-        from onnx import numpy_helper
+        from tvmopt.importer.external import array_of
 
         constants = {t.name: t for t in model.graph.initializer}
         inputs: dict[str, list[str]] = {}
@@ -62,7 +62,7 @@ class Grids:
             blocks = any(a.name == "block_size" and a.i for a in node.attribute)
             if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or node.input[1] not in constants or blocks:
                 continue
-            scale = numpy_helper.to_array(constants[node.input[1]]).astype(np.float64)
+            scale = array_of(constants[node.input[1]]).astype(np.float64)
             axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
             if node.op_type == "QuantizeLinear":
                 inputs.setdefault(node.input[0], []).append(node.output[0])

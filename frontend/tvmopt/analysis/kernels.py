@@ -384,11 +384,11 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
 
 def bias_of(node: Any, constants: Mapping[str, Any]) -> Array | None:
     """What a convolution or Gemm adds to its product, in a shape that broadcasts; None where it is no constant."""
-    from onnx import numpy_helper
+    from tvmopt.importer.external import array_of
 
     if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3 or node.input[2] not in constants:
         return None
-    bias: Array = numpy_helper.to_array(constants[node.input[2]]).astype(np.float64)
+    bias: Array = array_of(constants[node.input[2]]).astype(np.float64)
     if node.op_type == "Gemm":
         return bias * next((a.f for a in node.attribute if a.name == "beta"), 1.0)
     rank = len(constants[node.input[1]].dims) if node.input[1] in constants else 0

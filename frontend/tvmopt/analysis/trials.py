@@ -29,6 +29,7 @@ from tvmopt.runtime.library import ffi
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.sizes import info_at
 from tvmopt.runtime.tensors import TensorInfo, from_plain
+from tvmopt.targets.memory import give_back
 from tvmopt.toolchain.emulation import EmulatedModel, opened
 
 OPEN = 5e9
@@ -70,7 +71,7 @@ class Checked:
 
         self.model, self.progress = model, progress
         self.known = {(domain, name) for domain, name in operators}
-        self.original = load(model)
+        self.original = load(model, mapped=True)
 
     def bound(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """The arrays of the inputs that were bound."""
@@ -140,7 +141,8 @@ def in_child(model: str, rtol: float | None, progress: Callable[[str], None]) ->
 
     for index, sizes in enumerate(sizes_to_try(manifest, flops_at)):
         if ahead is None or ahead.infos != at(sizes) or emulated:
-            judge = None
+            ahead = judge = None  # what was made at other sizes is freed first
+            give_back()
             ahead = checked.sampled(at(sizes), values, math.inf if not emulated else EMULATED, few=index > 0)
         name = name or ahead.name
         progress("running the compiled model")
@@ -155,6 +157,7 @@ def in_child(model: str, rtol: float | None, progress: Callable[[str], None]) ->
                     break
         except Unsupported as error:
             return {"trials": [], "reference": "", "reason": f"no reference can run the model: {error}"}
+        del examiner
         if found and not found[-1].comparison.ok:
             break
     if not found:

@@ -296,6 +296,7 @@ class Reference:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         options.intra_op_num_threads = reference_threads()
+        options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of all weights
         self.name = f"onnxruntime {onnxruntime.__version__}"
         try:
             self.session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.children import Progress
 from tvmopt.compiler.request import Request
 from tvmopt.compiler.results import parameter_count
-from tvmopt.errors import MissingDependency
+from tvmopt.errors import InputError, MissingDependency
+from tvmopt.importer.protos import byte_size, human
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import host_arch
+from tvmopt.targets.memory import free_memory
 from tvmopt.toolchain.emulation import find_emulator
 
 if TYPE_CHECKING:
@@ -34,6 +37,10 @@ def unable(artifact: Artifact) -> str:
     return ""
 
 
+WORKING = 16
+"""Bytes that the oracle takes for each number of a weight while a node reads it: it in double precision, and a copy of
+that which an operator may make."""
+
 AT_ONCE = 1 << 28
 """Weights of a model up to which its references run while it is compiled: both need memory for several copies."""
 
@@ -44,8 +51,26 @@ def early(machine: Machine) -> bool:
     return machine.kind == "llvm" and machine.arch == host_arch()
 
 
+def memory_needed(model: Any) -> int:
+    """About how many bytes more a compile takes, once its model is imported, if it is verified: the packed weights, and
+    what the oracle makes of the largest one (:data:`WORKING`)."""
+    stored = [(prod(t.dims), t.data_type) for t in model.graph.initializer]
+    return sum(byte_size(kind, size) for size, kind in stored) + WORKING * max((size for size, _ in stored), default=0)
+
+
 def begin(started: Verification, imported: Imported, request: Request) -> None:
-    """Let the references of a model begin, as soon as it is imported; a large one's wait for the artifact."""
+    """Let the references of a model begin, as soon as it is imported; a large one's wait for the artifact.
+
+    Raises:
+        InputError: there is not enough memory to verify it; the system would end a process without a word.
+    """
+    needed, free = memory_needed(imported.model), free_memory()
+    if needed > free:
+        raise InputError(
+            f"compiling and verifying this takes about {human(needed)} of memory more, and {human(free)} are free.",
+            where=request.title,
+            fix="free some, or leave verification out (--no-verify), which takes the larger part",
+        )
     if parameter_count(imported.model) <= AT_ONCE:
         infos = [TensorInfo(t.name, tuple(t.shape), t.dtype) for t in imported.inputs]
         started.begin(infos, request.values, request.precision)

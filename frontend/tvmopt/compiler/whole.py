@@ -18,6 +18,7 @@ from tvmopt.compiler.request import Request, as_file
 from tvmopt.importer.pairs import Pair
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact, read
+from tvmopt.targets.memory import give_back
 
 if TYPE_CHECKING:
     from tvmopt.importer import Imported
@@ -180,6 +181,7 @@ def _compiled(request: Request, order: Order, kept: Kept | None, progress: Progr
 
         artifact, report = compile_model(request, progress, told, emitter.lowered if emitter else None)
         if order.verify:
+            give_back()  # the references need it
             artifact, report = verified(artifact, report, path, order.tolerance, progress, started)
     if emitter:
         archive = emitter.write(artifact, order.verify, progress)

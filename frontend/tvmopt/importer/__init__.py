@@ -47,7 +47,7 @@ def import_model(
             name of a dimension (:func:`tvmopt.importer.prepare`).
         values: inputs that are known at compile time; they become constants.
     """
-    model = load(source)
+    model = load(source, mapped=True)
     prepared = prepare(model, shapes, values)  # a bad file is refused before TVM's compiler is loaded
     load_compiler()
     from tvmopt.importer.check import checked_import

@@ -24,6 +24,7 @@ import psutil
 
 from tvmopt.children import scarce_memory
 from tvmopt.errors import ModelError, TvmoptError
+from tvmopt.targets.memory import free_memory
 
 Result = TypeVar("Result")
 
@@ -116,7 +117,7 @@ def _limit_memory() -> None:
     import resource
 
     process = psutil.Process()
-    limit = process.memory_info().vms + psutil.virtual_memory().available
+    limit = process.memory_info().vms + free_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     given = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]  # by `ulimit -v`; never widened
     resource.setrlimit(resource.RLIMIT_AS, (min([limit, *given]), hard))

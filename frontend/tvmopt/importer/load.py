@@ -12,23 +12,25 @@ import stat
 from pathlib import Path
 
 import onnx
-import psutil
 from google.protobuf.message import DecodeError
 
 from tvmopt.errors import ModelError, collect
+from tvmopt.importer.external import load_external
 from tvmopt.importer.maps import maps, without_maps
 from tvmopt.importer.protos import copy_model, human
 from tvmopt.importer.structure import sort_graphs, verify_names, verify_structure
-from tvmopt.importer.tensors import all_tensors, load_external, verify_tensors
+from tvmopt.importer.tensors import all_tensors, verify_tensors
+from tvmopt.targets.memory import free_memory
 
 DAMAGED = "check that the file is an ONNX model and was copied whole, or export it again"
 
 
-def load(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
+def load(source: str | Path | bytes | onnx.ModelProto, mapped: bool = False) -> onnx.ModelProto:
     """Read and verify a model.
 
     Args:
         source: a path, the bytes of a model, or a ModelProto (never changed; copied where it must be).
+        mapped: leave large external weights in their files; `tvmopt.importer.external.array_of` has their numbers.
 
     Returns:
         The model with external data read in, nodes in topological order, and tensors in place of dictionaries.
@@ -41,7 +43,7 @@ def load(source: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
         _raise(verify(model, path))
     if any(t.data_location == onnx.TensorProto.EXTERNAL for _, t in all_tensors(model)):
         model = _own(model, source)
-        _raise(load_external(model, file, path))
+        _raise(load_external(model, file, path, mapped))
     _raise(verify_names(model, path))
     if maps(model):
         model = without_maps(_own(model, source))
@@ -89,7 +91,7 @@ def _file_bytes(path: Path) -> bytes:
         raise ValueError("it is a folder")
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
-    available = psutil.virtual_memory().available
+    available = free_memory()
     if 2 * status.st_size > available:  # the bytes, and the protobuf made of them
         raise ValueError(f"it has {human(status.st_size)} and {human(available)} of memory are free")
     return path.read_bytes()

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import psutil
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.dims import Dim, Shapes, at
 from tvmopt.errors import ModelError, collect
 from tvmopt.importer import decoder, open_model, pairs, roll
+from tvmopt.importer.external import array_of
 from tvmopt.importer.fold import Folder
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.opset import convert_opset
@@ -36,6 +36,7 @@ from tvmopt.importer.shapes import bind_shapes, bind_values
 from tvmopt.importer.structure import scopes
 from tvmopt.importer.symbols import Symbols
 from tvmopt.runtime.library import load_compiler
+from tvmopt.targets.memory import free_memory
 
 OLDEST_IR = 8
 """IR version of prepared models: initialisers need not be inputs (4), opset 17 belongs to it (8)."""
@@ -162,7 +163,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:
     name, dims = sparse.values.name, tuple(sparse.dims)
     size = byte_size(sparse.values.data_type, count(dims))
     where = f"sparse initialiser '{name}'"
-    if any(d <= 0 for d in dims) or size > psutil.virtual_memory().available:
+    if any(d <= 0 for d in dims) or size > free_memory():
         raise ModelError(f"A sparse tensor of shape {list(dims)} cannot be written out.", where=where)
     values = numpy_helper.to_array(sparse.values)
     indices = numpy_helper.to_array(sparse.indices)
@@ -201,7 +202,7 @@ def _fold(
         grown = _growing(folder)
         open_model.write(model, open_model.Open(ranges, symbols.left(ranges), values, grown))
     constants = {k: v for k, v in folder.constants.items() if k in used and k not in given}
-    made = {k: np.asarray(numpy_helper.to_array(t)) for k, t in weights.items() if k in used and k not in given}
+    made = {k: array_of(t) for k, t in weights.items() if k in used and k not in given}
     kept = tuple(k for k in given if k in used)
     packed = {k: (_distinct(a), a.shape) for k, a in (made | constants).items()}
     return _Folded(model.SerializeToString(), packed, kept)

@@ -36,6 +36,7 @@ from tvmopt.importer.converters.common import Build
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size, selected_by
 from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.converters.static_inputs import COMPILE_TIME
+from tvmopt.importer.external import array_of
 from tvmopt.importer.loops import LOOPS, convert_loop
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
 from tvmopt.importer.protos import (
@@ -177,7 +178,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         for tensor in graph.initializer:
             self._nodes[tensor.name] = _unread(tensor) if self.trial else None
             if self._nodes[tensor.name] is None:
-                self._nodes[tensor.name] = _constant(numpy_helper.to_array(tensor))
+                self._nodes[tensor.name] = _constant(array_of(tensor))
             self.types.setdefault(tensor.name, (dtype_name(tensor.data_type), tuple(tensor.dims)))
 
     def _parse_graph_input(self, graph: onnx.GraphProto) -> None:

@@ -7,17 +7,14 @@ allocated for a lie, and all tensors are looked at before any external data is r
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import onnx
-import psutil
 from onnx import TensorProto
 
 from tvmopt.errors import ModelError
 from tvmopt.importer.protos import BITS, STRING, byte_size, count, dtype_name, human, node_name
+from tvmopt.targets.memory import free_memory
 
 TYPED_FIELDS = {
     "float_data": {TensorProto.FLOAT, TensorProto.COMPLEX64},
@@ -112,7 +109,7 @@ def verify_tensors(model: onnx.ModelProto, path: str) -> list[ModelError]:
             )
         elif tensor.data_location == TensorProto.EXTERNAL:
             total += byte_size(tensor.data_type, count(tensor.dims))
-    available = psutil.virtual_memory().available
+    available = free_memory()
     if total > available and not problems:
         problems.append(
             ModelError(
@@ -122,67 +119,3 @@ def verify_tensors(model: onnx.ModelProto, path: str) -> list[ModelError]:
             )
         )
     return problems
-
-
-def load_external(model: onnx.ModelProto, file: Path | None, path: str) -> list[ModelError]:
-    """Read external data into the tensors; one error for each tensor whose data cannot or must not be read.
-
-    Data must be a regular file; offset and length must lie in it. Links are followed if they lead into the folder that
-    the model lies in, or, where the model itself is a link, into the folder that the linked file lies in: Hugging
-    Face's cache links model and data to files beside each other.
-    """
-    problems = []
-    for where, tensor in all_tensors(model):
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
-        try:
-            tensor.raw_data = _external_bytes(tensor, file)
-        except (OSError, ValueError) as error:
-            text = f"{error.strerror}: '{error.filename}'" if isinstance(error, OSError) else str(error)
-            problems.append(
-                ModelError(
-                    f"The external data of a tensor cannot be read: {text}.",
-                    where=f"{path}, {where}",
-                    fix="keep the data file beside the model as it was exported, or save a single file",
-                )
-            )
-            continue
-        tensor.data_location = TensorProto.DEFAULT
-        del tensor.external_data[:]
-    return problems
-
-
-def _external_bytes(tensor: TensorProto, file: Path | None) -> bytes:
-    entries = {e.key: e.value for e in tensor.external_data}
-    location = entries.get("location", "")
-    if not isinstance(location, str) or not location or "\0" in location:
-        raise ValueError("its location is missing or not text")
-    if file is None:
-        raise ValueError(f"the model was given as bytes, so '{location}' has no folder; give its path")
-    if os.path.isabs(location) or ".." in Path(location).parts or location[1:2] == ":":
-        raise ValueError(f"'{location}' leaves the model's folder")
-    folders = [Path(os.path.realpath(folder)) for folder in (file.parent, file.resolve().parent)]
-    places = [folder / location for folder in folders]
-    real = Path(os.path.realpath(next((place for place in places if place.exists()), places[0])))
-    if not any(real.is_relative_to(folder) for folder in folders):
-        raise ValueError(f"'{location}' is a link that leaves the model's folder")
-    wanted = byte_size(tensor.data_type, count(tensor.dims))
-    offset, length = (_integer(entries.get(k, d), k) for k, d in (("offset", "0"), ("length", str(wanted))))
-    if length != wanted:
-        raise ValueError(f"its length is {length}, but its shape {list(tensor.dims)} needs {wanted} bytes")
-    descriptor = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise ValueError(f"'{location}' is not a regular file")
-    with os.fdopen(descriptor, "rb") as data:
-        if offset + length > status.st_size:
-            raise ValueError(f"'{location}' has {status.st_size} bytes, {offset} + {length} are wanted")
-        data.seek(offset)
-        return data.read(length)
-
-
-def _integer(text: str, key: str) -> int:
-    if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise ValueError(f"its {key} '{text!s:.40}' is not a size")
-    return int(text)

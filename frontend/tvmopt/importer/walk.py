@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import psutil
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.dims import OpenSize, Size, is_open, replaced
 from tvmopt.errors import ModelError
+from tvmopt.importer.external import array_of
 from tvmopt.importer.inline import rename_free
 from tvmopt.importer.own import others
 from tvmopt.importer.protos import (
@@ -28,6 +28,7 @@ from tvmopt.importer.protos import (
     tensor_type,
 )
 from tvmopt.importer.symbols import Symbols
+from tvmopt.targets.memory import free_memory
 
 Array = npt.NDArray[Any]
 Nodes = list[onnx.NodeProto]
@@ -75,7 +76,7 @@ class Walk(ABC):
         self.declared = {v.name: v.type for v in graph.value_info if not _is_open(v.type)}
         self.blocked: dict[str, tuple[onnx.NodeProto, bool]] = {}
         """Matrices that a DequantizeLinear by blocks makes: that node, and whether blocks lie along the first axis."""
-        self.memory = psutil.virtual_memory().available
+        self.memory = free_memory()
         self.budget = self.memory // 4
         for name, tensor in self.initializers.items():
             self.types[name] = helper.make_tensor_type_proto(tensor.data_type, tuple(tensor.dims))
@@ -106,7 +107,7 @@ class Walk(ABC):
     def array(self, name: str) -> Array | None:
         """The value of a constant, or None."""
         if name not in self.constants and name in self.initializers:
-            array = np.asarray(numpy_helper.to_array(self.initializers[name]))
+            array = array_of(self.initializers[name])
             if array.nbytes > DATA_BYTES:
                 return array
             self.constants[name] = array

@@ -11,6 +11,8 @@ the largest number of its declared type is infinite, as it is in an engine.
 
 The same evaluator runs in float32, or with operands rounded to 16 bits (:class:`Arithmetic`): a sample of what rounding
 does to the model.
+
+Large weights are in the working type while a node reads them: all at once would be several times the file.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ import numpy as np
 from tvmopt.analysis.oracle.fallback import Fallback, function_body
 from tvmopt.analysis.oracle.table import KINDS, OPERATORS
 from tvmopt.analysis.oracle.values import EXACT, Arithmetic, Array, Call, Unsupported, Value, is_real, limit, widened
+from tvmopt.importer.external import LARGE, array_of
+from tvmopt.importer.load import load
+from tvmopt.importer.protos import count
 from tvmopt.importer.structure import sort_graphs
+
+HELD = 1 << 26
+"""Bytes of large weights that are held in the working type: a loop's body reads the same ones again."""
 
 Observe = Callable[[str, Value], "Value | None"]
 """Sees each tensor as it is made; what it returns instead takes its place."""
@@ -43,26 +51,25 @@ class Oracle:
     """
 
     def __init__(self, model: Any, arithmetic: Arithmetic = EXACT) -> None:
-        import onnx
-
         from tvmopt.importer.own import expanded
 
-        folder = ""
         if isinstance(model, (str, Path)):
-            folder = str(Path(model).parent)
-            model = onnx.load(str(model))
+            model = load(model, mapped=True)
         if model.functions:
             model = expanded(model)
         model = sort_graphs(model)  # a file may have its nodes in any order
-        self.arithmetic, self.folder = arithmetic, folder
+        self.arithmetic = arithmetic
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
         self.ir_version = model.ir_version
         self.graph = model.graph
-        self.constants = {t.name: self._constant(t) for t in self.graph.initializer}
+        self.large = {t.name: t for t in self.graph.initializer if _is_large(t)}
+        self.constants = {t.name: self._constant(t) for t in self.graph.initializer if t.name not in self.large}
         self.constants |= {t.values.name: self._sparse(t) for t in self.graph.sparse_initializer}
-        self.inputs = [v.name for v in self.graph.input if v.name not in self.constants]
+        stored = {*self.large, *self.constants}
+        self.inputs = [v.name for v in self.graph.input if v.name not in stored]
         self.outputs = [v.name for v in self.graph.output]
         self.notes: list[str] = []
+        self._last: dict[str, Value] = {}  # of the large constants, the latest at the end
         self._kinds = {v.name: v.type.tensor_type.elem_type for v in self.graph.input}
         self._attributes: dict[int, tuple[Any, dict[str, Any]]] = {}  # with the node, so that its id stays its own
         self._bodies: dict[int, tuple[Any, Any]] = {}
@@ -92,10 +99,10 @@ class Oracle:
             scope |= {n: Value(widened(v.array, self.arithmetic.work), v.kind) for n, v in known.items()}
         with np.errstate(all="ignore"):
             self._run_nodes(nodes, scope, self._last_uses(nodes, wanted), observe, known or {})
-        missing = [n for n in wanted if n not in scope]
+        missing = [n for n in wanted if n not in scope and n not in self.large]
         if missing:
             raise Unsupported(f"the model computes no tensor {missing[0]!r}")
-        return {n: scope[n].array for n in wanted}
+        return {n: self._read(n, scope).array for n in wanted}
 
     def value(self, array: Any) -> Value:
         """An array of the outside, in the numbers at work."""
@@ -148,7 +155,7 @@ class Oracle:
         return [inner[o.name] for o in graph.output]
 
     def _run_node(self, node: Any, scope: dict[str, Value]) -> list[Value | None]:
-        values = [scope[n] if n else None for n in node.input]
+        values = [self._read(n, scope) if n else None for n in node.input]
         domain = node.domain or "ai.onnx"
         if id(node) not in self._attributes:
             self._attributes[id(node)] = node, {a.name: self._attribute(a) for a in node.attribute}
@@ -224,10 +231,19 @@ class Oracle:
 
     # -- constants ---------------------------------------------------------------------------------------
 
-    def _constant(self, tensor: Any) -> Value:
-        from onnx import numpy_helper
+    def _read(self, name: str, scope: Mapping[str, Value]) -> Value:
+        """A tensor; a large weight is made now, unless it is among those that were read last."""
+        if name in scope:
+            return scope[name]
+        value = self._last.pop(name, None) or self._constant(self.large[name])
+        self._last[name] = value
+        held = sum(one.array.nbytes for one in self._last.values())
+        while held > HELD:
+            held -= self._last.pop(next(iter(self._last))).array.nbytes
+        return value
 
-        return self.value(numpy_helper.to_array(tensor, base_dir=self.folder))
+    def _constant(self, tensor: Any) -> Value:
+        return self.value(array_of(tensor))
 
     def _sparse(self, tensor: Any) -> Value:
         from onnx import numpy_helper
@@ -256,6 +272,11 @@ class Oracle:
         if attribute.type == onnx.AttributeProto.STRINGS:
             return [s.decode("utf-8", "replace") for s in found]
         return found
+
+
+def _is_large(tensor: Any) -> bool:
+    """Whether an initialiser is made when it is read."""
+    return 4 * count(tensor.dims) >= LARGE
 
 
 def reads(node: Any) -> list[str]:

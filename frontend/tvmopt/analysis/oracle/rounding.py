@@ -52,6 +52,8 @@ MARGIN = 4.0
 """How much farther than its own error a run moves an input."""
 EPSILON = 2.0**-23
 """Of float32."""
+PIECE = 1 << 20
+"""Elements of a tensor that are moved at a time."""
 MORE = 4
 """Further runs that round."""
 
@@ -284,9 +286,12 @@ class Nudged(Rounded):
     def _nudged(self, value: Value | None, epsilon: float = EPSILON) -> Value | None:
         if value is None or not isinstance(value.array, np.ndarray) or not is_real(value.kind):
             return value
-        array = value.array
-        moved = array * (1 + epsilon * self.random.uniform(-1, 1, array.shape))
-        return Value(np.asarray(moved).astype(array.dtype), value.kind)
+        moved = np.empty_like(value.array, order="C")
+        to, given = moved.reshape(-1), value.array.reshape(-1)
+        for start in range(0, given.size, PIECE):  # drawn in double precision, which of a large weight is much memory
+            part = given[start : start + PIECE]
+            to[start : start + PIECE] = part * (1 + epsilon * self.random.uniform(-1, 1, part.shape))
+        return Value(moved, value.kind)
 
 
 def nudges(
