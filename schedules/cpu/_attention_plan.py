@@ -20,8 +20,10 @@ from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
 RUN = 256
-"""Keys of a task that has one query: what the heads of a group read of K and V is in a near cache for all of them.
-Runs do not depend on the number of cores, so that bits do not."""
+"""Keys of a task that has one query, where all heads are one group (:attr:`AttentionPlan.run`)."""
+
+MOST_RUNS = 8
+"""How many times as many they are at most."""
 
 MOST_SHARED = 8
 """Heads of a task that has one query at most."""
@@ -93,6 +95,14 @@ class AttentionPlan:
     def strip(self) -> int:
         """Queries of a strip."""
         return self.nq * self.lanes
+
+    @property
+    def run(self) -> int:
+        """Keys of a task that has one query. What is found in each run has to be put together, so runs are as long as
+        leave some 16 tasks of 4,096 keys: groups of heads are tasks by themselves. They do not depend on the number of
+        cores, so that bits do not.
+        """
+        return run_of(self.heads // self.shared)
 
     @property
     def strips(self) -> Any:
@@ -211,6 +221,15 @@ def heads_together(heads: int, kv_heads: int) -> int:
     (4, 8, 1, 7)
     """
     return largest_divisor(heads // kv_heads, MOST_SHARED)
+
+
+def run_of(groups: int) -> int:
+    """Keys of a task of one query, where its heads are so many groups.
+
+    >>> [run_of(groups) for groups in (1, 2, 3, 5, 12, 64)]
+    [256, 512, 512, 1024, 2048, 2048]
+    """
+    return RUN * min(MOST_RUNS, 1 << groups.bit_length() - 1)
 
 
 def _distance(keys: Any, queries: Any) -> Any:

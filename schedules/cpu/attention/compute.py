@@ -45,7 +45,6 @@ from tvmopt.lowering.loops import (
 )
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu._attention_plan import (
-    RUN,
     AttentionPlan,
     cached_plan,
     ceil_div,
@@ -124,7 +123,7 @@ class _Attention:
     @property
     def runs(self) -> Any:
         """Runs of keys of a query at most."""
-        return ceil_div(self.p.keys, RUN)
+        return ceil_div(self.p.keys, self.p.run)
 
     def query_of(self, chunk: Expr) -> tuple[Expr, Expr]:
         """The query of a task that has one, and which of its runs of keys."""

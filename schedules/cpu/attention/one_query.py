@@ -8,15 +8,15 @@ With one query the strips of `compute.py` would compute V - 1 scores of V for no
     m = max_j s;  s = exp(s - m);  l = sum_j s
     o[i, d..] = sum_j s[i, j] * v[j, d..]
 
-A task is a group of heads and RUN keys, so that a long text keeps every core busy even where there is one head of keys,
-and bits do not depend on the number of threads. What the tasks of a head found is put together behind them::
+A task is a group of heads and a run of keys, so that a long text keeps every core busy even where there is one head of
+keys, and bits do not depend on the number of threads. What the tasks of a head found is put together behind them::
 
     M = max_r m[r];  e[r] = exp(m[r] - M);  out[i, d..] = (sum_r e[r] * o[r, i, d..]) / (sum_r e[r] * l[r])
 
 registers  V accumulators + g of q + V / g of k <= vector_regs      16 + 4 + 4 = 24 <= 32
 floor      K and V once a group: 2 * keys * depth * 4 bytes over the bandwidth of memory
 adding up  3 instructions a score (2 shuffles and an addition for two vectors), beside depth / V multiply-adds
-together   one number a run for RUN of K and RUN of V
+together   one number a run for as many of K and V as it has keys
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tvmopt.lowering.loops import (
     vector,
 )
 from tvmopt.lowering.lower_extrema import larger
-from tvmopt.schedules.cpu._attention_plan import RUN, AttentionPlan, ceil_div, is_one, with_mask
+from tvmopt.schedules.cpu._attention_plan import AttentionPlan, ceil_div, is_one, with_mask
 
 Expr = Any
 TOGETHER = "attention_together"
@@ -65,7 +65,7 @@ def _lanes(p: AttentionPlan) -> int:
 
 
 class OneQuery:
-    """Writes the statements of one task - RUN keys of one query, for `p.shared` heads - and those behind all tasks.
+    """Writes the statements of a task - a run of keys of one query, for `p.shared` heads - and those behind all tasks.
 
     Args:
         kernel: the kernel's writer, for its buffers; what is made here is among its locals.
@@ -79,11 +79,11 @@ class OneQuery:
         p: AttentionPlan = kernel.p
         self.p, self.kernel, self.k_lanes = p, kernel, _lanes(p)
         self.query_row, run = kernel.query_of(kernel.chunk)
-        self.start, self.head = run * RUN, kernel.h * p.shared
-        self.keys = tirx.min(kernel.own_keys() - self.start, const_index(RUN))
+        self.start, self.head = run * p.run, kernel.h * p.shared
+        self.keys = tirx.min(kernel.own_keys() - self.start, const_index(p.run))
         self.tile_heads = next(n for n in (HEADS, 2, 1) if p.shared % n == 0)
         self.tile_keys = self.k_lanes // self.tile_heads
-        self.row = ceil_div(RUN, p.lanes) * p.lanes  # scores of a head, whole vectors
+        self.row = ceil_div(p.run, p.lanes) * p.lanes  # scores of a head, whole vectors
         tasks = kernel.of_one_query(0)
         self.parts = new_buffer("parts", p.batch, tasks, p.heads, p.depth_v)
         self.weights = new_buffer("weights", p.batch, tasks, p.heads, 2)
@@ -290,7 +290,7 @@ class OneQuery:
         b, h, query = (tirx.Var(n, "int64") for n in ("vb", "vh", "vq"))
         lanes, keys = p.v_lanes, kernel.keys_of(query)
         top, total, result = new_buffer("top", 1), new_buffer("total", 1), new_buffer("result", lanes)
-        runs, first = ceil_div(keys, RUN), query * kernel.runs
+        runs, first = ceil_div(keys, p.run), query * kernel.runs
 
         def weight(r: Expr) -> Any:
             scaled = math.exp_nonpositive(load(self.weights, b, first + r, h, 0) - load(top, 0))

@@ -6,6 +6,7 @@ from tvm import relax, tirx
 
 from tests.schedules.harness import Open, close, machines, open_module
 from tvmopt.operators.caches import Scores, cached_attention, placed_attention
+from tvmopt.schedules.cpu._attention_plan import heads_together, run_of
 
 LENGTHS = (1, 2, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 64, 101, 511)
 
@@ -147,13 +148,14 @@ CACHES = [  # heads of queries and of keys, depths, mask
     [(m, *case) for m in machines() for case in (CACHES if m == "avx512" else CACHES[:1])],
 )
 def test_one_query_reads_the_first_rows_of_caches(machine, heads, kv_heads, depth, depth_v, mask):
-    """Rows behind those that count are NaN; two queries take the other loops of the same kernel. Of 300 keys the mask
-    hides all of the first run."""
+    """Rows behind those that count are NaN; two queries take the other loops of the same kernel. Of the most
+    keys the mask hides all of the first run."""
     shapes = [(1, "seq", heads, depth), (1, kv_heads, "capacity", depth), (1, kv_heads, "capacity", depth_v)]
     shapes += [mask, ("keys", 1)] if mask else [("keys", 1)]
     model = Open(open_module(cached(Scores(depth**-0.5, causal=mask is None), mask=mask), shapes), machine)
     assert kernel(model) == ["attention"]
-    for keys in (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 255, 256, 257, 300):
+    run = run_of(heads // heads_together(heads, kv_heads))
+    for keys in (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 255, 256, 257, run - 1, run, run + 1, run + 44):
         for queries in (1, 2) if keys > 1 else (1,):
             capacity = keys + (3 if keys % 2 else 0)
             known = {"seq": queries, "keys": keys, "capacity": capacity}
@@ -161,7 +163,7 @@ def test_one_query_reads_the_first_rows_of_caches(machine, heads, kv_heads, dept
             k[:, :, keys:], v[:, :, keys:] = np.nan, np.nan
             bias = more[0] if mask else None
             if mask and keys > 1 and bias.shape[-1] > 1:
-                bias[..., : 260 if keys == 300 else 1] = -np.inf
+                bias[..., : run + 4 if keys == run + 44 else 1] = -np.inf
             rows = (x[:, :, :keys].transpose(0, 2, 1, 3) for x in (k, v))
             expected = attention(q, *rows, bias, offset=keys - queries if mask is None else None)
             close(model(q, k, v, *more)[0], expected, 64)
@@ -222,7 +224,8 @@ def test_tokens_see_their_own_text(machine, heads, kv_heads, depth, apart):
     kinds = ["float32"] * 3 + ["int64", "float32"]
     model = Open(open_module(of_texts(apart), shapes, kinds), machine)
     assert kernel(model) == ["attention"]
-    generator, texts, capacity = np.random.default_rng(0), 5, 300
+    generator, texts = np.random.default_rng(0), 5
+    capacity = run_of(heads // heads_together(heads, kv_heads)) + 44
     for seq in (1, 2, 7, 8, 9, 33):
         if apart:
             places = np.stack([generator.integers(0, texts, seq), generator.integers(0, capacity, seq)])
