@@ -44,6 +44,13 @@ class Net:
         own = [self.constant(np.float32(scale)), self.constant(np.array(zero, self.kind))]
         return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *own), *own)
 
+    def pair_of_channels(self, x: str, count: int, scale: float, zero: int) -> str:
+        """A scale for each channel, as NNCF has it before depthwise convolutions."""
+        scales = (scale * (0.5 + self.rng.random(count))).astype("float32")
+        zeros = np.full(count, zero if self.kind == "uint8" else zero - 128, self.kind)
+        own = [self.constant(scales), self.constant(zeros)]
+        return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *own, axis=1), *own, axis=1)
+
     def weight(self, *dims: int, axis: int = 0) -> str:
         count = dims[axis] if self.per_channel else 1
         w = self.rng.integers(-127, 128, dims).astype("int8")
@@ -105,7 +112,21 @@ def gated(net: Net) -> Any:
     return net.model(net.conv(x, 24, 20, 1), [1, 3, 33, 31], [1, 24, 17, 16])
 
 
-NETS = {"residual": residual, "transformer": transformer, "gated": gated}
+def separable(net: Net) -> Any:
+    """Inverted residuals as NNCF quantizes them: bounds, and depthwise convolutions of channels with scales each."""
+    zero, six = net.constant(np.float32(0)), net.constant(np.float32(6))
+    x = net.pair("x", 0.02, 120)
+    x = net.pair_of_channels(net.node("Clip", net.conv(x, 20, 3, 3, 2), zero, six), 20, 0.02, 0)
+    a = net.pair(net.node("Clip", net.conv(x, 20, 20, 3, group=20), zero, six), 6 / 255, 0)
+    a = net.pair(net.conv(a, 24, 20, 1), 0.02, 128)
+    h = net.node("Mul", h := net.conv(a, 32, 24, 1), net.node("Sigmoid", h))
+    h = net.pair_of_channels(h, 32, 0.02, 128)
+    h = net.pair(net.node("Relu", net.conv(h, 32, 32, 5, group=32)), 0.02, 0)
+    b = net.pair(net.conv(h, 24, 32, 1), 0.02, 128)
+    return net.model(net.node("Add", a, b), [1, 3, 33, 31], [1, 24, 17, 16])
+
+
+NETS = {"residual": residual, "transformer": transformer, "gated": gated, "separable": separable}
 
 
 def compiled(model: Any) -> tuple[Any, Any]:
@@ -142,6 +163,18 @@ def test_no_float_lies_in_memory_between_the_first_quantization_and_the_last(kin
             if isinstance(kind_of, relax.TensorType) and str(kind_of.dtype) == "float32":
                 floats.add(tuple(int(d) for d in kind_of.shape.values))
     assert floats == {(1, 10)}  # the output
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_scales_of_channels_leave_bytes(kind: str) -> None:
+    """Depthwise convolutions of data with a scale for each channel read and write bytes; no bound is left of ReLU6."""
+    low, _ = compiled(separable(Net(kind, True)))
+    depthwise = [k for k in low.kernels if k.family == "depthwise"]
+    assert len(depthwise) == 2 and low.log.count("tvmopt.FoldChannelScales") == 2
+    for kernel in depthwise:
+        func = low.module[kernel.name]
+        kinds = [str(p.dtype) for p in func.params]
+        assert (kinds[0], kinds[-1]) == ("uint8", "uint8")
 
 
 def test_functions_of_bytes_are_tables_in_the_kernel_of_their_convolution() -> None:

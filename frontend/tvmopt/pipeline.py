@@ -331,6 +331,7 @@ def quantization_passes(machine: Machine, log: DecisionLog, int8: str) -> list[A
     if not keeps_bytes(machine, int8):
         return []
     return [
+        P.FoldChannelScales(log),  # before the passes that know one scale a tensor
         P.ConvertSignedQuantization(log),
         P.PropagateQuantization(log),
         P.ConvertIntegerProducts(log),  # after PropagateQuantization, which brings dequantizations next to products

@@ -54,6 +54,7 @@ REFUSED = {
         lambda bb, x: op.dequantize(pair(bb, x), c(np.full(17, 0.1, "float32")), c(np.zeros(17, "int8"), "int8")), "1"
     ),
     "per channel": (per_channel, "2"),
+    "numbers that are only added": (lambda bb, x: op.add(x, bb.emit(real(pair(bb, x)))), "3"),
 }  # fmt: skip
 
 

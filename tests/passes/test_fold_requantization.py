@@ -37,8 +37,9 @@ STEPS = {"astype": 1, "multiply": 1, "add": 1, "quantize": 1}
 CASES = {
     "a bias": (ONE, lambda bb, i: real(bb, i), STEPS),
     "relu": (ONE, lambda bb, i: nn.relu(real(bb, i)), {**STEPS, "nn.relu": 1}),
-    "bounds": (ONE, lambda bb, i: relu6(bb, real(bb, i)), {**STEPS, "maximum": 1, "minimum": 1}),
-    "clip": (ONE, lambda bb, i: op.clip(real(bb, i), -0.5, 0.7), {**STEPS, "clip": 1}),
+    "bounds": (ONE, lambda bb, i: relu6(bb, real(bb, i)), {**STEPS, "nn.relu": 1, "minimum": 1}),
+    "clip": (ONE, lambda bb, i: op.clip(real(bb, i), -0.3, 0.7), {**STEPS, "maximum": 1, "minimum": 1}),
+    "a bound beyond the range": (ONE, lambda bb, i: op.clip(real(bb, i), -0.5, 9.0), STEPS),
     "a residual": (
         TWO, lambda bb, i, q: nn.relu(bb.emit(op.add(real(bb, i), bb.emit(down(q))))),
         {**STEPS, "nn.relu": 1, "tvmopt.scaled_sum": 1},
@@ -72,13 +73,44 @@ def test_rewrites(case):
     assert differs.max() <= 1 and differs.mean() < 0.005 and len(np.unique(b)) > 20
 
 
+CHANNELS = (RNG.random((1, 16, 1, 1)) + 0.5).astype("float32")
+
+
+@pytest.mark.parametrize("zero", [0, 31])
+def test_a_division_per_channel(zero):
+    """FoldChannelScales leaves it; a step of channel c is 0.013 times its scale."""
+    mod = build(ONE, lambda bb, i: up(bb.emit(op.divide(relu6(bb, real(bb, i)), c(CHANNELS))), zero=zero))
+    after = FoldRequantization(DecisionLog())(mod)
+    bounds = {"minimum": 1} if zero == 0 else {"nn.relu": 1, "minimum": 1}
+    assert dict(ops(after)) == {**STEPS, **bounds}
+    (values,) = [RNG.integers(-900, 900, SHAPE).astype("int32")]
+    (a,), (b,) = run(after, [values]), run(mod, [values])
+    differs = np.abs(a.astype(int) - b.astype(int))
+    assert differs.max() <= 1 and differs.mean() < 0.005 and len(np.unique(b)) > 20
+
+
+@pytest.mark.parametrize(("scale", "kept"), [(6 / 255, 0), (6 / 254.6, 0), (6 / 254.4, 1), (6 / 100, 1)])
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_bounds_that_are_the_types(scale, kept, kind):
+    """A ReLU6 whose 6 is the last step, and whose 0 is the first, leaves nothing."""
+    zero = 0 if kind == "uint8" else -128
+    mod = build(ONE, lambda bb, i: up(bb.emit(op.clip(real(bb, i), 0.0, 6.0)), scale, zero, kind))
+    after = FoldRequantization(DecisionLog())(mod)
+    assert dict(ops(after)) == {**STEPS, **({"minimum": 1} if kept else {})}
+    values = np.concatenate([RNG.integers(-9000, 9000, np.prod(SHAPE) - 2), [2**31 - 1, -(2**31)]])
+    values = values.reshape(SHAPE).astype("int32")
+    (a,), (b,) = run(after, [values]), run(mod, [values])
+    assert np.abs(a.astype(int) - b.astype(int)).max() <= 1
+    assert a.max() == b.max() and a.min() == b.min() == zero
+
+
 def shared(bb, i):
     x = real(bb, i)
     return up(x), x
 
 
 def other_function(bb, i):
-    return up(bb.emit(op.exp(real(bb, i))))
+    return up(bb.emit(op.exp(bb.emit(op.minimum(real(bb, i), c(np.float32(1)))))))
 
 
 def product_of_two(bb, i):
@@ -91,9 +123,32 @@ def broadcast(bb, i):
     return up(bb.emit(op.add(bb.emit(op.astype(row, "float32")), bb.emit(op.astype(i, "float32")))))
 
 
-@pytest.mark.parametrize("body", [shared, other_function, product_of_two, broadcast])
-def test_refusals(body):
-    log, mod = DecisionLog(), build(ONE, body)
+def times_a_constant(bb, i):
+    return up(bb.emit(op.multiply(bb.emit(op.exp(bb.emit(op.minimum(real(bb, i), c(np.float32(1)))))), c(CHANNELS))))
+
+
+@pytest.mark.parametrize("body", [shared, other_function, product_of_two, broadcast, times_a_constant])
+def test_the_reciprocal(body):
+    """Results of other operators are multiplied, not divided; a constant they are multiplied by already takes it."""
+    mod = build(ONE, body)
+    after = FoldRequantization(DecisionLog())(mod)
+    assert dict(ops(after) - ops(mod)) == ({} if body is times_a_constant else {"multiply": 1})
+    values = RNG.integers(-900, 900, SHAPE).astype("int32")
+    a, b = run(after, [values])[0], run(mod, [values])[0]
+    differs = np.abs(a.astype(int) - b.astype(int))
+    assert differs.max() <= 1 and differs.mean() < 0.005
+
+
+REFUSED = {
+    "an input": lambda bb, x: up(x),
+    "a moved input": lambda bb, x: up(bb.emit(op.reshape(bb.emit(nn.relu(x)), (16, 2, 5, 7)))),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case):
+    """What lies exactly between two steps before is divided still."""
+    log, mod = DecisionLog(), build({"x": SHAPE}, REFUSED[case])
     assert ops(FoldRequantization(log)(mod)) == ops(mod)
     assert [d.reason[0] for d in log] == ["1"]
 

@@ -15,6 +15,7 @@ from tvmopt.passes.convert_signed_quantization import ConvertSignedQuantization
 from tvmopt.passes.convert_softmax import ConvertSoftmax
 from tvmopt.passes.eliminate_identities import EliminateIdentities
 from tvmopt.passes.fold_batch_norm import FoldBatchNorm
+from tvmopt.passes.fold_channel_scales import FoldChannelScales
 from tvmopt.passes.fold_constant import FoldConstant
 from tvmopt.passes.fold_products import FoldProducts
 from tvmopt.passes.fold_requantization import FoldRequantization
@@ -62,6 +63,7 @@ __all__ = [
     "ConvertSoftmax",
     "EliminateIdentities",
     "FoldBatchNorm",
+    "FoldChannelScales",
     "FoldConstant",
     "FoldProducts",
     "FoldRequantization",

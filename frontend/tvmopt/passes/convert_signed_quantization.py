@@ -9,6 +9,7 @@ from tvmopt.passes.graph import RESULT, Expr, Graph, Rewrite, Var, dtype, name_o
 from tvmopt.passes.quantized import Params, dequantize, params, quantize
 
 OFFSET = 128
+SUMS = ("add", "subtract")
 
 
 @rewrite_pass("tvmopt.ConvertSignedQuantization")
@@ -25,6 +26,7 @@ class ConvertSignedQuantization(Rewrite):
 
     Applies when   q is quantized per tensor and every reader dequantizes it per tensor.
     Declines when  1. something else reads it, which needs int8   2. it is quantized per channel
+                   3. the numbers are only added to others: no product would gain
     Gain           one instruction a word of every product that reads it.
     Order          before ConvertIntegerProducts.
     """
@@ -50,6 +52,9 @@ class ConvertSignedQuantization(Rewrite):
             if reader is None or params(graph, reader) is None:
                 self.declined(var, "1: something reads the int8 numbers as they are")
                 return None
+        if all(graph.op(reader) in SUMS for user in graph.users(var) for reader in graph.users(user)):
+            self.declined(var, "3: the numbers are only added to others")
+            return None
         self.applied(var)
         return signed(graph.emit(quantize(value.args[0], _moved(found), "uint8"), name_of(var)))
 

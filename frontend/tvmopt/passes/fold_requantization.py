@@ -10,6 +10,7 @@ from tvm import relax
 from tvmopt.operators.scaled_sum import scaled_sum
 from tvmopt.passes.graph import (
     Array,
+    Call,
     Expr,
     Graph,
     Rewrite,
@@ -22,7 +23,14 @@ from tvmopt.passes.graph import (
     rewrite_pass,
     shape,
 )
-from tvmopt.passes.quantized import Params, dequantized, params, quantize, scalar_like
+from tvmopt.passes.quantized import RANGES, Params, dequantized, params, quantize
+
+ROUNDED = (
+    "add", "subtract", "multiply", "divide", "exp", "log", "sqrt", "rsqrt", "power", "tanh", "erf", "sigmoid",
+    "nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.softmax", "nn.layer_norm", "nn.rms_norm", "nn.group_norm",
+    "nn.batch_norm", "nn.attention", "nn.avg_pool2d", "nn.conv1d", "nn.conv2d", "nn.conv3d", "matmul", "mean", "sum",
+)  # fmt: skip
+"""Operators whose float32 results are rounded, so that one rounding more is nothing new."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +54,17 @@ class FoldRequantization(Rewrite):
     multiplied in float64 and rounded once. A number can become its neighbour only where the real one lies between two
     integers within fp32's error.
 
-    Applies when   what is quantized is a sum of integers times constants, perhaps between bounds; every value on the
-                   way has one reader.
-    Declines when  1. it is anything else, a value on the way has other readers, or a term is broadcast
-    Gain           a division an element, 5 to 10 cycles a vector; of a residual with a scale of its own a subtraction,
+    A bound that is no tighter than the type's own range goes: of a ReLU before a quantization with zero point 0, and of
+    a ReLU6 whose 6 is the number 255 stands for, nothing is left. A division by constants before the quantization,
+    as FoldChannelScales leaves one, is a scale as well.
+
+    What is quantized otherwise, and has been computed in float32, is multiplied by the reciprocal, joined with the
+    constants that it is multiplied by already: y = R.quantize(R.multiply(R.nn.gelu(f), 1 / s), 1, z).
+
+    Applies when   what is quantized is a sum of integers times constants, perhaps between bounds, and every value on
+                   the way has one reader; or the rounded result of a float32 operator.
+    Declines when  1. it is anything else: an input, or what only moves numbers, is divided
+    Gain           a division an element, 5 to 16 cycles a vector; of a residual with a scale of its own a subtraction,
                    and three of its four bytes (see :mod:`tvmopt.operators.scaled_sum`).
     Order          after ConvertIntegerProducts, and FoldConstant: a quantised bias is a constant then.
     """
@@ -59,32 +74,73 @@ class FoldRequantization(Rewrite):
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite a quantization per tensor."""
         own = params(graph, value) if op_name(value) == "quantize" else None
-        if own is None or own.scale == 1.0 or dtype(value.args[0]) != "float32":
+        if own is None or dtype(value.args[0]) != "float32":
             return None
-        new = self._divided(graph, value.args[0], own.scale, name_of(var))
+        x, scale = value.args[0], np.array(own.scale)
+        call = graph.call(x, "divide") if graph.single(x) else None
+        divisor = graph.array(call.args[1]) if call is not None else None
+        if call is not None and divisor is not None and _positive(divisor) and shape(call.args[0]) == shape(x):
+            x, scale = call.args[0], own.scale * divisor.astype("float64")
+        if (scale == 1.0).all():
+            return None
+        low, high = (bound - own.zero for bound in RANGES[dtype(value)])
+        new = self._divided(graph, x, scale, (low, high), name_of(var))
         if new is None:
-            self.declined(var, "1: what is quantized is no sum of integers with one reader a step: it is divided")
+            new = _multiplied(graph, x, scale, name_of(var))
+        if new is None:
+            self.declined(var, "1: what is quantized is no rounded result of float32: it is divided")
             return None
         self.applied(var)
         return quantize(new, Params(1.0, own.zero), dtype(value))
 
-    def _divided(self, graph: Graph, expr: Expr, scale: float, name: str) -> Expr | None:
-        """`expr / scale`, the scale inside of the constants; None where `expr` is no sum of integers."""
+    def _divided(self, graph: Graph, expr: Expr, scale: Array, limits: tuple[int, int], name: str) -> Expr | None:
+        """`expr / scale`, the scale inside of the constants, as far as it lies between the limits; None where `expr` is
+        no sum of integers."""
         call = graph.call(expr, "nn.relu", "maximum", "minimum", "clip")
         if call is None:
             found = _sum(graph, expr)
             return None if found is None or not found.terms else _written(graph, found, scale, expr, name)
-        if not graph.single(expr):
+        bounds = _bounds(graph, call)
+        inner = self._divided(graph, call.args[0], scale, limits, name) if bounds and graph.single(expr) else None
+        if inner is None or bounds is None:
             return None
-        bounds = [graph.scalar(a) if op_name(call) != "clip" else float(a.value) for a in call.args[1:]]
-        inner = self._divided(graph, call.args[0], scale, name) if None not in bounds else None
-        if inner is None:
-            return None
-        if op_name(call) == "clip":
-            low, high = (float(b) / scale for b in bounds if b is not None)
-            return graph.emit(relax.op.clip(inner, low, high), name)
-        moved = [scalar_like(b / scale, expr) for b in bounds if b is not None]
-        return graph.emit(relax.Call(call.op, [inner, *moved], call.attrs), name)
+        low, high = bounds[0] / scale, bounds[1] / scale
+        if not (np.rint(low) <= limits[0]).all():
+            bounded = relax.op.maximum(inner, const(low, like=expr)) if low.any() else relax.op.nn.relu(inner)
+            inner = graph.emit(bounded, name)
+        if not (np.rint(high) >= limits[1]).all():
+            inner = graph.emit(relax.op.minimum(inner, const(high, like=expr)), name)
+        return inner
+
+
+def _multiplied(graph: Graph, expr: Expr, scale: Array, name: str) -> Expr | None:
+    """`expr / scale` as a product: with constants that `expr` is multiplied by already, or with the reciprocal; None
+    for numbers that are not rounded results of float32 anyway: an input's, and what only moves them."""
+    call = graph.call(expr, "multiply") if graph.single(expr) else None
+    for x, factor in graph.binary(expr, "multiply") if call is not None else ():
+        values = graph.array(factor)
+        if values is not None and shape(x) == shape(expr) and values.dtype == np.float32:
+            return graph.emit(relax.op.multiply(x, const(values.astype("float64") / scale, like=expr)), name)
+    if graph.op(expr) not in ROUNDED:
+        return None
+    return graph.emit(relax.op.multiply(expr, const(1.0 / scale, like=expr)), name)
+
+
+def _positive(values: Array) -> bool:
+    return bool((values > 0).all() and np.isfinite(values).all())
+
+
+def _bounds(graph: Graph, call: Call) -> tuple[float, float] | None:
+    """The numbers that a call keeps its first operand between."""
+    name, infinite = op_name(call), float("inf")
+    if name == "nn.relu":
+        return 0.0, infinite
+    if name == "clip":
+        return float(call.args[1].value), float(call.args[2].value)
+    bound = graph.scalar(call.args[1])
+    if bound is None:
+        return None
+    return (bound, infinite) if name == "maximum" else (-infinite, bound)
 
 
 def _sum(graph: Graph, expr: Expr) -> Sum | None:
@@ -118,7 +174,7 @@ def _combined(name: str, left: Sum, right: Sum) -> Sum | None:
     return Sum(left.terms + more, left.constant + sign * right.constant)
 
 
-def _written(graph: Graph, total: Sum, scale: float, like: Expr, name: str) -> Expr | None:
+def _written(graph: Graph, total: Sum, scale: Array, like: Expr, name: str) -> Expr | None:
     """The sum divided by `scale`. Sums of products (int32) live in registers: they are multiplied first; tensors of
     bytes come from memory: they are one operator."""
     if any(shape(x) != shape(like) for x, _ in total.terms):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.passes.graph import Array, Call, Expr, Graph, const, dtype, ints, op_name, rank
+from tvmopt.passes.graph import Array, Call, Expr, Graph, dtype, ints, op_name, rank
 
 RANGES = {"uint8": (0, 255), "int8": (-128, 127)}
 
@@ -73,8 +73,3 @@ def constant_weight(graph: Graph, expr: Expr) -> tuple[Array, Array] | None:
         return values.astype(kind).reshape(shape)
 
     return weight.astype("int64") - spread(zero, "int64"), spread(scale, "float64")
-
-
-def scalar_like(value: float, like: Expr) -> Expr:
-    """A constant number of the element type of `like`."""
-    return const(np.asarray(value), like=like)
