@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 import tvmopt
 from tests.importer.onnx_check import model, value
 from tests.importer.test_loops import body, floats
-from tvmopt.errors import UnsupportedOp
+from tvmopt.errors import InputError, UnsupportedOp
 
 node, BOOL, INT64 = helper.make_node, TensorProto.BOOL, TensorProto.INT64
 
@@ -112,6 +112,30 @@ def test_rows_of_a_loop_that_stops_by_itself(tmp_path):
         {"step": np.float32(0.25), "end": np.float32(9)},
     )
     agrees(made, tmp_path, [{"x": np.array(v, np.float32)} for v in (-3, 0, 8.9, 20)])
+
+
+FLOAT = TensorProto.FLOAT
+LENGTHS = {
+    np.float32: [(0, 5, 0.5), (5, 0, 1), (0, 0, 1), (5, 0, -2), (0, 1, np.inf), (1, 1.0000001, 1), (0, -7, 0.1)],
+    np.int64: [(0, 5, 1), (5, 0, 1), (3, 3, 1), (5, -4, -2), (0, 33, 32), ((1 << 62) + 1, (1 << 62) + 4, 2)],
+}
+ENDLESS = {
+    np.float32: [(0, 0, 0), (1, 5, 0), (0, np.nan, 1), (0, 1, np.nan), (0, np.inf, 1), (0, 1e30, 1), (0, 1, 1e-30)],
+    np.int64: [(0, 0, 0), (0, 5, 0), (0, 1 << 62, 1), (-(1 << 63), (1 << 63) - 1, 1), ((1 << 63) - 1, -(1 << 63), -3)],
+}
+
+
+@pytest.mark.parametrize("dtype", LENGTHS, ids=["float", "integer"])
+def test_a_range_that_a_run_decides(dtype, tmp_path):
+    """As long as its numbers say; an endless one, which took memory until the process died, is an error."""
+    kind = FLOAT if dtype is np.float32 else INT64
+    made = model([node("Range", [*"abc"], ["y"])], [value(n, (), kind) for n in "abc"], [value("y", (None,), kind)])
+    cases = [dict(zip("abc", (np.array(v, dtype) for v in case), strict=True)) for case in LENGTHS[dtype]]
+    loaded = agrees(made, tmp_path, cases)
+    for case in ENDLESS[dtype]:
+        with pytest.raises(InputError, match=r"Range: the (length|step)") as error:
+            loaded.run(dict(zip("abc", (np.array(v, dtype) for v in case), strict=True)))
+        assert "input 'c'" in str(error.value)
 
 
 def test_unique_is_refused_by_name(tmp_path):

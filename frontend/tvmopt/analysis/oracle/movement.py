@@ -196,10 +196,16 @@ def _constant(call: Call) -> Result:
     return [value]
 
 
+ENDLESS = 1 << 31
+"""Elements that no Range has."""
+
+
 def _range(call: Call, start: Array, limit: Array, delta: Array) -> Result:
     first, end, step = (np.asarray(v).reshape(-1)[0] for v in (start, limit, delta))
-    number = max(0, int(np.ceil((float(end) - float(first)) / float(step))))
-    return (np.arange(number) * step + first).astype(start.dtype)
+    number = np.ceil((np.float64(end) - np.float64(first)) / np.float64(step))
+    if not number <= ENDLESS:
+        raise Unsupported("a Range without an end")
+    return (np.arange(int(max(number, 0))) * step + first).astype(start.dtype)
 
 
 def _trilu(call: Call, x: Array, k: Array | None = None) -> Result:

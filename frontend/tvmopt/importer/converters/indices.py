@@ -46,6 +46,10 @@ def within(b: Build, ctx: Context, number: int, what: str, low: int, high: int, 
     return _checked(b, ctx, number, value, what, (low,), (high,), False)
 
 
+LONGEST = (1 << 31) - 1
+"""Elements that a Range may have."""
+
+
 def nonzero(b: Build, ctx: Context, number: int, what: str, value: Any = None) -> Any:
     """Input `number` of the node (or `value`, made of it), integers, refused where it is 0."""
     return _checked(b, ctx, number, value, what, (), (), False)
@@ -186,11 +190,36 @@ def integer_ratio(bb: relax.BlockBuilder, ctx: Context, x: Any, y: Any, op: Any)
 
 
 def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Range; a step that a run computes may not be 0, by which its length is divided."""
+    """Range; where a run computes its numbers, they may not make it endless, or longer than memory.
+
+    The length is computed in float64 first, which no difference of int64 leaves, and checked: a step of 0 makes it
+    infinite or NaN. That of integers is then counted exactly.
+    """
     start, limit, step = inputs[0], inputs[1], inputs[2]
-    if not is_float(dtype_of(step)):
-        step = nonzero(Build(bb, ctx.name), ctx, 2, "the step")
-    return ctx.stock([start, limit, step], attrs)
+    if not all(isinstance(v, relax.Expr) for v in (start, limit, step)) or all(
+        ctx.array(v) is not None for v in (start, limit, step)
+    ):
+        return ctx.stock([start, limit, step], attrs)
+    b, dtype = Build(bb, ctx.name), dtype_of(step)
+    if not is_float(dtype):
+        step = nonzero(b, ctx, 2, "the step")
+    first, last, by = (b.reshape(v, ()) for v in (start, limit, step))
+    far = b.sub(last, first) if is_float(dtype) else b.sub(b.cast(last, "float64"), b.cast(first, "float64"))
+    rough = b.emit(relax.op.ceil(b.div(b.cast(far, "float64"), b.cast(by, "float64"))))
+    rough = b.where(b.less(rough, LONGEST + 1), rough, const(LONGEST + 1, "float64"))  # NaN is not less
+    rough = b.maximum(rough, 0)
+    rough = within(b, ctx, 2, "the length, (limit - start) / step,", 0, LONGEST, rough)
+    if is_float(dtype):
+        count = b.cast(rough, "int64")
+    else:
+        gap = b.sub(b.cast(first, "int64"), b.cast(last, "int64"))
+        exact = b.emit(relax.op.negative(b.emit(relax.op.floor_divide(gap, b.cast(by, "int64")))))
+        count = b.where(b.greater(rough, -1), b.maximum(exact, 0), const(0, "int64"))  # behind the check
+    sizes = bb.match_cast(b.reshape(count, (1,)), relax.TensorType([1], "int64"))
+    length = tirx.Var("range_len", "int64")
+    bb.match_cast(bb.emit(relax.op.tensor_to_shape(sizes)), relax.ShapeType([length]))
+    places = b.cast(b.emit(relax.op.arange(0, length, 1, "int64")), dtype)
+    return b.add(b.mul(places, by), first)
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
