@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
+from tvmopt.analysis.oracle.values import DIGITS
 
 LEAST = 64
 """Elements of a slice: the rms of fewer says little."""
@@ -53,6 +54,7 @@ class Limits:
 
 
 LIMITS = {
+    "fp64": Limits(3e-5 * DIGITS, 1e-5 * DIGITS, 16.0, 1e-5 * DIGITS),
     "fp32": Limits(3e-5, 1e-5, 16.0, 1e-5),
     "tf32": Limits(2.0**-11, 2.0**-11, 6.0, 2.0**-9),
     "fp16": Limits(2.0**-11, 2.0**-11, 6.0, 2.0**-9),
@@ -69,7 +71,9 @@ DWARFED = 0.1
 
 
 def limits_of(precision: str, dtype: np.dtype[Any]) -> Limits:
-    """Of a precision, at least what the tensor's own type can hold."""
+    """Of a precision, at least what the tensor's own type can hold. Float64 is float64 in every precision."""
+    if dtype == np.float64:
+        return LIMITS["fp64"]
     own = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype.name, "fp32")
     named = LIMITS.get(precision, LIMITS["fp32"])
     return named if named.rms >= LIMITS[own].rms else LIMITS[own]

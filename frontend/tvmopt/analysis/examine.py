@@ -18,6 +18,7 @@ import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.deviation import PEAK, limits_of, misplaced
+from tvmopt.analysis.doubles import DOUBLE, SINGLE
 from tvmopt.analysis.judge import Judge, Tolerance
 from tvmopt.analysis.kernels import Found, Written, check_kernels
 from tvmopt.analysis.observe import Seen, observe
@@ -145,10 +146,17 @@ class Examiner:
         compared = self.judge(truth, run.outputs, run.peer)
         found = Found()
         if run.seen and (always or not compared.ok):
-            found = check_kernels(self.prepared, run.feeds, run.outputs, run.seen, self.precision)
+            found = check_kernels(self.prepared, run.feeds, self._settled(run, compared), run.seen, self.precision)
         if not self.judge.overruled:
             compared = ruled(compared, found)
         return Examined(compared, found.kernel, found.compared, notes=tuple(truth.notes), kernels=found.kernels)
+
+    def _settled(self, run: Run, compared: Comparison) -> dict[str, Array]:
+        """Outputs that kernels are compared with: those of a size that values decide only where the judge refuses them,
+        as it alone knows which elements may be chosen or not."""
+        right = {o.name for o in compared.outputs if o.ok}
+        sized = {name for s in self.judge.selections for name in s.outputs}
+        return {n: a for n, a in run.outputs.items() if n not in right & sized}
 
     def _or_peer(self, run: Run, always: bool) -> Examined:
         try:
@@ -215,7 +223,7 @@ class Examiner:
 
     def _near(self, ours: Array, one: Array, other: Array) -> Array:
         """Which elements are right whatever stands in the input."""
-        limits = limits_of(self.precision, ours.dtype)
+        limits = limits_of(self.precision, SINGLE if ours.dtype == DOUBLE else ours.dtype)
         same = (one == other) & np.isfinite(one)
         scale = float(np.sqrt(np.mean(np.square(one[same])))) if same.any() else 0.0
         with np.errstate(all="ignore"):

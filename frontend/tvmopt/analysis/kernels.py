@@ -23,6 +23,7 @@ import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
 from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, nearly, ranged, slope, spread
+from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.observe import Seen, bindings, candidates, fitted
 from tvmopt.analysis.oracle.evaluate import Oracle
@@ -113,6 +114,7 @@ class Walk:
     outputs: Mapping[str, Array]
     kernels: Sequence[Kernel]
     grids: Grids
+    doubles: Doubles
     skipped: Collection[str] = ()
     spreads: bool = False
     taken: dict[str, Value] = field(default_factory=dict)
@@ -124,6 +126,7 @@ class Walk:
         self.inside = {n for k in self.kernels for n in k.products}
 
     def __call__(self, name: str, value: Value) -> Value | None:
+        self.doubles.see(name, value)
         if not isinstance(value.array, np.ndarray) or value.array.dtype.kind not in "fiub":
             return None
         if name in self.inside:
@@ -227,6 +230,7 @@ class Walk:
         if name in self.grids and (name not in self.grids.source or self.precision == "fp32"):
             return self.grids.compared(name, exact, found, naturals)
         found = spread(exact, found) if self.spreads else found
+        kind = self.doubles.kind(name.removesuffix(PLAIN), kind)
         return deviation(name, exact, found, limits_of(self.precision, kind), naturals)
 
     def _take(self, name: str, found: Array, value: Value) -> Value:
@@ -325,9 +329,11 @@ def check_kernels(
     grids = Grids.of(model, limits_of(precision, np.dtype(np.float32)))
     chosen = choices(model)  # the judge of the outputs asks their scores
     spreads = any(is_real(a.dtype) and np.isnan(a).any() for a in outputs.values()) and has_nan(model)
-    walk = Walk(precision, {n: a for n, a in outputs.items() if n not in chosen}, kernels, grids, set(chosen), spreads)
+    oracle = Oracle(model, Arithmetic(np.float32))
+    told = {n: a for n, a in outputs.items() if n not in chosen}
+    walk = Walk(precision, told, kernels, grids, Doubles(oracle.graph), set(chosen), spreads)
     walk.begin(feeds)
-    Oracle(model, Arithmetic(np.float32)).run(feeds, observe=walk)
+    oracle.run(feeds, observe=walk)
     if walk.wrong:  # some kernel may be wrong beyond recognition
         for kernel in kernels:
             kernel.alike = kernel.alike or kernel.unlike
@@ -348,8 +354,8 @@ def check_kernels(
             kernel, title = suspects[guilty], suspects[guilty].title
             kernel.tensor, kernel.comparison = guilty, again.written(kernel.likeliest, kernel)
             wrong = [kernel.comparison, *(w for w in wrong if w.name != guilty)]
-    told = [Written(k.seen.symbol, k.seen.nodes, k.seen.weights, k.tensor, k.comparison) for k in kernels]
-    return Found(tuple(wrong), title, walk.agreed, tuple(told))
+    calls = [Written(k.seen.symbol, k.seen.nodes, k.seen.weights, k.tensor, k.comparison) for k in kernels]
+    return Found(tuple(wrong), title, walk.agreed, tuple(calls))
 
 
 def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:

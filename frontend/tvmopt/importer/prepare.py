@@ -32,6 +32,7 @@ from tvmopt.importer.protos import (
     to_tensor,
 )
 from tvmopt.importer.ranges import choose
+from tvmopt.importer.schemas import schema_of
 from tvmopt.importer.shapes import bind_shapes, bind_values
 from tvmopt.importer.structure import scopes
 from tvmopt.importer.symbols import Symbols
@@ -142,6 +143,8 @@ def _split(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Weights]:
     for part in ("input", "output", "node", "value_info"):
         getattr(graph, part).extend(getattr(model.graph, part))
     _normal_domains(skeleton)
+    if _has_doubles(model):
+        _write_defaults(skeleton)
     weights = {t.name: t for t in model.graph.initializer}
     for sparse in model.graph.sparse_initializer:
         weights[sparse.values.name] = _dense(sparse)
@@ -156,6 +159,27 @@ def _normal_domains(model: onnx.ModelProto) -> None:
     for _, nodes, _ in scopes(model):
         for node in nodes:
             node.domain = normal_domain(node.domain)
+
+
+def _has_doubles(model: onnx.ModelProto) -> bool:
+    """Whether an input or a weight is float64."""
+    given = any(v.type.tensor_type.elem_type == TensorProto.DOUBLE for v in model.graph.input)
+    return given or any(t.data_type == TensorProto.DOUBLE for t in model.graph.initializer)
+
+
+def _write_defaults(model: onnx.ModelProto) -> None:
+    """Write down the numbers that are meant where an attribute is left out: they are float32 (an epsilon of 1e-5 is
+    0.0000099999997), which float64 shows and float32 does not."""
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    for _, nodes, _ in scopes(model):
+        for node in nodes:
+            schema = schema_of(node.op_type, node.domain, opsets.get(node.domain, 1))
+            given = {a.name for a in node.attribute}
+            for name, attribute in schema.attributes.items() if schema is not None else ():
+                default = attribute.default_value
+                inexact = default.type == onnx.AttributeProto.FLOAT and float(str(np.float32(default.f))) != default.f
+                if inexact and name not in given:
+                    node.attribute.append(helper.make_attribute(name, default.f))
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> TensorProto:

@@ -66,11 +66,13 @@ def _celu(x: Array, alpha: Any) -> Array:
 
 
 def _elu(x: Array, alpha: Any) -> Array:
-    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+    return np.where(x >= 0, x, alpha * np.expm1(np.minimum(x, 0)))  # 0 is 0, also where alpha is infinite
 
 
 def _shrink(x: Array, bias: Any, lambd: Any) -> Array:
-    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, np.where(np.isnan(x), x, 0))).astype(x.dtype)
+    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0)).astype(
+        x.dtype
+    )  # NaN becomes 0, as ONNX says
 
 
 def _prelu(call: Call, x: Array, slope: Array) -> Result:

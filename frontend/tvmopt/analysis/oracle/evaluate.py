@@ -18,6 +18,7 @@ Large weights are in the working type while a node reads them: all at once would
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +162,17 @@ class Oracle:
             self._attributes[id(node)] = node, {a.name: self._attribute(a) for a in node.attribute}
         call = Call(
             node, self.opsets.get(domain, 1), self._attributes[id(node)][1],
-            [v and v.kind for v in values], self.arithmetic,
+            [v and v.kind for v in values], self._arithmetic(values),
             lambda graph, given: self.subgraph(graph, scope, given),
         )  # fmt: skip
         return self.evaluate(call, domain, values)
+
+    def _arithmetic(self, values: Iterable[Value | None]) -> Arithmetic:
+        """That of a node: float64 where all real numbers that it reads are declared so."""
+        kinds = {v.kind for v in values if v is not None and is_real(v.kind)}
+        if kinds != {np.dtype(np.float64)} or self.arithmetic.work == np.float64:
+            return self.arithmetic
+        return replace(self.arithmetic, work=np.float64, operands=None)
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """The results of one node, by the first way that has a definition of it."""

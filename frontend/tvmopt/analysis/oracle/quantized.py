@@ -41,7 +41,7 @@ def _cast_to(call: Call, x: Array, to: np.dtype[Any]) -> Result:
     if to.kind == "b":
         return x.astype(bool) if x.dtype.kind in "iufb" else x.astype(np.float32).astype(bool)
     if is_real(x.dtype) and to.kind in "iu":
-        return _truncated(x, to)
+        return _undefined(call, x, _truncated(x, to))
     if to.kind not in "iu":  # float8, float4: their rules of saturation are onnx's
         return _narrowed(call, x, to)
     return x.astype(to)
@@ -53,6 +53,13 @@ def _narrowed(call: Call, x: Array, to: np.dtype[Any]) -> Array:
 
     saturates = bool(call.get("saturate", 1))
     return np.asarray(cast_to(x.astype(np.float32), helper.np_dtype_to_tensor_dtype(to), saturates))
+
+
+def _undefined(call: Call, x: Array, whole: Array) -> Array:
+    """The integers; in a run that rounds down, what x86 makes of a NaN, and of what is out of range."""
+    if call.arithmetic.edge >= 0 or whole.dtype not in (np.int32, np.int64):
+        return whole
+    return np.where(np.abs(x) < 2.0 ** (8 * whole.dtype.itemsize - 1), whole, np.iinfo(whole.dtype).min)
 
 
 def _truncated(x: Array, to: np.dtype[Any]) -> Result:

@@ -116,11 +116,15 @@ class _Cell:
 
     def _lstm(self, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
         i, o, f, g = np.split(x + h @ self.r.T + self.wb + self.rb, 4, -1)
-        pi, po, pf = np.split(self.peephole, 3) if self.peephole is not None else (0, 0, 0)
-        i = self.functions[0](self.clip(i + pi * c))
-        f = 1 - i if self.call.get("input_forget", 0) else self.functions[0](self.clip(f + pf * c))
+        holes = np.split(self.peephole, 3) if self.peephole is not None else None
+
+        def seen(hole: int, memory: Array) -> Any:
+            return holes[hole] * memory if holes is not None else 0  # without one an infinity is not seen
+
+        i = self.functions[0](self.clip(i + seen(0, c)))
+        f = 1 - i if self.call.get("input_forget", 0) else self.functions[0](self.clip(f + seen(2, c)))
         new = f * c + i * self.functions[1](self.clip(g))
-        o = self.functions[0](self.clip(o + po * new))
+        o = self.functions[0](self.clip(o + seen(1, new)))
         return o * self.functions[2](new), new
 
     def _gru(self, x: Array, h: Array, c: Array) -> tuple[Array, Array]:

@@ -109,7 +109,9 @@ def _resize(call: Call, x: Array, *rest: Any) -> Result:
     mode = call.get("coordinate_transformation_mode", "half_pixel" if call.version >= 11 else "asymmetric")
     if call.version < 11 and call.get("mode", "nearest") == "nearest":
         call.attributes = {**call.attributes, "nearest_mode": "floor"}
-    region = [float(v) for v in roi] if roi is not None and np.size(roi) else [0.0] * len(axes) + [1.0] * len(axes)
+    region = [0.0] * len(axes) + [1.0] * len(axes)
+    if mode == "tf_crop_and_resize" and roi is not None and np.size(roi):  # else it is not read
+        region = [float(v) for v in roi]
     whole = x.dtype
     y = x if whole.kind == "f" else x.astype(np.float64)
     outside = []

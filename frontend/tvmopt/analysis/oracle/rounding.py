@@ -18,7 +18,7 @@ import numpy as np
 from tvmopt.analysis.oracle.boxes import selected
 from tvmopt.analysis.oracle.evaluate import Oracle, reads
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
-from tvmopt.analysis.oracle.values import EXACT, ROUNDS, Arithmetic, Array, Call, Value, is_real
+from tvmopt.analysis.oracle.values import DIGITS, EXACT, ROUNDS, Arithmetic, Array, Call, Value, is_real
 from tvmopt.importer.boxes import ANY, SELECT
 
 TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32": np.float16}
@@ -26,10 +26,13 @@ TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32":
 EDGES = {
     *("Floor", "Ceil", "Round", "Cast", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear", "Hardmax"),
     *("QLinearConv", "QLinearMatMul"),  # these move their own sums
-    *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "TopK", "NonMaxSuppression"),
+    *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "NonMaxSuppression"),
     *(SELECT, ANY, "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
 }
-CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax"}
+CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax", "MaxPool"}
+JUMPS = {"ThresholdedRelu": 0, "Shrink": 0, "GridSample": 1, "MaxRoiPool": 1, "MaxPool": 0, "TopK": 0}
+"""Operators whose result jumps for some values of an input, which is named, and else follows it, or does not change:
+the number at the threshold, the coordinate between two pixels, the places of two nearly equal numbers."""
 HEAVY = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention", "FusedMatMul"}
 MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
@@ -73,7 +76,15 @@ def roundings(
 
 def has_edges(call: Call) -> bool:
     """Whether a result jumps where an input is near an edge: of rows that are rounded to 8 bits, too."""
-    return call.op in EDGES or bool(call.get(ROUNDS, 0))
+    return call.op in EDGES or bool(call.get(ROUNDS, 0)) or jumps(call)
+
+
+def jumps(call: Call) -> bool:
+    """Whether it is one of :data:`JUMPS`: GridSample that takes the nearest element, MaxPool that tells where its
+    numbers are from."""
+    if call.op == "GridSample":
+        return bool(call.get("mode") == "nearest")
+    return call.op in JUMPS and (call.op != "MaxPool" or call.outputs > 1)
 
 
 def operands(nodes: Sequence[Any]) -> set[str]:
@@ -165,6 +176,8 @@ class Rounded(Oracle):
 
     def rounded(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """One node that makes numbers."""
+        if jumps(call):
+            return self._jumped(call, domain, values)
         stays = call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
         if has_edges(call) and not stays and values and values[0] is not None and is_real(values[0].kind):
             if call.op in (SELECT, ANY, "NonMaxSuppression"):
@@ -178,6 +191,29 @@ class Rounded(Oracle):
             value = results[index]
             if name in self.narrow and value is not None and is_real(value.kind):
                 results[index] = Value(self.arithmetic.rounded(value.array), value.kind)
+        return results
+
+    def _jumped(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        """The results of one of :data:`JUMPS`; where they jump when its input is moved, as they are behind the edge."""
+        results, at = super().evaluate(call, domain, values), JUMPS[call.op]
+        value, exact = values[at], self.edges.get(call.node.output[0], [None] * len(values))[at]
+        if value is None or np.shape(exact) != value.array.shape or not value.array.size:
+            return results
+        error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
+        spread = float(np.sqrt(np.mean(np.square(error, dtype=np.float64))))
+        width = MARGIN * (error + spread) + (self.allowed * _rms(exact) if spread and call.op != "TopK" else 0.0)
+        way: Any = self.generator.uniform(-1, 1, error.shape) if call.op in CHOICES else self.sign
+        moved = Value(value.array + (way * width).astype(value.array.dtype), value.kind)
+        others = super().evaluate(call, domain, [moved if i == at else v for i, v in enumerate(values)])
+        far = 2.0 * float(np.max(width)) if at == 0 else 0.0
+        for index, (one, other) in enumerate(zip(results, others, strict=True)):
+            if one is not None and other is not None and one.array.shape == other.array.shape:
+                jumped = (
+                    (one.array != other.array)
+                    if far == 0 or not is_real(one.kind)
+                    else (np.abs(one.array - other.array) > far)
+                )
+                results[index] = Value(np.where(jumped, other.array, one.array), one.kind)
         return results
 
     def _moved(self, call: Call, values: list[Value | None]) -> Value:
@@ -279,13 +315,14 @@ class Nudged(Rounded):
         if call.op != "Conv" or self.arithmetic.operands is not None:
             return None
         x, w, *bias = (None if v is None else v.array for v in values)
-        if x is None or w is None or not has_tiles(call, x, w):
+        if x is None or w is None or x.dtype == np.float64 or not has_tiles(call, x, w):
             return None
         return Value(conv_by_tiles(call, x, w, *bias), np.dtype(np.float32))
 
     def _nudged(self, value: Value | None, epsilon: float = EPSILON) -> Value | None:
         if value is None or not isinstance(value.array, np.ndarray) or not is_real(value.kind):
             return value
+        epsilon = min(epsilon, EPSILON * DIGITS) if value.kind == np.float64 else epsilon
         moved = np.empty_like(value.array, order="C")
         to, given = moved.reshape(-1), value.array.reshape(-1)
         for start in range(0, given.size, PIECE):  # drawn in double precision, which of a large weight is much memory

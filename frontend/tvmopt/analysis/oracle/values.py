@@ -17,6 +17,9 @@ Result: TypeAlias = Any
 ROUNDS = "tvmopt_rounds"
 """The attribute of a node whose rows an engine rounds to 8 bits (`tvmopt.analysis.rounds` sets it)."""
 
+DIGITS = 2.0**-29
+"""A rounding error of float64, in those of float32."""
+
 WIDE = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float64))
 """Types that stand for real numbers. Narrower ones (float8, float4) and integers are kept as they are, exactly."""
 

@@ -1,0 +1,75 @@
+"""Models of float64 are wanted with the digits of float64; where float32 comes between, with its own."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import tvmopt
+from tests.importer.onnx_check import model, value
+from tvmopt.analysis.deviation import limits_of
+from tvmopt.analysis.judge import Judge
+from tvmopt.analysis.verify import verify
+from tvmopt.errors import AccuracyError
+
+node, DOUBLE, FLOAT = helper.make_node, TensorProto.DOUBLE, TensorProto.FLOAT
+
+
+def two_products(inside: int = DOUBLE, size: int = 33) -> onnx.ModelProto:
+    """Tanh(x a) b of doubles, the first product computed in another type."""
+    rng = np.random.default_rng(size)
+    cast = inside != DOUBLE
+    nodes = [node("Cast", ["x"], ["x1"], to=inside), node("Cast", ["a"], ["a1"], to=inside)] if cast else []
+    nodes += [node("MatMul", ["x1", "a1"] if cast else ["x", "a"], ["p1" if cast else "p"])]
+    nodes += [node("Cast", ["p1"], ["p"], to=DOUBLE)] if cast else []
+    nodes += [node("Tanh", ["p"], ["t"]), node("MatMul", ["t", "b"], ["y"])]
+    weights = {"a": rng.standard_normal((size, size)) / 6, "b": rng.standard_normal((size, size))}
+    return model(nodes, [value("x", (9, size), DOUBLE)], [value("y", (9, size), DOUBLE)], weights)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 33])
+def test_a_right_model_of_doubles_is_accepted_and_one_of_floats_refused(size, tmp_path):
+    onnx.save(two_products(size=size), tmp_path / "m.onnx")
+    right = tvmopt.compile(tmp_path / "m.onnx", records=False, cache=False)
+    assert right.manifest.accuracy["max_relative_error"] < 1e-14
+    wrong = tvmopt.compile(two_products(FLOAT, size), records=False, cache=False, verify=False)
+    with pytest.raises(AccuracyError, match="differs"):
+        verify(wrong.artifact, tmp_path / "m.onnx")
+
+
+def test_doubles_behind_floats_have_the_digits_of_floats(tmp_path):
+    onnx.save(two_products(FLOAT), tmp_path / "m.onnx")
+    found = tvmopt.compile(tmp_path / "m.onnx", records=False, cache=False)
+    assert 1e-10 < found.manifest.accuracy["max_relative_error"] < 1e-5
+
+
+def test_one_digit_too_few_in_one_row():
+    made = two_products()
+    x = np.random.default_rng(0).standard_normal((9, 33))
+    judge = Judge(made)
+    y = judge.truth({"x": x}).exact["y"]
+    assert judge.judged({"x": x}, {"y": y}, None).ok
+    assert judge.judged({"x": x}, {"y": y * (1 + 1e-15)}, None).ok
+    wrong = y.copy()
+    wrong[4] *= 1 + 1e-10
+    assert not judge.judged({"x": x}, {"y": wrong}, None).ok
+    assert not judge.judged({"x": x}, {"y": y.astype("f").astype("d")}, None).ok
+
+
+def test_sums_that_cancel_are_as_uncertain_as_their_terms():
+    nodes = [node("ReduceSum", ["x", "axis"], ["s"], keepdims=0), node("Sub", ["s", "c"], ["y"])]
+    x = np.full((65, 100), 0.1)
+    made = model(
+        nodes, [value("x", x.shape, DOUBLE)], [value("y", (65,), DOUBLE)],
+        {"axis": np.array([1]), "c": np.array(x[0].sum())},
+    )  # fmt: skip
+    judge = Judge(made)
+    in_order = np.array([np.cumsum(row)[-1] for row in x]) - x[0].sum()  # 2e-14, and 0 where NumPy adds in pairs
+    assert (in_order != 0).all()
+    assert judge.judged({"x": x}, {"y": in_order}, None).ok
+    assert not judge.judged({"x": x}, {"y": in_order + 1e-9}, None).ok
+
+
+def test_limits_of_doubles():
+    for precision in ("fp32", "bf16"):
+        assert limits_of(precision, np.dtype(np.float64)).rms < 1e-13

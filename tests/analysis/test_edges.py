@@ -1,0 +1,92 @@
+"""Results that jump: on either side of the edge where rounding decides it, and on the right side everywhere else."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from tests.importer.onnx_check import model, value
+from tvmopt.analysis.judge import Judge
+
+node, INT64 = helper.make_node, TensorProto.INT64
+THIRD = np.float32(1 / 3)
+NEAR, FAR = 4, 9
+
+
+def thirds(last, outputs, shape=(1, 1, 16), **weights):
+    """`last` of p = x / 3, computed by a product."""
+    nodes = [node("Mul", ["x", "third"], ["p"]), last]
+    return model(nodes, [value("x", shape)], outputs, {"third": THIRD, **weights})
+
+
+def numbers() -> np.ndarray:
+    x = np.random.default_rng(1).permutation(np.linspace(-3, 3, 16)).astype("f") + np.float32(0.07)
+    return x.reshape(1, 1, 16)
+
+
+@pytest.mark.parametrize("op", ["ThresholdedRelu", "Shrink"])
+def test_a_number_at_a_threshold(op):
+    """A product is one rounding error above its threshold, and may be below it; another one is far above."""
+    x = numbers()
+    x[..., NEAR], x[..., FAR] = 1.5, 2.5
+    edge = float(np.nextafter(x[0, 0, NEAR] * THIRD, np.float32(0)))
+    attributes = {"alpha": edge} if op == "ThresholdedRelu" else {"lambd": edge, "bias": 0.125}
+    made = thirds(node(op, ["p"], ["y"], **attributes), [value("y", x.shape)])
+    p = x * THIRD
+    p[..., NEAR] = edge
+    below = np.where(p > np.float32(edge), p - attributes.get("bias", 0), 0)
+    if op == "Shrink":
+        below = np.where(p < -np.float32(edge), p + 0.125, below)
+    above = below.copy()
+    above[..., NEAR] = p[..., NEAR] - attributes.get("bias", 0)
+    for right in (below, above):
+        assert Judge(made).judged({"x": x}, {"y": right.astype("f")}, None).ok
+    x[..., NEAR] = 1.25  # nothing is at the edge now: there is one right result
+    below[..., NEAR] = 0
+    lost, gone, more = below.copy(), below.copy(), below.copy()
+    lost[..., FAR] = 0
+    gone[..., FAR] *= 1.01
+    more[..., int(np.flatnonzero((p > 0) & (below == 0))[0])] = 0.01
+    assert Judge(made).judged({"x": x}, {"y": below.astype("f")}, None).ok
+    for wrong in (lost, gone, more):
+        assert not Judge(made).judged({"x": x}, {"y": wrong.astype("f")}, None).ok
+
+
+def test_the_nearest_element_of_a_coordinate_between_two():
+    picture = np.arange(16, dtype="f").reshape(1, 1, 4, 4) + 1
+    grid = np.stack(np.meshgrid(np.linspace(-0.9, 0.9, 4), np.linspace(-0.9, 0.9, 4)), -1)[None]
+    x = (grid * 3).astype("f")
+    x[0, 1, 2, 0] = np.float32(1.5)  # / 3 is half-way between two columns
+    nodes = [
+        node("Mul", ["x", "third"], ["g"]),
+        node("GridSample", ["picture", "g"], ["y"], mode="nearest", align_corners=0),
+    ]
+    made = model(nodes, [value("x", x.shape)], [value("y", picture.shape)], {"third": THIRD, "picture": picture})
+    right = np.arange(1, 17, dtype="f").reshape(1, 1, 4, 4)
+    for column in (7, 8):
+        right[0, 0, 1, 2] = column
+        assert Judge(made).judged({"x": x}, {"y": right}, None).ok
+    x[0, 1, 2, 0] = 1.4  # left of the middle
+    for column in (7, 8):
+        right[0, 0, 1, 2] = column
+        assert Judge(made).judged({"x": x}, {"y": right}, None).ok == (column == 7)
+
+
+def equals() -> np.ndarray:
+    """The second and third number of the first four are equal when they are a third."""
+    x = numbers()
+    x[..., :4] = 0.5, 2.5, np.nextafter(np.float32(2.5), np.float32(3)), -1
+    return x
+
+
+def test_the_place_of_the_larger_of_two_equal_numbers():
+    x = equals()
+    last = node("MaxPool", ["p"], ["y", "places"], kernel_shape=[4], strides=[4])
+    made = thirds(last, [value("y", (1, 1, 4)), value("places", (1, 1, 4), INT64)])
+    p = (x * THIRD).reshape(4, 4)
+    places = p.argmax(1) + np.arange(0, 16, 4)
+    for first, accepted in ((1, True), (2, True), (0, False)):
+        places[0] = first
+        found = {"y": p.max(1).reshape(1, 1, 4), "places": places.reshape(1, 1, 4)}
+        assert Judge(made).judged({"x": x}, found, None).ok == accepted, first
+    places[:2] = 1, 4 + (places[1] - 3) % 4
+    assert not Judge(made).judged({"x": x}, {**found, "places": places.reshape(1, 1, 4)}, None).ok
