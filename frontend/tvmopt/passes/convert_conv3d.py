@@ -43,7 +43,7 @@ class ConvertConv3d(Rewrite):
     separable: windows of H x W first, then windows of depth.
 
     Applies when   the layout is NCDHW, the shapes are static, the weight is a constant.
-    Declines when  1. the layout is another, or a shape is not static   2. the weight is not a constant
+    Declines when  1. the layout is another, or a shape is not static, or empty   2. the weight is not a constant
                    3. a pooling rounds windows up and averages (ceil_mode: what a window counts is not separable).
     Gain           the convolution family's register tile, where nothing else schedules five axes; the copies are T
                    reads and writes of the input.
@@ -56,8 +56,9 @@ class ConvertConv3d(Rewrite):
         if name != "nn.conv3d" and name not in POOLS:
             return None
         layout = str(value.attrs.data_layout if name == "nn.conv3d" else value.attrs.layout)
-        if layout != "NCDHW" or shape(value.args[0]) is None or shape(value) is None:
-            self.declined(var, f"1: its layout is {layout}, or a shape is not static")
+        sizes = [shape(value.args[0]), shape(value)]
+        if layout != "NCDHW" or any(s is None or 0 in s for s in sizes):
+            self.declined(var, f"1: its layout is {layout}, or a shape is not static, or has no elements")
             return None
         if name in POOLS:
             if name == "nn.avg_pool3d" and bool(value.attrs.ceil_mode):

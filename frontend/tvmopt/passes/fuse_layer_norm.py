@@ -151,9 +151,12 @@ def normalised_vector(graph: Graph, norm: Call, factor: Expr) -> Expr | None:
     full = (1,) * (len(dims) - len(have)) + have
     if len(full) != len(dims) or any(n != 1 for i, n in enumerate(full) if i not in axes):
         return None
+    parts = [full[a] for a in axes]
+    if any(n not in (1, wanted) for n, wanted in zip(parts, want, strict=True)):  # the sum is larger than the norm
+        return None
     data = graph.array(factor)
     if data is not None:
-        return const(np.broadcast_to(data.reshape([full[a] for a in axes]), want), like=x)
+        return const(np.broadcast_to(data.reshape(parts), want), like=x)
     if math.prod(full) != math.prod(want):
         return None
     return factor if list(have) == want else relax.op.reshape(factor, want)

@@ -59,7 +59,7 @@ def step(access: Access, variables: Sequence[Any], extents: Sequence[int], first
     """
     inner = math.prod(extents[first:])
     strides = _strides(access.buffer)
-    if inner == 1:
+    if inner == 1 or 0 in extents:
         return 0
     steps = set()
     places_to_try = [(k * (inner - 1)) // 20 if inner > 20 else k % (inner - 1) for k in range(20)]

@@ -16,6 +16,9 @@ def _nll(b: Build, ctx: Context, log_prob: Any, target: Any, weight: Any, attrs:
     """``-w[t] * log_prob[n, t, ...]``, zero where the target is ignored; then sum, or mean over the weights."""
     shape, dtype = shape_of(log_prob), dtype_of(log_prob)
     flat = (shape[0], *shape[2:])
+    if shape_of(target) != flat:  # a class of each place, else classes are read from where there are none
+        told, wanted = (", ".join(map(str, s)) for s in (shape_of(target), flat))
+        raise ctx.unsupported(f"its target has the sizes [{told}], and its scores ask for [{wanted}]", "bind the sizes")
     index = b.cast(target, "int64") if (known := ctx.array(target)) is None else const(known, "int64")
     ignore = attrs.get("ignore_index")
     valid = None

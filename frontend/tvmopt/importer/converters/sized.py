@@ -87,7 +87,7 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
         far = ctx.array(inputs[4])
         if far is not None and (np.abs(far.astype(np.float64)) > FARTHEST).any():
             inputs = Inputs([*inputs[:4], const(np.clip(far, -FARTHEST, FARTHEST), "int64")])
-        return ctx.stock(inputs, attrs)
+        return ctx.stock(_from_inside(inputs, ctx), attrs)
     x, out = inputs[0], _result_shape(ctx)
     own = shape_of(x)
     starts, ends, given, strides = (
@@ -117,6 +117,17 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     if all((f, own[a], s) == (0, out[a], 1) for a, f, s in zip(axes, firsts, steps, strict=True)):
         return x
     return relax.op.strided_slice(x, axes, shape_to_tvm(firsts), shape_to_tvm(lasts), steps, assume_inbound=True)
+
+
+def _from_inside(inputs: Inputs, ctx: Context) -> Inputs:
+    """The inputs of a Slice of known sizes; one that goes back from before an axis begins there, as ONNX says, where
+    Python's would be empty."""
+    own, (starts, axes, steps) = shape_of(inputs[0]), (ctx.array(inputs[i]) for i in (1, 3, 4))
+    if starts is None or steps is None or not (steps < 0).any():
+        return inputs
+    along = np.arange(len(starts)) if axes is None else axes
+    first = np.array([-own[int(a)] for a in along])
+    return Inputs([inputs[0], const(np.where(steps < 0, np.maximum(starts, first), starts), "int64"), *inputs[2:]])
 
 
 def _list(ctx: Context, value: Any, what: str) -> list[Any]:
