@@ -50,7 +50,7 @@ class _Graph:
 
 
 def save_cnn(path: Path) -> Path:
-    """A residual network in small: a stem, two stages, a classifier."""
+    """A residual network in small: a stem, two stages, a step of DenseNet's, a classifier."""
     g = _Graph()
     x = g("Relu", g.conv("x", 3, 32, 7, 2))
     x = g("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
@@ -59,8 +59,11 @@ def save_cnn(path: Path) -> Path:
     y = g("Relu", g.conv(x, 32, 48, 1))
     y = g.conv(g("Relu", g.conv(y, 48, 48, 3, 2)), 48, 96, 1)
     x = g("Relu", g("Add", g.conv(x, 32, 96, 1, 2), y))
+    for width in (96, 128):  # tiles write what they add into the concatenation
+        y = g("Relu", g.conv(g("Relu", g("Mul", x, g.weight(1, width, 1, 1))), width, 64, 1))
+        x = g("Concat", x, g.conv(y, 64, 32, 3), axis=1)
     x = g("Flatten", g("GlobalAveragePool", x))
-    return g.save(path, [1, 3, 58, 58], g.linear(x, 96, 10), [1, 10])
+    return g.save(path, [1, 3, 58, 58], g.linear(x, 160, 10), [1, 10])
 
 
 def save_transformer(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import onnx
@@ -16,9 +17,11 @@ from tvmopt import pipeline
 from tvmopt.importer import import_model
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling import concat_in_place
+from tvmopt.scheduling.discover import family_named
+from tvmopt.scheduling.parts import Place
 from tvmopt.targets import Machine
 
-MACHINE = Machine.load("cpu").with_cores(2).without_tiles()  # tiles write no part of a tensor
+MACHINE = Machine.load("cpu").with_cores(2).without_tiles()  # tiles read no part of a tensor; tests/amx has some
 WIDTHS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 
 
@@ -245,6 +248,23 @@ def test_bf16(narrow):
     assert not plain.log.count(concat_in_place.STAGE)
     for a, b in zip(got, outputs(plain, x), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_tiles_write_parts_and_read_none():
+    """A growing tensor that sums and norms read. tests/amx runs such a network, in an emulator if need be."""
+    net = Net(channels=64, size=14)
+    y = net.conv("x", 64, 3)
+    h = net.add("Mul", y, net.constant(1, 64, 1, 1), width=64)
+    grown = net.concat(y, net.conv(net.add("Relu", h, width=64), 32, 3))
+    model = net.model(net.add("GlobalAveragePool", grown, width=96))
+    machine = Machine.load("sapphirerapids").with_cores(2)
+    made = pipeline.lower(import_model(model.SerializeToString()).module, machine, DecisionLog(), precision="bf16")
+    assert made.log.count(concat_in_place.STAGE) == 1
+    assert [k.family for k in made.kernels if "conv2d" in k.name and "_part" in k.name] == ["amx_conv2d"] * 2
+    place = Place((1, 14, 14, 96), (0, 0, 0, 0))
+    for family in map(partial(family_named, "llvm"), ("amx_conv2d", "amx_gemm")):
+        assert concat_in_place._allowed(family, {3: place}, out=3)
+        assert not concat_in_place._allowed(family, {0: place, 3: place}, out=3)
 
 
 def test_report():

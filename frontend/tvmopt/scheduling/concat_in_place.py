@@ -33,6 +33,7 @@ from tvm import relax, tirx
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, schedule_one
 from tvmopt.scheduling.discover import family_named
+from tvmopt.scheduling.family import Family
 from tvmopt.scheduling.parts import Part, Place, concatenation, runs_stay, within
 from tvmopt.targets import Machine
 
@@ -116,7 +117,7 @@ class _Kernels:
         if how is None:  # it came with its schedule: a sort, say
             return None
         family = family_named(self.machine.kind, how.family)
-        if family is not None and not family.WRITES_PARTS:
+        if family is not None and not _allowed(family, places, len(self.module[name].params) - 1):
             return None
         stays = runs_stay(self.module[name], places)
         func = within(self.module[name] if stays else self.unscheduled[name], places, free)
@@ -128,6 +129,11 @@ class _Kernels:
             again = schedule_one(name, func, self.machine, DecisionLog())
         other = family_named(self.machine.kind, again[1].family)
         return again if other is not None and other.RESCHEDULED_FOR_PARTS else None
+
+
+def _allowed(family: Family, places: Mapping[int, Place], out: int) -> bool:
+    """Whether kernels of a family may have these parameters as parts; `out` is the result's."""
+    return (family.WRITES_PARTS or out not in places) and (family.READS_PARTS or not places.keys() - {out})
 
 
 @dataclass(frozen=True)

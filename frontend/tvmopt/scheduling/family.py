@@ -166,7 +166,8 @@ class Family:
             function as it is.
         INDEX_BITS: of indices in its kernels; 64 where their instructions take strides of 64 bits.
         finish: `(func)`: what it rewrites behind its schedule; any other function as it is.
-        WRITES_PARTS: its scheduled kernels may write their result into a part of a larger tensor.
+        READS_PARTS, WRITES_PARTS: its scheduled kernels may read an argument from a part of a larger tensor, and write
+            their result into one.
         RESCHEDULED_FOR_PARTS: where loops over several rows do not stay in a part, its kernels are scheduled again.
         REREADS: its kernels read elements more than once: an operator before them is not computed in them.
         MOVES: its kernels move elements to other places and compute nothing.
@@ -192,6 +193,7 @@ class Family:
     normalise: Callable[[Any], Any] | None = None
     INDEX_BITS: int = 32
     finish: Callable[[Any], Any] | None = None
+    READS_PARTS: bool = True
     WRITES_PARTS: bool = True
     RESCHEDULED_FOR_PARTS: bool = False
     REREADS: bool = False

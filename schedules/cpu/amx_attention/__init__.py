@@ -7,6 +7,6 @@ from tvmopt.schedules.cpu.amx_attention.schedule import apply, knobs, recognise
 NAME, VERSION = "amx_attention", 1
 LOWERS = {"relax.nn.attention": attention, "relax.nn.attention_bias": attention, masked.OP: attention}
 NEEDS = ("amx-bf16", "amx-tile")
-WRITES_PARTS = False  # tiles are loaded by row pitch, of a kernel not yet written
+READS_PARTS = WRITES_PARTS = False  # tiles are loaded by row pitch, of a kernel not yet written
 INDEX_BITS = 64  # tile instructions take strides of 64 bits
 REREADS = True

@@ -7,5 +7,5 @@ from tvmopt.schedules.cpu.amx_conv2d.schedule import apply, knobs, recognise
 NAME, VERSION = "amx_conv2d", 1
 LOWERS = {"relax.nn.conv2d": conv2d}
 NEEDS = ("amx-bf16", "amx-int8", "amx-tile")
-WRITES_PARTS = False  # tiles are loaded by row pitch, of a kernel not yet written
+READS_PARTS = False  # tiles are loaded by row pitch, of a kernel not yet written
 REREADS = True

@@ -8,6 +8,6 @@ from tvmopt.scheduling.normalize import one_row_loop
 NAME, VERSION = "amx_gemm", 2
 LOWERS = {"relax.matmul": matmul, "relax.nn.conv2d": conv1x1}
 NEEDS = ("amx-bf16", "amx-int8", "amx-tile")
-WRITES_PARTS = False  # tiles are loaded by row pitch, of a kernel not yet written
+READS_PARTS = False  # tiles are loaded by row pitch, of a kernel not yet written
 REREADS = True
 normalise = one_row_loop("amx_gemm")
