@@ -35,16 +35,12 @@ def quantize(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         return _quantize_along(bb, call, kind)
     scale, zero = found
     low, high = (tirx.const(float(bound - zero), "float32") for bound in RANGES[kind])
-    last = tirx.const(RANGES[kind][1], "uint32")
 
     def value(x: Any) -> Any:
         x = x if scale == 1.0 else x / tirx.const(scale, "float32")
-        if not kind.startswith("u"):
-            whole = tirx.round(tirx.max(tirx.min(x, high), low)).astype("int32")
-            return (whole + tirx.const(zero, "int32") if zero else whole).astype(kind)
-        whole = tirx.round(tirx.max(x, low)).astype("int32")
-        whole = whole + tirx.const(zero, "int32") if zero else whole
-        return tirx.min(whole.astype("uint32"), last).astype(kind)
+        # bounded here and not as integers: of a masked store of those LLVM makes one that saturates and has no mask
+        whole = tirx.round(tirx.max(tirx.min(x, high), low)).astype("int32")
+        return (whole + tirx.const(zero, "int32") if zero else whole).astype(kind)
 
     def compute(data: te.Tensor) -> te.Tensor:
         return te.compute(data.shape, lambda *i: value(data(*i)), name="quantize")
