@@ -11,6 +11,7 @@ from tvmopt.analysis.deviation import limits_of
 from tvmopt.analysis.judge import Judge
 from tvmopt.analysis.verify import verify
 from tvmopt.errors import AccuracyError
+from tvmopt.runtime.model import Model
 
 node, DOUBLE, FLOAT = helper.make_node, TensorProto.DOUBLE, TensorProto.FLOAT
 
@@ -41,6 +42,31 @@ def test_doubles_behind_floats_have_the_digits_of_floats(tmp_path):
     onnx.save(two_products(FLOAT), tmp_path / "m.onnx")
     found = tvmopt.compile(tmp_path / "m.onnx", records=False, cache=False)
     assert 1e-10 < found.manifest.accuracy["max_relative_error"] < 1e-5
+
+
+def test_places_between_pixels_have_the_digits_of_floats():
+    """A scale is a float32, and places are computed in it, of doubles too."""
+    nodes = [node("Resize", ["x", "", "scales"], ["y"], mode="linear")]
+    scales = {"scales": np.float32([1, 1, 1.7, 2.3])}
+    made = model(nodes, [value("x", (1, 3, 9, 7), DOUBLE)], [value("y", (1, 3, 15, 16), DOUBLE)], scales)
+    x = {"x": np.random.default_rng(0).standard_normal((1, 3, 9, 7))}
+    judge = Judge(made)
+    y = judge.truth(x).exact["y"]
+    assert judge.judged(x, {"y": y * (1 + 1e-7)}, None).ok
+    assert not judge.judged(x, {"y": y * (1 + 1e-3)}, None).ok
+
+
+@pytest.mark.parametrize("transform", ["half_pixel", "align_corners", "asymmetric"])
+def test_a_resize_of_doubles_is_computed_in_them(transform):
+    """It was computed in float32, in which 1e300 is infinite."""
+    nodes = [node("Resize", ["x", "", "", "size"], ["y"], mode="linear", coordinate_transformation_mode=transform)]
+    given, made = [value("x", (2, 3, 8, 4), DOUBLE)], [value("y", (2, 3, 4, 7), DOUBLE)]
+    file = model(nodes, given, made, {"size": np.array([2, 3, 4, 7])})
+    x = {"x": np.random.default_rng(0).standard_normal((2, 3, 8, 4)) * 10.0 ** np.array([0, 300, -300])[:, None, None]}
+    found = Model(tvmopt.compile(file, records=False, cache=False, verify=False).artifact).run(x)["y"]
+    exact = Judge(file).truth(x).exact["y"]
+    assert np.isfinite(found).all()
+    assert (np.abs(found - exact).max((0, 2, 3)) < 1e-14 * np.abs(exact).max((0, 2, 3))).all()
 
 
 def test_one_digit_too_few_in_one_row():

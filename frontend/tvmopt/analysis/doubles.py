@@ -21,6 +21,8 @@ MOVES = frozenset({
     *("Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where"),
 })  # fmt: skip
 """Operators that lose no digit."""
+PLACES = frozenset({"Resize", "Upsample", "RoiAlign", "MaxRoiPool"})
+"""Operators that compute places between elements in float32, as their scales are, whatever the elements are."""
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 
@@ -43,7 +45,7 @@ class Doubles:
         node = self._makers.get(name)
         if node is not None and isinstance(value.array, np.ndarray):
             rounds = is_real(value.kind) and value.kind != DOUBLE and node.op_type not in MOVES
-            if rounds or any(n in self.coarse for n in reads(node)):
+            if rounds or node.op_type in PLACES or any(n in self.coarse for n in reads(node)):
                 self.coarse.add(name)
 
     def kind(self, name: str, declared: np.dtype[Any]) -> np.dtype[Any]:

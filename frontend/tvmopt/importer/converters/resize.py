@@ -249,7 +249,7 @@ def _scaled(size: Size, scale: float) -> Size:
 def _stock_form(
     shape: Sequence[Size], work: list[Axis], mode: str, transform: str, nearest: str, attrs: dict[str, Any]
 ) -> dict[str, str] | None:
-    """How relax.image.resize2d says the same, where it computes the same; None elsewhere."""
+    """How relax.image.resize2d, which computes in float32, says the same; None where it computes something else."""
     spatial = {a.axis for a in work} <= {2, 3} and len(shape) == 4
     if not spatial or is_open(d for a in work for d in (a.size, a.out)):
         return None
@@ -289,7 +289,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
     if any(a.size == 0 for a in work):
         raise ctx.unsupported("an input axis is empty")
     stock = _stock_form(shape, work, mode, transform, nearest, attrs)
-    if stock is not None and is_float(dtype_of(x)) and not is_open(shape):
+    if stock is not None and is_float(dtype_of(x)) and dtype_of(x) != "float64" and not is_open(shape):
         sizes = {2: shape[2], 3: shape[3], **{a.axis: a.out for a in work}}
         return relax.op.image.resize2d(x, relax.ShapeExpr([sizes[2], sizes[3]]), layout="NCHW", **stock)
     dtype = dtype_of(x)
