@@ -127,6 +127,15 @@ def test_two_classes_of_which_one_is_summed(transform: str) -> None:
     agree(one("TreeEnsembleClassifier", x, TREES, **attrs), x)
 
 
+def test_gpus_are_refused() -> None:
+    """By name, and with what to do."""
+    attrs = trees("target", 4, 4, 3) | {"n_targets": 3}
+    made = one("TreeEnsembleRegressor", rows(4, 4), {"y": 1}, **attrs)
+    with pytest.raises(UnsupportedOp, match="trees are summed up on CPUs only") as error:
+        tvmopt.compile(made, target="nvidia-h100", verify=False)
+    assert "--target cpu" in error.value.fix
+
+
 def test_trees_that_are_none_are_refused() -> None:
     x = rows(2, 4)
     broken: dict[str, Callable[[dict[str, Any]], Any]] = {

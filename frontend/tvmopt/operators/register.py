@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import tvm
+from tvm import relax, te
 from tvm.ir import _ffi_api as ir_api
 from tvm.ir.op import register_op_attr
 
@@ -26,3 +31,54 @@ def register(name: str, inferred: Form, where: str) -> None:
 def legalize_by(name: str, form: Form) -> None:
     """Make a form what LegalizeOps puts in place of a call that no machine's own form took."""
     register_op_attr(name, "FLegalize", form)
+
+
+ON_CPUS = "tvmopt.on_cpus"
+"""The attribute of a kernel that is for CPUs only: what is computed there, for the refusal elsewhere."""
+
+
+@dataclass(frozen=True)
+class Loops:
+    """An operator that is one kernel, whose loops are written by hand, for CPUs; what is known at compile time is a
+    dictionary that JSON can hold.
+
+    Attributes:
+        name: "tvmopt.x". where: the module that says what it computes.
+        does: what is refused on a GPU: "trees are summed up".
+        result: `result(shapes, told)`: shape and type of its result, from the shapes of its inputs.
+        write: `write(ins, out, told)`: the loops.
+    """
+
+    name: str
+    where: str
+    does: str
+    result: Callable[[Sequence[Any], dict[str, Any]], tuple[Sequence[Any], str]]
+    write: Callable[[Sequence[Any], Any, dict[str, Any]], Any]
+
+    def call(self, args: Sequence[Any], **told: Any) -> relax.Call:
+        """The call."""
+        attrs = tvm.ir.make_node("ir.DictAttrs", told=json.dumps(told))
+        return relax.Call(self._op, list(args), attrs)
+
+    @cached_property
+    def _op(self) -> Any:
+        register(self.name, self._type, self.where)
+        legalize_by(self.name, self._lowered)
+        return tvm.ir.Op.get(self.name)
+
+    def _type(self, call: Any, _bb: Any) -> Any:
+        shape, dtype = self.result([arg.ty.shape for arg in call.args], json.loads(str(call.attrs["told"])))
+        return relax.TensorType(list(shape), dtype)
+
+    def _lowered(self, bb: relax.BlockBuilder, call: Any) -> Any:
+        told, name = json.loads(str(call.attrs["told"])), self.name.rpartition(".")[2]
+
+        def compute(*args: te.Tensor) -> te.Tensor:
+            shape, dtype = self.result([arg.shape for arg in args], told)
+
+            def loops(ins: Any, outs: Any) -> Any:
+                return self.write(ins, outs[0], told)
+
+            return te.extern([tuple(shape)], list(args), loops, dtype=dtype, name=name)
+
+        return bb.call_te(compute, *call.args, primfunc_name_hint=name, primfunc_attrs={ON_CPUS: self.does})

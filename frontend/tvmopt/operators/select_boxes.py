@@ -16,48 +16,20 @@ overlaps leaves, until `most` are taken: scores above the limit times boxes take
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
 from typing import Any
 
-import tvm
-from tvm import relax, te, tirx
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmopt.operators.register import legalize_by, register
+from tvmopt.operators.register import Loops
 
 OP = "tvmopt.select_boxes"
 
 
 def select_boxes(boxes: Any, scores: Any, most: int, iou: float, score: float, any_class: bool = False) -> Any:
     """The call."""
-    _register()
-    limits = json.dumps({"most": most, "iou": iou, "score": score, "any_class": any_class})
-    return relax.Call(tvm.ir.Op.get(OP), [boxes, scores], tvm.ir.make_node("ir.DictAttrs", limits=limits))
-
-
-def _limits(call: Any) -> dict[str, Any]:
-    limits: dict[str, Any] = json.loads(str(call.attrs["limits"]))
-    return limits
-
-
-def _type(call: Any, _bb: Any) -> Any:
-    return relax.TensorType([call.args[0].ty.shape[0], _limits(call)["most"]], "int64")
-
-
-def _loops(bb: relax.BlockBuilder, call: Any) -> Any:
-    limits = _limits(call)
-
-    def compute(boxes: te.Tensor, scores: te.Tensor) -> te.Tensor:
-        def loops(ins: Any, outs: Any) -> Any:
-            return _selection(ins[0], ins[1], outs[0], **limits)
-
-        return te.extern(
-            [(scores.shape[0], limits["most"])], [boxes, scores], loops, dtype="int64", name="select_boxes"
-        )
-
-    return bb.call_te(compute, *call.args, primfunc_name_hint="select_boxes")
+    return SELECT_BOXES.call([boxes, scores], most=most, iou=iou, score=score, any_class=any_class)
 
 
 def _selection(boxes: Any, scores: Any, y: Any, most: int, iou: float, score: float, any_class: bool) -> Any:
@@ -126,7 +98,10 @@ def _selection(boxes: Any, scores: Any, y: Any, most: int, iou: float, score: fl
         return ib.get()
 
 
-@lru_cache(maxsize=1)
-def _register() -> None:
-    register(OP, _type, __name__)
-    legalize_by(OP, _loops)
+SELECT_BOXES = Loops(
+    OP,
+    __name__,
+    "boxes are selected",
+    lambda shapes, told: ((shapes[0][0], told["most"]), "int64"),
+    lambda ins, out, told: _selection(ins[0], ins[1], out, **told),
+)

@@ -13,17 +13,14 @@ A row goes through one tree after the other, and sums are added up in the order 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
-import tvm
-from tvm import relax, te, tirx
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmopt.operators.register import legalize_by, register
+from tvmopt.operators.register import Loops
 
 OP = "tvmopt.tree_sums"
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -39,32 +36,7 @@ COMPARISONS = tuple(_COMPARE)
 
 def tree_sums(x: Any, tables: Sequence[Any], count: int, comparison: str) -> Any:
     """The call; `tables` in the order above."""
-    _register()
-    told = json.dumps({"count": count, "comparison": comparison})
-    return relax.Call(tvm.ir.Op.get(OP), [x, *tables], tvm.ir.make_node("ir.DictAttrs", told=told))
-
-
-def _told(call: Any) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(str(call.attrs["told"]))
-    return told
-
-
-def _type(call: Any, _bb: Any) -> Any:
-    return relax.TensorType([call.args[0].ty.shape[0], _told(call)["count"]], "float32")
-
-
-def _loops(bb: relax.BlockBuilder, call: Any) -> Any:
-    told = _told(call)
-
-    def compute(*tensors: te.Tensor) -> te.Tensor:
-        def loops(ins: Any, outs: Any) -> Any:
-            return _walks(ins, outs[0], told["count"], _COMPARE[told["comparison"]])
-
-        return te.extern(
-            [(tensors[0].shape[0], told["count"])], list(tensors), loops, dtype="float32", name="tree_sums"
-        )
-
-    return bb.call_te(compute, *call.args, primfunc_name_hint="tree_sums")
+    return TREE_SUMS.call([x, *tables], count=count, comparison=comparison)
 
 
 def _walks(ins: Any, out: Any, count: int, compare: Callable[[Any, Any], Any]) -> Any:
@@ -90,7 +62,10 @@ def _walks(ins: Any, out: Any, count: int, compare: Callable[[Any, Any], Any]) -
         return ib.get()
 
 
-@lru_cache(maxsize=1)
-def _register() -> None:
-    register(OP, _type, __name__)
-    legalize_by(OP, _loops)
+TREE_SUMS = Loops(
+    OP,
+    __name__,
+    "trees are summed up",
+    lambda shapes, told: ((shapes[0][0], told["count"]), "float32"),
+    lambda ins, out, told: _walks(ins, out, told["count"], _COMPARE[told["comparison"]]),
+)

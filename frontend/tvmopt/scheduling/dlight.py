@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tvmopt.errors import ScheduleError
+from tvmopt.errors import ScheduleError, UnsupportedOp
+from tvmopt.operators.register import ON_CPUS
 from tvmopt.targets import Machine
 
 
@@ -18,7 +19,12 @@ def schedule(name: str, func: Any, machine: Machine) -> tuple[Any, str]:
 
     Raises:
         ScheduleError: no rule schedules it: it would not run on a GPU.
+        UnsupportedOp: a kernel for CPUs only.
     """
+    if func.attrs and ON_CPUS in func.attrs:
+        what = f"{func.attrs[ON_CPUS]} on CPUs only."
+        fix = "compile the model for a CPU (--target cpu), or do this outside of the model"
+        raise UnsupportedOp(what, where=f"kernel '{name}'", fix=fix)
     from tvm.s_tir.dlight import gpu
 
     digits = replace(machine, mcpu=machine.mcpu.rstrip("af"))  # dlight finds no tensor cores on "sm_90a"
