@@ -18,6 +18,15 @@ def whole_number(text: str) -> int | None:
     return int(text) or None
 
 
+def threads_of(count: int) -> str:
+    """How many threads, in words.
+
+    >>> threads_of(1), threads_of(8)
+    ('1 thread', '8 threads')
+    """
+    return f"{count} thread{'s' * (count != 1)}"
+
+
 def printable(text: str) -> str:
     """The text without what a terminal would obey: control characters and the like are written as Python writes them.
     Line ends and tabs stay.

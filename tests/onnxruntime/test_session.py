@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import tvmopt
 import tvmopt.onnxruntime as ours
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp
 from tvmopt.onnxruntime import exceptions
+from tvmopt.onnxruntime.options import AFFINITIES
 
 X = np.random.default_rng(0).standard_normal((2, 8), np.float32)
 value = helper.make_tensor_value_info
@@ -224,6 +226,44 @@ def test_bytes_artifacts_and_threads(fixed: str, session: ours.InferenceSession,
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert [(i.name, i.shape, i.type) for i in other.get_inputs()] == [("x", [2, 8], "tensor(float)")]
     assert other._artifact.threads == 1
+
+
+@pytest.mark.parametrize("kind", ["model", "artifact"])
+def test_threads_are_bound(fixed: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By onnxruntime's entry, whose processors are counted from 1, and by ours."""
+    seen: list[Any] = []
+    for module in ("tvmopt.variants.models", "tvmopt.onnxruntime.session"):
+        module_load = sys.modules[module].load
+        monkeypatch.setattr(
+            f"{module}.load",
+            lambda *a, _load=module_load, **k: (seen.append(k.get("cores")), _load(*a, **k))[1],
+        )
+    source = fixed
+    if kind == "artifact":
+        source = str(tmp_path / "m.tvmopt")
+        tvmopt.compile(fixed, output=source, threads=1, verify=False)
+        seen.clear()
+    here = sorted(os.sched_getaffinity(0))
+    for key, text in ((AFFINITIES, f"{here[0] + 1};{here[-1] + 1}"), ("tvmopt.cores", f"{here[0]},{here[-1]}")):
+        options = ours.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.add_session_config_entry(key, text)
+        ours.InferenceSession(source, options)
+    assert seen == [",".join(map(str, sorted({here[0], here[-1]}))), f"{here[0]},{here[-1]}"]
+
+
+@pytest.mark.parametrize("text", ["0", "a", "1-", "3-1", "1;;2", "-1", "1-99999999"])
+def test_processors_that_cannot_be_read(fixed: str, text: str) -> None:
+    options = ours.SessionOptions()
+    options.add_session_config_entry(AFFINITIES, text)
+    with pytest.raises(exceptions.InvalidArgument, match="cannot be read"):
+        ours.InferenceSession(fixed, options)
+
+
+def test_ranges_of_processors_are_counted_from_one() -> None:
+    options = ours.SessionOptions()
+    options.add_session_config_entry(AFFINITIES, "1-3;8,10")
+    assert options.cores == "0,1,2,7,9"
 
 
 def test_bindings_and_values(session: ours.InferenceSession) -> None:

@@ -8,6 +8,7 @@ from tvmopt.analysis.memory import memory_svg
 from tvmopt.analysis.profile import Profile
 from tvmopt.analysis.roofline import roofline_axes
 from tvmopt.analysis.svg import COLOURS, Plot, html_table, page
+from tvmopt.texts import threads_of
 
 KERNELS = (
     "<p><small>GFLOP/s: executed, what the roofs limit; by ONNX: the work of the operators' definitions, of "
@@ -61,7 +62,7 @@ def sections(found: Profile) -> dict[str, str]:
     peaks = found.peaks
     roofs = (
         f"<p>{legend}; a dot's area is its share of the time. Roofs measured on "
-        f"{escape(peaks.machine)} with {peaks.threads} threads ({peaks.source}).</p>{roofline_svg(found)}"
+        f"{escape(peaks.machine)} with {threads_of(peaks.threads)} ({peaks.source}).</p>{roofline_svg(found)}"
     )
     return {
         "Roofline": roofs, "One run": timeline_svg(found), "Memory": _memory(found), "Kernels": KERNELS + kernels(found)
@@ -96,7 +97,7 @@ def summary(found: Profile) -> str:
     )
     definition = f"{found.onnx_flops / 1e9:.2f} GFLOP by the model's definition ({rate:.0f} GFLOP/s), " if rate else ""
     return (
-        f"{escape(found.target)}, {found.threads} threads: <b>{found.latency_s * 1e3:.3f} ms</b>, "
+        f"{escape(found.target)}, {threads_of(found.threads)}: <b>{found.latency_s * 1e3:.3f} ms</b>, "
         f"{definition}{found.flops / 1e9:.2f} GFLOP executed; {added}. "
         f"The {found.instrument} instrument costs {found.overhead}, "
         f"nothing taken off; {found.runs} runs{quiet}."

@@ -121,7 +121,7 @@ def command(
         if decode
         else bench
     )
-    with progress(quiet or as_json) as show:
+    with progress(quiet or as_json, lines=True) as show:
         result = words(
             models, settings, plan=plan, rules=Rules(margin=margin), source=model, progress=show,
             finished=None if as_json else partial(_show, percentiles=points),

@@ -163,11 +163,19 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 @contextmanager
-def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A function that shows the stage of long work on stderr - a spinner, and only on a terminal."""
+def progress(quiet: bool = False, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """A function that shows the stage of long work on stderr: a spinner on a terminal, and elsewhere nothing, or with
+    `lines` a line for each stage."""
     console = Terminal(stderr=True)
     if quiet or not console.is_terminal:
-        yield lambda stage: None
+        told = [""]
+
+        def line(stage: str) -> None:
+            if lines and not quiet and stage != told[0]:
+                told[0] = stage
+                print(printable_line(stage), file=sys.stderr, flush=True)
+
+        yield line
         return
     start = time.perf_counter()
 

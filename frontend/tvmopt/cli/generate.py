@@ -9,7 +9,7 @@ import typer
 
 from tvmopt.cli.common import many_threads, out, parse_inputs, print_json
 from tvmopt.errors import InputError
-from tvmopt.texts import printable, whole_number
+from tvmopt.texts import printable, threads_of, whole_number
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -91,7 +91,7 @@ def command(
     print()
     out.print(
         f"[dim]prompt {len(found.prompt)} tokens, {found.prefill_rate:.1f}/s; then {len(found.tokens)} tokens, "
-        f"{found.step_rate:.1f}/s; {found.threads} threads[/]"
+        f"{found.step_rate:.1f}/s; {threads_of(found.threads)}[/]"
     )
 
 
@@ -110,7 +110,7 @@ def _several(
     sys.stdout.flush()
     out.print(
         f"[dim]{len(found.prompts)} prompts, {found.sequences} at a time; {sum(map(len, found.tokens))} tokens, "
-        f"{found.rate:.1f}/s with the prompts; {found.threads} threads[/]"
+        f"{found.rate:.1f}/s with the prompts; {threads_of(found.threads)}[/]"
     )
 
 

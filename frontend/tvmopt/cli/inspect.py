@@ -9,6 +9,7 @@ import typer
 from tvmopt.analysis.told import accuracy
 from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress, table, written
 from tvmopt.cli.rendering import fleet
+from tvmopt.texts import threads_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -62,7 +63,7 @@ def command(
 
 
 def _artifact(manifest: Any) -> None:
-    threads = f", {manifest.threads} threads" if manifest.kind == "llvm" else ""
+    threads = f", {threads_of(manifest.threads)}" if manifest.kind == "llvm" else ""
     rows = [
         ("model", f"{manifest.model}  sha256 {manifest.model_sha256[:16]}"),
         *((f"input {i}", tensor) for i, tensor in enumerate(manifest.inputs)),

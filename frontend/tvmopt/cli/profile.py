@@ -23,6 +23,7 @@ from tvmopt.cli.common import (
     written,
 )
 from tvmopt.cli.rendering import counted
+from tvmopt.texts import threads_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -105,7 +106,7 @@ def _show(found: Any, top: int) -> None:
     work = human(found.onnx_flops, "FLOP")
     definition = f"{work} by the model's definition ({rate}), " if found.onnx_flops else ""
     out.print(
-        f"[bold]{escape(found.model)}[/] for {escape(found.target)}, {found.precision}, {found.threads} threads: "
+        f"[bold]{escape(found.model)}[/] for {escape(found.target)}, {found.precision}, {threads_of(found.threads)}: "
         f"{found.latency_s * 1e3:.3f} ms, {definition}{human(found.flops, 'FLOP')} executed; "
         f"{added_up(found)}, "
         f"the {found.instrument} instrument adds {found.overhead}"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tvmopt.cli.common import many_threads, note, out, parse_inputs, parse_shapes, print_json, progress, table
+from tvmopt.texts import threads_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -93,7 +94,7 @@ def command(
     if result.timing:
         t = result.timing
         row = [f"{v:.3f}" for v in (t.min_ms, t.median_ms, t.mean_ms, t.p90_ms, t.p99_ms)]
-        title = f"\nlatency in ms, {t.n} calls after {t.warmup}, {result.threads} threads"
+        title = f"\nlatency in ms, {t.n} calls after {t.warmup}, {threads_of(result.threads)}"
         table(
             ("min", "median", "mean", "p90", "p99", "calls/s"),
             [[*row, f"{t.throughput:.1f}"]],

@@ -11,17 +11,26 @@ optimisation) are taken and have no effect: results are the same. Entries of the
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Any
 
 from tvmopt.onnxruntime.exceptions import InvalidArgument, Settings, missing
+from tvmopt.texts import whole_number
 
 ENTRIES = {
     "tvmopt.precision": "fp32 (default), bf16: as `tvmopt compile --precision`",
     "tvmopt.verify": "1 (default): compare a compiled model with onnxruntime; 0: do not",
     "tvmopt.exact": "0 (default); 1: as `tvmopt compile --exact`",
+    "tvmopt.cores": "the processors to run on, as `tvmopt run --cores`: 0-3, node0",
 }
-"""Entries of the configuration that have an effect."""
+"""Entries of the configuration that have an effect, beside :data:`AFFINITIES`."""
+AFFINITIES = "session.intra_op_thread_affinities"
+"""onnxruntime's list of a set of processors a thread, counted from 1; here the threads share all of them."""
+
+
+MOST = 1 << 16
+"""Processors."""
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -94,11 +103,28 @@ class SessionOptions(_Entries):
         self._sealed = True
 
     def add_session_config_entry(self, config_key: str, config_value: str) -> None:
-        """Set one of :data:`ENTRIES`; onnxruntime's own entries are taken without effect."""
+        """Set one of :data:`ENTRIES`; of onnxruntime's own entries only the threads' processors have an effect."""
         if config_key.startswith("tvmopt.") and config_key not in ENTRIES:
             known = "; ".join(f"{key}: {words}" for key, words in ENTRIES.items())
             raise InvalidArgument(f"there is no entry {config_key!r}.", fix=known)
         self._add(config_key, config_value)
+
+    @property
+    def cores(self) -> str | None:
+        """The processors that threads are bound to, as :func:`tvmopt.load` takes them."""
+        if "tvmopt.cores" in self._entries:
+            return self._entries["tvmopt.cores"]
+        text = self._entries.get(AFFINITIES, "")
+        if not text:
+            return None
+        numbers: set[int] = set()
+        for part in re.split("[;,]", text):
+            first, _, last = (whole_number(n.strip()) for n in part.partition("-"))
+            if first is None or (last is None and "-" in part) or (last or first) < first or (last or 0) > MOST:
+                fix = "sets of processors, counted from 1, with ; between the threads': 1,2;3-4"
+                raise InvalidArgument(f"{AFFINITIES} cannot be read: {text!r}.", fix=fix)
+            numbers |= set(range(first - 1, last or first))
+        return ",".join(map(str, sorted(numbers)))
 
     def get_session_config_entry(self, config_key: str) -> str:
         """The text of an entry."""

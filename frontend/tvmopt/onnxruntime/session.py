@@ -21,6 +21,7 @@ from tvmopt.onnxruntime.options import SessionOptions
 from tvmopt.onnxruntime.replace import real
 from tvmopt.onnxruntime.values import DTYPES, TYPES, IOBinding, OrtValue, type_name
 from tvmopt.runtime.artifact import is_artifact
+from tvmopt.runtime.cores import parse
 from tvmopt.runtime.model import load
 from tvmopt.variants import DECIDES, Variants
 
@@ -85,6 +86,8 @@ class InferenceSession(Refusing):
         **_ignored: Any,
     ) -> None:
         self._options = sess_options or SessionOptions()
+        if self._options.cores is not None:
+            parse(self._options.cores)  # what is wrong is told before any work
         self._begin = time.time_ns()
         self._fallback = fallback
         self._other: Any = None  # a session of onnxruntime, where ours cannot compile the model
@@ -102,7 +105,7 @@ class InferenceSession(Refusing):
             self._open_model(path_or_bytes)
 
     def _open_artifact(self, path: Path) -> None:
-        self._artifact = load(path, threads=self._threads)
+        self._artifact = load(path, threads=self._threads, cores=self._options.cores)
         self._inputs = [NodeArg(i.name, list(i.shape), type_name(i.numpy_dtype)) for i in self._artifact.inputs]
         self._outputs = [NodeArg(o.name, list(o.shape), type_name(o.numpy_dtype)) for o in self._artifact.outputs]
         self._initializers: list[NodeArg] = []
@@ -150,6 +153,7 @@ class InferenceSession(Refusing):
             self._options.log_severity_level >= 3,
             threads=self._threads, precision=entry("tvmopt.precision", "fp32"),
             verify=entry("tvmopt.verify", "1") != "0", exact=entry("tvmopt.exact", "0") == "1",
+            cores=self._options.cores,
         )  # fmt: skip
         if all(map(_is_fixed, self._inputs)):
             zeros = {a.name: np.zeros([d for d in a.shape if isinstance(d, int)], dtypes[a.name]) for a in self._inputs}

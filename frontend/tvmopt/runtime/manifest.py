@@ -21,6 +21,7 @@ from tvmopt.errors import ArtifactError
 from tvmopt.runtime import container
 from tvmopt.runtime.roles import Roles
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
+from tvmopt.texts import threads_of
 
 FORMAT = 8
 """Of an artifact for one target. 6: tokens of decoders had no places; 5: decoders were not told how many scores to
@@ -194,7 +195,7 @@ class Manifest:
         if any(w.offset < 0 or w.offset % 64 for w in self.weights):
             raise TypeError("a weight is not 64-byte aligned")
         if self.kind not in ("llvm", "cuda") or self.threads < 1:
-            raise TypeError(f"it is of kind {self.kind!r} for {self.threads} threads")
+            raise TypeError(f"it is of kind {self.kind!r} for {threads_of(self.threads)}")
 
     def _check_decoder(self) -> None:
         inputs, outputs = ({t.name: t.shape for t in side} for side in (self.inputs, self.outputs))

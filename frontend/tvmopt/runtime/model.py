@@ -50,6 +50,7 @@ from tvmopt.runtime.tensors import (
 )
 from tvmopt.runtime.tiles import use_tiles
 from tvmopt.runtime.timing import Timing, measure
+from tvmopt.texts import threads_of
 
 LENGTH_AXIS = 2
 """The axis of a decoder's cache that grows."""
@@ -203,7 +204,7 @@ class Model:
 
     def __repr__(self) -> str:
         ins, outs = "; ".join(map(str, self._inputs)), "; ".join(map(str, self._outputs))
-        where = f"{self.manifest.target}, {self._threads} threads"
+        where = f"{self.manifest.target}, {threads_of(self._threads)}"
         where += f" on cores {self._cores}" if self._cores is not None else ""
         return f"<tvmopt.Model {self.manifest.model}: {ins} -> {outs} on {where}>"
 

@@ -84,14 +84,15 @@ class Variants:
         title: what it is called in messages.
         inputs: the shape of each input with open dimensions; a name or None is an open size.
         may_decide: inputs that may become constants.
+        cores: the processors to run on, as of :func:`tvmopt.load`.
         options: of :func:`tvmopt.compile`.
     """
 
     def __init__(
         self, path: Path, model: Any, title: str, inputs: Mapping[str, Sequence[int | str | None]],
-        may_decide: frozenset[str], quiet: bool, **options: Any,
+        may_decide: frozenset[str], quiet: bool, cores: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        self.path, self.title, self.quiet, self.options = path, title, quiet, options
+        self.path, self.title, self.quiet, self.options, self._cores = path, title, quiet, options, cores
         self._order, self._may_decide = sorted(inputs), may_decide
         # bfloat16 leaves operators with open sizes in float32
         self._axes = Axes(model, inputs) if options["precision"] == "fp32" and inputs else None
@@ -210,7 +211,7 @@ class Variants:
 
     def _make(self, variant: Variant) -> Model:
         """Load a model, compiled first where the cache has none; other threads go on meanwhile."""
-        made = load(self._file(variant), threads=self.options["threads"], mapped=True)
+        made = load(self._file(variant), threads=self.options["threads"], mapped=True, cores=self._cores)
         with self._lock:
             found = self._loaded.setdefault(variant.signature, made)
             if len(self._loaded) > MOST:
