@@ -6,9 +6,10 @@
     python benchmarks/torch_models.py --rounds 3 --json build/torch.json --resume    # go on where a run was stopped
 
 Weights are random. Models of transformers are cut to few layers and small sizes; those of timm and torchvision are
-taken where the package is installed. The engines' processes take turns; a call's time is the median of all rounds'
-medians, its compile time the least of all first calls, with nothing kept of earlier ones (`TVMOPT_CACHE=off`, a new
-folder for inductor).
+taken where the package is installed. In each round every engine is started and compiles, with nothing kept of earlier
+rounds (`TVMOPT_CACHE=off`, a new folder for inductor); then the engines take turns, one at a time, while the others
+wait. A call's time is the median of its turns' medians, its ratio the median of the ratios of turns that stand beside
+each other, its compile time the least of all first calls.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 THREADS = 2
-CALLS, SECONDS = 30, 2.0
+CALLS, SECONDS, TURNS = 10, 0.3, 9
+"""Of a turn: the least calls, and the seconds after which it ends; and how many turns an engine has in a round."""
 
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -127,8 +129,9 @@ def tensors(result: Any) -> list[Any]:
     return [t for value in values for t in tensors(value)]
 
 
-def measure(name: str, engine: str, calls: int) -> dict[str, Any]:
-    """One engine on one model, in this process: its error beside PyTorch, the first call and the median, in seconds."""
+def work(name: str, engine: str, calls: int) -> None:
+    """One engine on one model, in this process: prints its error beside PyTorch and the seconds of the first call, then
+    for each line of stdin the median seconds of a turn."""
     import torch
 
     torch.set_num_threads(THREADS)
@@ -153,43 +156,106 @@ def measure(name: str, engine: str, calls: int) -> dict[str, Any]:
             float((a.double() - b.double()).abs().max() / max(1e-6, float(b.double().abs().max())))
             for a, b in zip(found, expected, strict=True)
         ]
-        times: list[float] = []
-        end = time.perf_counter() + SECONDS
-        while len(times) < calls or (time.perf_counter() < end and len(times) < 100 * calls):
-            begin = time.perf_counter()
-            run(*args, **named)
-            times.append(time.perf_counter() - begin)
-    return {"error": max(errors), "first": first, "call": statistics.median(times[3:] or times), "eager": said}
+        print(json.dumps({"error": max(errors), "first": first, "eager": said}), flush=True)
+        for _ in sys.stdin:
+            times: list[float] = []
+            end = time.perf_counter() + SECONDS
+            while len(times) < calls or time.perf_counter() < end:
+                begin = time.perf_counter()
+                run(*args, **named)
+                times.append(time.perf_counter() - begin)
+            print(statistics.median(times), flush=True)
 
 
-def apart(name: str, engine: str, calls: int) -> dict[str, Any]:
-    """:func:`measure` in a process of its own, with empty caches."""
-    with tempfile.TemporaryDirectory() as folder:
-        given = {"TVMOPT_CACHE": "off", "TORCHINDUCTOR_CACHE_DIR": folder, "TOKENIZERS_PARALLELISM": "false"}
+class Apart:
+    """:func:`work` in a process of its own, with empty caches.
+
+    Attributes:
+        told: its error and first call, or why there is none.
+    """
+
+    def __init__(self, name: str, engine: str, calls: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        given = {"TVMOPT_CACHE": "off", "TORCHINDUCTOR_CACHE_DIR": self.folder.name, "TOKENIZERS_PARALLELISM": "false"}
+        self.errors = (Path(self.folder.name) / "stderr").open("w+", encoding="utf-8")
         command = [sys.executable, __file__, "--one", name, engine, "--calls", str(calls)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | given, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return {"failed": lines[-1] if lines else f"exit {done.returncode}"}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=os.environ | given,
+        )
+        self.told = self.answer() or {"failed": self.reason()}
+
+    def answer(self) -> Any:
+        """What the process prints next; None where it ended."""
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            try:
+                return json.loads(text)
+            except ValueError:  # a library's own word
+                continue
+        return None
+
+    def reason(self) -> str:
+        code = self.process.wait()
+        self.errors.seek(0)
+        return ([text.strip() for text in self.errors if text.strip()] or [f"exit {code}"])[-1]
+
+    def turn(self) -> float:
+        """The median seconds of a call."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        seconds = self.answer()
+        if seconds is None:
+            raise RuntimeError(self.reason())
+        return float(seconds)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
+        self.folder.cleanup()
+
+
+def take_turns(engines: list[Apart]) -> list[list[float]]:
+    """The seconds of each engine's turns; the first, in which all warm up, does not count."""
+    found = [[engine.turn() for engine in engines] for _ in range(1 + TURNS)]
+    return [list(times) for times in zip(*found[1:], strict=True)]
 
 
 def compare(name: str, engines: list[str], rounds: int, calls: int) -> dict[str, Any]:
-    """All engines in turn; of each the median call, the least first call, the largest error."""
-    found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+    """All engines in turn; of each the median call, its ratio beside the first, the least first call, the largest
+    error."""
+    told: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+    turns: dict[str, list[float]] = {engine: [] for engine in engines}
     for _ in range(rounds):
-        for engine in engines:
-            if not any("failed" in r for r in found[engine]):
-                found[engine].append(apart(name, engine, calls))
+        started = {e: Apart(name, e, calls) for e in engines if not any("failed" in one for one in told[e])}
+        for engine, one in started.items():
+            told[engine].append(one.told)
+        ready = {e: one for e, one in started.items() if "failed" not in one.told}
+        try:
+            for engine, times in zip(ready, take_turns([*ready.values()]), strict=False):
+                turns[engine] += times
+        finally:
+            for one in started.values():
+                one.end()
     row: dict[str, Any] = {"model": name}
-    for engine, runs in found.items():
+    for engine, runs in told.items():
         if "failed" in runs[-1]:
             row[engine] = runs[-1]
             continue
         row[engine] = {
-            "call": statistics.median(r["call"] for r in runs), "first": min(r["first"] for r in runs),
+            "call": statistics.median(turns[engine]), "first": min(r["first"] for r in runs),
             "error": max(r["error"] for r in runs), "eager": runs[0]["eager"],
         }  # fmt: skip
+        ours = turns[engines[0]]
+        if engine != engines[0] and len(ours) == len(turns[engine]):
+            ratios = sorted(a / b for a, b in zip(ours, turns[engine], strict=True))
+            row[engine]["ratio"] = [statistics.median(ratios), ratios[0], ratios[-1]]
     return row
 
 
@@ -202,6 +268,8 @@ def line(row: dict[str, Any]) -> str:
             cells.append(f"{engine}: {one['failed'][:90]}")
             continue
         eager = f", {len(one['eager'])} graphs in PyTorch" if one["eager"] else ""
+        if "ratio" in one:
+            eager += ", {:.2f} of its time ({:.2f} to {:.2f})".format(*one["ratio"])
         cells.append(
             f"{engine} {one['call'] * 1e3:8.3f} ms, first {one['first']:5.1f} s, error {one['error']:.0e}{eager}"
         )
@@ -225,7 +293,7 @@ def main() -> int:
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(*args.one, args.calls)))
+        work(*args.one, args.calls)
         return 0
     engines = args.engines.split(",")
     if args.resume and not args.json:
@@ -242,8 +310,7 @@ def main() -> int:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps({"threads": THREADS, "load": os.getloadavg(), "models": rows}, indent=1))
     for other in engines[1:]:
-        both = [r for r in rows if all("failed" not in r[e] for e in (engines[0], other))]
-        ratios = [r[engines[0]]["call"] / r[other]["call"] for r in both]
+        ratios = [r[other]["ratio"][0] for r in rows if "ratio" in r[other]]
         if ratios:
             mean = math.exp(statistics.fmean(map(math.log, ratios)))
             print(f"time of {engines[0]} over {other}: {mean:.2f} in the geometric mean of {len(ratios)} models")
