@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
+from tests.importer.test_resampling import pictures, rows_first_in_pillow
 from tests.preprocessing.models import identity, prepared
-from tests.preprocessing.test_resampling import pictures, rows_first_in_pillow
 from tvmopt.errors import InputError
 from tvmopt.preprocessing.stages import rows_first, staged
 
@@ -162,13 +162,6 @@ def test_inputs_by_name() -> None:
     with pytest.raises(InputError, match="several inputs"):
         staged(model, {"": "image:"})
     assert [v.type.tensor_type.elem_type for v in staged(model, {"x": "image:"}).graph.input] == [2, 1]
-
-
-def test_an_open_size_is_refused() -> None:
-    for size in ("?", "1..64"):
-        with pytest.raises(InputError, match="is open: tables are made for one size"):
-            staged(identity([1, 3, 33, 31]), {"": TEXT}, {"x": (1, size, 64, 3)})
-    staged(identity([1, 3, 33, 31]), {"": TEXT}, {"x": ("1..4", 48, 64, 3)})
 
 
 def convolution(batch: int | str = 1, opset: int = 17) -> onnx.ModelProto:

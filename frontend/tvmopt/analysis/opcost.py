@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tvmopt.importer.pictures import FILTER_OF
+
 Shape = tuple[int, ...]
 
 
@@ -146,6 +148,11 @@ def _resample(op: OpShapes) -> float:
     return 2.0 * prod(op.outputs[0]) * op.input(1)[1]
 
 
+def _scale_picture(op: OpShapes) -> float:
+    """Each byte of both pictures is a part of two sums, as by a bilinear filter; others have more."""
+    return 4.0 * prod(op.input(0)) + 4.0 * prod(op.outputs[0])
+
+
 def _conv_transpose(op: OpShapes) -> float:
     """Each input element is spread over OC/group * kernel taps."""
     bias = prod(op.outputs[0]) if len(op.inputs) > 2 else 0
@@ -224,6 +231,7 @@ _RULES: dict[str, Callable[[OpShapes], float]] = {
     "Gemm": _gemm,
     "FusedGemm": _gemm,
     **dict.fromkeys(("ResampleRows", "ResampleColumns"), _resample),
+    **dict.fromkeys(FILTER_OF, _scale_picture),
     "MaxPool": _pool,
     "AveragePool": _pool,
     "LpPool": _pool,

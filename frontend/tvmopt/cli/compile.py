@@ -104,6 +104,7 @@ def command(
             metavar="image:KEY=VALUE,...",
             help="Take pictures of bytes, and resize, crop and scale them in the artifact: image:resize=256,crop=224,"
             "mean=0.485/0.456/0.406,std=0.229/0.224/0.225,from=480x640, or image:@preprocessor_config.json. "
+            "from=any takes pictures of any size, letterbox=640 keeps their ratio. "
             "NAME=image:... says which input; repeatable.",
         ),
     ] = None,

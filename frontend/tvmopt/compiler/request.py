@@ -111,7 +111,7 @@ class Request:
         from tvmopt.preprocessing.behind import with_stages_behind
         from tvmopt.preprocessing.stages import staged
 
-        model = staged(load(self.source), self.preprocess, self.shapes)
+        model = staged(load(self.source), self.preprocess, self.shapes, bool(self.postprocess))
         return model, with_stages_behind(model, self.postprocess, self.labels)
 
     @property

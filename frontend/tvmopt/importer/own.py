@@ -1,7 +1,8 @@
 """ONNX operators of our own domain, each with its meaning as a function of ONNX's operators.
 
-pixels  ResampleRows, ResampleColumns: pictures of bytes in another size
-boxes   SelectBoxes, SelectBoxesOfAnyClass: of a detector's boxes those that no better one overlaps
+pixels    ResampleRows, ResampleColumns: pictures of bytes in another size
+pictures  ScalePicture...: pictures of any size in a known one, by one of several filters
+boxes     SelectBoxes, SelectBoxesOfAnyClass: of a detector's boxes those that no better one overlaps
 
 A model with one of them carries the function, so every runtime evaluates it, onnxruntime among them; the importer takes
 the node as it is where the function is exactly this one.
@@ -15,17 +16,20 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from tvmopt.importer import boxes, pixels
+from tvmopt.importer import boxes, pictures, pixels
 from tvmopt.importer.protos import copy_model, normal_domain, opset_versions
 
 DOMAIN, VERSION = "tvmopt", 1
-INPUTS = {**pixels.INPUTS, **boxes.INPUTS}
+INPUTS = {**pixels.INPUTS, **pictures.INPUTS, **boxes.INPUTS}
 """The inputs of each operator, by name."""
 
 
 def function(name: str, opset: int) -> onnx.FunctionProto:
     """The definition of an operator, for a model of this opset."""
-    nodes = pixels.body(name) if name in pixels.INPUTS else boxes.body(name, opset)
+    if name in boxes.INPUTS:
+        nodes = boxes.body(name, opset)
+    else:
+        nodes = pixels.body(name) if name in pixels.INPUTS else pictures.body(name)
     return helper.make_function(DOMAIN, name, list(INPUTS[name]), ["y"], nodes, [helper.make_opsetid("", opset)])
 
 

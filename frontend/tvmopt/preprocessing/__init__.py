@@ -2,7 +2,6 @@
 
 picture     what a user asks for: pictures in, in one line of text
 config      the same from a Hugging Face `preprocessor_config.json`
-resampling  how each pixel of a resized picture is made of those of the given one, as Pillow does it
 stages      the ONNX model with these stages as nodes
 scores      what a user asks for behind the model: probabilities, the largest of them, their names
 boxes       what a user asks for behind a detector: which of its boxes are kept

@@ -8,11 +8,10 @@ The order is fixed: scores of classes, boxes as corners, NonMaxSuppression, the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvmopt.errors import InputError, collect
-from tvmopt.preprocessing.words import Key, read
+from tvmopt.preprocessing.words import Key, one_of, read
 from tvmopt.texts import whole_number
 
 PREFIX = "boxes:"
@@ -38,6 +37,8 @@ class Boxes:
         agnostic: a box takes the place of those of other classes, too. multi: a box counts for each class above the
             score.
         softmax: scores become probabilities first. background: "first" or "last": that class is none.
+        units: "picture": corners are pixels of the picture that came, inside of it; "model": of what the model reads;
+            "": of the picture, if a stage in front of the model gives it another size and the head is none of a pair.
         labels: the file of the classes' names.
     """
 
@@ -51,6 +52,7 @@ class Boxes:
     multi: bool = False
     softmax: bool = False
     background: str = ""
+    units: str = ""
     labels: str = ""
 
     @property
@@ -67,15 +69,6 @@ class Boxes:
             if value is not False and value != "" and word != "labels":  # 0 is a limit, too
                 words.append(word if value is True else f"{word}={value}")
         return PREFIX + ",".join(words)
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in names:
-            raise ValueError
-        return text
-
-    return read
 
 
 def _share(text: str) -> float:
@@ -112,16 +105,17 @@ def _flag(text: str) -> bool:
 
 
 KEYS = {
-    "head": Key("head", _one_of(*HEADS), "yolov8 [n,4+classes,N], yolov5 [n,N,5+classes], or pair: boxes and scores"),
+    "head": Key("head", one_of(*HEADS), "yolov8 [n,4+classes,N], yolov5 [n,N,5+classes], or pair: boxes and scores"),
     "score": Key("score", _limit, "a number: boxes of a higher score are kept, 0.25"),
     "iou": Key("iou", _share, "0 to 1: intersection over union beyond which the better box is kept, 0.45"),
     "most": Key("most", _places, f"the number of places of a picture, 1 to {MOST}: 300"),
-    "box": Key("box", _one_of(*CORNERS), ", ".join(CORNERS)),
+    "box": Key("box", one_of(*CORNERS), ", ".join(CORNERS)),
     "scores": Key("scores", _name, "the name of the output with the scores, of head=pair"),
     "agnostic": Key("agnostic", _flag, "agnostic alone: boxes of other classes are overlapped, too"),
     "multi-label": Key("multi", _flag, "multi-label alone: a box counts for each class above the score"),
     "softmax": Key("softmax", _flag, "softmax alone: scores become probabilities first"),
-    "background": Key("background", _one_of(*ENDS), "first or last: that class is none"),
+    "background": Key("background", one_of(*ENDS), "first or last: that class is none"),
+    "in": Key("units", one_of("picture", "model"), "picture or model: whose pixels the corners are"),
     "labels": Key("labels", _name, "a text file with a name a line, or a JSON file: a list, or id2label"),
 }
 """The words, in the order in which they are documented."""

@@ -19,6 +19,7 @@ from tvmopt.importer.boxes import ANY, OLDEST_OPSET, SELECT
 from tvmopt.importer.own import DOMAIN, define
 from tvmopt.importer.protos import describe_type, opset_versions, to_tensor
 from tvmopt.preprocessing.boxes import Boxes
+from tvmopt.preprocessing.stages import geometry_of
 
 NODES = "postprocess"
 OLDEST_IR = 8
@@ -58,6 +59,7 @@ class Detections:
             boxes, scores, classes = self._pair(*used)
         else:
             boxes, scores, classes = self._head(self.value)
+        self.geometry = self._geometry()
         corners = self._corners(boxes)
         numbers = self._results(corners, scores, used)
         return numbers, classes
@@ -122,6 +124,30 @@ class Detections:
             scores, classes = self._slice(scores, axis, begin, end, "without_background"), max(0, classes - 1)
         return boxes, scores if first else self._add("Transpose", "classes_first", [scores], perm=[0, 2, 1]), classes
 
+    def _geometry(self) -> str:
+        """The tensor that says where the picture lies; "": corners are left as they are."""
+        units = self.asked.units
+        if units == "model" or (self.asked.head == "pair" and not units):
+            return ""
+        found = geometry_of(self.model)
+        if units and not found:
+            fix = "--preprocess with resize, crop or letterbox, for one input, or leave in=picture out"
+            raise self.refused("no stage in front of the model says where its picture lies.", fix)
+        return found
+
+    def _in_the_picture(self, corners: str) -> str:
+        """Corners as pixels of the picture that came, inside of it."""
+        sides = self._add("Cast", "geometry", [self.geometry], to=TensorProto.FLOAT)
+        sides = self._add("Gather", "geometry_of_corners", [sides, self._numbers("sides", [1, 0, 1, 0])], axis=1)
+        size, padded, resized, begin = (
+            self._add("Gather", f"geometry_{what}", [sides, self._constant(what, np.array(at, np.int64))], axis=0)
+            for at, what in enumerate(("size", "padded", "resized", "begin"))
+        )
+        scale = self._add("Div", "scale", [padded, resized])
+        moved = self._add("Mul", "scaled_corners", [self._add("Add", "moved_corners", [corners, begin]), scale])
+        low = self._add("Max", "not_before", [moved, self._constant("edge", np.array(0, np.float32))])
+        return self._add("Min", "not_behind", [low, size])
+
     # -- what is written ---------------------------------------------------------------------------------------
 
     def _corners(self, boxes: str) -> str:
@@ -155,6 +181,8 @@ class Detections:
         fours = self._add("Unsqueeze", "fours", [box], unsqueezed=2)
         fours = self._add("Expand", "four_of_each", [fours, self._numbers("four", [1, 1, 4])])
         gathered = self._add("GatherElements", "their_boxes", [corners, fours], axis=1)
+        if self.geometry:
+            gathered = self._in_the_picture(gathered)
         by_boxes = self._add("Transpose", "scores_by_boxes", [counted], perm=[0, 2, 1])
         flat = self._add("Reshape", "all_scores", [by_boxes, self._numbers("flat", [0, -1])])
         worth = self._add("GatherElements", "their_scores", [flat, place], axis=1)

@@ -2,19 +2,20 @@
 
     image:resize=256,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225,from=480x640
 
-The order is fixed, whatever the order of the keys: resize, crop, scale, (x - mean) / std. Sizes are HEIGHTxWIDTH.
+The order is fixed, whatever the order of the keys: resize, crop, scale, (x - mean) / std. Sizes are HEIGHTxWIDTH. In
+the place of resize and crop, `letterbox=640` keeps the ratio and fills what is left.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvmopt.errors import InputError, collect
-from tvmopt.preprocessing.resampling import NAMES
-from tvmopt.preprocessing.words import Key, read
+from tvmopt.importer.resampling import NAMES
+from tvmopt.preprocessing.words import Key, one_of, read
 from tvmopt.texts import whole_number
 
 Size = tuple[int, int]
@@ -22,6 +23,8 @@ Size = tuple[int, int]
 PREFIX = "image:"
 LARGEST = 1 << 15
 """Pixels of a side."""
+ANY = (0, 0)
+"""What `from=any` says: the size of each picture is its own."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,14 @@ class Picture:
         resize: the shorter side, or height and width; None: as it is.
         crop: height and width of the middle that is kept; None: all.
         filter: of the resizing, by Pillow's name.
-        given: height and width of the pictures that come; None: as the shape of the input says.
+        given: height and width of the pictures that come; None: as the shape of the input says; :data:`ANY`.
         scale: what a byte is multiplied by. mean, std: of each channel, or one for all.
         layout: "NHWC" or "NCHW", of the pictures that come.
         pixels: "rgb", "bgr" or "grey": the channels that come. model: "rgb" or "bgr": those that the model reads.
         pad: zeros around a picture that is smaller than the crop.
         centre: how half a pixel beside the crop is rounded: "even" (torchvision) or "floor" (Hugging Face).
+        letterbox: height and width that a picture is fitted into with its own ratio; None: it is not.
+        fill: the byte around it. place: "centre", or "first": it is in front of what is filled, on both axes.
     """
 
     resize: int | Size | None = None
@@ -52,7 +57,16 @@ class Picture:
     model: str = "rgb"
     pad: bool = False
     centre: str = "even"
+    letterbox: Size | None = None
+    fill: int = 114
+    place: str = "centre"
     named: frozenset[str] = field(default_factory=frozenset, compare=False)
+
+    @property
+    def size(self) -> Size | None:
+        """Height and width behind the stage, where they do not depend on the picture's."""
+        fixed = self.resize if isinstance(self.resize, tuple) else None
+        return self.letterbox or self.crop or fixed
 
     def resized(self, given: Size) -> Size:
         """Height and width of a picture behind the resizing; the longer side is cut to whole pixels, as torchvision
@@ -90,6 +104,17 @@ def _size(text: str) -> Size:
     return first, last
 
 
+def _given(text: str) -> Size:
+    return ANY if text == "any" else _size(text)
+
+
+def _byte(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else -1
+    if not 0 <= value <= 255:
+        raise ValueError
+    return value
+
+
 def _resize(text: str) -> int | Size:
     size = _size(text)
     return size if "x" in text.lower() else size[0]
@@ -117,31 +142,24 @@ def _steps(text: str) -> tuple[float, ...]:
     return values
 
 
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        found = {name.lower(): name for name in names}.get(text.lower())
-        if found is None:
-            raise ValueError
-        return found
-
-    return parse
-
-
 SIDES = f"pixels up to {LARGEST}"
 KEYS = {
     "resize": Key("resize", _resize, f"the shorter side (256), or HEIGHTxWIDTH (224x224), {SIDES}"),
     "crop": Key("crop", _size, f"one side of a square (224), or HEIGHTxWIDTH (224x240), {SIDES}"),
-    "filter": Key("filter", _one_of(*NAMES), ", ".join(NAMES)),
-    "from": Key("given", _size, f"HEIGHTxWIDTH of the pictures that come (480x640), {SIDES}"),
+    "filter": Key("filter", one_of(*NAMES), ", ".join(NAMES)),
+    "letterbox": Key("letterbox", _size, f"one side of a square (640), or HEIGHTxWIDTH (640x480), {SIDES}"),
+    "fill": Key("fill", _byte, "a byte, 0 to 255"),
+    "place": Key("place", one_of("centre", "first"), "centre, or first: what is filled is on the right and below"),
+    "from": Key("given", _given, f"HEIGHTxWIDTH of the pictures that come (480x640), {SIDES}, or any"),
     "scale": Key("scale", _number, "what a byte is multiplied by: 1/255, 0.0078125"),
     "mean": Key("mean", _numbers, "one number, or one a channel: 0.485/0.456/0.406"),
     "std": Key("std", _steps, "one number above 0, or one a channel: 0.229/0.224/0.225"),
-    "layout": Key("layout", _one_of("NHWC", "NCHW"), "NHWC or NCHW"),
-    "dtype": Key("", _one_of("uint8"), "uint8: pixels are bytes"),
-    "pixels": Key("pixels", _one_of("rgb", "bgr", "grey"), "rgb, bgr or grey: the channels that come"),
-    "model": Key("model", _one_of("rgb", "bgr"), "rgb or bgr: the order that the model reads"),
-    "pad": Key("pad", lambda text: _one_of("zero", "none")(text) == "zero", "zero or none"),
-    "centre": Key("centre", _one_of("even", "floor"), "even (torchvision) or floor (Hugging Face)"),
+    "layout": Key("layout", one_of("NHWC", "NCHW"), "NHWC or NCHW"),
+    "dtype": Key("", one_of("uint8"), "uint8: pixels are bytes"),
+    "pixels": Key("pixels", one_of("rgb", "bgr", "grey"), "rgb, bgr or grey: the channels that come"),
+    "model": Key("model", one_of("rgb", "bgr"), "rgb or bgr: the order that the model reads"),
+    "pad": Key("pad", lambda text: one_of("zero", "none")(text) == "zero", "zero or none"),
+    "centre": Key("centre", one_of("even", "floor"), "even (torchvision) or floor (Hugging Face)"),
 }
 """The keys, in the order in which they are documented."""
 
@@ -163,6 +181,11 @@ def parse(text: str, where: str = "--preprocess") -> Picture:
     values, problems = read(
         text[len(PREFIX) :], KEYS, "image", where, wrong="{value!r} is no value of {word}.", noun="key", alone=False
     )
+    for word in ("resize", "crop", "pad", "centre") if "letterbox" in values else ("fill", "place"):
+        if word in values:
+            instead = "leave one of the two out" if "letterbox" in values else "letterbox=640 says how large it becomes"
+            without = "has no place beside letterbox" if "letterbox" in values else "is of a letterbox"
+            problems.append(InputError(f"{word} {without}.", where=where, fix=instead))
     if problems:
         raise collect(problems)
     return Picture(**{KEYS[word].field: v for word, v in values.items() if KEYS[word].field}, named=frozenset(values))

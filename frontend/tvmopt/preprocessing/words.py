@@ -20,6 +20,15 @@ class Key:
     values: str
 
 
+def one_of(*names: str) -> Callable[[Any], str]:
+    """Reads one of some words, in capitals or not."""
+
+    def parse(text: Any) -> str:
+        return {name.lower(): name for name in names}[str(text).lower()]
+
+    return parse
+
+
 def read(
     text: str, keys: Mapping[str, Key], stage: str, where: str, *, wrong: str, noun: str = "word", alone: bool = True
 ) -> tuple[dict[str, Any], list[InputError]]:
@@ -46,7 +55,7 @@ def read(
         else:
             try:
                 values[word] = key.parse(value if equals else None)
-            except (ValueError, TypeError, ZeroDivisionError):
+            except (ValueError, KeyError, TypeError, ZeroDivisionError):
                 what = wrong.format(part=part, word=word, value=value)
                 problems.append(InputError(what, where=where, fix=f"{word}: {key.values}"))
     return values, problems

@@ -11,9 +11,9 @@ from tvm import relax
 
 from tests.schedules.harness import MACHINES, Open, machines, module_of, open_module
 from tvmopt.analysis.oracle.pixels import summed
+from tvmopt.importer.resampling import Taps, taps
 from tvmopt.operators.resample import LARGEST, resample_columns, resample_rows
 from tvmopt.pipeline import build, lower
-from tvmopt.preprocessing.resampling import Taps, taps
 from tvmopt.report import DecisionLog
 from tvmopt.schedules.cpu.resample.columns import Band, split
 from tvmopt.targets import Machine

@@ -13,6 +13,7 @@ import onnx
 
 from tvmopt.importer.boxes import ANY, SELECT
 from tvmopt.importer.own import DOMAIN
+from tvmopt.importer.pictures import FILTER_OF
 
 REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
@@ -37,6 +38,7 @@ COMPILE_TIME: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "MaxUnpool"): (2,),  # output_shape
     ("", "MelWeightMatrix"): (0, 1, 2, 3, 4),
     ("", "NonMaxSuppression"): (2, 3, 4),  # how many, IoU threshold, score threshold
+    **dict.fromkeys(((DOMAIN, name) for name in FILTER_OF), (2, 3)),  # size, fill
     (DOMAIN, ANY): (2, 3, 4),
     (DOMAIN, SELECT): (2, 3, 4),  # how many, IoU threshold, score threshold
     ("", "OneHot"): (1,),  # depth

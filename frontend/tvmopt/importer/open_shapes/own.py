@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto
 
-from tvmopt.importer import boxes
+from tvmopt.importer import boxes, pictures
 from tvmopt.importer.own import INPUTS
 from tvmopt.importer.pixels import ROWS
 from tvmopt.importer.protos import make_type
@@ -16,7 +16,17 @@ def own_types(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
     """The type of the result of one of our operators, where it is known."""
     if len(node.input) != len(INPUTS[node.op_type]) or len(node.output) != 1:
         return {}
+    if node.op_type in pictures.INPUTS:
+        return _scaled(walk, node)
     return _selected(walk, node) if node.op_type in boxes.INPUTS else _resampled(walk, node)
+
+
+def _scaled(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
+    """The type of scaled pictures, whose size is a constant."""
+    given, size = walk.open_shape(node.input[0]), walk.array(node.input[2])
+    if given is None or len(given) != 4 or size is None or size.size != 3:
+        return {}
+    return {node.output[0]: make_type(TensorProto.UINT8, walk.settled((given[0], *map(int, size[:2]), given[3])))}
 
 
 def _selected(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:

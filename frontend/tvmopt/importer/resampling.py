@@ -1,4 +1,5 @@
-"""How each pixel of a resized picture is made of those of the given one, in Pillow's integers - for stages of pixels.
+"""How each pixel of a resized picture is made of those of the given one, in Pillow's integers - for stages of pixels
+and the oracle.
 
 One axis at a time: pixel i of the result is a weighted sum of the pixels around its place in the given picture::
 
@@ -12,7 +13,8 @@ one of rows) rounds to a byte::
     byte = clip((sum of weight * pixel + 2^(BITS-1)) >> BITS, 0, 255)
 
 These integers are Pillow's, so results are equal to the bit; of `hamming` the last bit of a weight may differ, and one
-pixel of a hundred thousand is one step off. `nearest` takes the pixel under the centre.
+pixel of a hundred thousand is one step off. `nearest` takes the pixel under the centre. `linear` is `bilinear` that is
+never stretched: two neighbours, as OpenCV and `antialias=False` interpolate.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ def _lanczos(x: Array) -> Array:
 FILTERS: dict[str, tuple[Callable[[Array], Array], float]] = {
     "box": (_box, 0.5),
     "bilinear": (_bilinear, 1.0),
+    "linear": (_bilinear, 1.0),
     "hamming": (_hamming, 1.0),
     "bicubic": (_bicubic, 2.0),
     "lanczos": (_lanczos, 3.0),
@@ -127,7 +130,7 @@ def _nearest(given: int, wanted: int) -> tuple[npt.NDArray[np.int64], npt.NDArra
 def _sums(name: str, given: int, wanted: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     function, support = FILTERS[name]
     scale = given / wanted
-    stretch = max(scale, 1.0)
+    stretch = 1.0 if name == "linear" else max(scale, 1.0)
     reach = support * stretch
     centre = (np.arange(wanted) + 0.5) * scale
     starts = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
