@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +118,16 @@ def at_once(make: Callable[[], Callable[[], Any]], clients: int, seconds: float)
     return sum(done) / seconds
 
 
+def stages(address: str) -> str:
+    """The mean seconds of each stage that the server's metrics tell."""
+    with urllib.request.urlopen(f"{address}/metrics") as answer:
+        lines = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[:1] != "#"]
+    told = dict(lines)
+    sums = {name: float(value) for name, value in told.items() if "_seconds_sum" in name}
+    counts = {name: float(told[name.replace("_sum", "_count")]) for name in sums}
+    return ", ".join(f"{name} {1e3 * total / max(1, counts[name]):.3f} ms" for name, total in sums.items())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact")
@@ -160,6 +171,7 @@ def main() -> int:
                 before = processor(processes[way])
                 times[way].append(median(call, args.calls))
                 spent[way].append(1e3 * (processor(processes[way]) - before) / args.calls)
+        print(f"of each request the server says: {stages(address['http'])}")
         bare = statistics.median(times["bare"])
         for way, found in times.items():
             extra = statistics.median(found) - bare
