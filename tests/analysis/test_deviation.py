@@ -141,3 +141,22 @@ def test_what_rounds_wildly_in_few_pixels_may_do_so_in_others() -> None:
 
     rounded = [run(), run()]
     assert deviation("y", exact, run(), LIMITS["bf16"], rounded).ok
+
+
+@pytest.mark.parametrize("rows", [3, 17])
+def test_a_single_element_of_16_bits_is_as_wrong_as_its_own_size_and_the_rounding_say(rows):
+    """A tenth of the rms in one small number shows, beside large numbers whose own rounding is as much."""
+    rng = np.random.default_rng(rows)
+    exact = rng.standard_normal((rows, 4096)) * np.where(rng.random((rows, 4096)) < 0.02, 6, 0.3)
+
+    def run():
+        return exact * (1 + 2.0**-8 * rng.uniform(-1, 1, exact.shape)) + 2e-3 * rng.standard_normal(exact.shape)
+
+    small = tuple(np.argwhere(np.abs(exact) < 0.1)[0])
+    rms = float(np.sqrt(np.mean(exact**2)))
+    naturals = [run(), run()]
+    for _ in range(8):
+        found = run()
+        assert deviation("y", exact, found, LIMITS["bf16"], naturals).ok
+        found[small] += rms / 10
+        assert not deviation("y", exact, found, LIMITS["bf16"], naturals).ok

@@ -13,7 +13,7 @@ by no more.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ FEW = 16
 channels of one pixel together may not."""
 PEAK = 8.0
 """How much larger than the rms a single error of a slice may be."""
+LEAST_SINGLE, TIMES_SINGLE = 4.0, 6.0
+"""What a single error of a 16-bit precision may be, in units of its rounding - of a slice's numbers, and of its own: at
+least, and how many times the largest one of a run that only rounds."""
 SQUARABLE = (1e-12, 1e15)
 """Between these lies the largest number of a tensor whose squares can be added up in float32."""
 PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
@@ -220,9 +223,15 @@ def _worst(
             best, limit = float(ratios[at]), float(allowed[at])
             inside = tuple(slice(None) if x in axes and ratios.shape[x] == 1 else at[x] for x in range(a.ndim))
             where = _largest(error, inside)
-        peak = PEAK * allowed
+        peak, times = PEAK * allowed, 1.0
+        if few:
+            unit = (limits.rms * scale + limits.cross * overall) / 2 + np.finfo(np.float32).tiny
+            own_units = [float((n / (unit + limits.element * np.abs(a))).max()) for n in naturals]
+            times = max(LEAST_SINGLE, TIMES_SINGLE * max(own_units, default=0.0))
+            peak = np.minimum(peak, times * unit)
         if float((error.max(axes, keepdims=True) / peak).max()) > best:  # else no single element can be the worst
-            best, where, limit = _single(a, error, peak, naturals, levels, limits, best) or (best, where, limit)
+            found = _single(a, error, peak, naturals, levels, replace(limits, element=times * limits.element), best)
+            best, where, limit = found or (best, where, limit)
     return best, where, limit
 
 
