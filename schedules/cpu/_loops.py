@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from tvmopt.lowering.overlap import OVERLAP, vector_for
-from tvmopt.lowering.prefetch import PREFETCH, STEP, panel_stride
+from tvmopt.lowering.prefetch import AHEAD, PREFETCH, STEP, panel_stride
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
@@ -86,14 +86,21 @@ def _repeats(sch: Any, block: Any, mine: BlockFacts, known: dict[str, BlockFacts
 
 
 def prefetch_panels(
-    sch: Any, tiles: list[Any], steps: list[Any], panels: int, size: int, columns: int, least: int = 2
+    sch: Any, tiles: list[Any], steps: list[Any], panels: int, size: int, columns: int, least: int = 2, ahead: int = 0
 ) -> None:
     """Ask for the next one of `panels` panels of weights, `size` numbers in rows of `columns`, while this one is
     multiplied; `tiles`, `steps`: the loops over its row tiles and over the reduction, outermost first.
 
-    Also where L2 does not hold two panels: what it drops goes to L3, which is nearer than memory."""
+    Also where L2 does not hold two panels: what it drops goes to L3, which is nearer than memory.
+
+    Args:
+        ahead: where there is but one pass, how many numbers of the same panel to skip; 0: nothing is prefetched then.
+    """
     passes, each = (math.prod(int(sch.get(loop).extent) for loop in loops) for loops in (tiles, steps))
     stride = panel_stride(size, columns, passes, each, least) if panels > 1 else 0
+    if ahead and passes == 1:
+        stride = size // each
+        sch.annotate(steps[-1], AHEAD, ahead)
     if stride:
         for loop in (*tiles, *steps):
             sch.annotate(loop, STEP, 1)

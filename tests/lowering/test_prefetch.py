@@ -12,7 +12,7 @@ from tvm_ffi import structural_map, structural_walk
 import tvmopt.schedules.cpu.winograd.compute as winograd
 from tests.schedules.harness import close, run
 from tvmopt import pipeline
-from tvmopt.lowering.prefetch import PREFETCH, STEP, lower_prefetch, panel_stride
+from tvmopt.lowering.prefetch import AHEAD, PREFETCH, STEP, lower_prefetch, panel_stride
 from tvmopt.targets import Machine
 
 
@@ -67,6 +67,28 @@ def test_every_line_of_the_next_panel(rows, k, n):
     assert len(places) == 1 and int(zero) == 0 and _value(panel, {}) == 1
     size, steps = shape[1] * shape[2], len(lines)
     assert set(range(-(-size // 16))) <= lines and max(lines) <= 2 * size // 16 and steps > 1
+
+
+@pytest.mark.parametrize("rows, k, n, asked", [(1, 1024, 2048, True), (1, 64, 512, False), (2, 1024, 2048, False)])
+def test_one_row_fetches_ahead_in_its_own_panel(rows, k, n, asked):
+    """Where its weights are more than L2 holds: each line of a panel but for those that it begins with, and of the
+    next one as many as it was ahead."""
+    func = scheduled(rows, k, n, Machine.load("znver5").with_cores(1))
+    steps: list = []
+    structural_walk(func.body, ((tirx.For, lambda loop: steps.append(loop) if AHEAD in loop.annotations else None),))
+    done = lower_prefetch(func)
+    assert bool(steps) is asked and AHEAD not in done.script()
+    if not asked:
+        return
+    places: list = []
+    structural_walk(done.body, ((tvm.ir.Call, lambda call: _place(call, places)),))
+    (loop,), lines = steps, set()
+    for step in range(int(loop.extent)):
+        for panel, zero, column in places:
+            assert int(zero) == 0 and isinstance(Analyzer().simplify(panel), tirx.Var)
+            lines.add(_value(column, {loop.loop_var: step}) // 16)
+    width = next(int(p.ty.shape[2]) for p in func.params if len(p.ty.shape) == 3)
+    assert lines == set(range(256 // 16, (k * width + 256) // 16))
 
 
 @pytest.mark.parametrize("size, c, o, out", [(14, 48, 64, 2), (12, 33, 96, 4), (28, 64, 64, 4)])

@@ -14,6 +14,9 @@ Steps times `PREFETCH` is the panel's size or a little more, so the whole next p
 comes. Winograd's weights have a panel for each place of a tile, [panel, i, j, c, column]; the next one is that of
 j + 1, which behind the last j is, in memory, the first of i + 1. Behind the last panel it fetches a few lines that
 nobody reads; a prefetch never faults.
+
+A panel that is read once, for one row, leaves no time for the next one. There `AHEAD` numbers of the same panel are
+skipped instead: the processor's own prefetchers keep fewer lines on their way than its memory can deliver.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from tvmopt.scheduling.blocks import asks, with_llvm
 from tvmopt.scheduling.facts import itemsize
 from tvmopt.targets.detect import host_arch
 
-STEP, PREFETCH = "tvmopt.prefetch_step", "tvmopt.prefetch"
+STEP, PREFETCH, AHEAD = "tvmopt.prefetch_step", "tvmopt.prefetch", "tvmopt.prefetch_ahead"
 """Annotations of loops."""
 LINE = 64
 """Bytes of a cache line."""
@@ -71,10 +74,10 @@ def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if STEP not in notes:
             return mutator.default_mutate(node)
         around.append(node)
-        fetch = _fetch(node, around, int(notes[PREFETCH])) if PREFETCH in notes else []
+        fetch = _fetch(node, around, int(notes[PREFETCH]), int(notes.get(AHEAD, 0))) if PREFETCH in notes else []
         body = mutator.default_mutate(node).body
         around.pop()
-        kept = {key: value for key, value in notes.items() if key not in (STEP, PREFETCH)}
+        kept = {key: value for key, value in notes.items() if key not in (STEP, PREFETCH, AHEAD)}
         body = tirx.SeqStmt([*fetch, body]) if fetch else body
         return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, kept)
 
@@ -94,8 +97,9 @@ def _arch() -> str:
     return triple.split("-")[0] or host_arch()
 
 
-def _fetch(loop: Any, steps: list[Any], stride: int) -> list[Any]:
-    """Prefetches of what stands in the next panel as far in as this step's number says, a line each."""
+def _fetch(loop: Any, steps: list[Any], stride: int, ahead: int) -> list[Any]:
+    """Prefetches of what stands in the next panel as far in as this step's number says, or `ahead` of it in its own, a
+    line each."""
     realize = _block(loop.body)
     load = _weights(realize.block) if realize is not None else None
     if realize is None or load is None:
@@ -113,8 +117,9 @@ def _fetch(loop: Any, steps: list[Any], stride: int) -> list[Any]:
         fixed = [structural_map(i, (tirx.Var, lambda var, known=known: known.get(var, var))) for i in fixed]
     zeros = [0] * (len(load.indices) - 1 - len(fixed))
     line = LINE // itemsize(load.source)
-    place = [*fixed[:-1], fixed[-1] + 1, *zeros]  # one more than there are carries over into the index before it
-    return [prefetch(load.source, [*place, step * stride + at]) for at in range(0, stride, line)]
+    panel = fixed[-1] if ahead else fixed[-1] + 1  # one more than there are carries over into the index before it
+    place = [*fixed[:-1], panel, *zeros]
+    return [prefetch(load.source, [*place, step * stride + ahead + at]) for at in range(0, stride, line)]
 
 
 def prefetch(buffer: Any, place: list[Any]) -> Any:
