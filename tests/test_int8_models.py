@@ -12,6 +12,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+import tvmopt
 from tvmopt import pipeline
 from tvmopt.importer import import_model
 from tvmopt.report import DecisionLog
@@ -268,3 +269,37 @@ def test_which_products_are_integer_products(int8: str, target: str, expected: i
         for one in pipeline.graph_passes(machine, log, int8=int8):
             module = one(module)
     assert log.count("tvmopt.ConvertIntegerProducts") == expected
+
+
+OPENED = {
+    "residual, samples": ("residual", ("n", 3, 33, 31), {"n": 1}, {"n": 3}),
+    "transformer, rows": ("transformer", ("n", "t", 32), {"n": 1, "t": 9}, {"n": 2, "t": 33}),
+    "gated, samples": ("gated", ("n", 3, 33, 31), {"n": 1}, {"n": 3}),
+    "gated, pictures": ("gated", ("n", 3, "h", "w"), {"n": 1, "h": 33, "w": 31}, {"n": 2, "h": 17, "w": 64}),
+}
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_open_sizes_are_computed_in_bytes(name: str) -> None:
+    network, dims, *sizes = OPENED[name]
+    model = NETS[network](Net("uint8", True))
+    for value in (*model.graph.input, *model.graph.output):
+        for dim, size in zip(value.type.tensor_type.shape.dim, dims, strict=False):
+            if isinstance(size, str):
+                dim.dim_param = size
+        if value.name != "x" and "h" in dims:
+            value.type.ClearField("tensor_type")
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    made = tvmopt.compile(model, shape={s: "1..64" for s in dims if isinstance(s, str)}, verify=False)
+    products = [k for k in made.report.kernels if "conv" in k.name or "matmul" in k.name or "depthwise" in k.name]
+    assert len(products) >= 2 and not [k.name for k in products if "quantize" not in k.name and k is not products[-1]]
+    others = [k.name for k in made.report.kernels if k not in products]
+    assert not [name for name in others if "dequantize" in name or "pack_weight" in name]
+    assert not [k.name for k in products if k.family == "generic"]
+    peer = session(model)
+    for size in sizes:
+        x = np.random.default_rng(len(size)).standard_normal([size.get(d, d) for d in dims]).astype("float32")
+        (expected,) = peer.run(None, {"x": x})
+        (found,) = made.model.run({"x": x}).values()
+        assert np.abs(found - expected).max() <= 0.03 * np.abs(expected).max()
+        assert np.abs(found - expected).mean() <= 0.002 * np.abs(expected).max()

@@ -23,7 +23,7 @@ from tvm import relax
 import tvmopt
 from tests.amx import KINDS, machine
 from tests.schedules.cpu.test_int8 import numbers
-from tests.schedules.harness import convolution, lowered_bf16, module_of, rand, rounded
+from tests.schedules.harness import convolution, lowered_bf16, module_of, open_module, rand, rounded
 from tvmopt import pipeline
 from tvmopt.operators import masked
 from tvmopt.runtime import model as runtime
@@ -97,19 +97,25 @@ def epilogue_numbers(x: Array, name: str) -> Array:
     return x * 0.5 * (1 + erf(x / np.sqrt(2))) if name == "gelu" else x + rand(*x.shape, seed=8)
 
 
-def gemm(m: int, k: int, n: int, then: str = "", cores: int = 1) -> dict[str, Any]:
+def opened(body: Any, x: Array, machine: Machine, precision: str = "fp32") -> Any:
+    """The operator of an open number of rows, or of samples."""
+    return pipeline.lower(open_module(body, [("n", *x.shape[1:])], str(x.dtype)), machine, precision=precision)
+
+
+def gemm(m: int, k: int, n: int, then: str = "", cores: int = 1, rows: str = "known") -> dict[str, Any]:
     x, w, machine = rand(m, k), rand(k, n, seed=1), MACHINE.with_cores(cores)
     expected = epilogue_numbers(rounded(x) @ rounded(w), then)
 
     def body(bb: Any, a: Any) -> Any:
         return epilogue(bb, bb.emit(relax.op.matmul(a, relax.const(w))), then, expected)
 
-    return outcome(lowered_bf16(body, [x], machine), [x], expected, machine)
+    low = lowered_bf16(body, [x], machine) if rows == "known" else opened(body, x, machine, "bf16")
+    return outcome(low, [x], expected, machine)
 
 
 def conv(
     shape: list[int], weight: list[int], stride: int = 1, pad: int = 0, dilation: list[int] | None = None,
-    then: str = "", cores: int = 1,
+    then: str = "", cores: int = 1, samples: str = "known",
 ) -> dict[str, Any]:  # fmt: skip
     x, w, machine = rand(*shape), rand(*weight, seed=1), MACHINE.with_cores(cores)
     down = dilation or [1, 1]
@@ -119,23 +125,28 @@ def conv(
         out = relax.op.nn.conv2d(a, relax.const(w), strides=stride, padding=pad, dilation=down, **NHWC)
         return epilogue(bb, bb.emit(out), then, expected)
 
-    return outcome(lowered_bf16(body, [x], machine), [x], expected, machine)
+    low = lowered_bf16(body, [x], machine) if samples == "known" else opened(body, x, machine, "bf16")
+    return outcome(low, [x], expected, machine)
 
 
-def gemm_bytes(m: int, k: int, n: int, extreme: int = 0, cores: int = 1) -> dict[str, Any]:
+def gemm_bytes(m: int, k: int, n: int, extreme: int = 0, cores: int = 1, rows: str = "known") -> dict[str, Any]:
     """uint8 rows times int8 weights: equal to integers; `extreme`: that weight throughout, of rows of 255."""
     x, w = numbers(np.random.default_rng(k), m, k, kind="uint8"), numbers(np.random.default_rng(n), k, n, kind="int8")
     if extreme:
         x, w = np.full_like(x, 255), np.full_like(w, extreme)
-    low = pipeline.lower(
-        module_of(lambda bb, a: relax.op.matmul(a, relax.const(w), out_dtype="int32"), [x]), MACHINE.with_cores(cores)
-    )
-    return outcome(low, [x], x.astype("int64") @ w.astype("int64"), MACHINE.with_cores(cores))
+    machine = MACHINE.with_cores(cores)
+
+    def body(bb: Any, a: Any) -> Any:
+        return relax.op.matmul(a, relax.const(w), out_dtype="int32")
+
+    low = pipeline.lower(module_of(body, [x]), machine) if rows == "known" else opened(body, x, machine)
+    return outcome(low, [x], x.astype("int64") @ w.astype("int64"), machine)
 
 
 def conv_bytes(
-    shape: list[int], weight: list[int], stride: int = 1, pad: int = 0, zero: int = 0, dilation: int = 1, cores: int = 1
-) -> dict[str, Any]:
+    shape: list[int], weight: list[int], stride: int = 1, pad: int = 0, zero: int = 0, dilation: int = 1,
+    cores: int = 1, samples: str = "known",
+) -> dict[str, Any]:  # fmt: skip
     """The same of a convolution of rows that may be dilated, with a border of `zero`."""
     rng = np.random.default_rng(shape[-1])
     x, w = numbers(rng, *shape, kind="uint8"), numbers(rng, *weight, kind="int8")
@@ -146,10 +157,11 @@ def conv_bytes(
             a = bb.emit(relax.op.nn.pad(a, [0, 0, pad, pad, pad, pad, 0, 0], pad_value=float(zero)))
         return relax.op.nn.conv2d(a, relax.const(w), padding=0 if zero else pad, **down)
 
-    low = pipeline.lower(module_of(body, [x]), MACHINE.with_cores(cores))
+    machine = MACHINE.with_cores(cores)
+    low = pipeline.lower(module_of(body, [x]), machine) if samples == "known" else opened(body, x, machine)
     around = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=zero)
     expected = convolution(around.astype("float64"), w.astype("float64"), stride, 0, (dilation, 1))
-    return outcome(low, [x], expected, MACHINE.with_cores(cores))
+    return outcome(low, [x], expected, machine)
 
 
 def attention(

@@ -9,6 +9,7 @@ import pytest
 from tvm import relax
 
 from tests.passes.helpers import build, check_rewrite, ops, rand
+from tvmopt.importer.sizes import variable
 from tvmopt.lowering import keeps_fp32
 from tvmopt.passes import ConvertPrecision
 from tvmopt.passes.graph import dtype, op_name
@@ -180,3 +181,43 @@ def test_what_only_moves_elements_may_be_an_output_too() -> None:
         convert(), build({"x": (9, 16)}, body), {"matmul": 2, "nn.relu": 1, "permute_dims": 1, "astype": 3}, **BF16
     )
     assert [str(f.dtype) for f in after["main"].ret_ty.fields] == ["float32", "float32"]
+
+
+def open_rows(*dims: Any) -> tuple[Any, ...]:
+    """A shape of an open number of rows, and these sizes."""
+    return (variable("n"), *dims)
+
+
+def test_open_rows_and_samples_are_multiplied_by_constants_in_16_bits() -> None:
+    product = build({"x": open_rows(16)}, lambda b, x: R.matmul(x, W))
+    kernel = relax.const(rand(8, 16, 3, 3))
+    layer = build({"x": open_rows(16, 9, 9)}, lambda b, x: R.nn.conv2d(x, kernel, padding=1))
+    for mod, name in ((product, "matmul"), (layer, "nn.conv2d")):
+        after = check_rewrite(convert(), mod, {name: 1, "astype": 1}, numbers=False)
+        assert types(after, name) == [["bfloat16", "bfloat16"]]
+
+
+def test_open_operands_that_a_run_computes_stay_in_float32() -> None:
+    n = variable("n")
+    scores = build({"x": (2, n, 16), "y": (2, 16, n)}, lambda b, x, y: R.matmul(x, y))
+    (reason,) = refused(scores, "bf16")
+    assert reason.startswith("2: an open size")
+    cuda = Machine.load("nvidia-h100")
+    (reason,) = refused(
+        build({"x": open_rows(16)}, lambda b, x: R.matmul(x, W)),
+        "bf16",
+        lambda name, call: keeps_fp32(name, call, cuda, "bf16", exact=False),
+    )
+    assert reason == "5: kernels for GPUs take no 16-bit operands of open sizes"
+
+
+@pytest.mark.parametrize(("size", "winograd"), [(("h", "w"), True), ((56, "w"), False), ((56, 56), False)])
+def test_open_pictures_keep_winograds_form_where_it_is_faster(size: Any, winograd: bool) -> None:
+    dims = [d if isinstance(d, int) else variable(d) for d in size]
+    kernel = relax.const(rand(64, 3, 3, 64))
+    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+    mod = build({"x": (1, *dims, 64)}, lambda b, x: R.nn.conv2d(x, kernel, padding=1, **layouts))
+    (call,) = (b.value for b in mod["main"].body.blocks[0].bindings if op_name(b.value) == "nn.conv2d")
+    machine = Machine.load("sapphirerapids")
+    reason = keeps_fp32("nn.conv2d", call, machine, "bf16", exact=False)
+    assert reason == ("Winograd in fp32 is faster" if winograd else None)

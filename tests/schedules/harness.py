@@ -22,6 +22,7 @@ from tvmopt.pipeline import (
     rewrite_kernels,
 )
 from tvmopt.report import DecisionLog
+from tvmopt.runtime.tiles import request
 from tvmopt.scheduling.apply import Scheduled, apply_families
 from tvmopt.targets import Machine
 
@@ -74,9 +75,11 @@ def open_module(
 class Open:
     """A module with open sizes, compiled; `how`: kernel -> its family, knobs and note."""
 
-    def __init__(self, module: tvm.IRModule, machine: str = "avx512", cores: int = 2) -> None:
+    def __init__(self, module: tvm.IRModule, machine: str = "avx512", cores: int = 2, precision: str = "fp32") -> None:
         target = Machine.load(MACHINES.get(machine, machine)).with_cores(cores)
-        lowered = lower(module, target)
+        if target.has_tiles:
+            assert not request()
+        lowered = lower(module, target, precision=precision)
         self.how = {k.name: (k.family, k.note) for k in lowered.kernels}
         self.module, self.kernels = lowered.module, _executable(lowered.module, target)
         self.vm = relax.VirtualMachine(build(lowered, target), tvm.cpu())

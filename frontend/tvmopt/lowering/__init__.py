@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmopt.lowering import clamp, math
-from tvmopt.lowering.common import sizes
+from tvmopt.lowering.common import is_open, sizes
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Declined, Family, Lowering
@@ -106,6 +106,8 @@ def keeps_fp32(name: str, call: relax.Call, machine: Machine, precision: str, ex
     Args:
         name: of the operator, without "relax.".
     """
+    if machine.kind == "cuda" and any(is_open(sizes(operand) or ()) for operand in call.args[:2]):
+        return "kernels for GPUs take no 16-bit operands of open sizes"
     for family in _asked(machine, exact):
         reason = family.keeps_fp32(name, call, machine, precision) if family.keeps_fp32 else None
         if reason is not None:

@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx, topi
 
-from tvmopt.lowering.common import call_fusable, constant, static_shape
+from tvmopt.lowering.common import call_fusable, constant, is_open, sizes
 from tvmopt.targets import Machine
 
 RANGES = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
@@ -84,10 +84,12 @@ def mean(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     x = bb.lookup_binding(call.args[0]) if isinstance(call.args[0], relax.Var) else None
     if not isinstance(x, relax.Call) or x.op != tvm.ir.Op.get("relax.dequantize") or not _to_float32(x):
         return None
-    found, dims = _params(bb, x), static_shape(call.args[0])
+    found, dims = _params(bb, x), sizes(call.args[0])
     if found is None or dims is None or 0 in dims:
         return None
     axes = [int(a) % len(dims) for a in (range(len(dims)) if call.attrs.axis is None else call.attrs.axis)]
+    if is_open([dims[a] for a in axes]):
+        return None
 
     def compute(data: te.Tensor) -> te.Tensor:
         total = topi.sum(_real(data, *found), axes, bool(call.attrs.keepdims))
@@ -112,9 +114,9 @@ def _real(data: te.Tensor, scale: float, zero: int) -> te.Tensor:
 
 
 def _params(bb: relax.BlockBuilder, call: relax.Call) -> tuple[float, int] | None:
-    """Scale, as float32 has it, and zero point; None where they are no single constants or the shape is open."""
+    """Scale, as float32 has it, and zero point; None where they are no single constants."""
     scale, zero = (constant(bb, a) for a in call.args[1:3])
-    if scale is None or zero is None or scale.size != 1 or zero.size != 1 or static_shape(call.args[0]) is None:
+    if scale is None or zero is None or scale.size != 1 or zero.size != 1 or sizes(call.args[0]) is None:
         return None
     return float(np.float32(scale.reshape(-1)[0])), int(zero.reshape(-1)[0])
 

@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import is_open, plain, static_shape
+from tvmopt.lowering.common import is_open, plain, sizes
 from tvmopt.scheduling.open_borders import CHANNELS, LEFT, TOP
 
 
@@ -103,7 +103,7 @@ def with_pad(bb: relax.BlockBuilder, x: relax.Expr, border: Border) -> tuple[rel
 
 def kept_pad(call: relax.Call) -> bool:
     """Whether an `R.nn.pad` stays in the graph until a convolution takes it over: around a quantised image."""
-    image = static_shape(call.args[0])
+    image = sizes(call.args[0])
     whole = all(int(v) >= 0 for v in call.attrs.pad_width) and str(call.attrs.pad_mode) == "constant"
     return str(call.ty.dtype) == "uint8" and image is not None and len(image) == 4 and whole
 

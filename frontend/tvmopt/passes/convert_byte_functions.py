@@ -22,7 +22,7 @@ from tvmopt.passes.graph import (
     name_of,
     op_name,
     rewrite_pass,
-    shape,
+    sizes,
 )
 from tvmopt.passes.quantized import RANGES, params
 from tvmopt.report import DecisionLog
@@ -119,7 +119,7 @@ class ConvertByteFunctions(Rewrite):
     def _refused(self, value: Call, found: Function, table: bool) -> str:
         """Why a quantization does not become bounds, or a table."""
         assert found.source is not None
-        if shape(found.source) is None or shape(found.source) != shape(value):
+        if sizes(found.source) is None or sizes(found.source) != sizes(value):
             return "1: it has another shape than the bytes it is computed from"  # Decline 1
         if np.isnan(found.values).any():
             return "2: it is NaN for some byte"  # Decline 2

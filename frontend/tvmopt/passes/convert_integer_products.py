@@ -24,6 +24,7 @@ from tvmopt.passes.graph import (
     op_name,
     rewrite_pass,
     shape,
+    sizes,
     with_attrs,
 )
 from tvmopt.passes.quantized import Params, constant_weight, dequantized
@@ -84,7 +85,7 @@ class ConvertIntegerProducts(Rewrite):
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite one product."""
         name = op_name(value)
-        if name not in ("nn.conv2d", "matmul") or dtype(value) != "float32" or shape(value) is None:
+        if name not in ("nn.conv2d", "matmul") or dtype(value) != "float32" or sizes(value) is None:
             return None
         if not _quantized(graph, value):
             return None
@@ -188,7 +189,7 @@ def _int8(weight: Array) -> Any:
 
 def _real(graph: Graph, call: Call, total: Expr, operands: Operands, name: str) -> Expr:
     """The real numbers that sums of integers stand for."""
-    dims, weight, own = shape(call) or (), operands.weight, operands.params
+    dims, weight, own = sizes(call) or (), operands.weight, operands.params
     channel, columns = len(dims) - 1, 1
     if op_name(call) == "nn.conv2d":
         channel, columns = 1, str(call.attrs.kernel_layout).find("O")

@@ -20,6 +20,7 @@ from tvmopt.passes.graph import (
     name_of,
     op_name,
     shape,
+    sizes,
     variables,
     with_attrs,
 )
@@ -57,9 +58,10 @@ class ConvertPrecision:
     elements (a transpose, a concatenation, maximum pooling), so that these move half the bytes. A value that
     no heavy operator reads (the residual stream before a LayerNorm, logits) stays in float32.
 
-    Applies when   the operator is one of HEAVY or ATTENTION on float32 tensors of static shapes.
+    Applies when   the operator is one of HEAVY or ATTENTION on float32 tensors. Of data with open sizes: where the
+                   second operand is a constant, so that what is open are rows, samples or pixels.
     Declines when  1. an operand is not float32 (float64 is asked for by the model)
-                   2. a shape is not static
+                   2. a size is open, and both operands are computed by a run, or the sum is of open length
                    3. the reduction has fewer than two terms: no product of pairs. A depthwise convolution has one,
                       and multiplies in float32; it is converted for half the bytes, where `unsupported` lets it
                    4. a weight does not fit into float16 (fp16 only: more than 65504)
@@ -107,10 +109,9 @@ class ConvertPrecision:
         kinds = {dtype(a) for a in operands}
         if kinds != {"float32"}:
             return f"1: operands are {', '.join(sorted(kinds))}"  # Decline 1
-        shapes = [shape(a) for a in operands]
-        if any(s is None for s in shapes):
-            return "2: a shape is not static"  # Decline 2
-        if name in HEAVY and not _depthwise(name, call) and _terms(name, call, [s or () for s in shapes]) < SHORT:
+        if any(shape(a) is None for a in operands) and (reason := _open(graph, name, operands)) is not None:
+            return f"2: {reason}"  # Decline 2
+        if name in HEAVY and not _depthwise(name, call) and _terms(name, call) < SHORT:
             return "3: a reduction of one term"  # Decline 3
         if self.dtype == "float16":
             for operand in operands:
@@ -121,17 +122,27 @@ class ConvertPrecision:
         return None if reason is None else f"5: {reason}"  # Decline 5
 
 
-def _terms(name: str, call: Call, shapes: list[tuple[int, ...]]) -> int:
+def _open(graph: Graph, name: str, operands: list[Expr]) -> str | None:
+    """Why operands of which a size is open have no 16-bit kernel; None if they have one."""
+    data, *others = operands
+    if name in ATTENTION or any(graph.array(other) is None for other in others):
+        return "an open size of two operands that a run computes"
+    known = sizes(data)
+    return None if known and (name != "matmul" or isinstance(known[-1], int)) else "a sum of open length"
+
+
+def _terms(name: str, call: Call) -> int:
     """Length of the innermost reduction: K, or the input channels of a group."""
     if name == "matmul":
-        return shapes[0][-1] if shapes[0] else 0
-    return shapes[1][str(call.attrs.kernel_layout).find("I")]
+        data = sizes(call.args[0])
+        return int(data[-1]) if data else 0
+    return (shape(call.args[1]) or ())[str(call.attrs.kernel_layout).find("I")]
 
 
 def _depthwise(name: str, call: Call) -> bool:
     if name != "nn.conv2d" or int(call.attrs.groups) == 1:
         return False
-    return _terms(name, call, [(), shape(call.args[1]) or ()]) == 1
+    return _terms(name, call) == 1
 
 
 class _Conversion:

@@ -21,7 +21,7 @@ from tvmopt.passes.graph import (
     op_name,
     rank,
     rewrite_pass,
-    shape,
+    sizes,
 )
 from tvmopt.passes.quantized import RANGES, Params, dequantized, params, quantize
 
@@ -79,7 +79,7 @@ class FoldRequantization(Rewrite):
         x, scale = value.args[0], np.array(own.scale)
         call = graph.call(x, "divide") if graph.single(x) else None
         divisor = graph.array(call.args[1]) if call is not None else None
-        if call is not None and divisor is not None and _positive(divisor) and shape(call.args[0]) == shape(x):
+        if call is not None and divisor is not None and _positive(divisor) and sizes(call.args[0]) == sizes(x):
             x, scale = call.args[0], own.scale * divisor.astype("float64")
         if (scale == 1.0).all():
             return None
@@ -119,7 +119,7 @@ def _multiplied(graph: Graph, expr: Expr, scale: Array, name: str) -> Expr | Non
     call = graph.call(expr, "multiply") if graph.single(expr) else None
     for x, factor in graph.binary(expr, "multiply") if call is not None else ():
         values = graph.array(factor)
-        if values is not None and shape(x) == shape(expr) and values.dtype == np.float32:
+        if values is not None and sizes(x) == sizes(expr) is not None and values.dtype == np.float32:
             return graph.emit(relax.op.multiply(x, const(values.astype("float64") / scale, like=expr)), name)
     if graph.op(expr) not in ROUNDED:
         return None
@@ -177,7 +177,7 @@ def _combined(name: str, left: Sum, right: Sum) -> Sum | None:
 def _written(graph: Graph, total: Sum, scale: Array, like: Expr, name: str) -> Expr | None:
     """The sum divided by `scale`. Sums of products (int32) live in registers: they are multiplied first; tensors of
     bytes come from memory: they are one operator."""
-    if any(shape(x) != shape(like) for x, _ in total.terms):
+    if any(sizes(x) is None or sizes(x) != sizes(like) for x, _ in total.terms):
         return None
     wide = [(x, const(factor / scale, like=like)) for x, factor in total.terms if dtype(x) == "int32"]
     small = [(x, const(_spread(factor / scale, like), like=like)) for x, factor in total.terms if dtype(x) != "int32"]

@@ -11,7 +11,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir import renew_defs
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx.stmt import BufferRegion
-from tvm_ffi import structural_map, structural_mutate
+from tvm_ffi import structural_equal, structural_map, structural_mutate
 
 Target = tuple[Any, Mapping[int, Any]]
 """A buffer, and what is added to its indices: axis -> expression."""
@@ -24,23 +24,30 @@ def of_task(body: Any, loop: Any, task: Any) -> Any:
 
 
 def moved(statement: Any, targets: Mapping[Any, Target]) -> Any:
-    """A statement with other buffers in place of its own, and its accesses of them moved along."""
+    """A statement with other buffers in place of its own, and its accesses of them moved along.
+
+    A number that an access splits, `[row // 7, row % 7]`, is whole again, `[0, row]`, which is the same place where
+    both buffers have 7 there: what is added has another type, so that TVM would divide for each access.
+    """
 
     def at(buffer: Any, indices: Sequence[Any]) -> list[Any]:
         added = targets[buffer][1]
         return [i + added[k] if k in added else i for k, i in enumerate(indices)]
 
+    def access(buffer: Any, indices: Sequence[Any]) -> list[Any]:
+        return at(buffer, _whole(buffer, targets[buffer][0], indices))
+
     def load(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
         if node.source not in targets:
             return node
-        return tirx.BufferLoad(targets[node.source][0], at(node.source, node.indices))
+        return tirx.BufferLoad(targets[node.source][0], access(node.source, node.indices))
 
     def store(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
         if node.buffer not in targets:
             return node
-        return tirx.BufferStore(targets[node.buffer][0], node.value, at(node.buffer, node.indices))
+        return tirx.BufferStore(targets[node.buffer][0], node.value, access(node.buffer, node.indices))
 
     def region(node: Any) -> Any:
         if node.source not in targets:
@@ -57,6 +64,21 @@ def moved(statement: Any, targets: Mapping[Any, Target]) -> Any:
         )  # fmt: skip
 
     return structural_mutate(statement, ((TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
+
+
+def _whole(buffer: Any, target: Any, indices: Sequence[Any]) -> list[Any]:
+    """Indices of a tile's buffer without the quotient and the remainder of one number by the size of an axis, side by
+    side. An axis that is open in `target` is longer there than in the tile: what is split by it stays split."""
+    found = list(indices)
+    for k in range(1, len(found)):
+        high, low, size, there = found[k - 1], found[k], buffer.shape[k], target.shape[k]
+        if not (isinstance(high, tirx.FloorDiv) and isinstance(low, tirx.FloorMod)):
+            continue
+        if not (isinstance(size, tirx.IntImm) and isinstance(there, tirx.IntImm) and int(size) == int(there)):
+            continue
+        if structural_equal(high.a, low.a) and structural_equal(high.b, size) and structural_equal(low.b, size):
+            found[k - 1 : k + 1] = [tirx.const(0, str(high.ty.dtype)), high.a]
+    return found
 
 
 def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -16,7 +16,7 @@ first (:mod:`tvmopt.runtime.tiles`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -43,6 +43,8 @@ from tvmopt.scheduling.blocks import with_root
 HEIGHT = "tvmopt.height"
 """The annotation of a scheduled block: rows of a block of tiles."""
 Expr = Any
+Key = tuple[int, int, int, int]
+"""A configuration: rows of the upper and of the lower tiles, words of a step, columns."""
 Write = Callable[["TileWriter", Any, dict[Any, Expr]], Any]
 """`write(writer, block, origin)`: the instructions of a product's block whose axes start at `origin`."""
 
@@ -58,7 +60,7 @@ def lower_tiles(func: tirx.PrimFunc, kernel: str, write: Write) -> tirx.PrimFunc
     for old, new in writer.replaced:
         body = _with_buffer(body, old, new)
     buffers = [next((new for old, new in writer.replaced if b.same_as(old)), b) for b in root.alloc_buffers]
-    return with_root(func, func.body, body, [*buffers, *writer.configurations.values()])
+    return with_root(func, func.body, body, [*buffers, *writer.buffers])
 
 
 def _kernel(block: Any) -> str:
@@ -80,13 +82,16 @@ class TileWriter:
 
     Attributes:
         replaced: buffers that a product needs in another shape: (old, new).
+        buffers: what the instructions need, to be allocated.
+        first: the configuration of a task.
     """
 
     def __init__(self, kernel: str, write: Write) -> None:
         self.kernel, self.write = kernel, write
-        self.configurations: dict[tuple[int, int, int, int], Any] = {}
         self.replaced: list[tuple[Any, Any]] = []
-        self.first: tuple[int, int, int, int] | None = None
+        self.buffers: list[Any] = []
+        self.first: Key | None = None
+        self._task, self._rest = (tirx.decl_buffer((8,), "uint64", f"tiles{k}") for k in range(2))
 
     def loop(self, node: Any, mutator: Any) -> Any:
         """A loop; the outermost of those that hold nothing but a product becomes its instructions."""
@@ -107,46 +112,42 @@ class TileWriter:
         """The function has a block of so many rows; the first one's configuration is that of a task."""
         if self.first is None:
             self.first = self._key(rows, steps, width)
-            self._buffer(self.first)
 
     @staticmethod
-    def _key(rows: int, steps: Steps, width: int) -> tuple[int, int, int, int]:
+    def _key(rows: int, steps: Steps, width: int) -> Key:
         heights = tile_heights(rows)
         return heights[0], heights[-1] if len(heights) == 2 else 0, steps.words, width
 
-    def _buffer(self, key: tuple[int, int, int, int]) -> Any:
-        if key not in self.configurations:
-            self.configurations[key] = tirx.decl_buffer((8,), "uint64", f"tiles{len(self.configurations)}")
-        return self.configurations[key]
-
     def guarded(self, rows: int, steps: Steps, width: int, body: Any) -> Any:
-        """`body` under the configuration of a last block of fewer rows."""
+        """`body` under the configuration of a last block of fewer rows, the task's own behind it."""
         key = self._key(rows, steps, width)
-        assert self.first is not None
         if key == self.first:
             return body
-        return sequence([configure(self._buffer(key)), body, configure(self._buffer(self.first))])
+        return sequence([*fill(self._rest, key), configure(self._rest), body, configure(self._task)])
 
     def configured(self, body: Any) -> Any:
         """Each task, or all of it where nothing runs in parallel, between configuration and release."""
-
-        def task(node: Any, mutator: Any) -> Any:
-            if int(node.kind) != int(tirx.ForKind.PARALLEL) or not _uses_tiles(node):
-                return mutator.default_mutate(node)
-            inside = self._between(node.body)
-            return tirx.For(node.loop_var, node.min, node.extent, node.kind, inside, None, node.annotations)
-
-        found = structural_mutate(body, ((tirx.For, task),))
-        if not found.same_as(body):
-            return found
+        if not _uses_tiles(body):
+            return body
+        if isinstance(body, tirx.For) and int(body.kind) == int(tirx.ForKind.PARALLEL):
+            return _loop_of(body, self._between(body.body))
         if isinstance(body, tirx.SeqStmt):
-            return sequence([self._between(part) if _uses_tiles(part) else part for part in body.seq])
-        return self._between(body)
+            return sequence([self.configured(part) for part in body.seq])
+        if not _has_threads(body):
+            return self._between(body)
+        if isinstance(body, tirx.IfThenElse):
+            other = None if body.else_case is None else self.configured(body.else_case)
+            return tirx.IfThenElse(body.condition, self.configured(body.then_case), other)
+        return _loop_of(body, self.configured(body.body))
 
     def _between(self, body: Any) -> Any:
+        """A task, with memory of its own for configurations."""
         assert self.first is not None
-        words = [store for key, buffer in self.configurations.items() for store in fill(buffer, key)]
-        return sequence([*words, configure(self._buffer(self.first)), body, release()])
+        body = sequence([*fill(self._task, self.first), configure(self._task), body, release()])
+        for shared in [self._task, *([self._rest] if _mentions(body, self._rest) else [])]:
+            self.buffers.append(tirx.decl_buffer((8,), "uint64", shared.name))
+            body = _with_buffer(body, shared, self.buffers[-1])
+        return body
 
 
 # -- pieces of IR -----------------------------------------------------------------------------------------------
@@ -183,8 +184,8 @@ def view_of(buffer: Any, name: str, shape: tuple[int, ...]) -> tuple[Any, list[A
     return view, strides
 
 
-def region(buffer: Any, ranges: list[tuple[Expr, int]]) -> Any:
-    return BufferRegion(buffer, [Range.from_min_extent(_as(start), integer(extent)) for start, extent in ranges])
+def region(buffer: Any, ranges: Sequence[tuple[Expr, Expr]]) -> Any:
+    return BufferRegion(buffer, [Range.from_min_extent(_as(start), _as(extent)) for start, extent in ranges])
 
 
 def _as(value: Any) -> Expr:
@@ -192,12 +193,28 @@ def _as(value: Any) -> Expr:
 
 
 def whole(buffer: Any) -> Any:
-    return region(buffer, [(0, int(d)) for d in buffer.shape])
+    return BufferRegion(buffer, [Range.from_min_extent(tirx.const(0, d.ty.dtype), d) for d in buffer.shape])
 
 
 def tile_block(body: Any, reads: list[Any], write: Any, views: list[Any]) -> Any:
     block = SBlock([], reads, [write], "tiles", body, None, [], views)
     return SBlockRealize([], tirx.const(True, "bool"), block)
+
+
+def _mentions(node: Any, buffer: Any) -> bool:
+    found: list[bool] = []
+    structural_walk(node, (tirx.Var, lambda var: found.append(True) if var.same_as(buffer) else None))
+    return bool(found)
+
+
+def _loop_of(loop: Any, body: Any) -> Any:
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
+
+
+def _has_threads(node: Any) -> bool:
+    kinds: list[int] = []
+    structural_walk(node, (tirx.For, lambda loop: kinds.append(int(loop.kind))))
+    return int(tirx.ForKind.PARALLEL) in kinds
 
 
 def _uses_tiles(node: Any) -> bool:

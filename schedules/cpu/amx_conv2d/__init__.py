@@ -3,6 +3,7 @@
 from tvmopt.schedules.cpu.amx_conv2d.compute import conv2d
 from tvmopt.schedules.cpu.amx_conv2d.lower import finish
 from tvmopt.schedules.cpu.amx_conv2d.schedule import apply, knobs, recognise
+from tvmopt.scheduling.family import row_by_row as open_rows
 
 NAME, VERSION = "amx_conv2d", 1
 LOWERS = {"relax.nn.conv2d": conv2d}

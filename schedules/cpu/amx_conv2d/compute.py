@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, is_rows_product, nhwc_convolution, samples
+from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_open, is_rows_product, known, samples, sizes
 from tvmopt.lowering.pairs import bits
 from tvmopt.lowering.window import Border, with_pad
 from tvmopt.schedules.cpu._amx.cost import TERMS, Steps, panel_width, pays
@@ -32,10 +32,18 @@ from tvmopt.targets import Machine
 
 def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
     """`R.nn.conv2d` in NHWC/OHWI, bfloat16 or uint8, one group, constant weights, where tiles pay."""
-    found, attrs, x = nhwc_convolution(bb, call), call.attrs, call.args[0]
-    if found is None or int(attrs.groups) != 1 or str(x.ty.dtype) not in TERMS or is_rows_product(call):
+    found, attrs, x, value = image_sizes(call), call.attrs, call.args[0], constant(bb, call.args[1])
+    if (
+        found is None
+        or value is None
+        or int(attrs.groups) != 1
+        or str(x.ty.dtype) not in TERMS
+        or is_rows_product(call)
+    ):
         return None
-    (xs, ws, value), out, word = found, str(call.ty.dtype), TERMS[str(x.ty.dtype)]
+    (xs, ws), out, word = found, str(call.ty.dtype), TERMS[str(x.ty.dtype)]
+    if is_open(xs[1:]):
+        return Declined("an open height or width")
     if (str(value.dtype), out) != SUMS[str(x.ty.dtype)]:
         return Declined(f"{value.dtype} weights, a {out} result")
     strides, dilation = [int(v) for v in attrs.strides], [int(v) for v in attrs.dilation]
@@ -44,8 +52,8 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     if kw > 1 and dilation[1] > 1:
         return Declined("dilated columns: the numbers under a row of the window do not lie side by side")
     channels = in_c + -in_c % word
-    batch, out_h, out_w, _ = (int(d) for d in call.ty.shape.values)
-    if not pays(batch * out_h * out_w, out_c, kh * kw * channels, machine, word):
+    batch, out_h, out_w, _ = sizes(call) or ()
+    if not pays(known(batch) * out_h * out_w, out_c, kh * kw * channels, machine, word):
         return Declined("vectors are as fast as tiles")
     x, border = with_pad(bb, x, border)
     weight = np.zeros((kh, kw, channels, out_c), value.dtype)
@@ -60,7 +68,7 @@ class _Window:
     """The sizes of one convolution, and its blocks."""
 
     def __init__(
-        self, xs: Any, out: tuple[int, int, int, int], kernel: tuple[int, int], strides: list[int], dilation: int,
+        self, xs: Any, out: tuple[Any, int, int, int], kernel: tuple[int, int], strides: list[int], dilation: int,
         border: Border, channels: int,
     ) -> None:  # fmt: skip
         self.xs, self.out, self.kernel, self.dilation, self.channels = xs, out, kernel, dilation, channels
@@ -72,7 +80,7 @@ class _Window:
 
     def source(self, data: te.Tensor) -> te.Tensor:
         """`pad` of the module's docstring, uint16 or uint8."""
-        batch, height, width, in_c = self.xs
+        batch, (height, width, in_c) = data.shape[0], self.xs[1:]
         top, left, kind = self.border.top, self.border.left, "uint8" if data.dtype == "uint8" else "uint16"
         reach = (self.kernel[0] - 1) * self.dilation
         phases = sorted({ky * self.dilation % self.row_stride for ky in range(self.kernel[0])})
@@ -90,7 +98,7 @@ class _Window:
         return te.compute((*shape, self.channels), at, name="pad", attrs=tag("pad"))
 
     def compute(self, data: te.Tensor, weight: te.Tensor, steps: Steps, width: int) -> te.Tensor:
-        batch, out_h, out_w, out_c = self.out
+        batch, (out_h, out_w, out_c) = data.shape[0], self.out[1:]
         pad, c = self.source(data), self.channels
         ky = te.reduce_axis((0, self.kernel[0]), name="ky")
         t, i = te.reduce_axis((0, steps.count), name="t"), te.reduce_axis((0, steps.words), name="i")
@@ -112,5 +120,8 @@ class _Window:
             ),
         )  # fmt: skip
         return te.compute(
-            self.out, lambda n, y, x, o: acc(n, y, x, o // width, o % width), name="unpack", attrs=tag("unpack")
-        )
+            (batch, *self.out[1:]),
+            lambda n, y, x, o: acc(n, y, x, o // width, o % width),
+            name="unpack",
+            attrs=tag("unpack"),
+        )  # fmt: skip

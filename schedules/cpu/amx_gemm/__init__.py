@@ -2,7 +2,7 @@
 
 from tvmopt.schedules.cpu.amx_gemm.compute import conv1x1, matmul
 from tvmopt.schedules.cpu.amx_gemm.lower import finish
-from tvmopt.schedules.cpu.amx_gemm.schedule import apply, knobs, recognise
+from tvmopt.schedules.cpu.amx_gemm.schedule import apply, knobs, open_rows, recognise
 from tvmopt.scheduling.normalize import one_row_loop
 
 NAME, VERSION = "amx_gemm", 2

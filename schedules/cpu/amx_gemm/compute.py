@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
-from tvmopt.lowering.common import call_fusable, constant, is_rows_product, nhwc_convolution, static_shape
+from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_open, is_rows_product, named_size, sizes
 from tvmopt.schedules.cpu._amx.cost import TERMS, Steps, panel_width, pays
 from tvmopt.schedules.cpu._amx.panels import SUMS, pack_steps, product, tag
 from tvmopt.scheduling.family import Declined
@@ -27,20 +27,22 @@ Array = np.ndarray[Any, Any]
 def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
     """`R.matmul` of rows of bfloat16 or uint8 and a constant matrix, where tiles pay."""
     x, w = call.args
-    xs, value = static_shape(x), constant(bb, w)
+    xs, value = sizes(x), constant(bb, w)
     if value is None or value.ndim < 2 or prod(value.shape[:-2]) != 1 or str(x.ty.dtype) not in TERMS:
         return None
-    if xs is None or value.ndim > len(xs) or (str(value.dtype), str(call.ty.dtype)) != SUMS[str(x.ty.dtype)]:
-        return Declined("an open shape, a result of more dimensions than the rows, or other sums than tiles have")
+    if not xs or is_open(xs[-1:]) or value.ndim > len(xs):
+        return Declined("an open sum, or a result of more dimensions than the rows")
+    if (str(value.dtype), str(call.ty.dtype)) != SUMS[str(x.ty.dtype)]:
+        return Declined("other sums than tiles have")
     return gemm(bb, x, value.reshape(value.shape[-2:]), xs[:-1], machine, "matmul")
 
 
 def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
     """`R.nn.conv2d` of bfloat16 or uint8 in NHWC/OHWI that is a product of rows and constants, where tiles pay."""
-    found, x = nhwc_convolution(bb, call), call.args[0]
-    if found is None or not is_rows_product(call) or str(x.ty.dtype) not in TERMS:
+    found, x, value = image_sizes(call), call.args[0], constant(bb, call.args[1])
+    if found is None or value is None or not is_rows_product(call) or str(x.ty.dtype) not in TERMS:
         return None
-    (xs, ws, value), out = found, str(call.ty.dtype)
+    (xs, ws), out = found, str(call.ty.dtype)
     if (str(value.dtype), out) != SUMS[str(x.ty.dtype)]:
         return Declined(f"{value.dtype} weights, a {out} result")
     matrix = np.ascontiguousarray(value.reshape(ws[0], ws[3]).T)
@@ -48,11 +50,12 @@ def conv1x1(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax
 
 
 def gemm(
-    bb: relax.BlockBuilder, x: relax.Expr, value: Array, rows: tuple[int, ...], machine: Machine, name: str
+    bb: relax.BlockBuilder, x: relax.Expr, value: Array, rows: tuple[Any, ...], machine: Machine, name: str
 ) -> relax.Expr | Declined:
-    """Rows of `x` [*rows, K] times W[K, N], where vectors are not as fast."""
+    """Rows of `x` [*rows, K] times W[K, N], where vectors are not as fast: at the number of rows that the program is to
+    be fastest at, where it is open."""
     (k_len, n_len), word = value.shape, TERMS[str(x.ty.dtype)]
-    if 0 in (*rows, k_len, n_len) or not pays(prod(rows), n_len, k_len, machine, word):
+    if 0 in (*rows, k_len, n_len) or not pays(named_size(bb, rows), n_len, k_len, machine, word):
         return Declined("vectors are as fast as tiles")
     steps, width = Steps.of(k_len, word), panel_width(n_len)
     panels = relax.const(pack_steps(value, steps, width))
@@ -64,9 +67,9 @@ def gemm(
             *row, p, j = at
             return te.sum(product(lambda k: data(*row, k), steps, t, i, weight(p, t, i, j)), axis=[t, i])
 
-        acc = te.compute((*rows, -(-n_len // width), width), term, name="amx_gemm", attrs=tag("amx_gemm"))
+        acc = te.compute((*data.shape[:-1], -(-n_len // width), width), term, name="amx_gemm", attrs=tag("amx_gemm"))
         return te.compute(
-            (*rows, n_len), lambda *at: acc(*at[:-1], at[-1] // width, at[-1] % width), name="unpack",
+            (*data.shape[:-1], n_len), lambda *at: acc(*at[:-1], at[-1] // width, at[-1] % width), name="unpack",
             attrs=tag("unpack"),
         )  # fmt: skip
 

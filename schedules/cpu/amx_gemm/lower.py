@@ -52,11 +52,10 @@ def write(writer: TileWriter, block: Any, origin: dict[Any, Expr]) -> Any:
         reads = [whole(data.source), whole(weight.source)]
         return tile_block(product(operands, integer(0), count), reads, target, [MatchBufferRegion(sub, target)])
 
-    full = rows(height) if total >= height else None
-    tail = total % height
     writer.remember(min(height, total), steps, width)
-    if full is None:
-        return rows(total)
+    if total < height or total == height:
+        return writer.guarded(total, steps, width, rows(total))
+    full, tail = rows(height), total % height
     if tail == 0:  # pieces of rows that do not come out even: the last one has a block less
         return tirx.IfThenElse(row + height <= total, full, None)
     last = writer.guarded(tail, steps, width, rows(tail))

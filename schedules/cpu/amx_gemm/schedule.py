@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from tvmopt.schedules.cpu._amx.cost import HEIGHT as HEIGHT_OF_TILES
 from tvmopt.schedules.cpu._amx.cost import WORDS, choose_height
 from tvmopt.schedules.cpu._amx.instructions import WORD_BYTES
 from tvmopt.schedules.cpu._amx.lower import HEIGHT
 from tvmopt.schedules.cpu._loops import vectorize_columns
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.cost_model import common_vector, product_worth_threads, row_pieces
-from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.family import Knobs, RowTiles, Space
 from tvmopt.targets import Machine
 
 
@@ -80,6 +81,20 @@ def knobs(problem: AmxGemmProblem, machine: Machine) -> Space:
             "rows_outer": (int(outer), int(not outer)),
             "m_chunks": (chunks, *(c for c in (1, 2, 4, 8) if c != chunks and c <= -(-problem.m // height))),
         }
+    )
+
+
+def open_rows(problem: AmxGemmProblem, machine: Machine) -> RowTiles:
+    """Blocks of two tiles for an open number of rows, what is left in one block of its own height; or single samples
+    that have rows enough."""
+    if problem.m >= HEIGHT_OF_TILES:
+        return RowTiles()
+    height = max(1, HEIGHT_OF_TILES // problem.m)
+    uneven = -(-problem.panels // problem.cores) * problem.cores / problem.panels
+    return RowTiles(
+        height,
+        pieces=2 * problem.cores if uneven > 1.1 else 1,
+        knobs=lambda tile: {"height": min(tile.m, HEIGHT_OF_TILES), "rows_outer": 0, "m_chunks": 1},
     )
 
 

@@ -29,7 +29,7 @@ from tvmopt.lowering.common import (
     is_rows_product,
     known,
     named_size,
-    samples,
+    pictures,
     sizes,
     static_shape,
 )
@@ -56,22 +56,20 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     kind, value = str(x.ty.dtype), constant(bb, w)
     if value is None and kind != "float32":
         return Declined(f"{w.ty.dtype} weights that are no constants")
-    if kind == "uint8" and is_open(xs[1:3]):
-        return Declined("uint8 pictures of open height or width")
     if kind == "uint8" and groups > 1 and ws[3] % WORD:
         return Declined(f"{ws[3]} channels a group of uint8")
     strides, dilation = [int(v) for v in attrs.strides], [int(v) for v in attrs.dilation]
     border = Border(*(int(v) for v in attrs.padding))
     if kind == "uint8":
         x, border = with_pad(bb, x, border)
-        xs = samples(x) or xs
+        xs = pictures(x) or xs
     out_c, kh, kw, in_g = ws
     out = (sizes(call) or ())[1:3]
     out_g = out_c // groups
     nr = _panel_width(bb, known(xs[0]), out, out_g, machine)
     if groups > 1 and out_g < machine.lanes():
         nr = group_panel(out_g, machine.lanes())
-    along_row = kind == "uint8" and _words_along_row(in_g, kw, dilation[1])
+    along_row = kind == "uint8" and not is_open(xs[1:3]) and _words_along_row(in_g, kw, dilation[1])
     if value is None:
         panels = packed_at_run_time(bb, w, groups, nr)
     else:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_open, operand_types, samples, sizes
+from tvmopt.lowering.common import call_fusable, constant, image_sizes, operand_types, pictures, sizes
 from tvmopt.lowering.window import Border, Window, channel_vector, padded_source, with_pad
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -39,11 +39,9 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     if not real and not (quantized and value is not None and exact(ws[1] * ws[2])):
         return Declined(operand_types(call))
     border = Border(*(int(v) for v in attrs.padding))
-    if quantized and is_open(xs[1:3]):
-        return Declined("uint8 pictures of open height or width")
     if quantized:
         x, border = with_pad(bb, x, border)
-        xs = samples(x) or xs
+        xs = pictures(x) or xs
     window = Window.of(attrs, (ws[1], ws[2]), (xs[1], xs[2]), border)
     vector, copied = channel_vector(ws[0], ws[0] // groups, machine.lanes())
     if value is None:

@@ -27,6 +27,7 @@ from numpy.polynomial import polynomial
 from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import (
+    NAMED_SIZE,
     call_fusable,
     constant,
     image_sizes,
@@ -35,7 +36,7 @@ from tvmopt.lowering.common import (
     least_size,
     named_size,
     operand_types,
-    samples,
+    pictures,
     sizes,
     static_shape,
 )
@@ -134,14 +135,19 @@ def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch
 def instead_of_16_bits(call: relax.Call, machine: Machine, precision: str) -> bool:
     """Whether a convolution in NHWC is faster by Winograd in fp32 than directly in bf16, or with weights of fp16."""
     a, (x, w) = call.attrs, call.args
-    xs, ws = samples(x), static_shape(w)
+    xs, ws = pictures(x), static_shape(w)
     if (a.data_layout, a.kernel_layout) != ("NHWC", "OHWI") or int(a.groups) != 1 or xs is None or ws is None:
         return False
+    opened = [not isinstance(d, int) for d in xs[1:3]]
+    if any(opened) and not all(opened):
+        return False  # :func:`conv2d` has no form for it
     if ws[1:3] != (KERNEL, KERNEL) or [int(v) for v in (*a.strides, *a.dilation)] != [1, 1, 1, 1]:
         return False
     top, left, bottom, right = (int(v) for v in a.padding)
-    size = (xs[1] + top + bottom - 2, xs[2] + left + right - 2)
-    rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if machine.has_tiles else machine.bf16_rate
+    height, width = (NAMED_SIZE, NAMED_SIZE) if all(opened) else xs[1:3]
+    size = (height + top + bottom - 2, width + left + right - 2)
+    tiles = machine.has_tiles and not any(opened)
+    rate = machine.tile_macs / (machine.fma_ports * machine.lanes()) if tiles else machine.bf16_rate
     rate, margin = (rate, BF16_MARGIN) if precision == "bf16" else (1.0, 1.0)  # weights of fp16 are multiplied as fp32
     return 0 not in size and output_tile(*size, xs[3], ws[0], known(xs[0]), machine, rate, margin) > 1
 
