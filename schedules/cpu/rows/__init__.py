@@ -3,7 +3,7 @@
 from tvmopt.schedules.cpu.rows.norm import LOWERS as NORMS
 from tvmopt.schedules.cpu.rows.positions import LOWERS as POSITIONS
 from tvmopt.schedules.cpu.rows.scan import LOWERS as SCANS
-from tvmopt.schedules.cpu.rows.schedule import apply, knobs, recognise
+from tvmopt.schedules.cpu.rows.schedule import apply, knobs, open_sizes, recognise
 from tvmopt.schedules.cpu.rows.topk import LOWERS as TOPK
 from tvmopt.scheduling.family import row_by_row as open_rows
 

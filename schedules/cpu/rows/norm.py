@@ -6,7 +6,8 @@
     rms_norm      y = x / sqrt(sum x^2 / C + eps) * gamma
     group_norm    layer_norm over (channels of the group, pixels), gamma and beta by channel; instance: one channel
 
-The variance is of centred values: E[x^2] - mu^2 cancels. Float32, static shapes; anything else is TVM's.
+The variance is of centred values: E[x^2] - mu^2 cancels. Float32; rows of an open length: softmax alone; anything else
+is TVM's.
 Several reduced axes become one by a reshape, which is a view.
 """
 
@@ -38,7 +39,7 @@ def row_kernel(
     inputs: Sequence[Sequence[Any]],
     output: Sequence[Any],
     rows: Sequence[Any],
-    length: int,
+    length: Any,
     lanes: int,
     program: Program,
     name: str,
@@ -215,12 +216,13 @@ def _row(shape: Sequence[Any], count: int) -> tuple[tuple[Any, ...], int] | None
 
 
 def _emit(
-    bb: relax.BlockBuilder, args: list[Any], output: Sequence[Any], rows: Sequence[Any], length: int,
+    bb: relax.BlockBuilder, args: list[Any], output: Sequence[Any], rows: Sequence[Any], length: Any,
     machine: Machine,
     program: Program, name: str,
 ) -> Any:  # fmt: skip
     symbols = Symbols()
     shapes, here = [symbols.of(a) for a in args], (symbols.here(output), symbols.here(rows))
+    (length,) = symbols.here([length])
     handed = symbols.to_hand_over()
     func = row_kernel(shapes, *here, length, machine.lanes(), program, name, handed=handed)
     result = relax.TensorType(list(output), "float32")
@@ -233,7 +235,7 @@ def _softmax(program: Program, name: str) -> Any:
         if not shape:
             return Declined(UNFIT)
         axis, last = int(call.attrs.axis) % len(shape), len(shape) - 1
-        if not isinstance(shape[axis], int):
+        if not isinstance(shape[axis], int) and axis != last:
             return Declined(OPEN_ROW)
         if axis == last:
             return _emit(bb, [x], shape, shape[:-1], shape[-1], machine, program, name)

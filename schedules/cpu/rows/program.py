@@ -19,20 +19,35 @@ from typing import Any
 
 from tvm import tirx
 
-from tvmopt.lowering.loops import INDEX, Expr, Index, load, loop, nest, new_buffer, seq, splat, store, vector
+from tvmopt.lowering.loops import (
+    INDEX,
+    Expr,
+    Index,
+    const_index,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    seq,
+    splat,
+    store,
+    vector,
+)
 
 UNROLL = 4
+Step = Callable[[Index, int], list[Any]]
+"""`step(start, u)`: the statements of the vector from element `start` on, into the partial results `u`."""
 
 
 class Row:
     """Builds the statements of one row's program.
 
     Args:
-        length: elements of the row.
+        length: elements of the row; an expression where it is open.
         lanes: elements of a vector register.
     """
 
-    def __init__(self, length: int, lanes: int) -> None:
+    def __init__(self, length: Index, lanes: int) -> None:
         self.length, self.lanes = length, lanes
         self.statements: list[Any] = []
         self.buffers: list[Any] = []
@@ -78,9 +93,57 @@ class Row:
     ) -> list[Expr]:
         """See `reduce`; `write` is of a single value."""
         lanes, length = self.lanes, self.length
+        if not isinstance(length, int):
+            return self._open(values, combine, identity, write, dtype)
         if length < lanes:
             return self._short(values, combine, identity, write, dtype)
         unroll = min(UNROLL, length // lanes)
+        trips, rest = length // (unroll * lanes), length // lanes % unroll
+        tail = tirx.const(length % lanes, INDEX) if length % lanes else None
+
+        def behind(step: Step) -> list[Any]:
+            return [s for u in range(rest) for s in step((trips * unroll + u) * lanes, u)]
+
+        return self._vectors(values, combine, identity, write, dtype, unroll, trips, behind, tail)
+
+    def _open(self, values: Any, combine: Any, identity: float, write: Any, dtype: str) -> list[Expr]:
+        """A row of open length: in vectors, or number by number where it is shorter than one."""
+        lanes, length = self.lanes, self.length
+        totals = [self.local(1, "total", dtype) for _ in values]
+        trips = tirx.truncdiv(length, const_index(UNROLL * lanes))
+        rest = tirx.truncdiv(length, const_index(lanes)) - trips * UNROLL
+
+        def behind(step: Step) -> list[Any]:
+            return [loop(rest, lambda k: seq(step((trips * UNROLL + k) * lanes, 0)), "k")]
+
+        tail = tirx.truncmod(length, const_index(lanes))
+
+        def whole() -> list[Expr]:
+            return self._vectors(values, combine, identity, write, dtype, UNROLL, trips, behind, tail)
+
+        def short() -> list[Expr]:
+            return self._short(values, combine, identity, write, dtype)
+
+        before, forms = self.statements, []
+        for form in (whole, short):
+            self.statements = []
+            found = form()
+            forms.append(seq([*self.statements, *(store(t, f, 0) for t, f in zip(totals, found, strict=True))]))
+        self.statements = [*before, tirx.IfThenElse(length >= lanes, *forms)]
+        return [load(total, 0) for total in totals]
+
+    def _vectors(
+        self, values: Sequence[Callable[[Index], Expr]], combine: Any, identity: float, write: Any, dtype: str,
+        unroll: int, trips: Index, behind: Callable[[Step], list[Any]], tail: Expr | None,
+    ) -> list[Expr]:  # fmt: skip
+        """See `reduce`.
+
+        Args:
+            unroll, trips: vectors of a trip, and trips.
+            behind: the steps of the whole vectors that are left.
+            tail: how many elements are in no whole vector; None: none.
+        """
+        lanes = self.lanes
         accumulators = [self.local(unroll * lanes, "acc", dtype) for _ in values]
 
         def step(start: Index, u: int, mask: Expr | None = None) -> list[Any]:
@@ -100,17 +163,14 @@ class Row:
         for parts in accumulators:
             for u in range(unroll):
                 self.statements.append(store(parts, splat(identity, lanes, dtype), vector(u * lanes, lanes)))
-        trips = length // (unroll * lanes)
         width = unroll * lanes
         self.statements.append(
             loop(trips, lambda k: seq([s for u in range(unroll) for s in step(k * width + u * lanes, u)]), "k")
         )
-        for u in range((length - trips * width) // lanes):
-            self.statements += step(trips * width + u * lanes, u)
-        tail = length % lanes
-        if tail:
-            mask = vector(0, lanes) >= tirx.Broadcast(tirx.const(lanes - tail, INDEX), lanes)
-            self.statements += step(length - lanes, unroll - 1, mask)
+        self.statements += behind(step)
+        if tail is not None:
+            mask = vector(0, lanes) >= tirx.Broadcast(lanes - tail, lanes)
+            self.statements += step(self.length - lanes, unroll - 1, mask)
         totals = []
         for parts in accumulators:
             total = load(parts, vector(0, lanes))

@@ -16,13 +16,19 @@ from math import prod
 from typing import Any
 
 import tvm
+from tvm import tirx
 
 from tvmopt.lowering.loops import NANOSECONDS
+from tvmopt.schedules.cpu._attention_tasks import open_loops
 from tvmopt.scheduling.blocks import annotated, extents, loop_extents, root_blocks
-from tvmopt.scheduling.cost_model import worth_threads
+from tvmopt.scheduling.cost_model import LOOPS, worth_threads
 from tvmopt.scheduling.facts import nbytes
 from tvmopt.scheduling.family import Knobs, Space
+from tvmopt.scheduling.open_loops import either
 from tvmopt.targets import Machine
+
+ELEMENT_NS = 0.5
+"""Of softmax, an element: assumed, a vector's exponential and its loads."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,23 @@ def recognise(func: Any, machine: Machine) -> RowsProblem | None:
     traffic = sum(nbytes(region.source) for region in (*block.reads, *block.writes))
     nanoseconds = max(traffic / machine.core_bandwidth * 1e9, float(block.annotations.get(NANOSECONDS, 0)))
     return RowsProblem(tuple(extents(block)), str(block.name_hint), nanoseconds)
+
+
+def open_sizes(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
+    """Rows of an open length: a loop over them, parallel where the work is worth it; an epilogue in loops behind it."""
+    block = annotated(func, "rows")
+    if block is None:
+        return None
+    name = str(block.name_hint)
+    serial = open_loops(func, name, False)
+    if machine.cores == 1 or not block.iter_vars:
+        return serial
+    elements = prod([r.extent.astype("int64") for r in block.writes[0].region], start=_rows(block))
+    return either(elements >= int(LOOPS * machine.thread_ns / ELEMENT_NS), open_loops(func, name, True), serial)
+
+
+def _rows(block: Any) -> Any:
+    return prod([iv.dom.extent.astype("int64") for iv in block.iter_vars[1:]], start=block.iter_vars[0].dom.extent)
 
 
 def knobs(problem: RowsProblem, machine: Machine) -> Space:

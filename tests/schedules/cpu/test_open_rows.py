@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from scipy import special
 from tvm import relax
 
 from tests.schedules.harness import Open, close, convolution, machines, open_module, rounded
@@ -206,6 +207,24 @@ def test_layer_norm_and_what_is_behind_it():
     for batch, seq in [(1, 1), (3, 7), (2, 16), (9, 17), (1, 600)]:
         x = random(batch, seq, 48)
         close(model.guarded([x], x.shape), np.maximum(layer_norm(x.astype("float64")), 0), 48)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("log", [False, True])
+def test_softmax_of_rows_of_open_length(machine, log):
+    op = relax.op.nn.log_softmax if log else relax.op.nn.softmax
+    model = Open(open_module(lambda bb, x: relax.op.nn.relu(bb.emit(op(x, -1))), [("n", 3, "k")]), machine)
+    assert list(model.how.values()) == [("rows", "")]
+    for k in (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 1000):
+        x = 5 * random(1 + k % 3, 3, k)
+        expected = softmax(x.astype("float64"))
+        close(model.guarded([x], x.shape), np.maximum(np.log(expected) if log else expected, 0), max(k, 8))
+    for k in (9, 33):  # a row with a value that softmax has an answer for, one whose answer is NaN, and one between
+        x = np.stack([[random(k)] * 3, [random(k)] * 3])
+        x[0, 0, 5], x[0, 1, 2], x[1, 1, k - 1] = -np.inf, np.nan, 3e38
+        (found,) = Open(open_module(lambda bb, x: op(x, -1), [("n", 3, "k")]), machine)(x)
+        expected = (special.log_softmax if log else special.softmax)(x.astype("float64"), -1)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_elementwise_rows():
