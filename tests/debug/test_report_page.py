@@ -122,7 +122,8 @@ def test_in_a_browser(browser, page: Path, width: int) -> None:
     with opened(browser, page, "dark", width) as shown:
         assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         assert shown.evaluate("[...document.querySelectorAll('.plot svg')].every(s => s.clientWidth >= 700)")
-        (graph,) = (frame for frame in shown.frames if frame.url == "about:srcdoc")
+        graph = shown.wait_for_selector("iframe", state="attached").content_frame()
+        assert graph is not None
         graph.wait_for_function("window.tvmopt && document.querySelector('#stage').clientWidth > 300")
         assert graph.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         inside = """() => { const [x, y] = tvmopt.where(0);

@@ -17,7 +17,9 @@ def test_every_key_is_read() -> None:
     assert found == Picture(
         256, (224, 240), "bicubic", (480, 640), 1 / 255, (0.5,), (0.1, 0.2, 0.3), "NCHW", "bgr", "rgb", True, "floor"
     )
-    assert found.named == set(KEYS)
+    boxed = parse("image:letterbox=640,fill=114,place=first")
+    assert (boxed.letterbox, boxed.fill, boxed.place) == ((640, 640), 114, "first")
+    assert found.named | boxed.named == set(KEYS)
 
 
 def test_defaults() -> None:
