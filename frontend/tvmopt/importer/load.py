@@ -15,13 +15,18 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from tvmopt.errors import ModelError, collect
-from tvmopt.importer.external import load_external
+from tvmopt.importer.external import LARGE, load_external
+from tvmopt.importer.inside import without_weights
 from tvmopt.importer.maps import maps, without_maps
 from tvmopt.importer.protos import copy_model, human
 from tvmopt.importer.structure import sort_graphs, verify_names, verify_structure
 from tvmopt.importer.tensors import all_tensors, verify_tensors
 from tvmopt.targets.memory import free_memory
 
+WHOLE = 1 << 26
+"""Bytes of a model's file up to which it is read whole: a file that stays open must not change meanwhile."""
+LARGEST = 1 << 31
+"""Bytes of a protobuf from which on it is none."""
 DAMAGED = "check that the file is an ONNX model and was copied whole, or export it again"
 
 
@@ -30,7 +35,8 @@ def load(source: str | Path | bytes | onnx.ModelProto, mapped: bool = False) -> 
 
     Args:
         source: a path, the bytes of a model, or a ModelProto (never changed; copied where it must be).
-        mapped: leave large external weights in their files; `tvmopt.importer.external.array_of` has their numbers.
+        mapped: leave large weights in their files; `tvmopt.importer.external.array_of` has their numbers. Those inside
+            the model's own file are left there if it is larger than :data:`WHOLE`.
 
     Returns:
         The model with external data read in, nodes in topological order, and tensors in place of dictionaries.
@@ -38,7 +44,7 @@ def load(source: str | Path | bytes | onnx.ModelProto, mapped: bool = False) -> 
     Raises:
         ModelError: what is wrong with the file, all problems of a kind at once.
     """
-    model, path, file = _read(source)
+    model, path, file = _read(source, mapped)
     for verify in (verify_structure, verify_tensors):
         _raise(verify(model, path))
     if any(t.data_location == onnx.TensorProto.EXTERNAL for _, t in all_tensors(model)):
@@ -62,7 +68,7 @@ def _own(model: onnx.ModelProto, source: object) -> onnx.ModelProto:
     return copy_model(model)
 
 
-def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, str, Path | None]:
+def _read(source: str | Path | bytes | onnx.ModelProto, mapped: bool) -> tuple[onnx.ModelProto, str, Path | None]:
     """The parsed protobuf, what to call it in messages, and its file, beside which external data lies."""
     if isinstance(source, onnx.ModelProto):
         return source, "the model", None
@@ -75,7 +81,7 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         )
     path = Path(source)
     try:
-        data = _file_bytes(path)
+        data = _file_bytes(path, mapped)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ModelError(
@@ -84,13 +90,16 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
     return _parse(data, str(path)), str(path), path
 
 
-def _file_bytes(path: Path) -> bytes:
-    """The bytes of a regular file that fits memory (a pipe or a device would hang or never end)."""
+def _file_bytes(path: Path, mapped: bool) -> bytes:
+    """The bytes of a regular file that fits memory (a pipe or a device would hang or never end), or of a model whose
+    large weights are left in it."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise ValueError("it is a folder")
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
+    if mapped and WHOLE < status.st_size < LARGEST and (small := without_weights(path, LARGE)) is not None:
+        return small
     available = free_memory()
     if 2 * status.st_size > available:  # the bytes, and the protobuf made of them
         raise ValueError(f"it has {human(status.st_size)} and {human(available)} of memory are free")
@@ -103,7 +112,7 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
     if data[:4] == b"PK\x03\x04":
         told = "This is a compiled model, or another zip file; here an ONNX file is needed."
         raise ModelError(told, where=path, fix="give the ONNX file that it was compiled from")
-    if len(data) >= 2**31:
+    if len(data) >= LARGEST:
         raise ModelError(
             f"A protobuf of {human(len(data))} is above protobuf's limit of 2 GB.",
             where=path,
