@@ -91,12 +91,17 @@ def loop_extents(sch: Schedule, block: Any) -> tuple[int, ...]:
     return tuple(int(sch.get(loop).extent) for loop in sch.get_loops(block))
 
 
+LARGE = 1 << 15
+"""Elements from which on threads share the rows of a block."""
+
+
 def epilogue_of(sch: Schedule, main: Any, out_shape: Sequence[int]) -> Any:
     """Inline the elementwise chain behind `main` into its last block and return that block.
 
-    Blocks whose loops differ from `out_shape` (a broadcast to more dimensions, say) stay outside: then the last block
-    before them is returned, and the others are parallelised where they stand. Smaller ones, which compute an operand of
-    the chain (a scale that is the product of two), are inlined into it.
+    Blocks whose loops differ from `out_shape` (a broadcast to more dimensions, say: pictures times their gates) stay
+    outside: then the last block before them is returned, and the others are parallelised where they stand, over all
+    their rows where they are large. Smaller ones, which compute an operand of the chain (a scale that is the product
+    of two), are inlined into it.
     """
     _inline_operands(sch, main, prod(out_shape))
     blocks = root_blocks(sch)
@@ -109,7 +114,9 @@ def epilogue_of(sch: Schedule, main: Any, out_shape: Sequence[int]) -> Any:
     for block in chain[:-1]:
         sch.compute_inline(block)
     for block in rest:
-        sch.parallel(sch.get_loops(block)[0])
+        loops = sch.get_loops(block)
+        rows = len(loops) > 2 and prod(loop_extents(sch, block)) >= LARGE
+        sch.parallel(sch.fuse(*loops[:-1]) if rows else loops[0])
     return chain[-1]
 
 

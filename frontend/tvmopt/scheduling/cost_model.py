@@ -213,14 +213,17 @@ def stream_cycles(weights: int, machine: Machine) -> float:
     return weights / (machine.bandwidth / machine.ghz / 1e9) if weights > machine.l2 // 2 else 0.0
 
 
-def worth_threads(nanoseconds: float, machine: Machine) -> bool:
+def worth_threads(nanoseconds: float, machine: Machine, least: float = LOOPS) -> bool:
     """Whether a loop of so much work, one core's time, gains from the pool.
+
+    Args:
+        least: work from which it does, in times of waking a thread.
 
     >>> m = Machine("m", "llvm", "x", cores=8)
     >>> worth_threads(1000.0, m), worth_threads(1e6, m), worth_threads(1e6, m.with_cores(1))
     (False, True, False)
     """
-    return machine.cores > 1 and nanoseconds > LOOPS * machine.thread_ns
+    return machine.cores > 1 and nanoseconds > least * machine.thread_ns
 
 
 def products_from(flops: float, machine: Machine) -> int:

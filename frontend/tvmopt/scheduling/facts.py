@@ -22,7 +22,7 @@ KERNEL = "tvmopt.kernel"
 
 _NAMES = """exp exp2 exp10 erf tanh sigmoid log log2 log10 log1p pow sqrt rsqrt sin cos tan sinh cosh asin
 acos atan asinh acosh atanh atan2 hypot fmod"""
-TRANSCENDENTAL = frozenset(f"tirx.{name}" for name in _NAMES.split())
+TRANSCENDENTAL = frozenset((*(f"tirx.{name}" for name in _NAMES.split()), "tvmopt.normal_cdf"))
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,19 @@ def _leaf_blocks(stmt: Any, loops: tuple[Any, ...]) -> Iterator[tuple[Any, tuple
         yield stmt, loops
     else:
         raise _Foreign
+
+
+def epilogue_cycles(block: Any, machine: Machine) -> float:
+    """Cycles of one core for what a block of an epilogue computes, its data at hand: rough as `nanoseconds` is; 0 where
+    a size is open."""
+    scan = _Scan()
+    scan.visit(block.body)
+    transcendental = sum(n for name, n in scan.calls.items() if name in TRANSCENDENTAL)
+    sizes = [v.dom.extent for v in block.iter_vars]
+    if not all(isinstance(size, tirx.IntImm) for size in sizes):
+        return 0.0
+    elements = math.prod(int(size) for size in sizes)
+    return elements * (0.5 * scan.operations + machine.exp_cycles * transcendental) / machine.lanes()
 
 
 def _block(realize: Any, loops: tuple[Any, ...]) -> BlockFacts:

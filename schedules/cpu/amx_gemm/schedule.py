@@ -23,14 +23,18 @@ import numpy as np
 from tvm import tirx
 
 from tvmopt.schedules.cpu._amx.cost import HEIGHT as HEIGHT_OF_TILES
-from tvmopt.schedules.cpu._amx.cost import WORDS, choose_height
+from tvmopt.schedules.cpu._amx.cost import WORDS, choose_height, rows_cycles
 from tvmopt.schedules.cpu._amx.instructions import WORD_BYTES
 from tvmopt.schedules.cpu._amx.lower import HEIGHT
 from tvmopt.schedules.cpu._loops import vectorize_columns
 from tvmopt.scheduling.blocks import annotated, consumer, extents
-from tvmopt.scheduling.cost_model import common_vector, product_worth_threads, row_pieces
+from tvmopt.scheduling.cost_model import common_vector, row_pieces, worth_threads
+from tvmopt.scheduling.facts import epilogue_cycles
 from tvmopt.scheduling.family import Knobs, RowTiles, Space
 from tvmopt.targets import Machine
+
+LEAST = 2.0
+"""Work from which a product gets threads, in times of waking one: its epilogue, too, is shared. Not timed apart."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> AmxGemmProblem | None:
         return None
     m, _panels, width, steps, _words = extents(block)
     n, size = extents(out)[-1], np.dtype(str(out.writes[0].source.dtype)).itemsize
-    threads = product_worth_threads(64.0 * m * n * steps, machine, tiles=True)
+    height = choose_height(m, width, steps, machine)
+    cycles = -(-n // width) * rows_cycles(m, height, width, steps, machine) + epilogue_cycles(out, machine)
+    threads = worth_threads(cycles / machine.ghz, machine, LEAST)
     return AmxGemmProblem(m, n, steps, width, machine.lanes(), size, machine.cores, threads)
 
 
