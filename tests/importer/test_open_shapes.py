@@ -69,6 +69,11 @@ MODELS = {
             value=numpy_helper.from_array(np.float32([2]))),
          node("Sub", ["x", "c"], ["y"])],
     ),
+    "an infinite constant of shape": chained(
+        [node("Shape", ["x"], ["s"]), node("ConstantOfShape", ["s"], ["c"],
+            value=numpy_helper.from_array(np.float32([-np.inf]))),
+         node("ReduceMax", ["x"], ["m"], axes=[1], keepdims=1), node("Max", ["m", "c"], ["y"])],
+    ),
     "where shape is -1": chained(
         [*N[0], *T[0], node("Concat", ["minus", "eight", "t"], ["want"], axis=0), node("Equal", ["want", "minus"],
             ["test"]),

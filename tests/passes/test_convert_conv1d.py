@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from onnx import helper
 from tvm import relax, tirx
 
+import tvmopt
+from tests.importer.onnx_check import model, run_ort, value
 from tests.passes.helpers import build, check_rewrite, rand, run
 from tvmopt.passes import ConvertConv1d, FoldConstant
 from tvmopt.report import DecisionLog
@@ -47,7 +50,42 @@ def test_an_open_batch():
         np.testing.assert_allclose(run(made, [x])[0], run(mod, [x])[0], rtol=1e-5, atol=1e-5)
 
 
-def test_an_open_length_stays():
-    n, w = tirx.Var("n", "int64"), c(rand(8, 2, 3))
-    mod = build({"x": (1, 4, n)}, lambda bb, x: nn.conv1d(x, w, groups=2, padding=(1, 2), strides=2))
+@pytest.mark.parametrize("groups, attrs", [(2, dict(padding=(1, 2), strides=2)), (1, dict(padding=(4, 4), dilation=4))])
+def test_an_open_length(groups, attrs):
+    n, w = tirx.Var("n", "int64"), c(rand(8, 4 // groups, 3))
+    mod = build({"x": (2, 4, n)}, lambda bb, x: nn.conv1d(x, w, groups=groups, **attrs))
+    made = check_rewrite(
+        lambda log: lambda m: FoldConstant(log)(ConvertConv1d(log)(m)),
+        mod,
+        {"reshape": 2, "nn.conv2d": 1},
+        numbers=False,
+    )
+    for length in (1, 7, 8, 9, 33):
+        x = rand(2, 4, length, seed=length)
+        np.testing.assert_allclose(run(made, [x])[0], run(mod, [x])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_open_channels_stay():
+    n = tirx.Var("n", "int64")
+    mod = build({"x": (1, n, 9)}, lambda bb, x: nn.max_pool1d(x, 3))
     check_rewrite(ConvertConv1d, mod, numbers=False)
+
+
+def test_families_compute_a_network_of_open_length():
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[6, 6], dilations=[3]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "each"], ["c"], pads=[7, 7], group=32),
+        helper.make_node("Conv", ["c", "far"], ["y"], strides=[4]),
+    ]
+    weights = {"w": rand(32, 8, 5), "each": rand(32, 1, 15), "far": rand(48, 32, 8)}
+    made = model(nodes, [value("x", ("n", 8, "t"))], [value("y", None)], weights)
+    compiled = tvmopt.compile(made, shape={"n": "1..3", "t": "8..600@100"}, verify=False)
+    kernels = [(k.family, k.name) for k in compiled.report.kernels]
+    assert {"conv2d", "depthwise"} <= {family for family, _ in kernels}
+    assert not [name for family, name in kernels if family == "generic" and "conv" in name]
+    for batch, length in [(1, 8), (2, 9), (1, 33), (3, 100), (1, 600)]:
+        x = rand(batch, 8, length, seed=length)
+        (expected,) = run_ort(made, {"x": x})
+        found = compiled.model.run({"x": x})["y"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, op_name, rewrite_pass, shape
-from tvmopt.passes.one_row import in_one_row, picture
+from tvmopt.passes.one_row import in_one_row, is_row
 
 
 @rewrite_pass("tvmopt.ConvertConv1d")
@@ -17,8 +17,8 @@ class ConvertConv1d(Rewrite):
 
     max_pool1d and avg_pool1d likewise. The reshapes are views, and cancel between two such layers.
 
-    Applies when   the layout is NCW and the shapes are static, but for the batch.
-    Declines when  1. the layout is another, or a size behind the batch is not known.
+    Applies when   the layout is NCW and the channels are known; batch and length may be open.
+    Declines when  1. the layout is another, or the number of channels is not known.
     Gain           the convolution family's register tile (its 14 pixels are along W anyway).
     Order          before ConvertLayout, which knows 2-d convolutions; after FoldBatchNorm or before it.
     """
@@ -28,10 +28,10 @@ class ConvertConv1d(Rewrite):
         name = op_name(value)
         if name not in ("nn.conv1d", "nn.max_pool1d", "nn.avg_pool1d"):
             return None
-        attrs, x = value.attrs, picture(value.args[0])
+        attrs = value.attrs
         layout = str(attrs.data_layout if name == "nn.conv1d" else attrs.layout)
-        if layout != "NCW" or x is None or picture(value) is None or len(x) != 2:
-            self.declined(var, f"1: its layout is {layout}, or a size behind the batch is not known")
+        if layout != "NCW" or not is_row(value.args[0]) or not is_row(value):
+            self.declined(var, f"1: its layout is {layout}, or its channels are not known")
             return None
         if name == "nn.conv1d" and (shape(value.args[1]) is None or str(attrs.kernel_layout) != "OIW"):
             self.declined(var, f"1: its kernel layout is {attrs.kernel_layout}, or not static")

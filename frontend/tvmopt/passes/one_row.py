@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import relax, tirx
 
 from tvmopt.passes.graph import Call, Expr, Graph, Var, ints, name_of, op_name, shape
@@ -9,19 +11,29 @@ from tvmopt.passes.graph import Call, Expr, Graph, Var, ints, name_of, op_name, 
 
 def picture(expr: Expr) -> tuple[int, ...] | None:
     """The sizes of a picture behind its batch, which may be open; None where one of them is not known."""
+    known = [int(d.value) for d in _sizes(expr)[1:] if isinstance(d, tirx.IntImm)]
+    return tuple(known) if known and len(known) == len(_sizes(expr)) - 1 else None
+
+
+def is_row(expr: Expr) -> bool:
+    """Whether a tensor has three axes, the second of a known size: pictures of one row, channels first."""
+    sizes = _sizes(expr)
+    return len(sizes) == 3 and isinstance(sizes[1], tirx.IntImm)
+
+
+def _sizes(expr: Expr) -> list[Any]:
+    """TVM's expressions of the shape; none where it is not known."""
     ty = getattr(expr, "ty", None)
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr) or not ty.shape.values:
-        return None
-    known = [int(d.value) for d in ty.shape.values[1:] if isinstance(d, tirx.IntImm)]
-    return tuple(known) if len(known) == len(ty.shape.values) - 1 else None
+    known = isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
+    return list(ty.shape.values) if known else []
 
 
 def in_one_row(graph: Graph, var: Var, call: Call) -> Expr:
     """The 2-d operator along a row that computes the same, in the shape of `call`.
 
     Args:
-        call: a convolution or pooling, channels first, of a shape that is static but for the batch. Its first spatial
-            axis is the only one that it has or the only one longer than one; nothing is padded along the other.
+        call: a convolution or pooling, channels first, of known channels. Its first spatial axis is the only one that
+            it has or the only one longer than one; nothing is padded along the other.
     """
     attrs, name = call.attrs, op_name(call)
     n, channels, length = list(call.args[0].ty.shape.values)[:3]

@@ -60,11 +60,11 @@ def expand(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
 
 
 def constant_of_shape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """ConstantOfShape: one value everywhere."""
+    """ConstantOfShape: one value everywhere. TVM's `full` cannot be lowered where that is infinite or no number."""
     if _is_static(inputs, ctx):
         return ctx.stock(inputs, attrs)
     value = np.ravel(attrs.get("value", np.zeros(1, np.float32)))
-    return relax.op.full(shape_to_tvm(_result_shape(ctx)), const(value[0], str(value.dtype)), str(value.dtype))
+    return Build(bb, ctx.name).broadcast(const(value[0], str(value.dtype)), _result_shape(ctx))
 
 
 def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
