@@ -41,3 +41,26 @@ def test_a_first_axis_may_be_a_length(name):
 def test_other_sizes_grow_first():
     found = ranges(("batch", "seq", 768), 3072)
     assert found["seq"] == "1..4096@128" and found["batch"].startswith("1..16")
+
+
+def test_a_length_grows_before_the_batch():
+    made = model([node("Relu", ["x"], ["y"])], [value("x", ("n", 256, "t", 1024))], [value("y", None)])
+    ranges = open_model.read(prepare(made)).ranges
+    assert ranges["t"].max == 512 and ranges["n"].max == 1
+
+
+def test_the_batch_of_a_state_is_named_1():
+    weights = {"w": np.ones((1, 20, 4), "float32"), "r": np.ones((1, 20, 5), "float32")}
+    states = [value("h", (1, "n", 5)), value("c", (1, "n", 5))]
+    turned = node("Transpose", ["x"], ["rows"], perm=[1, 0, 2])
+    lstm = node("LSTM", ["rows", "w", "r", "", "", "h", "c"], ["y"], hidden_size=5)
+    made = model([turned, lstm], [value("x", ("n", "t", 4)), *states], [value("y", None)], weights)
+    assert {n: r.opt for n, r in open_model.read(prepare(made)).ranges.items()} == {"n": 1, "t": 128}
+    rows_first = model([lstm], [value("rows", ("t", "the_batch", 4)), *[value(n, (1, "the_batch", 5)) for n in "hc"]],
+                       [value("y", None)], weights)  # fmt: skip
+    assert open_model.read(prepare(rows_first)).ranges["the_batch"].opt == 1
+
+
+def test_the_height_of_a_picture_is_named_where_its_channels_are_last():
+    made = model([node("Relu", ["x"], ["y"])], [value("x", ("n", "a", "b", 3))], [value("y", None)])
+    assert [r.opt for r in open_model.read(prepare(made)).ranges.values()] == [1, 224, 224]

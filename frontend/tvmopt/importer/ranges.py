@@ -2,10 +2,11 @@
 
 smallest   the least size at which no tensor is empty and the model's conditions hold
 largest    what the graph allows (a table of 512 positions), else 16 for the first axis of inputs and 4096 for others;
-           sizes are doubled in turn as long as the tensors that live at once take 1 GB at most; then the first axes
-           up to 4096, as long as they take 256 MB
+           sizes are doubled in turn as long as the tensors that live at once take 1 GB at most, lengths and pictures
+           to four times their named size before a batch; then the first axes up to 4096, as long as they take 256 MB
 named      1 for the first axis of inputs, else what such axes mostly are: 224 for a height, 128 for a length, which a
-           first axis may be called, too
+           first axis may be called, too. The second of a recurrence's state [layers, batch, hidden] is the first of
+           others
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
-from tvmopt.dims import Dim, Range, Size, holds, lowest, near, told
+from tvmopt.dims import Dim, Range, Size, holds, is_open, lowest, near, told
 from tvmopt.errors import InputError, ModelError, collect
 from tvmopt.importer.protos import BITS, describe_type, node_reads
 from tvmopt.importer.walk import Walk
@@ -50,8 +51,9 @@ def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
     largest = {n: given[n].max if n in given else smallest[n] for n in symbols.names}
     caps = {n: symbols.most.get(n, (_most(walk, n, first), ""))[0] for n, (first, _) in memory.axes.items()}
     growing = {n: max(1, smallest[n]) for n in symbols.names if n not in given}  # by how much next
+    enough = {n: 0 if first else 4 * named for n, (first, named) in memory.axes.items()}
     while growing:
-        name = min(growing, key=lambda n: largest[n])
+        name = min(growing, key=lambda n: (largest[n] >= enough[n], largest[n]))
         grown = _grown(walk, memory, largest, name, min(largest[name] + growing[name], max(caps[name], smallest[name])))
         if grown > largest[name]:
             largest[name], growing[name] = grown, grown
@@ -201,7 +203,7 @@ class _Memory:
 
     Attributes:
         sizes: each open size of a tensor, once.
-        axes: for each symbol whether it is the first axis of inputs, and the size to name.
+        axes: for each symbol whether it counts samples, and the size to name.
     """
 
     def __init__(self, walk: Walk, nodes: Sequence[onnx.NodeProto]) -> None:
@@ -250,13 +252,17 @@ class _Memory:
 
 
 def _axis(walk: Walk, inputs: list[str], symbol: str) -> tuple[bool, int]:
-    """Whether a symbol is the first axis wherever an input has it, and the size to name for it."""
-    found = [(axis, len(shape)) for axis, shape in _places(walk, inputs, symbol)]
+    """Whether a symbol counts samples - it is the first axis of inputs, or called so - and the size to name for it."""
+    found = list(_places(walk, inputs, symbol))
     named = next((size for word, size in GUESSES if word in symbol.lower()), 0)
-    if found and not named and all(axis == 0 for axis, _ in found):
+    states = [axis == 1 and len(shape) == 3 and not is_open((shape[0], shape[2])) for axis, shape in found]
+    samples = [axis == 0 or state for (axis, _), state in zip(found, states, strict=True)]
+    if not named and ("batch" in symbol.lower() or (all(samples) and not all(states))):
         return True, 1
-    axis, rank = next(((a, r) for a, r in found if a), (1, 2))
-    return False, named or ((1, 3, 224, 224)[axis] if rank == 4 else 128)
+    axis, shape = next((place for place in found if place[0]), (1, ()))
+    if named or len(shape) != 4:
+        return False, named or 128
+    return False, ((1, 3, 224, 224) if is_open(shape[3:]) or not is_open(shape[1:2]) else (1, 224, 224, 3))[axis]
 
 
 def _places(walk: Walk, inputs: list[str], symbol: str) -> Iterator[tuple[int, tuple[Size, ...]]]:

@@ -24,8 +24,9 @@ def is_row(expr: Expr) -> bool:
 def _sizes(expr: Expr) -> list[Any]:
     """TVM's expressions of the shape; none where it is not known."""
     ty = getattr(expr, "ty", None)
-    known = isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
-    return list(ty.shape.values) if known else []
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return []
+    return list(ty.shape.values)
 
 
 def in_one_row(graph: Graph, var: Var, call: Call) -> Expr:
