@@ -4,7 +4,8 @@
    memory between two inaccessible zones, filled with 0xff: NaN in every floating type, so that a value that nobody wrote
    shows. The buffer ends at the zone behind it (mode 1) or begins at the zone before it (mode 2). Freed memory becomes
    inaccessible and is not used again before guard_reset. Bytes that belong to no buffer but lie on its pages must stay
-   0xff: they are looked at when the buffer is freed, and guard_violations counts those that were written. */
+   0xff: they are looked at when the buffer is freed, and guard_violations counts those that were written. guard_tensors
+   counts every posix_memalign, armed or not. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,14 +30,14 @@ typedef struct {
 } Block;
 
 static Block blocks[BLOCKS];
-static size_t count, used, living, violations;
+static size_t count, used, living, violations, tensors;
 static unsigned char *arena;
 static int armed;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void guard_arm(int mode) { armed = mode; }
 size_t guard_violations(void) { return violations; }
-size_t guard_blocks(void) { return count; }
+size_t guard_tensors(void) { return tensors; }
 
 void *guard_allocate(size_t size, size_t alignment, int mode) {
   unsigned char *start = NULL;
@@ -101,6 +102,7 @@ size_t guard_reset(void) {
 }
 
 int posix_memalign(void **out, size_t alignment, size_t size) {
+  __sync_fetch_and_add(&tensors, 1);
   void *memory = armed ? guard_allocate(size, alignment, armed) : NULL;
   if (!memory) memory = __libc_memalign(alignment, size);
   if (!memory) return ENOMEM;

@@ -19,8 +19,8 @@ import numpy as np
 from fuzz.inputs import Array
 
 SOURCE = Path(__file__).with_name("guard.c")
-BEHIND, BEFORE = 1, 2
-"""Where the inaccessible zone touches the buffer."""
+NOWHERE, BEHIND, BEFORE = 0, 1, 2
+"""Where the inaccessible zone touches the buffer, if there is one."""
 
 
 def library() -> Path:
@@ -53,7 +53,7 @@ def _preloaded() -> Any:
     own.guard_allocate.restype = ctypes.c_void_p
     own.guard_allocate.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
     own.guard_release.argtypes = [ctypes.c_void_p]
-    own.guard_violations.restype = own.guard_blocks.restype = own.guard_reset.restype = ctypes.c_size_t
+    own.guard_violations.restype = own.guard_tensors.restype = own.guard_reset.restype = ctypes.c_size_t
     return own
 
 
@@ -95,6 +95,12 @@ def violations() -> int:
     """Buffers so far beside which something was written, on their own pages."""
     own = _preloaded()
     return int(own.guard_violations()) if own else 0
+
+
+def tensors() -> int:
+    """Tensors, and other aligned buffers, that the process has allocated so far, guarded or not."""
+    own = _preloaded()
+    return int(own.guard_tensors()) if own else 0
 
 
 def reset() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +204,15 @@ def test_outputs_stay_whole_when_later_calls_are_larger(model: Model) -> None:
 def test_other_weights_keep_the_ranges(path: Path, tmp_path: Path) -> None:
     fitted = tvmopt.refit(path, open_model(), output=tmp_path / "other.tvmopt")
     assert fitted.manifest.symbols == tvmopt.load(path).symbols
+
+
+@pytest.mark.skipif(not shutil.which("cc") or sys.platform != "linux", reason="needs a C compiler and glibc")
+@pytest.mark.parametrize("guard", ["none", "behind", "before"])
+def test_random_calls_stay_in_their_buffers_and_allocate_nothing(path: Path, guard: str) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "open_calls.py"
+    command = [sys.executable, str(script), str(path), "--calls", "60", "--guard", guard]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["right"], found["refused"], found["written outside"]) == (40, 20, 0)
+    assert found["allocations of two largest calls"] > 0 and found["allocations after them"] == 0
