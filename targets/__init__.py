@@ -58,6 +58,8 @@ class Machine:
         tile_rows: rows of a register tile, where the model finds several heights equally fast.
         prefetched_loads: load instructions of one loop whose streams the prefetcher into L1 still follows.
         bf16_rate: operations by the bf16 dot product for one by an fp32 FMA, both in vectors.
+        stream_ahead: bytes that one row prefetches ahead in packed weights from memory; 0: the processor's own
+            prefetchers do better alone.
         unhidden: share of a stream from memory that prefetching does not hide behind arithmetic, from 0 to 1.
         sm_threads, sm_blocks, sm_shared: what one streaming multiprocessor holds: threads, blocks, and
         bytes of shared memory (``cuda``).
@@ -98,6 +100,7 @@ class Machine:
     prefetched_loads: int = 28
     bf16_rate: float = 1.86
     unhidden: float = 0.35
+    stream_ahead: int = 0
     sm_threads: int = 2048
     sm_blocks: int = 32
     sm_shared: int = 0

@@ -12,6 +12,7 @@ from tvmopt import api
 from tvmopt.operators.packed_product import Packing, matrix
 from tvmopt.runtime.model import Model
 from tvmopt.schedules.cpu.packed.many_rows import BLOCK
+from tvmopt.targets import Machine
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def compiled(
     packing: Packing,
     zeros: bool,
     generator: Any,
-    target: str,
+    target: str | Machine,
     rows: str,
     batch: bool = False,
     level: int = 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tvmopt.operators.packed_product import ROUNDED, Packing, packed_product
 from tvmopt.report import DecisionLog
 from tvmopt.schedules.cpu.packed.compute import WORDS
 from tvmopt.schedules.cpu.packed.round_rows import MORE, RoundRows, row_words
+from tvmopt.schedules.cpu.packed.schedule import recognise
 from tvmopt.targets import Machine
 
 MACHINES = [HOST.with_cores(1), HOST, Machine.load("x86-64-v3").with_cores(1), HOST.with_cores(40)]
@@ -162,3 +164,45 @@ def test_too_few_columns_are_declined() -> None:
     weights = [relax.const(w, str(w.dtype)) for w in operands(packing, False)]
     made = packed_product(x, packing, *weights, op=ROUNDED)
     assert why_unrolled(made, HOST) == "7 columns, less than a vector"
+
+
+AHEAD = replace(HOST.with_cores(1), stream_ahead=2048, l2=HOST.l1d)
+"""A machine that is asked to prefetch for one row; its L2 holds nothing."""
+
+
+@pytest.mark.parametrize(("bits", "zeros"), [(2, True), (4, False), (4, True), (8, False)])
+@pytest.mark.parametrize("n", [1040, 1056, 1087])
+def test_two_panels_at_once(bits: int, zeros: bool, n: int) -> None:
+    """An odd number of panels, a last one that begins early: the same bits as by one panel after the other."""
+    packing, x = Packing(288, n, bits, 32), np.random.default_rng(n).standard_normal((3, 288)).astype(np.float32)
+    weights = operands(packing, zeros)
+    for machine in (AHEAD, AHEAD.with_cores(2)):
+        plain = replace(machine, stream_ahead=0)
+        for rows in (1, 2, 3):
+            check(packing, rows, zeros, machine, x[:rows])
+            made = [run(lowered(packing, (rows,), weights, m, ROUNDED), m, x[:rows]) for m in (machine, plain)]
+            np.testing.assert_array_equal(made[0], made[1])
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_one_row_fetches_ahead_where_the_machine_asks(far: bool) -> None:
+    """Every line of both panels of a task, where the weights are more than L2 holds; tasks are half as many then."""
+    packing = Packing(256, 1024, 4, 32)
+    machine = AHEAD if far else replace(AHEAD, l2=1 << 20)
+    found = lowered(packing, (1,), operands(packing, False), machine, ROUNDED).unscheduled
+    (product,) = (f for g, f in found.functions_items() if g.name_hint == "rounded_product")
+    words, lines = packing.group // 8, 4
+    assert str(product).count("tvmopt_prefetch") == (2 * (words + 1) * lines if far else 0)
+    problem = recognise(product, machine)
+    assert problem is not None and problem.tasks == (8 if far else 16)
+
+
+def test_open_rows_by_two_panels_at_once() -> None:
+    """A decoder's product: one token and a prompt have the same sums."""
+    generator, packing = np.random.default_rng(0), Packing(288, 1100, 4, 32)
+    model, exact, _ = compiled(packing, False, generator, AHEAD, "1..40", level=4)
+    x = generator.standard_normal((40, 288)).astype(np.float32)
+    every = model(x)
+    assert np.abs(every - x @ exact).max() < 2e-2 * np.abs(x @ exact).max()
+    for rows in (1, 2, 3, 6, 7, 13, 33):
+        np.testing.assert_allclose(model(x[:rows]), every[:rows], rtol=1e-6, atol=1e-6 * np.abs(every).max())
