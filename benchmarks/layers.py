@@ -125,9 +125,11 @@ def _single(node: Any, known: dict[str, Any], constants: dict[str, Any], opset: 
 
 def _small_numbers(tensor: Any) -> Any:
     """Weights that keep a layer's outputs finite and are no denormals; small constants stay: they may be axes."""
-    array = numpy_helper.to_array(tensor)
+    from tvmopt.importer.external import array_of
+
+    array = array_of(tensor)
     if array.dtype != np.float32 or array.size < 16:
-        return tensor
+        return numpy_helper.from_array(array, tensor.name)
     fan = max(1, array.size // array.shape[0])
     made = np.random.default_rng(0).standard_normal(array.shape, np.float32) / math.sqrt(fan)
     return numpy_helper.from_array(made, tensor.name)

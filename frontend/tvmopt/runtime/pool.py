@@ -30,7 +30,16 @@ _POINTERS = {
     "__TVMBackendParallelBarrier": "tvmopt_pool_barrier",
 }
 _LOCK = threading.Lock()
-_THREAD = threading.local()  # .threads: what this Python thread's launches may use; .place: where
+
+
+class _Thread(threading.local):
+    """What a Python thread's launches may use, and where; before it asked, nothing in particular."""
+
+    threads: int | None = None
+    place: int = 0
+
+
+_THREAD = _Thread()
 _owner: Any = None
 _places: dict[frozenset[int], int] = {}
 
@@ -97,10 +106,10 @@ def use_threads(threads: int, place: int = 0) -> None:
     Args:
         place: whose, of :func:`place_of`; 0: everybody's.
     """
-    if getattr(_THREAD, "threads", None) != threads:
+    if _THREAD.threads != threads:
         _owner.tvmopt_pool_use(threads)
         _THREAD.threads = threads
-    if getattr(_THREAD, "place", 0) != place:
+    if _THREAD.place != place:
         _owner.tvmopt_pool_go(place)
         _THREAD.place = place
 
