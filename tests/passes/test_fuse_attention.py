@@ -283,7 +283,27 @@ def test_the_importers_guard_chooses_by_row(low, fused):
     masked = np.ones((B, 1, S, S), bool)
     masked[1, 0, 2], masked[0, 0, 3, 4:] = False, False
     expected = {**BIASED, "where": 2, "max": 1} if fused else {"nn.attention_bias": 0}
-    fuse(build({**QKV, "m": ((B, 1, S, S), "bool")}, body), expected, m=masked)
+    module = build({**QKV, "m": ((B, 1, S, S), "bool")}, body)
+    fuse(module, expected, m=masked)
+    huge = rand(*QKV["q"], seed=3, scale=1e18)  # scores of 1e36: a masked key weighs nothing beside them either
+    fuse(module, expected, m=masked, q=huge, k=huge[::-1].copy())
+
+
+@pytest.mark.parametrize("fill", [-np.inf, LOWEST])
+@pytest.mark.parametrize("first", ["where", "add"])
+def test_a_key_that_a_where_and_an_infinite_mask_hide_is_hidden(first, fill):
+    """Plus infinity, which stands for the where, and minus infinity of the other mask are NaN together."""
+
+    def body(bb, q, k, v, m, a):
+        s = bb.emit(op.matmul(heads(bb, q), bb.emit(op.permute_dims(heads(bb, k), [0, 1, 3, 2]))))
+        for step in (first, "add" if first == "where" else "where"):
+            s = bb.emit(op.where(m, s, c(F(fill))) if step == "where" else op.add(s, a))
+        return merge(bb, bb.emit(op.matmul(bb.emit(nn.softmax(s)), heads(bb, v))))
+
+    keep = np.random.default_rng(0).random((B, 1, S, S)) < 0.5
+    keep[..., 0] = True
+    added = np.where(np.tril(np.ones((S, S), bool)), F(0), F(-np.inf)).reshape(1, 1, S, S)
+    fuse(build({**QKV, "m": ((B, 1, S, S), "bool"), "a": (1, 1, S, S)}, body), CHOSEN, m=keep, a=added)
 
 
 def test_a_guard_by_another_mask_stays():

@@ -31,8 +31,7 @@ from tvmopt.passes.graph import (
 )
 
 HEADS = (0, 2, 1, 3)  # [B, N, S, H] from [B, S, N, H], and back
-NEVER = -1e30  # in place of minus infinity, where a whole row of them must not become NaN
-HIDDEN = -1e30  # what is added to hide a key for good: no score of a model comes near
+EMPTY = float(np.float32(-3.4e38))  # a row is without a key where its mask is smaller throughout, says the importer
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Scores:
         keys: transposed keys ``[..., H, Sk]``.
         scale: product of every constant on the way.
         masks: additive masks.
+        chosen: masks that are 0 where a score stays, and plus infinity where the fill stands in its place.
         fill: what stands in place of a score that a ``where`` hides, if one does.
     """
 
@@ -51,6 +51,7 @@ class Scores:
     keys: Expr
     scale: float = 1.0
     masks: tuple[Expr, ...] = ()
+    chosen: tuple[Expr, ...] = ()
     fill: float | None = None
 
 
@@ -68,7 +69,7 @@ class FuseAttention(Rewrite):
 
     The scale may stand on q, on k, on both or on the product; q, k, v may be [B * N, S, H]. Masks may be added, or
     chosen with R.where: then the call is ``tvmopt.masked_attention``. A constant mask that is 0 up to the diagonal and
-    hides everything above it (at most -1e30, or the type's lowest number) becomes ``causal_mask="TopLeft"`` and is not
+    hides everything above it (minus infinity, or the type's lowest number) becomes ``causal_mask="TopLeft"`` and is not
     read at all. torch's ``where(isnan(p), 0, p)`` around the
     probabilities goes where no row can be masked altogether; elsewhere, and for our importer's
     ``where(max(mask) < lowest, 0, p)``, a where behind the call makes rows without a key 0. (Vaswani et al. 2017,
@@ -111,7 +112,8 @@ class FuseAttention(Rewrite):
             self.declined(var, "2: the number of heads is open")
             return None
         empty = scores.fill == -np.inf or any(not _keeps_a_key(graph, m) for m in scores.masks)
-        return self._attention(graph, var, value, scores, bias, guard == "mask" or (guard == "isnan" and empty))
+        limit = EMPTY if guard == "mask" else -np.inf if guard == "isnan" and empty else None
+        return self._attention(graph, var, value, scores, bias, limit)
 
     def _attention(
         self,
@@ -120,8 +122,9 @@ class FuseAttention(Rewrite):
         value: Expr,
         scores: Scores,
         bias: tuple[Expr | None, bool],
-        zeroed: bool,
+        limit: float | None,
     ) -> Expr | None:
+        """The call; `limit`: rows whose masks are this or less throughout are zeros."""
         name, ndim = name_of(var), rank(value)
         batch = _batch(graph, scores, value)
         swap = (*range(ndim - 2), ndim - 1, ndim - 2)
@@ -134,17 +137,14 @@ class FuseAttention(Rewrite):
             mask = relax.op.reshape(mask, shape_to_tvm((batch, have[0] // batch, *have[1:])))
         mask = None if mask is None else graph.emit(mask, name)
         kept = None
-        if zeroed and mask is not None:  # [B, N, Sq, Sk] to [B, Sq, N, 1]: does the row keep a key?
-            seen = mask
-            if scores.fill is not None:
-                goes = graph.emit(relax.op.isinf(mask), name)
-                seen = graph.emit(relax.op.where(goes, const(np.float64(NEVER), like=mask), mask), name)
-                scores = replace(scores, fill=max(scores.fill, NEVER))
-            most = relax.op.max(seen, [-1], keepdims=True)
-            kept = relax.op.greater(relax.op.permute_dims(most, HEADS), const(np.float64(NEVER / 2), like=mask))
-            kept = graph.emit(kept, name)
-            mask = relax.op.maximum(mask, const(np.float64(NEVER), like=mask))
-        mask = None if mask is None else graph.emit(mask, name)
+        if limit is not None and mask is not None:  # [B, N, Sq, Sk] to [B, Sq, N, 1]: does the row keep a key?
+            seen = graph.emit(relax.op.greater(mask, const(np.float64(limit), like=mask)), name)
+            if scores.fill is not None and scores.fill <= limit:
+                stays = graph.emit(relax.op.less(mask, const(np.float64(masked.GONE), like=mask)), name)
+                seen = graph.emit(relax.op.logical_and(seen, stays), name)
+            most = relax.op.max(relax.op.astype(seen, dtype(mask)), [-1], keepdims=True)
+            kept = relax.op.greater(relax.op.permute_dims(most, HEADS), const(np.float64(0), like=mask))
+            kept = graph.emit(kept, name)  # the kernel's other rows are NaN, and nobody reads them
         if scores.fill is not None and mask is not None:
             out = masked.masked_attention(q, k, v, mask, scores.scale, scores.fill)
         else:
@@ -198,9 +198,9 @@ def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
                     return take_apart(graph, replace(scores, masks=(*scores.masks, mask)), data)
             if number > hidden(expr) and (scores.masks or scores.fill not in (None, number)):
                 return "2: a mask fills scores that another one is added to"
-            mask = _chosen(keep, flags, kept, expr)
-            return take_apart(graph, replace(scores, masks=(*scores.masks, mask), fill=number), data)
-    if (call := graph.call(expr, "reshape")) is not None and not scores.masks:
+            chosen = (*scores.chosen, _chosen(keep, flags, kept, expr))
+            return take_apart(graph, replace(scores, chosen=chosen, fill=number), data)
+    if (call := graph.call(expr, "reshape")) is not None and not scores.masks + scores.chosen:
         return "2: the scores are reshaped between product and softmax"
     return f"2: the argument of softmax is {graph.op(expr) or 'not computed here'}, not a product"
 
@@ -220,8 +220,7 @@ def _chosen(keep: Expr, flags: Array | None, kept: bool, like: Expr) -> Expr:
 
 def hidden(expr: Expr) -> float:
     """What must be added to a number of this type, at least, to hide it for good."""
-    lowest = float(ml_dtypes.finfo(str(expr.ty.dtype)).min)
-    return max(HIDDEN, 0.99 * lowest)
+    return 0.99 * float(ml_dtypes.finfo(str(expr.ty.dtype)).min)
 
 
 def _leads_to_product(graph: Graph, expr: Expr, depth: int = 6) -> bool:
@@ -271,7 +270,7 @@ def _no_key_is_left(graph: Graph, test: Expr, probabilities: Expr) -> bool:
         return False
     limit = graph.scalar(less.args[1])
     added = any(most.args[0].same_as(other) for _, other in graph.binary(softmax.args[0], "add"))
-    return added and limit is not None and limit <= NEVER and _shows_or_hides(graph, most.args[0], limit)
+    return added and limit is not None and limit <= EMPTY and _shows_or_hides(graph, most.args[0], limit)
 
 
 def _shows_or_hides(graph: Graph, mask: Expr, limit: float) -> bool:
@@ -290,11 +289,12 @@ def _mask(graph: Graph, scores: Scores, dims: tuple[Size, ...], var: Var) -> tup
     """The masks as one bias of 4 (or 3) axes, or as a causal mask, or why not."""
     total: Expr | None = None
     causal = False
-    for mask in scores.masks:
+    for mask in (*scores.masks, *scores.chosen):
         data = graph.array(mask)
         if scores.fill is None and data is not None and len(dims) == 4 and is_causal(data, dims, hidden(mask)):
             causal = True
             continue
+        chosen = any(mask is one for one in scores.chosen)
         mask = graph.emit(mask, name_of(var))
         have = sizes(mask)
         if have is None or len(have) > len(dims):
@@ -303,7 +303,12 @@ def _mask(graph: Graph, scores: Scores, dims: tuple[Size, ...], var: Var) -> tup
         if any(a not in (1, b) for a, b in zip(full, dims, strict=True)):
             return "3: a mask does not broadcast to the scores"
         mask = mask if full == have else relax.op.reshape(mask, shape_to_tvm(full))
-        total = mask if total is None else relax.op.add(total, mask)
+        if total is not None and chosen:  # to add plus infinity to the minus infinity of another mask is NaN
+            mask = graph.emit(mask, name_of(var))
+            gone = relax.op.equal(mask, const(np.float64(masked.GONE), like=mask))
+            total = relax.op.where(gone, mask, graph.emit(total, name_of(var)))
+        else:
+            total = mask if total is None else relax.op.add(total, mask)
     if total is None:
         return None, causal
     total = graph.emit(total, name_of(var))
