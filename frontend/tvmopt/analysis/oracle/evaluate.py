@@ -216,7 +216,10 @@ class Oracle:
             if isinstance(result, Value):
                 found.append(Value(self._stored(result.array, result.kind), result.kind))
                 continue
-            if result is None or isinstance(result, (list, str)):
+            if isinstance(result, list):  # a sequence: its elements are of the type of what it is made of
+                found.append(Value(result, kind if kind in call.kinds else np.dtype(object)))
+                continue
+            if result is None or isinstance(result, str):
                 found.append(Value(result, np.dtype(object)))
                 continue
             array = np.asarray(result)
