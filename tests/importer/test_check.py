@@ -72,6 +72,14 @@ def test_strings_and_sequences():
     assert "is a sequence" in refused(made, ModelError)
 
 
+@pytest.mark.parametrize("shape", [(1 << 62, 8), (1 << 41,)])
+def test_an_input_that_no_memory_holds(shape):
+    """TVM counts in 64 and 32 bits, which so many elements overflow."""
+    made = model([node("Shape", ["x"], ["y"])], [value("x", shape)], [value("y", (len(shape),), TensorProto.INT64)])
+    text = refused(made, ModelError)
+    assert "Tensor 'x' would take" in text and "input 'x', float32[" in text
+
+
 def test_a_good_model_passes():
     made = model([node("Relu", ["x"], ["y"])], [value("x", (3,))], [value("y", (3,))])
     check(prepare(load(made)))

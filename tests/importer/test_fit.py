@@ -52,6 +52,7 @@ def recurrent(op: str, **changed: Any) -> Any:
 
 
 CONV = {"w": ones(4, 2, 3, 3), "b": ones(4)}
+ROTARY = {"c": ones(9, 2), "s": ones(9, 2), "p": np.zeros((2, 3), "int64")}
 DAMAGED = {
     "LSTM R": (recurrent("LSTM", r=(6, 24, 1)), "R has shape"),
     "LSTM W": (recurrent("LSTM", w=(1, 24, 8)), "W has shape"),
@@ -64,6 +65,7 @@ DAMAGED = {
     "GRU R": (recurrent("GRU", r=(1, 12, 6)), "R has shape"),
     "GRU B": (recurrent("GRU", b=(2, 36)), "B has shape"),
     "RNN W": (recurrent("RNN", w=(2, 6, 7)), "W has shape"),
+    "RotaryEmbedding": (one_node("RotaryEmbedding", (1, 2, 3, 4), ROTARY, {}, opset=23), "its positions have shape"),
     "OneHot": (one_node("OneHot", (3,), {"d": np.array(0), "v": ones(2)}, {}, dtype=I64), "depth"),
     "OneHot values": (one_node("OneHot", (3,), {"d": np.array(4), "v": ones(3)}, {}, dtype=I64), "two"),
     "pool": (one_node("AveragePool", (1, 1, 1, 3, 3), {}, {"kernel_shape": [2, 1, 2], "strides": [2, 2, 2]}), "larger"),

@@ -205,6 +205,16 @@ def _cache_and_mask(given: Given, q: Shape, k: Shape, v: Shape) -> Texts:
         yield f"its mask {list(mask)} does not broadcast to its scores, {list(whole)}"
 
 
+def _rotary(given: Given) -> Texts:
+    """RotaryEmbedding of opset 23: a position for each token, which the caches are asked for."""
+    shape, positions = given.shape(0), given.shape(3)
+    if shape is None or positions is None or len(shape) not in (3, 4):
+        return
+    tokens = (shape[0], shape[-2])
+    if len(positions) != 2 or not broadcasts(positions, tokens):
+        yield f"its positions have shape {list(positions)} for tokens of {list(tokens)}"
+
+
 def _quantised(given: Given) -> Texts:
     """QuantizeLinear and DequantizeLinear: one scale, one per slice of `axis`, or one per block along it."""
     x, scale, zero, values = given.shape(0), given.shape(1), given.shape(2), given.array(1)
@@ -359,6 +369,7 @@ RULES: dict[str, Rule] = {
     "QLinearConv": _convolution(0, 3, 8),
     "QuantizeLinear": _quantised,
     "RMSNormalization": _layer_norm,
+    "RotaryEmbedding": _rotary,
     "RNN": _recurrence("RNN", 1),
     "ScatterElements": _gather_elements,
     "ScatterND": _scatter_nd,

@@ -61,6 +61,12 @@ PRODUCTS = frozenset({"MatMulNBits", "MatMulBnb4"})
 class Folder(Walk):
     """The walk over one model; its results are :attr:`nodes`, :attr:`constants` and :attr:`types`."""
 
+    def run(self) -> None:
+        """Look at the inputs, then walk all nodes of the graph."""
+        for value in self.model.graph.input:
+            self._check_size(f"input '{value.name}'", {value.name: value.type})
+        super().run()
+
     def _one(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Fold, keep or expand one node; what it expands to is still to be processed."""
         key = (normal_domain(node.domain), node.op_type)
@@ -92,7 +98,7 @@ class Folder(Walk):
             function = schema_function(node, self.opsets.get(key[0], 1), inputs)
             if function is not None:
                 return self._expand(node, function, standard=True)
-        self._check_size(node, types)
+        self._check_size(f"node '{node_name(node)}' ({operator(node)})", types)
         self.types.update(types)
         self.emit(node)
         return []
@@ -284,7 +290,7 @@ class Folder(Walk):
         self.budget -= max(0, size - sum(a.nbytes for a in inputs.values()))
         return True
 
-    def _check_size(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
+    def _check_size(self, where: str, types: dict[str, onnx.TypeProto]) -> None:
         """A tensor above all free memory is a lie of the file, or needs another machine."""
         for name, kind in types.items():
             shape = static_shape(kind)
@@ -293,7 +299,7 @@ class Folder(Walk):
                 self.problems.append(
                     ModelError(
                         f"Tensor '{name}' would take {human(size)}; {human(self.memory)} of memory are free.",
-                        where=f"node '{node_name(node)}' ({operator(node)}), {describe_type(kind)}",
+                        where=f"{where}, {describe_type(kind)}",
                         fix="bind smaller shapes, or use a machine with more memory",
                     )
                 )
