@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", default="build/fuzz", help="folder for what is found (default build/fuzz)")
     parser.add_argument("--models", default="", help="a folder of valid models to mutate, besides the built-in ones")
     parser.add_argument("--inputs", default="", help=f"kinds of inputs, of {', '.join(INPUTS)}; default: all that fit")
-    parser.add_argument("--shrinks", type=int, default=2, help="findings of one sort that are made smaller")
+    parser.add_argument(
+        "--shrinks", type=int, default=2, help="findings of one sort that are made smaller; 0: none is, for long runs"
+    )
     parser.add_argument("--replay", type=Path, nargs="+", help="check these model files and nothing else")
     args = parser.parse_args(arguments)
     if args.replay:

@@ -30,7 +30,8 @@ class Plan:
         kind: "graphs", "constants", "mutants", "indices", "integers" or "open".
         seed, start: models are numbered from `start` on; the same seed and number is the same model.
         count, seconds: it ends after so many models, or so much time.
-        shrinks: so many findings of one signature are shrunk and written, further ones counted; 0: one is not shrunk.
+        shrinks: so many findings of one signature are shrunk and written, of further ones the number is told; 0: one is
+            written as it is.
         models: a folder of further valid models to mutate.
         inputs: kinds of inputs; empty: those that fit each model.
         real: the floating-point type of all models; empty: mostly float32.
@@ -153,6 +154,7 @@ class Run:
             if known:
                 self.summary.signatures[name] += 1
         if known:
+            self.say(f"again: {name} in model {index}")
             return
         if model is not None and self.plan.shrinks:
             small = self._shrunk(worker, model, finding, options)
@@ -161,6 +163,7 @@ class Run:
             self.summary.signatures[name] += 1
             many = self.summary.signatures[name] > max(1, self.plan.shrinks)
         if many or not self.plan.out:
+            self.say(f"{'again' if many else 'found'}: {name} in model {index}")
             return
         plan = self.plan
         command = f"scripts/fuzz --kind {plan.kind} --seed {plan.seed} --start {index} --count 1"
