@@ -52,3 +52,21 @@ def test_lrn(shape, size, alpha, beta, bias, family, tmp_path):
     families = {k.family for k in compiled.report.kernels}
     assert family != "gemm" or "gemm" in families
     assert family != "no pool" or families <= {"elementwise", "layout"}
+
+
+@pytest.mark.parametrize("channels", [7, 33])
+def test_squares_beyond_float32(channels):
+    """What is infinite in one channel is nothing to those whose windows end before it."""
+    node = helper.make_node("LRN", ["x"], ["y"], size=3, alpha=0.5)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, channels, 2, 4]) for n in "xy"]
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.random.default_rng(0).standard_normal((1, channels, 2, 4)).astype("float32")
+    x[0, 3, 0], x[0, 4, 0, 1], x[0, 5, 1, 0] = 1e30, -np.inf, np.nan
+    (y,) = tvmopt.compile(model, verify=False, records=False).model.run({"x": x}).values()
+    with np.errstate(all="ignore"):
+        squares = definition(x, 3, 0.5, 0.75, 1.0)
+        squares[0, 2:5, 0] = x[0, 2:5, 0] / np.float32(np.inf)  # beyond float32
+    clean = np.arange(8) != 4  # one pixel has a NaN, and spoils its other channels
+    found, want = (a.reshape(channels, 8)[:, clean] for a in (y[0], squares[0]))
+    np.testing.assert_allclose(found, want, rtol=1e-5)

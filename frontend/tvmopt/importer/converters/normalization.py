@@ -15,6 +15,8 @@ from tvmopt.importer.converters.context import Context, Converter, Inputs, Resul
 
 WIDEST_BAND = 512
 """Channels up to which LRN is a product: 2 * channels operations an element."""
+LARGEST = 3.38e38
+"""A square of LRN's at most: bfloat16 holds it, too."""
 WIDEST_WINDOW = 64
 """Channels of a window up to which LRN of more channels is a sum of shifted reads."""
 
@@ -188,15 +190,17 @@ def _band(b: Build, squares: Any, shape: tuple[int, ...], size: int, factor: flo
 
     The window's sum by definition has few operations but crosses channels, which no layout and no vector likes; a
     product with zeros is what every machine is best at, and the rest becomes its epilogue. Zeros add nothing to a sum,
-    so the rounding is that of the window alone; only an infinite or NaN value spoils its pixel's other channels.
+    so the rounding is that of the window alone. An infinite square times zero would be NaN in its pixel's other
+    channels: squares end at `LARGEST`, and a sum with one of those is infinite. NaN spoils its pixel's other channels.
     """
     channels = shape[1]
     ahead = np.arange(channels)[None, :] - np.arange(channels)[:, None]  # [o, c]: how far c is behind o
     inside = (-((size - 1) // 2) <= ahead) & (ahead <= size // 2)
     band = (inside * factor).astype("float32")
     image = shape if len(shape) == 4 else (shape[0], channels, 1, int(np.prod(shape[2:])))
-    total = b.emit(relax.op.nn.conv2d(b.reshape(squares, image), const(band[:, :, None, None], "float32")))
-    return b.reshape(total, shape)
+    squares = b.reshape(b.minimum(squares, LARGEST), image)
+    total = b.reshape(b.emit(relax.op.nn.conv2d(squares, const(band[:, :, None, None], "float32"))), shape)
+    return b.where(b.greater(total, 0.99 * LARGEST * factor), np.inf, total) if factor > 0 else total
 
 
 def _shifted(b: Build, squares: Any, shape: tuple[int, ...], size: int) -> Any:
