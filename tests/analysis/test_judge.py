@@ -331,13 +331,29 @@ def test_a_sum_beyond_its_type_may_become_any_of_three() -> None:
     assert not deviation("y", exact, number, limits, [np.float32([np.nan, 1.0])]).ok
 
 
-def test_an_input_of_a_16_bit_product_is_narrow_for_every_reader() -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Softmax", ["x"], ["y"])]
-    model = made(nodes, {"x": [4, 8]}, {"p": (1, [4, 3]), "y": (1, [4, 8])}, {"w": np.ones((8, 3), "f")})
+def test_what_a_16_bit_product_reads_is_narrow_for_every_reader_but_an_input_is_not() -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["p"]),
+        helper.make_node("MatMul", ["x", "w"], ["q"]), helper.make_node("Softmax", ["r"], ["y"]),
+        helper.make_node("Softmax", ["x"], ["z"]),
+    ]  # fmt: skip
+    outputs = {"p": (1, [4, 3]), "q": (1, [4, 3]), "y": (1, [4, 8]), "z": (1, [4, 8])}
+    model = made(nodes, {"x": [4, 8]}, outputs, {"w": np.ones((8, 3), "f")})
     feeds = {"x": (1000 + np.random.default_rng(0).standard_normal((4, 8))).astype("f")}
     truth = Judge(model, "bf16").truth(feeds)
     assert all(np.abs(n["y"] - truth.exact["y"]).max() > 0.05 for n in truth.naturals("bf16"))
+    assert all(np.abs(n["z"] - truth.exact["z"]).max() < 1e-4 for n in truth.naturals("bf16"))
     assert all(np.abs(n["y"] - truth.exact["y"]).max() < 1e-4 for n in truth.naturals("fp32"))
+
+
+@bf16
+def test_an_input_of_a_16_bit_product_has_all_its_digits_for_others(tmp_path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Softmax", ["x"], ["y"])]
+    model = made(nodes, {"x": [4, 64]}, {"p": (1, [4, 32]), "y": (1, [4, 64])}, {"w": np.ones((64, 32), "f")})
+    x = (1000 + np.random.default_rng(0).standard_normal((4, 64))).astype("f")
+    found = tvmopt.compile(model, precision="bf16", verify=False, records=False).model.run({"x": x})["y"]
+    e = np.exp(x - x.max(1, keepdims=True))
+    np.testing.assert_allclose(found, e / e.sum(1, keepdims=True), rtol=1e-3)
 
 
 def test_a_sum_of_integers_that_is_whole_may_be_cut_to_the_next() -> None:

@@ -56,7 +56,8 @@ class ConvertPrecision:
     inputs and outputs. A value that some heavy operator reads exists in memory only in 16 bits: every other
     reader widens it, and these casts fuse into their readers. Casts move up through operators that only move
     elements (a transpose, a concatenation, maximum pooling), so that these move half the bytes. A value that
-    no heavy operator reads (the residual stream before a LayerNorm, logits) stays in float32.
+    no heavy operator reads (the residual stream before a LayerNorm, logits) stays in float32. The model's inputs are
+    in float32 anyway: their other readers read that.
 
     Applies when   the operator is one of HEAVY or ATTENTION on float32 tensors. Of data with open sizes: where the
                    second operand is a constant, so that what is open are rows, samples or pixels.
@@ -278,7 +279,8 @@ class _Conversion:
     def _wide(self, arg: Expr, name: str) -> Expr:
         if isinstance(arg, relax.Tuple):
             return relax.Tuple([self._wide(f, name) for f in arg.fields])
-        if isinstance(arg, relax.Var) and arg in self.narrow and dtype(arg) == "float32":
+        narrow = isinstance(arg, relax.Var) and arg in self.narrow and arg not in self.params
+        if narrow and dtype(arg) == "float32":  # an input of the model is in float32, whoever reads it besides
             self.casts[1] += 1
             return self._emit(relax.op.astype(self.narrow[arg], "float32"), name)
         return arg

@@ -7,7 +7,7 @@ down in the other: what jumps there may jump in an engine; what does not has to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -88,7 +88,8 @@ def jumps(call: Call) -> bool:
 
 
 def operands(nodes: Sequence[Any]) -> set[str]:
-    """Tensors that products read, also behind data movement: they are in memory in 16 bits, for every reader."""
+    """Tensors that products read, also behind data movement: they are in memory in 16 bits, for every reader. The
+    model's inputs are not: what reads them besides has all their digits."""
     found: set[str] = set()
     for node in reversed(nodes):
         if node.op_type in HEAVY or (node.op_type in MOVES and found & set(node.output)):
@@ -154,15 +155,6 @@ class Rounded(Oracle):
         self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
         self.sizes = sizes(self.graph, self.inputs)
         self.generator = np.random.default_rng(sign + 1)
-
-    def run(self, feeds: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """As the oracle's; an input that a product reads is in memory in 16 bits, too."""
-        narrow = {
-            n: self.arithmetic.rounded(a.astype(self.arithmetic.work)).astype(a.dtype)
-            for n, a in feeds.items()
-            if n in self.narrow and isinstance(a, np.ndarray) and is_real(a.dtype)
-        }
-        return super().run({**feeds, **narrow}, *args, **kwargs)
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """One node: exactly where it makes sizes."""
