@@ -45,6 +45,7 @@ def tied(rng: np.random.Generator) -> np.ndarray:
 
 ARGMAX = [helper.make_node("ArgMax", ["scores"], ["a"], axis=1), helper.make_node("Reshape", ["a", "shape"], ["i"])]
 TOPK = [helper.make_node("TopK", ["scores", "k"], ["v", "i"])]
+HARDMAX = [helper.make_node("Hardmax", ["scores"], ["i"])]
 ABOVE = [helper.make_node("Greater", ["scores", "threshold"], ["i"])]
 
 
@@ -52,6 +53,10 @@ def test_what_is_an_index_output(tmp_path):
     w = np.zeros((TERMS, CLASSES), "float32")
     assert choices(classifier(tmp_path / "a.onnx", ARGMAX, w, [33])) == {"i": Choice("scores", 1)}
     assert choices(classifier(tmp_path / "t.onnx", TOPK, w, [33, 3])) == {"i": Choice("scores", -1)}
+    one_hot = classifier(tmp_path / "h.onnx", HARDMAX, w, [33, CLASSES], FLOAT)
+    assert choices(one_hot) == {"i": Choice("scores", -1, marked=True)}
+    one_hot.opset_import[0].version = 12  # there it is over all axes from one on
+    assert not choices(one_hot)
     values = [helper.make_node("TopK", ["scores", "k"], ["i", "n"])]
     assert not choices(classifier(tmp_path / "v.onnx", values, w, [33, 3], FLOAT))
     assert not choices(classifier(tmp_path / "g.onnx", ABOVE, w, [33, CLASSES], onnx.TensorProto.BOOL))
@@ -69,6 +74,17 @@ def test_settle():
     assert found.problem and found.worst == (0, 0) and found.found == 0.5 and found.needed == pytest.approx(0.5)
     assert settle(WRONG, choice, right[:, None], tie[:, None], scores, 0.01).ok  # keepdims
     assert settle(WRONG, Choice("s", 0), np.array([0, 0, 0]), np.array([1, 0, 0]), scores, 0.4).ok
+
+
+def test_settle_the_ones_of_a_hardmax():
+    scores = np.array([[1.0, 0.99, 0.5], [0.2, -1.0, 0.3]], "float32")
+    right, tie, other = (np.eye(3, dtype="float32")[i] for i in ([0, 2], [1, 2], [2, 2]))
+    choice = Choice("s", -1, marked=True)
+    assert settle(WRONG, choice, right, tie, scores, 0.005 + 1e-6).ok
+    assert not settle(WRONG, choice, right, tie, scores, 0.005 - 1e-6).ok
+    assert not settle(WRONG, choice, right, other, scores, 0.1).ok
+    for broken in (np.ones_like(right), np.zeros_like(right), 2 * right, right[:1]):
+        assert settle(WRONG, choice, right, broken, scores, 1.0) is WRONG
 
 
 @pytest.mark.parametrize(
@@ -90,13 +106,17 @@ def test_scores_that_are_no_numbers_tie_with_nothing(value):
 
 
 @pytest.mark.skipif(not Machine.load("cpu").has("avx512bf16"), reason="no avx512_bf16 here")
-@pytest.mark.parametrize(("nodes", "shape"), [(ARGMAX, [33]), (TOPK, [33, 3])])
-def test_near_ties_compile_in_bf16_and_wrong_weights_do_not(tmp_path, nodes, shape):
+@pytest.mark.parametrize(
+    ("nodes", "shape", "kind"),
+    [(ARGMAX, [33], INT64), (TOPK, [33, 3], INT64), (HARDMAX, [33, CLASSES], FLOAT)],
+    ids=["ArgMax", "TopK", "Hardmax"],
+)
+def test_near_ties_compile_in_bf16_and_wrong_weights_do_not(tmp_path, nodes, shape, kind):
     rng = np.random.default_rng(0)
     weights = tied(rng)
-    classifier(tmp_path / "m.onnx", nodes, weights, shape)
+    classifier(tmp_path / "m.onnx", nodes, weights, shape, kind)
     compiled = tvmopt.compile(tmp_path / "m.onnx", precision="bf16")  # verified
     assert 0 < compiled.report.accuracy["outputs"]["i"] < 0.1  # of the scores: some choices do differ
-    classifier(tmp_path / "other.onnx", nodes, weights[::-1].copy(), shape)
+    classifier(tmp_path / "other.onnx", nodes, weights[::-1].copy(), shape, kind)
     with pytest.raises(AccuracyError):
         verify(compiled.artifact, tmp_path / "other.onnx")

@@ -1,4 +1,5 @@
-"""Index outputs (ArgMax, ArgMin, TopK): where two engines choose differently, is it a tie? - for who judges results.
+"""Index outputs (ArgMax, ArgMin, TopK; Hardmax, whose one is an index): where two engines choose differently, is it a
+tie? - for who judges results.
 
 An index has no rounding error; the scores that it was chosen from have. If each score may be off by t, an element is
 rightly chosen where its score is within 2 t of the reference's choice: there are scores within the tolerance for which
@@ -28,14 +29,18 @@ class Choice:
 
     Attributes:
         scores: the tensor chosen from; axis: along which.
+        marked: the output is of the scores' shape, 1 at the chosen element and 0 elsewhere.
     """
 
     scores: str
     axis: int
+    marked: bool = False
 
 
 def choices(model: onnx.ModelProto) -> dict[str, Choice]:
-    """Outputs that are indices of an ArgMax, ArgMin or TopK, with nothing behind it but casts and new shapes."""
+    """Outputs that are indices of an ArgMax, ArgMin or TopK, with nothing behind it but casts and new shapes, or those
+    of a Hardmax along one axis."""
+    along = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0) >= 13
     makers = {name: node for node in model.graph.node for name in node.output if name}
     found = {}
     for output in model.graph.output:
@@ -45,9 +50,10 @@ def choices(model: onnx.ModelProto) -> dict[str, Choice]:
         if node is None or node.domain not in ("", "ai.onnx"):
             continue
         top = node.op_type == "TopK" and name == node.output[1]
-        if top or node.op_type in ("ArgMax", "ArgMin"):
-            axis = next((a.i for a in node.attribute if a.name == "axis"), -1 if top else 0)
-            found[output.name] = Choice(node.input[0], axis)
+        marked = along and node.op_type == "Hardmax" and name == output.name
+        if top or marked or node.op_type in ("ArgMax", "ArgMin"):
+            axis = next((a.i for a in node.attribute if a.name == "axis"), -1 if top or marked else 0)
+            found[output.name] = Choice(node.input[0], axis, marked)
     return found
 
 
@@ -67,7 +73,8 @@ def settle(
     if scores is None or not scores.size or scores.dtype.kind not in "fiu" or expected.shape != found.shape:
         return one
     axis = choice.axis % max(1, scores.ndim)
-    right, chosen = _indices(expected, scores, axis), _indices(found, scores, axis)
+    read = _marked if choice.marked else _indices
+    right, chosen = read(expected, scores, axis), read(found, scores, axis)
     if right is None or chosen is None:
         return one
     wide = scores.astype(np.float64)
@@ -94,6 +101,14 @@ def settle(
         float(ours[worst]),
         float(np.ptp(finite)) if finite.size else 0.0,
     )
+
+
+def _marked(array: Array, scores: Array, axis: int) -> Array | None:
+    """Where the only element other than 0 is a 1; None where a line has another number of them."""
+    if array.shape != scores.shape or not ((array == 0) | (array == 1)).all():
+        return None
+    lines = (array == 1).sum(axis)
+    return np.argmax(array == 1, axis, keepdims=True) if (lines == 1).all() else None
 
 
 def _indices(array: Array, scores: Array, axis: int) -> Array | None:
