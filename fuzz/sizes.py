@@ -53,7 +53,8 @@ def evaluate_open(model: onnx.ModelProto, options: Options, say: Callable[[str],
         side = 1 + options.seed % 2
         engine = compiled(model.SerializeToString(), options.target, options.precision, threads, side, say, shapes)
     except Exception as error:
-        return refused(error, options.valid)
+        largest = {n: high for n, (_, high) in ranges.items()}
+        return refused(error, options.valid and _runs(model, reference, largest))
     for sizes in _tried(ranges, numbers, rng):
         outcome.findings += _at(model, engine, reference, sizes, options, say, outcome, rng)
     for what, feeds in _wrong(model, engine, ranges, numbers):
@@ -63,6 +64,15 @@ def evaluate_open(model: onnx.ModelProto, options: Options, say: Callable[[str],
     if outcome.findings:
         outcome.status = "found"
     return outcome
+
+
+def _runs(model: onnx.ModelProto, reference: Reference, sizes: Sizes) -> bool:
+    """Whether a model has these sizes: a constant shape may leave it none but those it was built at."""
+    try:
+        reference.run(feeds_of(bound(model, sizes), "normal", 0))
+    except (Unable, ValueError):
+        return False
+    return True
 
 
 def _smallest(model: onnx.ModelProto, reference: Reference, name: str) -> int:
