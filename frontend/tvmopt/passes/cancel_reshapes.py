@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tvm import relax
 
-from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, op_name, rewrite_pass, shape
+from tvmopt.dims import is_open
+from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, op_name, rewrite_pass, shape, sizes
 from tvmopt.passes.permute import moves_data
 from tvmopt.passes.propagate_transposes import RESHAPES, axes_of
 
@@ -19,8 +20,8 @@ class CancelReshapes(Rewrite):
 
     Reshape, squeeze, expand_dims and flatten are one family; a permute_dims that moves only axes of size 1 joins it.
 
-    Applies when   the shapes are static.
-    Declines when  1. a shape is not static (nothing is recorded: the reshape stays).
+    Applies when   the shapes are static, or open and the last of them is such a permute_dims: it would be a copy.
+    Declines when  1. another shape is open (nothing is recorded: the reshape stays).
     Gain           a copy each where memory planning does not make it a view; and fusion across it.
     Order          after PropagateTransposes, for which a transpose should stay one as long as it travels.
     """
@@ -30,7 +31,7 @@ class CancelReshapes(Rewrite):
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite a reshape of any spelling."""
         if not self._reshapes(graph, value):
-            return None
+            return self._open(graph, var, value)
         target, x = shape(value), value.args[0]
         while self._reshapes(graph, x):
             x = graph.value(x).args[0]
@@ -42,6 +43,19 @@ class CancelReshapes(Rewrite):
         if x is not value.args[0]:
             self.applied(var, "chain")
         return relax.op.reshape(x, target)
+
+    def _open(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
+        """A permute_dims that moves no data of open sizes, behind reshapes or not."""
+        if op_name(value) != "permute_dims":
+            return None
+        dims = sizes(value.args[0])
+        if dims is None or not is_open(dims) or moves_data(axes_of(value), dims):
+            return None
+        x = value.args[0]
+        while (inner := graph.call(x, "reshape")) is not None:
+            x = inner.args[0]
+        self.applied(var, "chain")
+        return relax.op.reshape(x, value.ty.shape)
 
     @staticmethod
     def _reshapes(graph: Graph, expr: Expr) -> bool:

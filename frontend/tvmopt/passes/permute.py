@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tvmopt.dims import Size
+
 Perm = tuple[int, ...]
 
 
@@ -43,7 +45,7 @@ def permuted(perm: Sequence[int], values: Sequence[Any]) -> list[Any]:
     return [values[p] for p in perm]
 
 
-def moves_data(perm: Sequence[int], dims: Sequence[int]) -> bool:
+def moves_data(perm: Sequence[int], dims: Sequence[Size]) -> bool:
     """Whether permuting a tensor of these sizes reorders its elements: axes of size 1 move for free.
 
     >>> moves_data((0, 3, 1, 2), (1, 1, 1, 64)), moves_data((0, 2, 1), (4, 8, 2))
@@ -53,7 +55,7 @@ def moves_data(perm: Sequence[int], dims: Sequence[int]) -> bool:
     return kept != sorted(kept)
 
 
-def groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+def groups(source: Sequence[Size], target: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
     """The finest split of a reshape into independent reshapes of consecutive axes; sizes of 1 are left out.
 
     >>> groups((2, 12, 5), (2, 3, 4, 5))
@@ -77,8 +79,8 @@ def groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int]
 
 
 def reshape_of_permuted(
-    dims: Sequence[int], perm: Sequence[int], target: Sequence[int]
-) -> tuple[Perm | None, list[int], Perm] | None:
+    dims: Sequence[Size], perm: Sequence[int], target: Sequence[Size]
+) -> tuple[Perm | None, list[Size], Perm] | None:
     """Swap ``reshape(permute(z, perm), target)`` into ``permute(reshape(permute(z, q), middle), r)``.
 
     Args:
@@ -112,7 +114,7 @@ def reshape_of_permuted(
     return q, [target[i] for i in full], r
 
 
-def _with_units(axes: list[int], dims: Sequence[int]) -> list[int]:
+def _with_units(axes: list[int], dims: Sequence[Size]) -> list[int]:
     """`axes` with the missing ones (of size 1) put where they move least: first, or after their neighbour."""
     out = list(axes)
     for i in range(len(dims)):

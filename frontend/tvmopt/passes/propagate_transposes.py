@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmopt.dims import Size
 from tvmopt.passes.graph import (
     Call,
     Expr,
@@ -21,6 +22,7 @@ from tvmopt.passes.graph import (
     rank,
     rewrite_pass,
     shape,
+    sizes,
     with_attrs,
 )
 from tvmopt.passes.permute import (
@@ -113,7 +115,7 @@ class PropagateTransposes(Rewrite):
     def _reshape(self, graph: Graph, var: Var, value: Call) -> Expr | None:
         found, target = source(graph, value.args[0]), shape(value)
         if target is None:
-            return None
+            return self._units(var, value, *found) if found else None
         inner = graph.call(value.args[0], *RESHAPES)
         if inner is not None and shape(inner.args[0]) is not None:
             return inner.args[0] if shape(inner.args[0]) == target else relax.op.reshape(inner.args[0], target)
@@ -136,6 +138,20 @@ class PropagateTransposes(Rewrite):
             z = relax.op.permute_dims(z, q)
         self.applied(var, "reshape")
         return relax.op.permute_dims(relax.op.reshape(z, middle), r)
+
+    def _units(self, var: Var, value: Call, z: Expr, perm: Perm) -> Expr | None:
+        """A reshape of open sizes that only adds or removes axes of 1."""
+        dims, target = sizes(z), sizes(value)
+        if dims is None or target is None or _beside_units(permuted(perm, dims)) != _beside_units(target):
+            return None
+        if not moves_data(perm, dims):
+            return relax.op.reshape(z, value.ty.shape)
+        swap = reshape_of_permuted(dims, perm, target)
+        if swap is None:
+            return None
+        self.applied(var, "reshape")
+        middle = permuted(inverse(swap[2]), value.ty.shape.values)
+        return relax.op.permute_dims(relax.op.reshape(z, middle), swap[2])
 
     def _operands(
         self,
@@ -228,6 +244,11 @@ def source(graph: Graph, expr: Expr) -> Source | None:
     """What a transposed tensor is the transpose of."""
     call = graph.call(expr, "permute_dims")
     return None if call is None or rank(call) < 0 else (call.args[0], axes_of(call))
+
+
+def _beside_units(dims: Sequence[Size]) -> list[Size]:
+    """The sizes other than 1."""
+    return [size for size in dims if size != 1]
 
 
 def cancels_below(graph: Graph, var: Var, perm: Perm, most: int = 200) -> bool:

@@ -1,0 +1,98 @@
+"""Trained models from the wild as their files are, compiled without any option, beside onnxruntime at random sizes.
+
+    python benchmarks/open_trained.py                        # every model of real_models.py with open dimensions
+    python benchmarks/open_trained.py attacut mtcnn --sizes 20
+    python benchmarks/open_trained.py --output open.jsonl    # what stands there already is not done again
+
+Each is a line of JSON: seconds of the compile with its verification, the ranges that were chosen, "agrees", "differs"
+or "refused" with the message, and the largest error over the largest value of onnxruntime's output, over all sizes.
+Models whose LSTMs onnxruntime computes in bytes (`DynamicQuantizeLSTM`; tvmopt computes them in float32) may be a tenth
+apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import real_models
+from open_calls import difference, session_of, sizes_of
+
+import tvmopt
+from tvmopt.analysis.samples import sample_inputs
+from tvmopt.errors import TvmoptError
+
+LIMIT, ROUNDED = 1e-3, 0.2
+"""Of the largest value; where onnxruntime rounds the state of an LSTM to bytes."""
+
+
+def is_open(path: Path) -> bool:
+    """Whether an input has a dimension that is no number."""
+    graph = onnx.load(str(path), load_external_data=False).graph
+    weights = {w.name for w in graph.initializer}
+    dims = [d for v in graph.input if v.name not in weights for d in v.type.tensor_type.shape.dim]
+    return any(not d.HasField("dim_value") or d.dim_value < 1 for d in dims)
+
+
+def tried(path: Path, count: int, seed: int) -> dict[str, Any]:
+    """Compile one file without options, and compare it at `count` random sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        artifact, start = Path(folder) / "model.tvmopt", time.perf_counter()
+        try:
+            tvmopt.compile(path, output=artifact, cache=False)
+        except TvmoptError as error:
+            return {"verdict": "refused", "seconds": round(time.perf_counter() - start, 1), "message": str(error)}
+        record: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 1)}
+        model, session, rng = tvmopt.load(artifact), session_of(str(path)), np.random.default_rng(seed)
+        record["ranges"] = {name: str(known) for name, known in model.symbols.items()}
+        bounds, worst, at = model.manifest.options.get("bounds"), 0.0, {}
+        for number in range(count):
+            sizes = sizes_of(model, rng)
+            feeds = sample_inputs(model.inputs_at(sizes), seed=seed + number, bounds=bounds)
+            found = model.run(feeds)
+            try:
+                expected = session.run(list(found), feeds)
+            except Exception as error:  # onnxruntime raises a class of its own for each status code
+                return record | {"verdict": "onnxruntime refuses", "at": sizes, "message": str(error)[:300]}
+            error = difference(found, expected)
+            if error > worst:
+                worst, at = error, sizes
+    kinds = {n.op_type for n in onnx.load(str(path), load_external_data=False).graph.node}
+    limit = ROUNDED if "DynamicQuantizeLSTM" in kinds else LIMIT
+    return record | {"verdict": "agrees" if worst < limit else "differs", "sizes": count, "worst": worst, "at": at}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="MODEL", help="beginnings of names (default: all)")
+    parser.add_argument("--sizes", type=int, default=20, help="random sizes of each model (default 20)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="a file to which the lines are added")
+    args = parser.parse_args()
+    chosen = [m for m in real_models.MODELS if not args.names or m.name.startswith(tuple(args.names))]
+    if not chosen:
+        parser.error(f"no model begins so; there are {', '.join(m.name for m in real_models.MODELS)}")
+    lines = args.output.read_text().splitlines() if args.output and args.output.exists() else []
+    done = {json.loads(line)["model"] for line in lines}
+    bad = 0
+    for name, path in real_models.fetch([m for m in chosen if m.name not in done]).items():
+        if not is_open(path):
+            continue
+        record = {"model": name} | tried(path, args.sizes, args.seed)
+        bad += record["verdict"] != "agrees"
+        print(json.dumps(record), flush=True)
+        if args.output:
+            with args.output.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
