@@ -14,7 +14,6 @@ from tvm import relax
 
 from tests.importer.onnx_check import run_ort, run_relax
 from tvmopt import pipeline
-from tvmopt.errors import ModelError
 from tvmopt.importer import import_model, load, prepare
 from tvmopt.importer.protos import static_shape
 from tvmopt.targets import Machine
@@ -81,8 +80,7 @@ def export(path, dynamo: bool):
 def test_a_transformer_imports_static(tmp_path, dynamo):
     path = tmp_path / "t.onnx"
     net = export(path, dynamo)
-    with pytest.raises(ModelError, match=r"shape=\{'ids': \(1, 128\), 'mask': \(1, 128\)\}"):
-        import_model(path)
+    assert [str(size) for size in import_model(path).outputs[0].shape] == ["batch", "sequence", "32"]
     for batch, length in ((1, 1), (2, 7), (1, 17)):
         rng = np.random.default_rng(length)
         feeds = {"ids": rng.integers(0, 50, (batch, length)), "mask": rng.integers(0, 2, (batch, length))}
