@@ -13,12 +13,8 @@ from tvmopt.dims import OpenSize
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
-WIDEST_BAND = 512
-"""Channels up to which LRN is a product: 2 * channels operations an element."""
-LARGEST = 3.38e38
-"""A square of LRN's at most: bfloat16 holds it, too."""
 WIDEST_WINDOW = 64
-"""Channels of a window up to which LRN of more channels is a sum of shifted reads."""
+"""Channels of a window up to which LRN is a sum of shifted reads."""
 
 
 def _inner(b: Build, value: Any, inner: tuple[int, ...], neutral: int = 1) -> tuple[Any, Any]:
@@ -167,50 +163,21 @@ def instance_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any],
 def lrn(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """LRN of [N, C, ...]: y = x / (bias + alpha / size * sum of x * x over neighbouring channels)^beta.
 
-    The sum is a product with a band of ones (:func:`_band`) up to `WIDEST_BAND` channels, beyond them one term a
-    neighbour. 16-bit numbers are computed in float32; float64 has the terms always. TVM's own pooling over channels
-    serves the rest.
+    The sum is one addition a neighbour, of reads of padded channels, which TVM fuses with the rest into one pass.
+    16-bit numbers are computed in float32. TVM's own pooling over channels serves wider windows.
     """
     shape, size, b = shape_of(inputs[0]), int(attrs["size"]), Build(bb, ctx.name)
     x = inputs[0]
-    wide = len(shape) > 1 and (shape[1] > WIDEST_BAND or dtype_of(x) != "float32")
-    if len(shape) < 2 or 0 in shape or (wide and size > WIDEST_WINDOW):
+    if len(shape) < 2 or 0 in shape or size > WIDEST_WINDOW:
         return ctx.stock(inputs, attrs)
-    factor = attrs.get("alpha", 1e-4) / size
-    squares = b.mul(x, x)
-    total = b.mul(_shifted(b, squares, shape, size), factor) if wide else _band(b, squares, shape, size, factor)
-    scale = relax.op.power(b.add(total, attrs.get("bias", 1.0)), const(attrs.get("beta", 0.75), dtype_of(x)))
-    return relax.op.divide(x, b.emit(scale))
-
-
-def _band(b: Build, squares: Any, shape: tuple[int, ...], size: int, factor: float) -> Any:
-    """The windows' sums, times `factor`, as a 1x1 convolution of an image.
-
-        conv1x1(x * x, band)      band[o, c] = factor where c is in o's window
-
-    The window's sum by definition has few operations but crosses channels, which no layout and no vector likes; a
-    product with zeros is what every machine is best at, and the rest becomes its epilogue. Zeros add nothing to a sum,
-    so the rounding is that of the window alone. An infinite square times zero would be NaN in its pixel's other
-    channels: squares end at `LARGEST`, and a sum with one of those is infinite. NaN spoils its pixel's other channels.
-    """
-    channels = shape[1]
-    ahead = np.arange(channels)[None, :] - np.arange(channels)[:, None]  # [o, c]: how far c is behind o
-    inside = (-((size - 1) // 2) <= ahead) & (ahead <= size // 2)
-    band = (inside * factor).astype("float32")
-    image = shape if len(shape) == 4 else (shape[0], channels, 1, int(np.prod(shape[2:])))
-    squares = b.reshape(b.minimum(squares, LARGEST), image)
-    total = b.reshape(b.emit(relax.op.nn.conv2d(squares, const(band[:, :, None, None], "float32"))), shape)
-    return b.where(b.greater(total, 0.99 * LARGEST * factor), np.inf, total) if factor > 0 else total
-
-
-def _shifted(b: Build, squares: Any, shape: tuple[int, ...], size: int) -> Any:
-    """The windows' sums as one addition a neighbour, of padded channels; TVM fuses them into one pass."""
     none = [0] * len(shape)
-    padded = b.pad(squares, [0, (size - 1) // 2, *none[2:]], [0, size // 2, *none[2:]])
+    padded = b.pad(b.mul(x, x), [0, (size - 1) // 2, *none[2:]], [0, size // 2, *none[2:]])
     total = b.slice(padded, 1, 0, shape[1])
     for k in range(1, size):
         total = b.add(total, b.slice(padded, 1, k, k + shape[1]))
-    return total
+    total = b.mul(total, attrs.get("alpha", 1e-4) / size)
+    scale = relax.op.power(b.add(total, attrs.get("bias", 1.0)), const(attrs.get("beta", 0.75), dtype_of(x)))
+    return relax.op.divide(x, b.emit(scale))
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
