@@ -69,15 +69,24 @@ def apply(sch: Any, problem: LayoutProblem, knobs: Knobs) -> None:
         elif ways is not None:
             _shuffle(sch, block, ways, knobs)
         else:
-            seam = here is not None and _seam(here)
+            seam = _seam(here) if here is not None and len(sch.get_loops(block)) == len(here.extents) else 0
+            if seam > 1:
+                sch.fuse(*sch.get_loops(block)[-seam:])
             spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"], 0 if seam else problem.lanes)
             if seam:
                 sch.annotate(sch.get_loops(block)[-1], "pragma_loop_partition_hint", 1)
 
 
-def _seam(here: BlockFacts) -> bool:
-    """Whether a condition depends on the last axis."""
-    return bool(here.extents) and here.variables[-1] in here.guarded and here.extents[-1] > 1
+def _seam(here: BlockFacts) -> int:
+    """How many of the last axes are one loop in which a condition changes: the last, or one with short ones behind it.
+
+    0 where no condition depends on them.
+    """
+    for first in reversed(range(len(here.extents))):
+        if here.extents[first] > 1 and here.variables[first] in here.guarded:
+            axes, behind = len(here.extents) - first, math.prod(here.extents[first + 1 :])
+            return axes if axes == 1 or (behind <= SHORT and here.trivial) else 0
+    return 0
 
 
 def interleaved(here: BlockFacts) -> int | None:

@@ -169,6 +169,17 @@ def test_pad(edge, scheduled, execute, machine):
     )
 
 
+@pytest.mark.parametrize("behind", [(2,), (1,), (2, 3), (8,), (9,), (1, 1)])
+def test_concatenate_before_short_axes(edge, behind, scheduled, execute, machine):
+    """Few numbers behind the seam are one loop with it, cut where the seam is: no branch for each of them."""
+    shapes = ((3, edge, *behind), (3, 5, *behind))
+    tools = (scheduled, execute, machine)
+    for knobs in ({"parallel": 0}, {"parallel": 1}):
+        check(lambda *x: topi.concatenate(x, 1), lambda *x: np.concatenate(x, 1), *tools, *shapes, knobs=knobs)
+    func, _ = prim(lambda *x: topi.concatenate(x, 1), *shapes)
+    assert ("loop_partition_hint" in scheduled(layout, func).script()) is bool(np.prod(behind) <= 8)
+
+
 @pytest.mark.parametrize("make", [
     lambda x: topi.exp(x),
     lambda x: topi.sum(x, axis=1),
