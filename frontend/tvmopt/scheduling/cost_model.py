@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvmopt.scheduling.facts import divisors
 from tvmopt.targets import Machine
 
 LOOPS, PRODUCTS, TILES = 3.0, 0.375, 0.95
@@ -179,6 +180,26 @@ def row_pieces(m: int, mr: int, panels: int, cores: int) -> int:
     if panels % cores == 0 or panels >= 8 * cores or tail:
         return 1
     return min(range(1, cores + 1), key=lambda c: (-(-panels * c // cores) * -(-tiles // c), c))
+
+
+def cached_pieces(tiles: int, rows: int, weights: int, panels: int, machine: Machine) -> int:
+    """Pieces of the rows of a product, each of which passes all panels from L2, where the rows would come from L3 once
+    a panel; 1 where the rows fit L2, or where pieces read more weights anew than they save.
+
+    Args:
+        tiles: of rows, which pieces share evenly. rows, weights: bytes of all of them.
+
+    >>> z = Machine.load("sapphirerapids").with_cores(1)
+    >>> cached_pieces(392, 3136 * 256 * 4, 256 * 128 * 4, 2, z), cached_pieces(392, 3136 * 64 * 4, 64 * 128 * 4, 2, z)
+    (4, 1)
+    >>> cached_pieces(8, 128 * 8192 * 4, 8192 * 128 * 4, 2, z)
+    1
+    """
+    if rows <= machine.l2 or panels <= machine.cores:
+        return 1
+    pieces = next((c for c in divisors(tiles) if c % machine.cores == 0 and rows <= c * machine.l2 // 2), 0)
+    again = weights * (pieces - 1) if weights > machine.l2 // 2 else 0
+    return pieces if pieces and 2 * again < rows * (panels // machine.cores - 1) else 1
 
 
 def choose_pixels(ow: int, nr: int, machine: Machine) -> int:

@@ -5,7 +5,8 @@ registers  mr*nv accumulators + nv (B) + 1 (A) <= vector_regs      14*2 + 2 + 1 
 latency    mr*nv >= fma_latency * fma_ports                        28 >= 4 * 2
 loads      (mr + nv) / load_ports <= mr*nv / fma_ports             16/2 <= 28/2
 order      for panel: for row tile: for k. The panel, K*nr*4 bytes, stays in L2 while the row tiles pass;
-           X, read once a panel, comes from L2 or L3 at mr*4 bytes every mr*nv/ports cycles.
+           X, read once a panel, comes from L2 or L3 at mr*4 bytes every mr*nv/ports cycles. Where it is more than L2
+           holds and the weights are not, pieces of its rows pass all panels one after the other.
 rows       a tail of M % mr rows is its own loop (TVM's LoopPartition on the row-tile loop), so the main loop has
            no branch.
 ahead      while a panel is multiplied the next one is prefetched, a line or less a step (lowering/prefetch.py): the
@@ -29,6 +30,7 @@ from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vect
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.cost_model import (
     HIGHEST_OPEN,
+    cached_pieces,
     choose_rows,
     common_vector,
     fits,
@@ -81,6 +83,9 @@ def knobs(problem: GemmProblem, machine: Machine) -> Space:
     nv = max(1, problem.nr // machine.lanes())
     others = [r for r in (4, 6, 8, 10, 12, 13, 14, 16, 20, 24) if r <= problem.m and fits(r, nv, machine)]
     chunks = row_pieces(problem.m, analytic, problem.panels, machine.cores)
+    if chunks == 1 and not problem.m % analytic:
+        chunks = cached_pieces(problem.m // analytic, 4 * problem.m * problem.k, 4 * problem.n * problem.k,
+            problem.panels, machine)  # fmt: skip
     return Space(
         {
             "mr": (analytic, *(r for r in others if r != analytic)),

@@ -92,3 +92,12 @@ def test_tiles_move_with_the_cores() -> None:
 def test_a_planted_uneven_division_is_seen() -> None:
     assert busiest([1] * 48, 64) > UNEVEN and busiest([2, 1, 1], 2) > UNEVEN
     assert busiest([1] * 112, 64) <= UNEVEN
+
+
+@pytest.mark.parametrize(("cores", "pieces"), [(1, 4), (2, 1)])
+def test_rows_beyond_l2_pass_all_panels_in_pieces(cores: int, pieces: int) -> None:
+    """3136 rows of 256 floats are 3.2 MB; with two cores each of the two panels has one of its own."""
+    machine = Machine.load("sapphirerapids").with_cores(cores)
+    problem = GemmProblem(3136, 128, 256, 64, machine.lanes(), cores, True)
+    chosen = gemm_knobs(problem, machine).analytic
+    assert 3136 % chosen["mr"] == 0 and chosen["m_chunks"] == pieces
