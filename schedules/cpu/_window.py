@@ -13,8 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.cost_model import HIGHEST_OPEN, LOOPS, pixel_widths, worth_threads
+from tvmopt.scheduling.facts import divisors, itemsize
 from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
 
@@ -22,7 +25,8 @@ from tvmopt.targets import Machine
 @dataclass(frozen=True)
 class WindowProblem:
     """n, oh, ow: output; `blocks` of `vector` channels, `channels` of them real; k: taps; padded: "", "pad" or "copy";
-    row_bytes: of one copied input row; threads: whether the work pays for them."""
+    row_bytes: of one copied input row; threads: whether the work pays for them; reads, writes: bytes of a row of the
+    input, of which there are `ih`, and of the output."""
 
     n: int
     oh: int
@@ -34,6 +38,9 @@ class WindowProblem:
     padded: str
     row_bytes: int
     threads: bool
+    ih: int = 0
+    reads: int = 0
+    writes: int = 0
 
     @property
     def flops(self) -> float:
@@ -51,7 +58,10 @@ def recognise(func: Any, machine: Machine, kernel: str) -> WindowProblem | None:
     row = extents(copy)[2] * blocks * vector * 4 if copy is not None else 0
     padded = "copy" if copy is not None else "pad" if pad is not None else ""
     threads = worth_threads(_nanoseconds(n * oh * ow, blocks * vector, kh * kw, machine), machine)
-    return WindowProblem(n, oh, ow, blocks, vector, extents(out)[-1], (kh, kw), padded, row, threads)
+    channels, source, stored = extents(out)[-1], (copy or pad or main).reads[0].source, out.writes[0].source
+    ih, iw, depth = (int(d) if isinstance(d, tirx.IntImm) else 0 for d in list(source.shape)[-3:])
+    reads, writes = iw * depth * itemsize(source), ow * channels * itemsize(stored)
+    return WindowProblem(n, oh, ow, blocks, vector, channels, (kh, kw), padded, row, threads, ih, reads, writes)
 
 
 def _nanoseconds(pixels: int, channels: int, taps: int, machine: Machine) -> float:
@@ -106,15 +116,24 @@ def knobs(problem: WindowProblem, machine: Machine) -> Space:
 def task_rows(problem: WindowProblem, machine: Machine) -> int:
     """Rows of a task: as many as leave four tasks a core; a copied input must fit in a quarter of L2 besides.
 
+    Where L2 does not hold the pictures, tasks of some rows follow each other over all channels, and the rows of all
+    their channels must fit in half of it: a core fetches the lines beside those that it reads, which are other
+    channels of the same pixel.
+
+    >>> from dataclasses import replace
     >>> s = WindowProblem(1, 56, 56, 6, 16, 96, (3, 3), "pad", 0, True); z = Machine.load("znver5")
     >>> task_rows(s, z), task_rows(s, z.with_cores(8))
     (28, 8)
+    >>> task_rows(replace(s, ih=112, reads=112 * 384, writes=56 * 384), z)
+    2
     """
-    divisors = [d for d in range(problem.oh, 0, -1) if problem.oh % d == 0]
-    for rows in divisors:
+    whole = problem.ih * problem.reads + problem.oh * problem.writes
+    for rows in reversed(divisors(problem.oh)):
         tasks = problem.n * (problem.oh // rows) * (1 if problem.padded == "copy" else problem.blocks)
         small = (rows + problem.k[0]) * problem.row_bytes <= machine.l2 // 4
-        if small and (tasks >= 4 * machine.cores or not problem.threads):
+        used = (problem.ih * rows // problem.oh + problem.k[0]) * problem.reads + rows * problem.writes
+        near = problem.blocks == 1 or whole <= machine.l2 or used <= machine.l2 // 2
+        if small and near and (tasks >= 4 * machine.cores or not problem.threads):
             return rows
     return 1
 

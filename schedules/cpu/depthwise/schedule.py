@@ -4,7 +4,8 @@
     latency    wt*cv >= fma_latency * fma_ports, or the chain of K*K FMAs shows   14 >= 4 * 2
     loads      per ky: wt + KW - 1 inputs and KW weights for wt*KW FMAs           (16 + 3) / 42 < 1
     order      a task is a channel block: its K rows stay in L1, 11 KB at W = 56 (with the rows outermost
-               each input came K times from L2: 38 us instead of 27)
+               each input came K times from L2: 38 us instead of 27); of some rows where L2 does not hold
+               the picture, all channels before the next rows (112x112x96 3x3/2 on a Xeon: 265 us, not 540)
     floor      max(2*K*K*outputs / peak, 4*(inputs + outputs) / L2 bandwidth)
     Measured   Zen 5, 1 thread, us, beside onnxruntime 1.31 in the same process (FMA peak 267 GFLOP/s):
                  56x56x96 3x3     26 (207 GFLOP/s, 92 GB/s)     onnxruntime 96

@@ -138,3 +138,15 @@ def test_weights_are_packed_by_vectors():
     packed = pack(w, 4)
     assert packed.shape == (1, 3, 3, 4)
     assert (packed[0, 1, 2] == [5, 14, 0, 0]).all()
+
+
+@pytest.mark.parametrize(("side", "channels", "k", "stride"), [(97, 96, 5, 1), (112, 96, 3, 2), (90, 100, 3, 1)])
+def test_pictures_beyond_l2_are_tasks_of_few_rows(side, channels, k, stride, scheduled, execute, machine):
+    """All channels of some rows before the next rows; 97 rows have no divisor, 100 channels no whole vectors."""
+    weights = np.zeros((channels, k, k, 1), "float32")
+    func, _, _ = build((1, side, side, channels), weights, stride, k // 2, 1, machine)
+    problem = depthwise.recognise(func, machine)
+    rows = depthwise.knobs(problem, machine).analytic["rows"]
+    assert problem.ih * problem.reads == side * side * channels * 4
+    assert rows < problem.oh // 2 or problem.ih * problem.reads * 2 <= machine.l2
+    check(scheduled, execute, machine, (1, side, side, channels), k, stride, pad=k // 2)
