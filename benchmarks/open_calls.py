@@ -128,7 +128,7 @@ def tried(artifact: str, original: str | None, count: int, seed: int, side: int)
             found = call(feeds)
             right += 1
             if session and right % 10 == 1:
-                worst = max(worst, difference(found, session.run(list(found), feeds)))
+                worst = max(worst, difference(found, dict(zip(found, session.run(list(found), feeds), strict=True))))
                 compared += 1
             del found
         if number % max(1, count // 50) == 0:
@@ -151,10 +151,11 @@ def session_of(path: str) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def difference(found: dict[str, Any], expected: list[Any]) -> float:
+def difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
     """The largest error over the largest value, infinite where a shape or a NaN differs."""
     worst = 0.0
-    for mine, right in zip(found.values(), expected, strict=True):
+    for name, mine in found.items():
+        right = expected[name]
         if mine.shape != right.shape or not np.array_equal(np.isnan(mine), np.isnan(right)):
             return float("inf")
         if mine.size:

@@ -5,9 +5,9 @@
     python benchmarks/open_trained.py --output open.jsonl    # what stands there already is not done again
 
 Each is a line of JSON: seconds of the compile with its verification, the ranges that were chosen, "agrees", "differs"
-or "refused" with the message, and the largest error over the largest value of onnxruntime's output, over all sizes.
-Models whose LSTMs onnxruntime computes in bytes (`DynamicQuantizeLSTM`; tvmopt computes them in float32) may be a tenth
-apart.
+or "refused" with the message, and the largest error over the largest value of the outputs, over all sizes: against
+onnxruntime, and where that is above a thousandth against float64 (onnxruntime's own error stands beside it then; its
+LSTMs of bytes round their state at each step).
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ import real_models
 from open_calls import difference, session_of, sizes_of
 
 import tvmopt
+from fuzz.reference import oracle
+from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.errors import TvmoptError
+from tvmopt.importer import load, prepare
 
-LIMIT, ROUNDED = 1e-3, 0.2
-"""Of the largest value; where onnxruntime rounds the state of an LSTM to bytes."""
+LIMIT = 1e-3
+"""Of the largest value."""
 
 
 def is_open(path: Path) -> bool:
@@ -52,21 +55,27 @@ def tried(path: Path, count: int, seed: int) -> dict[str, Any]:
         record: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 1)}
         model, session, rng = tvmopt.load(artifact), session_of(str(path)), np.random.default_rng(seed)
         record["ranges"] = {name: str(known) for name, known in model.symbols.items()}
-        bounds, worst, at = model.manifest.options.get("bounds"), 0.0, {}
+        original, worst, theirs, at, agrees = load(path), 0.0, 0.0, {}, True
         for number in range(count):
             sizes = sizes_of(model, rng)
-            feeds = sample_inputs(model.inputs_at(sizes), seed=seed + number, bounds=bounds)
+            infos = model.inputs_at(sizes)
+            prepared = prepare(original, {info.name: list(info.shape) for info in infos})
+            feeds = sample_inputs(infos, seed=seed + number, bounds=integer_bounds(prepared))
             found = model.run(feeds)
             try:
-                expected = session.run(list(found), feeds)
+                expected = dict(zip(found, session.run(list(found), feeds), strict=True))
             except Exception as error:  # onnxruntime raises a class of its own for each status code
                 return record | {"verdict": "onnxruntime refuses", "at": sizes, "message": str(error)[:300]}
             error = difference(found, expected)
-            if error > worst:
+            if not error <= LIMIT:
+                exact = oracle(prepared, feeds)
+                error, other = difference(found, exact), difference(expected, exact)
+                agrees &= error <= max(LIMIT, other)
+                theirs = max(theirs, other)
+            if not error <= worst:
                 worst, at = error, sizes
-    kinds = {n.op_type for n in onnx.load(str(path), load_external_data=False).graph.node}
-    limit = ROUNDED if "DynamicQuantizeLSTM" in kinds else LIMIT
-    return record | {"verdict": "agrees" if worst < limit else "differs", "sizes": count, "worst": worst, "at": at}
+    beside = {"onnxruntime's": theirs} if theirs else {}
+    return record | {"verdict": "agrees" if agrees else "differs", "sizes": count, "worst": worst, "at": at} | beside
 
 
 def main() -> int:
