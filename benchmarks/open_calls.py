@@ -7,7 +7,8 @@
 Two calls at the largest sizes come first. Of the others two thirds have random sizes of the ranges, and one third is
 wrong: a size of 0, one beyond its range, inputs that disagree, an axis too few, sizes of nearly 64 bits together.
 Each artifact runs in a process of its own and is a line of JSON: how many calls were right and were refused, resident
-memory after them and how far it grew, how often an aligned buffer (a tensor of TVM) was allocated after them.
+memory after them and how far it grew, how often an aligned buffer (a tensor of TVM) was allocated after them. A
+thread that joins in later allocates its scratch then, some pages: TVM_NUM_THREADS=1 shows that nothing else is.
 With --guard `fuzz/guard.c` gives every such buffer and every input between inaccessible pages, filled with NaN, so that
 an access outside ends the process; memory and allocations are those of the guards then.
 """
