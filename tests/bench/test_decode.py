@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.cli.command import tvmopt
-from tests.decoders.small import HIDDEN, POSITIONS, VOCABULARY, small_decoder
+from tests.decoders.small import HIDDEN, POSITIONS, VOCABULARY, merged_decoder, small_decoder
 from tests.quantization.models import write
 from tvmopt import api
 from tvmopt.analysis.peaks import Peaks
@@ -73,13 +73,26 @@ def test_several_texts_are_a_case_of_their_own(files: tuple[Path, Path]) -> None
     assert float(rows[0][header.index("tokens/s")]) == pytest.approx(3e3 / ours.latency.median_ms, rel=0.01, abs=0.1)
 
 
-def test_the_floor_of_a_prompt_has_the_head_once(files: tuple[Path, Path]) -> None:
-    decoder = _subject(files[0], None, 7, 5, ASKED)
+def test_the_floor_of_a_prompt_has_the_head_once(files: tuple[Path, Path], tmp_path: Path) -> None:
+    decoder = _subject(files[0], None, 7, 5, ASKED, tmp_path)
     subject = replace(decoder.subject, phase="prefill", cost=decoder.costs["prefill"])
     assert subject.head == "logits"
     peaks = Peaks("a machine", 1, {"fp32": 1.0, "int8": 1.0}, {"dram": 1e30}, 1, 1, "measured")
     found, by, _ = subject.floor(peaks, "fp32")
     assert by == "compute" and found == subject.cost.flops - 6 * 2 * HIDDEN * VOCABULARY
+
+
+def test_a_file_with_both_forms_of_a_decoder(tmp_path: Path) -> None:
+    """As optimum wrote GPT-2, `use_cache_branch` deciding: all engines get its steps, the artifact is of the whole."""
+    onnx.save(merged_decoder(), tmp_path / "m.onnx")
+    api.compile(tmp_path / "m.onnx", output=tmp_path / "m.tvmopt", verify=False)
+    two = replace(ASKED, engines=("tvmopt", "onnxruntime"))
+    for model in ("m.onnx", "m.tvmopt"):
+        source = tmp_path / "m.onnx" if model == "m.tvmopt" else None
+        done = bench_decoders([tmp_path / model], two, prompt_tokens=7, new_tokens=5, plan=FAST, source=source)
+        for case in done.cases:
+            assert case.model == model and [row.status for row in case.engines] == ["ok", "ok"]
+            assert case.engines[0].facts["tokens"] == "6 of 6 as onnxruntime's"
 
 
 def test_a_table_that_is_looked_up_in_is_not_read_whole(result: BenchResult, files: tuple[Path, Path]) -> None:
@@ -139,7 +152,7 @@ def test_products_that_may_be_rounded_have_the_floor_of_bytes(tmp_path: Path, le
     if not any(o.domain == "com.microsoft" for o in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     onnx.save(model, tmp_path / "m.onnx")
-    subject = _subject(tmp_path / "m.onnx", None, 5, 1, ASKED).subject
+    subject = _subject(tmp_path / "m.onnx", None, 5, 1, ASKED, tmp_path).subject
     peaks = Peaks("a machine", 1, {"fp32": 100.0, "int8": 400.0}, {"dram": 1e30}, 1, 1, "measured")
     floor, by, words = subject.floor(peaks, "fp32")
     of_bytes = 2 * HIDDEN * VOCABULARY if level == 4 else 0

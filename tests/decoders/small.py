@@ -45,6 +45,28 @@ def small_decoder(
     return made.model(style, layers)
 
 
+def merged_decoder() -> onnx.ModelProto:
+    """The "plain" one in two forms, as optimum wrote GPT-2: `use_cache_branch` decides whether caches are read."""
+    step, first = small_decoder("plain"), small_decoder("plain")
+    for node in list(first.graph.node):
+        if node.op_type == "Concat" and all(name.startswith("past") for name in node.input):
+            first.graph.node.remove(node)
+        elif node.op_type == "Concat" and node.output[0].startswith("present"):
+            node.op_type = "Identity"
+            del node.input[0], node.attribute[:]
+    weights = {t.name: t for t in (*step.graph.initializer, *first.graph.initializer)}
+    branches = {
+        f"{name}_branch": helper.make_graph(list(m.graph.node), name, [], list(m.graph.output))
+        for name, m in (("then", step), ("else", first))
+    }
+    names = [o.name for o in step.graph.output]
+    choice = helper.make_node("If", ["use_cache_branch"], names, name="choice", **branches)
+    flag = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    inputs, outputs = [*step.graph.input, flag], list(step.graph.output)
+    graph = helper.make_graph([choice], "merged", inputs, outputs, list(weights.values()))
+    return helper.make_model(graph, opset_imports=list(step.opset_import), ir_version=10)
+
+
 class _Made:
     def __init__(self, generator: np.random.Generator, attention: dict[str, float]) -> None:
         self.generator, self.attention, self.nodes, self.weights = generator, attention, [], []

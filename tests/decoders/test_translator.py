@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from tests.cli.command import tvmopt
 from tests.decoders.small import greedy as small_greedy
-from tests.decoders.small import small_decoder
+from tests.decoders.small import merged_decoder, small_decoder
 from tests.decoders.test_decoder import WATCH
 from tests.decoders.translator import (
     POSITIONS,
@@ -285,29 +284,11 @@ def test_an_encoder_that_computes_the_caches(step: Path) -> None:
 
 def test_one_file_with_both_forms_of_a_decoder_without_an_encoder(tmp_path: Path) -> None:
     """As optimum wrote GPT-2: the step computes prompts, too."""
-    step, first = small_decoder("plain"), small_decoder("plain")
-    for node in list(first.graph.node):
-        if node.op_type == "Concat" and all(name.startswith("past") for name in node.input):
-            first.graph.node.remove(node)
-        elif node.op_type == "Concat" and node.output[0].startswith("present"):
-            node.op_type = "Identity"
-            del node.input[0], node.attribute[:]
-    weights = {t.name: t for t in (*step.graph.initializer, *first.graph.initializer)}
-    branches = {
-        f"{name}_branch": helper.make_graph(list(m.graph.node), name, [], list(m.graph.output))
-        for name, m in (("then", step), ("else", first))
-    }
-    names = [o.name for o in step.graph.output]
-    choice = helper.make_node("If", ["use_cache_branch"], names, name="choice", **branches)
-    flag = helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
-    graph = helper.make_graph(
-        [choice], "merged", [*step.graph.input, flag], list(step.graph.output), list(weights.values())
-    )
-    onnx.save(helper.make_model(graph, opset_imports=list(step.opset_import), ir_version=10), tmp_path / "m.onnx")
+    onnx.save(merged_decoder(), tmp_path / "m.onnx")
     done = tvmopt("compile", tmp_path / "m.onnx", "-o", tmp_path / "m.tvmopt")
     assert done.returncode == 0 and "agrees with float64" in done.stdout, done.stderr
     tokens = list(load(tmp_path / "m.tvmopt").decoder().generate(PROMPT, max_new_tokens=20))
-    assert tokens == small_greedy(step, PROMPT, 20)
+    assert tokens == small_greedy(small_decoder("plain"), PROMPT, 20)
 
 
 def test_a_branch_that_is_chosen_is_a_function(tmp_path: Path) -> None:
@@ -318,11 +299,12 @@ def test_a_branch_that_is_chosen_is_a_function(tmp_path: Path) -> None:
 
 def test_what_looks_at_one_form_says_so(tmp_path: Path) -> None:
     onnx.save(merged_model(), tmp_path / "m.onnx")
-    for words in (("compare",), ("tune",), ("bench", "--decode")):
-        done = tvmopt(words[0], tmp_path / "m.onnx", *words[1:])
+    for word in ("compare", "tune"):
+        done = tvmopt(word, tmp_path / "m.onnx")
         told = " ".join(done.stderr.split())
-        assert done.returncode == 2 and "two forms of a decoder" in told, (words, told)
+        assert done.returncode == 2 and "two forms of a decoder" in told, (word, told)
         assert "--value use_cache_branch=1" in told and "Traceback" not in told
     onnx.save(step_model(), tmp_path / "step.onnx")
-    done = tvmopt("bench", tmp_path / "step.onnx", "--decode")
-    assert done.returncode == 2 and "looks at an encoder's output" in " ".join(done.stderr.split()), done.stderr
+    for name in ("step.onnx", "m.onnx"):
+        done = tvmopt("bench", tmp_path / name, "--decode")
+        assert done.returncode == 2 and "looks at an encoder's output" in " ".join(done.stderr.split()), done.stderr

@@ -169,7 +169,8 @@ def bench_decoders(
     with tempfile.TemporaryDirectory(prefix="tvmopt-bench-") as folder:
         kept = settings if settings.save else replace(settings, save=folder, reuse=True)  # both phases use one artifact
         for model in models:
-            subject = _subject(model, source, prompt_tokens, new_tokens, settings, sequences)
+            home = Path(tempfile.mkdtemp(dir=folder))
+            subject = _subject(model, source, prompt_tokens, new_tokens, settings, home, sequences)
             for threads in settings.threads:
                 peaks = measure_peaks(threads) if settings.floor else None
                 if peaks:
@@ -198,9 +199,10 @@ def _at(decoder: _Decoder, phase: str) -> DecodingSubject:
 
 
 def _subject(
-    model: str | Path, source: str | Path | None, prompt: int, new: int, settings: Settings, texts: int = 1
-) -> _Decoder:
-    """Read a decoder, draw its tokens."""
+    model: str | Path, source: str | Path | None, prompt: int, new: int, settings: Settings, folder: Path,
+    texts: int = 1,
+) -> _Decoder:  # fmt: skip
+    """Read a decoder, draw its tokens; `folder` is for a file that has to be written."""
     from tvmopt.api import is_artifact
     from tvmopt.importer import load, open_model, prepare
     from tvmopt.importer.decoder import OTHER_ATTENTION, find
@@ -214,6 +216,7 @@ def _subject(
             where=str(model),
             fix="give the ONNX file, too: --model MODEL.onnx, or source='MODEL.onnx'" if artifact else "check the path",
         )
+    file = _steps(file, folder)
     loaded = load(file)
     roles = find(loaded.graph.input, loaded.graph.output)
     prepared = prepare(loaded)
@@ -221,11 +224,7 @@ def _subject(
     past = next((name for name in ranges if name.startswith(PAST)), "")
     others = [name for name in ranges if name != past]
     if roles and any(OTHER_ATTENTION.search(value.name) for value in loaded.graph.input):
-        raise InputError(
-            "the decoder looks at an encoder's output, and --decode times decoders of their own text.",
-            where=str(file),
-            fix="time one call: tvmopt bench without --decode, --shape for the lengths",
-        )
+        raise _looks_elsewhere(file)
     if not roles or not past or len(others) != 1:
         raise InputError(
             "the model is no decoder with open lengths.",
@@ -253,6 +252,32 @@ def _subject(
         _head(prepared.graph, roles.logits),
     )  # fmt: skip
     return _Decoder(subject, costs)
+
+
+def _steps(file: Path, folder: Path) -> Path:
+    """The file; of one with two forms of a decoder (`use_cache_branch`) the steps, which also compute prompts, written
+    into `folder`: every engine gets the same nodes.
+
+    Raises:
+        InputError: the decoder looks at an encoder's output.
+    """
+    from tvmopt.importer.pairs import pair
+
+    both = pair(file)
+    if both is None:
+        return file
+    if both.beginning is not None:
+        raise _looks_elsewhere(file)
+    onnx.save(both.step, folder / file.name, save_as_external_data=True, location=f"{file.name}.data")
+    return folder / file.name
+
+
+def _looks_elsewhere(file: Path) -> InputError:
+    return InputError(
+        "the decoder looks at an encoder's output, and --decode times decoders of their own text.",
+        where=str(file),
+        fix="time one call of the file of the steps: tvmopt bench without --decode, --shape for the lengths",
+    )
 
 
 def _head(graph: Any, logits: str) -> str:
