@@ -45,6 +45,7 @@ from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.mark_planned import mark_planned
 from tvmopt.passes.name_sizes import SizeNames
+from tvmopt.passes.order_sizes import order_sizes
 from tvmopt.passes.place_tokens import PLACED
 from tvmopt.passes.provenance import Provenance, shapes_of_calls
 from tvmopt.passes.relax_alignment import relax_alignment
@@ -195,6 +196,7 @@ def fusion_stages() -> list[Stage]:
         Stage("FuseOps", _fuse_ops, follow="functions"),
         stage(T.FuseTIR(), needed=True),
         Stage("tvmopt.SizesAgain", names.take_back, needed=True),  # before views are found by their sizes
+        Stage("tvmopt.OrderSizes", order_sizes, needed=True),  # FuseOps orders kernels by their tensors alone
         Stage("tvmopt.ViewsAgain", views_again, needed=True),
         stage(T.RewriteDataflowReshape()),  # before schedules: a reshape in threads or vectors is not seen as a view
         stage(T.DeadCodeElimination()),
