@@ -95,6 +95,20 @@ def test_a_part_of_a_split_that_nothing_multiplies_is_widened() -> None:
     assert types(after, "split") == [["bfloat16"]]
 
 
+def test_a_part_of_an_input_is_rounded_behind_the_split() -> None:
+    def body(b: Any, x: Any) -> Any:
+        parts = b.emit(R.split(x, 2, axis=1))
+        return R.concat([b.emit(R.matmul(b.emit(parts[0]), W)), b.emit(R.nn.relu(b.emit(parts[1])))], 1)
+
+    after = check_rewrite(
+        convert(),
+        build({"x": (5, 32)}, body),
+        {"matmul": 1, "nn.relu": 1, "split": 1, "concat": 1, "astype": 1},
+        **BF16,
+    )
+    assert types(after, "split") == [["float32"]]
+
+
 def test_attention_answers_in_16_bits_and_its_mask_stays() -> None:
     def body(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
         return R.matmul(R.reshape(R.nn.attention(q, k, v, m), (6, 16)), W)

@@ -183,7 +183,7 @@ class _Conversion:
         value = self.graph.defs.get(var)
         if isinstance(value, relax.TupleGetItem):
             source = value.tuple_value
-            return [source] if self.graph.op(source) == "split" else []
+            return [source] if self._moved(source) else []  # a split, but not of an input
         if value is None or op_name(value) not in MOVES:
             return []
         first = value.args[0]
