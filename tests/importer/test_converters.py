@@ -96,6 +96,23 @@ def test_lstm_without_options() -> None:
     compare("LSTM", [normal(1, 1, 7), normal(1, 32, 7), normal(1, 32, 8)], 3, (1, 2), hidden_size=8)
 
 
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("RNN", 1)])  # of a GRU onnxruntime dies
+def test_a_recurrence_of_no_steps(op, gates):
+    """Its outputs are none, its last state is the first."""
+    weights = [normal(1, gates * 8, 7), normal(1, gates * 8, 8)]
+    compare(op, [np.zeros((0, 2, 7), "f"), *weights], 2, (1, 2), hidden_size=8)
+
+
+@pytest.mark.parametrize("kind", ["scores", "boxes"])
+def test_boxes_and_scores_that_are_no_numbers(kind):
+    """A score that is NaN is above no threshold, and leaves the order of the others alone."""
+    rng = np.random.default_rng(0)
+    boxes, scores = rng.random((1, 17, 4)).astype("f"), rng.random((1, 2, 17)).astype("f")
+    (scores if kind == "scores" else boxes)[0, 1, 3] = np.nan
+    limits = [np.array([5]), np.float32([0.5]), np.float32([0.1])]
+    compare("NonMaxSuppression", [boxes, scores, *limits], 1, (2, 3, 4), out_types=(TensorProto.INT64,))
+
+
 @pytest.mark.parametrize("c", [(), (9,), (8, 1), (8, 9), (1, 9)])
 def test_gemm(c: tuple[int, ...]) -> None:
     compare("Gemm", [normal(7, 8), normal(9, 7), normal(*c)], transA=1, transB=1, alpha=0.5, beta=2.0)

@@ -35,6 +35,7 @@ def non_max_suppression(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str,
     if limit <= 0:
         return const(np.zeros((0, 3)), "int64")
     limit = min(limit, shape_of(boxes)[1])
+    scores = b.where(b.emit(relax.op.isnan(scores)), -np.inf, scores)  # NaN is above no threshold, and breaks an order
     if attrs.get("center_point_box", 0):
         centre, size = b.slice(boxes, 2, 0, 2), b.slice(boxes, 2, 2, 4)
         half = b.mul(size, 0.5)

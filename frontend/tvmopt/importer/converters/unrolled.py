@@ -144,7 +144,8 @@ def unrolled(bb: relax.BlockBuilder, call: Any) -> Any:
         turned = b.transpose(b.reshape(b.slice(recurrence, 0, d, d + 1), (width, hidden)), (1, 0))
         one = _Direction(b, spec, spec.functions[d], hidden, turned, own)
         outputs, final = one.run(b.slice(projected, 2, d * width, (d + 1) * width), state, spec.backwards(d))
-        ys.append(b.concat([b.reshape(o, (1, 1, batch, hidden)) for o in outputs], 0))
+        steps = [b.reshape(o, (1, 1, batch, hidden)) for o in outputs]
+        ys.append(b.concat(steps, 0) if steps else b.zeros((0, 1, batch, hidden), dtype))
         last.append(tuple(b.reshape(s, (1, batch, hidden)) for s in final))
     finals = [b.concat(list(parts), 0) for parts in zip(*last, strict=True)]
     return relax.Tuple([b.concat(ys, 1), *finals])
