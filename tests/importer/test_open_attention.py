@@ -7,7 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.importer.onnx_check import model, run_ort, runner, value
-from tvmopt.importer import prepare
+from tvmopt.errors import UnsupportedOp
+from tvmopt.importer import import_model, prepare
 from tvmopt.importer.relax import to_relax
 
 HEADS, KV_HEADS, DEPTH = 4, 2, 8
@@ -73,3 +74,11 @@ def test_a_query_without_keys_gives_zeros():
     assert (y[1, 1] == 0).all() and (y[1, 0] != 0).any() and np.isfinite(y).all()
     inputs["v"][1] = inputs["pv"][1] = np.nan  # NaN of a value that is seen is no row of zeros
     assert np.isnan(run(inputs)[0][1, 0]).all()
+
+
+def test_batches_that_need_not_be_one():
+    """An open batch of queries beside two of keys ended in TVM's "cannot emit this operator"."""
+    inputs = [value("q", ("b", 9, 4, 8)), value("k", (2, 3, 6, 8)), value("v", (2, 3, 6, 8))]
+    made = model([helper.make_node("Attention", ["q", "k", "v"], ["y"])], inputs, [value("y", None)], opset=24)
+    with pytest.raises(UnsupportedOp, match="have batches of b and 2 and 2"):
+        import_model(made)

@@ -133,6 +133,10 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     if flat:
         q = split_heads(b, q, attrs["q_num_heads"])
         k, v = split_heads(b, k, attrs["kv_num_heads"]), split_heads(b, v, attrs["kv_num_heads"])
+    batches = [shape_of(t)[0] for t in (q, k, v)]
+    if any(size != batches[0] for size in batches):
+        told = " and ".join(str(size) for size in batches)
+        raise ctx.unsupported(f"its queries, keys and values have batches of {told}", "bind them with --shape")
     past: Size = 0
     if inputs[4] is not None:
         past = shape_of(inputs[4])[2]
