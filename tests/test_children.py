@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -142,3 +143,57 @@ def test_messages_to_a_dead_child_are_no_error_of_their_own() -> None:
         child.send({"number": 1})
         with pytest.raises(children.Crash, match="exit code 7"):
             child.result()
+
+
+def ready() -> None:
+    os.environ["TVMOPT_TEST_READY"] = str(os.getpid())
+
+
+def broken() -> None:
+    raise ImportError("not here")
+
+
+def who(progress: Callable[[str], None]) -> list[str]:
+    return [os.environ.get("TVMOPT_TEST_READY", ""), str(os.getpid())]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", HERE["PYTHONPATH"])
+
+
+@pytest.mark.usefixtures("here")
+def test_a_child_that_was_started_ahead_is_taken_once() -> None:
+    children.prepare("tests.test_children:ready")
+    children.prepare("tests.test_children:ready")
+    (_, (folder, process, _)) = children._ahead[0]
+    first, second = (children.call("tests.test_children:who", {}) for _ in range(2))
+    assert first == [str(process.pid)] * 2 and second[0] == "" and second[1] != first[1]
+    assert not children._ahead and not Path(folder.name).exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_another_environment_takes_another_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    children.prepare("tests.test_children:ready")
+    (_, (folder, process, _)) = children._ahead[0]
+    monkeypatch.setenv("TVMOPT_OF_LATER", "1")
+    assert children.call("tests.test_children:who", {})[0] == ""
+    assert process.poll() is not None and not Path(folder.name).exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_what_cannot_be_prepared_is_told_when_it_is_needed() -> None:
+    children.prepare("tests.test_children:broken")
+    assert children.call("tests.test_children:work", {"kind": "fine"}) == {"kind": "fine"}
+    children.prepare("tests.test_children:no_such_name")
+    with pytest.raises(UnsupportedOp):
+        children.call("tests.test_children:work", {"kind": "error"})
+
+
+def test_a_child_that_nobody_takes_ends_with_its_parent(tmp_path: Path) -> None:
+    text = "from tvmopt import children; children.prepare('os:getpid'); print(children._ahead[0][1][1].pid)"
+    ran = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    assert ran.returncode == 0 and ran.stderr == "" and not list(tmp_path.iterdir())
+    until(lambda: not Path(f"/proc/{int(ran.stdout)}").exists(), "the child has ended")

@@ -9,6 +9,7 @@ parent, however that ends.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -88,17 +89,8 @@ class Child:
     def __init__(
         self, function: str, arguments: Mapping[str, Any], *, environment: Mapping[str, str] | None = None
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tvmopt-")  # a child that dies cannot clean up by itself
-        reader, writer = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from tvmopt.children import main; main()"],
-            stdin=subprocess.PIPE,
-            pass_fds=[writer],
-            process_group=0,
-            env={**os.environ, **(environment or {}), "TMPDIR": self._folder.name, _PIPE: str(writer)},
-        )
-        os.close(writer)
-        self._pipe = os.fdopen(reader)
+        variables = {**os.environ, **(environment or {})}
+        self._folder, self._process, self._pipe = _prepared(variables) or _start(variables)
         self._heard = False
         self.send({"function": function, "arguments": dict(arguments)})
 
@@ -159,6 +151,69 @@ class Child:
             self._folder.cleanup()
 
 
+Started = tuple["tempfile.TemporaryDirectory[str]", "subprocess.Popen[bytes]", Any]
+"""A child's folder for temporary files, its process, and the pipe that it answers on."""
+_ahead: list[tuple[dict[str, str], Started]] = []
+"""The child that was started before its function was known, with its environment."""
+
+
+def prepare(function: str) -> None:
+    """Start a child that the next :func:`call` takes: it calls ``"module:function"`` meanwhile, which imports what is
+    needed for sure. This process then looks at what it is asked, and reads files, at the same time.
+
+    Where nobody takes it, it ends with this process.
+    """
+    if not _ahead:
+        variables = dict(os.environ)
+        _ahead.append((variables, _start(variables)))
+        atexit.register(_drop, os.getpid())
+        with suppress(BrokenPipeError):
+            stdin = _ahead[0][1][1].stdin
+            assert stdin is not None
+            stdin.write(json.dumps({"prepare": function}).encode() + b"\n")
+            stdin.flush()
+
+
+def _prepared(variables: dict[str, str]) -> Started | None:
+    """The child that was started ahead, which nobody else takes then; one with another environment is ended."""
+    if not _ahead:
+        return None
+    own, started = _ahead[0]
+    if own != variables or started[1].poll() is not None:
+        _drop(os.getpid())
+        return None
+    _ahead.clear()
+    return started
+
+
+def _drop(owner: int) -> None:
+    """End the child that was started ahead and is not needed, in the process that started it, not in a fork of it."""
+    if not _ahead or os.getpid() != owner:
+        return
+    folder, process, pipe = _ahead.pop()[1]
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    pipe.close()
+    folder.cleanup()
+
+
+def _start(variables: Mapping[str, str]) -> Started:
+    folder = tempfile.TemporaryDirectory(prefix="tvmopt-")  # a child that dies cannot clean up by itself
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", "from tvmopt.children import main; main()"],
+        stdin=subprocess.PIPE,
+        pass_fds=[writer],
+        process_group=0,
+        env={**variables, "TMPDIR": folder.name, _PIPE: str(writer)},
+    )
+    os.close(writer)
+    return folder, process, os.fdopen(reader)
+
+
 def receive() -> Any:
     """In a child: the next message of its parent, as soon as there is one. Without one the child ends: its parent has
     given up."""
@@ -210,10 +265,12 @@ def main() -> None:
     pipe = os.fdopen(int(os.environ.pop(_PIPE)), "w", buffering=1)
     print(json.dumps({"ready": True}), file=pipe)
     request = receive()
+    if "prepare" in request:
+        with suppress(Exception):  # what does not work now will not work either when it is needed, and is told then
+            _function(request["prepare"])()
+        request = receive()
     try:
-        module, _, name = request["function"].partition(":")
-        function = getattr(importlib.import_module(module), name)
-        result = function(
+        result = _function(request["function"])(
             **request["arguments"], progress=lambda stage: print(json.dumps({"progress": stage}), file=pipe)
         )
         print(json.dumps({"result": result}), file=pipe)
@@ -224,6 +281,12 @@ def main() -> None:
     for stream in (pipe, sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # generated libraries can crash in their destructors; everything is said
+
+
+def _function(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def freeze(error: TvmoptError) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tvmopt.children import prepare
 from tvmopt.errors import InputError, TvmoptError
 from tvmopt.texts import printable
 
@@ -104,6 +105,7 @@ def _asked_for() -> set[str]:
 
 
 _arguments: set[str] = set()
+HELP = {"-h", "--help"}
 
 
 def _load(name: str) -> Any:
@@ -154,6 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _foreign(arguments)
+        if argv is None and arguments[:1] == ["compile"] and len(arguments) > 1 and not HELP & {*arguments}:
+            prepare("tvmopt.compiler.whole:warm")
         _arguments.clear()
         _arguments.update(arguments)
         application().main(args=arguments, prog_name="tvmopt")

@@ -143,6 +143,19 @@ def _also(progress: Progress | None) -> Progress | None:
     return (lambda stage: progress(f"what it looks at: {stage}")) if progress else None
 
 
+def warm() -> None:
+    """In a child that was started ahead: import what every compile needs."""
+    from tvmopt.runtime.library import load_compiler
+
+    load_compiler()
+    from tvmopt import pipeline  # noqa: F401
+    from tvmopt.compiler import driver  # noqa: F401
+    from tvmopt.importer import import_model  # noqa: F401
+    from tvmopt.scheduling.discover import families
+
+    families("llvm")
+
+
 def in_child(*, request: dict[str, Any], kept: str, progress: Progress, **order: Any) -> dict[str, Any]:
     """The child's part of :func:`isolated`."""
     asked = Request.from_dict(request)
