@@ -59,6 +59,7 @@ class Conv2dProblem:
     l3_rate: int
     fma_ports: int
     threads: bool
+    pitch: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -92,6 +93,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> Conv2dProblem | None:
         machine.l3_rate,
         machine.fma_ports,
         product_worth_threads(2.0 * n * oh * ow * o * ky * kx * c, machine),
+        (extents(pad)[1] - ky) / (oh - 1) if pad is not None and oh > 1 else 1.0,
     )
 
 
@@ -132,7 +134,8 @@ def choose_task(problem: Conv2dProblem) -> tuple[int, int]:
     The time of a split is the slowest core's share, plus the copy of each task's padded input rows (one task repeats
     K - s rows at its border, and every panel chunk repeats the whole copy), plus reading the task's panels at
     `l3_rate` where they exceed half of L2: two cores with half of the panels each read half as much as two with half of
-    the rows (0.69 of the time for 28x28x512 -> 14x14x1024, 1x1/2).
+    the rows (0.69 of the time for 28x28x512 -> 14x14x1024, 1x1/2). Copied rows beyond half of L2 cost a tenth
+    (160x160x128 -> 80x80x128, 3x3/2 on a Xeon: 10 rows a task 177 GFLOP/s, 5 rows 200).
     """
     best: tuple[tuple[float, int], tuple[int, int]] | None = None
     kh, kw, c = problem.k
@@ -144,14 +147,14 @@ def choose_task(problem: Conv2dProblem) -> tuple[int, int]:
             tasks = problem.n * (problem.oh // rows) * (problem.panels // panels)
             waves = -(-tasks // problem.cores)
             compute = waves * rows * panels / (total / problem.cores)  # 1.0: perfectly even
-            buffer = (rows + kh - 1) * problem.in_bytes_per_row if problem.padded else 0
+            buffer = ((rows - 1) * problem.pitch + kh) * problem.in_bytes_per_row if problem.padded else 0
             # one vector of input serves kh*kw*nr/lanes*panels FMAs a row; a move costs about one of them
             copy = (
                 (rows + kh - 1) / rows / (kh * kw * max(1, problem.nr // problem.lanes) * panels)
                 if problem.padded
                 else 0
             )
-            spill = 0.05 if buffer > problem.l2 // 2 else 0.0
+            spill = 0.1 if buffer > problem.l2 // 2 else 0.0
             read = panels * panel_bytes if panels * panel_bytes > problem.l2 // 2 else 0
             stream = waves * read / problem.l3_rate / cycles
             key = (round(compute * (1 + copy) + spill + stream, 4), tasks)
