@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmopt.analysis.metrics import inspect, metrics
+from tvmopt.analysis.metrics import inspect, metrics, propagates
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 
@@ -151,3 +151,18 @@ def test_constants_as_nodes_are_weights():
     value = numpy_helper.from_array(np.array([6, 5]))
     model.graph.node.insert(0, helper.make_node("Constant", [], ["shape"], value=value))
     assert metrics(model).flops == metrics(_chain()).flops
+
+
+@pytest.mark.parametrize(("size", "followed"), [(1 << 16, True), (1 << 31, False)])
+def test_values_of_long_vectors_are_not_followed(size: int, followed: bool) -> None:
+    """ONNX's inference makes a dimension of each element that a Gather may read: 2^31 of them took all memory."""
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["x", "i"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size]),
+         helper.make_tensor_value_info("i", TensorProto.INT64, [7])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [7])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    assert propagates(model.graph) is followed
+    assert metrics(model).outputs[0].shape == (7,)

@@ -80,6 +80,11 @@ def test_an_input_that_no_memory_holds(shape):
     assert "Tensor 'x' would take" in text and "input 'x', float32[" in text
 
 
+def test_an_open_input_that_no_memory_holds():
+    made = model([node("Shape", ["x"], ["y"])], [value("x", (15, "n", 1 << 62))], [value("y", (3,), TensorProto.INT64)])
+    assert "Tensor 'x' would take at least" in refused(made, ModelError)
+
+
 def test_a_good_model_passes():
     made = model([node("Relu", ["x"], ["y"])], [value("x", (3,))], [value("y", (3,))])
     check(prepare(load(made)))

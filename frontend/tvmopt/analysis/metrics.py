@@ -240,6 +240,17 @@ def _read_bytes(nodes: Sequence[onnx.NodeProto], tensors: Mapping[str, TensorInf
     return looked_up + sum(tensors[n].nbytes for n in whole)
 
 
+LONGEST = 1 << 16
+"""Elements of a vector whose values ONNX's inference may follow: it makes a dimension of each, of some eighty bytes."""
+
+
+def propagates(graph: Any) -> bool:
+    """Whether ONNX's inference can follow the values of sizes in this graph: a Gather from a vector of 2^31 floats
+    would take more memory than there is."""
+    known = [v.type.tensor_type.shape.dim for v in [*graph.input, *graph.value_info]]
+    return not any(len(dims) == 1 and dims[0].dim_value > LONGEST for dims in known)
+
+
 def infer_tensors(model: onnx.ModelProto) -> dict[str, TensorInfo]:
     """Every tensor of the graph whose static shape is known, by name.
 
@@ -264,7 +275,7 @@ def infer_tensors(model: onnx.ModelProto) -> dict[str, TensorInfo]:
             graph.initializer.append(tensor)
         else:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-    inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(skeleton, data_prop=propagates(graph)).graph
     tensors: dict[str, TensorInfo] = {}
     for value in [*inferred.input, *inferred.value_info, *inferred.output]:
         kind = value.type.tensor_type

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
+from tvmopt.analysis.metrics import propagates
 from tvmopt.errors import InputError, ModelError, collect
 from tvmopt.importer.isolate import isolated
 from tvmopt.importer.protos import byte_size, copy_tensor, count, node_name, node_reads, normal_domain
@@ -73,7 +74,7 @@ def infer_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     try:
         inferred = onnx.ModelProto.FromString(
             isolated(
-                lambda: shape_inference.infer_shapes(slim, data_prop=True).SerializeToString(),
+                lambda: shape_inference.infer_shapes(slim, data_prop=propagates(slim.graph)).SerializeToString(),
                 "shape inference",
             )
         )

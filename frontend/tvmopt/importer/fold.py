@@ -291,14 +291,17 @@ class Folder(Walk):
         return True
 
     def _check_size(self, where: str, types: dict[str, onnx.TypeProto]) -> None:
-        """A tensor above all free memory is a lie of the file, or needs another machine."""
+        """A tensor above all free memory is a lie of the file, or needs another machine; open sizes count as 1."""
         for name, kind in types.items():
             shape = static_shape(kind)
-            size = byte_size(kind.tensor_type.elem_type, count(shape)) if shape is not None else 0
+            tensor = kind.tensor_type
+            least = shape if shape is not None else [d.dim_value if d.dim_value > 0 else 1 for d in tensor.shape.dim]
+            size = byte_size(tensor.elem_type, count(least))
             if size > self.memory:
+                at = "" if shape is not None else " at least"
                 self.problems.append(
                     ModelError(
-                        f"Tensor '{name}' would take {human(size)}; {human(self.memory)} of memory are free.",
+                        f"Tensor '{name}' would take{at} {human(size)}; {human(self.memory)} of memory are free.",
                         where=f"{where}, {describe_type(kind)}",
                         fix="bind smaller shapes, or use a machine with more memory",
                     )

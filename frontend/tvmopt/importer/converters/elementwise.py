@@ -201,8 +201,20 @@ def elu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     return b.unary(fn, inputs[0])
 
 
+def leaky(b: Build, x: Any, alpha: float) -> Any:
+    """LeakyRelu; TVM's operator multiplies zero by alpha, too, which of an infinite alpha is no number."""
+    if np.isfinite(alpha):
+        return b.emit(relax.op.nn.leakyrelu(x, alpha))
+    return b.unary(lambda v: relax.op.where(b.less(v, 0.0), b.mul(v, alpha), v), x)
+
+
+def leaky_relu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """LeakyRelu: ``alpha x`` below zero."""
+    return leaky(Build(bb, ctx.name), inputs[0], attrs.get("alpha", 0.01))
+
+
 def prelu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """PRelu; one slope a channel stays `nn.prelu`. A vector as long as there are channels means them, if it can."""
+    """PRelu; one constant slope a channel stays `nn.prelu`. A vector as long as the channels means them, if it can."""
     b = Build(bb, ctx.name)
     x, slope = inputs[0], inputs[1]
     shape, own = shape_of(x), shape_of(slope)
@@ -210,7 +222,9 @@ def prelu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     by_channel = len(own) == len(shape) - 1 and own == (channels, *[1] * (len(shape) - 2))
     by_channel |= own == (1, channels, *[1] * (len(shape) - 2))
     by_channel |= own == (channels,) and (ctx.opset < 7 or channels != shape[-1]) and len(shape) > 1
-    if by_channel and is_float(dtype_of(x)):
+    known = ctx.array(slope)
+    finite = known is not None and bool(np.isfinite(known).all())  # TVM's operator multiplies zero by a slope, too
+    if by_channel and finite and is_float(dtype_of(x)):
         return relax.op.nn.prelu(x, b.reshape(slope, (channels,)), 1)
     if by_channel:
         slope = b.reshape(slope, (channels, *[1] * (len(shape) - 2)))
@@ -327,6 +341,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "ThresholdedRelu"): thresholded_relu,
     ("", "Mish"): mish,
     ("", "Elu"): elu,
+    ("", "LeakyRelu"): leaky_relu,
     ("", "Celu"): celu,
     ("", "PRelu"): prelu,
     ("", "Swish"): swish,

@@ -13,6 +13,7 @@ from typing import Any
 from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.elementwise import leaky
 from tvmopt.operators.recurrence import Function, Spec, spec_of
 
 
@@ -30,7 +31,7 @@ def activation(b: Build, function: Function, x: Any) -> Any:
     if name == "affine":
         return b.add(b.mul(x, alpha), beta)
     if name == "leakyrelu":
-        return b.emit(relax.op.nn.leakyrelu(x, alpha))
+        return leaky(b, x, alpha)
     if name == "thresholdedrelu":
         return b.where(b.greater(x, alpha), x, 0.0)
     if name == "scaledtanh":
