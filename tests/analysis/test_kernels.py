@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.analysis.kernels import check_kernels
-from tvmopt.analysis.observe import Seen
+from tvmopt.analysis.observe import Seen, fitted
 from tvmopt.analysis.oracle.evaluate import Oracle
 
 RNG = np.random.default_rng(0)
@@ -215,3 +215,54 @@ def test_what_is_behind_a_tie_follows_the_side_that_was_taken(wrong: bool) -> No
     run = [Seen("product", ("product",), (), up), Seen("compared", ("compared",), (), greater)]
     found = check_kernels(model, {"a": a, "c": bound}, {"y": greater}, run, "fp32")
     assert bool(found.wrong) is wrong
+
+
+@pytest.mark.parametrize("seed", range(5, 20))
+def test_the_layout_of_a_tensor_with_nan_is_that_of_its_nan(seed: int) -> None:
+    """Half of the powers of negative numbers are none, and what was left to compare was nearer to another layout's."""
+    rng = np.random.default_rng(seed)
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = np.power(rng.standard_normal((4, 2, 7)), 8 * rng.standard_normal((4, 2, 7)))
+    placed, _ = fitted(exact, exact.transpose(1, 2, 0))
+    assert np.array_equal(placed, exact, equal_nan=True)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_kernel_that_computes_the_sizes_of_a_sum_is_not_the_product_that_it_resembles(wrong: bool) -> None:
+    """What a ReduceL1 adds up differs from its input, and what is behind it shows nothing of that but rounding."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gemm", ["x", "a", "b"], ["p"], "product"),
+        helper.make_node("ReduceL1", ["p"], ["y"], "sum", axes=[1], keepdims=0),
+    ]
+    values = {"a": rng.standard_normal((15, 16)), "b": rng.standard_normal(16)}
+    model = made(nodes, {"x": [31, 15]}, {"y": [31]}, values)
+    for _ in range(8):
+        feeds = {"x": rng.standard_normal((31, 15)).astype(np.float32)}
+        feeds["x"] += (rng.uniform(1, 2) * values["a"].sum(1)).astype(np.float32)  # most of the product is positive
+        sizes = np.abs(tensors(model, feeds)["p"]) * np.float32(1 + 0.03 * wrong)
+        y = sizes.sum(1, dtype=np.float32)
+        run = [seen("sizes", sizes, "product", "sum"), seen("sum", y, "sum")]
+        assert bool(check_kernels(model, feeds, {"y": y}, run, "fp32").wrong) is wrong
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_what_is_behind_a_kernel_that_rounds_is_judged_by_what_that_one_wrote(factor: float) -> None:
+    """Of a product that cancels in 16 bits no run that rounds leaves a number above an edge, and a kernel does."""
+    rng = np.random.default_rng(0)
+    columns = rng.standard_normal((64, 48))
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["p"], "product"),
+        helper.make_node("Sub", ["p", "edge"], ["d"], "sub"),
+        helper.make_node("Relu", ["d"], ["r"], "relu"),
+        helper.make_node("Add", ["r", "one"], ["y"], "add"),
+    ]
+    values = {"a": columns - columns.mean(0), "edge": np.float32(110), "one": np.float32(1)}
+    model = made(nodes, {"x": [32, 64]}, {"y": [32, 48]}, values)
+    feeds = {"x": (1000 + rng.standard_normal((32, 64))).astype(np.float32)}
+    exact = tensors(model, feeds)
+    product = exact["p"] + np.float32(40) * rng.standard_normal((32, 48)).astype(np.float32)
+    y = np.maximum(product - 110, 0) * np.float32(factor) + 1
+    assert exact["y"].max() == 1 and (y > 1).any()
+    run = [seen("product", product, "product"), seen("relu", y, "sub", "relu", "add")]
+    assert bool(check_kernels(model, feeds, {"y": y}, run, "bf16").wrong) is (factor != 1)

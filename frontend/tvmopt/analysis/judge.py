@@ -252,7 +252,7 @@ class Judge:
                 if one.problem == "differs":
                     one = self._one(one.name, truth, found, peer, precision, truth.more(precision))
                 if misplaced(one) or (one.problem == "differs" and truth.limited(one.name)):
-                    runs = [*naturals, *truth.wider(precision)]
+                    runs = [*truth.more(precision), *truth.wider(precision)]
                     one = self._one(one.name, truth, found, peer, precision, runs, truth.unlimited())
             results.append(one)
         return Comparison(tuple(results))

@@ -13,7 +13,7 @@ own numbers: what is compared next has only the rounding of the kernels since th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, nearly, ranged, slope, spread
+from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, misplaced, nearly, ranged, slope, spread
 from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.observe import Seen, bindings, candidates, fitted
@@ -61,6 +61,7 @@ class Kernel:
         names: tensors that it may have written. products: results of matrix products and convolutions in it.
         shared: those that another kernel may have completed: a bias may be the next kernel's.
         comparison: of what it wrote with that tensor.
+        output: one that has these numbers, right or not, in another layout or type.
         alike: relative errors of the tensors that its result resembles, though it differs from each; `unlike` of those
             that it does not resemble.
     """
@@ -72,6 +73,7 @@ class Kernel:
     shared: set[str] = field(default_factory=set)
     tensor: str = ""
     comparison: OutputComparison | None = None
+    output: str = ""
     alike: dict[str, float] = field(default_factory=dict)
     unlike: dict[str, float] = field(default_factory=dict)
 
@@ -182,6 +184,8 @@ class Walk:
                 one = self.compared(name, value.array, placed, value.kind)
                 if one.ok:
                     kernel.tensor, kernel.comparison = name, one
+                elif self.compared(name, self.outputs[name].astype(value.array.dtype), placed, value.kind).ok:
+                    kernel.output = name
 
     def _kernel(self, kernel: Kernel, name: str, value: Value) -> Value | None:
         found = kernel.seen.array
@@ -350,6 +354,8 @@ def check_kernels(
             kernel.comparison = outputs_again.get(kernel.tensor, kernel.comparison)
         wrong = [one for one in outputs_again.values() if not one.ok]
         guilty = again.guilty()
+        wrong = [again.output(w.name) for w in wrong]
+        wrong = [one for one in wrong if not one.ok]
         if guilty is not None:
             kernel, title = suspects[guilty], suspects[guilty].title
             kernel.tensor, kernel.comparison = guilty, again.written(kernel.likeliest, kernel)
@@ -435,6 +441,7 @@ class _Measured:
         self.known = {**walk.taken, **whole}
         self.naturals = self._rounded()
         self._all = False
+        self.right: dict[str, Value] = {}  # what suspects wrote that turned out to be right
 
     def _behind(self, name: str) -> list[str]:
         """The next tensors behind this one whose values of the compiled model are known."""
@@ -502,7 +509,10 @@ class _Measured:
     def unlimited(self) -> dict[str, Array]:
         """The wanted tensors as if what lies between had no largest number; that of their own is the one of the type in
         which the compiled model has them."""
-        made = self._run(Oracle(self.model, UNLIMITED), in_range(self.walk.taken))
+        return self._unlimited(in_range(self.walk.taken))
+
+    def _unlimited(self, taken: Mapping[str, Value]) -> dict[str, Array]:
+        made = self._run(Oracle(self.model, UNLIMITED), taken)
         kinds = {n: self.found[n].dtype if n in self.found else v.kind for n, v in made.items()}
         return {n: limit(v.array, kinds[n]) if is_real(v.kind) else v.array for n, v in made.items()}
 
@@ -513,10 +523,11 @@ class _Measured:
         if not one.ok:
             exact = ranged(self.exact[name], self.unlimited[name], self.found[name])
             one = self.walk.compared(name, exact, self.found[name], self.kinds[name], naturals)
-        if one.problem == "differs" and self._more():  # it is this tensor for certain, however large the difference
+        if (
+            one.problem == "differs" or misplaced(one)
+        ) and self._more():  # it is this tensor for certain, however large the difference
             return self.compared(name)
-        # a norm may compute for itself the mean that another kernel writes, and less exactly
-        alone = one if one.ok else self.walk.compared(name, self.alone[name], self.found[name], self.kinds[name])
+        alone = one if one.ok else self._from_inputs(name, name, self.found[name])
         if alone.ok or name not in self.behind_settled:
             return alone if alone.ok else one
         behind = self.walk.compared(name, self.behind_settled[name], self.found[name], self.kinds[name], naturals)
@@ -537,39 +548,123 @@ class _Measured:
         """Tensors in float64, from the model's inputs and nothing that a kernel wrote."""
         return self._exact({})
 
+    @cached_property
+    def alone_unlimited(self) -> dict[str, Array]:
+        """The same as if what lies between had no largest number."""
+        return self._unlimited({})
+
+    def _from_inputs(
+        self, name: str, form: str, found: Array, forms: Callable[[Array], Array] = lambda a: a
+    ) -> OutputComparison:
+        """A tensor compared with the oracle from the model's inputs on, without allowance for rounding but that of
+        registers where the model has 16 bits: what a kernel wrote need not be what the next one read. A norm may
+        compute for itself the mean that another kernel writes, and keep more digits of it; so may attention the scores
+        that are an output in 16 bits."""
+        kind = self.kinds[name]
+        one = self.walk.compared(form, forms(self.alone[name]), found, kind)
+        if not one.ok and is_real(kind) and kind.itemsize < 4:
+            exact = ranged(forms(self.alone[name]), forms(self.alone_unlimited[name]), found)
+            naturals = [forms(n[name]) for n in self.registers if name in n]
+            one = self.walk.compared(form, exact, found, kind, naturals)
+        return one
+
+    @cached_property
+    def registers(self) -> list[dict[str, Array]]:
+        """Runs from the model's inputs on that round to float32 and never to 16 bits."""
+        arithmetic = Arithmetic(np.float32, limits=False)
+        return self._through(roundings(self.model, arithmetic, self.edges, self._allowed), {})
+
     def written(self, form: str, kernel: Kernel) -> OutputComparison:
         """What a kernel wrote, if that is this form of a tensor."""
         name = form.removesuffix(PLAIN)
-        exact = kernel.forms(name, self.exact[name])[form]
-        found = kernel.placed(exact)[0]
-        naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
-        one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
+        found = kernel.placed(kernel.forms(name, self.exact[name])[form])[0]
+        one = self._one(form, kernel, self.exact, self.naturals)
         if not one.ok:
-            exact = ranged(exact, kernel.forms(name, self.unlimited[name])[form], found)
-            one = self.walk.compared(form, exact, found, self.kinds[name], naturals)
-        if nearly(one) and self._more():
+            ought, free = (kernel.forms(name, a[name])[form] for a in (self.exact, self.unlimited))
+            naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
+            one = self.walk.compared(form, ranged(ought, free, found), found, self.kinds[name], naturals)
+        if (nearly(one) or misplaced(one)) and self._more():
             return self.written(form, kernel)
         if name in self.walk.grids:
             return one
-        products = [self.exact.get(p) for p in kernel.products]
-        leaning = along(one, exact, found, products, self.precision, self.kinds[name], naturals)
+        alone = one if one.ok else self._from_inputs(name, form, found, lambda a: kernel.forms(name, a)[form])
+        leaning = self._leaning(form, kernel, alone if alone.ok else one, self.exact, self.naturals)
         return self.written(form, kernel) if leaning.ok < one.ok and self._more() else leaning
+
+    def _one(
+        self, form: str, kernel: Kernel, exact: Mapping[str, Array], naturals: Sequence[Mapping[str, Array]]
+    ) -> OutputComparison:
+        name = form.removesuffix(PLAIN)
+        ought = kernel.forms(name, exact[name])[form]
+        samples = [kernel.forms(name, n[name])[form] for n in naturals if name in n]
+        return self.walk.compared(form, ought, kernel.placed(ought)[0], self.kinds[name], samples)
+
+    def _leaning(
+        self, form: str, kernel: Kernel, one: OutputComparison, exact: Mapping[str, Array],
+        naturals: Sequence[Mapping[str, Array]],
+    ) -> OutputComparison:  # fmt: skip
+        name = form.removesuffix(PLAIN)
+        ought = kernel.forms(name, exact[name])[form]
+        samples = [kernel.forms(name, n[name])[form] for n in naturals if name in n]
+        products = [exact.get(p) for p in kernel.products]
+        return along(one, ought, kernel.placed(ought)[0], products, self.precision, self.kinds[name], samples)
+
+    def _behind_right(self) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+        """(Tensors in float64, runs that only round) from what the kernels before them wrote - those too that are right
+        only as runs which round are: behind twenty layers in 16 bits a few runs do not show all that the last ones may
+        make of the errors of the first ones."""
+        known, recorder = {**self.walk.taken, **self.right}, Recorder(self.model)
+        exact = {n: v.array for n, v in self._run(recorder, known).items()}
+        runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed)
+        return exact, self._through(runs, known)
+
+    def output(self, name: str) -> OutputComparison:
+        """An output, from what the kernels before it wrote, once :meth:`guilty` knows which of them are right."""
+        one = self.compared(name)
+        if one.ok or not self.right:
+            return one
+        exact, naturals = self._behind_right()
+        samples = [n[name] for n in naturals if name in n]
+        behind = self.walk.compared(name, exact[name], self.found[name], self.kinds[name], samples)
+        return behind if behind.ok else one
+
+    def _tried(self, kernel: Kernel) -> dict[str, OutputComparison]:
+        """What a kernel wrote, as each form of a tensor that it may be."""
+        tried = {form: self.written(form, kernel) for form in kernel.alike}
+        if self.right and tried and not any(one.ok for one in tried.values()):
+            exact, naturals = self._behind_right()
+            for form in tried:
+                tried[form] = self._leaning(form, kernel, self._one(form, kernel, exact, naturals), exact, naturals)
+        return tried
+
+    def _rounding(self, name: str) -> float:
+        """What runs that only round change of a tensor of floats, at most; nothing of integers, which fit exactly."""
+        if self.exact[name].dtype.kind != "f":
+            return 0.0
+        return max((_distance(self.exact[name], n[name]) for n in self.naturals if name in n), default=0.0)
 
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
         for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
             kernel = self.suspects[name]
-            right = next((form for form in kernel.alike if self.written(form, kernel).ok), "")
+            if kernel.output and self.compared(kernel.output).ok:
+                continue
+            tried = self._tried(kernel)
+            right = next((form for form, one in tried.items() if one.ok), "")
             if right:
-                kernel.tensor, kernel.comparison = right.removesuffix(PLAIN), self.written(right, kernel)
+                kernel.tensor, kernel.comparison = right.removesuffix(PLAIN), tried[right]
+                placed = kernel.placed(kernel.forms(kernel.tensor, self.exact[kernel.tensor])[right])[0]
+                self.right[kernel.tensor] = Value(kernel.tensor_of(right, placed), self.kinds[kernel.tensor])
             if right or not self.frontier[name]:
                 continue
             own = self._exact({**self.walk.taken, name: Value(self.found[name], self.kinds[name])})
             for next_one in self.frontier[name]:
                 ought = _distance(self.exact[next_one], self.found[next_one])
                 changed, rest = (_distance(own[next_one], t[next_one]) for t in (self.exact, self.found))
-                # what shows nothing of it (a saturated softmax, an element that a pool drops) says nothing of a guess
-                if changed <= SHOWN * ought and not _mostly(self.exact[name], self.found[name]):
+                # what shows nothing of it (a saturated softmax, an element that a pool drops, numbers whose sizes alone
+                # are added up) says nothing of a guess
+                least = max(SHOWN * ought, LEANING * self._rounding(next_one))
+                if changed <= least and not _mostly(self.exact[name], self.found[name]):
                     continue
                 if next_one in self.suspects:
                     fits = rest**2 <= ought**2 - GUESSED * changed**2

@@ -122,11 +122,14 @@ def _orders(rank: int) -> Iterator[tuple[int, ...]]:
 
 
 def fitted(expected: Array, found: Array) -> tuple[Array, float]:
-    """(`found` in the layout of `expected` that a sample fits best, the mean error of that sample)."""
+    """(`found` in the layout of `expected` that a sample fits best, the mean error of that sample).
+
+    What is no number has to be in its place first: of tensors that have many, few elements are left to compare.
+    """
     if not expected.size:
         return found.reshape(expected.shape), 0.0
     axes = [a for a, size in enumerate(expected.shape) if size > 1]
-    best, least = found.reshape(expected.shape), float("inf")
+    best, least = found.reshape(expected.shape), (float("inf"), float("inf"))
     picks = np.random.default_rng(0).integers(0, max(1, found.size), min(SAMPLE, found.size))
     flat = found.reshape(-1)[picks].astype(np.float64)
     for order in _orders(len(axes)):
@@ -140,10 +143,12 @@ def fitted(expected: Array, found: Array) -> tuple[Array, float]:
             errors = np.minimum(np.abs(values - flat), 1e30)
         numbers = ~np.isnan(errors)
         error = float(errors[numbers].mean()) if numbers.any() else 0.0
-        if error < least:
-            least = error
+        misplaced = float((np.isnan(values) != np.isnan(flat)).sum())
+        if (misplaced, error) < least:
+            least = misplaced, error
             inverse = np.argsort(order)
             best = found.reshape(sizes).transpose(inverse).reshape(expected.shape) if sizes else best
-            if error <= 1e-3 * float(np.nanmean(np.abs(flat[np.isfinite(flat)]))) if np.isfinite(flat).any() else False:
+            finite = flat[np.isfinite(flat)]
+            if not misplaced and finite.size and error <= 1e-3 * float(np.abs(finite).mean()):
                 break
-    return best, least
+    return best, least[1]

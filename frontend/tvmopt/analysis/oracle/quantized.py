@@ -123,11 +123,11 @@ def _dequantize(call: Call, x: Array, scale: Array, zero: Array | None = None) -
 
 
 def _dynamic(call: Call, x: Array) -> Result:
-    low, high = min(0.0, float(x.min(initial=0))), max(0.0, float(x.max(initial=0)))
+    low, high = float(x.min(initial=0)), float(x.max(initial=0))  # NaN where one element is: so ONNX defines it
     # An engine rounds the scale to its type, and uses that.
     scale = np.float32(np.float32(high - low) / np.float32(255))
     scale = scale if scale else np.float32(1)  # what onnxruntime has for zeros; the standard would divide by zero
-    zero = np.uint8(np.clip(np.rint(-low / scale), 0, 255))
+    zero = np.uint8(np.clip(np.nan_to_num(np.rint(-low / scale)), 0, 255))
     wide = x.astype(np.float64)
     return [
         steps(wide, np.asarray(scale, np.float64), np.asarray(zero), np.dtype(np.uint8)),

@@ -57,6 +57,8 @@ EPSILON = 2.0**-23
 """Of float32."""
 PIECE = 1 << 20
 """Elements of a tensor that are moved at a time."""
+FLUSHED = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
+"""Types whose numbers below the smallest normal float32 may become 0."""
 MORE = 4
 """Further runs that round."""
 
@@ -272,8 +274,9 @@ class Rounded(Oracle):
 
 
 def _rms(exact: Array) -> float:
-    """The root of the mean square of the finite numbers."""
-    return float(np.sqrt(np.mean(np.square(exact[np.isfinite(exact)]))))
+    """The root of the mean square of the finite numbers; 0 where there are none."""
+    finite = exact[np.isfinite(exact)]
+    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
 
 
 class Nudged(Rounded):
@@ -282,7 +285,8 @@ class Nudged(Rounded):
     One run is one sample of what rounding does, and a chain of a few numbers may have none by chance. An error of a sum
     is relative to its terms, so these are moved, and not the sum. Operands that are rounded to 16 bits are moved by as
     much as that does: behind a factor that is folded into weights they are rounded to other numbers. A 3x3 convolution
-    in float32 is computed in tiles, whose transforms round as the largest number of a tile asks.
+    in float32 is computed in tiles, whose transforms round as the largest number of a tile asks. Every other run has 0
+    for numbers below the smallest normal float32, as our Exp and products of bfloat16 have.
     """
 
     def __init__(
@@ -291,6 +295,7 @@ class Nudged(Rounded):
     ) -> None:  # fmt: skip
         super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed, local)
         self.random = np.random.default_rng(seed)
+        self.flushes = seed % 2 == 1
 
     def rounded(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         adds = call.op in SUMS or call.op.startswith("Reduce") or call.op.endswith(NORM)
@@ -300,7 +305,15 @@ class Nudged(Rounded):
             values = [self._nudged(v, epsilon) for v in values]
         tiled = self._by_tiles(call, values)
         results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
-        return results if adds or call.op in MOVES or has_edges(call) else [self._nudged(r) for r in results]
+        if not (adds or call.op in MOVES or has_edges(call)):
+            results = [self._nudged(r) for r in results]
+        return [self._flushed(r) for r in results] if self.flushes else results
+
+    def _flushed(self, value: Value | None) -> Value | None:
+        if value is None or not isinstance(value.array, np.ndarray) or value.kind not in FLUSHED:
+            return value
+        tiny = (value.array != 0) & (np.abs(value.array) < np.finfo(np.float32).tiny)
+        return Value(np.where(tiny, 0, value.array), value.kind) if tiny.any() else value
 
     def _by_tiles(self, call: Call, values: list[Value | None]) -> Value | None:
         """A 3x3 convolution as some kernels compute it; None for all else, and where operands have 16 bits."""
