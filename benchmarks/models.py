@@ -130,6 +130,30 @@ def write(
     return path
 
 
+def write_open(name: str, folder: Path = FOLDER, *, seed: int = 0) -> Path:
+    """Write an exported text model with an open batch and length (once), as ``NAME_open.onnx``, and return its path."""
+    import torch
+
+    path = folder / f"{name}_open.onnx"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    torch.set_grad_enabled(False)
+    model, inputs = MAKERS[BY_NAME[name].source](Sizes(batch=2))
+    _randomise(model, torch.Generator().manual_seed(seed))
+    model.eval()
+    axes = tuple(dict.fromkeys((0, 1), torch.export.Dim.AUTO) for _ in inputs)
+    part, options = path.with_suffix(".part"), {"input_names": list(inputs), "output_names": ["output"]}
+    torch.onnx.export(
+        model, tuple(inputs.values()), part, dynamo=True, dynamic_shapes=(axes,), external_data=False, verbose=False,
+        **options,
+    )  # fmt: skip
+    _scrub(part)
+    part.replace(path)
+    return path
+
+
 # -- the exported networks -------------------------------------------------------------------------
 
 
