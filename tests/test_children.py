@@ -53,6 +53,19 @@ def test_result_and_progress() -> None:
     assert seen == ["working"]
 
 
+def test_a_child_whose_parent_has_ended_says_nothing() -> None:
+    """Ctrl-C can end the parent before the child is ready: nobody reads the pipe any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", "from tvmopt.children import main; main()"],
+        env={**os.environ, children._PIPE: str(writer)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, pass_fds=(writer,), check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_our_errors_come_back_whole() -> None:
     with pytest.raises(UnsupportedOp) as told:
         call("error")

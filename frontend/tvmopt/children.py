@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from tvmopt import errors
 from tvmopt.errors import TvmoptError
@@ -263,7 +263,7 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, _interrupted)
     pipe = os.fdopen(int(os.environ.pop(_PIPE)), "w", buffering=1)
-    print(json.dumps({"ready": True}), file=pipe)
+    _tell(pipe, {"ready": True})
     request = receive()
     if "prepare" in request:
         with suppress(Exception):  # what does not work now will not work either when it is needed, and is told then
@@ -271,16 +271,26 @@ def main() -> None:
         request = receive()
     try:
         result = _function(request["function"])(
-            **request["arguments"], progress=lambda stage: print(json.dumps({"progress": stage}), file=pipe)
+            **request["arguments"], progress=lambda stage: _tell(pipe, {"progress": stage})
         )
-        print(json.dumps({"result": result}), file=pipe)
+        _tell(pipe, {"result": result})
     except TvmoptError as error:
-        print(json.dumps({"error": freeze(error)}), file=pipe)
+        _tell(pipe, {"error": freeze(error)})
     except KeyboardInterrupt:
         os._exit(130)
     for stream in (pipe, sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # generated libraries can crash in their destructors; everything is said
+
+
+def _tell(pipe: IO[str], message: Mapping[str, Any]) -> None:
+    """In a child: one message to its parent. A parent that has ended reads none, and the child ends, too, silently:
+    the kernel's SIGKILL (:func:`die_with_parent`) does not come where the parent ended before it was asked for."""
+    line = json.dumps(message)
+    try:
+        print(line, file=pipe, flush=True)
+    except BrokenPipeError:
+        os._exit(130)
 
 
 def _function(path: str) -> Callable[..., Any]:
