@@ -3,10 +3,17 @@
     tvmopt compile squeezenet.onnx -o squeezenet.tvmopt
     python benchmarks/serving.py squeezenet.tvmopt --rounds 5
 
-The server is a process of its own, with one instance; the client is this process. Every round measures the bare call,
-an HTTP request with binary tensors and a gRPC request; the medians of all rounds and their differences are printed, and
-whether the outputs are the same bit for bit. Processor time (of the server; for the bare call of this process) counts
-where the machine has other work. With `--clients N`: requests a second of N clients at once.
+The server is a process of its own, with one instance; the client is this process, which keeps freed memory as the
+server does. Every round measures the bare call, an HTTP request with binary tensors, a gRPC request, and the same two
+requests to servers that only read and answer (`plain_server.py`). Printed are the medians of all rounds in
+milliseconds, and whether the outputs are the same bit for bit:
+
+    ms         of a call or a request
+    model      in the model, as the server says: it finds its memory colder than the bare call does
+    over       of a request over the bare call
+    server     of a request over the plain one and the model: what the server itself costs
+    processor  time that the server computed; for the bare call this process
+    saturated  with `--clients N`: requests a second of N clients at once, over bare calls a second
 """
 
 from __future__ import annotations
@@ -20,14 +27,19 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
 import tvmopt
+from tvmopt.bench.machine import describe_machine
+from tvmopt.serving.memory import keep_memory
 from tvmopt.serving.messages import SERVICE, messages
 from tvmopt.serving.protocol import DATATYPES
 
@@ -118,14 +130,91 @@ def at_once(make: Callable[[], Callable[[], Any]], clients: int, seconds: float)
     return sum(done) / seconds
 
 
-def stages(address: str) -> str:
-    """The mean seconds of each stage that the server's metrics tell."""
+def computed(address: str) -> tuple[float, float]:
+    """Seconds in the model and calls of it, as the server's metrics tell them."""
     with urllib.request.urlopen(f"{address}/metrics") as answer:
-        lines = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[:1] != "#"]
-    told = dict(lines)
-    sums = {name: float(value) for name, value in told.items() if "_seconds_sum" in name}
-    counts = {name: float(told[name.replace("_sum", "_count")]) for name in sums}
-    return ", ".join(f"{name} {1e3 * total / max(1, counts[name]):.3f} ms" for name, total in sums.items())
+        told = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[:1] != "#")
+    sums = [
+        float(sum(float(v) for k, v in told.items() if k.startswith(f"tvmopt_compute_seconds_{end}")))
+        for end in ("sum", "count")
+    ]
+    return sums[0], sums[1]
+
+
+@contextmanager
+def plain(way: str, size: int) -> Iterator[str]:
+    """The address of a server that only reads and answers."""
+    command = [sys.executable, str(Path(__file__).with_name("plain_server.py")), way, str(size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, ending(server):
+        assert server.stdout is not None
+        yield f"127.0.0.1:{int(server.stdout.readline())}"
+
+
+@contextmanager
+def served(args: argparse.Namespace) -> Iterator[tuple[dict[str, str], psutil.Process]]:
+    """The addresses of `tvmopt serve`, and its process."""
+    command = [sys.executable, "-m", "tvmopt", "serve", args.artifact, "--port", "0", "--grpc-port", "0", "--json"]
+    command += ["--instances", f"1x{args.threads}", *args.options.split()]
+    quiet: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **quiet) as server, ending(server):
+        text = ""
+        while not text.endswith("}\n"):
+            text += server.stdout.readline()
+        yield json.loads(text), psutil.Process(server.pid)
+
+
+def example(model: Any) -> dict[str, np.ndarray]:
+    """Inputs: random numbers, and zeros where they are whole."""
+    rng = np.random.default_rng(0)
+    return {
+        i.name: rng.random(i.shape, np.float32).astype(i.numpy_dtype) if i.numpy_dtype.kind == "f"
+        else np.zeros(i.shape, i.numpy_dtype) for i in model.inputs_at()
+    }  # fmt: skip
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Every way in turn, so many rounds: medians of their medians."""
+    keep_memory()
+    model = tvmopt.load(args.artifact, threads=args.threads)
+    feeds, types = example(model), {i.name: DATATYPES[i.dtype] for i in model.inputs}
+    size = sum(a.nbytes for a in model.run(feeds).values())
+    name = Path(args.artifact).name.removesuffix(".tvmopt")
+    with ExitStack() as stack:
+        addresses, server = stack.enter_context(served(args))
+        makers = {"http": over_http, "grpc": over_grpc}
+        ways: dict[str, Callable[[], Any]] = {"bare": lambda: b"".join(a.tobytes() for a in model.run(feeds).values())}
+        for way, make in makers.items():
+            ways[way] = make(addresses[way].removeprefix("http://"), name, feeds, types)
+            ways[f"plain {way}"] = make(stack.enter_context(plain(way, size)), name, feeds, types)
+        same = len({ways[way]() for way in ("bare", "http", "grpc")}) == 1
+        rows: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in ways}
+        for _ in range(args.rounds):
+            for way, call in ways.items():
+                process = psutil.Process() if way == "bare" else server
+                before, spent = computed(addresses["http"]), processor(process)
+                rows[way]["ms"].append(median(call, args.calls))
+                rows[way]["processor"].append(1e3 * (processor(process) - spent) / args.calls)
+                after = computed(addresses["http"])
+                if after[1] > before[1]:
+                    rows[way]["model"].append(1e3 * (after[0] - before[0]) / (after[1] - before[1]))
+        found = {way: {k: statistics.median(v) for k, v in row.items()} for way, row in rows.items()}
+        for way in makers:
+            found[way]["over"] = found[way]["ms"] - found["bare"]["ms"]
+            found[way]["server"] = found[way]["ms"] - found[f"plain {way}"]["ms"] - found[way]["model"]
+        if args.clients:
+            for way, make in makers.items():
+                where = addresses[way].removeprefix("http://")
+                rate = at_once(lambda make=make, where=where: make(where, name, feeds, types), args.clients, 5.0)
+                found[way]["saturated"] = rate * found["bare"]["ms"] / 1e3
+    sent = sum(a.nbytes for a in feeds.values())
+    return {
+        "artifact": name,
+        "threads": args.threads,
+        "bytes": [sent, size],
+        "clients": args.clients,
+        "same": same,
+        "ways": found,
+    }
 
 
 def main() -> int:
@@ -136,56 +225,18 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--options", default="", help="further ones of `tvmopt serve`")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    command = [sys.executable, "-m", "tvmopt", "serve", args.artifact, "--port", "0", "--grpc-port", "0", "--json"]
-    command += ["--instances", f"1x{args.threads}", *args.options.split()]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server,
-        ending(server),
-    ):
-        assert server.stdout is not None
-        text = ""
-        while not text.endswith("}\n"):
-            text += server.stdout.readline()
-        address = json.loads(text)
-        model = tvmopt.load(args.artifact, threads=args.threads)
-        rng = np.random.default_rng(0)
-        feeds = {
-            i.name: rng.random(i.shape, np.float32).astype(i.numpy_dtype) if i.numpy_dtype.kind == "f"
-            else np.zeros(i.shape, i.numpy_dtype) for i in model.inputs_at()
-        }  # fmt: skip
-        types = {i.name: DATATYPES[i.dtype] for i in model.inputs}
-        name = args.artifact.rsplit("/", 1)[-1].removesuffix(".tvmopt")
-        ways = {
-            "bare": lambda: b"".join(a.tobytes() for a in model.run(feeds).values()),
-            "http": over_http(address["http"].removeprefix("http://"), name, feeds, types),
-            "grpc": over_grpc(address["grpc"], name, feeds, types),
-        }
-        answers = {way: call() for way, call in ways.items()}
-        print("bit for bit:", len({*answers.values()}) == 1)
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        spent: dict[str, list[float]] = {way: [] for way in ways}
-        processes = {way: psutil.Process() if way == "bare" else psutil.Process(server.pid) for way in ways}
-        for _ in range(args.rounds):
-            for way, call in ways.items():
-                before = processor(processes[way])
-                times[way].append(median(call, args.calls))
-                spent[way].append(1e3 * (processor(processes[way]) - before) / args.calls)
-        print(f"of each request the server says: {stages(address['http'])}")
-        bare = statistics.median(times["bare"])
-        for way, found in times.items():
-            extra = statistics.median(found) - bare
-            used = statistics.median(spent[way])
-            more = used - statistics.median(spent["bare"])
-            print(
-                f"{way}: {bare + extra:.3f} ms, {extra:+.3f} over the bare call; processor {used:.3f} ms, {more:+.3f}"
-            )
-        if args.clients:
-            for way, make in (("http", over_http), ("grpc", over_grpc)):
-                where = address[way].removeprefix("http://")
-                rate = at_once(lambda make=make, where=where: make(where, name, feeds, types), args.clients, 5.0)
-                print(f"{way}: {rate:.0f} requests a second of {args.clients} clients")
-    return 0
+    found = measure(args)
+    print("bit for bit:", found["same"])
+    for way, row in found["ways"].items():
+        print(f"{way:10}", ", ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    if args.json:
+        names = ("tvmopt", "starlette", "uvicorn", "grpcio", "protobuf")
+        found |= {"machine": describe_machine(), "versions": {name: version(name) for name in names}}
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    return int(not found["same"])
 
 
 if __name__ == "__main__":

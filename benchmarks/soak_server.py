@@ -42,6 +42,7 @@ from tvmopt.serving.messages import SERVICE, messages
 LIMIT = 1 << 20
 """Bytes of a body (`--max-body 1`)."""
 X = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+WIDE = np.random.default_rng(1).standard_normal((13, 2048)).astype(np.float32)
 PATH = "/v2/models/rows/infer"
 CLOSED = "closed"
 """What a connection answers that the server closes."""
@@ -54,6 +55,17 @@ def rows_model(scale: float) -> Any:
     x, y = value("x", TensorProto.FLOAT, ["n", 8]), value("y", TensorProto.FLOAT, ["n", 4])
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])], "rows", [x], [y], [numpy_helper.from_array(weights, "w")]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def wide_model() -> Any:
+    """y = the first four columns of x, of 2048: a request of some 106 KB."""
+    value = helper.make_tensor_value_info
+    x, y = value("x", TensorProto.FLOAT, [13, 2048]), value("y", TensorProto.FLOAT, [13, 4])
+    places = [numpy_helper.from_array(np.array([at]), name) for name, at in (("start", 0), ("end", 4), ("axis", 1))]
+    graph = helper.make_graph(
+        [helper.make_node("Slice", ["x", "start", "end", "axis"], ["y"])], "wide", [x], [y], places
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -154,6 +166,41 @@ class Client:
         status = self.rpc(lambda: found.append(self.infer(given, timeout=60)))
         return status if status != "OK" or found[0].raw_output_contents[0] in self.expected else "wrong numbers"
 
+    def wide_message(self, name: str = "wide") -> bytes:
+        one = {"name": "x", "datatype": "FP32", "shape": WIDE.shape, "parameters": {"binary_data_size": WIDE.nbytes}}
+        told = json.dumps({"inputs": [one], "parameters": {"binary_data_output": True}}).encode()
+        body = told + b" " * self.random.randrange(8) + WIDE.tobytes()
+        length = str(len(body) - WIDE.nbytes)
+        head = self.head(len(body), **{"Inference-Header-Content-Length": length})
+        return head.replace(PATH.encode(), f"/v2/models/{name}/infer".encode()) + body
+
+    def right_wide(self) -> str:
+        """A large body in two pieces."""
+        whole = self.wide_message()
+        cut = self.random.randrange(1, len(whole))
+        with socket.create_connection((self.host, self.port), timeout=60) as made:
+            made.sendall(whole[:cut])
+            made.sendall(whole[cut:])
+            answer = http.client.HTTPResponse(made, method="POST")
+            answer.begin()
+            status, body = str(answer.status), answer.read()
+        return status if status != "200" or body.endswith(WIDE[:, :4].tobytes()) else "wrong numbers"
+
+    def right_wide_grpc(self) -> str:
+        one = {"name": "x", "datatype": "FP32", "shape": WIDE.shape}
+        given = self.types.ModelInferRequest(model_name="wide", inputs=[one], raw_input_contents=[WIDE.tobytes()])
+        found: list[Any] = []
+        status = self.rpc(lambda: found.append(self.infer(given, timeout=60)))
+        right = status != "OK" or found[0].raw_output_contents[0] == WIDE[:, :4].tobytes()
+        return status if right else "wrong numbers"
+
+    def cut_wide(self) -> str:
+        whole = self.wide_message()
+        return self.raw(whole[: self.random.randrange(1000, len(whole))], half=True)
+
+    def refused_wide(self) -> str:
+        return self.raw(self.wide_message("none"))
+
     def right_half_closed(self) -> str:
         body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [0] * 8}]}).encode()
         return self.raw(self.head(len(body)) + body, half=True)
@@ -240,6 +287,8 @@ class Client:
 
 KINDS: dict[str, tuple[float, set[str]]] = {
     "right_binary": (40, {"200"}), "right_json": (15, {"200"}), "right_grpc": (15, {"OK"}),
+    "right_wide": (5, {"200"}), "right_wide_grpc": (5, {"OK"}), "cut_wide": (1, {"400", CLOSED}),
+    "refused_wide": (1, {"404", CLOSED}),
     "right_text": (2, {"200"}), "left_text": (2, {"200"}), "right_half_closed": (1, {"200", CLOSED}),
     "wrong_type": (3, {"400"}), "wrong_shape": (3, {"400"}),
     "wrong_data": (3, {"400"}), "wrong_length": (3, {"400"}), "wrong_json": (3, {"400"}), "no_model": (2, {"404"}),
@@ -331,6 +380,7 @@ def main() -> int:
         expected = [tvmopt.load(file)(X).tobytes() for file in files]
         (folder / "models").mkdir()
         shutil.copy(files[0], folder / "models" / "rows.tvmopt")
+        tvmopt.compile(wide_model(), threads=1, verify=False, output=folder / "models" / "wide.tvmopt")
         if args.decoder:
             shutil.copy(args.decoder, folder / "models" / "decoder.tvmopt")
         command = [sys.executable, "-m", "tvmopt", "serve", str(folder / "models"), "--json", "--port", "0"]
@@ -350,7 +400,9 @@ def main() -> int:
             if server.poll() is None:
                 server.kill()
         told.seek(0)
-        lines = [line for line in told.read().splitlines() if not line.startswith(("rows 1: ", "decoder 1: "))]
+        lines = [
+            line for line in told.read().splitlines() if not line.startswith(("rows 1: ", "wide 1: ", "decoder 1: "))
+        ]
         print("stderr without loads:", *(lines[:10] or ["nothing"]), sep="\n  ")
         problems += [f"stderr: {line}" for line in lines if "Traceback" in line]
     print("problems:", *(problems or ["none"]), sep="\n  ")

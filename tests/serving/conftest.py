@@ -49,11 +49,22 @@ def kinds_model() -> Any:
     return model(nodes, inputs, outputs, table=np.arange(10, dtype=np.float32).reshape(5, 2))
 
 
+def wide_model() -> Any:
+    """y = the first four columns of x, of 2048, for any number of rows up to 16."""
+    places = {"start": [0], "end": [4], "axis": [1]}
+    return model(
+        [helper.make_node("Slice", ["x", *places], ["y"])],
+        [value("x", TensorProto.FLOAT, ["n", 2048])], [value("y", TensorProto.FLOAT, ["n", 4])],
+        **{name: np.array(place) for name, place in places.items()},
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """rows.tvmopt, twice.tvmopt (the same, of twice the weights) and kinds.tvmopt."""
+    """rows.tvmopt, twice.tvmopt (the same, of twice the weights), wide.tvmopt and kinds.tvmopt."""
     folder = tmp_path_factory.mktemp("artifacts")
-    for name, made in (("rows", rows_model()), ("twice", rows_model(2.0)), ("kinds", kinds_model())):
+    made_of = {"rows": rows_model(), "twice": rows_model(2.0), "wide": wide_model(), "kinds": kinds_model()}
+    for name, made in made_of.items():
         shape = {} if name == "kinds" else {"n": "1..16"}
         tvmopt.compile(made, shape=shape, threads=1, verify=False, output=folder / f"{name}.tvmopt")
     return folder

@@ -168,7 +168,7 @@ def test_what_there_is(running: Running) -> None:
     assert call(running, "POST", "/v2/repository/models/twice/unload", b"")[0] == 200
     assert get("/v2/models/twice/ready")[0] == 503 and get("/v2/health/ready")[0] == 200
     states = {m["name"]: m["state"] for m in json.loads(call(running, "POST", "/v2/repository/index", b"")[2])}
-    assert states == {"kinds": "READY", "rows": "READY", "twice": "UNAVAILABLE"}
+    assert states == {"kinds": "READY", "rows": "READY", "twice": "UNAVAILABLE", "wide": "READY"}
     assert call(running, "POST", "/v2/repository/models/twice/load", b"")[0] == 200
     assert get("/v2/models/twice/ready")[0] == 200
     assert call(running, "POST", "/v2/repository/models/none/load", b"")[0] == 404

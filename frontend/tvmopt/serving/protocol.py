@@ -17,7 +17,7 @@ import numpy as np
 from tvmopt.dims import is_open
 from tvmopt.errors import InputError
 from tvmopt.runtime.model import Model
-from tvmopt.runtime.tensors import Array, TensorInfo
+from tvmopt.runtime.tensors import Array, TensorInfo, address, memory_at
 from tvmopt.serving.refusals import Refused, bad
 
 DATATYPES = {
@@ -115,6 +115,8 @@ def from_bytes(info: TensorInfo, shape: tuple[int, ...], data: Any) -> Array:
     if len(data) != wanted:
         raise bad(f"the input {info.name!r} has {len(data)} bytes; its shape and datatype are {wanted}.")
     array = np.frombuffer(data, np.uint8).view(dtype) if wanted else np.empty(0, dtype)
+    if not array.flags.writeable:  # no call writes into it, and one of a writable array is sooner
+        array = memory_at(address(array), dtype, array.shape, owner=array)
     return array.reshape(shape)
 
 
@@ -161,7 +163,7 @@ def from_numpy(model: Model, given: Mapping[str, Any]) -> Request:
     return Request(arrays, {o.name: True for o in model.outputs})
 
 
-def decode(model: Model, body: bytes | bytearray, header: str | None) -> Request:
+def decode(model: Model, body: bytes | memoryview, header: str | None) -> Request:
     """A request from the body of an HTTP request.
 
     Args:

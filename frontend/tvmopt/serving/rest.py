@@ -11,6 +11,7 @@ from typing import Any
 
 import tvmopt
 from tvmopt.serving import protocol, texts
+from tvmopt.serving.receiving import EXTENSION
 from tvmopt.serving.refusals import Refused
 from tvmopt.serving.service import EXTENSIONS, Service
 
@@ -218,7 +219,7 @@ def is_local(host: str) -> bool:
         return False
 
 
-async def _body(request: Any, most: int, seconds: float) -> bytearray | bytes:
+async def _body(request: Any, most: int, seconds: float) -> memoryview | bytes:
     """The body, as long as it is within the limits.
 
     Raises:
@@ -235,6 +236,11 @@ async def _body(request: Any, most: int, seconds: float) -> bytearray | bytes:
     parts, size = [], 0
     try:
         async with asyncio.timeout(seconds):
+            if (direct := request.scope.get("extensions", {}).get(EXTENSION)) is not None:
+                whole: memoryview | None = await direct
+                if whole is None:
+                    raise ClientDisconnect
+                return whole
             async for part in request.stream():
                 size += len(part)
                 if size > most:

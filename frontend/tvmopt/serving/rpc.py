@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import tvmopt
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array, TensorInfo
-from tvmopt.serving import protocol, texts_rpc
+from tvmopt.serving import protocol, texts_rpc, wire
 from tvmopt.serving.messages import METHODS, SERVICE, messages
 from tvmopt.serving.refusals import CODES, Refused, bad
 from tvmopt.serving.service import EXTENSIONS, Service
@@ -25,20 +25,23 @@ CONTENTS = {
 """The field for numbers of each datatype; 16-bit floats have none."""
 
 
+WINDOWS = (("grpc.http2.max_frame_size", 1 << 20), ("grpc.http2.lookahead_bytes", 4 << 20), ("grpc.http2.bdp_probe", 0))
+"""A picture comes in one frame, and its sender waits for no window: 0.1 ms of 602 kB."""
+
 NO_MESSAGE = "the request is no message of the Open Inference Protocol."
 
 
-def _message_or_none(kind: Any) -> Any:
+def _message_or_none(kind: Any, read: Callable[[Any, bytes], Any] = lambda kind, data: kind.FromString(data)) -> Any:
     """What reads a message; grpc itself answers what it cannot read with UNKNOWN."""
     from google.protobuf.message import DecodeError
 
-    def read(data: bytes) -> Any:
+    def message(data: bytes) -> Any:
         try:
-            return kind.FromString(data)
+            return read(kind, data)
         except DecodeError:
             return None
 
-    return read
+    return message
 
 
 def server(service: Service) -> Any:
@@ -49,6 +52,7 @@ def server(service: Service) -> Any:
         ("grpc.max_receive_message_length", service.max_body),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
+        *WINDOWS,
     ]
     made = grpc.aio.server(options=options)
     calls, types = Calls(service), messages()
@@ -66,9 +70,13 @@ def server(service: Service) -> Any:
 
         return grpc.unary_unary_rpc_method_handler(
             answer,
-            request_deserializer=_message_or_none(getattr(types, f"{name}Request")),
+            request_deserializer=reader(name),
             response_serializer=getattr(types, f"{name}Response").SerializeToString,
         )
+
+    def reader(name: str) -> Any:
+        kind = getattr(types, f"{name}Request")
+        return _message_or_none(kind, wire.read) if name == "ModelInfer" else _message_or_none(kind)
 
     handlers = {n: handler(n) for n in METHODS}
     handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(

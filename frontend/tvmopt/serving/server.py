@@ -13,11 +13,12 @@ from pathlib import Path
 
 from tvmopt.errors import InputError, MissingDependency
 from tvmopt.serving.batcher import Limits
+from tvmopt.serving.memory import keep_memory
 from tvmopt.serving.metrics import Metrics
 from tvmopt.serving.repository import Repository, cores
 from tvmopt.serving.service import Service
 
-PACKAGES = ("grpc", "prometheus_client", "starlette", "uvicorn")
+PACKAGES = ("grpc", "httptools", "prometheus_client", "starlette", "uvicorn")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def serve(
     """
     check_packages()
     known = settings or Settings()
+    keep_memory()
     say = tell or (lambda text: print(text, file=sys.stderr, flush=True))
     check_settings(known, say)
     metrics = Metrics()
@@ -133,14 +135,14 @@ class _Server:
     async def run(self) -> None:
         import uvicorn
 
-        from tvmopt.serving import rest, rpc
+        from tvmopt.serving import receiving, rest, rpc
 
         known, service = self.settings, self.service
         web = listening(known.host, known.port)
         app = rest.application(service, only_local=rest.is_local(known.host), body_seconds=known.limits.timeout)
         config = uvicorn.Config(
             app, log_level="error", access_log=False, lifespan="off", server_header=False, date_header=False,
-            timeout_graceful_shutdown=max(1, int(known.grace)),
+            timeout_graceful_shutdown=max(1, int(known.grace)), http=receiving.protocol(known.max_body), ws="none",
         )  # fmt: skip
         http = uvicorn.Server(config)
         http.capture_signals = nullcontext  # ours drain first

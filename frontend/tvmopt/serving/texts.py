@@ -67,7 +67,7 @@ class Piece:
     prompt: int = 0
 
 
-def parse(body: bytes | bytearray) -> Asked:
+def parse(body: bytes | memoryview) -> Asked:
     """A request in JSON.
 
     Raises:

@@ -1,0 +1,127 @@
+"""Large bodies over HTTP: in pieces of any size, behind each other, cut off, and those that nobody waits for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvmopt
+from tests.serving.conftest import Running
+from tvmopt.serving.receiving import LEAST
+
+WIDE = np.random.default_rng(0).standard_normal((13, 2048)).astype(np.float32)
+
+
+def message(name: str = "wide", more: bytes = b"", space: int = 0, **headers: str) -> bytes:
+    """A request with a binary tensor; blanks in its JSON decide where the tensor begins."""
+    one = {"name": "x", "datatype": "FP32", "shape": WIDE.shape, "parameters": {"binary_data_size": WIDE.nbytes}}
+    told = json.dumps({"inputs": [one], "parameters": {"binary_data_output": True}}).encode() + b" " * space
+    body = told + WIDE.tobytes()
+    lines = [f"POST /v2/models/{name}/infer HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+    lines += [f"Inference-Header-Content-Length: {len(told)}", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + body + more
+
+
+def answers(server: Running, pieces: list[bytes], count: int = 1) -> list[tuple[int, bytes]]:
+    """So many answers on one connection to bytes that are sent piece by piece."""
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as made:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            made.sendall(piece)
+        with made.makefile("rb") as file:
+            return [answer(file) for _ in range(count)]
+
+
+def answer(file: Any) -> tuple[int, bytes]:
+    """The next answer: its status and body."""
+    status = int(file.readline().split()[1])
+    headers = dict(line.lower().rstrip().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
+    return status, file.read(int(headers[b"content-length"]))
+
+
+@pytest.fixture(scope="module")
+def expected(artifacts: Path) -> bytes:
+    return bytes(tvmopt.load(artifacts / "wide.tvmopt")(WIDE).tobytes())
+
+
+@pytest.mark.parametrize("space", range(4))
+def test_a_tensor_may_begin_anywhere(running: Running, expected: bytes, space: int) -> None:
+    ((status, body),) = answers(running, [message(space=space)])
+    assert status == 200 and body.endswith(expected)
+
+
+@pytest.mark.parametrize(
+    "cuts", [(1,), (50, 200), (300,), (-1,), (-WIDE.nbytes, -1), (700, 32768, 65536), (2 * LEAST,)]
+)
+def test_pieces_of_any_size(running: Running, expected: bytes, cuts: tuple[int, ...]) -> None:
+    whole = message()
+    places = [0, *(c % len(whole) for c in cuts), len(whole)]
+    ((status, body),) = answers(running, [whole[a:b] for a, b in itertools.pairwise(places)])
+    assert status == 200 and body.endswith(expected)
+
+
+def test_requests_behind_each_other_on_one_connection(running: Running, expected: bytes) -> None:
+    small = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    found = answers(running, [message(more=small) + message() + message(name="none") + small], 5)
+    assert [status for status, _ in found] == [200, 200, 200, 404, 200]
+    assert found[0][1].endswith(expected) and found[2][1].endswith(expected)
+
+
+def test_a_body_that_nobody_waits_for_is_read_and_forgotten(running: Running, expected: bytes) -> None:
+    refused = message(name="none")
+    found = answers(running, [refused[:1000], refused[1000:], message()], 2)
+    assert [status for status, _ in found] == [404, 200] and found[1][1].endswith(expected)
+
+
+def test_other_ways_of_bodies(running: Running, expected: bytes) -> None:
+    whole = message(Expect="100-continue")
+    ((status, _), (after, body)) = _continued(running, whole)
+    assert (status, after) == (100, 200) and body.endswith(expected)
+    head, _, data = message().partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    chunks = b"".join(
+        b"%x\r\n%b\r\n" % (len(data[n : n + 9999]), data[n : n + 9999]) for n in range(0, len(data), 9999)
+    )
+    chunked = b"\r\n".join([*lines, b"Transfer-Encoding: chunked", b"", b""]) + chunks + b"0\r\n\r\n"
+    ((status, body),) = answers(running, [chunked])
+    assert status == 200 and body.endswith(expected)
+
+
+def _continued(server: Running, whole: bytes) -> tuple[tuple[int, bytes], tuple[int, bytes]]:
+    """A client that asks before it sends the body."""
+    host, port = server.http.split(":")
+    head, _, body = whole.partition(b"\r\n\r\n")
+    with socket.create_connection((host, int(port)), timeout=60) as made:
+        made.sendall(head + b"\r\n\r\n")
+        first = made.recv(100)
+        made.sendall(body)
+        with made.makefile("rb") as file:
+            return (int(first.split()[1]), b""), answer(file)
+
+
+def test_a_body_that_is_cut_off_or_wrong_leaves_the_server_well(running: Running, expected: bytes) -> None:
+    host, port = running.http.split(":")
+    whole = message()
+    for cut in (len(whole) - 1, len(whole) - WIDE.nbytes, len(whole) // 2):
+        for half in (False, True):
+            with socket.create_connection((host, int(port)), timeout=60) as made:
+                made.sendall(whole[:cut])
+                if half:
+                    made.shutdown(socket.SHUT_WR)
+                    assert made.recv(4096)[:12] in (b"", b"HTTP/1.1 400")
+    wrong = whole.replace(b"FP32", b"FP64")
+    assert [status for status, _ in answers(running, [wrong, whole], 2)] == [400, 200]
+
+
+def test_a_body_that_never_comes_is_given_up(serve: Callable[..., Running], artifacts: Path) -> None:
+    server = serve(artifacts / "wide.tvmopt", "--timeout", 0.5, "--reload", 0)
+    ((status, body),) = answers(server, [message()[:2000]])
+    assert status == 408, body
