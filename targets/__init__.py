@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import TargetError, reason
+from tvmopt.targets import devices
 from tvmopt.targets.detect import IMPLIED, generated, host_arch, read_host
 from tvmopt.targets.systems import check_target
 
@@ -202,6 +203,7 @@ class Machine:
         import tvm
 
         if self.kind == "cuda":
+            devices.load()
             host = {"kind": "llvm", **({"mcpu": "x86-64-v2"} if host_arch() == "x86_64" else {})}
             return tvm.target.Target({"kind": "cuda", "arch": self.mcpu, **self.tvm}, host=host)
         attributes: dict[str, Any] = {"mcpu": self.mcpu, "num-cores": self.cores}

@@ -48,6 +48,24 @@ def test_help_is_light() -> None:
         assert f" {name} " in done.stdout
 
 
+def test_to_ask_for_a_compile_reads_no_model(tmp_path: Path) -> None:
+    """What the compiler's process imports meanwhile is not imported here, too."""
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"no model, and nobody parses it")
+    code = f"""
+import os, sys
+from tvmopt import children, cli
+def call(*arguments, **options):
+    heavy = {{"onnx", "tvm", "tvm_ffi", "tvmopt.importer", "tvmopt.preprocessing"}}
+    print(sorted(heavy & sys.modules.keys()), flush=True)
+    os._exit(7)
+children.call = call
+cli.main(["compile", {str(model)!r}, "--shape", "x:1x3", "--no-cache", "-o", {str(tmp_path / "out.tvmopt")!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "[]\n"), done.stderr
+
+
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_every_command_has_help(name: str) -> None:
     module = import_module(f"tvmopt.cli.{name}")

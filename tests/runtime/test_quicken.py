@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from types import ModuleType
+
 import pytest
 import tvm
 import tvm_ffi
@@ -48,16 +52,48 @@ def test_moves_still_work_and_refuse_what_is_wrong() -> None:
             wrong()
 
 
-def test_names_are_read_again_when_there_are_more() -> None:
+def test_names_that_are_looked_up_are_those_that_would_be_read() -> None:
     from tvm_ffi import registry
 
-    from tvmopt.runtime.quicken import names_read_once
+    from tvmopt.runtime.quicken import names_looked_up
 
-    before = registry.list_global_func_names
-    with names_read_once():
-        first = registry.list_global_func_names()
-        assert sorted(first) == sorted(before())
-        first.clear()  # a caller's list is its own
-        tvm_ffi.register_global_func("tvmopt.test_quicken", lambda: 7, override=True)
-        assert "tvmopt.test_quicken" in registry.list_global_func_names()
-    assert registry.list_global_func_names is before
+    before = registry.init_ffi_api
+    for namespace in ("relax", "tirx.transform", "topi.nn", "s_tir.schedule", "node"):
+        eager, lazy = ModuleType("eager"), ModuleType("lazy")
+        lazy.PrinterConfig = eager.PrinterConfig = None  # type: ignore[attr-defined]
+        sys.modules |= {"eager": eager, "lazy": lazy}
+        before(namespace, "eager")
+        with names_looked_up():
+            assert registry.init_ffi_api is tvm_ffi.init_ffi_api is not before
+            tvm_ffi.init_ffi_api(namespace, "lazy")
+        names = [name for name in vars(eager) if not name.startswith("__")]
+        assert names
+        assert (vars(lazy)["PrinterConfig"] is None) == (namespace != "node")  # of the library, where it has one
+        for name in names:
+            assert (getattr(lazy, name) is None) == (getattr(eager, name) is None)
+            assert getattr(lazy, name) is getattr(lazy, name)
+        for name in ("no_such_name", "__path__"):
+            with pytest.raises(AttributeError, match=name):
+                getattr(lazy, name)
+    assert registry.init_ffi_api is tvm_ffi.init_ffi_api is before
+    tvm_ffi.register_global_func("node.test_quicken", lambda: 7, override=True)
+    assert lazy.test_quicken() == 7
+
+
+def test_a_cpu_needs_no_support_of_other_devices() -> None:
+    """In a process of its own: other tests import all of TVM. A GPU's target brings what it needs."""
+    code = """
+import sys
+from tvmopt.compiler.whole import warm
+from tvmopt.targets import Machine
+warm()
+Machine.load("znver5").tvm_target()
+assert not [m for m in sys.modules if m.startswith(("tvm.backend.cuda.ptx", "cuda.bindings", "torch"))]
+assert "TVM_DEVICE_BACKEND_AUTOLOAD" not in __import__("os").environ
+Machine.load("nvidia-h100").tvm_target()
+assert "tvm.backend.cuda.ptx" in sys.modules
+import tvm
+assert tvm.tirx.cuda is sys.modules["tvm.backend.cuda"]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -34,6 +34,15 @@ class Command(TyperCommand):
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
+def _stages(texts: list[str] | None, *options: Any) -> dict[str, str] | None:
+    """What :func:`tvmopt.preprocessing.asked.named` makes of texts; None where there are none."""
+    if not texts:
+        return None
+    from tvmopt.preprocessing.asked import named
+
+    return named(texts, *options)
+
+
 def _folders(option: str, texts: list[str] | None) -> dict[str, str]:
     """Names and folders, as :class:`Command` joined them.
 
@@ -209,7 +218,6 @@ def command(
 ) -> None:
     """Compile an ONNX model to one file, checked against onnxruntime on the same inputs."""
     from tvmopt.api import compile_isolated
-    from tvmopt.preprocessing.asked import named
     from tvmopt.runtime.artifact import read_manifest
 
     with progress() as show:
@@ -219,8 +227,8 @@ def command(
             precision=precision,
             shape=parse_shapes(shape or []),
             values=parse_values(values or []),
-            preprocess=named(preprocess or []),
-            postprocess=named(postprocess or [], "--postprocess", ("scores:", "boxes:")),
+            preprocess=_stages(preprocess),
+            postprocess=_stages(postprocess, "--postprocess", ("scores:", "boxes:")),
             verify=verify,
             tolerance=tolerance,
             output=output or f"{Path(model).stem}{'.tvmopt' if emit == 'artifact' else ''}",

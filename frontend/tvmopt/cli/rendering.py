@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmopt.analysis.about import Fate
 from tvmopt.analysis.told import FAMILIES, families, records, verification
 from tvmopt.cli.common import escape, human, out, table
 from tvmopt.report import Flow, Kernel, Report, Value
 from tvmopt.runtime.manifest import Manifest
 
 if TYPE_CHECKING:
+    from tvmopt.analysis.about import Fate
     from tvmopt.compiler.carchive.asked import CArchive
 
 NAMED = 3

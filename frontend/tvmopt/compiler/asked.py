@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmopt.compiler.beginning import two_models
 from tvmopt.compiler.carchive.asked import EMITTED, check_request
@@ -13,13 +13,14 @@ from tvmopt.compiler.request import Request
 from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable
-from tvmopt.importer.shapes import given_sizes
-from tvmopt.preprocessing import boxes
-from tvmopt.preprocessing.asked import Stages, stages, stages_behind
 from tvmopt.runtime.choice import titles
 from tvmopt.runtime.pool import check_threads
+from tvmopt.runtime.sizes import given_sizes
 from tvmopt.targets import Machine
 from tvmopt.targets.fleet import machines as fleet_of
+
+if TYPE_CHECKING:
+    from tvmopt.preprocessing.asked import Stages
 
 
 def request_for(
@@ -41,16 +42,29 @@ def request_for(
     """What :func:`tvmopt.compile` is asked for; `options` are further fields of a request."""
     if threads is not None:
         machine = machine.with_threads(check_threads(threads, "threads"))
-    behind, labels = stages_behind(postprocess)
-    if machine.kind != "llvm" and (selected := [text for text in behind.values() if text.startswith(boxes.PREFIX)]):
-        where, fix = f"--postprocess {selected[0]}", "compile without it for a GPU, and select behind the model"
-        raise InputError("boxes are selected on CPUs only.", where=where, fix=fix)
+    before, behind, labels = _stages(machine, preprocess, postprocess)
     after, code = (tuple((n, str(f)) for n, f in (wanted or {}).items()) for wanted in (dump_after, dump_code))
     dumps = Dumps(after, str(dump_all or ""), code)
     return Request(
         model, machine, precision, given_sizes(shape or {}), values or {}, without=tuple(without or ()), dumps=dumps,
-        preprocess=stages(preprocess), postprocess=behind, labels=labels, **options,
+        preprocess=before, postprocess=behind, labels=labels, **options,
     )  # fmt: skip
+
+
+def _stages(
+    machine: Machine, preprocess: Stages, postprocess: Stages
+) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]]]:
+    """The texts of the stages before and behind a model, and the names of classes in files that these ask for."""
+    if preprocess is None and postprocess is None:
+        return {}, {}, {}
+    from tvmopt.preprocessing import boxes
+    from tvmopt.preprocessing.asked import stages, stages_behind
+
+    behind, labels = stages_behind(postprocess)
+    if machine.kind != "llvm" and (selected := [text for text in behind.values() if text.startswith(boxes.PREFIX)]):
+        where, fix = f"--postprocess {selected[0]}", "compile without it for a GPU, and select behind the model"
+        raise InputError("boxes are selected on CPUs only.", where=where, fix=fix)
+    return stages(preprocess), behind, labels
 
 
 def check_output(emit: str, requests: Mapping[str, Request], output: str | Path | None) -> None:

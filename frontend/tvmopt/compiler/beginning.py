@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmopt.compiler.request import Request
 from tvmopt.dims import Dim
 from tvmopt.errors import InputError
-from tvmopt.importer.pairs import Pair, pair
+from tvmopt.fields import has_flag
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.manifest import Manifest
+
+if TYPE_CHECKING:
+    from tvmopt.importer.pairs import Pair
 
 
 def two_models(request: Request, strip_weights: bool = False) -> Pair | None:
@@ -22,6 +26,11 @@ def two_models(request: Request, strip_weights: bool = False) -> Pair | None:
     Raises:
         InputError: a file of a first call that fits no step; what is not there for two models.
     """
+    source = request.source
+    if request.first is None and isinstance(source, str | os.PathLike) and not has_flag(source):
+        return None  # as nearly always, and known without what reads models
+    from tvmopt.importer.pairs import pair
+
     found = pair(request.source, request.first, request.values)
     if found is None:
         return None

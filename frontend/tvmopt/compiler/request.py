@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from tvmopt.compiler.dump import Dumps
 from tvmopt.dims import Shapes
-from tvmopt.files import open_plain
+from tvmopt.fields import mentions
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import from_plain, to_plain
 from tvmopt.targets import Machine, names
@@ -178,13 +177,8 @@ def external_files(path: Path, loaded: Any = None) -> set[str]:
     Args:
         loaded: the model in the file, where it was read before.
     """
-    if loaded is None:
-        with open_plain(path) as file:
-            if not os.fstat(file.fileno()).st_size:
-                return set()
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                if content.find(LOCATION) < 0:
-                    return set()
+    if loaded is None and not mentions(path, LOCATION):
+        return set()
     import onnx
 
     from tvmopt.importer.tensors import all_tensors

@@ -15,13 +15,13 @@ from tvmopt.compiler.beginning import joined, of_beginning, of_step, two_models
 from tvmopt.compiler.carchive.asked import CArchive, check_sizes
 from tvmopt.compiler.kept import Kept, copied
 from tvmopt.compiler.request import Request, as_file
-from tvmopt.importer.pairs import Pair
 from tvmopt.report import Report
 from tvmopt.runtime.artifact import Artifact, read
 from tvmopt.targets.memory import give_back
 
 if TYPE_CHECKING:
     from tvmopt.importer import Imported
+    from tvmopt.importer.pairs import Pair
 
 Made = tuple[Artifact, Report, Path | None, CArchive | None]
 """An artifact, what was done, where it was written, if that was asked for, and what was written in its place."""

@@ -14,26 +14,14 @@ have - is not for this file: the model is then read whole, and refused where it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
+from tvmopt.fields import GRAPH, INITIALIZER, LENGTH, RAW_DATA, Unusual, fields
 from tvmopt.importer.protos import BITS, byte_size, count
-
-GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
-"""Numbers of fields, of ModelProto, GraphProto and TensorProto."""
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-"""Kinds of fields: how a value is written."""
-
-Field = tuple[int, int, int, int]
-"""A field's number, where it begins, where its value begins and where it ends."""
-
-
-class _Unusual(Exception):
-    """The file is not written as expected."""
 
 
 def without_weights(path: Path, large: int) -> bytes | None:
@@ -48,7 +36,7 @@ def without_weights(path: Path, large: int) -> bytes | None:
     with path.open("rb") as file:
         end = file.seek(0, 2)
         try:
-            graphs = [field for field in _fields(file, 0, end) if field[0] == GRAPH]
+            graphs = [field for field in fields(file, 0, end) if field[0] == GRAPH]
             if len(graphs) != 1:
                 return None
             ((_, begin, first, last),) = graphs
@@ -56,14 +44,14 @@ def without_weights(path: Path, large: int) -> bytes | None:
             if not moved:
                 return None
             return b"".join((_read(file, 0, begin), _whole(GRAPH, graph), _read(file, last, end)))
-        except (_Unusual, DecodeError):
+        except (Unusual, DecodeError):
             return None
 
 
 def _graph(file: BinaryIO, begin: int, end: int, name: str, large: int) -> tuple[bytes, int]:
     """A graph without its large weights, and how many these are."""
     parts, moved, done = [], 0, begin
-    for number, start, first, last in _fields(file, begin, end):
+    for number, start, first, last in fields(file, begin, end):
         if number == INITIALIZER and last - first >= large and (tensor := _tensor(file, first, last, name, large)):
             parts += [_read(file, done, start), _whole(INITIALIZER, tensor)]
             moved, done = moved + 1, last
@@ -72,7 +60,7 @@ def _graph(file: BinaryIO, begin: int, end: int, name: str, large: int) -> tuple
 
 def _tensor(file: BinaryIO, begin: int, end: int, name: str, large: int) -> bytes | None:
     """A tensor that says where its bytes lie; None where it is small, or anything but dimensions, a type and bytes."""
-    places = [field for field in _fields(file, begin, end) if field[0] == RAW_DATA]
+    places = [field for field in fields(file, begin, end) if field[0] == RAW_DATA]
     if len(places) != 1:
         return None
     ((_, start, first, last),) = places
@@ -91,52 +79,11 @@ def _tensor(file: BinaryIO, begin: int, end: int, name: str, large: int) -> byte
     return made
 
 
-def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[Field]:
-    """The fields of the message that lies between two places of a file.
-
-    Raises:
-        _Unusual: it ends in the middle of one, or has one of a kind that nobody writes.
-    """
-    at = begin
-    while at < end:
-        file.seek(at)
-        key = _varint(file)
-        kind, first = key & 7, file.tell()
-        if kind == LENGTH:
-            size = _varint(file)
-            first = file.tell()
-            last = first + size
-        elif kind == VARINT:
-            _varint(file)
-            last = file.tell()
-        elif kind in (FIXED64, FIXED32):
-            last = first + (8 if kind == FIXED64 else 4)
-        else:
-            raise _Unusual
-        if last > end:
-            raise _Unusual
-        yield key >> 3, at, first, last
-        at = last
-
-
-def _varint(file: BinaryIO) -> int:
-    """A whole number: seven bits a byte, the lowest first, the eighth says that more follow."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = file.read(1)
-        if not byte:
-            raise _Unusual
-        value |= (byte[0] & 127) << shift
-        if byte[0] < 128:
-            return value
-    raise _Unusual
-
-
 def _read(file: BinaryIO, begin: int, end: int) -> bytes:
     file.seek(begin)
     found = file.read(end - begin)
     if len(found) != end - begin:  # somebody has made it shorter
-        raise _Unusual
+        raise Unusual
     return found
 
 
@@ -146,7 +93,7 @@ def _whole(number: int, value: bytes) -> bytes:
 
 
 def _number(value: int) -> bytes:
-    """A whole number as :func:`_varint` reads it.
+    """A whole number as :func:`tvmopt.fields.fields` reads it.
 
     >>> _number(1).hex(), _number(300).hex()
     ('01', 'ac02')

@@ -8,8 +8,6 @@ session makes dictionaries of it again.
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from tvmopt.fields import mentions
 from tvmopt.importer.protos import attributes, normal_domain
 
 ZIP = "ZipMap"
@@ -42,10 +41,7 @@ def has_maps(source: Any) -> bool:
     if isinstance(source, bytes):
         return ZIP.encode() in source
     path = Path(source)
-    if not path.is_file() or not os.path.getsize(path):
-        return False
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(ZIP.encode()) >= 0
+    return path.is_file() and mentions(path, ZIP.encode())
 
 
 def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:

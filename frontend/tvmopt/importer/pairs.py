@@ -14,20 +14,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import onnx
 from onnx import helper
 
 from tvmopt.errors import InputError, ModelError
-from tvmopt.files import open_plain
+from tvmopt.fields import FLAG, has_flag
 from tvmopt.importer.decoder import OTHER_ATTENTION, find
 from tvmopt.importer.load import load
 from tvmopt.importer.protos import node_reads
-
-FLAG = "use_cache_branch"
-"""The input that decides, in one file with both, which it computes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ def pair(source: Any, first: Any = None, values: Collection[str] = ()) -> Pair |
                 fix="--first is for a decoder with inputs past_key_values.*.encoder.*; leave it out",
             )
         return Pair(step, _beginning(load(first), step, _told(first)), ids)
-    if FLAG in values or not _mentions(source):
+    if FLAG in values or not _decides(source):
         return None
     return _merged(load(source), _told(source))
 
@@ -76,7 +72,7 @@ def refuse_both(model: onnx.ModelProto) -> None:
     Raises:
         InputError: an input decides which form of a decoder the model computes.
     """
-    if _mentions(model) and _merged(model, "the model") is not None:
+    if _decides(model) and _merged(model, "the model") is not None:
         raise InputError(
             f"the model is two forms of a decoder, and its input '{FLAG}' says which: here one is looked at.",
             where=f"model '{model.graph.name}', input '{FLAG}'",
@@ -89,29 +85,11 @@ def _told(source: Any) -> str:
     return str(source) if isinstance(source, str | os.PathLike) else "the model"
 
 
-def _mentions(source: Any) -> bool:
+def _decides(source: Any) -> bool:
     """Whether a model has the input that decides; nothing is parsed of a file that does not even have the word."""
     if isinstance(source, onnx.ModelProto):
         return any(value.name == FLAG for value in source.graph.input)
-    if isinstance(source, bytes):
-        return FLAG.encode() in source
-    try:
-        path = Path(source)
-        if not path.is_file():
-            return False
-        with open_plain(path) as file:
-            return _holds(file, FLAG.encode())
-    except (OSError, ValueError, TypeError):
-        return False  # the importer says what is wrong with it
-
-
-def _holds(file: Any, word: bytes) -> bool:
-    tail = b""
-    while chunk := file.read(1 << 24):
-        if word in tail + chunk:
-            return True
-        tail = chunk[-len(word) :]
-    return False
+    return has_flag(source)
 
 
 def _merged(model: onnx.ModelProto, where: str) -> Pair | None:

@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from tvmopt.dims import Dim, Range, Shapes, Size, identifier, lowest, parse, sym
 from tvmopt.errors import InputError, ModelError, TvmoptError, collect
 from tvmopt.importer.protos import STRING, describe_type, dtype_name, to_tensor
 from tvmopt.importer.symbols import Symbols
+from tvmopt.runtime.sizes import given_sizes
 
 Wanted = int | str
 """What a caller gives for one dimension: a size, or a range as text: ``"1..512"``, ``"1..512@128"``, ``"?"``."""
@@ -41,28 +41,6 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> InputError:
         where=f"{what} {name}",
         fix=f"the inputs are {names}",
     )
-
-
-def given_sizes(shapes: Any) -> dict[str, Sequence[int | str] | str]:
-    """What a caller gives as shapes, one number put into a list.
-
-    >>> given_sizes({"batch": 8, "x": (1, "3..5"), "y": "1x3"})
-    {'batch': [8], 'x': [1, '3..5'], 'y': '1x3'}
-
-    Raises:
-        InputError: it is no dictionary of shapes.
-    """
-    fix = 'give a dictionary: {"x": (1, 3, 224, 224)}, {"batch": "1..8@4"}'
-    if not isinstance(shapes, Mapping):
-        raise InputError(f"shapes are given by name, not as {type(shapes).__name__}.", where="shape", fix=fix)
-    found: dict[str, Sequence[int | str] | str] = {}
-    for name, wanted in shapes.items():
-        sizes = wanted if isinstance(wanted, str) else [wanted] if isinstance(wanted, Integral) else wanted
-        if not isinstance(sizes, Sequence) or not all(isinstance(d, Integral | str) for d in sizes):
-            what = f"{wanted!r} is no shape: sizes are whole numbers, or ranges as text."
-            raise InputError(what, where=f"shape of {name}", fix=fix)
-        found[name] = sizes if isinstance(sizes, str) else [d if isinstance(d, str) else int(d) for d in sizes]
-    return found
 
 
 def bind_shapes(graph: onnx.GraphProto, shapes: Shapes) -> Symbols:

@@ -20,7 +20,7 @@ from typing import Any
 from tvmopt.errors import ArtifactError, InputError, MissingDependency
 from tvmopt.runtime import elf, pool
 from tvmopt.runtime.cores import Cores
-from tvmopt.runtime.quicken import names_read_once, quicken
+from tvmopt.runtime.quicken import names_looked_up, quicken
 from tvmopt.targets.detect import usable_cores
 from tvmopt.targets.systems import check_here
 from tvmopt.texts import whole_number
@@ -31,13 +31,15 @@ def ffi() -> Any:
     """The `tvm_ffi` module, with TVM's runtime libraries loaded.
 
     tvm_ffi imports torch first when it is installed, against a symbol clash seen on Windows only; that costs a second,
-    so on Linux it is told there is none (unless torch is loaded already).
+    so on Linux it is told there is none (unless torch is loaded already). Nor is there CUDA's Python, which takes
+    another 0.03 s: it is for streams as arguments, of which there are none here.
 
     Raises:
         MissingDependency: this is not Linux, or the libraries cannot be loaded.
     """
     check_here()
-    with _without("torch") if sys.platform == "linux" and "tvm_ffi" not in sys.modules else nullcontext():
+    first = sys.platform == "linux" and "tvm_ffi" not in sys.modules
+    with _without("torch", "cuda.bindings") if first else nullcontext():
         import tvm_ffi
     from tvm_ffi.libinfo import load_lib_ctypes
 
@@ -56,13 +58,14 @@ def ffi() -> Any:
 
 
 def load_compiler() -> None:
-    """Import `tvm`, all of it, without the torch that it would load where it is installed: that costs another second.
+    """Import `tvm` without the torch that it would load where it is installed, and without its support of GPUs and
+    other devices (:func:`tvmopt.targets.devices.load`): that costs a second, and 0.4 s.
 
-    Only `tvm.relax.BasePyModule`, which we do not use, misses it then.
+    Only `tvm.relax.BasePyModule`, which we do not use, misses torch then.
     """
     ffi()
     alone = _without("torch") if sys.platform == "linux" and "tvm" not in sys.modules else nullcontext()
-    with alone, names_read_once():
+    with alone, _variable(_DEVICES, "0"), names_looked_up():
         import tvm.relax  # noqa: F401
     quicken()
 
@@ -101,16 +104,34 @@ def library_folder() -> Path:
     return Path(spec.origin).parent / "lib"
 
 
+_DEVICES = "TVM_DEVICE_BACKEND_AUTOLOAD"
+"""The environment variable that tells TVM whether to load its support of all devices when it is imported."""
+
+
 @contextmanager
-def _without(module: str) -> Iterator[None]:
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]  # makes `import torch` an ImportError
+def _variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable, set for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        del sys.modules[module]
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _without(*modules: str) -> Iterator[None]:
+    """To import one of these, where it is not loaded yet, is an ImportError for a while."""
+    absent = [name for name in modules if name not in sys.modules]
+    sys.modules |= dict.fromkeys(absent)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 # -- threads ---------------------------------------------------------------------------------------------

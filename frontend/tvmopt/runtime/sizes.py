@@ -6,6 +6,7 @@ Kernels trust these checks: a slice of a table reads where the sizes point.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from tvmopt.dims import FOUND, Dim, Range, Shapes, Size, at, holds, near, replaced, symbols_of, told
@@ -160,3 +161,25 @@ def decided(infos: Sequence[TensorInfo], results: Sequence[Any]) -> dict[str, in
 def info_at(info: TensorInfo, sizes: Mapping[str, int]) -> TensorInfo:
     """A tensor's description at these sizes."""
     return TensorInfo(info.name, at(info.shape, sizes), info.dtype)
+
+
+def given_sizes(shapes: Any) -> dict[str, Sequence[int | str] | str]:
+    """What a caller gives as shapes, one number put into a list.
+
+    >>> given_sizes({"batch": 8, "x": (1, "3..5"), "y": "1x3"})
+    {'batch': [8], 'x': [1, '3..5'], 'y': '1x3'}
+
+    Raises:
+        InputError: it is no dictionary of shapes.
+    """
+    fix = 'give a dictionary: {"x": (1, 3, 224, 224)}, {"batch": "1..8@4"}'
+    if not isinstance(shapes, Mapping):
+        raise InputError(f"shapes are given by name, not as {type(shapes).__name__}.", where="shape", fix=fix)
+    found: dict[str, Sequence[int | str] | str] = {}
+    for name, wanted in shapes.items():
+        sizes = wanted if isinstance(wanted, str) else [wanted] if isinstance(wanted, Integral) else wanted
+        if not isinstance(sizes, Sequence) or not all(isinstance(d, Integral | str) for d in sizes):
+            what = f"{wanted!r} is no shape: sizes are whole numbers, or ranges as text."
+            raise InputError(what, where=f"shape of {name}", fix=fix)
+        found[name] = sizes if isinstance(sizes, str) else [d if isinstance(d, str) else int(d) for d in sizes]
+    return found
