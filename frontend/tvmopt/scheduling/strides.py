@@ -7,39 +7,69 @@ primitives keep it right.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from tvm import ir, tirx
 
 from tvmopt.scheduling.facts import Access, BlockFacts, moving_blocks
 
+Reader = Callable[[Sequence[int]], "int | None"]
+"""The value of an expression at one point, which is a number for each variable."""
 
-def evaluate(expr: Any, env: dict[Any, int]) -> int | None:
+
+def evaluate(expr: Any, env: Mapping[Any, int]) -> int | None:
     """The value of an index expression at one point; None where it depends on data or an unknown variable."""
+    return reader(expr, list(env))(list(env.values()))
+
+
+def reader(expr: Any, variables: Sequence[Any]) -> Reader:
+    """What :func:`evaluate` computes as a function of the variables' values: walking an expression of TVM takes some
+    hundred times as long as calling it, and many points are looked at."""
     if isinstance(expr, int):
-        return expr
+        return lambda _: expr
     if isinstance(expr, tirx.IntImm):
-        return int(expr.value)
+        value = int(expr.value)
+        return lambda _: value
     if ir.is_prim_var(expr):
-        return env.get(expr)
+        place = next((i for i, variable in enumerate(variables) if expr.same_as(variable)), None)
+        return _unknown if place is None else itemgetter(place)
     if isinstance(expr, tirx.Cast):
-        return evaluate(expr.value, env)
+        return reader(expr.value, variables)
     if isinstance(expr, tirx.Select):
-        return _choose(evaluate(expr.condition, env), expr.true_value, expr.false_value, env)
+        return _choice(*(reader(e, variables) for e in (expr.condition, expr.true_value, expr.false_value)))
     if isinstance(expr, ir.Call) and getattr(expr.op, "name", "").endswith("if_then_else"):
-        return _choose(evaluate(expr.args[0], env), expr.args[1], expr.args[2], env)
+        return _choice(*(reader(e, variables) for e in expr.args))
     operator = _OPERATORS.get(type(expr).__name__)
     if operator is None:
-        return None
-    a, b = evaluate(expr.a, env), evaluate(expr.b, env)
-    if a is None or b is None or (b == 0 and type(expr).__name__ in ("FloorDiv", "FloorMod", "Div", "Mod")):
-        return None
-    return int(operator(a, b))
+        return _unknown
+    return _result(operator, reader(expr.a, variables), reader(expr.b, variables))
 
 
-def _choose(condition: int | None, yes: Any, no: Any, env: dict[Any, int]) -> int | None:
-    return None if condition is None else evaluate(yes if condition else no, env)
+def _unknown(_: Sequence[int]) -> None:
+    return None
+
+
+def _choice(condition: Reader, yes: Reader, no: Reader) -> Reader:
+    def choose(point: Sequence[int]) -> int | None:
+        decided = condition(point)
+        return None if decided is None else (yes if decided else no)(point)
+
+    return choose
+
+
+def _result(operator: Callable[[int, int], int], left: Reader, right: Reader) -> Reader:
+    def compute(point: Sequence[int]) -> int | None:
+        a, b = left(point), right(point)
+        if a is None or b is None:
+            return None
+        try:
+            return int(operator(a, b))
+        except ZeroDivisionError:
+            return None
+
+    return compute
 
 
 _OPERATORS: dict[str, Any] = {
@@ -66,17 +96,17 @@ def step(access: Access, variables: Sequence[Any], extents: Sequence[int], first
     for i in range(first + 1, len(extents)):  # the axis before i advances here
         carry = math.prod(extents[i:])
         places_to_try += [k * carry - 1 for k in (1, 2, 3) if 0 <= k * carry - 1 < inner - 1]
+    readers = [(reader(index, variables), stride) for index, stride in zip(access.indices, strides, strict=True)]
     for sample, at in enumerate(places_to_try):
-        outer = {v: (sample * 7919 + 13 * i) % e for i, (v, e) in enumerate(zip(variables, extents, strict=True))}
+        point = [(sample * 7919 + 13 * i) % e for i, e in enumerate(extents)]
         places = []
-        for flat in (at, at + 1):
-            env, rest = dict(outer), flat
-            for v, e in reversed(list(zip(variables[first:], extents[first:], strict=True))):
-                env[v], rest = rest % e, rest // e
-            index = [evaluate(i, env) for i in access.indices]
-            if any(i is None for i in index):
+        for rest in (at, at + 1):
+            for i in range(len(extents) - 1, first - 1, -1):
+                rest, point[i] = divmod(rest, extents[i])
+            index = [(read(point), stride) for read, stride in readers]
+            if any(i is None for i, _ in index):
                 return None
-            places.append(sum(i * s for i, s in zip(index, strides, strict=True) if i is not None))
+            places.append(sum(i * stride for i, stride in index if i is not None))
         steps.add(places[1] - places[0])
         if len(steps) > 1:
             return None

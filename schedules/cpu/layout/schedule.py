@@ -26,7 +26,7 @@ from tvmopt.schedules.cpu.layout.tile import side_of
 from tvmopt.scheduling.cost_model import worth_threads
 from tvmopt.scheduling.facts import BlockFacts, block_facts, moving_blocks
 from tvmopt.scheduling.family import Knobs, Space
-from tvmopt.scheduling.strides import evaluate, one_pass_blocks, transposed
+from tvmopt.scheduling.strides import one_pass_blocks, reader, transposed
 from tvmopt.targets import Machine
 
 SHORT = 8
@@ -97,17 +97,19 @@ def interleaved(here: BlockFacts) -> int | None:
     if here.store is None or not here.extents or len(here.loads) != 1 or here.variables[-1] in here.guarded:
         return None
     last, load = here.extents[-1], here.loads[0]
+    readers = [reader(index, here.variables) for index in load.indices]
+    shape = [int(d) for d in load.buffer.shape]
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     for ways in range(2, SHORT + 1):
         if last % ways or last < 4 * ways:
             continue
-        here_is = {v: 0 for v in here.variables}
+        point = [0] * len(here.variables)
         places = []
-        for c in range(0, min(last, 64 * ways), ways):
-            index = [evaluate(i, {**here_is, here.variables[-1]: c}) for i in load.indices]
+        for point[-1] in range(0, min(last, 64 * ways), ways):
+            index = [read(point) for read in readers]
             if any(i is None for i in index):
                 return None
-            shape = [int(d) for d in load.buffer.shape]
-            places.append(sum((i or 0) * math.prod(shape[k + 1 :]) for k, i in enumerate(index)))
+            places.append(sum((i or 0) * stride for i, stride in zip(index, strides, strict=True)))
         if all(b - a == 1 for a, b in pairwise(places)):
             return ways
     return None
