@@ -90,3 +90,14 @@ def test_the_place_of_the_larger_of_two_equal_numbers():
         assert Judge(made).judged({"x": x}, found, None).ok == accepted, first
     places[:2] = 1, 4 + (places[1] - 3) % 4
     assert not Judge(made).judged({"x": x}, {**found, "places": places.reshape(1, 1, 4)}, None).ok
+
+
+@pytest.mark.parametrize("op", ["Cast", "CastLike"])
+def test_an_integer_of_a_number_beyond_its_type(op):
+    """The largest integer, or the lowest, which x86 makes of it: ONNX says nothing of it. Others stay what they are."""
+    x = np.array([1e30, -1e30, 7.0], "f")
+    last = node(op, ["x"], ["y"], to=INT64) if op == "Cast" else node(op, ["x", "like"], ["y"])
+    made = model([last], [value("x", x.shape)], [value("y", x.shape, INT64)], {"like": np.zeros(1, np.int64)}, opset=19)
+    low, high = np.iinfo(np.int64).min, 2**63 - 1024
+    for y, right in (([high, low, 7], True), ([low, low, 7], True), ([low, low, 8], False), ([high, 0, 7], False)):
+        assert Judge(made).judged({"x": x}, {"y": np.array(y)}, None).ok == right

@@ -266,3 +266,20 @@ def test_what_is_behind_a_kernel_that_rounds_is_judged_by_what_that_one_wrote(fa
     assert exact["y"].max() == 1 and (y > 1).any()
     run = [seen("product", product, "product"), seen("relu", y, "sub", "relu", "add")]
     assert bool(check_kernels(model, feeds, {"y": y}, run, "bf16").wrong) is (factor != 1)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_a_kernel_turns_round_for_the_last_of_equal_scores_is_known(wrong: bool) -> None:
+    nodes = [
+        helper.make_node("PRelu", ["x", "x"], ["p"], "prelu"),
+        helper.make_node("ArgMin", ["p"], ["a"], "arg", axis=1, keepdims=1, select_last_index=1),
+        helper.make_node("Cast", ["a"], ["f"], "cast", to=TensorProto.FLOAT),
+        helper.make_node("Clip", ["f", "low", "high"], ["y"], "clip"),
+    ]
+    model = made(nodes, {"x": [1, 3, 16]}, {"y": [1, 1, 16]}, {"low": 1, "high": 4})
+    x = (1e18 * np.random.default_rng(7).standard_normal((1, 3, 16))).astype(np.float32)
+    made_ = tensors(model, {"x": x})
+    turned = made_["p"][:, ::-1] * np.float32(1.03 if wrong else 1)
+    run = [seen("prelu", turned, "prelu", "arg"), seen("arg", made_["y"], "arg", "cast", "clip")]
+    found = check_kernels(model, {"x": x}, {"y": made_["y"]}, run, "fp32")
+    assert [k.comparison.ok for k in found.kernels if k.tensor == "p"] == ([] if wrong else [True])

@@ -231,3 +231,14 @@ def test_a_convolution_in_tiles(size: tuple[int, int], pads: list[int]) -> None:
     assert has_tiles(call, x, w)
     found = conv_by_tiles(call, x, w, bias)
     assert found.dtype == np.float32 and np.abs(found - exact).max() < 1e-4
+
+
+def test_a_small_channel_beside_a_large_one_keeps_its_digits() -> None:
+    x = np.array([1e12, 3.0, 1e12, 5.0, 0.25, 7.0]).reshape(1, 6, 1)
+    for size in (1, 3):
+        value = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, [1, 6, 1]) for name in "xy"]
+        node = helper.make_node("LRN", ["x"], ["y"], alpha=1.0, beta=1.0, bias=0.0, size=size)
+        found = Oracle(helper.make_model(helper.make_graph([node], "g", value[:1], value[1:]))).run({"x": x})["y"]
+        squares = np.pad(x.reshape(-1) ** 2, size // 2)
+        windows = np.lib.stride_tricks.sliding_window_view(squares, size).sum(-1)
+        np.testing.assert_allclose(found.reshape(-1), x.reshape(-1) / (windows / size), 1e-12)

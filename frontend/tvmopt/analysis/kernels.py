@@ -48,6 +48,8 @@ SHOWN = 0.05
 LEANING = 2.0
 """How many times the share of a product may be that runs which only round are off by."""
 
+FLIPS = ("select_last_index", "reverse")
+"""Attributes by which an operator reads its input from the end: the last of equal scores, a sum from behind."""
 PLAIN = " before its bias"
 """Marks a product without the bias that its node adds to it: that may be the next kernel's."""
 
@@ -62,6 +64,7 @@ class Kernel:
         shared: those that another kernel may have completed: a bias may be the next kernel's.
         comparison: of what it wrote with that tensor.
         output: one that has these numbers, right or not, in another layout or type.
+        flips: it may have written a tensor from its end to its beginning along an axis, for the next kernel.
         alike: relative errors of the tensors that its result resembles, though it differs from each; `unlike` of those
             that it does not resemble.
     """
@@ -76,6 +79,7 @@ class Kernel:
     output: str = ""
     alike: dict[str, float] = field(default_factory=dict)
     unlike: dict[str, float] = field(default_factory=dict)
+    flips: bool = False
 
     @property
     def likeliest(self) -> str:
@@ -90,6 +94,9 @@ class Kernel:
         if {found.dtype, exact.dtype} == {np.dtype(np.uint8), np.dtype(np.int8)}:
             found = (found.view(np.uint8) ^ np.uint8(128)).view(exact.dtype)
         placed, error = fitted(exact, found)
+        for axis in (a for a, size in enumerate(exact.shape) if self.flips and size > 1):
+            turned, other = fitted(np.flip(exact, axis), found)
+            placed, error = (np.flip(turned, axis), other) if other < error else (placed, error)
         return np.ascontiguousarray(placed).reshape(placed.shape), error  # it is read a dozen times
 
     def forms(self, name: str, array: Array) -> dict[str, Array]:
@@ -388,8 +395,10 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
                 for i in inside
                 if (n := nodes[i].output[0]) in names and (b := bias_of(nodes[i], constants)) is not None
             }
+            flips = any(attribute.name in FLIPS and attribute.i for i in inside for attribute in nodes[i].attribute)
             found += [
-                Kernel(part, set(names), set(products), biases, shared) for part in side_by_side(model, one, inside)
+                Kernel(part, set(names), set(products), biases, shared, flips=flips)
+                for part in side_by_side(model, one, inside)
             ]
     return found
 

@@ -186,13 +186,9 @@ def lrn(call: Call, x: Array) -> Result:
     size = int(call.get("size"))
     alpha, beta, bias = (call.single(n, v) for n, v in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
     before, channels = (size - 1) // 2, x.shape[1]
-    squares = np.concatenate([np.zeros_like(x[:, :1]), np.cumsum(x * x, 1)], 1) if np.isfinite(x).all() else None
-    at = np.arange(channels)
-    low, high = np.maximum(0, at - before), np.minimum(channels, at + size - before)
-    if squares is not None:
-        total = squares[:, high] - squares[:, low]
-    else:
-        total = np.stack([(x[:, a:b] ** 2).sum(1) for a, b in zip(low, high, strict=True)], 1)
+    total = np.empty_like(x)
+    for c in range(channels):  # from running sums a channel beside one a billion times as large would lose its digits
+        total[:, c] = (x[:, max(0, c - before) : c + size - before] ** 2).sum(1)
     dtype = x.dtype.type
     return x / (dtype(bias) + dtype(alpha / size) * total) ** dtype(beta)
 

@@ -24,8 +24,8 @@ from tvmopt.importer.boxes import ANY, SELECT
 TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32": np.float16}
 """Precisions whose operands have fewer bits than float32 (float16 has the 11 bits of tf32)."""
 EDGES = {
-    *("Floor", "Ceil", "Round", "Cast", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear", "Hardmax"),
-    *("QLinearConv", "QLinearMatMul"),  # these move their own sums
+    *("Floor", "Ceil", "Round", "Cast", "CastLike", "Sign", "Mod", "QuantizeLinear", "DynamicQuantizeLinear"),
+    *("Hardmax", "QLinearConv", "QLinearMatMul"),  # the last two move their own sums
     *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "NonMaxSuppression"),
     *(SELECT, ANY, "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
 }
