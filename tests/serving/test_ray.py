@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.alone import alone
 from tvmopt.cli.serve import parse_replicas
 from tvmopt.errors import InputError, MissingDependency
 from tvmopt.serving import ray as on_ray
 from tvmopt.serving.batcher import Limits
-
-ROOT = Path(__file__).parents[2]
-ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-"""A network of its own that has this machine only: Ray takes the machine's outward address where there is one."""
 
 
 def needs_ray() -> None:
@@ -58,19 +52,6 @@ def test_a_replica_takes_the_cores_of_its_threads(artifacts: Path, tmp_path: Pat
     assert made(limits=Limits(instances=2, threads=3)).ray_actor_options["num_cpus"] == 6
     scaled = made(replicas=(1, 8))._deployment_config.autoscaling_config
     assert (scaled.min_replicas, scaled.max_replicas) == (1, 8)
-
-
-def alone(*command: str) -> subprocess.Popen[str]:
-    if (
-        not all(map(shutil.which, ("unshare", "ip")))
-        or subprocess.run([*ALONE, "true"], capture_output=True).returncode
-    ):
-        pytest.skip("no network namespace can be made here (unshare, ip)")
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = os.environ | {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
-    return subprocess.Popen(
-        [*ALONE, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT
-    )
 
 
 def test_a_killed_machine_loses_no_request_that_is_retried(artifacts: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tvmopt.cli.common import escape, many_threads, out, parse_shapes, print_json, progress, table
+from tvmopt.errors import InputError
 
 if TYPE_CHECKING:
+    from tvmopt.cli.tune_display import Board, Lines
     from tvmopt.tuning.driver import TuningResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -41,6 +43,10 @@ def command(
     list_tasks: Annotated[bool, typer.Option("--list-tasks", help="Show what would be tuned, and stop.")] = False,
     rpc_tracker: Annotated[str, typer.Option(metavar="HOST:PORT", help="Measure on boards of this tracker.")] = "",
     rpc_key: Annotated[str, typer.Option(help="Which of the tracker's boards.")] = "",
+    ray: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="Measure on the machines of this Ray cluster: HOST:PORT, auto, local."),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Tune the kernels of a model. Stop it, kill it, start it again: it goes on, nothing is measured twice.
@@ -54,17 +60,14 @@ def command(
     if list_tasks:
         _list(model, target, precision, shapes, threads, only, as_json)
         return
-    if target == "cpu" and not rpc_tracker:
+    if target == "cpu" and not rpc_tracker and not ray:
         many_threads(threads)
     show = observer()
-    runner = None
-    if rpc_tracker:
-        from tvmopt.tuning.rpc import RpcRunner
-
-        runner = RpcRunner.connect(target, rpc_tracker, rpc_key, threads)
+    runner = _elsewhere(target, threads, rpc_tracker, rpc_key, ray, show)
+    machine = runner.machine if runner is not None else target
     try:
         found = driver.tune(
-            model, target=target, precision=precision, trials=trials, budget=budget, shape=shapes,
+            model, target=machine, precision=precision, trials=trials, budget=budget, shape=shapes,
             threads=threads, seed=seed, store=store, only=only, generic=generic, compare=compare,
             runner=runner, observer=show, progress=show.stage,
         )  # fmt: skip
@@ -78,6 +81,22 @@ def command(
         render(found)
     if found.interrupted:
         raise typer.Exit(130)
+
+
+def _elsewhere(target: str, threads: int | None, rpc_tracker: str, rpc_key: str, ray: str, show: Lines | Board) -> Any:
+    """What measures in place of this machine, if it was asked for."""
+    if rpc_tracker and ray:
+        what = "boards of a tracker and machines of a Ray cluster do not measure together."
+        raise InputError(what, where="--rpc-tracker, --ray", fix="give one of them")
+    if rpc_tracker:
+        from tvmopt.tuning.rpc import RpcRunner
+
+        return RpcRunner.connect(target, rpc_tracker, rpc_key, threads)
+    if ray:
+        from tvmopt.tuning.ray import RayRunner
+
+        return RayRunner.connect(target, ray, threads, tell=show.note)
+    return None
 
 
 def _list(

@@ -71,6 +71,9 @@ class Lines:
     def stage(self, name: str) -> None:
         self._print(f"{name} ...")
 
+    def note(self, text: str) -> None:
+        self._print(text)
+
     def stop(self) -> None: ...
 
     def _print(self, text: str) -> None:
@@ -126,6 +129,9 @@ class Board:
 
     def stage(self, name: str) -> None:
         self.console.print(f"[dim]{escape(name)} ...[/]")
+
+    def note(self, text: str) -> None:
+        self.console.print(escape(text))
 
     def stop(self) -> None:
         self._live.stop()

@@ -19,8 +19,9 @@ from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
 from tvmopt.targets.precision import check as check_precision
 from tvmopt.tuning.compare import model_verdict
+from tvmopt.tuning.effort import Effort
 from tvmopt.tuning.record import Verdict
-from tvmopt.tuning.search import Budget, Generic, Observer, State, Tuner
+from tvmopt.tuning.search import BATCH, Budget, Generic, Observer, State, Tuner
 from tvmopt.tuning.statistics import median
 from tvmopt.tuning.store import Store
 from tvmopt.tuning.tasks import Task
@@ -131,12 +132,14 @@ def tune(
     tasks = choose(tasks_of(module, machine, precision), only)
     limits = _limits(trials, budget, len(tasks))
     runner = runner if runner is not None else _local(machine, tasks)
+    if getattr(runner, "effort", 0) is None:  # whoever made it did not know the tasks
+        runner.effort = _effort(machine, tasks)
     second = _generic(machine, seed, runner) if generic else None
     try:
         with Store(store) as opened:
             tuner = Tuner(
                 tasks, runner, opened, limits, session=session, model=Path(model).name, seed=seed,
-                generic=second, observer=observer, peer=peer,
+                generic=second, observer=observer, peer=peer, batch=max(BATCH, getattr(runner, "batch", BATCH)),
             )  # fmt: skip
             spent = _spent(tuner)
             outcome, interrupted = None, not _searched(tuner)
@@ -282,8 +285,8 @@ def refuse_foreign(machine: Machine) -> None:
     if missing:
         raise TuningError(
             f"this machine cannot measure for {machine.name}: it lacks {missing}",
-            fix="measure on one that has it: --rpc-tracker HOST:PORT --rpc-key KEY (docs/how-to/device-farm.md); "
-            "--list-tasks works anywhere",
+            fix="measure on one that has it: --rpc-tracker HOST:PORT --rpc-key KEY, or --ray ADDRESS "
+            "(docs/how-to/device-farm.md); --list-tasks works anywhere",
         )
 
 
@@ -327,16 +330,18 @@ def _tuned(state: State, total: float) -> Tuned:
 
 
 def _local(machine: Machine, tasks: Sequence[Task]) -> Any:
-    """A runner that measures with weights where the model finds them: in memory, or in L3 if they all fit."""
-    from tvmopt.tuning.effort import Effort
     from tvmopt.tuning.measure import LocalRunner
 
+    return LocalRunner(machine, effort=_effort(machine, tasks))
+
+
+def _effort(machine: Machine, tasks: Sequence[Task]) -> Effort:
+    """Measure with weights where the model finds them: in memory, or in L3 if they all fit."""
     touched = sum(t.bytes * max(1, len(t.names)) for t in tasks)
-    return LocalRunner(machine, effort=Effort(flush="memory" if touched > machine.l3 else "l3"))
+    return Effort(flush="memory" if touched > machine.l3 else "l3")
 
 
 def _generic(machine: Machine, seed: int, runner: Any) -> Generic | None:
     from tvmopt.tuning.generic_space import MetaScheduleSpace
-    from tvmopt.tuning.measure import LocalRunner
 
-    return MetaScheduleSpace(runner, seed) if isinstance(runner, LocalRunner) else None
+    return MetaScheduleSpace(runner, seed) if hasattr(runner, "fork") else None

@@ -7,11 +7,17 @@ what was measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from tvmopt.tuning.measure import LocalRunner, Worker, WorkerDied, WorkerHung
+from tvmopt.tuning.measure import Worker, WorkerDied, WorkerHung
 from tvmopt.tuning.record import Candidate, Record
 from tvmopt.tuning.tasks import Task
+
+
+class Forks(Protocol):
+    """A runner that has a warm process for whoever needs one."""
+
+    def fork(self) -> Worker: ...
 
 
 class MetaScheduleSpace:
@@ -23,7 +29,7 @@ class MetaScheduleSpace:
         timeout: seconds for one batch of candidates; a task whose search takes longer is searched no more.
     """
 
-    def __init__(self, runner: LocalRunner, seed: int, timeout: float = 120.0) -> None:
+    def __init__(self, runner: Forks, seed: int, timeout: float = 120.0) -> None:
         self._runner, self._seed, self._timeout = runner, seed, timeout
         self._worker: Worker | None = None
         self._lost: set[Any] = set()

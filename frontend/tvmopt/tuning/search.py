@@ -36,6 +36,9 @@ FINALISTS = 3
 """Candidates of a task that go to finals without a win, per batch: screening under noise makes many promises."""
 
 
+BATCH = 8
+"""Candidates between two decisions."""
+
 PAIRS = 15
 """Undisturbed pairs without which a final decides nothing."""
 Pairs = list[tuple[float, float]]
@@ -166,7 +169,7 @@ class Tuner:
         session: str = "",
         model: str = "",
         seed: int = 0,
-        batch: int = 8,
+        batch: int = BATCH,
         generic: Generic | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.time,
