@@ -1,10 +1,10 @@
 """The least a server can do: read a request, answer the same bytes - what a client and sockets cost, for `serving`.
 
-    python benchmarks/plain_server.py http 4000       # prints its port; answers 4000 bytes to every POST
-    python benchmarks/plain_server.py grpc 4000       # HTTP/2 with nothing but the frames that a gRPC client needs
+    python benchmarks/plain_server.py http 4000 0.004   # prints its port; answers 4000 bytes to every POST after 4 ms
+    python benchmarks/plain_server.py grpc 4000 0.004   # HTTP/2 with nothing but the frames that a gRPC client needs
 
 Nothing is checked, and a request is read to its end and forgotten: it shows what part of a request's time is the
-client's own work and the sockets'.
+client's own work and the sockets'. In between it computes for as long as a model would: a client that waits cools down.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
+import time
 from typing import Any
 
 DATA, HEADERS, SETTINGS, PING, WINDOW = 0, 1, 4, 6, 8
@@ -22,8 +23,8 @@ ROOM = 4 << 20
 class Connection(asyncio.BufferedProtocol):
     """A client: :meth:`take` gets what has come, and says how much of it is done with."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.room, self.count = size, memoryview(bytearray(ROOM)), 0
+    def __init__(self, size: int, seconds: float) -> None:
+        self.size, self.seconds, self.room, self.count = size, seconds, memoryview(bytearray(ROOM)), 0
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -40,6 +41,11 @@ class Connection(asyncio.BufferedProtocol):
     def take(self, view: memoryview) -> int:
         raise NotImplementedError
 
+    def compute(self) -> None:
+        end = time.perf_counter() + self.seconds
+        while time.perf_counter() < end:
+            pass
+
 
 class Http(Connection):
     """HTTP/1.1: the head once a request, its body by its length."""
@@ -54,6 +60,7 @@ class Http(Connection):
         if len(view) < self.wanted:
             return 0
         done, self.wanted = self.wanted, 0
+        self.compute()
         head = f"HTTP/1.1 200 OK\r\nContent-Length: {self.size}\r\nInference-Header-Content-Length: 0\r\n\r\n"
         self.transport.write(head.encode() + bytes(self.size))
         return done
@@ -82,6 +89,7 @@ class Grpc(Connection):
             elif kind == DATA:
                 self.got += size
                 if flags & 1:
+                    self.compute()
                     out.append(self.answer(stream))
             at += 9 + size
         if out:
@@ -115,12 +123,12 @@ def varint(number: int) -> bytes:
     return bytes([number & 127 | 128]) + varint(number >> 7) if number > 127 else bytes([number])
 
 
-async def main(kind: str, size: int) -> None:
+async def main(kind: str, size: int, seconds: float) -> None:
     made = {"http": Http, "grpc": Grpc}[kind]
-    server = await asyncio.get_running_loop().create_server(lambda: made(size), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: made(size, seconds), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

@@ -5,13 +5,13 @@
 
 The server is a process of its own, with one instance; the client is this process, which keeps freed memory as the
 server does. Every round measures the bare call, an HTTP request with binary tensors, a gRPC request, and the same two
-requests to servers that only read and answer (`plain_server.py`). Printed are the medians of all rounds in
-milliseconds, and whether the outputs are the same bit for bit:
+requests to servers that only read, compute for as long and answer (`plain_server.py`). Printed are the medians of all
+rounds in milliseconds, and whether the outputs are the same bit for bit:
 
     ms         of a call or a request
     model      in the model, as the server says: it finds its memory colder than the bare call does
     over       of a request over the bare call
-    server     of a request over the plain one and the model: what the server itself costs
+    server     of a request without the model, over the plain one without what it waits: what the server itself costs
     processor  time that the server computed; for the bare call this process
     saturated  with `--clients N`: requests a second of N clients at once, over bare calls a second
 """
@@ -142,9 +142,9 @@ def computed(address: str) -> tuple[float, float]:
 
 
 @contextmanager
-def plain(way: str, size: int) -> Iterator[str]:
-    """The address of a server that only reads and answers."""
-    command = [sys.executable, str(Path(__file__).with_name("plain_server.py")), way, str(size)]
+def plain(way: str, size: int, seconds: float) -> Iterator[str]:
+    """The address of a server that only reads, waits and answers."""
+    command = [sys.executable, str(Path(__file__).with_name("plain_server.py")), way, str(size), str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, ending(server):
         assert server.stdout is not None
         yield f"127.0.0.1:{int(server.stdout.readline())}"
@@ -178,6 +178,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     model = tvmopt.load(args.artifact, threads=args.threads)
     feeds, types = example(model), {i.name: DATATYPES[i.dtype] for i in model.inputs}
     size = sum(a.nbytes for a in model.run(feeds).values())
+    alone = median(lambda: model.run(feeds), args.calls)
     name = Path(args.artifact).name.removesuffix(".tvmopt")
     with ExitStack() as stack:
         addresses, server = stack.enter_context(served(args))
@@ -185,7 +186,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ways: dict[str, Callable[[], Any]] = {"bare": lambda: b"".join(a.tobytes() for a in model.run(feeds).values())}
         for way, make in makers.items():
             ways[way] = make(addresses[way].removeprefix("http://"), name, feeds, types)
-            ways[f"plain {way}"] = make(stack.enter_context(plain(way, size)), name, feeds, types)
+            ways[f"plain {way}"] = make(stack.enter_context(plain(way, size, alone / 1e3)), name, feeds, types)
         same = len({ways[way]() for way in ("bare", "http", "grpc")}) == 1
         rows: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in ways}
         for _ in range(args.rounds):
@@ -200,7 +201,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         found = {way: {k: statistics.median(v) for k, v in row.items()} for way, row in rows.items()}
         for way in makers:
             found[way]["over"] = found[way]["ms"] - found["bare"]["ms"]
-            found[way]["server"] = found[way]["ms"] - found[f"plain {way}"]["ms"] - found[way]["model"]
+            found[way]["server"] = (found[way]["ms"] - found[way]["model"]) - (found[f"plain {way}"]["ms"] - alone)
         if args.clients:
             for way, make in makers.items():
                 where = addresses[way].removeprefix("http://")
