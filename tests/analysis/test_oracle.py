@@ -242,3 +242,19 @@ def test_a_small_channel_beside_a_large_one_keeps_its_digits() -> None:
         squares = np.pad(x.reshape(-1) ** 2, size // 2)
         windows = np.lib.stride_tricks.sliding_window_view(squares, size).sum(-1)
         np.testing.assert_allclose(found.reshape(-1), x.reshape(-1) / (windows / size), 1e-12)
+
+
+def test_an_optional_value_is_itself() -> None:
+    nodes = [
+        helper.make_node("Optional", ["x"], ["o"]),
+        helper.make_node("OptionalGetElement", ["o"], ["y"]),
+        helper.make_node("OptionalHasElement", ["o"], ["there"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3, 4]) for name in "xy")
+    there = helper.make_tensor_value_info("there", onnx.TensorProto.BOOL, [])
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y, there]), opset_imports=[helper.make_opsetid("", 18)]
+    )
+    given = np.arange(12, dtype=np.float32).reshape(3, 4)
+    found = Oracle(made).run({"x": given})
+    assert np.array_equal(found["y"], given) and found["there"] is not None and bool(found["there"])

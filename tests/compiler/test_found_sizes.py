@@ -68,6 +68,19 @@ def test_compress(axis, tmp_path):
     agrees(made, tmp_path, [{"x": floats(i, 6, 9), "c": rng.random(5) < share} for i, share in enumerate((0, 0.5, 1))])
 
 
+def test_nothing_to_choose_from(tmp_path):
+    """Without elements there is nothing to count; TVM's own function for it stands in no artifact."""
+    made = model([node("NonZero", ["x"], ["y"])], [value("x", (0, 3))], [value("y", (2, None), INT64)])
+    agrees(made, tmp_path, [{"x": np.zeros((0, 3), np.float32)}])
+    chosen = node("Compress", ["x", "c"], ["y"], axis=1)
+    made = model([chosen], [value("x", (2, 3)), value("c", (0,), BOOL)], [value("y", (2, None))])
+    agrees(made, tmp_path, [{"x": floats(0, 2, 3), "c": np.zeros(0, bool)}])
+    with pytest.raises(UnsupportedOp, match="one number"):
+        agrees(
+            model([node("NonZero", ["x"], ["y"])], [value("x", ())], [value("y", (None, None), INT64)]), tmp_path, []
+        )
+
+
 def detector():
     """Boxes and scores of 60 places, the boxes that NonMaxSuppression selects, their scores and classes."""
     nodes = [

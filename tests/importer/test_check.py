@@ -80,6 +80,16 @@ def test_an_input_that_no_memory_holds(shape):
     assert "Tensor 'x' would take" in text and "input 'x', float32[" in text
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_an_axis_that_32_bits_do_not_count(last, monkeypatch):
+    """From its end (`last`) TVM counts in 32 bits: a check of its own failed, in its words."""
+    arg = node("ArgMax", ["x"], ["y"], axis=1, keepdims=0, select_last_index=last)
+    made = model([arg], [value("x", (1, 1 << 31), TensorProto.INT8)], [value("y", (1,), TensorProto.INT64)])
+    monkeypatch.setattr("tvmopt.importer.walk.free_memory", lambda: 1 << 40, raising=False)
+    text = refused(made, ModelError)
+    assert "An axis of tensor 'x' has 2147483648 elements" in text
+
+
 def test_an_open_input_that_no_memory_holds():
     made = model([node("Shape", ["x"], ["y"])], [value("x", (15, "n", 1 << 62))], [value("y", (3,), TensorProto.INT64)])
     assert "Tensor 'x' would take at least" in refused(made, ModelError)

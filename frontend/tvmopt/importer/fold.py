@@ -54,6 +54,8 @@ SAME_AS_FIRST = frozenset(
 )
 """Operators without a schema in onnx (com.microsoft) whose first output has the type of the first input."""
 
+LONGEST = (1 << 31) - 1
+"""Elements of an axis, at most."""
 PRODUCTS = frozenset({"MatMulNBits", "MatMulBnb4"})
 """Operators without a schema in onnx whose result has the rows of the first input, and as many columns as `N` says."""
 
@@ -291,7 +293,8 @@ class Folder(Walk):
         return True
 
     def _check_size(self, where: str, types: dict[str, onnx.TypeProto]) -> None:
-        """A tensor above all free memory is a lie of the file, or needs another machine; open sizes count as 1."""
+        """A tensor above all free memory is a lie of the file, or needs another machine; open sizes count as 1. An axis
+        that 32 bits do not count is refused, however much memory there is: what TVM makes of indices may have them."""
         for name, kind in types.items():
             shape = static_shape(kind)
             tensor = kind.tensor_type
@@ -304,6 +307,14 @@ class Folder(Walk):
                         f"Tensor '{name}' would take{at} {human(size)}; {human(self.memory)} of memory are free.",
                         where=f"{where}, {describe_type(kind)}",
                         fix="bind smaller shapes, or use a machine with more memory",
+                    )
+                )
+            elif max(least, default=0) > LONGEST:
+                self.problems.append(
+                    ModelError(
+                        f"An axis of tensor '{name}' has {max(least)} elements; at most {LONGEST} are supported.",
+                        where=f"{where}, {describe_type(kind)}",
+                        fix="bind smaller shapes, or split the axis in two",
                     )
                 )
 

@@ -172,6 +172,17 @@ def _identity(call: Call, x: Any) -> Result:
     return [x]
 
 
+def _optional(call: Call, x: Any = None) -> Result:
+    """A value is itself, whether something asks if it is there or not; onnx.reference makes a list of it."""
+    if x is None:
+        raise Unsupported("an optional value that is missing")
+    return [x]
+
+
+def _has_element(call: Call, x: Any = None) -> Result:
+    return np.array(x is not None)
+
+
 def _dropout(call: Call, x: Array, *rest: Array | None) -> Result:
     if len(rest) > 1 and rest[1] is not None and bool(rest[1]):
         raise Unsupported("Dropout while training")
@@ -237,5 +248,8 @@ TABLE: dict[str, Operator] = {
     "Mean": _mean,
     "Where": _where,
     "Identity": _identity,
+    "Optional": _optional,
+    "OptionalGetElement": _optional,
+    "OptionalHasElement": _has_element,
     "Dropout": _dropout,
 }

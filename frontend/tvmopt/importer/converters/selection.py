@@ -12,6 +12,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
 from tvm import relax, tirx
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
@@ -40,8 +41,10 @@ def nonzero(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     """NonZero: the indices [rank, n] of elements other than 0, in the order of memory; NaN is other than 0."""
     b, x = Build(bb, ctx.name), inputs[0]
     shape = shape_of(x)
-    if not shape or 0 in shape:
-        return ctx.stock(inputs, attrs)
+    if not shape:  # NumPy and the definition do not say how many rows there are; onnxruntime has one
+        raise ctx.unsupported("its input is one number and no tensor of axes", "put a Reshape to [1] before it")
+    if 0 in shape:
+        return const(np.zeros((len(shape), 0)), "int64")
     order, count = _chosen(b, b.reshape(x, (prod(shape),)))
     rows = []
     for axis, size in enumerate(shape):
@@ -64,7 +67,7 @@ def compress(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     if isinstance(length, int) and isinstance(size, int) and length > size:
         raise ctx.invalid(f"A condition of {length} elements chooses from an axis of {size}.", "repair the model", 1)
     if not length:
-        return ctx.stock(inputs, attrs)
+        return b.slice(x, axis, 0, 0)
     order, count = _chosen(b, condition)
     chosen = _cut(b, b.reshape(order, (1, length)), count)
     return relax.op.take(x, b.emit(relax.op.reshape(chosen, (-1,))), axis, "clip")
