@@ -46,8 +46,9 @@ def read(kind: Any, data: bytes) -> Any:
 def apart(data: bytes, field: int) -> tuple[bytes, list[memoryview]] | None:
     """A message without one of its fields, and what the field has; None where protobuf itself should look at it.
 
-    >>> apart(bytes([8, 1, 58, 2, 97, 98, 16, 2]), RAW)
-    (b'\\x08\\x01\\x10\\x02', [<memory at ...>])
+    >>> rest, found = apart(bytes([8, 1, 58, 2, 97, 98, 16, 2]), RAW) or (b"", [])
+    >>> rest, [bytes(data) for data in found]
+    (b'\\x08\\x01\\x10\\x02', [b'ab'])
     """
     view, at, begin = memoryview(data), 0, 0
     kept: list[memoryview] = []
