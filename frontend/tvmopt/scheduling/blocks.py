@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -67,11 +66,14 @@ def annotated(func: tirx.PrimFunc, kernel: str) -> Any | None:
 
 
 def consumer(func: tirx.PrimFunc, kernel: str) -> Any | None:
-    """The block right behind the one annotated `kernel`: its epilogue, once normalized."""
+    """The block that reads what the one annotated `kernel` writes: its epilogue, once normalized. Between the two may
+    stand what computes another operand of it."""
     blocks = blocks_of(func)
-    for block, after in pairwise(blocks):
+    for place, block in enumerate(blocks):
         if str(block.annotations.get("tvmopt.kernel", "")) == kernel:
-            return after
+            made = block.writes[0].source
+            behind = blocks[place + 1 :]
+            return next((b for b in behind if any(r.source.same_as(made) for r in b.reads)), None)
     return None
 
 
