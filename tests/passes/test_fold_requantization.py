@@ -127,7 +127,12 @@ def times_a_constant(bb, i):
     return up(bb.emit(op.multiply(bb.emit(op.exp(bb.emit(op.minimum(real(bb, i), c(np.float32(1)))))), c(CHANNELS))))
 
 
-@pytest.mark.parametrize("body", [shared, other_function, product_of_two, broadcast, times_a_constant])
+def bounded(bb, i):
+    """A convolution that stays in floats, with its activation."""
+    return up(relu6(bb, bb.emit(op.exp(bb.emit(op.minimum(real(bb, i), c(np.float32(1))))))))
+
+
+@pytest.mark.parametrize("body", [bounded, shared, other_function, product_of_two, broadcast, times_a_constant])
 def test_the_reciprocal(body):
     """Results of other operators are multiplied, not divided; a constant they are multiplied by already takes it."""
     mod = build(ONE, body)
@@ -141,6 +146,7 @@ def test_the_reciprocal(body):
 
 REFUSED = {
     "an input": lambda bb, x: up(x),
+    "an input between bounds": lambda bb, x: up(relu6(bb, x)),
     "a moved input": lambda bb, x: up(bb.emit(op.reshape(bb.emit(nn.relu(x)), (16, 2, 5, 7)))),
 }
 

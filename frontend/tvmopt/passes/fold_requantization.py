@@ -31,6 +31,8 @@ ROUNDED = (
     "nn.batch_norm", "nn.attention", "nn.avg_pool2d", "nn.conv1d", "nn.conv2d", "nn.conv3d", "matmul", "mean", "sum",
 )  # fmt: skip
 """Operators whose float32 results are rounded, so that one rounding more is nothing new."""
+BOUNDS = ("nn.relu", "maximum", "minimum", "clip")
+"""Operators that choose one of two numbers, so that what they give is rounded where their operand is."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ class FoldRequantization(Rewrite):
     a ReLU6 whose 6 is the number 255 stands for, nothing is left. A division by constants before the quantization,
     as FoldChannelScales leaves one, is a scale as well.
 
-    What is quantized otherwise, and has been computed in float32, is multiplied by the reciprocal, joined with the
-    constants that it is multiplied by already: y = R.quantize(R.multiply(R.nn.gelu(f), 1 / s), 1, z).
+    What is quantized otherwise, and has been computed in float32, perhaps between bounds, is multiplied by the
+    reciprocal, joined with the constants that it is multiplied by already:
+    y = R.quantize(R.multiply(R.nn.gelu(f), 1 / s), 1, z).
 
     Applies when   what is quantized is a sum of integers times constants, perhaps between bounds, and every value on
                    the way has one reader; or the rounded result of a float32 operator.
@@ -96,7 +99,7 @@ class FoldRequantization(Rewrite):
     def _divided(self, graph: Graph, expr: Expr, scale: Array, limits: tuple[int, int], name: str) -> Expr | None:
         """`expr / scale`, the scale inside of the constants, as far as it lies between the limits; None where `expr` is
         no sum of integers."""
-        call = graph.call(expr, "nn.relu", "maximum", "minimum", "clip")
+        call = graph.call(expr, *BOUNDS)
         if call is None:
             found = _sum(graph, expr)
             return None if found is None or not found.terms else _written(graph, found, scale, expr, name)
@@ -121,7 +124,10 @@ def _multiplied(graph: Graph, expr: Expr, scale: Array, name: str) -> Expr | Non
         values = graph.array(factor)
         if values is not None and sizes(x) == sizes(expr) is not None and values.dtype == np.float32:
             return graph.emit(relax.op.multiply(x, const(values.astype("float64") / scale, like=expr)), name)
-    if graph.op(expr) not in ROUNDED:
+    source = expr
+    while graph.op(source) in BOUNDS:
+        source = graph.value(source).args[0]
+    if graph.op(source) not in ROUNDED:
         return None
     return graph.emit(relax.op.multiply(expr, const(1.0 / scale, like=expr)), name)
 
