@@ -240,6 +240,29 @@ def test_integer_products() -> None:
     compare("ConvInteger", arrays, weights=(1,), pads=[1, 1, 0, 1], out_types=(TensorProto.INT32,))
 
 
+@pytest.mark.parametrize("weights", [(1,), (1, 3)])
+@pytest.mark.parametrize(("zero", "zeros"), [(0, 0), (7, 128), (255, 1), (3, 255), (128, 100)])
+def test_integer_products_of_bytes(zero: int, zeros: int, weights: tuple[int, ...]) -> None:
+    """Constant weights of any zero point, per tensor and per channel; borders hold the data's zero point."""
+    own = np.uint8(zero)
+
+    def weight(count: int) -> np.ndarray:
+        shifted = np.minimum(zeros + np.arange(count) % 3, 255).astype(np.uint8)
+        return shifted if zeros else np.uint8(zeros)
+
+    a = RNG.integers(0, 256, (2, 5, 33)).astype(np.uint8)
+    w = RNG.integers(0, 256, (33, 17)).astype(np.uint8)
+    compare("MatMulInteger", [a, w, own, weight(17)], weights=weights, out_types=(TensorProto.INT32,))
+    for groups, each in ((1, 5), (5, 1), (1, 5)):
+        for image, kernel, pads in (((9, 8), (3, 3), [1, 2, 0, 1]), ((17,), (5,), [2, 2]), ((6, 7), (1, 1), [0] * 4)):
+            x = RNG.integers(0, 256, (2, 5, *image)).astype(np.uint8)
+            k = RNG.integers(0, 256, (10, each, *kernel)).astype(np.uint8)
+            given = [x, k, own, np.uint8(zeros)]
+            compare(
+                "ConvInteger", given, weights=weights, pads=pads, group=groups, out_types=(TensorProto.INT32,)
+            )  # fmt: skip
+
+
 def test_dynamic_quantize_linear() -> None:
     types = (TensorProto.UINT8, TensorProto.FLOAT, TensorProto.UINT8)
     compare("DynamicQuantizeLinear", [normal(7, 9)], 3, out_types=types)

@@ -13,11 +13,15 @@ import numpy as np
 from onnx import TensorProto, helper
 from tvm import relax, te
 
+from tvmopt.dims import is_open
 from tvmopt.importer.converters.casts import convert_type, encode
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.convolution import convolve
 from tvmopt.importer.lowbits import CODED, SMALL_INTEGERS, storage_dtype
+from tvmopt.importer.windows import windows
+
+Numbers = np.ndarray[Any, Any]
 
 _RANGES = {
     TensorProto.UINT8: (0, 255),
@@ -190,46 +194,65 @@ def qlinear_matmul(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
 
 def matmul_integer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """MatMulInteger: an int32 product of the centred operands. Of uint8 and constant bytes it is a product of bytes,
-    from which the zero point's share is taken off."""
+    from which the shares of the zero points are taken off."""
     b = Build(bb, ctx.name)
-    a, a_zero, weight = inputs[0], inputs[2], _signed_weight(inputs[1], inputs[3])
-    if weight is not None and dtype_of(a) == "uint8" and len(shape_of(a)) > 1:
+    a, a_zero, w = inputs[0], inputs[2], value_of(inputs[1])
+    found = _signed_weight(w, inputs[3], -1) if w is not None and w.ndim == 2 else None
+    if found is not None and dtype_of(a) == "uint8" and len(shape_of(a)) > 1:
+        weight, rest = found
         total = b.emit(relax.op.matmul(a, const(weight, "int8"), out_dtype="int32"))
-        if a_zero is None:
-            return total
-        return _without_zero(b, total, a_zero, weight.sum(axis=0, dtype=np.int32))
+        return _without_zeros(b, total, a, a_zero, weight.sum(axis=0, dtype=np.int32), rest)
     return relax.op.matmul(_operand(b, inputs[0], inputs[2], True), _operand(b, inputs[1], inputs[3], False))
 
 
-def _without_zero(b: Build, total: Any, zero: Any, sums: np.ndarray[Any, Any]) -> Any:
-    """A product less the share of the data's zero point: one, or one per row. One operator, which fuses into the
-    product's kernel as a whole."""
-    single = int(np.prod(shape_of(zero))) == 1
+def _without_zeros(b: Build, total: Any, a: Any, zero: Any, sums: Numbers, rest: Numbers) -> Any:
+    """A product less the shares of the data's zero point, one or one per row, and of what is left of the weight's: one
+    operator, which fuses into the product's kernel as a whole.
 
-    def without_zero(product: te.Tensor, z: te.Tensor, s: te.Tensor) -> te.Tensor:
+        sum_k (a - z) * (w - r) = sum_k a * w  -  z * sum_k w  -  r * (sum_k a - K * z)
+    """
+    if zero is None and not rest.any():
+        return total
+    length, zero = shape_of(a)[-1], const(np.zeros((), "uint8"), "uint8") if zero is None else zero
+    single = int(np.prod(shape_of(zero))) == 1
+    rows = [b.emit(relax.op.sum(b.cast(a, "int32"), -1, True)), const(rest, "int32")] if rest.any() else []
+
+    def without_zeros(product: te.Tensor, z: te.Tensor, s: te.Tensor, *more: te.Tensor) -> te.Tensor:
         def element(*at: Any) -> Any:
             own = z(*[0] * len(z.shape)) if single else z(at[-2])
-            return product(*at) - own.astype("int32") * s(at[-1])
+            value = product(*at) - own.astype("int32") * s(at[-1])
+            if not more:
+                return value
+            return value - more[1](at[-1]) * (more[0](*at[:-1], 0) - own.astype("int32") * length)
 
-        return te.compute(product.shape, element, name="without_zero")
+        return te.compute(product.shape, element, name="without_zeros")
 
-    return b.te(without_zero, total, zero, const(sums, "int32"))
+    return b.te(without_zeros, total, zero, const(sums, "int32"), *rows)
 
 
-def _signed_weight(w: Any, zero: Any) -> np.ndarray[Any, Any] | None:
-    """A constant matrix of 8 bits less its zero points as int8; None where it is no such constant, where it does not
-    fit, or where a sum of products with uint8 can leave int32."""
-    values, zeros = value_of(w), np.zeros((), np.int8) if zero is None else value_of(zero)
-    if values is None or zeros is None or values.ndim != 2 or values.dtype not in (np.int8, np.uint8) or zeros.ndim > 1:
+def _signed_weight(values: Numbers | None, zero: Any, axis: int) -> tuple[Numbers, Numbers] | None:
+    """Constant bytes as int8, and what is left of their zero points, one a slice of `axis`: it is 0 where the bytes
+    less their zero points fit into int8. None where they are no such constants, or where a sum of products with uint8
+    can leave int32."""
+    zeros = np.zeros((), np.int8) if zero is None else value_of(zero)
+    if values is None or zeros is None or values.dtype not in (np.int8, np.uint8) or zeros.ndim > 1:
         return None
-    wide = values.astype(np.int64) - zeros
-    if (
-        wide.min(initial=0) < -128
-        or wide.max(initial=0) > 127
-        or np.abs(wide).sum(axis=0).max(initial=0) * 255 >= 2**31
-    ):
+    axis %= values.ndim
+    if zeros.ndim and len(zeros) != values.shape[axis]:
         return None
-    return wide.astype(np.int8)
+    spread = [1] * values.ndim
+    spread[axis] = values.shape[axis]
+    rest = np.broadcast_to(zeros.astype(np.int64), spread[axis : axis + 1])
+    wide = values.astype(np.int64) - rest.reshape(spread)
+    if wide.min(initial=0) < -128 or wide.max(initial=0) > 127:
+        middle = 128 if values.dtype == np.uint8 else 0
+        wide, rest = values.astype(np.int64) - middle, rest - middle
+    else:
+        rest = np.zeros_like(rest)
+    others = tuple(i for i in range(values.ndim) if i != axis)
+    if np.abs(wide).sum(axis=others).max(initial=0) * 255 >= 2**31:
+        return None
+    return wide.astype(np.int8), np.ascontiguousarray(rest.astype(np.int32))
 
 
 def _channel(b: Build, value: Any, rank: int, axis: int) -> Any:
@@ -244,8 +267,51 @@ def conv_integer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], 
     b = Build(bb, ctx.name)
     x, w = inputs[0], inputs[1]
     rank = len(shape_of(x))
+    found = _conv_of_bytes(b, inputs, attrs)
+    if found is not None:
+        return found
     left = _centred(b, x, _channel(b, inputs[2], rank, 1))
     return convolve(b, ctx, left, _centred(b, w, _channel(b, inputs[3], rank, 0)), attrs)
+
+
+def _conv_of_bytes(b: Build, inputs: Inputs, attrs: dict[str, Any]) -> Any | None:
+    """ConvInteger of uint8 and constant bytes as a convolution of bytes, less the zero points' shares; None for others.
+
+    The data's zero point is known when the model runs only: it becomes the border, so that each sum has all its taps.
+    Sums of whole windows, for what is left of the weight's zero points, are a convolution with ones.
+    """
+    x, x_zero, groups = inputs[0], inputs[2], int(attrs.get("group", 1))
+    values, rank = value_of(inputs[1]), len(shape_of(x))
+    if values is None or dtype_of(x) != "uint8" or rank not in (3, 4) or values.ndim != rank or 0 in values.shape:
+        return None
+    split, each = _signed_weight(values, inputs[3], 0), values.shape[1]
+    if split is None or is_open(shape_of(x)) or (groups > 1 and each > 1 and each % 4):
+        return None
+    weight, rest = split
+    if (rest.any() and groups > 1) or (x_zero is not None and int(np.prod(shape_of(x_zero))) != 1):
+        return None
+    places = windows(attrs, shape_of(x)[2:], values.shape[2:])
+    if min(*places.begin, *places.end) < 0 or 0 in places.out:
+        return None
+    zero = None if x_zero is None else b.cast(b.reshape(x_zero, ()), "int32")
+    if any((*places.begin, *places.end)):
+        width = [0, 0, 0, 0, *(n for pair in zip(places.begin, places.end, strict=True) for n in pair)]
+        centred = b.cast(x, "int32") if zero is None else b.sub(b.cast(x, "int32"), zero)
+        bordered = b.emit(relax.op.nn.pad(centred, width))
+        x = b.cast(bordered if zero is None else b.add(bordered, zero), "uint8")
+    n = rank - 2
+    kind = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d}[n]
+    own = dict(strides=attrs.get("strides", [1] * n), dilation=attrs.get("dilations", [1] * n), out_dtype="int32")
+    total = b.emit(kind(x, const(weight, "int8"), groups=groups, **own))
+    channel = (1, -1, *[1] * n)
+    others = tuple(range(1, rank))
+    if zero is not None:
+        shares = weight.sum(axis=others, dtype=np.int32) - rest * np.int32(weight[0].size)
+        total = b.sub(total, b.mul(zero, const(shares.reshape(channel), "int32")))
+    if rest.any():
+        windows_of = b.emit(kind(x, const(np.ones_like(weight[:1]), "int8"), **own))
+        total = b.sub(total, b.mul(windows_of, const(rest.reshape(channel), "int32")))
+    return total
 
 
 def qlinear_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
