@@ -12,8 +12,8 @@ them."""
 
 
 INT8_CHOICES = ("auto", "all", "off")
-"""Which products of a quantised model are integer products: those for which the machine has fast instructions, all that
-there is a kernel for, or none."""
+"""Which products of a quantised model are integer products: each that the model of costs predicts to be faster so, all
+that there is a kernel for, or none."""
 
 INT8 = "int8 is in the model: quantize it (onnxruntime.quantization writes QuantizeLinear nodes), then compile that"
 

@@ -148,8 +148,8 @@ def compile(
             make code for each: on loading that for as many threads as are used is taken, or for the next more.
         exact: only algorithms that round as the operators' definitions do (no Winograd convolution, no rows
             rounded to 8 bits).
-        int8: "auto": the products of a quantised model are integer products where this machine multiplies bytes faster
-            than floats; "all": wherever there is such a kernel; "off": nowhere, the model is evaluated in floats.
+        int8: "auto": each product of a quantised model is one of integers where this machine is predicted to compute it
+            faster so than in floats; "all": wherever there is such a kernel; "off": nowhere, it is evaluated in floats.
             So are those of MatMulNBits where the file allows rows of 8 bits (`accuracy_level` 4).
         strip_weights: write the artifact without its weights (`refit` puts weights in); of a C archive, write them into
             a file beside the library.
@@ -534,6 +534,7 @@ def explain(
     target: str | Path | Machine = "cpu",
     precision: str = "fp32",
     shape: Shapes | None = None,
+    int8: str = "auto",
     progress: Progress | None = None,
 ) -> Report:
     """What was done to a model and why not: the report of an artifact, or of a compile that writes nothing.
@@ -543,8 +544,8 @@ def explain(
         node: only decisions and kernels that concern the ONNX node of this name, or, if there is none, those whose name
             contains it.
         kernel: likewise, of a kernel.
-        target, precision, shape: for an ONNX file: as for :func:`compile`. Of an artifact for a fleet `target` is the
-            name of the one to explain; default: that which this machine runs.
+        target, precision, shape, int8: for an ONNX file: as for :func:`compile`. Of an artifact for a fleet `target` is
+            the name of the one to explain; default: that which this machine runs.
 
     Raises:
         InputError: there is no such node or kernel.
@@ -557,7 +558,7 @@ def explain(
         Report.from_dict(artifacts.read_manifest(source, target=_asked(target)).report)
         if is_artifact(source)
         else compile_isolated(
-            source, target=target, precision=precision, shape=shape, verify=False, progress=progress
+            source, target=target, precision=precision, shape=shape, int8=int8, verify=False, progress=progress
         ).report
     )
     return about(report, node, kernel)

@@ -24,7 +24,7 @@ from tvmopt.extensions import extended
 from tvmopt.importer.provenance import without_names
 from tvmopt.importer.sizes import named_sizes
 from tvmopt.lowering import STAGE as LOWER
-from tvmopt.lowering import finish, keeps_fp32, lower_operators, lower_ordered, why_unrolled
+from tvmopt.lowering import finish, keeps_fp32, lower_operators, lower_ordered, predicted, why_unrolled
 from tvmopt.lowering.drop_argument_checks import DropArgumentChecks
 from tvmopt.lowering.drop_sequence_marks import DropSequenceMarks
 from tvmopt.lowering.lookups import FEATURE as TABLES
@@ -272,7 +272,9 @@ def graph_passes(
     return [
         P.MarkCaches(log),  # before passes that would move a transpose through the concatenation
         *([P.WidenHalves(log)] if machine.kind == "llvm" else []),  # before all that look for float32
-        *quantization_passes(machine, log, int8),  # before FoldConstant, which would make floats of quantised weights
+        *quantization_passes(
+            machine, log, int8, exact
+        ),  # before FoldConstant, which would make floats of quantised weights
         P.UnrollRecurrence(log, lambda call: why_unrolled(call, machine)),  # its steps are operators like any
         # before UnpackWeights, which makes floats of weights without a kernel
         P.RoundActivations(log, lambda call: why_unrolled(call, machine), _why_exact(machine, exact, int8)),
@@ -295,6 +297,7 @@ def graph_passes(
         # after FoldConstant and the fusions: constants are numbers; before FoldRequantization, which takes products
         *byte_passes(machine, log, int8),
         P.FoldRequantization(log),  # after FoldConstant: a bias is a constant then
+        P.ListQuantization(log, why_floats(machine, int8)),  # after it; before names and layouts change
         P.PropagateReshapes(log),  # before FuseOps: they stand between a GEMM and its epilogue
         P.PropagateTransposes(),  # brings those of q, k and v next to their product; the second run logs
         P.CancelReshapes(log),
@@ -305,6 +308,7 @@ def graph_passes(
         LowerConvTranspose(log),  # after BatchNorm is folded into its weight, before layouts: it makes convolutions
         P.ConvertConv1d(log),  # before ConvertLayout, which knows 2-d convolutions
         P.TurnColumns(log),  # before ConvertLayout too; beside ConvertConv1d, whose rows it makes
+        P.PropagateReshapes(log, ones=True),  # behind both: between a row's convolution and its epilogue
         P.ConvertConv3d(log),  # after BatchNorm is folded; what it makes is NHWC already
         P.ConvertLayout(log),  # after everything that looks for NCHW convolutions
         P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels
@@ -328,15 +332,19 @@ def _sums_wide(softmax: Any, machine: Machine) -> bool:
     return machine.kind == "cuda" and int(softmax.attrs.axis) % len(softmax.ty.shape) == len(softmax.ty.shape) - 1
 
 
-def quantization_passes(machine: Machine, log: DecisionLog, int8: str) -> list[Any]:
-    """What keeps a quantised graph in integers; nothing where that is not asked for, or does not pay."""
+def quantization_passes(machine: Machine, log: DecisionLog, int8: str, exact: bool = False) -> list[Any]:
+    """What keeps a quantised graph in integers; nothing where that is not asked for. With "auto" each product is asked
+    about: whether it is faster in bytes."""
     if not keeps_bytes(machine, int8):
         return []
+    choice = partial(predicted, machine=machine, exact=exact) if int8 == "auto" else None
     return [
         P.FoldChannelScales(log),  # before the passes that know one scale a tensor
         P.ConvertSignedQuantization(log),
         P.PropagateQuantization(log),
-        P.ConvertIntegerProducts(log),  # after PropagateQuantization, which brings dequantizations next to products
+        P.ConvertIntegerProducts(
+            log, choice
+        ),  # after PropagateQuantization, which brings dequantizations next to products
     ]
 
 
@@ -354,6 +362,13 @@ def _why_exact(machine: Machine, exact: bool, int8: str) -> str:
     """Why rows are not rounded to 8 bits where a file allows it; empty where they are."""
     if exact:
         return "only what rounds as the operators' definitions do is asked for"
+    return why_floats(machine, int8)
+
+
+def why_floats(machine: Machine, int8: str) -> str:
+    """Why no product of a quantised model is one of bytes; empty where some may be."""
+    if machine.kind != "llvm":
+        return "there are no kernels of bytes for GPUs"
     if int8 == "off":
         return "no products of bytes are asked for"
     return "" if keeps_bytes(machine, int8) else "this machine multiplies floats faster than bytes"

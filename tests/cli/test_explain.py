@@ -171,9 +171,11 @@ def test_a_verbose_compile(tmp_path: Path) -> None:
 
 
 def test_what_lies_between_the_kernels_of_a_quantised_model(tmp_path: Path, artifact: Path) -> None:
-    """Bytes alone, and of a float model nothing is said."""
+    """Bytes alone, where all products are of bytes; the steps to floats that are left; of a float model nothing."""
     from tests.test_int8_models import Net, residual
 
     onnx.save(residual(Net("uint8", True)), tmp_path / "net.onnx")
-    assert re.search(r"between kernels: [\d.]+ k?B uint8\n", command("explain", tmp_path / "net.onnx").stdout)
+    told = command("explain", tmp_path / "net.onnx", "--int8", "all").stdout
+    assert re.search(r"between kernels: [\d.]+ k?B uint8\n", told)
+    assert re.search(r"ListQuantization +2: floats become bytes behind the model's input", told)
     assert "between kernels" not in command("explain", artifact).stdout

@@ -9,6 +9,7 @@ import tvmopt
 from tests.importer.onnx_check import model, run_ort, value
 from tests.passes.helpers import build, check_rewrite, rand, run
 from tvmopt.passes import ConvertConv1d, FoldConstant
+from tvmopt.passes.graph import op_name, shape
 from tvmopt.report import DecisionLog
 
 op, nn, c = relax.op, relax.op.nn, relax.const
@@ -26,6 +27,22 @@ def test_conv1d(width, groups, attrs):
 def test_pools(pool, name):
     mod = build({"x": (1, 3, 17)}, lambda bb, x: pool(x, 3, 2, 1, ceil_mode=True))
     check_rewrite(ConvertConv1d, mod, {"reshape": 2, name: 1})
+
+
+def test_a_border_stays_before_its_convolution():
+    """Filled with the zero point of bytes, it is the convolution's: one kernel copies or computes it."""
+    w = c(np.random.default_rng(0).integers(-128, 128, (8, 4, 3)).astype("int8"))
+
+    def body(bb, x):
+        return nn.conv1d(bb.emit(nn.pad(x, [0, 0, 0, 0, 1, 2], pad_value=9.0)), w, out_dtype="int32")
+
+    after = check_rewrite(
+        ConvertConv1d, build({"x": ((2, 4, 9), "uint8")}, body), {"reshape": 3, "nn.pad": 1, "nn.conv2d": 1}
+    )
+    calls = [b.value for b in after["main"].body.blocks[0].bindings]
+    (conv,) = (v for v in calls if op_name(v) == "nn.conv2d")
+    (pad,) = (b for b in after["main"].body.blocks[0].bindings if op_name(b.value) == "nn.pad")
+    assert conv.args[0].same_as(pad.var) and shape(pad.var) == (2, 4, 1, 12)
 
 
 def test_another_layout_stays():

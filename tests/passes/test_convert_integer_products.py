@@ -8,6 +8,7 @@ from tvm import relax
 from tests.passes.helpers import build, check_rewrite, ops
 from tvmopt.passes import ConvertIntegerProducts
 from tvmopt.report import DecisionLog
+from tvmopt.scheduling.byte_cost import Product
 
 op, nn, c = relax.op, relax.op.nn, relax.const
 RNG = np.random.default_rng(0)
@@ -62,6 +63,18 @@ def test_signed_data():
     check_rewrite(ConvertIntegerProducts, mod, expected, tol=2e-6)
 
 
+@pytest.mark.parametrize("zero", [0, 9, 255])
+@pytest.mark.parametrize(
+    ("groups", "each", "padding"), [(1, 8, (2, 1)), (2, 4, (0, 3)), (8, 1, (1, 1)), (1, 8, (0, 0))]
+)
+def test_convolution_along_one_axis(groups, each, padding, zero):
+    w, attrs = weight(16, each, 3, channels=16), dict(padding=padding, groups=groups, strides=2)
+    mod = build({"x": ((2, 8, 17), "uint8")}, lambda bb, x: nn.conv1d(bb.emit(data(x, zero=zero)), bb.emit(w), **attrs))
+    bordered = {"nn.pad": 1} if zero and any(padding) else {}
+    shifted = {"add": 1} if zero else {}
+    check_rewrite(ConvertIntegerProducts, mod, {"nn.conv1d": 1, **SCALED, **shifted, **bordered}, tol=2e-6)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("channels", [None, 17])
 def test_product(channels, transposed):
@@ -81,6 +94,46 @@ def test_a_weight_with_a_zero_point_of_its_own():
     w = weight(16, 8, 3, 3, kind="uint8", zero=128)
     mod = build(IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x, zero=0)), bb.emit(w)))
     check_rewrite(ConvertIntegerProducts, mod, {"nn.conv2d": 1, **SCALED}, tol=2e-6)
+
+
+@pytest.mark.parametrize("channels", [None, 16])
+def test_a_weight_that_the_model_quantizes(channels):
+    """Trainers that simulate quantization leave float weights behind a quantization of their own."""
+    values = RNG.standard_normal((16, 8, 3, 3)).astype("float32")
+    values.flat[:2] = 1e9, -1e9
+    scale = c(np.float32(0.01) if channels is None else (0.01 + RNG.random(16) / 50).astype("float32"))
+    zeros = c(np.zeros(() if channels is None else 16, "int8"))
+
+    def body(bb, x):
+        q = bb.emit(op.quantize(c(values), scale, zeros, axis=0, out_dtype="int8"))
+        w = bb.emit(op.dequantize(q, scale, zeros, axis=0, out_dtype="float32"))
+        return nn.conv2d(bb.emit(data(x, zero=0)), w)
+
+    mod = build(IMAGE, body)
+    check_rewrite(ConvertIntegerProducts, mod, {"nn.conv2d": 1, **SCALED}, tol=2e-6)
+
+
+@pytest.mark.parametrize("channels", [None, 16])
+@pytest.mark.parametrize("zeros", [(0, 0), (9, 100), (255, 3), (0, 255)])
+def test_a_convolution_by_a_weight_around_another_number(zeros, channels):
+    """It does not fit into int8: a convolution with ones takes what it is shifted by off."""
+    own, zero = zeros
+    w = weight(16, 8, 3, 3, kind="uint8", channels=channels, zero=zero)
+    mod = build(IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x, zero=own)), bb.emit(w), padding=1))
+    found = ops(ConvertIntegerProducts(DecisionLog())(mod))
+    assert (found["nn.conv2d"], found["dequantize"]) == (2, 0)
+    check_rewrite(ConvertIntegerProducts, mod, dict(found), tol=2e-6)
+
+
+@pytest.mark.parametrize("channels", [None, 17])
+@pytest.mark.parametrize("zeros", [(0, 0), (9, 100), (255, 255)])
+def test_a_product_by_a_weight_around_another_number(zeros, channels):
+    own, zero = zeros
+    w = weight(33, 17, kind="uint8", channels=channels, axis=1, zero=zero)
+    mod = build({"x": ((3, 5, 33), "uint8")}, lambda bb, x: op.matmul(bb.emit(data(x, zero=own)), bb.emit(w)))
+    found = ops(ConvertIntegerProducts(DecisionLog())(mod))
+    assert (found["matmul"], found["sum"], found["dequantize"]) == (1, 1, 0)
+    check_rewrite(ConvertIntegerProducts, mod, dict(found), tol=2e-6)
 
 
 def longest(bb, x):
@@ -120,8 +173,9 @@ def float_weight(bb, x):
 REFUSED = {
     "float data": (IMAGE, float_data, "1"),
     "a float weight": (IMAGE, float_weight, "2"),
-    "a weight around another zero point": (
-        IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(weight(16, 8, 3, 3, kind="uint8", zero=100))), "3"
+    "a weight around another zero point, in groups": (
+        IMAGE,
+        lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(weight(16, 4, 3, 3, kind="uint8", zero=100)), groups=2), "3",
     ),
     "scales along the sum": (
         {"x": ((3, 33), "uint8")},
@@ -137,6 +191,24 @@ REFUSED = {
         lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(weight(4, 3, 3, 3)), groups=2), "6",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("ns", "kept"), [((2000.0, 1000.0), "7"), ((1000.0, 1000.0), "nn.conv2d"), ((1.0, 2.0), "nn")])
+def test_what_would_take_longer_stays_in_floats(ns, kept):
+    """The prediction decides, and is told."""
+    seen, log = [], DecisionLog()
+
+    def predicted(product):
+        seen.append(product)
+        return ns
+
+    w = weight(16, 4, 3, 5)
+    mod = build(IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(w), padding=(0, 2), groups=2))
+    after = ConvertIntegerProducts(log, predicted)(mod)
+    assert (ops(after) == ops(mod)) == (kept == "7")
+    (decision,) = log
+    assert decision.reason.startswith(kept) and ("2.0 us in bytes, 1.0 in floats" in decision.reason) == (kept == "7")
+    assert seen == [Product(2, 5, 9, 8, 4, (3, 5), 2, dense=True, border=True, read=2 * 8 * 7 * 9)]
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -89,3 +89,39 @@ def test_a_quantization_between_is_passed():
 
     mod = build({"x": (2, 8, 24)}, body)
     check_rewrite(both, mod, {"matmul": 1, "quantize": 1, "dequantize": 1, "nn.relu": 1})
+
+
+def ones(log):
+    """As in the pipeline behind ConvertConv1d."""
+    return PropagateReshapes(log, ones=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "bias"), [((2, 5, 1, 9), (5, 1)), ((2, 5, 9, 1), (1, 5, 1)), ((2, 5, 1, 9), (1, 5, 9))]
+)
+def test_an_axis_of_one_moves_below_the_epilogue_and_cancels(row, bias):
+    def body(bb, x):
+        y = bb.emit(op.reshape(bb.emit(nn.relu(x)), (2, 5, 9)))
+        y = bb.emit(nn.relu(bb.emit(op.add(y, c(rand(*bias))))))
+        return nn.softmax(bb.emit(op.reshape(y, row)), axis=1)
+
+    check_rewrite(ones, build({"x": row}, body), {"nn.relu": 2, "reshape": 1, "add": 1, "nn.softmax": 1})
+
+
+def test_a_sum_of_two_rows():
+    def body(bb, x, y):
+        z = bb.emit(op.add(bb.emit(op.reshape(x, (2, 5, 9))), bb.emit(op.reshape(y, (2, 5, 9)))))
+        return bb.emit(op.reshape(z, (2, 5, 1, 9)))
+
+    check_rewrite(ones, build({"x": (2, 5, 1, 9), "y": (2, 5, 1, 9)}, body), {"add": 1})
+
+
+@pytest.mark.parametrize("other", [(2, 5, 9), (2, 1, 9)])
+def test_another_operand_that_is_no_constant(other):
+    """As large as the result it would need a reshape of its own: it stays. What is broadcast gets one, a view."""
+    mod = build({"x": (2, 5, 1, 9), "y": other}, lambda bb, x, y: op.add(bb.emit(op.reshape(x, (2, 5, 9))), y))
+    check_rewrite(ones, mod, None if other == (2, 5, 9) else {"add": 1, "reshape": 2})
+
+
+def test_regrouped_axes_are_not_axes_of_one():
+    check_rewrite(ones, build({"x": (2, 5, 9)}, lambda bb, x: nn.relu(bb.emit(op.reshape(x, (10, 9))))))

@@ -156,8 +156,8 @@ def command(
         str,
         typer.Option(
             metavar="auto|all|off",
-            help="Products of a quantised model, or of MatMulNBits with accuracy_level 4, in integers: where it "
-            "pays, wherever possible, or nowhere.",
+            help="Products of a quantised model, or of MatMulNBits with accuracy_level 4, in integers: each where it "
+            "is predicted to be faster, wherever possible, or nowhere.",
         ),
     ] = "auto",
     strip_weights: Annotated[

@@ -35,6 +35,9 @@ def command(
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:1x3x224x224", help="Shape of an open input; repeatable.")
     ] = None,
+    int8: Annotated[
+        str, typer.Option(metavar="auto|all|off", help="For an ONNX file: products of bytes, as for compile.")
+    ] = "auto",
     top: Annotated[int, typer.Option(min=0, help="Show the kernels with the most FLOPs; 0: all, in order.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -45,7 +48,7 @@ def command(
     with progress() as show:
         report = explain(
             source, node, kernel=kernel, target=target, precision=precision, shape=parse_shapes(shape or []),
-            progress=show,
+            int8=int8, progress=show,
         )  # fmt: skip
     if as_json:
         print_json(report)

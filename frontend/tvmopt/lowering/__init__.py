@@ -18,6 +18,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvmopt.lowering import clamp, math
 from tvmopt.lowering.common import is_open, sizes
 from tvmopt.report import DecisionLog
+from tvmopt.scheduling.byte_cost import Product, byte_cycles, float_cycles
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Declined, Family, Lowering
 from tvmopt.targets import Machine
@@ -113,6 +114,15 @@ def keeps_fp32(name: str, call: relax.Call, machine: Machine, precision: str, ex
         if reason is not None:
             return reason
     return None
+
+
+def predicted(product: Product, machine: Machine, exact: bool = False) -> tuple[float, float]:
+    """Nanoseconds of one core for a product of quantised numbers: in bytes, and in floats by the fastest family."""
+    floats = [float_cycles(product, machine)]
+    for family in _asked(machine, exact):
+        cycles = family.float_cycles(product, machine) if family.float_cycles else None
+        floats += [] if cycles is None else [cycles]
+    return byte_cycles(product, machine) / machine.ghz, min(floats) / machine.ghz
 
 
 def finish(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -33,6 +33,7 @@ from tvmopt.passes.keep_caches import KeepCaches
 from tvmopt.passes.keep_last_scores import KeepLastScores
 from tvmopt.passes.keep_views import KeepViews
 from tvmopt.passes.limit_fusion import LimitFusion
+from tvmopt.passes.list_quantization import ListQuantization
 from tvmopt.passes.mark_caches import MarkCaches
 from tvmopt.passes.narrow_weights import NarrowWeights
 from tvmopt.passes.place_tokens import PlaceTokens
@@ -81,6 +82,7 @@ __all__ = [
     "KeepLastScores",
     "KeepViews",
     "LimitFusion",
+    "ListQuantization",
     "MarkCaches",
     "NarrowWeights",
     "PlaceTokens",

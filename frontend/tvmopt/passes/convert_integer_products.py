@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from tvm import relax
 
 from tvmopt.lowering.quads import MOST_TERMS
+from tvmopt.passes.byte_products import CONVOLUTIONS, product_of
 from tvmopt.passes.convert_signed_quantization import OFFSET, signed, unsigned
 from tvmopt.passes.graph import (
     Array,
@@ -28,18 +30,24 @@ from tvmopt.passes.graph import (
     with_attrs,
 )
 from tvmopt.passes.quantized import Params, constant_weight, dequantized
+from tvmopt.report import DecisionLog
+from tvmopt.scheduling.byte_cost import Product
 
 LARGEST = 2**31 - 1
 WORD = 4
+Predicted = Callable[[Product], tuple[float, float]]
+"""From a product to its nanoseconds in bytes and in floats."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """x: uint8, real = (x - zero) * scale; weight: int8, its zero points taken off; scales: one per column, or one."""
+    """x: uint8, real = (x - zero) * scale; weight + shifts: the integers less their zero points, weight fits into int8,
+    shifts are one per column; scales: one per column, or one."""
 
     x: Expr
     params: Params
     weight: Array
+    shifts: Array
     scales: Array
 
 
@@ -62,6 +70,10 @@ class ConvertIntegerProducts(Rewrite):
     padding and needs no constant. What follows (bias, activation, a residual, the next quantization) stays as it is and
     fuses into the product's kernel.
 
+    A weight that does not fit into int8 less its zero points (uint8 around any number) is shifted, a number for each
+    column, and the shift times the sum of what the weight is multiplied by is added: sums of rows, or of windows, which
+    are a convolution with ones.
+
     A product of two activations, as attention has, takes both zero points off with sums of rows and columns:
 
         a = R.dequantize(p, s, z)                   i = R.matmul(p, q - 128, out_dtype="int32")
@@ -72,9 +84,10 @@ class ConvertIntegerProducts(Rewrite):
                    per output channel; or both operands of a product of known sizes are such data.
     Declines when  1. an operand is not dequantized, or not per tensor
                    2. the weight is no constant, and of a convolution, or a product of open sizes
-                   3. the weight less its zero points does not fit into int8
+                   3. the weight less its zero points does not fit into int8, and there are groups of channels
                    4. its scales are not one an output channel
                    5. the sum can leave int32   6. channels of a group are not whole words of four
+                   7. it would take longer in bytes, by the model of costs (`--int8 auto`)
     Gain           a quarter of the multiplications' instructions and of the bytes. Attention's products of 12 heads of
                    197 tokens, one thread, packing included: 780 -> 236 us and 526 -> 175 us.
     Order          before FoldConstant, which would make floats of the weights.
@@ -82,10 +95,14 @@ class ConvertIntegerProducts(Rewrite):
 
     rounds = 1
 
+    def __init__(self, log: DecisionLog | None = None, predicted: Predicted | None = None) -> None:
+        super().__init__(log)
+        self.predicted = predicted
+
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite one product."""
         name = op_name(value)
-        if name not in ("nn.conv2d", "matmul") or dtype(value) != "float32" or sizes(value) is None:
+        if name not in (*CONVOLUTIONS, "matmul") or dtype(value) != "float32" or sizes(value) is None:
             return None
         if not _quantized(graph, value):
             return None
@@ -93,16 +110,34 @@ class ConvertIntegerProducts(Rewrite):
             if 4 * (shape(value.args[0]) or (0,))[-1] > MOST_TERMS:
                 self.declined(var, "5: the sum can leave int32")  # Decline 5
                 return None
-            self.applied(var, "matmul of uint8 and int8, two activations")
+            if not self._pays(var, value, both[0][1].zero, "matmul of uint8 and int8, two activations"):
+                return None
             return _both(graph, both, name_of(var))
         found = self._operands(graph, name, value)
         if isinstance(found, str):
             self.declined(var, found)
             return None
-        self.applied(var, f"{name} of uint8 and int8")
-        product = _conv2d if name == "nn.conv2d" else _matmul
-        total = graph.emit(product(graph, value, found, name_of(var)), name_of(var))
+        if not self._pays(var, value, found.params.zero, f"{name} of uint8 and int8", constant=True):
+            return None
+        product = _convolution if name in CONVOLUTIONS else _matmul
+        call = product(graph, value, found, name_of(var))
+        total = graph.emit(call, name_of(var))
+        if found.shifts.any():
+            total = graph.emit(relax.op.add(total, _shifted(graph, call, found, name_of(var))), name_of(var))
         return _real(graph, value, total, found, name_of(var))
+
+    def _pays(self, var: Var, call: Call, zero: int, what: str, constant: bool = False) -> bool:
+        """Whether a product is to be one of bytes; if not, what was predicted is recorded."""
+        product = product_of(call, zero, constant) if self.predicted is not None else None
+        if product is None or self.predicted is None:
+            self.applied(var, what)
+            return True
+        taken, floats = (ns / 1e3 for ns in self.predicted(product))
+        if taken > floats:
+            self.declined(var, f"7: predicted to take {taken:.1f} us in bytes, {floats:.1f} in floats")  # Decline 7
+            return False
+        self.applied(var, what)
+        return True
 
     def _operands(self, graph: Graph, name: str, call: Call) -> Operands | str:
         data, weight = dequantized(graph, call.args[0]), constant_weight(graph, call.args[1])
@@ -112,12 +147,10 @@ class ConvertIntegerProducts(Rewrite):
             return "2: the weight is not a dequantized constant"  # Decline 2
         x, own = data
         integers, scales = weight
-        if integers.min(initial=0) < -128 or integers.max(initial=0) > 127:
-            return "3: the weight less its zero point does not fit into int8"  # Decline 3
         columns = integers.ndim - 1
-        if name == "nn.conv2d":
+        if name in CONVOLUTIONS:
             columns = str(call.attrs.kernel_layout).find("O")
-            if str(call.attrs.data_layout) != "NCHW" or integers.ndim != 4:
+            if str(call.attrs.data_layout) != CONVOLUTIONS[name] or integers.ndim != len(CONVOLUTIONS[name]):
                 return "1: the data is not an image, channels first"
             each = integers.shape[str(call.attrs.kernel_layout).find("I")]
             if int(call.attrs.groups) > 1 and each > 1 and each % WORD:
@@ -127,11 +160,17 @@ class ConvertIntegerProducts(Rewrite):
         if any(n != 1 for axis, n in enumerate(scales.shape) if axis != columns):
             return "4: the weight's scales are not one an output channel"  # Decline 4
         rest = tuple(axis for axis in range(integers.ndim) if axis != columns)
+        shifts = np.zeros(integers.shape[columns], "int64")
+        if integers.min(initial=0) < -128 or integers.max(initial=0) > 127:
+            if name in CONVOLUTIONS and int(call.attrs.groups) > 1:
+                return "3: the weight less its zero point does not fit into int8, in groups"  # Decline 3
+            low = integers.min(axis=rest, keepdims=True) + 128
+            integers, shifts = integers - low, low.reshape(-1)
         if int(np.abs(integers).sum(axis=rest).max(initial=0)) * 255 > LARGEST:
             return "5: the sum can leave int32"  # Decline 5
         if dtype(x) == "int8":
             x, own = graph.emit(unsigned(x), "unsigned"), Params(own.scale, own.zero + OFFSET)
-        return Operands(x, own, integers, scales.reshape(-1))
+        return Operands(x, own, integers, shifts, scales.reshape(-1))
 
 
 def _activations(graph: Graph, call: Call) -> tuple[Activation, Activation] | None:
@@ -169,18 +208,34 @@ def _quantized(graph: Graph, call: Call) -> bool:
     return any(graph.op(a) == "dequantize" or constant_weight(graph, a) is not None for a in call.args[:2])
 
 
-def _conv2d(graph: Graph, call: Call, operands: Operands, name: str) -> Expr:
-    top, left, bottom, right = ints(call.attrs.padding)
+def _convolution(graph: Graph, call: Call, operands: Operands, name: str) -> Expr:
+    padding = ints(call.attrs.padding)
+    axes = len(padding) // 2
     x, changes = operands.x, {}
-    if operands.params.zero and any((top, left, bottom, right)):
-        width = [0, 0, 0, 0, top, bottom, left, right]
+    if operands.params.zero and any(padding):
+        width = [0, 0, 0, 0, *(padding[axis + side] for axis in range(axes) for side in (0, axes))]
         x = graph.emit(relax.op.nn.pad(x, width, pad_value=float(operands.params.zero)), name)
-        changes = {"padding": [0, 0, 0, 0]}
+        changes = {"padding": [0] * len(padding)}
     return with_attrs(call, [x, _int8(operands.weight)], out_dtype="int32", **changes)
 
 
 def _matmul(graph: Graph, call: Call, operands: Operands, name: str) -> Expr:
     return with_attrs(call, [operands.x, _int8(operands.weight)], out_dtype="int32")
+
+
+def _shifted(graph: Graph, call: Call, operands: Operands, name: str) -> Expr:
+    """What the shifts of the weight's columns add to a product of integers."""
+    x = call.args[0]
+    if op_name(call) == "matmul":
+        sums = relax.op.sum(graph.emit(relax.op.astype(x, "int32"), name), -1, True)
+        shifts = operands.shifts
+    else:
+        columns = str(call.attrs.kernel_layout).find("O")
+        ones = np.ones_like(np.take(operands.weight, [0], axis=columns))
+        sums = with_attrs(call, [x, _int8(ones)])
+        shifts = operands.shifts.reshape(-1, *[1] * (operands.weight.ndim - 2))
+    factor = relax.const(np.ascontiguousarray(shifts.astype("int32")), "int32")
+    return graph.emit(relax.op.multiply(graph.emit(sums, name), factor), name)
 
 
 def _int8(weight: Array) -> Any:
@@ -191,9 +246,10 @@ def _real(graph: Graph, call: Call, total: Expr, operands: Operands, name: str) 
     """The real numbers that sums of integers stand for."""
     dims, weight, own = sizes(call) or (), operands.weight, operands.params
     channel, columns = len(dims) - 1, 1
-    if op_name(call) == "nn.conv2d":
+    if op_name(call) in CONVOLUTIONS:
         channel, columns = 1, str(call.attrs.kernel_layout).find("O")
     sums = weight.sum(axis=tuple(axis for axis in range(weight.ndim) if axis != columns))
+    sums = sums + operands.shifts * (weight.size // len(sums))
     scale = own.scale * np.broadcast_to(operands.scales, sums.shape)
 
     def vector(values: Array) -> Any:

@@ -37,14 +37,13 @@ def in_one_row(graph: Graph, var: Var, call: Call) -> Expr:
             it has or the only one longer than one; nothing is padded along the other.
     """
     attrs, name = call.attrs, op_name(call)
-    n, channels, length = list(call.args[0].ty.shape.values)[:3]
     pads = ints(attrs.padding)
     along = dict(
         strides=(1, ints(attrs.strides)[0]),
         padding=(0, pads[0], 0, pads[len(pads) // 2]),
         dilation=(1, ints(attrs.dilation)[0]),
     )
-    row = relax.op.reshape(call.args[0], (n, channels, 1, length))
+    row = graph.emit(_row(graph, var, call.args[0]), name_of(var))
     if name.startswith("nn.conv"):
         outputs, inputs, taps = (shape(call.args[1]) or ())[:3]
         weight = relax.op.reshape(call.args[1], (outputs, inputs, 1, taps))
@@ -59,3 +58,15 @@ def in_one_row(graph: Graph, var: Var, call: Call) -> Expr:
             **along,
         )
     return relax.op.reshape(graph.emit(new, name_of(var)), list(call.ty.shape.values))
+
+
+def _row(graph: Graph, var: Var, x: Expr) -> Expr:
+    """A tensor [N, C, W], or [N, C, H, 1], as an image one pixel high. A border around it stays right before what reads
+    it: convolutions of bytes take one over that is filled with a zero point."""
+    n, channels, length = _sizes(x)[:3]
+    pad = graph.call(x, "nn.pad")
+    width = [] if pad is None else ints(pad.attrs.pad_width)
+    if pad is None or any(width[:4]) or any(width[6:]) or str(pad.attrs.pad_mode) != "constant":
+        return relax.op.reshape(x, (n, channels, 1, length))
+    row = graph.emit(_row(graph, var, pad.args[0]), name_of(var))
+    return relax.op.nn.pad(row, [0, 0, 0, 0, 0, 0, *width[4:6]], pad_value=float(pad.attrs.pad_value))

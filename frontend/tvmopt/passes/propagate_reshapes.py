@@ -18,6 +18,7 @@ from tvmopt.passes.graph import (
 )
 from tvmopt.passes.propagate_transposes import ELEMENTWISE
 from tvmopt.passes.quantized import params
+from tvmopt.report import DecisionLog
 
 NORMS = ("nn.layer_norm", "nn.rms_norm")
 
@@ -35,15 +36,26 @@ class PropagateReshapes(Rewrite):
     activation keeps the two apart. Where the chain above starts from a reshape that regroups the last axis
     too (the heads of attention), the one below moves up to it instead.
 
-    Applies when   the reshape keeps the last axis, and every other operand is constant along the regrouped axes.
+    A convolution along one axis, which ConvertConv1d writes as one of pictures a pixel high, is followed by a reshape
+    that only removes an axis of 1: it moves below bias, activation and quantization, to the next such layer.
+
+    Applies when   the reshape keeps the last axis, and every other operand is constant along the regrouped axes; or it
+                   only adds or removes axes of 1, which operands that are broadcast get or lose as well.
     Declines when  1. another operand varies along the regrouped axes (nothing is recorded: the reshape is a view).
     Gain           fusion of epilogues: a read and a write of the GEMM's result.
-    Order          before CancelReshapes, which removes the pairs that meet.
+    Order          before CancelReshapes, which removes the pairs that meet; once more, for axes of 1 alone, after
+                   ConvertConv1d and before ConvertLayout, which takes pictures with their epilogue.
     """
+
+    def __init__(self, log: DecisionLog | None = None, ones: bool = False) -> None:
+        super().__init__(log)
+        self.ones = ones
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite an operator whose first tensor operand is such a reshape."""
         name, out = op_name(value), shape(value)
+        if self.ones:
+            return self._ones(graph, var, value) if out else None
         if name == "reshape":
             return self._raise(graph, var, value)
         if out is None or not out or (name not in ("matmul", *NORMS) and not _pointwise(graph, value)):
@@ -63,6 +75,34 @@ class PropagateReshapes(Rewrite):
             new = with_attrs(value, found)
         self.applied(var, name)
         return relax.op.reshape(new, out)
+
+    def _ones(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
+        """Move a reshape that only adds or removes axes of 1 below an operator of single elements; cancel a pair."""
+        out = shape(value) or ()
+        inner = graph.call(value.args[0], "reshape") if op_name(value) == "reshape" else None
+        if inner is not None and shape(inner.args[0]) == out and _long(shape(inner)) == _long(out):
+            self.applied(var, "identity")
+            return inner.args[0]
+        if not _pointwise(graph, value):
+            return None
+        calls = [graph.call(a, "reshape") if shape(a) == out else None for a in value.args]
+        sources = [c.args[0] if c is not None and _long(shape(c.args[0])) == _long(out) else None for c in calls]
+        base = next((shape(s) for s in sources if s is not None), None)
+        if base is None:
+            return None
+        new = []
+        for arg, source in zip(value.args, sources, strict=True):
+            dims = shape(arg)
+            if source is not None and shape(source) == base:
+                new.append(source)
+            elif dims is None or not dims:
+                new.append(arg)
+            elif dims != out or graph.is_const(arg):
+                new.append(relax.op.reshape(arg, _against(dims, out, base)))
+            else:
+                return None
+        self.applied(var, op_name(value))
+        return relax.op.reshape(with_attrs(value, new), out)
 
     def _raise(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Move a reshape that keeps the last axis up to the reshape that the chain above it starts from."""
@@ -125,6 +165,21 @@ class PropagateReshapes(Rewrite):
             else:
                 return None
         return new
+
+
+def _long(dims: tuple[int, ...] | None) -> list[int]:
+    return [n for n in dims or () if n != 1]
+
+
+def _against(dims: tuple[int, ...], out: tuple[int, ...], base: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape against `base` of what has `dims` against `out`, which differs from it by axes of 1.
+
+    >>> _against((12, 1), (2, 12, 37), (2, 12, 1, 37)), _against((1, 12, 1, 1), (1, 12, 1, 9), (1, 12, 9))
+    ((1, 12, 1, 1), (1, 12, 1))
+    """
+    full = (1,) * (len(out) - len(dims)) + dims
+    left = iter([own for own, n in zip(full, out, strict=True) if n != 1])
+    return tuple(1 if n == 1 else next(left) for n in base)
 
 
 def _pointwise(graph: Graph, value: Expr) -> bool:

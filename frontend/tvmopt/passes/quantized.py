@@ -61,15 +61,32 @@ def constant_weight(graph: Graph, expr: Expr) -> tuple[Array, Array] | None:
     call = graph.call(expr, "dequantize")
     if call is None or dtype(call.args[0]) not in RANGES:
         return None
-    weight, scale, zero = (graph.array(a) for a in call.args[:3])
+    weight, scale, zero = _integers(graph, call.args[0]), graph.array(call.args[1]), graph.array(call.args[2])
     if weight is None or scale is None or zero is None or max(scale.ndim, zero.ndim) > 1:
         return None
     axis = int(call.attrs.axis) % max(1, rank(call))
+    own = spread(zero, axis, weight.ndim).astype("int64")
+    return weight.astype("int64") - own, spread(scale, axis, weight.ndim).astype("float64")
 
-    def spread(values: Array, kind: str) -> Array:
-        shape = [1] * weight.ndim
-        if values.size > 1:
-            shape[axis] = values.size
-        return values.astype(kind).reshape(shape)
 
-    return weight.astype("int64") - spread(zero, "int64"), spread(scale, "float64")
+def _integers(graph: Graph, expr: Expr) -> Array | None:
+    """A constant of 8 bits, also one that is quantized in the model: trainers that simulate quantization (ModelOpt,
+    AIMET, PyTorch) keep weights in floats behind QuantizeLinear."""
+    call = graph.call(expr, "quantize")
+    if call is None:
+        return graph.array(expr)
+    x, scale, zero = (graph.array(a) for a in call.args[:3])
+    if x is None or scale is None or zero is None or max(scale.ndim, zero.ndim) > 1 or x.dtype != np.float32:
+        return None
+    axis, (low, high) = int(call.attrs.axis) % max(1, x.ndim), RANGES[dtype(call)]
+    with np.errstate(all="ignore"):
+        steps = np.rint(x / spread(scale, axis, x.ndim)) + spread(zero, axis, x.ndim).astype("float32")
+    return None if np.isnan(steps).any() else np.clip(steps, low, high).astype(dtype(call))
+
+
+def spread(values: Array, axis: int, ndim: int) -> Array:
+    """One number, or one for each slice of an axis, shaped to broadcast against a tensor of `ndim` axes."""
+    shape = [1] * ndim
+    if values.size > 1:
+        shape[axis] = values.size
+    return values.reshape(shape)

@@ -172,6 +172,8 @@ class Family:
         REREADS: its kernels read elements more than once: an operator before them is not computed in them.
         MOVES: its kernels move elements to other places and compute nothing.
         keeps_fp32: `(operator, call, machine, precision)`: why a call stays in fp32 with "bf16" or "fp16", else None.
+        float_cycles: `(product, machine)`: cycles of one core in which it computes a product of quantised numbers in
+            fp32, :class:`tvmopt.scheduling.byte_cost.Product`; None: not mine, or not faster than the direct form.
         AT_ROOF: what `tvmopt profile` advises for a kernel at the arithmetic roof; empty: the usual.
         origin: the module that it was read from.
     """
@@ -199,6 +201,7 @@ class Family:
     REREADS: bool = False
     MOVES: bool = False
     keeps_fp32: Callable[[str, Any, Machine, str], str | None] | None = None
+    float_cycles: Callable[[Any, Machine], float | None] | None = None
     AT_ROOF: str = ""
     origin: str = ""
 

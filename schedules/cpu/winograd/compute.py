@@ -42,6 +42,7 @@ from tvmopt.lowering.common import (
 )
 from tvmopt.lowering.window import border_marks
 from tvmopt.schedules.cpu._panels import pack_panels
+from tvmopt.scheduling.byte_cost import Product, float_traffic
 from tvmopt.scheduling.cost_model import choose_tile, step_cycles, stream_cycles
 from tvmopt.scheduling.family import Declined
 from tvmopt.scheduling.open_borders import REACH, SQUARE
@@ -272,3 +273,17 @@ def keeps_fp32(name: str, call: relax.Call, machine: Machine, precision: str) ->
     """Why a convolution stays in fp32 with `--precision bf16` or `fp16`."""
     faster = name == "nn.conv2d" and instead_of_16_bits(call, machine, precision)
     return "Winograd in fp32 is faster" if faster else None
+
+
+def float_cycles(product: Product, machine: Machine) -> float | None:
+    """One core's cycles for a convolution of quantised numbers in the form that this family would choose for it."""
+    one = machine.with_cores(1)
+    known = (product.height, product.width, product.channels, product.columns, product.samples)
+    if product.taps != (KERNEL, KERNEL) or not product.dense or product.groups > 1 or product.second or 0 in known:
+        return None
+    out = output_tile(*known, one)
+    if out == 1:
+        return None
+    rows, cols = -(-product.height // out), -(-product.width // out)
+    form = winograd_cycles(out, rows, cols, product.channels, product.columns, product.samples, one)
+    return form + float_traffic(product, one)
