@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -73,6 +74,7 @@ def serve(
     check_packages()
     known = settings or Settings()
     keep_memory()
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that leaves a text
     say = tell or (lambda text: print(text, file=sys.stderr, flush=True))
     check_settings(known, say)
     metrics = Metrics()
