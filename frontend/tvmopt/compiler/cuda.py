@@ -16,7 +16,7 @@ from typing import Any
 from tvmopt.compiler.backend import Code
 from tvmopt.compiler.request import Request
 from tvmopt.errors import MissingDependency, ScheduleError
-from tvmopt.targets import Machine
+from tvmopt.targets import Machine, devices
 from tvmopt.targets.detect import host_arch
 from tvmopt.toolchain.cuda import compiler, environment, find_toolkit
 from tvmopt.toolchain.ptxas import Recorder, recording, unfit
@@ -50,6 +50,7 @@ class Cuda:
     def check(self) -> None:
         import tvm
 
+        devices.load()
         if tvm.get_global_func("device_api.cuda", allow_missing=True) is None:
             raise MissingDependency(
                 "TVM's CUDA part cannot be loaded.",
