@@ -6,13 +6,17 @@ import subprocess
 import sys
 from types import ModuleType
 
+import ml_dtypes
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from tvm import relax
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import _type_checker
 
 from tvmopt.runtime.library import load_compiler
+from tvmopt.runtime.tensors import numbers
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +54,34 @@ def test_moves_still_work_and_refuse_what_is_wrong() -> None:
     for wrong in (lambda: sch.split("y", [None, 4]), lambda: sch.get_loops(loop), lambda: sch.fuse(1, 2)):
         with pytest.raises(Exception, match=r"."):  # TVM's C++ says which type it wanted
             wrong()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int8", "uint32", "int64", "bool", "bfloat16", ">i4"]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2,), (3, 0, 2), (3, 4, 5), (17, 33)])
+def test_constants_are_copied_as_they_are(dtype: str, shape: tuple[int, ...]) -> None:
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    array = np.random.default_rng(0).integers(0, 99, shape).astype(kind)
+    for one in (array, array.T, array[::-1] if shape else array, np.broadcast_to(array, (2, *shape))):
+        made = relax.const(one, kind.name)
+        assert (made.value.numpy() == one).all() and made.value.shape == one.shape
+        assert str(made.value.dtype) == kind.name == str(made.ty.dtype)
+        found = numbers(made.value)
+        assert found.dtype == kind.newbyteorder("=") and found.shape == one.shape and (found == one).all()
+        if dtype == "float32" and one.size > 1:
+            assert found.ctypes.data == made.value.data_ptr() and not found.flags.writeable
+            if one.flags.writeable:
+                one[...] += 1  # the constant has numbers of its own
+                assert (found != one).all()
+
+
+def test_constants_of_other_types_than_the_array() -> None:
+    array = np.array([[1.5, 2.5], [3.5, -4.5]])
+    for given, dtype in ((array, None), (array, "float32"), (array, "int32"), (2.5, "float32"), ([1, 2], "int64")):
+        made = relax.const(given, dtype)
+        assert str(made.value.dtype) == (dtype or "float32")
+        assert (made.value.numpy() == np.asarray(given).astype(dtype or "float32")).all()
 
 
 def test_names_that_are_looked_up_are_those_that_would_be_read() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from tvmopt.compiler.request import Request, as_file, source_hash
 from tvmopt.compiler.results import make_manifest, make_report, structure_hash, versions
 from tvmopt.errors import ArtifactError, ModelError, ScheduleError, collect
 from tvmopt.report import DecisionLog, Report
-from tvmopt.runtime.artifact import Artifact, read
+from tvmopt.runtime.artifact import Artifact, LaidOut, read
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.tuning.logs import RecordLookup
 
@@ -114,8 +115,20 @@ def _compile(
     told: Callable[[Imported], None] | None = None,
     made: Callable[[Lowered], None] | None = None,
 ) -> tuple[Artifact, Report]:
-    """Compile in this process."""
+    """Compile in this process. Hashes are made without Python's lock, beside what needs it."""
+    with ThreadPoolExecutor(1) as aside:
+        return _compile_beside(aside, request, progress, told, made)
+
+
+def _compile_beside(
+    aside: Executor,
+    request: Request,
+    progress: Progress | None,
+    told: Callable[[Imported], None] | None,
+    made: Callable[[Lowered], None] | None,
+) -> tuple[Artifact, Report]:
     stages, backend = Stages(progress), BACKENDS[request.machine.kind]
+    model = aside.submit(source_hash, request.source)
     imported = _imported(request, stages)
     if told is not None:
         told(imported)
@@ -124,7 +137,7 @@ def _compile(
     if dumper:
         dumper.check()
     lookup = _record_lookup(request)
-    lowered, code = _with_records(request, backend, imported, stages, lookup, dumper)
+    lowered, weights, code = _with_records(request, backend, imported, stages, lookup, dumper, aside)
     if dumper:
         dumper.finish()
     code.check()
@@ -147,8 +160,8 @@ def _compile(
         (*notes, *backend.warnings(program), *code.warnings()),
     )
     records = lookup.used_lines() if lookup else ()
-    manifest = make_manifest(request, imported, lowered.structure, report, records, program.decoder)
-    return Artifact.build(manifest, library, lowered.weights), report
+    manifest = make_manifest(request, imported, lowered.structure, report, model.result(), records, program.decoder)
+    return Artifact.of(manifest, library, weights.result()), report
 
 
 def refit(artifact: Artifact, request: Request, progress: Progress | None = None) -> Artifact:
@@ -226,23 +239,26 @@ def _with_records(
     stages: Stages,
     lookup: RecordLookup | None,
     dumper: Dumper | None,
-) -> tuple[Lowered, Code]:
-    """Lowered, and its code; a second time without those records whose kernels cannot be compiled or must not run."""
+    aside: Executor,
+) -> tuple[Lowered, Future[LaidOut], Code]:
+    """Lowered, its weights as they will lie in the file, and its code; a second time without those records whose
+    kernels cannot be compiled or must not run."""
 
-    def once() -> tuple[Lowered, Code]:
+    def once() -> tuple[Lowered, Future[LaidOut], Code]:
         lowered = _lowered(request, imported, stages, lookup, dumper)
+        weights = aside.submit(LaidOut.of, lowered.weights)
         with stages.stage("generating code"):
-            return lowered, backend.generate(lowered.program, request)
+            return lowered, weights, backend.generate(lowered.program, request)
 
     try:
-        lowered, code = once()
+        lowered, weights, code = once()
     except ScheduleError as error:
         if lookup is None or not lookup.used:
             raise
         lookup.ignored |= {r.key: (r, error.what.replace("\n", " ")[:200]) for r, _ in lookup.used}
     else:
         if lookup is None or not _refuse_records(lowered, code, request, lookup):
-            return lowered, code
+            return lowered, weights, code
     lookup.used.clear()
     return once()
 

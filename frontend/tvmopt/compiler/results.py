@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tvmopt.analysis.bounds import integer_bounds
-from tvmopt.compiler.request import Request, source_hash
+from tvmopt.compiler.request import Request
 from tvmopt.extensions import extensions
 from tvmopt.report import Decision, Flow, Report
 from tvmopt.runtime.manifest import FORMAT, Manifest
@@ -28,17 +28,21 @@ def make_manifest(
     imported: Imported,
     structure: str,
     report: Report,
+    model: str,
     records: tuple[str, ...] = (),
     decoder: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:
-    """The manifest, without what only the artifact knows; `decoder`: what the code of one does, by the names of
-    :class:`Roles`."""
+    """The manifest, without what only the artifact knows.
+
+    Args:
+        model: its hash. decoder: what the code of one does, by the names of :class:`Roles`.
+    """
     machine = request.machine
     return Manifest(
         format=FORMAT,
         versions=versions(),
         model=request.title,
-        model_sha256=source_hash(request.source),
+        model_sha256=model,
         structure=structure,
         inputs=tuple(TensorInfo(t.name, tuple(t.shape), t.dtype) for t in imported.inputs),
         outputs=tuple(TensorInfo(t.name, tuple(t.shape), t.dtype) for t in imported.outputs),

@@ -13,6 +13,7 @@ from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import StructuralKey, structural_equal, structural_map
 
 from tvmopt.importer.sizes import least_sizes, named_sizes
+from tvmopt.runtime.tensors import numbers
 from tvmopt.scheduling.strides import evaluate
 
 INJECTIVE, OUT_ELEMENTWISE_FUSABLE = 2, 4
@@ -114,7 +115,7 @@ def constant(bb: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:
         if bound is None:
             return None
         expr = bound
-    return expr.value.numpy() if hasattr(expr, "value") and hasattr(expr.value, "numpy") else None
+    return numbers(expr.value) if hasattr(expr, "value") and hasattr(expr.value, "numpy") else None
 
 
 def batch_index(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:

@@ -28,6 +28,7 @@ from tvm import relax
 from tvmopt.dims import Size
 from tvmopt.importer.sizes import shape_of
 from tvmopt.report import DecisionLog
+from tvmopt.runtime.tensors import numbers
 
 Array = npt.NDArray[Any]
 Expr = Any  # relax.Expr; TVM is untyped here
@@ -118,7 +119,7 @@ def const(array: npt.ArrayLike, like: Expr | None = None) -> Expr:
         target = dtype(like)
         if str(data.dtype) != target:
             data = data.astype(numpy_dtype(target))
-    return relax.const(np.ascontiguousarray(data).reshape(data.shape), str(data.dtype))
+    return relax.const(data, str(data.dtype))
 
 
 def numpy_dtype(name: str) -> Any:
@@ -199,7 +200,7 @@ class Graph:
         if not isinstance(value, Constant):
             return None
         if value not in self._arrays:
-            self._arrays[value] = value.value.numpy()
+            self._arrays[value] = numbers(value.value)
         return self._arrays[value]
 
     def scalar(self, expr: Expr) -> float | None:

@@ -36,6 +36,28 @@ _CHUNK = 16 << 20  # bytes read at a time
 
 
 @dataclass(frozen=True)
+class LaidOut:
+    """Weights as they lie in a file.
+
+    Attributes:
+        layout: their descriptions. arrays: C-contiguous and aligned. part: all their bytes, hashed.
+    """
+
+    layout: tuple[Weight, ...]
+    arrays: tuple[Array, ...] = field(repr=False)
+    part: Part
+
+    @classmethod
+    def of(cls, weights: Sequence[tuple[TensorInfo, Array]]) -> LaidOut:
+        layout, arrays, offset = [], [], 0
+        for info, array in weights:
+            layout.append(Weight(info.name, info.shape, info.dtype, offset))
+            arrays.append(_aligned(array, info))
+            offset += -(-info.nbytes // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(layout), tuple(arrays), Part(offset, container.sha256(pieces(arrays))))
+
+
+@dataclass(frozen=True)
 class Artifact:
     """A compiled model: what `compile` makes and `load` runs.
 
@@ -56,16 +78,13 @@ class Artifact:
     @classmethod
     def build(cls, manifest: Manifest, library: bytes, weights: Sequence[tuple[TensorInfo, Array]]) -> Artifact:
         """Complete a manifest: lay the weights out and hash the parts."""
-        layout, arrays, offset = [], [], 0
-        for info, array in weights:
-            layout.append(Weight(info.name, info.shape, info.dtype, offset))
-            arrays.append(_aligned(array, info))
-            offset += -(-info.nbytes // ALIGNMENT) * ALIGNMENT
-        parts = {
-            container.LIBRARY: Part(len(library), container.sha256([library])),
-            container.WEIGHTS: Part(offset, container.sha256(pieces(arrays))),
-        }
-        return cls(replace(manifest, weights=tuple(layout), parts=parts), library, tuple(arrays), manifest.model)
+        return cls.of(manifest, library, LaidOut.of(weights))
+
+    @classmethod
+    def of(cls, manifest: Manifest, library: bytes, weights: LaidOut) -> Artifact:
+        """Likewise, of weights that are laid out."""
+        parts = {container.LIBRARY: Part(len(library), container.sha256([library])), container.WEIGHTS: weights.part}
+        return cls(replace(manifest, weights=weights.layout, parts=parts), library, weights.arrays, manifest.model)
 
     def stripped(self) -> Artifact:
         """The same without its weights."""

@@ -17,9 +17,10 @@ from typing import Any
 @cache
 def quicken() -> None:
     """Iterate over TVM's arrays without a bounds check an element; call the moves of a schedule without the check of
-    their arguments' Python types in front of the one in C++. TVM is imported."""
+    their arguments' Python types in front of the one in C++; copy what becomes a constant once. TVM is imported."""
     _arrays()
     _schedules()
+    _constants()
 
 
 @contextmanager
@@ -78,3 +79,26 @@ def _schedules() -> None:
     for name, method in list(vars(Schedule).items()):
         if inspect.isfunction(method) and method.__code__ is checked:
             setattr(Schedule, name, inspect.unwrap(method))
+
+
+def _constants() -> None:
+    """`relax.const` copies an array to give it the type that it has, again where it is not contiguous, and then into
+    the constant. Each copy of a large array is new memory, which takes longer than the numbers."""
+    import numpy as np
+    from tvm import relax, runtime
+
+    from tvmopt.runtime.tensors import PLAIN
+
+    stock = relax.const
+
+    def const(value: Any, dtype: Any = None) -> Any:
+        """As TVM's."""
+        if not isinstance(value, np.ndarray) or value.size < 2 or not value.dtype.isnative:
+            return stock(value, dtype)
+        if value.dtype.name not in PLAIN or str(dtype) != value.dtype.name:
+            return stock(value, dtype)
+        tensor = runtime.empty(value.shape, value.dtype.name)
+        np.copyto(np.from_dlpack(tensor), value)
+        return stock(tensor)
+
+    relax.const = const

@@ -133,6 +133,10 @@ def memory_at(start: int, dtype: np.dtype[Any], shape: tuple[int, ...], owner: A
     return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
 
+PLAIN = frozenset(f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)) - {"float8"}
+"""Types that NumPy has under TVM's names."""
+
+
 def from_ffi(tensor: Any, info: TensorInfo) -> Array:
     """A NumPy array over a TVM tensor's memory; it keeps the tensor alive. Nothing is copied (CUDA: copied to
     the host).
@@ -147,6 +151,15 @@ def from_ffi(tensor: Any, info: TensorInfo) -> Array:
     view = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
     raw = view(tensor, tvm_ffi.Shape(tensor.shape), tvm_ffi.dtype(width.name), 0)
     return np.from_dlpack(raw).view(info.numpy_dtype)
+
+
+def numbers(tensor: Any) -> Array:
+    """The numbers of a TVM tensor in the host's memory, which are only read: not copied where NumPy has their type."""
+    if str(tensor.dtype) not in PLAIN:
+        return np.asarray(tensor.numpy())
+    array = np.from_dlpack(tensor)
+    array.flags.writeable = False
+    return array
 
 
 def _to_host(tensor: Any, info: TensorInfo) -> Array:
