@@ -291,8 +291,6 @@ def test_a_prompt_that_is_wrong_ends_alone(decoders: Path) -> None:
 class Endless:
     """Slots whose texts never end; the scores of the n-th token are highest for n."""
 
-    longest = 1 << 30
-
     def __init__(self) -> None:
         self.steps, self.slots = 0, 0
         self.goes_on = threading.Event()
@@ -301,10 +299,10 @@ class Endless:
 
     def check(self, ids: list[int]) -> None: ...
     def remove(self, slot: int) -> None: ...
-    def length(self, slot: int) -> int:
-        return 1
+    def is_full(self, slot: int) -> bool:
+        return False
 
-    def begin(self, ids: list[int], room: int) -> int:
+    def begin(self, ids: list[int], room: int, given: Any = None) -> int:
         self.slots += 1
         return self.slots
 
@@ -324,7 +322,7 @@ class Endless:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Endless, Batcher]]:
     model = Endless()
-    monkeypatch.setattr(together, "slots_of", lambda found, most: (found, most))
+    monkeypatch.setattr(together, "slots_of", lambda found, most, encoder: (found, most))
     batcher = Batcher(model, Limits(max_texts=2, max_queue=1))  # type: ignore[arg-type]
     yield model, batcher
     model.goes_on.set()

@@ -102,13 +102,14 @@ class Batcher:
 
     Args:
         observe: called with (what, seconds or rows): "queue", "compute", "rows"; from any thread.
-        words: a decoder's tokenizer.
+        words: a decoder's tokenizer. encoder: what computes the output that it looks at.
     """
 
     def __init__(
-        self, model: Model, limits: Limits, observe: Any = lambda what, value: None, words: Tokenizer | None = None
-    ) -> None:
-        self.model, self.limits, self.words, self._observe = model, limits, words, observe
+        self, model: Model, limits: Limits, observe: Any = lambda what, value: None, words: Tokenizer | None = None,
+        encoder: Model | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.limits, self.words, self.encoder, self._observe = model, limits, words, encoder, observe
         symbol = batch_symbol(model) if limits.max_batch > 1 else ""
         self.most = min(limits.max_batch, model.symbols[symbol].max) if symbol else 1
         self._batches = bool(symbol)
@@ -163,7 +164,7 @@ class Batcher:
                 raise Refused(429, f"{self.texts} texts are being generated or wait; try again later (--max-texts).")
             if not self._groups:
                 each = -(-limits.max_texts // limits.instances)
-                self._groups = [Group(self.model, each, self._turn) for _ in range(limits.instances)]
+                self._groups = [Group(self.model, each, self._turn, self.encoder) for _ in range(limits.instances)]
             self.texts += 1
         group = min(self._groups, key=lambda one: one.count)
         group.join(text)

@@ -182,11 +182,22 @@ def decode(model: Model, body: bytes | memoryview, header: str | None) -> Reques
         ) from None
     if not isinstance(told, dict) or not isinstance(told.get("inputs"), list):
         raise bad("the request has no list of inputs.")
-    inputs = told["inputs"]
-    if not all(isinstance(i, dict) for i in inputs):
+    return _wanted(model, told, tensors(model, told["inputs"], view, length))
+
+
+def tensors(model: Model, inputs: Any, view: bytes | memoryview = b"", at: int = 0) -> dict[str, Array]:
+    """The inputs of a model as a request's JSON tells them.
+
+    Args:
+        view: the whole body. at: where the binary data begins in it.
+
+    Raises:
+        Refused: they are not what the model takes.
+    """
+    if not isinstance(inputs, list) or not all(isinstance(i, dict) for i in inputs):
         raise bad("an input is an object with name, datatype, shape and data.")
     check_names(model, [i.get("name") for i in inputs])
-    infos, feeds, at = {i.name: i for i in model.inputs}, {}, length
+    infos, feeds = {i.name: i for i in model.inputs}, {}
     shapes = {i["name"]: checked_shape(infos[i["name"]], i.get("datatype"), i.get("shape")) for i in inputs}
     check_sizes(model, shapes)
     for one in inputs:
@@ -203,7 +214,7 @@ def decode(model: Model, body: bytes | memoryview, header: str | None) -> Reques
         at += size
     if at != len(view):
         raise bad(f"the body has {len(view) - at} bytes that belong to no input.")
-    return _wanted(model, told, feeds)
+    return feeds
 
 
 def _length(header: str | None, size: int) -> int:

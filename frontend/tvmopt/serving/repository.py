@@ -5,6 +5,7 @@
     FOLDER/resnet/2/model.tvmopt
     FOLDER/llama.tokenizer.json                a decoder's tokenizer: beside llama.tvmopt, or as tokenizer.json in the
     FOLDER/llama/1/tokenizer.json              folder of its version
+    FOLDER/whisper.encoder.tvmopt              the encoder of whisper.tvmopt; encoder.tvmopt in a version's folder
 
 A version is exchanged when its file is another one: the new one is loaded and called once, then takes the place of the
 old one, which ends when its last request is answered. A file that cannot be loaded leaves the old one serving.
@@ -30,21 +31,23 @@ from tvmopt.serving.protocol import unsupported
 from tvmopt.serving.refusals import Refused
 
 SUFFIX = ".tvmopt"
+ENCODER = f"encoder{SUFFIX}"
 
 
 @dataclass(frozen=True)
 class File:
-    """A file at one time, and the tokenizer beside it: files of which one was replaced compare unequal."""
+    """A file at one time, with the tokenizer and the encoder beside it: where one was replaced they are unequal."""
 
     path: Path
     stamp: tuple[int, int, int]
     tokenizer: File | None = None
+    encoder: File | None = None
 
     @staticmethod
-    def at(path: Path, tokenizer: Path | None = None) -> File:
+    def at(path: Path, tokenizer: Path | None = None, encoder: Path | None = None) -> File:
         status = path.stat()
-        beside = File.at(tokenizer) if tokenizer is not None and tokenizer.is_file() else None
-        return File(path, (status.st_mtime_ns, status.st_size, status.st_ino), beside)
+        beside = [File.at(p) if p is not None and p.is_file() else None for p in (tokenizer, encoder)]
+        return File(path, (status.st_mtime_ns, status.st_size, status.st_ino), *beside)
 
 
 @dataclass
@@ -193,19 +196,22 @@ class Repository:
     def _found(self) -> dict[str, dict[str, File]]:
         found: dict[str, dict[str, File]] = {}
 
-        def add(name: str, version: str, path: Path, tokenizer: str = "") -> None:
+        def add(name: str, version: str, path: Path, prefix: str = "") -> None:
             with suppress(OSError):  # gone meanwhile
-                beside = path.with_name(tokenizer or f"{name}.tokenizer.json")
-                found.setdefault(name, {}).setdefault(version, File.at(path, beside))
+                beside = (path.with_name(f"{prefix}{end}") for end in ("tokenizer.json", ENCODER))
+                found.setdefault(name, {}).setdefault(version, File.at(path, *beside))
 
         for path in self._files:
-            add(path.name.removesuffix(SUFFIX), "1", path)
+            name = path.name.removesuffix(SUFFIX)
+            add(name, "1", path, f"{name}.")
         for folder in self._folders:
             for path in sorted(folder.glob(f"*{SUFFIX}")):
-                add(path.name.removesuffix(SUFFIX), "1", path)
+                name = path.name.removesuffix(SUFFIX)
+                if not _belongs_to_another(path):
+                    add(name, "1", path, f"{name}.")
             for path in sorted(folder.glob(f"*/*/*{SUFFIX}")):
-                if path.parent.name.isdigit():
-                    add(path.parent.parent.name, path.parent.name, path, "tokenizer.json")
+                if path.parent.name.isdigit() and path.name != ENCODER:
+                    add(path.parent.parent.name, path.parent.name, path)
         return found
 
     def _load(self, name: str, version: str, file: File) -> None:
@@ -217,16 +223,28 @@ class Repository:
             if reason := unsupported(model):
                 raise InputError(f"{reason}.", where=str(file.path))
             words = Tokenizer(file.tokenizer.path) if file.tokenizer is not None else None
+            encoder = self._encoder(name, file)
             _call_once(model)
         except (TvmoptError, OSError) as error:
             told = error.what.splitlines()[0] if isinstance(error, TvmoptError) else str(error)
             self._tell(f"{name} {version} cannot be loaded: {told}")
             versions[version] = Served(file, old.batcher if old else None, told)
             return
-        versions[version] = Served(file, Batcher(model, self.limits, self._observer(name, version), words))
+        batcher = Batcher(model, self.limits, self._observer(name, version), words, encoder)
+        versions[version] = Served(file, batcher)
         self._tell(f"{name} {version}: {model!r}")
         if old is not None:
             self._close(old, "")
+
+    def _encoder(self, name: str, file: File) -> Model | None:
+        """The encoder beside a file, if there is one."""
+        if file.encoder is None:
+            return None
+        made = load(file.encoder.path, threads=self.limits.threads, cores=self.limits.cores_of(name))
+        if reason := unsupported(made):
+            raise InputError(f"{reason}.", where=str(file.encoder.path))
+        _call_once(made)
+        return made
 
     def _close(self, served: Served, told: str) -> None:
         if told:
@@ -246,10 +264,18 @@ def artifacts(paths: Iterable[Path]) -> list[Path]:
     return [file.path for versions in found.values() for file in versions.values()]
 
 
+def _belongs_to_another(path: Path) -> bool:
+    """Whether a file is the encoder of the decoder beside it."""
+    name = path.name.removesuffix(f".{ENCODER}")
+    return name != path.name and path.with_name(f"{name}{SUFFIX}").is_file()
+
+
 def _end(batcher: Batcher) -> None:
     """Outputs of a model stay valid when it is closed."""
     batcher.close()
     batcher.model.close()
+    if batcher.encoder is not None:
+        batcher.encoder.close()
 
 
 def _call_once(model: Model) -> None:

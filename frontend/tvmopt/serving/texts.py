@@ -5,6 +5,11 @@ A request is that of Triton's generate extension; instead of a text it may give 
     {"text_input": "Once upon", "parameters": {"max_tokens": 50, "temperature": 0.7, "stop": ["</s>"]}}
     {"tokens": [1, 15, 27]}
 
+Where an encoder belongs to the decoder, the request has its inputs, too, written as in the protocol's `infer`::
+
+    {"tokens": [50258],
+     "inputs": [{"name": "input_features", "datatype": "FP32", "shape": [1, 80, 3000], "data": [...]}]}
+
 Texts that are generated at the same time are computed together, see `tvmopt.serving.together`.
 """
 
@@ -15,13 +20,15 @@ import json
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvmopt.errors import InputError
 from tvmopt.generation import Pieces, prompt_tokens, stop_token
 from tvmopt.runtime import sampling
+from tvmopt.runtime.tensors import Array
 from tvmopt.serving.batcher import Batcher
+from tvmopt.serving.protocol import tensors
 from tvmopt.serving.refusals import Refused, bad
 from tvmopt.serving.together import END, Text
 
@@ -42,6 +49,7 @@ class Asked:
     Attributes:
         prompt: the text, or its tokens. stop: tokens that end it, as numbers or as the tokenizer writes them.
         sampling: as :meth:`tvmopt.runtime.decoder.Decoder.generate` takes it.
+        inputs: of the encoder, as JSON has them; None where there are none.
     """
 
     prompt: str | tuple[int, ...]
@@ -49,6 +57,7 @@ class Asked:
     stop: tuple[str | int, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
+    inputs: Any = None
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,8 @@ def parse(body: bytes | memoryview) -> Asked:
         raise bad("the request is no JSON.") from None
     if not isinstance(told, dict):
         raise bad("the request is no object.")
-    if others := sorted(set(told) - {"id", "text_input", "tokens", "parameters"}):
-        raise bad(f"the request has {others[0]!r}; it takes text_input or tokens, parameters and id.")
+    if others := sorted(set(told) - {"id", "text_input", "tokens", "parameters", "inputs"}):
+        raise bad(f"the request has {others[0]!r}; it takes text_input or tokens, parameters, inputs and id.")
     if ("text_input" in told) == ("tokens" in told):
         raise bad("the request gives one of text_input and tokens.")
     if not isinstance(told.get("text_input", ""), str):
@@ -89,7 +98,7 @@ def parse(body: bytes | memoryview) -> Asked:
     if not isinstance(request_id, str):
         raise bad("the id is no text.")
     prompt = told["text_input"] if "text_input" in told else checked_tokens(told["tokens"])
-    return asked(prompt, told.get("parameters") or {}, request_id)
+    return replace(asked(prompt, told.get("parameters") or {}, request_id), inputs=told.get("inputs"))
 
 
 def checked_tokens(given: Any) -> tuple[int, ...]:
@@ -173,9 +182,23 @@ def _text(batcher: Batcher, wanted: Asked, loop: asyncio.AbstractEventLoop, arri
     try:
         ids = prompt_tokens(wanted.prompt if isinstance(wanted.prompt, str) else list(wanted.prompt), batcher.words)
         stop = {stop_token(one, batcher.words) for one in wanted.stop}
-        return Text(ids, wanted.max_tokens, stop, sampling.choice(**wanted.sampling), tell)
+        choose = sampling.choice(**wanted.sampling)
     except InputError as error:
         raise bad(error.what) from None
+    return Text(ids, wanted.max_tokens, stop, choose, tell, _given(batcher, wanted.inputs))
+
+
+def _given(batcher: Batcher, inputs: Any) -> dict[str, Array]:
+    """The inputs of the decoder's encoder; none where it has no encoder.
+
+    Raises:
+        Refused: they are not what it takes.
+    """
+    if batcher.encoder is not None:
+        return tensors(batcher.encoder, [] if inputs is None else inputs)
+    if inputs is not None:
+        raise bad("the request has inputs, and no encoder belongs to the model: leave them out.")
+    return {}
 
 
 async def _next(arrived: asyncio.Queue[Any], seconds: float) -> Any:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from tvmopt.errors import InputError
+from tvmopt.generation import encoded
 from tvmopt.runtime.decoder import Array, Decoder
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.sampling import Choice
@@ -35,6 +37,7 @@ class Text:
 
     Attributes:
         ids: its prompt. most: tokens that it gets at most. stop: tokens that end it. choose: from scores to a token.
+        given: the inputs of the encoder, where one belongs to the model.
         tell: takes each token, then :data:`END`, or a :class:`Refused` instead; called from the model's threads.
         taken: tokens that the client has taken, which it counts itself. gone: nobody wants the rest.
     """
@@ -44,6 +47,7 @@ class Text:
     stop: Collection[int]
     choose: Choice
     tell: Callable[[Any], None]
+    given: Mapping[str, Array] = field(default_factory=dict)
     taken: int = 0
     gone: bool = False
     checked: bool = False
@@ -64,16 +68,14 @@ class Text:
 
 
 class Slots(Protocol):
-    """Where texts are computed: :class:`Together` or :class:`Apart`."""
-
-    longest: int
+    """Where texts are computed: :class:`Together`, :class:`Apart` or :class:`Beside`."""
 
     def check(self, ids: list[int]) -> None: ...
-    def begin(self, ids: list[int], room: int) -> int: ...
+    def begin(self, ids: list[int], room: int, given: Mapping[str, Array]) -> int: ...
     def extend(self, slot: int, ids: list[int]) -> Array: ...
     def scores(self, slot: int) -> Array: ...
     def step(self, tokens: Mapping[int, int]) -> Mapping[int, Array]: ...
-    def length(self, slot: int) -> int: ...
+    def is_full(self, slot: int) -> bool: ...
     def remove(self, slot: int) -> None: ...
 
 
@@ -82,16 +84,17 @@ class Together:
 
     def __init__(self, model: Model, slots: int) -> None:
         self._batch = model.decoder(1, sequences=slots)
-        self.longest, self.check = self._batch.longest, self._batch.check
+        self.check = self._batch.check
         self.extend, self.scores, self.step = self._batch.extend, self._batch.scores, self._batch.step
 
-    def begin(self, ids: list[int], room: int) -> int:
+    def begin(self, ids: list[int], room: int, given: Mapping[str, Array]) -> int:
+        room = min(room, self._batch.longest)
         if room > self._batch.max_length:
             self._batch.resize(room)
         return self._batch.add(ids)
 
-    def length(self, slot: int) -> int:
-        return self._batch.lengths[slot]
+    def is_full(self, slot: int) -> bool:
+        return self._batch.lengths[slot] >= self._batch.longest
 
     def remove(self, slot: int) -> None:
         self._batch.remove(slot)
@@ -103,16 +106,24 @@ class Apart:
     """A decoder for each text, where the model's code takes tokens of one text at a time."""
 
     def __init__(self, model: Model) -> None:
-        self._model, one = model, model.decoder(1)
-        if one.batch != 1:
-            raise InputError(f"the model is compiled for {one.batch} texts at a time.", fix="compile it for one")
-        self.longest, self.check = one.longest, one.check
+        self._model = model
         self._decoders: dict[int, Decoder] = {}
         self._scores: dict[int, Array] = {}
 
-    def begin(self, ids: list[int], room: int) -> int:
+    def check(self, ids: list[int]) -> None:
+        self._first.check(ids)
+
+    @cached_property
+    def _first(self) -> Decoder:
+        """One without room, which knows what the model takes."""
+        return _of_one_text(self._model.decoder(1))
+
+    def _decoder(self, room: int, given: Mapping[str, Array]) -> Decoder:
+        return self._model.decoder(min(room, self._first.longest))
+
+    def begin(self, ids: list[int], room: int, given: Mapping[str, Array]) -> int:
         slot = next(n for n in range(len(self._decoders) + 1) if n not in self._decoders)
-        decoder = self._model.decoder(room)
+        decoder = self._decoder(room, given)
         self._scores[slot] = decoder.prefill(ids)
         self._decoders[slot] = decoder
         return slot
@@ -128,19 +139,43 @@ class Apart:
         self._scores |= {slot: self._decoders[slot].step(token) for slot, token in tokens.items()}
         return self._scores
 
-    def length(self, slot: int) -> int:
-        return self._decoders[slot].length
+    def is_full(self, slot: int) -> bool:
+        return self._decoders[slot].length >= self._decoders[slot].longest
 
     def remove(self, slot: int) -> None:
         del self._decoders[slot], self._scores[slot]
 
 
-def slots_of(model: Model, most: int) -> tuple[Slots, int]:
+class Beside(Apart):
+    """A decoder for each text beside what the encoder gives for it. What a decoder takes is known with the encoder's
+    output only, so a text is checked when it begins."""
+
+    def __init__(self, model: Model, encoder: Model) -> None:
+        super().__init__(model)
+        self._encoder = encoder
+
+    def check(self, ids: list[int]) -> None:
+        pass
+
+    def _decoder(self, room: int, given: Mapping[str, Array]) -> Decoder:
+        # room for the longest text: a buffer takes memory when rows are written
+        return _of_one_text(self._model.decoder(**encoded(self._encoder, given)))
+
+
+def _of_one_text(decoder: Decoder) -> Decoder:
+    if decoder.batch != 1:
+        raise InputError(f"the model is compiled for {decoder.batch} texts at a time.", fix="compile it for one")
+    return decoder
+
+
+def slots_of(model: Model, most: int, encoder: Model | None = None) -> tuple[Slots, int]:
     """Slots for `most` texts, or for fewer where a call takes fewer tokens; and how many.
 
     Raises:
-        InputError: the model is no decoder, or one that looks at more than a text.
+        InputError: the model is no decoder, or one that looks at more than a text and has no encoder.
     """
+    if encoder is not None:
+        return Beside(model, encoder), most
     takes = model.decoder(1).piece if model.manifest.decoder.placed and most > 1 else 1
     return (Together(model, min(most, takes)), min(most, takes)) if takes > 1 else (Apart(model), most)
 
@@ -151,10 +186,13 @@ class Group:
     Args:
         most: texts that are computed at a time; others wait.
         put: puts a turn into the model's queue.
+        encoder: computes what the texts of the model look at.
     """
 
-    def __init__(self, model: Model, most: int, put: Callable[[Callable[[], int]], None]) -> None:
-        self._model, self._most, self._put = model, most, put
+    def __init__(
+        self, model: Model, most: int, put: Callable[[Callable[[], int]], None], encoder: Model | None = None
+    ) -> None:
+        self._model, self._most, self._put, self._encoder = model, most, put, encoder
         self._lock = threading.Lock()
         self._texts: list[Text] = []  # in the order in which they came
         self._sleeps = True
@@ -224,7 +262,7 @@ class Group:
     def _check(self, texts: list[Text]) -> None:
         (text,) = texts
         if self._slots is None:
-            self._slots, self._most = slots_of(self._model, self._most)
+            self._slots, self._most = slots_of(self._model, self._most, self._encoder)
         self._slots.check(text.ids)
         text.checked = True
         if text.most == 0:
@@ -236,7 +274,7 @@ class Group:
         (text,) = texts
         piece = text.ids[text.begun : text.begun + PIECE]
         if text.slot < 0:
-            text.slot = self._slots.begin(piece, min(self._slots.longest, len(text.ids) + text.most))
+            text.slot = self._slots.begin(piece, len(text.ids) + text.most, text.given)
         else:
             self._slots.extend(text.slot, piece)
         text.begun += len(piece)
@@ -255,8 +293,7 @@ class Group:
         text.last = text.choose(scores)
         text.made += 1
         text.tell(text.last)
-        full = self._slots.length(text.slot) >= self._slots.longest
-        if text.made >= text.most or text.last in text.stop or full:
+        if text.made >= text.most or text.last in text.stop or self._slots.is_full(text.slot):
             self._end(text, END)
 
     def _end(self, text: Text, told: Any = None) -> None:
