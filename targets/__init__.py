@@ -152,6 +152,15 @@ class Machine:
         }
         return self.vector_bits // bits.get(dtype, 32)
 
+    def comes_from_memory(self, weights: int) -> bool:
+        """Whether the weights of a product of one row, so many bytes, are read from memory at every call: beside what
+        the rest of a model reads, L2 keeps half of its size at the most.
+
+        >>> Machine.load("sapphirerapids").comes_from_memory(1_228_800)  # of 2 MB: 1280 x 1280 in 4 bits with scales
+        True
+        """
+        return weights > self.l2 // 2
+
     def has(self, feature: str) -> bool:
         """Whether the machine has an ISA feature."""
         return feature in self.features

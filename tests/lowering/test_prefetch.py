@@ -75,18 +75,19 @@ def test_one_row_fetches_ahead_in_its_own_panel(rows, k, n, asked):
     next one as many as it was ahead."""
     func = scheduled(rows, k, n, Machine.load("znver5").with_cores(1))
     steps: list = []
-    structural_walk(func.body, ((tirx.For, lambda loop: steps.append(loop) if AHEAD in loop.annotations else None),))
+    structural_walk(func.body, ((tirx.For, lambda loop: steps.append(loop) if STEP in loop.annotations else None),))
     done = lower_prefetch(func)
     assert bool(steps) is asked and AHEAD not in done.script()
     if not asked:
         return
     places: list = []
     structural_walk(done.body, ((tvm.ir.Call, lambda call: _place(call, places)),))
-    (loop,), lines = steps, set()
-    for step in range(int(loop.extent)):
+    lines = set()
+    for values in product_of(*(range(int(loop.extent)) for loop in steps)):
+        at = dict(zip((loop.loop_var for loop in steps), values, strict=True))
         for panel, zero, column in places:
             assert int(zero) == 0 and isinstance(Analyzer().simplify(panel), tirx.Var)
-            lines.add(_value(column, {loop.loop_var: step}) // 16)
+            lines.add(_value(column, at) // 16)
     width = next(int(p.ty.shape[2]) for p in func.params if len(p.ty.shape) == 3)
     assert lines == set(range(256 // 16, (k * width + 256) // 16))
 

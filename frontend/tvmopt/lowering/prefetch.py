@@ -27,6 +27,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.target import Target
+from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_map, structural_mutate, structural_walk
 
 from tvmopt.scheduling.blocks import asks, with_llvm
@@ -111,8 +112,8 @@ def _fetch(loop: Any, steps: list[Any], stride: int, ahead: int) -> list[Any]:
     values = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
     inner: dict[Any, Any] = {}  # loops of one step around the place of the weights
     structural_walk(loop.body, ((tirx.For, lambda node: inner.update({node.loop_var: node.min})),))
-    sums = [iv.var for iv in block.iter_vars if int(iv.iter_type) != 0]
-    fixed = [index for index in load.indices[:-1] if not any(index.same_as(var) for var in sums)]
+    sums = {iv.var for iv in block.iter_vars if int(iv.iter_type) != 0}
+    fixed = [index for index in load.indices[:-1] if not any(var in sums for var in undefined_vars(index, []))]
     for known in (values, inner):
         fixed = [structural_map(i, (tirx.Var, lambda var, known=known: known.get(var, var))) for i in fixed]
     zeros = [0] * (len(load.indices) - 1 - len(fixed))

@@ -14,6 +14,9 @@ ahead      while a panel is multiplied the next one is prefetched, a line or les
 tasks      panels; where those do not divide evenly over the cores and mr divides M, `m_chunks` pieces of the rows each,
            the last one shorter by the tiles that are missing (LoopPartition again: a bound, no branch). Neighbouring
            tasks share rows.
+sums       of one row of float32 in runs of RUN terms at most: n terms in one sum are off by sqrt(n/2) units in the
+           last place of a term's size, runs of r by sqrt(r/2 + n/2r). A row is bound by memory, so the runs cost it
+           nothing; tiles of several rows are bound by arithmetic, and add up all terms one after the other.
 columns    zeros beyond N in the last panel. The epilogue of a panel that is alone is whole vectors and a rest of
            scalars (LoopPartition); of several panels, vectors of gcd(N, v), so that none straddles a row.
 Measured   Zen 5, one core, peak 267 GFLOP/s: 196x256x768 255, 197x256x768 (11 rows) 257, 12544x64x256 257.
@@ -22,6 +25,7 @@ Measured   Zen 5, one core, peak 267 GFLOP/s: 196x256x768 255, 197x256x768 (11 r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -38,6 +42,7 @@ from tvmopt.scheduling.cost_model import (
     product_worth_threads,
     row_pieces,
 )
+from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.scheduling.family import Knobs, RowTiles, Space
 from tvmopt.targets import Machine
 
@@ -46,11 +51,25 @@ AHEAD = 256
 AMX one core reads 14.0 GB/s without, 16.7 with 256 bytes, 17.3 with 1 KB, 17.2 with 3 KB; two cores 13.3 and 16.7 each.
 From L3 it makes no difference, from L2 it costs a fifth."""
 
+RUN, SHORT_RUN = 256, 64
+"""Terms of one row that are added up one after the other at most, where a sum is long and can be cut evenly into runs
+that are not shorter than the second."""
+
+
+def run_of(k: int) -> int:
+    """Terms of a run: a divisor of the sum's length, or all of it.
+
+    >>> run_of(2048), run_of(768), run_of(576), run_of(511), run_of(1009)
+    (256, 256, 192, 511, 1009)
+    """
+    run = largest_divisor(k, RUN)
+    return run if k >= 2 * RUN and run >= SHORT_RUN else k
+
 
 @dataclass(frozen=True)
 class GemmProblem:
     """m rows, n columns, a reduction of k; nr: the panel's width; lanes of a vector; threads: whether the work pays for
-    them; far: whether the weights are more than L2 holds."""
+    them; far: whether the weights come from memory; floats: whether the operands are float32."""
 
     m: int
     n: int
@@ -60,10 +79,16 @@ class GemmProblem:
     cores: int
     threads: bool
     far: bool = False
+    floats: bool = False
 
     @property
     def panels(self) -> int:
         return -(-self.n // self.nr)
+
+    @property
+    def run(self) -> int:
+        """Terms of a run of the sum."""
+        return run_of(self.k) if self.floats and self.m == 1 else self.k
 
 
 def recognise(func: tirx.PrimFunc, machine: Machine) -> GemmProblem | None:
@@ -74,7 +99,9 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> GemmProblem | None:
     m, _panels, nr, k = extents(block)
     n = extents(out)[-1]
     threads = product_worth_threads(2.0 * m * n * k, machine)
-    return GemmProblem(m, n, k, nr, machine.lanes(), machine.cores, threads, 4 * n * k > machine.l2)
+    far = machine.comes_from_memory(4 * n * k)
+    floats = all(str(region.source.ty.dtype) == "float32" for region in block.reads)
+    return GemmProblem(m, n, k, nr, machine.lanes(), machine.cores, threads, far, floats)
 
 
 def knobs(problem: GemmProblem, machine: Machine) -> Space:
@@ -122,18 +149,37 @@ def apply(sch: tvm.s_tir.Schedule, problem: GemmProblem, knobs: Knobs) -> None:
     panel, n_in = sch.split(n, [None, problem.nr])
     sch.reorder(m_chunk, panel, m_tile, m_in, n_in)
     sch.compute_at(gemm, m_tile, preserve_unit_loops=True)
-    rows, one, cols, k = sch.get_loops(gemm)[3:]
+    total = runs = None
+    if problem.run < problem.k:
+        gemm, total, runs = _in_runs(sch, gemm, problem)
+    rows, one, cols, k = sch.get_loops(gemm)[-4:]
     k_out, k_in = sch.split(k, [None, knobs["unroll_k"]])
     sch.reorder(k_out, k_in, one, rows, cols)
     sch.unroll(k_in)
     sch.unroll(rows)
     vectorize_columns(sch, cols, common_vector(problem.nr, problem.lanes))
     sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
-    prefetch_panels(sch, [m_tile], [k_out], problem.panels, problem.nr * problem.k, problem.nr,
+    steps = [k_out] if runs is None else [runs, k_out]
+    prefetch_panels(sch, [m_tile], steps, problem.panels, problem.nr * problem.k, problem.nr,
         ahead=AHEAD if problem.m == 1 and problem.far else 0)  # fmt: skip
     parallel = sch.fuse(m_chunk, panel)
     if problem.threads:
         sch.parallel(parallel)
+    if total is not None:
+        sch.decompose_reduction(total, runs)
     sch.decompose_reduction(gemm, k_out)
     sch.unroll(m_in)
     vectorize_epilogue(sch, n_in, problem.n, problem.nr, problem.lanes)
+
+
+def _in_runs(sch: tvm.s_tir.Schedule, gemm: Any, problem: GemmProblem) -> tuple[Any, Any, Any]:
+    """Cut the sum into runs: the block of one run's tile, which stays in registers, lies under the loop that adds it to
+    the runs before. Returns this block, and the other one, and that loop."""
+    *_, rows, one, cols, k = sch.get_loops(gemm)
+    runs, _ = sch.split(k, [None, problem.run])
+    run = sch.rfactor(runs, 0)
+    sch.reorder(runs, one, rows, cols)
+    sch.compute_at(run, runs, preserve_unit_loops=True)
+    sch.unroll(rows)
+    vectorize_columns(sch, cols, common_vector(problem.nr, problem.lanes))
+    return run, gemm, runs

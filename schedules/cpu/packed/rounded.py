@@ -21,10 +21,10 @@ memory         one row reads bits / 8 + 4 / group bytes a weight: less than it c
 One form serves every number of rows: a tile of 6 decodes each word for 6 products a slice, in instructions that other
 units execute meanwhile. One row has all the columns of a panel as one tile, so that a panel is read once.
 
-Where the weights are more than L2 holds and the machine asks for it (`Machine.stream_ahead`), one row multiplies two
-panels at once, group by group, and fetches ahead in both: two streams wait for two pages at a time. A Xeon reads 14.3
-GB/s by one stream, 15.8 with prefetches, 16.5 by two with prefetches (of 18.2 that it can read), and where memory is in
-pages of 4 KB 10.8, 11.8 and 14.6 (of 14.6); from L3 it is all the same.
+Where the weights come from memory (more than half of L2) and the machine asks for it (`Machine.stream_ahead`), one row
+multiplies two panels at once, group by group, and fetches ahead in both: two streams wait for two pages at a time. A
+Xeon reads 14.3 GB/s by one stream, 15.8 with prefetches, 16.5 by two with prefetches (of 18.2 that it can read), and
+where memory is in pages of 4 KB 10.8, 11.8 and 14.6 (of 14.6); from L3 it is all the same.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Writer:
         self.words = packing.group * packing.bits // 32
         self.slices = 8 // packing.bits
         self.stride = self.words + 1 + zeros
-        far = packing.groups * self.stride * WORD * packing.n > machine.l2
+        far = machine.comes_from_memory(packing.groups * self.stride * WORD * packing.n)
         self.ahead = machine.stream_ahead if far else 0
         self.together = 2 if self.ahead and _even(self.panels, machine.cores) else 1
         self.tasks = -(-self.panels // self.together)

@@ -27,7 +27,8 @@ def linear(weight, bias):
     "rows, k, n",
     [((196,), 64, 96), ((197,), 33, 31), ((1,), 129, 100), ((2, 7, 7), 17, 40), ((3, 5), 7, 33), ((1,), 1, 1)]
     + [((m,), 9, n) for m, n in ((7, 8), (8, 9), (9, 15), (15, 16), (16, 17), (31, 32), (32, 33), (33, 7))]
-    + [((50,), 9, 24), ((49,), 9, 47)],
+    + [((50,), 9, 24), ((49,), 9, 47)]
+    + [((1,), 512, 33), ((1,), 514, 31), ((1,), 576, 100), ((1,), 4096, 7)],  # sums in runs; 514 = 2 * 257 in one
 )
 def test_packed_gemm_with_bias_residual_relu(machine, rows, k, n):
     rng = np.random.default_rng(k * n)
@@ -36,6 +37,16 @@ def test_packed_gemm_with_bias_residual_relu(machine, rows, k, n):
     (y,), how = run(linear(w, b), [x, r], machine)
     close(y, np.maximum(x.astype("float64") @ w + b + r, 0), k)
     assert [(s.family, s.note) for s in how.values()] == [("gemm", "")]
+
+
+def test_one_row_adds_up_long_sums_in_runs():
+    """2048 terms: 13.5 units in the last place off in the mean square when each is added to all before."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype("float32") for shape in ((1, 2048), (2048, 96)))
+    (y,), how = run(lambda bb, x: relax.op.matmul(x, relax.const(w)), [x], machines()[0])
+    right = x.astype("float64") @ w
+    assert np.sqrt(np.mean((y - right) ** 2) / np.mean(right**2)) < 7 * 2**-24
+    assert [s.family for s in how.values()] == ["gemm"]
 
 
 @pytest.mark.parametrize("machine", machines())

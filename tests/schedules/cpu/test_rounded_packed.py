@@ -186,9 +186,9 @@ def test_two_panels_at_once(bits: int, zeros: bool, n: int) -> None:
 
 @pytest.mark.parametrize("far", [True, False])
 def test_one_row_fetches_ahead_where_the_machine_asks(far: bool) -> None:
-    """Every line of both panels of a task, where the weights are more than L2 holds; tasks are half as many then."""
+    """Every line of both panels of a task, where the weights come from memory; tasks are half as many then."""
     packing = Packing(256, 1024, 4, 32)
-    machine = AHEAD if far else replace(AHEAD, l2=1 << 20)
+    machine = AHEAD if far else replace(AHEAD, l2=1 << 21)
     found = lowered(packing, (1,), operands(packing, False), machine, ROUNDED).unscheduled
     (product,) = (f for g, f in found.functions_items() if g.name_hint == "rounded_product")
     words, lines = packing.group // 8, 4
