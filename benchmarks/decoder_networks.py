@@ -47,16 +47,16 @@ BASE: dict[str, dict[str, Any]] = {
     "Llama": _shape(576, 30, 9, 3, 1536, 49152, 8192) | {"tie_word_embeddings": True},  # SmolLM2-135M
     "Mistral": _shape(768, 12, 12, 4, 2048, 32000, 8192) | {"head_dim": 64},
     "Qwen2": _shape(896, 24, 14, 2, 4864, 151936, 32768) | {"tie_word_embeddings": True},  # Qwen2-0.5B
-    "Qwen3": _shape(1024, 28, 16, 8, 3072, 151936, 40960) | {"tie_word_embeddings": True, "head_dim": 128},  # 0.6B
-    "Gemma": _shape(768, 12, 8, 1, 3072, 64000, 8192) | {"head_dim": 128},
+    "Qwen3": _shape(1024, 3, 16, 8, 3072, 32000, 40960) | {"head_dim": 128},  # 3 of Qwen3-0.6B's 28 layers
+    "Gemma": _shape(768, 4, 8, 1, 3072, 64000, 8192) | {"head_dim": 128},
     "Gemma2": _shape(768, 12, 8, 4, 3072, 64000, 8192) | {"head_dim": 128, "query_pre_attn_scalar": 128},
     "Gemma3": _shape(640, 18, 4, 1, 2048, 262144, 32768)  # gemma-3-270m
     | {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 512},
-    "Phi": _shape(1024, 16, 16, 16, 4096, 51200, 2048),  # half as wide as phi-1, which has 1.3 B
+    "Phi": _shape(1024, 4, 16, 16, 4096, 25600, 2048),  # half as wide as phi-1, which has 1.3 B
     "Phi3": _shape(1024, 12, 16, 16, 4096, 32064, 4096),
     "GPT2": _shape(768, 12, 12, 12, 3072, 50257, 1024),  # gpt2, 124M
     "GPTNeoX": _shape(768, 12, 12, 12, 3072, 50304, 2048),  # pythia-160m
-    "Qwen3Moe": _shape(512, 12, 8, 2, 1536, 32000, 8192)
+    "Qwen3Moe": _shape(512, 4, 8, 2, 1536, 32000, 8192)
     | {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "head_dim": 64},
     "Mixtral": _shape(512, 8, 8, 2, 1024, 32000, 8192) | {"num_local_experts": 8, "head_dim": 64},
 }
@@ -98,22 +98,27 @@ def network(name: str, size: str = "tiny") -> Any:
     return made
 
 
-def exact(name: str, size: str, prompt: list[int], tokens: list[int]) -> Any:
-    """The network's scores in float64 behind the prompt and behind each token but the last: [tokens, vocabulary]."""
+def in_float64() -> Any:
+    """A context in which what a network computes in float32 whatever its type, as its norms, is computed in float64."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Wide(TorchDispatchMode):
-        """What a network computes in float32 whatever its type, as its norms, is computed in float64."""
-
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             if kwargs.get("dtype") == torch.float32:
                 kwargs["dtype"] = torch.float64
             return func(*args, **kwargs)
 
+    return Wide()
+
+
+def exact(name: str, size: str, prompt: list[int], tokens: list[int]) -> Any:
+    """The network's scores in float64 behind the prompt and behind each token but the last: [tokens, vocabulary]."""
+    import torch
+
     model = network(name, size).double()
-    with Wide():
+    with in_float64():
         scores = model(input_ids=torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
     assert scores.dtype == torch.float64
     return scores.numpy()

@@ -13,11 +13,12 @@ without that leave. Where the weights are the network's own, torch computes all 
 "onnxruntime's error" are the largest distances from them relative to the largest score, and "margins" tells of each
 departure how far apart the two tokens' scores are in float64, relative to the same.
 
-Exporters are those that are installed: torch (`torch.onnx.export`), torchscript (its older form, `dynamo=False`), genai
-(`onnxruntime-genai`, float32 and, as "genai-int4", weights of 4 bits), mobius (`mobius-onnx`, whose files have
-Attention of opset 24). A line is "agrees", "departs", "refused" with the message, or "not exported"; "together" tells
-whether texts of several lengths may be computed in one step, and whether 4 of them have the tokens of each alone.
-"seconds" of a processor and "gigabytes" are what `tvmopt compile` took, verification included.
+Exporters are those that are installed: torch (`torch.onnx.export`), torchscript (its older form, `dynamo=False`),
+genai (`onnxruntime-genai`, float32 and, as "genai-int4" and "genai-int8", weights of 4 and 8 bits), mobius
+(`mobius-onnx`, whose files have Attention of opset 24). A line is "agrees", "departs", "refused" with the message, or
+"not exported"; "together" tells whether texts of several lengths may be computed in one step, and whether 4 of them
+have the tokens of each alone. "seconds" of a processor and "gigabytes" are what `tvmopt compile` took, verification
+included.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import numpy as np
 import onnx
 from decoder_networks import DECODERS, SIZES, config_of, depth_of, exact, network
 
-EXPORTERS = ("torch", "torchscript", "genai", "genai-int4", "mobius")
+EXPORTERS = ("torch", "torchscript", "genai", "genai-int4", "genai-int8", "mobius")
 TOKENS, PROMPT = 128, 16
 FEW = 10
 """Different tokens below which a text says little: some random weights repeat one for ever."""
@@ -113,7 +114,7 @@ def export(name: str, exporter: str, folder: Path, size: str = "tiny") -> Path:
     if exporter == "mobius":
         command = [sys.executable, "-m", "mobius", "build", "--config", str(saved), str(out)]
     else:
-        precision = "int4" if exporter == "genai-int4" else "fp32"
+        precision = exporter.removeprefix("genai").removeprefix("-") or "fp32"
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(saved), "-o", str(out)]
         command += ["-p", precision, "-e", "cpu", "-c", str(folder / "cache")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -233,7 +234,9 @@ def _tried(name: str, exporter: str, verify: bool, size: str, folder: Path) -> d
     del oracle, model, decoder
     gc.collect()
     return (
-        record if exporter == "genai-int4" else record | errors(apart(exact, name, size, prompt, tokens), ours, theirs)
+        record
+        if exporter.startswith("genai-")
+        else record | errors(apart(exact, name, size, prompt, tokens), ours, theirs)
     )
 
 
