@@ -11,8 +11,8 @@ call exactly where their texts are equal (as far as polynomials and floor divisi
     >>> ((h - 1) // 2 + 1 - 1) // 2 + 1                     # two convolutions of stride 2
     (h + 3)//4
 
-Each symbol is at least 1, but for those whose name begins with ``past``: the length of a cache begins at 0
-(:func:`lowest`).
+Each symbol is at least 1, but for those whose name begins with ``past``, the length of a cache, and ``found0``,
+``found1``, ..., which values decide in a run: they begin at 0 (:func:`lowest`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import ast
 import keyword
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -42,16 +42,21 @@ PAST = "past"
 
 
 FOUND = "found"
-"""How the names of sizes begin that values decide, in a run: those of outputs alone."""
+"""How the names of sizes begin that values decide, in a run: how many boxes remain."""
 
 
 def lowest(name: str) -> int:
     """The least value that a symbol of this name may have.
 
-    >>> lowest("seq"), lowest("past_sequence_length")
-    (1, 0)
+    >>> lowest("seq"), lowest("past_sequence_length"), lowest("found0")
+    (1, 0, 0)
     """
-    return 0 if name.startswith(PAST) else 1
+    return 0 if name.startswith(PAST) or is_found(name) else 1
+
+
+def is_found(name: str) -> bool:
+    """Whether the name is one of a size that values decide."""
+    return name.startswith(FOUND) and name.removeprefix(FOUND).isdecimal()
 
 
 class OpenSize(ValueError):
@@ -320,26 +325,30 @@ def _divide_exactly(a: Size, b: Dim) -> Size:
     return 0 if isinstance(a, int) and a == 0 else Dim({(Atom("//", a, b),): 1})
 
 
-def least(a: Size, b: Size) -> Size:
+def least(a: Size, b: Size, ranges: Ranges | None = None) -> Size:
     """The smaller one, where that is decided; else ``min(a, b)``.
 
     >>> least(parse("seq"), parse("seq + 1")), least(parse("seq"), 512)
     (seq, min(512, seq))
     """
-    return _extreme("min", a, b)
+    return _extreme("min", a, b, ranges or {})
 
 
-def most(a: Size, b: Size) -> Size:
-    """The larger one, where that is decided; else ``max(a, b)``."""
-    return _extreme("max", a, b)
+def most(a: Size, b: Size, ranges: Ranges | None = None) -> Size:
+    """The larger one, where that is decided; else ``max(a, b)``.
+
+    >>> most(parse("past"), 0)
+    past
+    """
+    return _extreme("max", a, b, ranges or {})
 
 
-def _extreme(op: str, a: Size, b: Size) -> Size:
-    try:
-        return a if less(a, b, {}) == (op == "min") else b
-    except OpenSize:
-        a, b = sorted((a, b), key=str)
-        return Dim({(Atom(op, a, b),): 1})
+def _extreme(op: str, a: Size, b: Size, ranges: Ranges) -> Size:
+    low, high = interval(a - b, ranges)
+    if low >= 0 or high <= 0:
+        return b if (low >= 0) == (op == "min") else a
+    a, b = sorted((a, b), key=str)
+    return Dim({(Atom(op, a, b),): 1})
 
 
 # -- ranges ------------------------------------------------------------------------------------------------------------
@@ -411,7 +420,28 @@ def interval(size: Size, ranges: Ranges) -> Interval:
     terms, slack = _without_quotients(size.terms)
     closer = _sum(terms, ranges)
     low, high = max(low, closer[0] + slack[0]), min(high, closer[1] + slack[1])
+    for ends in _without_extremes(size, ranges):
+        low, high = max(low, ends[0]), min(high, ends[1])
     return (math.ceil(low) if math.isfinite(low) else low), (math.floor(high) if math.isfinite(high) else high)
+
+
+def _without_extremes(size: Dim, ranges: Ranges) -> Iterator[Interval]:
+    """Bounds of a size by those with ``a`` or ``b`` in place of ``min(a, b)`` or ``max(a, b)``, so that they cancel, as
+    in ``min(300, n) - n``: the minimum is neither more than `a` nor more than `b`.
+
+    >>> interval(parse("min(300, n) - n"), {})
+    (-inf, 0)
+    """
+    for monomial, count in size.terms.items():
+        (atom, *more) = monomial or ("",)
+        if more or isinstance(atom, str) or atom.op == "//":
+            continue
+        above = (atom.op == "min") == (count > 0)  # what is put in its place gives an upper bound
+        rest = Dim({k: v for k, v in size.terms.items() if k != monomial})
+        for side in (atom.a, atom.b):
+            low, high = interval(rest + side * count, ranges)
+            yield (-math.inf, high) if above else (low, math.inf)
+        return  # the others are replaced there
 
 
 def _sum(terms: Mapping[Monomial, Any], ranges: Ranges) -> Interval:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 import tvmopt
 from tests.importer.onnx_check import model, value
 from tests.importer.test_loops import body, floats
-from tvmopt.errors import InputError, UnsupportedOp
+from tvmopt.errors import InputError, ModelError, UnsupportedOp
 
 node, BOOL, INT64 = helper.make_node, TensorProto.BOOL, TensorProto.INT64
 
@@ -114,6 +114,114 @@ def test_boxes_that_a_model_selects_itself(tmp_path):
     loaded = agrees(detector(), tmp_path, cases)
     assert len({loaded.run(feeds)["labels"].shape for feeds in cases}) > 2
     assert loaded.run(cases[-1])["out_boxes"].shape == (0, 4)
+
+
+def selecting(tail, outputs, weights):
+    """Rows of x whose first number is above 0, as exporters select them, and what is computed with these rows."""
+    nodes = [
+        node("Gather", ["x", "zero"], ["first"], axis=1),
+        node("Greater", ["first", "nought"], ["mask"]),
+        node("NonZero", ["mask"], ["places"]),
+        node("Transpose", ["places"], ["index"], perm=[1, 0]),
+        node("GatherND", ["x", "index"], ["rows"]),
+        *tail,
+    ]
+    given = {"zero": np.array(0), "nought": np.float32(0), **weights}
+    return model(nodes, [value("x", (40, 8))], outputs, given)
+
+
+def chosen_rows():
+    """None, one, seven, eight, nine, 31 and all rows are chosen."""
+    for seed, count in enumerate((0, 1, 7, 8, 9, 31, 40)):
+        x = floats(seed, 40, 8)
+        x[:, 0] = -np.abs(x[:, 0]) - 1
+        x[np.random.default_rng(seed).permutation(40)[:count], 0] *= -1
+        yield {"x": x}
+
+
+def test_a_network_behind_a_selection(tmp_path):
+    tail = [
+        node("MatMul", ["rows", "w"], ["h"]),
+        node("Relu", ["h"], ["r"]),
+        node("Shape", ["rows"], ["size"]),
+        node("Gather", ["size", "zero1"], ["count"], axis=0),
+        node("Concat", ["count", "five"], ["counts"], axis=0),
+        node("ReduceMin", ["counts"], ["k"], keepdims=1),
+        node("Softmax", ["r"], ["y"], axis=1),
+        node("ReduceMax", ["y"], ["worth"], axes=[1], keepdims=0),
+        node("TopK", ["worth", "k"], ["best", "which"]),
+        node("Gather", ["y", "which"], ["z"], axis=0),
+    ]
+    weights = {"w": floats(1, 8, 33), "zero1": np.array([0]), "five": np.array([5])}
+    outputs = [value("y", (None, 33)), value("best", (None,)), value("z", (None, 33))]
+    loaded = agrees(selecting(tail, outputs, weights), tmp_path, list(chosen_rows()))
+    assert [str(info) for info in loaded.outputs] == [
+        "y: float32[found0,33]",
+        "best: float32[found1]",
+        "z: float32[found1,33]",
+    ]
+
+
+def test_regions_that_a_network_finds(tmp_path):
+    """Pictures of the regions that were selected, through a convolution: the second half of a two-stage detector."""
+    tail = [
+        node("Slice", ["rows", "four", "eight", "axis1"], ["corners"]),
+        node("Abs", ["corners"], ["boxes"]),
+        node("Shape", ["rows"], ["size"]),
+        node("Gather", ["size", "zero1"], ["count"], axis=0),
+        node("ConstantOfShape", ["count"], ["owner"], value=helper.make_tensor("v", INT64, [1], [0])),
+        node("RoiAlign", ["picture", "boxes", "owner"], ["regions"], output_height=3, output_width=3, sampling_ratio=2),
+        node("Conv", ["regions", "wc"], ["c"], pads=[1, 1, 1, 1]),
+        node("Flatten", ["c"], ["f"]),
+        node("Gemm", ["f", "wf", "bf"], ["y"]),
+    ]
+    weights = {
+        "picture": floats(2, 1, 16, 12, 12), "wc": floats(3, 32, 16, 3, 3) * np.float32(0.1),
+        "wf": floats(4, 288, 5) * np.float32(0.1), "bf": floats(5, 5), "four": np.array([4]), "eight": np.array([8]),
+        "axis1": np.array([1]), "zero1": np.array([0]),
+    }  # fmt: skip
+    agrees(selecting(tail, [value("y", (None, 5))], weights), tmp_path, list(chosen_rows()))
+
+
+def test_boxes_of_what_may_be_nothing(tmp_path):
+    """As torchvision exports NonMaxSuppression: an If, of which one branch is for no boxes at all."""
+    some = [
+        node("Unsqueeze", ["boxes", "zero1"], ["b3"]),
+        node("Unsqueeze", ["score", "zero2"], ["s3"]),
+        node("NonMaxSuppression", ["b3", "s3", "most", "iou"], ["kept"]),
+        node("Gather", ["kept", "two1"], ["column"], axis=1),
+        node("Squeeze", ["column", "axis1"], ["keep_some"]),
+    ]
+    none = [node("Constant", [], ["keep_none"], value=helper.make_tensor("v", INT64, [0], []))]
+    branches = {
+        f"{which}_branch": helper.make_graph(nodes, which, [], [value(out, (None,), INT64)])
+        for which, nodes, out in (("then", none, "keep_none"), ("else", some, "keep_some"))
+    }
+    tail = [
+        node("Slice", ["rows", "four", "eight", "axis1"], ["corners"]),
+        node("Abs", ["corners"], ["boxes"]),
+        node("Gather", ["rows", "zero"], ["score"], axis=1),
+        node("Shape", ["boxes"], ["size"]),
+        node("ReduceProd", ["size"], ["elements"], keepdims=0),
+        node("Equal", ["elements", "zero"], ["nothing"]),
+        node("If", ["nothing"], ["keep"], **branches),
+        node("Gather", ["rows", "keep"], ["y"], axis=0),
+    ]
+    weights = {
+        "four": np.array([4]), "eight": np.array([8]), "axis1": np.array([1]), "zero1": np.array([0]),
+        "zero2": np.array([0, 1]), "two1": np.array([2]), "most": np.array([np.iinfo(np.int64).max]),
+        "iou": np.float32([0.1]),
+    }  # fmt: skip
+    outputs = [value("y", (None, 8)), value("keep", (None,), INT64)]
+    loaded = agrees(selecting(tail, outputs, weights), tmp_path, list(chosen_rows()))
+    assert len({loaded.run(feeds)["keep"].shape for feeds in chosen_rows()}) > 4
+
+
+def test_a_size_that_only_some_runs_have_is_refused(tmp_path):
+    tail = [node("Add", ["rows", "nine"], ["y"])]
+    made = selecting(tail, [value("y", (None, 8))], {"nine": floats(1, 9, 8)})
+    with pytest.raises(ModelError, match="decided by values"):
+        agrees(made, tmp_path, [])
 
 
 def test_rows_of_a_loop_that_stops_by_itself(tmp_path):

@@ -44,6 +44,7 @@ def inside(walk: Walk, graph: onnx.GraphProto, prefix: str, actual: Sequence[str
     """
     nodes, results = branch(walk, graph, prefix, actual)
     outside, walk.nodes = walk.nodes, []
+    walk.depth += 1
     try:
         walk.process(nodes)
         names: list[str] = []
@@ -59,4 +60,5 @@ def inside(walk: Walk, graph: onnx.GraphProto, prefix: str, actual: Sequence[str
             names.append(source)
         return walk.nodes, names
     finally:
+        walk.depth -= 1
         walk.nodes = outside

@@ -27,7 +27,14 @@ from tvmopt.importer import blocked, contrib, control, own, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
-from tvmopt.importer.open_shapes import classic_types, grouped_attention, open_types, own_types, packed_rows
+from tvmopt.importer.open_shapes import (
+    classic_types,
+    grouped_attention,
+    open_types,
+    own_types,
+    packed_rows,
+    selected_types,
+)
 from tvmopt.importer.open_values import evaluate as evaluate_open
 from tvmopt.importer.protos import (
     attributes,
@@ -171,6 +178,7 @@ class Folder(Walk):
 
     def _open_types(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
         """Complete the inferred types by what is known of open sizes, in place."""
+        selected_types(self, node, types)
         for name, shape in zip(node.output, open_types(self, node, types), strict=False):
             if name in types and shape is not None:
                 types[name] = make_type(types[name].tensor_type.elem_type, shape)

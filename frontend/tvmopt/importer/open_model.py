@@ -28,12 +28,14 @@ class Open:
         conditions: what holds for every call that the model takes (`tvmopt.dims.holds`).
         values: tensors of sizes, by name: arrays of integers and `Dim`.
         caches: inputs that a step makes longer, and the outputs that they leave by.
+        decided: of each size that values decide in a run.
     """
 
     ranges: dict[str, Range] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
     values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     caches: tuple[tuple[str, str], ...] = ()
+    decided: dict[str, Range] = field(default_factory=dict)
 
 
 def write(model: onnx.ModelProto, known: Open) -> None:
@@ -42,8 +44,9 @@ def write(model: onnx.ModelProto, known: Open) -> None:
         name: [list(array.shape), [str(d) if isinstance(d, Dim) else int(d) for d in array.ravel()]]
         for name, array in known.values.items()
     }
-    ranges = {name: [r.min, r.max, r.opt] for name, r in known.ranges.items()}
+    ranges, decided = ({n: [r.min, r.max, r.opt] for n, r in side.items()} for side in (known.ranges, known.decided))
     data = {"ranges": ranges, "conditions": known.conditions, "values": values, "caches": known.caches}
+    data["decided"] = decided
     model.metadata_props.add(key=KEY, value=json.dumps(data))
 
 
@@ -58,5 +61,5 @@ def read(model: onnx.ModelProto) -> Open:
         array = np.empty(len(elements), object)
         array[:] = [parse(e) if isinstance(e, str) else e for e in elements]
         values[name] = array.reshape(shape)
-    ranges = {n: Range(*r) for n, r in data["ranges"].items()}
-    return Open(ranges, tuple(data["conditions"]), values, tuple((a, b) for a, b in data["caches"]))
+    ranges, decided = ({n: Range(*r) for n, r in data[side].items()} for side in ("ranges", "decided"))
+    return Open(ranges, tuple(data["conditions"]), values, tuple((a, b) for a, b in data["caches"]), decided)

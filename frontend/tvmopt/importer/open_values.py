@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,18 @@ def _product(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Arra
     return objects(np.prod(args[0], tuple(axes) if axes else None, keepdims=bool(attrs.get("keepdims", 1))))
 
 
+def _extreme(pick: Callable[[Symbols, Size, Size], Size]) -> Callable[[list[Array], dict[str, Any], Symbols], Array]:
+    """ReduceMin or ReduceMax of a vector."""
+
+    def one(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+        if args[0].ndim != 1:
+            raise ValueError("sizes are the elements of a vector")
+        found = reduce(lambda a, b: pick(symbols, a, b), args[0])
+        return objects([found] if attrs.get("keepdims", 1) else found)
+
+    return one
+
+
 def _range(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
     return np.arange(*(int(np.ravel(a)[0]) for a in args)).astype(object)
 
@@ -108,6 +121,8 @@ VALUES: dict[str, Callable[[list[Array], dict[str, Any], Symbols], Array]] = {
     "Slice": _slice,
     "Reshape": _reshape,
     "ReduceProd": _product,
+    "ReduceMin": _extreme(lambda s, a, b: s.least(a, b)),
+    "ReduceMax": _extreme(lambda s, a, b: s.most_of(a, b)),
     "Range": _range,
     "Cast": lambda args, attrs, symbols: args[0],
     "Identity": lambda args, attrs, symbols: args[0],

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmopt.dims import Dim, Shapes, at
+from tvmopt.dims import Dim, Range, Shapes, at
 from tvmopt.errors import ModelError, collect
 from tvmopt.importer import decoder, open_model, pairs, roll
 from tvmopt.importer.external import array_of
@@ -220,11 +220,13 @@ def _fold(
     nodes = _live(folder)
     used = set().union(*(node_reads(n) for n in nodes)) | folder.results | roll.inner_names(nodes)
     model = _skeleton(folder, converted, nodes)
-    if symbols.names:
+    if symbols:
         ranges = choose(folder, nodes)
         values = {name: array for name, array in folder.open_values.items() if name in used}
-        grown = _growing(folder)
-        open_model.write(model, open_model.Open(ranges, symbols.left(ranges), values, grown))
+        ends = [symbols.limits({n: getattr(r, end) for n, r in ranges.items()}) for end in ("max", "opt")]
+        decided = {n: Range(0, most, ends[1][n]) for n, most in ends[0].items()}
+        known = open_model.Open(ranges, symbols.left(ranges), values, _growing(folder), decided)
+        open_model.write(model, known)
     constants = {k: v for k, v in folder.constants.items() if k in used and k not in given}
     made = {k: array_of(t) for k, t in weights.items() if k in used and k not in given}
     kept = tuple(k for k in given if k in used)

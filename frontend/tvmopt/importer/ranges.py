@@ -202,7 +202,7 @@ class _Memory:
     """What the tensors of a model take at given sizes.
 
     Attributes:
-        sizes: each open size of a tensor, once.
+        sizes: each open size of a tensor, once; what values decide is apart, and may be 0.
         axes: for each symbol whether it counts samples, and the size to name.
     """
 
@@ -224,7 +224,10 @@ class _Memory:
             ]
             events.append((made, dead))
         self.events = events
-        self.sizes: list[Dim] = list(dict.fromkeys(d for value in self.values for d in value if isinstance(d, Dim)))
+        sizes = list(dict.fromkeys(d for value in self.values for d in value if isinstance(d, Dim)))
+        self.decided = [d for d in sizes if d.symbols() & walk.symbols.decided.keys()]
+        self.sizes: list[Dim] = [d for d in sizes if d not in self.decided]
+        self.limits = walk.symbols.limits
         self.axes = {name: _axis(walk, inputs, name) for name in walk.symbols.names}
 
     def _add(self, walk: Walk, name: str) -> int | None:
@@ -238,6 +241,8 @@ class _Memory:
     def peak(self, sizes: dict[str, int]) -> int:
         """Bytes of the tensors that live at once, at the most."""
         known = {d: d.at(sizes) for d in self.sizes}
+        most = self.limits(sizes)
+        known |= {d: d.at(sizes | most) for d in self.decided}
         nbytes = [
             math.prod(max(0, known.get(d, d) if isinstance(d, Dim) else d) for d in value) for value in self.values
         ]

@@ -27,7 +27,7 @@ from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
-from tvmopt.dims import FOUND, Dim, OpenSize, Size, is_open, symbols_of
+from tvmopt.dims import FOUND, Dim, OpenSize, Size, is_found, is_open, symbols_of
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
@@ -142,10 +142,10 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             raise failure
         module = self.bb.get()
         attrs: dict[str, Any] = {"num_input": len(params), NODES: node_names.original}
-        if self.open.ranges:
-            attrs[UPPER_BOUNDS] = {name: known.max for name, known in self.open.ranges.items()}
-            attrs[NAMED_SIZES] = {name: known.opt for name, known in self.open.ranges.items()}
-            attrs[LEAST_SIZES] = {name: known.min for name, known in self.open.ranges.items()}
+        if known := self.open.ranges | self.open.decided:
+            attrs[UPPER_BOUNDS] = {name: size.max for name, size in known.items()}
+            attrs[NAMED_SIZES] = {name: size.opt for name, size in known.items()}
+            attrs[LEAST_SIZES] = {name: size.min for name, size in known.items()}
         if self.open.caches:
             places = [v.name for v in graph.input if v.name in self._inputs], [v.name for v in graph.output]
             if decoder.LOGITS in places[1]:
@@ -241,7 +241,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         domain = normal_domain(node.domain)
         inputs = self._data(node, inputs)
         if (domain, node.op_type) == ("", "If"):
-            if self.open.ranges:  # TVM's inference of branches with symbolic shapes crashes
+            if self.open.ranges or self.open.decided:  # TVM's inference of branches with symbolic shapes crashes
                 chosen = node.input[0] if node.input[0] in self._inputs else ""
                 values = f"--value {chosen}=1 or =0 takes one branch" if chosen else "--value NAME=NUMBER"
                 what = f"the input '{chosen}' decides" if chosen else "its condition is computed"
@@ -302,6 +302,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         """How to bind the open sizes of a node's inputs."""
         shapes = [self.types[i][1] for i in node.input if i in self.types]
         names = sorted(set().union(*map(symbols_of, shapes))) or ["NAME"]
+        if any(name in self.open.decided for name in names):
+            return CUT_BEFORE_SELECTION
         each = " ".join(f"--shape {name}:NUMBER" for name in names)
         return f"bind the size: {each}" if len(names) == 1 else f"bind the sizes, or some of them: {each}"
 
@@ -474,7 +476,7 @@ def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False)
             for v in model.graph.input
             if v.name not in initial
         ),
-        outputs=_output_specs(model.graph, module, dynamic, importer.open.ranges),
+        outputs=_output_specs(model.graph, module, dynamic, {*importer.open.ranges, *importer.open.decided}),
         model=model,
         nodes=nodes,
         ranges=importer.open.ranges,
@@ -501,19 +503,24 @@ def _output_specs(graph: onnx.GraphProto, module: Any, dynamic: bool, taken: Col
                     where=f"output '{value.name}'" + selected_by(graph, value.name),
                     fix="cut the model before the node with a data-dependent size",
                 )
-            shape = (-1,) * field.ndim if dynamic else tuple(_found(d, found, taken) for d in field.shape.values)
+            shape = (-1,) * field.ndim
+        if not dynamic and isinstance(field.shape, relax.ShapeExpr):
+            shape = tuple(_found(d, found, taken) for d in field.shape.values)
         declared, dtype = dtype_name(value.type.tensor_type.elem_type or 1), str(field.dtype)
         specs.append(TensorSpec(value.name, shape, declared if storage_dtype(declared) != declared else dtype))
     return tuple(specs)
 
 
 def _found(size: Any, found: dict[Any, Size], taken: Collection[str]) -> Size:
-    """A size in TVM's words, what values decide as a symbol of its own."""
+    """A size in TVM's words, what values decide as a symbol of its own: `found7` for ``min(300, found6)``, too."""
     try:
-        return from_tvm(size)
+        known = from_tvm(size)
+        if not isinstance(known, Dim) or known.is_symbol or not any(map(is_found, known.symbols() & set(taken))):
+            return known
+        key: Any = str(known)
     except ValueError:
         key = size if isinstance(size, tvm.tirx.Var) else str(size)
-        if key not in found:
-            free = (name for i in count_from(0) if (name := f"{FOUND}{i}") not in taken)
-            found[key] = Dim.symbol(next(name for name in free if Dim.symbol(name) not in found.values()))
-        return found[key]
+    if key not in found:
+        free = (name for i in count_from(0) if (name := f"{FOUND}{i}") not in taken)
+        found[key] = Dim.symbol(next(name for name in free if Dim.symbol(name) not in found.values()))
+    return found[key]

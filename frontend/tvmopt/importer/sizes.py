@@ -6,7 +6,7 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tvm
@@ -37,7 +37,7 @@ def shape_to_tvm(shape: Iterable[Size]) -> list[Any]:
     return [to_tvm(d) for d in shape]
 
 
-_BINARY = {
+_BINARY: dict[str, Callable[[Size, Size], Size]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,

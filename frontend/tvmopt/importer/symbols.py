@@ -1,5 +1,8 @@
 """The open sizes of one model while it is prepared: their ranges, and what the graph says of them - for the walk.
 
+Sizes that values decide in a run - how many boxes remain - are symbols, too. They are at most that of the tensor that
+was selected from, and no condition may name them: it could not be checked before a call.
+
 A graph says that two sizes are equal where it adds their tensors, and that a size is at most 512 where it slices a
 table of 512 rows. Equal symbols become one; what cannot be solved for a symbol stays as a condition, which is checked
 at each call.
@@ -11,8 +14,23 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count as count_from
 
-from tvmopt.dims import Dim, OpenSize, Range, Size, equal, interval, least, less, lowest, most, replaced, symbols_of
+from tvmopt.dims import (
+    FOUND,
+    Dim,
+    OpenSize,
+    Range,
+    Size,
+    equal,
+    interval,
+    least,
+    less,
+    lowest,
+    most,
+    replaced,
+    symbols_of,
+)
 from tvmopt.runtime.roles import Roles
 
 UNKNOWN = 10**9
@@ -49,6 +67,8 @@ class Symbols:
         conditions: what else holds for every call that the model takes, and the node that says so.
         replaced: symbols that turned out to be another size.
         aliases: sizes that must equal another one that no symbol can be solved for.
+        decided: what each size that values decide is at most.
+        selections: the size that an operator decided of these inputs.
         decoder: what the inputs and outputs are, if it is one: the length of its caches may be 0.
     """
 
@@ -58,12 +78,37 @@ class Symbols:
     conditions: dict[Condition, str] = field(default_factory=dict)
     replaced: dict[str, tuple[Size, str]] = field(default_factory=dict)
     aliases: dict[Size, Size] = field(default_factory=dict)
+    decided: dict[str, Size] = field(default_factory=dict)
+    selections: dict[tuple[str, ...], Dim] = field(default_factory=dict)
     decoder: Roles = field(default_factory=Roles)
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.decided)
 
     def known(self) -> dict[str, Range]:
         """Ranges as far as they are known."""
         implied = {name: Range(lowest(name), most, most) for name, (most, _) in self.most.items()}
-        return {name: self.ranges.get(name) or implied.get(name) or Range(lowest(name), UNKNOWN) for name in self.names}
+        known = {n: self.ranges.get(n) or implied.get(n) or Range(lowest(n), UNKNOWN) for n in self.names}
+        for name, limit in self.decided.items():  # in the order of the walk: a limit names earlier ones
+            known[name] = Range(0, min(interval(limit, known)[1], UNKNOWN))
+        return known
+
+    def find(self, most: Size) -> Dim:
+        """A new size that values decide, `most` at the most."""
+        taken = {*self.names, *self.decided, *self.replaced}
+        name = next(name for i in count_from(0) if (name := f"{FOUND}{i}") not in taken)
+        self.decided[name] = most
+        return Dim.symbol(name)
+
+    def limits(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """What the sizes that values decide are at most, at these sizes of the inputs."""
+        found = dict(sizes)
+        for name, limit in self.decided.items():
+            found[name] = max(0, int(replaced(limit, found)))
+        return {name: found[name] for name in self.decided}
+
+    def _is_decided(self, *sizes: Size) -> bool:
+        return bool(symbols_of(sizes) & self.decided.keys())
 
     def less(self, a: Size, b: Size) -> bool:
         """Whether ``a < b``; OpenSize where that differs from call to call."""
@@ -75,17 +120,11 @@ class Symbols:
 
     def least(self, a: Size, b: Size) -> Size:
         """The smaller of two sizes."""
-        try:
-            return a if self.less(a, b) else b
-        except OpenSize:
-            return least(a, b)
+        return least(a, b, self.known())
 
     def most_of(self, a: Size, b: Size) -> Size:
         """The larger of two sizes."""
-        try:
-            return b if self.less(a, b) else a
-        except OpenSize:
-            return most(a, b)
+        return most(a, b, self.known())
 
     def canonical(self, size: Size) -> Size:
         """The size that stands for this one and all that must equal it."""
@@ -96,6 +135,8 @@ class Symbols:
         condition = Condition(size, "<=", limit)
         if condition.always(self.known()):
             return
+        if self._is_decided(size, limit):
+            raise OpenSize(f"whether {condition} is decided in a run")
         if isinstance(size, Dim) and size.is_symbol and isinstance(limit, int):
             name = str(size)
             if name not in self.most or limit < self.most[name][0]:
@@ -117,6 +158,8 @@ class Symbols:
         if a == b or not (isinstance(a, Dim) or isinstance(b, Dim)):
             return a
         found = self._solved(*_reduced(a, b)) or _same_rows(a, b, self.names)
+        if self._is_decided(a, b) and (found is None or not self._may_be(*found)):
+            raise OpenSize(f"whether {a} is {b} is decided in a run")
         if found is None:
             kept, other = (b, a) if not isinstance(b, Dim) or len(str(b)) < len(str(a)) else (a, b)
             left, right = _reduced(other, kept)
@@ -126,6 +169,10 @@ class Symbols:
         name, value = found
         self.replaced[name] = (value, where)
         self.names = tuple(n for n in self.names if n != name)
+        if name in self.decided:
+            limit = self.decided.pop(name)
+            other = str(value)
+            self.decided[other] = self.least(self.decided[other], limit)
         if name in self.ranges and isinstance(value, Dim) and value.is_symbol:
             self.ranges.setdefault(str(value), self.ranges[name])
         self._replace(name, value, rewrite)
@@ -137,6 +184,7 @@ class Symbols:
         mapping = {name: value}
         rewrite(mapping)
         self.replaced = {k: (replaced(v, mapping), w) for k, (v, w) in self.replaced.items()}
+        self.decided = {k: replaced(limit, mapping) for k, limit in self.decided.items()}
         if name in self.most:
             self.at_most(value, *self.most.pop(name))
         before, self.conditions, self.aliases = self.conditions, {}, {}
@@ -147,10 +195,15 @@ class Symbols:
             else:
                 self.at_most(a, b, where)
 
+    def _may_be(self, name: str, value: Size) -> bool:
+        """Whether a symbol may be said to be `value`, as far as values decide either: two sizes that they decide may be
+        one, which the run checks."""
+        return name in self.decided and isinstance(value, Dim) and value.is_symbol and str(value) in self.decided
+
     def _solved(self, a: Size, b: Size) -> tuple[str, Size] | None:
         """A symbol that stands alone on one side, and the polynomial that it is: of two symbols the later input's."""
         sides = [(str(x), y) for x, y in ((a, b), (b, a)) if isinstance(x, Dim) and x.is_symbol]
-        order = {name: i for i, name in enumerate(self.names)}
+        order = {name: i for i, name in enumerate((*self.names, *self.decided))}
         fit = [(x, y) for x, y in sides if x in order and _is_sum(y) and x not in symbols_of([y])]
         return max(fit, key=lambda side: order[side[0]], default=None)
 

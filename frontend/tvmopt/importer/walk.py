@@ -51,6 +51,7 @@ class Walk(ABC):
         below: integer tensors all of whose elements are less than a size.
         open_values: small integer tensors whose elements are sizes, some of them open, by name.
         problems: nodes that contradict themselves.
+        depth: how many branches and bodies the node of now lies in that stay what they are.
     """
 
     model: onnx.ModelProto
@@ -63,6 +64,7 @@ class Walk(ABC):
     symbols: Symbols = field(default_factory=Symbols)
     open_values: dict[str, Array] = field(default_factory=dict)
     below: dict[str, Size] = field(default_factory=dict)
+    depth: int = 0
 
     def __post_init__(self) -> None:
         graph = self.model.graph

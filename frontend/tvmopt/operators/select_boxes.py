@@ -9,9 +9,9 @@
 
 A box stays for a class if its score is larger than `score`, and its intersection with each better one that stayed for
 that class is at most `iou` of their union: ONNX's NonMaxSuppression, and then the best of all classes. With
-`any_class` a box counts for its best class only, and better boxes of other classes overlap it, too. A box without area,
-or with NaN, overlaps none. Scores above the limit are gathered once; then the best one left is taken, and what it
-overlaps leaves, until `most` are taken: scores above the limit times boxes taken, and no sorting.
+`any_class` a box counts for its best class only, and better boxes of other classes overlap it, too. Scores above the
+limit are gathered once; then the best one left is taken, and what it overlaps leaves, until `most` are taken: scores
+above the limit times boxes taken, and no sorting.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmopt.operators.overlap import VALUES, corners, overlaps
 from tvmopt.operators.register import Loops
 
 OP = "tvmopt.select_boxes"
@@ -35,24 +36,16 @@ def select_boxes(boxes: Any, scores: Any, most: int, iou: float, score: float, a
 def _selection(boxes: Any, scores: Any, y: Any, most: int, iou: float, score: float, any_class: bool) -> Any:
     """The loops of :data:`OP`: `left` has the numbers of the scores that are left, `worth` these scores."""
     n, classes, count = scores.shape
-    zero, share = T.float32(0), T.float32(iou)
     with IRBuilder() as ib:
         boxes, scores, y = (T.buffer_proxy(b) for b in (boxes, scores, y))
 
         def memory(dtype: str, size: Any = 1, scope: str = "local") -> Any:
             return T.buffer_proxy(T.alloc_buffer((size,), dtype, scope=scope))
 
-        def corners(b: Any, box: Any) -> tuple[Any, ...]:
-            """The least and the largest place along each axis, and the area."""
-            ends = [boxes[b, box, i] for i in range(4)]
-            low = [tirx.min(ends[i], ends[i + 2]) for i in range(2)]
-            high = [tirx.max(ends[i], ends[i + 2]) for i in range(2)]
-            return *low, *high, tirx.abs(ends[2] - ends[0]) * tirx.abs(ends[3] - ends[1])
-
         with T.parallel(0, n) as b:
             left, worth = memory("int32", classes * count, "global"), memory("float32", classes * count, "global")
             many, kept, best, taken, gone = (memory("int32") for _ in range(5))
-            found = memory("float32", 5)
+            found = memory("float32", VALUES)
             many[0], best[0] = T.int32(0), T.int32(0)
             with T.serial(0, count) as i, T.serial(0, classes) as c:
                 mine = scores[b, c, i]
@@ -73,18 +66,14 @@ def _selection(boxes: Any, scores: Any, y: Any, most: int, iou: float, score: fl
                 with T.If(many[0] > 0), T.Then():
                     taken[0] = left[best[0]]
                     y[b, k] = tirx.Cast("int64", taken[0])
-                    for place, value in enumerate(corners(b, taken[0] // classes)):
+                    for place, value in enumerate(corners(boxes, b, taken[0] // classes)):
                         found[place] = value
                     owner = taken[0] % classes
                     kept[0], best[0] = T.int32(0), T.int32(0)
                     with T.serial(0, many[0]) as j:
-                        low_x, low_y, high_x, high_y, area = corners(b, left[j] // classes)
-                        wide = tirx.min(high_x, found[2]) - tirx.max(low_x, found[0])
-                        high = tirx.min(high_y, found[3]) - tirx.max(low_y, found[1])
-                        both = wide * high
                         same = tirx.const(True) if any_class else left[j] % classes == owner
-                        some = tirx.all(wide > zero, high > zero, area > zero, found[4] > zero)
-                        over = tirx.all(some, same, both / (found[4] + area - both) > share)
+                        box = corners(boxes, b, left[j] // classes)
+                        over = tirx.all(same, overlaps(box, [found[i] for i in range(VALUES)], iou))
                         gone[0] = tirx.Select(
                             over, T.int32(1), T.int32(0)
                         )  # Not(a > b) would become a <= b, also of NaN

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from tvm import relax
+from tvm_ffi import StructuralKey
 
 from tvmopt.passes.graph import Constant, Expr, Graph, Rewrite, Var, dtype, op_name, rewrite_pass, shape
 
@@ -23,8 +24,8 @@ class CancelDuplicates(Rewrite):
 
     TVM's EliminateCommonSubexpr does this too, and hashes every weight on the way: 1 s for BERT-base.
 
-    Applies when   the operators are pure and the operands the same variables, or constants that are the same
-                   object or up to 64 equal numbers.
+    Applies when   the operators are pure, the results have one type (0 .. n - 1 has no operand but its size), and the
+                   operands are the same variables, or constants that are the same object or up to 64 equal numbers.
     Declines when  1. it is a call of a function other than a PrimFunc by R.call_tir, or of an operator with effects
                       (nothing is recorded).
     Gain           the whole expression.
@@ -45,7 +46,8 @@ class CancelDuplicates(Rewrite):
         if isinstance(value, relax.TupleGetItem):
             key: Hashable = ("item", value.tuple_value, int(value.index))
         elif op_name(value) == "call_tir" or (op_name(value) and not op_name(value).startswith(EFFECTS)):
-            key = (op_name(value), str(value.attrs), *(self._key(graph, a) for a in value.args))
+            operands = (self._key(graph, a) for a in value.args)
+            key = (op_name(value), str(value.attrs), StructuralKey(value.ty), *operands)  # the type names open sizes
         else:
             return None
         if key not in self.seen:

@@ -198,6 +198,17 @@ class Build:
         inside = is_open((begin, end, *shape_of(a)))
         return self.emit(relax.op.strided_slice(a, axes=[axis], assume_inbound=inside, **bounds))
 
+    def cut(self, a: Any, axis: int, begin: int, count: Any, size: Any) -> Any:
+        """As many elements of `a` along an axis as a run says, from `begin` on.
+
+        Args:
+            count: their number, [1] int64. size: TVM's variable that stands for it in shapes.
+        """
+        length = self.emit(relax.op.tensor_to_shape(count))
+        self.bb.match_cast(length, relax.ShapeType([size]))
+        bounds = {"begin": [begin], "end": [size + begin], "strides": [1]}
+        return self.emit(relax.op.strided_slice(a, axes=[axis], assume_inbound=True, **bounds))
+
     def pad(self, a: Any, before: Sequence[int], after: Sequence[int], value: float = 0.0) -> Any:
         """Constant padding, by dimension."""
         if not any(before) and not any(after):

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
-from tvmopt.dims import Size
+from tvmopt.dims import Size, is_open
 from tvmopt.errors import ModelError, UnsupportedOp
 from tvmopt.importer.protos import node_name
-from tvmopt.importer.sizes import shape_of
+from tvmopt.importer.sizes import shape_of, to_tvm
 
 
 class Inputs(list[Any]):
@@ -64,6 +64,12 @@ class Context:
     def wants(self, index: int) -> bool:
         """Whether output `index` is listed and named."""
         return index < len(self.outputs) and bool(self.outputs[index])
+
+    def decided(self, axis: int) -> Any:
+        """The size along an axis of the first output, which values decide in a run, as TVM has it: the one that the
+        preparation has named, or else a new one."""
+        known = self.output_types[0]
+        return tirx.Var("selected", "int64") if known is None or not is_open(known[1]) else to_tvm(known[1][axis])
 
     def array(self, expr: Any, what: str = "") -> npt.NDArray[Any] | None:
         """The value of a constant input, or of one whose elements are sizes; ``None`` when left out.

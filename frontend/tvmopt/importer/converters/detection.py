@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tvmopt.dims import OpenSize, is_open
+from tvmopt.dims import is_open
 from tvmopt.importer.boxes import ANY, SELECT
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 from tvmopt.importer.own import DOMAIN
 from tvmopt.operators.select_boxes import select_boxes
+from tvmopt.operators.suppress_boxes import MOST, suppress_boxes
 
 SAMPLES = 1 << 12
 """The most samples of a bin along an axis, where their number follows from the region's size."""
@@ -34,31 +35,15 @@ def non_max_suppression(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str,
     threshold = _scalar(ctx, inputs[4], "score_threshold", -3.0e38)
     if limit <= 0:
         return const(np.zeros((0, 3)), "int64")
-    limit = min(limit, shape_of(boxes)[1])
-    scores = b.where(b.emit(relax.op.isnan(scores)), -np.inf, scores)  # NaN is above no threshold, and breaks an order
     if attrs.get("center_point_box", 0):
         centre, size = b.slice(boxes, 2, 0, 2), b.slice(boxes, 2, 2, 4)
         half = b.mul(size, 0.5)
-        low, high = b.sub(centre, half), b.add(centre, half)
-    else:  # two opposite corners, in any order
-        first, second = b.slice(boxes, 2, 0, 2), b.slice(boxes, 2, 2, 4)
-        low, high = b.minimum(first, second), b.maximum(first, second)
+        boxes = b.concat([b.sub(centre, half), b.add(centre, half)], 2)
     found = b.emit(
-        relax.op.vision.all_class_non_max_suppression(
-            b.concat([low, high], 2),
-            scores,
-            const(limit, "int64"),
-            const(np.nextafter(np.float32(iou), np.float32(2)), "float32"),  # TVM drops at the threshold too
-            const(threshold, "float32"),
-            output_format="onnx",
-        )
+        suppress_boxes(b.cast(boxes, "float32"), b.cast(scores, "float32"), min(limit, MOST), iou, threshold)
     )
-    indices, count = b.emit(relax.TupleGetItem(found, 0)), b.emit(relax.TupleGetItem(found, 1))
-    if len(indices.ty.shape) == 2 and not isinstance(indices.ty.shape[0], tirx.IntImm):
-        return indices
-    end = b.concat([b.reshape(b.cast(count, "int64"), (1,)), const([3], "int64")], 0)
-    cut = relax.op.dynamic_strided_slice(indices, const([0, 0], "int64"), end, const([1, 1], "int64"))
-    return bb.match_cast(b.emit(cut), relax.TensorType((tirx.Var("selected", "int64"), 3), "int64"))
+    count = b.reshape(b.slice(b.slice(found, 0, 0, 1), 1, 0, 1), (1,))
+    return b.cut(found, 0, 1, count, ctx.decided(0))
 
 
 def best_boxes(
@@ -132,7 +117,7 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
                 return te.max(value, axis=[iy, ix])
             return te.sum(value / number(down * across), axis=[iy, ix])
 
-        return te.compute((shape_of(rois)[0], channels, rows, columns), one, name="roi_align")
+        return te.compute((regions.shape[0], channels, rows, columns), one, name="roi_align")
 
     sampled.__name__ = f"roi_align_{'max' if most else 'avg'}"
     return b.te(sampled, x, rois, batch)
@@ -141,37 +126,56 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
 EVERY = -1
 """For TVM's topk: as many as there are."""
 
+SORTED_AS = {"float16": "int16", "float32": "int32", "float64": "int64", "uint64": "int64"}
+"""Types that are sorted by integers whose order is theirs: TVM sorts no uint64, and floats without regard to NaN."""
+
+
+def _ordered(data: Any) -> Any:
+    """Integers in the order of the numbers: NaN above all, -0 as 0.
+
+    float    bits                      integer
+    >= 0     0 ...                     the same
+    < 0      1 ..., the larger         the bits behind the sign turned round
+             the smaller the number
+    """
+    dtype = str(data.dtype)
+    kind = SORTED_AS[dtype]
+    bits = tirx.const(1 << (int(kind[3:]) - 1), "uint64")
+    rest = tirx.const(((1 << (int(kind[3:]) - 1)) - 1), kind)
+
+    def one(*i: Any) -> Any:
+        x = data(*i)
+        if dtype == "uint64":
+            return tirx.reinterpret(kind, x ^ bits)
+        plain = tirx.reinterpret(kind, tirx.Select(x.equal(tirx.const(0, dtype)), tirx.const(0, dtype), x))
+        turned = tirx.Select(plain < tirx.const(0, kind), plain ^ rest, plain)
+        return tirx.Select(tirx.isnan(x), rest, turned)
+
+    return te.compute(data.shape, one, name="ordered")
+
 
 def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """TopK; uint64, which TVM does not sort, as int64 with the sign bit turned round; of an open axis all or few."""
+    """TopK; along an open axis all are sorted, and the first of them taken."""
     x, b = inputs[0], Build(bb, ctx.name)
-    axis, k = attrs.get("axis", -1), ctx.array(inputs[1], "k")
+    axis, k = attrs.get("axis", -1) % len(shape_of(x)), ctx.array(inputs[1], "k")
     assert k is not None
-    count = np.ravel(k)[0]
-    if is_open((count,)):
-        if count != shape_of(x)[axis]:
-            raise OpenSize(f"the number {count} is open, and not the size of the axis")
-        count = EVERY
-    unsigned = dtype_of(x) == "uint64"
-    if not unsigned and count != EVERY:
+    wanted = np.ravel(k)[0]
+    whole = is_open((wanted, shape_of(x)[axis]))
+    if not whole and dtype_of(x) != "uint64":
         return ctx.stock(inputs, attrs)
+    data = b.cast(x, "float32") if dtype_of(x) == "bfloat16" else x
+    key = b.te(_ordered, data) if dtype_of(data) in SORTED_AS else data
+    count = EVERY if whole else int(wanted)
+    places = b.emit(relax.op.topk(key, count, axis, "indices", bool(attrs.get("largest", 1)), "int64"))
+    places = b.slice(places, axis, 0, wanted) if whole else places
 
-    def reordered(target: str) -> Any:
-        def reorder(data: Any) -> Any:
-            half = tirx.const(-(2**63), "int64")
+    def chosen(data: Any, index: Any) -> Any:
+        def one(*i: Any) -> Any:
+            return data(*i[:axis], index(*i), *i[axis + 1 :])
 
-            def one(*i: Any) -> Any:
-                turned = tirx.reinterpret("int64", data(*i)) ^ half
-                return tirx.reinterpret(target, turned)
+        return te.compute(index.shape, one, name="chosen")
 
-            return te.compute(data.shape, one, name="reorder")
-
-        return reorder
-
-    data = b.te(reordered("int64"), x) if unsigned else x
-    found = b.emit(relax.op.topk(data, int(count), axis, "both", bool(attrs.get("largest", 1)), "int64"))
-    values, places = (b.emit(relax.TupleGetItem(found, i)) for i in range(2))
-    return b.te(reordered("uint64"), values) if unsigned else values, places
+    return b.te(chosen, x, places), places
 
 
 def max_roi_pool(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

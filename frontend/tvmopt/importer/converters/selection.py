@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
@@ -27,14 +27,6 @@ def _chosen(b: Build, x: Any) -> tuple[Any, Any]:
     target = b.where(flags, b.sub(ends, 1), b.number(count))  # one place behind all others for what is not chosen
     order = b.emit(relax.op.scatter_elements(b.zeros((count + 1,), "int64"), target, b.arange(count), axis=0))
     return b.slice(order, 0, 0, count), b.slice(ends, 0, count - 1, count)
-
-
-def _cut(b: Build, x: Any, count: Any) -> Any:
-    """The first `count` columns of a matrix."""
-    rows = shape_of(x)[0]
-    end = b.concat([const([rows], "int64"), count], 0)
-    cut = b.emit(relax.op.dynamic_strided_slice(x, const([0, 0], "int64"), end, const([1, 1], "int64")))
-    return b.bb.match_cast(cut, relax.TensorType((rows, tirx.Var("selected", "int64")), dtype_of(x)))
 
 
 def nonzero(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -54,7 +46,7 @@ def nonzero(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
         if axis:
             place = b.emit(relax.op.mod(place, b.number(size)))
         rows.append(b.reshape(place, (1, prod(shape))))
-    return _cut(b, b.concat(rows, 0), count)
+    return b.cut(b.concat(rows, 0), 1, 0, count, ctx.decided(1))
 
 
 def compress(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -69,8 +61,7 @@ def compress(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     if not length:
         return b.slice(x, axis, 0, 0)
     order, count = _chosen(b, condition)
-    chosen = _cut(b, b.reshape(order, (1, length)), count)
-    return relax.op.take(x, b.emit(relax.op.reshape(chosen, (-1,))), axis, "clip")
+    return relax.op.take(x, b.cut(order, 0, 0, count, ctx.decided(axis)), axis, "clip")
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {

@@ -25,6 +25,7 @@ from tvmopt.importer.open_shapes.classic import classic_types
 from tvmopt.importer.open_shapes.contrib import grouped_attention, packed_rows
 from tvmopt.importer.open_shapes.node import Node, Shape, Shapes
 from tvmopt.importer.open_shapes.own import own_types
+from tvmopt.importer.open_shapes.selection import selected_types
 from tvmopt.importer.protos import words
 from tvmopt.importer.walk import Walk
 
@@ -161,7 +162,7 @@ ends."""
 def open_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> list[Shape | None]:
     """The shapes of a node's outputs by its rule; none where there is no rule, no open size, or nothing to add."""
     rule = RULES.get(node.op_type)
-    if node.domain or not walk.symbols.names:
+    if node.domain or not walk.symbols:
         return []
     if node.op_type in SAME_VALUES or node.op_type in ("Range", "Add", "Gather"):
         _followed(Node(walk, node))
@@ -179,4 +180,4 @@ def open_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeProto
         return []
 
 
-__all__ = ["classic_types", "grouped_attention", "open_types", "own_types", "packed_rows"]
+__all__ = ["classic_types", "grouped_attention", "open_types", "own_types", "packed_rows", "selected_types"]
