@@ -29,7 +29,7 @@ def stages(target: str) -> list[str]:
     """The files that a dump of everything has."""
     parts = pipeline.stages(pipeline.Job(Machine.load(target), lift=True))
     names = [stage.short for part in parts for stage in part.stages]
-    return [f"{number:02d}-{name}.py" for number, name in enumerate(names, 1)]
+    return [f"{number:03d}-{name}.py" for number, name in enumerate(names, 1)]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -97,7 +97,7 @@ def test_on_the_command_line(model: Path, tmp_path: Path) -> None:
     words = ["--dump-after", "FuseOps", tmp_path / "a", "--dump-after", "Loops", tmp_path / "b", "--without", "FusePad"]
     command: list[Any] = [sys.executable, "-m", "tvmopt", "compile", model]
     subprocess.run([*command, "--no-verify", "-o", tmp_path / "x.tvmopt", *words], check=True)
-    assert [path.name[3:] for folder in "ab" for path in (tmp_path / folder).iterdir()] == ["FuseOps.py", "Loops.py"]
+    assert [path.name[4:] for folder in "ab" for path in (tmp_path / folder).iterdir()] == ["FuseOps.py", "Loops.py"]
     listed = subprocess.run(
         [sys.executable, "-m", "tvmopt", "compile", "--list-passes"], capture_output=True, text=True
     )

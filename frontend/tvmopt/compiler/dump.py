@@ -91,7 +91,7 @@ class Dumper:
         short = name.rpartition(".")[2]
         folders = [folder for wanted, folder in self.dumps.after if wanted in (name, short)]
         for folder in dict.fromkeys([*folders, *([self.dumps.everything] if self.dumps.everything else [])]):
-            write_text(Path(folder) / f"{number:02d}-{short}.py", module.script())
+            write_text(Path(folder) / f"{number:03d}-{short}.py", module.script())
         if short == "LiftConstants" and self.dumps.code:
             self._keep(module)
         self.last = module
