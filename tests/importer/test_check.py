@@ -103,13 +103,14 @@ def test_a_good_model_passes():
 def test_a_size_that_only_a_run_tells():
     nodes = [
         node("NonMaxSuppression", ["boxes", "scores", "most"], ["picked"]),
-        node("Pad", ["picked", "one_more"], ["a"], name="more"),
+        node("Add", ["picked", "seven"], ["sum"]),  # only a run that picks seven, or one
+        node("Pad", ["sum", "one_more"], ["a"], name="more"),
     ]
     inputs = [value("boxes", (1, 6, 4)), value("scores", (1, 1, 6))]
     outputs = [helper.make_tensor_value_info("a", TensorProto.INT64, None)]
     weights = {"most": np.array([4], "int64"), "one_more": np.array([0, 0, 1, 0], "int64")}
-    text = refused(model(nodes, inputs, outputs, weights))
-    assert "the size of its input 'picked' is decided by values, at run time" in text
+    text = refused(model(nodes, inputs, outputs, weights | {"seven": np.zeros((7, 3), "int64")}))
+    assert "the size of its input 'sum' is decided by values, at run time" in text
     assert "select outside the model" in text and "TypeError" not in text
 
 
