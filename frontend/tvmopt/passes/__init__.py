@@ -39,10 +39,12 @@ from tvmopt.passes.narrow_weights import NarrowWeights
 from tvmopt.passes.place_tokens import PlaceTokens
 from tvmopt.passes.propagate_quantization import PropagateQuantization
 from tvmopt.passes.propagate_reshapes import PropagateReshapes
+from tvmopt.passes.propagate_rows import PropagateRows
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.round_activations import RoundActivations
 from tvmopt.passes.split_matmul import SplitMatmul
 from tvmopt.passes.split_open_sums import SplitOpenSums
+from tvmopt.passes.trim_taps import TrimTaps
 from tvmopt.passes.turn_columns import TurnColumns
 from tvmopt.passes.unpack_weights import UnpackWeights
 from tvmopt.passes.unroll_recurrence import UnrollRecurrence
@@ -88,10 +90,12 @@ __all__ = [
     "PlaceTokens",
     "PropagateQuantization",
     "PropagateReshapes",
+    "PropagateRows",
     "PropagateTransposes",
     "RoundActivations",
     "SplitMatmul",
     "SplitOpenSums",
+    "TrimTaps",
     "TurnColumns",
     "UnpackWeights",
     "UnrollRecurrence",

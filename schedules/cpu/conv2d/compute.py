@@ -36,6 +36,7 @@ from tvmopt.lowering.common import (
 from tvmopt.lowering.pairs import bits, pack_pairs
 from tvmopt.lowering.quads import WORD, pack_quads
 from tvmopt.lowering.window import Border, border_marks, with_pad
+from tvmopt.schedules.cpu._inside import row_marks
 from tvmopt.schedules.cpu._panels import pack_panels, packed_at_run_time, product, unfit
 from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
 from tvmopt.scheduling.family import Declined
@@ -79,6 +80,10 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     together = {"float32": 1, "bfloat16": 2, "uint8": WORD}[kind]
     more = -in_g % together if groups == 1 else 0  # channels of zeros that make whole pairs and words
 
+    marks = {}
+    if kind == "float32" and not border.fill and not is_open((*xs[1:3], *out)):
+        marks = row_marks(kh, strides[0], dilation[0], border.top, xs[1], out[0])
+
     def compute(data: te.Tensor, weight: te.Tensor, out_h: tirx.Expr, out_w: tirx.Expr) -> te.Tensor:
         source, batch = data, data.shape[0]
         if along_row:
@@ -109,7 +114,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
             (batch, out_h, out_w, groups * panels_g, nr),
             lambda n, y, x_, p, j: te.sum(term(n, y, x_, p, j), axis=[ky, kx, c]),
             name="conv2d",
-            attrs={"tvmopt.kernel": "conv2d", "tvmopt.groups": groups},
+            attrs={"tvmopt.kernel": "conv2d", "tvmopt.groups": groups, **marks},
         )
 
         return te.compute(
