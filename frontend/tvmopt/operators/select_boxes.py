@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmopt.operators.overlap import VALUES, corners, overlaps
+from tvmopt.operators.overlap import VALUES, Candidates, corners, memory, overlaps
 from tvmopt.operators.register import Loops
 
 OP = "tvmopt.select_boxes"
@@ -34,56 +34,39 @@ def select_boxes(boxes: Any, scores: Any, most: int, iou: float, score: float, a
 
 
 def _selection(boxes: Any, scores: Any, y: Any, most: int, iou: float, score: float, any_class: bool) -> Any:
-    """The loops of :data:`OP`: `left` has the numbers of the scores that are left, `worth` these scores."""
+    """The loops of :data:`OP`: `left` are the scores of all classes."""
     n, classes, count = scores.shape
     with IRBuilder() as ib:
         boxes, scores, y = (T.buffer_proxy(b) for b in (boxes, scores, y))
 
-        def memory(dtype: str, size: Any = 1, scope: str = "local") -> Any:
-            return T.buffer_proxy(T.alloc_buffer((size,), dtype, scope=scope))
-
         with T.parallel(0, n) as b:
-            left, worth = memory("int32", classes * count, "global"), memory("float32", classes * count, "global")
-            many, kept, best, taken, gone = (memory("int32") for _ in range(5))
-            found = memory("float32", VALUES)
-            many[0], best[0] = T.int32(0), T.int32(0)
+            left, behind = Candidates(classes * count), memory("int32")
+            taken, found = memory("int32"), memory("float32", VALUES)
+            left.clear()
             with T.serial(0, count) as i, T.serial(0, classes) as c:
                 mine = scores[b, c, i]
                 with T.If(mine > T.float32(score)), T.Then():
-                    kept[0] = T.int32(0)
+                    behind[0] = T.int32(0)
                     with T.serial(0, classes if any_class else 0) as o:  # how many classes are no better, and no NaN
                         other = scores[b, o, i]
                         with T.If(tirx.any(other < mine, tirx.all(other == mine, o >= c))), T.Then():
-                            kept[0] = kept[0] + 1
-                    with T.If(kept[0] == (classes if any_class else 0)), T.Then():
-                        left[many[0]] = tirx.Cast("int32", i * classes + c)
-                        worth[many[0]] = mine
-                        with T.If(worth[many[0]] > worth[best[0]]), T.Then():
-                            best[0] = many[0]
-                        many[0] = many[0] + 1
+                            behind[0] = behind[0] + 1
+                    with T.If(behind[0] == (classes if any_class else 0)), T.Then():
+                        left.add(tirx.Cast("int32", i * classes + c), mine)
             with T.serial(0, most) as k:
                 y[b, k] = T.int64(-1)
-                with T.If(many[0] > 0), T.Then():
-                    taken[0] = left[best[0]]
+                with T.If(left.many[0] > 0), T.Then():
+                    taken[0] = left.numbers[left.best[0]]
                     y[b, k] = tirx.Cast("int64", taken[0])
                     for place, value in enumerate(corners(boxes, b, taken[0] // classes)):
                         found[place] = value
-                    owner = taken[0] % classes
-                    kept[0], best[0] = T.int32(0), T.int32(0)
-                    with T.serial(0, many[0]) as j:
-                        same = tirx.const(True) if any_class else left[j] % classes == owner
-                        box = corners(boxes, b, left[j] // classes)
-                        over = tirx.all(same, overlaps(box, [found[i] for i in range(VALUES)], iou))
-                        gone[0] = tirx.Select(
-                            over, T.int32(1), T.int32(0)
-                        )  # Not(a > b) would become a <= b, also of NaN
-                        with T.If(tirx.all(left[j] != taken[0], gone[0] == 0)), T.Then():
-                            left[kept[0]] = left[j]
-                            worth[kept[0]] = worth[j]
-                            with T.If(worth[kept[0]] > worth[best[0]]), T.Then():
-                                best[0] = kept[0]
-                            kept[0] = kept[0] + 1
-                    many[0] = kept[0]
+                    own, owner = [found[i] for i in range(VALUES)], taken[0] % classes
+
+                    def over(number: Any) -> Any:
+                        same = tirx.const(True) if any_class else number % classes == owner
+                        return tirx.all(same, overlaps(corners(boxes, b, number // classes), own, iou))
+
+                    left.drop(taken[0], over)
         return ib.get()
 
 

@@ -20,7 +20,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmopt.operators.overlap import VALUES, corners, overlaps
+from tvmopt.operators.overlap import VALUES, Candidates, corners, memory, overlaps
 from tvmopt.operators.register import Loops
 
 OP = "tvmopt.suppress_boxes"
@@ -45,47 +45,27 @@ def _rows(shapes: Any, most: int) -> Any:
 
 
 def _suppression(boxes: Any, scores: Any, y: Any, most: int, iou: float, score: float) -> Any:
-    """The loops of :data:`OP`: `left` has the numbers of the boxes of a class that are left, `worth` their scores."""
+    """The loops of :data:`OP`: `left` are the boxes of a class."""
     pictures, classes, count = scores.shape
     with IRBuilder() as ib:
         boxes, scores, y = (T.buffer_proxy(b) for b in (boxes, scores, y))
 
-        def memory(dtype: str, size: Any = 1, scope: str = "local") -> Any:
-            return T.buffer_proxy(T.alloc_buffer((size,), dtype, scope=scope))
-
         with T.serial(0, 1):  # TVM takes one statement
-            left, worth = memory("int32", count, "global"), memory("float32", count, "global")
-            many, kept, best, taken, gone = (memory("int32") for _ in range(5))
-            row, found = memory("int64"), memory("float32", VALUES)
+            left, taken, row, found = Candidates(count), memory("int32"), memory("int64"), memory("float32", VALUES)
             row[0] = T.int64(0)
             with T.serial(0, pictures) as b, T.serial(0, classes) as c:
-                many[0], best[0] = T.int32(0), T.int32(0)
+                left.clear()
                 with T.serial(0, count) as i, T.If(scores[b, c, i] > T.float32(score)), T.Then():
-                    left[many[0]] = tirx.Cast("int32", i)
-                    worth[many[0]] = scores[b, c, i]
-                    with T.If(worth[many[0]] > worth[best[0]]), T.Then():
-                        best[0] = many[0]
-                    many[0] = many[0] + 1
-                with T.serial(0, _least(count, most)), T.If(many[0] > 0), T.Then():
-                    taken[0] = left[best[0]]
+                    left.add(tirx.Cast("int32", i), scores[b, c, i])
+                with T.serial(0, _least(count, most)), T.If(left.many[0] > 0), T.Then():
+                    taken[0] = left.numbers[left.best[0]]
                     row[0] = row[0] + T.int64(1)
                     for column, value in enumerate((b, c, taken[0])):
                         y[row[0], column] = tirx.Cast("int64", value)
                     for place, value in enumerate(corners(boxes, b, taken[0])):
                         found[place] = value
-                    kept[0], best[0] = T.int32(0), T.int32(0)
-                    with T.serial(0, many[0]) as j:
-                        over = overlaps(corners(boxes, b, left[j]), [found[i] for i in range(VALUES)], iou)
-                        gone[0] = tirx.Select(
-                            over, T.int32(1), T.int32(0)
-                        )  # Not(a > b) would become a <= b, also of NaN
-                        with T.If(tirx.all(left[j] != taken[0], gone[0] == 0)), T.Then():
-                            left[kept[0]] = left[j]
-                            worth[kept[0]] = worth[j]
-                            with T.If(worth[kept[0]] > worth[best[0]]), T.Then():
-                                best[0] = kept[0]
-                            kept[0] = kept[0] + 1
-                    many[0] = kept[0]
+                    own = [found[i] for i in range(VALUES)]
+                    left.drop(taken[0], lambda number: overlaps(corners(boxes, b, number), own, iou))
             y[0, 0] = row[0]
         return ib.get()
 
