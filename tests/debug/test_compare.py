@@ -23,6 +23,7 @@ from tvmopt.debug.html import html
 from tvmopt.debug.records import CompareResult, result_from
 from tvmopt.errors import ArtifactError, InputError
 from tvmopt.importer.protos import tensor_spec
+from tvmopt.targets.machine import Machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,6 +221,7 @@ def test_layouts_are_recognised(axes: tuple[int, ...]) -> None:
     assert np.array_equal(fitted(expected, found.reshape(-1, 7))[0], expected)
 
 
+@pytest.mark.skipif(not Machine.load("cpu").has("avx512bf16"), reason="no avx512_bf16 here")
 def test_precision_is_blamed_and_the_command_repeats_it(folder: Path) -> None:
     found = compare(folder / "good.onnx", precision=["bf16"], rtol=1e-5, repro=folder / "bf16.onnx")
     assert found.blame is not None and (found.blame.kind, found.blame.name) == ("precision", "bf16")
