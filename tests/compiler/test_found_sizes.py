@@ -162,6 +162,57 @@ def test_a_network_behind_a_selection(tmp_path):
     ]
 
 
+def test_a_selection_of_what_was_selected(tmp_path):
+    tail = [
+        node("ReduceSum", ["rows", "axis1"], ["sums"], keepdims=0),
+        node("Greater", ["sums", "nought"], ["some"]),
+        node("Compress", ["rows", "some"], ["y"], axis=0),
+        node("NonZero", ["sums"], ["z"]),
+    ]
+    outputs = [value("y", (None, 8)), value("z", (1, None), INT64)]
+    agrees(selecting(tail, outputs, {"axis1": np.array([1])}), tmp_path, list(chosen_rows()))
+
+
+@pytest.mark.parametrize("name", ["ReduceSum", "ReduceMax", "ReduceProd", "ReduceL2", "ReduceLogSumExp"])
+def test_what_is_made_of_nothing(name, tmp_path):
+    """A reduction of no rows was what lay in memory: its loop gave the first value in its first step."""
+    axes = {} if name == "ReduceSum" else {"axes": [0]}
+    tail = [node(name, ["rows", "zero1"] if name == "ReduceSum" else ["rows"], ["y"], keepdims=0, **axes)]
+    tail.append(node("MatMul", ["turned", "rows"], ["z"]))
+    tail.insert(0, node("Transpose", ["rows"], ["turned"], perm=[1, 0]))
+    outputs = [value("y", (8,)), value("z", (8, 8))]
+    loaded = agrees(selecting(tail, outputs, {"zero1": np.array([0])}), tmp_path, list(chosen_rows()))
+    nothing = next(chosen_rows())
+    expected = {"ReduceSum": 0, "ReduceL2": 0, "ReduceProd": 1}.get(name, -np.inf)
+    assert (loaded.run(nothing)["y"] == expected).all()
+
+
+@pytest.mark.parametrize("index", [0, -1, 7])
+def test_an_element_of_what_was_selected(index, tmp_path):
+    """onnxruntime ends a call that selects fewer; ours was whatever lay there."""
+    made = selecting([node("Gather", ["rows", "at"], ["y"], axis=0)], [value("y", (8,))], {"at": np.array(index)})
+    cases = [feeds for feeds in chosen_rows() if (feeds["x"][:, 0] > 0).sum() > max(index, 0)]
+    loaded = agrees(made, tmp_path, cases)
+    with pytest.raises(InputError, match="Gather: an index is out of range"):
+        loaded.run(next(chosen_rows()))
+
+
+def test_a_table_that_is_shorter_than_what_may_be_selected(tmp_path):
+    """Positions 0, 1, ... of rows index a table of 16: verification draws more rows, and goes on."""
+    tail = [
+        node("Shape", ["rows"], ["size"]),
+        node("Gather", ["size", "zero"], ["count"], axis=0),
+        node("Range", ["zero", "count", "one"], ["places_of_rows"]),
+        node("Gather", ["table", "places_of_rows"], ["embedded"], axis=0),
+        node("Add", ["rows", "embedded"], ["y"]),
+    ]
+    weights = {"one": np.array(1), "table": floats(3, 16, 8)}
+    *few, last = chosen_rows()
+    loaded = agrees(selecting(tail, [value("y", (None, 8))], weights), tmp_path, few[:5])
+    with pytest.raises(InputError, match="Gather: an index is out of range"):
+        loaded.run(last)
+
+
 def test_regions_that_a_network_finds(tmp_path):
     """Pictures of the regions that were selected, through a convolution: the second half of a two-stage detector."""
     tail = [

@@ -23,7 +23,7 @@ from tvmopt.debug.html import html
 from tvmopt.debug.records import CompareResult, result_from
 from tvmopt.errors import ArtifactError, InputError
 from tvmopt.importer.protos import tensor_spec
-from tvmopt.targets.machine import Machine
+from tvmopt.targets import Machine
 
 ROOT = Path(__file__).parents[2]
 

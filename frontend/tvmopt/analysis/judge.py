@@ -168,8 +168,9 @@ class Judge:
         self._foreseen: tuple[Mapping[str, Array], Truth] | None = None
 
     def foresee(self, feeds: Mapping[str, Array]) -> None:
-        """Evaluate these inputs now, before :meth:`truth` is asked for them."""
-        with suppress(Unsupported):  # then it says so
+        """Evaluate these inputs now, before :meth:`truth` is asked for them: it is not where the compiled model refuses
+        them, as they lead out of a tensor."""
+        with suppress(Exception):  # then it says so
             self._foreseen = feeds, self.truth(feeds)
 
     def truth(self, feeds: Mapping[str, Array]) -> Truth:

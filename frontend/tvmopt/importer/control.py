@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvmopt.dims import Dim, Range, interval
+from tvmopt.dims import Dim, OpenSize, Range, interval
 from tvmopt.errors import ModelError
 from tvmopt.importer.bodies import branch, inside
 from tvmopt.importer.external import array_of
@@ -258,11 +258,13 @@ def fold_scan(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
         return None
     lengths = [s[a] for s, a in zip(shapes, axes, strict=True) if s]
     trips = lengths[0]
-    for other in lengths[1:]:
-        if isinstance(trips, Dim) or isinstance(other, Dim):
+    try:
+        for other in lengths[1:]:
             trips = walk.unify(trips, other, node_name(node))
-        elif trips != other:
-            return None
+            if trips != other and not isinstance(other, Dim):
+                return None
+    except OpenSize:  # values decide them
+        return None
     if isinstance(trips, Dim) or trips * max(len(body.node), 1) > MOST_NODES:
         return scan_as_loop(walk, node)
     if trips < 1:

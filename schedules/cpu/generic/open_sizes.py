@@ -7,7 +7,7 @@ would have - for reshapes, transposes, masks of [length, length] and what else r
     short        a last axis of up to 8 elements (RGB) is unrolled: LLVM makes vectors along the axis before it
     seams        a condition on a last axis of known length (a concatenation of channels) cuts its loop into pieces
                  without conditions
-    reductions   the contiguous axis of the result innermost, the reduced axes around it
+    reductions   the contiguous axis of the result innermost, the reduced axes around it, the first value before them
     threads      where the work, counted at run time, is worth them: both forms of the loops are in the kernel
 
 What is contiguous is read off the function at some sizes; schedule primitives keep it right at all.
@@ -64,9 +64,10 @@ def _nests(func: tirx.PrimFunc, machine: Machine, parallel: bool) -> tuple[tirx.
     for block in root_blocks(sch):
         here, loops = kept.get(sch.get(block).name_hint), sch.get_loops(block)
         if here is None or not here.trivial or len(loops) != len(here.extents) or not loops:
+            _start(sch, block, loops)
             continue
         counts.append((here.elements, prod([sch.get(loop).extent.astype("int64") for loop in loops], start=_ONE), here))
-        _nest(sch, here, loops, parallel)
+        _nest(sch, block, here, loops, parallel)
     if not counts:
         return sch.mod["main"], tirx.const(0, "int64"), 1.0
     elements, count, largest = max(counts, key=lambda c: c[0])
@@ -83,10 +84,11 @@ def _tried_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return at_sizes(axes, {v: SIZES[k % len(SIZES)] for k, v in enumerate([*sizes, *handed])})
 
 
-def _nest(sch: Any, here: BlockFacts, loops: list[Any], parallel: bool) -> None:
+def _nest(sch: Any, block: Any, here: BlockFacts, loops: list[Any], parallel: bool) -> None:
     spatial = [k for k, kind in enumerate(here.kinds) if kind == "S"]
     reduced = [k for k, kind in enumerate(here.kinds) if kind == "R"]
     if len(spatial) + len(reduced) != len(loops):
+        _start(sch, block, loops)
         return
     if not reduced:
         outer = _rows(sch, here, loops)
@@ -98,6 +100,18 @@ def _nest(sch: Any, here: BlockFacts, loops: list[Any], parallel: bool) -> None:
         outer = [loops[k] for k in spatial]
     if parallel and outer:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+    _start(sch, block, [loops[k] for k in reduced])
+
+
+def _start(sch: Any, block: Any, reduced: list[Any]) -> None:
+    """Give a reduction over an open axis its first value in front of its loops: TVM's is given in their first step, and
+    there is none where values have selected nothing.
+
+    Args:
+        reduced: the loops of the reduction, or all; the outermost one first.
+    """
+    if sch.get(block).init is not None and not all(_extent(sch, loop) for loop in reduced):
+        sch.decompose_reduction(block, reduced[0])
 
 
 def _rows(sch: Any, here: BlockFacts, loops: list[Any]) -> list[Any]:

@@ -3,8 +3,10 @@
 TVM has a function of its compiler for them, which an artifact lacks. Here the place of an element that is chosen is
 the number of those up to it, and the result is cut where the last one stands:
 
-    x      0  7  0  5  3        chosen     0  1  0  1  1
-    ends   0  1  1  2  3        places     1  3  4  (ends - 1 says where each stands)
+    x           0  7  0  5  3        chosen     0  1  0  1  1
+    ends     0  0  1  1  2  3        places     1  3  4  (ends - 1 says where each stands)
+
+The 0 in front is how many there are of nothing, where `x` was selected itself.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ def _chosen(b: Build, x: Any) -> tuple[Any, Any]:
     """Of a vector: the indices of its elements other than 0, followed by anything, and how many there are, [1]."""
     (count,) = shape_of(x)
     flags = x if dtype_of(x) == "bool" else b.emit(relax.op.not_equal(x, const(0, dtype_of(x))))
-    ends = b.emit(relax.op.cumsum(b.cast(flags, "int64"), axis=0))
+    all_ends = b.emit(relax.op.cumsum(b.concat([const([0], "int64"), b.cast(flags, "int64")], 0), axis=0))
+    ends = b.slice(all_ends, 0, 1, count + 1)
     target = b.where(flags, b.sub(ends, 1), b.number(count))  # one place behind all others for what is not chosen
     order = b.emit(relax.op.scatter_elements(b.zeros((count + 1,), "int64"), target, b.arange(count), axis=0))
-    return b.slice(order, 0, 0, count), b.slice(ends, 0, count - 1, count)
+    return b.slice(order, 0, 0, count), b.slice(all_ends, 0, count, count + 1)
 
 
 def nonzero(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
