@@ -13,7 +13,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvmopt.dims import OpenSize, Size, is_open
+from tvmopt.dims import OpenSize, Size, interval, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, Context, Converter, Inputs, Result
 from tvmopt.importer.sizes import from_tvm, shape_to_tvm
@@ -26,8 +26,7 @@ def index(b: Build, ctx: Context, number: int, extents: Sequence[Size], value: A
     """Input `number` of the node (or `value`, made of it) as indices from 0 to the extent - 1.
 
     Args:
-        extents: of the axis; several: of the axes that each component of the last axis of the indices stands for. In an
-            open one an index that is out of range becomes the nearest one there is.
+        extents: of the axis; several: of the axes that each component of the last axis of the indices stands for.
         wrap: negative values count from the end; else they are not allowed.
 
     Raises:
@@ -35,7 +34,7 @@ def index(b: Build, ctx: Context, number: int, extents: Sequence[Size], value: A
     """
     if is_open(extents):
         value = ctx.node_inputs[number] if value is None else value
-        return _inside(b, value, shape_to_tvm(extents), wrap)
+        return _inside(b, ctx, number, value, shape_to_tvm(extents), wrap)
     low = tuple(-e if wrap else 0 for e in extents)
     return _checked(b, ctx, number, value, "an index", low, tuple(e - 1 for e in extents), wrap)
 
@@ -92,22 +91,49 @@ def _extents(ctx: Context, x: Any, axes: Sequence[int]) -> list[Size]:
         raise ctx.unsupported(told, CUT_BEFORE_SELECTION) from None
 
 
-def _inside(b: Build, at: Any, extents: Sequence[Any], wrap: bool) -> Any:
-    """Indices of axes whose sizes are open: the nearest one there is, negative ones counted from the end with
-    `wrap`."""
+def _inside(b: Build, ctx: Context, number: int, at: Any, extents: Sequence[Any], wrap: bool) -> Any:
+    """Input `number` of the node, `at`, as indices of axes whose sizes are open, of which there may be none; negative
+    ones count from the end with `wrap`.
+
+    A check knows numbers alone: it looks at whether an index is outside, 0 or 1, which then is added to the nearest
+    index there is. The first and the last element of what is never empty need none.
+    """
+    known = ctx.array(at)
+    least = min((_least(size) for size in extents), default=0)
+    there = known is not None and bool(((known < least) & (known >= (-least if wrap else 0))).all())
     at = b.cast(at, "int64")
     end = b.reshape(b.sizes(extents), (len(extents),) if len(extents) > 1 else ())
     if wrap:
         at = b.where(b.less(at, 0), b.add(at, end), at)
-    return b.minimum(b.maximum(at, 0), b.sub(end, 1))
+    if there:
+        return at
+    inside = b.emit(relax.op.logical_and(b.greater(at, -1), b.less(at, end)))
+    outside = b.cast(b.emit(relax.op.logical_not(inside)), "int64")
+    check = Check(
+        f"{ctx.op_type}: an index is out of range.",
+        f"node '{ctx.name}', input '{ctx.node.input[number]}'",
+        "pass indices of elements that there are" + (", or negative ones that count from the end" if wrap else ""),
+        (0,),
+        (0,),
+    )
+    return b.add(b.minimum(b.maximum(at, 0), b.sub(end, 1)), b.emit(checked(outside, check)))
+
+
+def _least(extent: Any) -> int:
+    """The least that a size may be, as far as its name tells."""
+    try:
+        return max(0, int(interval(from_tvm(extent), {})[0]))
+    except ValueError:
+        return 0
 
 
 def gather(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Gather: slices of x along an axis; of an axis whose size only a run tells, the nearest one there is."""
+    """Gather: slices of x along an axis."""
     x, at = inputs[0], inputs[1]
     axis = attrs.get("axis", 0) % len(x.ty.shape)
     if not isinstance(x.ty.shape[axis], tirx.IntImm):
-        return relax.op.take(x, _inside(Build(bb, ctx.name), at, [x.ty.shape[axis]], wrap=True), axis, "clip")
+        at = _inside(Build(bb, ctx.name), ctx, 1, at, [x.ty.shape[axis]], wrap=True)
+        return relax.op.take(x, at, axis, "clip")
     at = index(Build(bb, ctx.name), ctx, 1, _extents(ctx, x, [axis]))
     if all(isinstance(value, tvm.ir.GenericConst) for value in (x, at)):
         return const(np.take(x.value.numpy(), at.value.numpy(), axis), dtype_of(x))
