@@ -162,7 +162,7 @@ class Examiner:
         try:
             return self._against_oracle(run, always)
         except Unsupported:
-            if run.peer is None:
+            if not run.peer:
                 raise
             compared = self.judge.without_oracle(run.outputs, run.peer)
             return Examined(compared, reference="onnxruntime", notes=("the oracle cannot evaluate the model",))

@@ -21,7 +21,7 @@ from tvmopt.analysis.metrics import metrics
 from tvmopt.analysis.oracle.values import Unsupported
 from tvmopt.analysis.rounds import may_round
 from tvmopt.analysis.samples import described, trial_inputs, trials
-from tvmopt.analysis.verify import Trial, broken, distinct, peers_of
+from tvmopt.analysis.verify import REFERENCE, Trial, broken, distinct, peers_of
 from tvmopt.dims import near
 from tvmopt.errors import InputError
 from tvmopt.runtime.artifact import read
@@ -64,12 +64,15 @@ class Checked:
 
     Args:
         operators: what the importer converts; to ask it would load TVM's compiler, which takes seconds.
+        apart: see :class:`Verification`.
     """
 
-    def __init__(self, model: str, operators: list[list[str]], progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, model: str, operators: list[list[str]], progress: Callable[[str], None], apart: bool = False
+    ) -> None:
         from tvmopt.importer import load
 
-        self.model, self.progress = model, progress
+        self.model, self.progress, self.apart = model, progress, apart
         self.known = {(domain, name) for domain, name in operators}
         self.original = load(model, mapped=True)
 
@@ -101,12 +104,12 @@ class Checked:
         bounds = integer_bounds(prepared)
         flops = float(metrics(prepared).flops)
         feeds = {seed: trial_inputs(infos, seed, bounds) for seed in ((0,) if few or flops > most else trials(infos))}
-        self.progress("running the reference")
-        name, peers = peers_of(self.model, feeds, values)
+        self.progress(REFERENCE)
+        name, peers = peers_of(self.model, feeds, values, self.apart)
         return Sampled(infos, prepared, flops, feeds, name, peers)
 
 
-def in_child(model: str, rtol: float | None, progress: Callable[[str], None]) -> dict[str, Any]:
+def in_child(model: str, rtol: float | None, apart: bool, progress: Callable[[str], None]) -> dict[str, Any]:
     """The child's part: both runs on every seed, compared, at each of some open sizes. Returns plain data.
 
     Its parent sends two messages: what is known of the inputs before there is an artifact (see
@@ -114,7 +117,7 @@ def in_child(model: str, rtol: float | None, progress: Callable[[str], None]) ->
     """
     told = children.receive()
     early = bool(told["inputs"])
-    checked = Checked(model, told["operators"], progress)
+    checked = Checked(model, told["operators"], progress, apart)
     ahead, judge = None, None
     if early:
         infos = [TensorInfo(i["name"], tuple(i["shape"]), i["dtype"]) for i in told["inputs"]]

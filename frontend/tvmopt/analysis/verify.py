@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +33,9 @@ from tvmopt.targets.detect import usable_cores
 if TYPE_CHECKING:
     from tvmopt.analysis.examine import Examined
     from tvmopt.analysis.judge import Tolerance
+
+REFERENCE = "running the reference"
+"""The stage in which onnxruntime is at work."""
 
 BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables in which NumPy's libraries of matrix products look for their number of threads."""
@@ -126,12 +131,14 @@ class Verification:
     Args:
         model: the ONNX file (shapes of its inputs may be dynamic: the artifact's are used).
         rtol: instead of the tolerance that follows from rounding.
+        apart: onnxruntime has a process of its own for each set of inputs, as it has ended the child. Otherwise it has
+            none: starting it and handing over outputs would cost every model time and memory.
     """
 
-    def __init__(self, model: str | Path, rtol: float | None = None) -> None:
-        self.model = model
+    def __init__(self, model: str | Path, rtol: float | None = None, *, apart: bool = False) -> None:
+        self.model, self._rtol, self._apart = model, rtol, apart
         threads = {name: os.environ.get(name) or str(reference_threads()) for name in BLAS}
-        arguments = {"model": str(model), "rtol": rtol}
+        arguments = {"model": str(model), "rtol": rtol, "apart": apart}
         self._child = children.Child("tvmopt.analysis.trials:in_child", arguments, environment=threads)
         self._told = False
 
@@ -163,6 +170,9 @@ class Verification:
             try:
                 raw = self._child.result(progress)
             except children.Crash as crash:
+                if crash.stage == REFERENCE and not self._apart and not children.scarce_memory(crash.what):
+                    with Verification(self.model, self._rtol, apart=True) as again:
+                        return again.verdict(artifact, progress)
                 raise AccuracyError(
                     f"verification crashed ({crash.what}) while {crash.stage or 'starting'}.",
                     where=artifact.manifest.model,
@@ -264,9 +274,34 @@ def broken(feeds: Mapping[str, Array]) -> bool:
 
 
 def peers_of(
+    model: str | Path, feeds: Mapping[int, dict[str, Array]], values: Mapping[str, Array], apart: bool = False
+) -> tuple[str, dict[int, dict[str, Array]]]:
+    """onnxruntime's outputs by seed: those left out that it refuses, none for those that end its process (an LSTM or
+    GRU of no sequences).
+
+    Args:
+        values: of the inputs that every seed shares.
+        apart: each seed in a process of its own; where there are no forks, onnxruntime is not asked.
+    """
+    if not apart:
+        return _peers(model, feeds, values)
+    if sys.platform != "linux":
+        return "", {seed: {} for seed in feeds}
+    from tvmopt.importer.isolate import isolated
+
+    name, found = "", dict[int, dict[str, Array]]()
+    for seed, one in feeds.items():
+        try:
+            own, outputs = isolated(partial(_peers, model, {seed: one}, values), "reference run", str(model))
+        except TvmoptError:
+            own, outputs = "", {seed: {}}
+        name, found = name or own, found | outputs
+    return name, found
+
+
+def _peers(
     model: str | Path, feeds: Mapping[int, dict[str, Array]], values: Mapping[str, Array]
 ) -> tuple[str, dict[int, dict[str, Array]]]:
-    """onnxruntime's outputs by seed, those that it refuses left out; `values`: of the inputs that every seed shares."""
     found = {}
     name = ""
     try:
@@ -319,7 +354,8 @@ class Reference:
 
 
 def run_reference(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str, list[dict[str, Array]]]:
-    """Outputs of onnxruntime with all optimisations off, else of onnx's reference evaluator.
+    """Outputs of onnxruntime with all optimisations off or, where it refuses the model or dies of these inputs, of
+    onnx's reference evaluator.
 
     Returns:
         The reference's name and version, and one dictionary of outputs for each of `feeds`.
@@ -327,10 +363,11 @@ def run_reference(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str
     Raises:
         TvmoptError: neither can run the model.
     """
+    from tvmopt.importer.isolate import isolated
+
     problems = []
     try:
-        session = Reference(model)
-        return session.name, [session.run(feed) for feed in feeds]
+        return isolated(partial(_by_onnxruntime, model, feeds), "run by onnxruntime", str(model))
     except TvmoptError as error:
         problems.append(error.what)
     try:
@@ -343,3 +380,8 @@ def run_reference(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str
     except Exception as error:  # pure-Python reference implementations raise anything
         problems.append(f"onnx's reference: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}")
     raise TvmoptError("no reference can run the model: " + "; ".join(problems))
+
+
+def _by_onnxruntime(model: str | Path, feeds: list[dict[str, Array]]) -> tuple[str, list[dict[str, Array]]]:
+    session = Reference(model)
+    return session.name, [session.run(feed) for feed in feeds]
