@@ -147,18 +147,23 @@ class Reference:
     ) -> str:
         """How our outputs differ from a run that stores each tensor in the type that the model gives it and adds up in
         float32: onnxruntime keeps float16 wider from one node to the next, and the oracle all numbers. Where the
-        range of a type alone makes a result no number, a fused multiply-add may make another one of it."""
-        from tvmopt.analysis.deviation import ranged
+        range of a type alone makes a result no number, a fused multiply-add, or another order of a sum, may make
+        another one of it."""
+        from tvmopt.analysis.deviation import decided, ranged
+        from tvmopt.analysis.oracle.overflow import Undecided
         from tvmopt.analysis.oracle.rounding import arithmetic_of
         from tvmopt.analysis.oracle.values import UNLIMITED
 
         try:
             stored = oracle(self.model, feeds, arithmetic_of(self.precision))
             unlimited = oracle(self.model, feeds, UNLIMITED)
+            undecided = oracle(self.model, feeds, kind=Undecided)
         except Unable:
             return "unknown"
         stored = {
-            n: ranged(a, unlimited[n], ours[n]) if n in ours and ours[n].shape == a.shape else a
+            n: ranged(decided(a, undecided[n], ours[n]), unlimited[n], ours[n])
+            if n in ours and ours[n].shape == a.shape
+            else a
             for n, a in stored.items()
         }
         stored = _without_signs(stored) if large else stored
@@ -393,8 +398,8 @@ def _brief(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def oracle(model: onnx.ModelProto, feeds: Feeds, arithmetic: Any = None) -> dict[str, Array]:
-    """Outputs computed in double precision, or in another arithmetic, in the types that the model declares.
+def oracle(model: onnx.ModelProto, feeds: Feeds, arithmetic: Any = None, kind: Any = None) -> dict[str, Array]:
+    """Outputs computed in double precision, or in another arithmetic or run, in the types that the model declares.
 
     Raises:
         Unable: it cannot run this model.
@@ -405,7 +410,7 @@ def oracle(model: onnx.ModelProto, feeds: Feeds, arithmetic: Any = None) -> dict
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            results = Oracle(model, arithmetic or EXACT).run(feeds)
+            results = (kind or Oracle)(model, arithmetic or EXACT).run(feeds)
             outputs = model.graph.output
             if not all(o.type.tensor_type.elem_type for o in outputs):  # a file may leave types to be inferred
                 outputs = onnx.shape_inference.infer_shapes(model).graph.output

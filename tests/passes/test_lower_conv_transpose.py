@@ -87,6 +87,67 @@ def test_open_batch_and_sizes(kernel, stride, pad, extra, groups):
         np.testing.assert_allclose(model(x)[0], reference(x, w, **attrs), rtol=1e-5, atol=1e-5)
 
 
+def quantised(xs, w, **attrs):
+    """The transposed convolution as integers: what is NaN before is a number behind it."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(xs, "float32"))
+    op = {3: relax.op.nn.conv1d_transpose, 4: relax.op.nn.conv2d_transpose, 5: relax.op.nn.conv3d_transpose}[len(xs)]
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = bb.emit(relax.op.clip(bb.emit(op(x, relax.const(w), **attrs)), -100, 100))
+            y = bb.emit(relax.op.where(bb.emit(relax.op.isnan(y)), relax.const(np.float32(0)), y))
+            y = bb.emit_output(relax.op.astype(bb.emit(relax.op.round(y)), "int8"))
+        bb.emit_func_output(y)
+    return bb.get()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    "shape, kernel, stride", [((1, 4, 6, 7), 3, 2), ((2, 4, 5, 5), 5, 3), ((1, 4, 5, 5), 2, 3), ((1, 4, 9), 3, 2),
+                              ((1, 4, 3, 5, 4), 3, 2), ((1, 4, 6, 7), 1, 2)]
+)  # fmt: skip
+def test_an_infinity_reaches_what_its_taps_reach_where_integers_follow(shape, kernel, stride, groups):
+    """A phase of fewer taps read the pixel beside them with a weight of zero: NaN, quantised as if it were a number."""
+    rng = np.random.default_rng(0)
+    w = rng.uniform(1, 9, (4, 6 // groups, *[kernel] * (len(shape) - 2))).astype("float32")
+    x = rng.standard_normal(shape).astype("float32")
+    lowered = LowerConvTranspose(DecisionLog())(quantised(shape, w, strides=stride, groups=groups))
+    assert "_transpose(" not in lowered.script()
+    vm = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+    x[(0, 1, *[2] * (len(shape) - 2))] = np.inf
+    want = reference(x, w, strides=[stride] * (len(shape) - 2), group=groups)
+    want = np.round(np.clip(np.where(np.isnan(want), 0, want), -100, 100)).astype("int8")
+    np.testing.assert_allclose(vm["main"](tvm.runtime.tensor(x)).numpy(), want, atol=1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_likewise_where_sizes_are_open(groups):
+    rng = np.random.default_rng(0)
+    w = rng.uniform(1, 9, (4, 6 // groups, 3, 3)).astype("float32")
+
+    def lower(bb, x):
+        y = bb.emit(relax.op.nn.conv2d_transpose(x, relax.const(w), strides=2, groups=groups))
+        return relax.op.astype(bb.emit(relax.op.greater(y, relax.const(np.float32(5)))), "uint8")
+
+    model = Open(open_module(lower, [("n", 4, "h", "w")]))
+    x = rng.standard_normal((2, 4, 7, 5)).astype("float32")
+    x[1, 2, 3, 3] = np.inf
+    want = reference(x, w, strides=[2, 2], group=groups)
+    assert (model(x)[0] != (want > 5)).sum() == 0
+
+
+def test_many_channels_are_a_convolution_a_phase():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 8, 6, 7)).astype("float32")
+    for out, number in [(15, 1), (16, 4)]:
+        w = rng.standard_normal((8, out, 3, 3)).astype("float32")
+        lowered = LowerConvTranspose(DecisionLog())(build(x.shape, w, strides=2, padding=1, output_padding=1))
+        assert lowered.script().count("R.nn.conv2d(") == number
+        vm = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+        want = reference(x, w, strides=[2, 2], pads=[1] * 4, output_padding=[1, 1])
+        np.testing.assert_allclose(vm["main"](tvm.runtime.tensor(x)).numpy(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_nothing_is_cut_off_where_the_kernel_is_the_stride():
     module = build((1, 4, 5, 5), np.ones((4, 4, 2, 2), "float32"), strides=2)
     assert "strided_slice" not in LowerConvTranspose(DecisionLog())(module).script()

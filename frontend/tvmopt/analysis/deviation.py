@@ -381,6 +381,17 @@ def ranged(exact: Array, unlimited: Array, found: Array) -> Array:
     return chosen.astype(exact.dtype)
 
 
+def decided(exact: Array, undecided: Array, found: Array) -> Array:
+    """The oracle's numbers for a comparison with `found`; where the order of a sum decides, the latter.
+
+    Args:
+        undecided: NaN where it does, or where there is no number (:mod:`tvmopt.analysis.oracle.overflow`).
+    """
+    if exact.dtype.kind != "f" or undecided.shape != exact.shape:
+        return exact
+    return np.where(np.isnan(undecided) & ~np.isnan(exact), found, exact).astype(exact.dtype)
+
+
 def _class(x: Array) -> Array:
     """0 for a number, 1 for NaN, 2 and 3 for the infinities."""
     return np.where(np.isfinite(x), 0, np.where(np.isnan(x), 1, np.where(x > 0, 2, 3))).astype(np.int8)

@@ -19,7 +19,7 @@ import numpy as np
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.deviation import PEAK, limits_of, misplaced
 from tvmopt.analysis.doubles import DOUBLE, SINGLE
-from tvmopt.analysis.judge import Judge, Tolerance
+from tvmopt.analysis.judge import Judge, Tolerance, Truth
 from tvmopt.analysis.kernels import Found, Written, check_kernels
 from tvmopt.analysis.observe import Seen, observe
 from tvmopt.analysis.oracle.values import Unsupported, is_real
@@ -199,7 +199,7 @@ class Examiner:
             return Examined(Comparison(tuple(OutputComparison(n) for n in found)), reference="onnxruntime")
         exact = self.judge.truth(feeds).exact
         results: list[OutputComparison] = []
-        hidden: list[dict[str, Array]] = []
+        hidden: list[Truth] = []
         for name, ours in found.items():
             if not is_real(ours.dtype) or ours.shape != exact[name].shape:
                 continue
@@ -208,17 +208,18 @@ class Examiner:
             lost = ~np.isfinite(exact[name]) & ~np.isfinite(theirs) & np.isfinite(ours)
             if lost.any():
                 hidden = hidden or self._hidden(feeds)
-                lost &= ~self._near(ours, *(one[name] for one in hidden))
+                lost &= ~self._near(ours, *(one.exact[name] for one in hidden))
+                lost &= ~np.isnan(hidden[0].undecided()[name])
             results.append(OutputComparison(name, _lost(lost)))
         return Examined(Comparison(tuple(results)))
 
-    def _hidden(self, feeds: Mapping[str, Array]) -> list[dict[str, Array]]:
-        """The oracle's outputs with a large number, and with its negative, in place of what is no number."""
+    def _hidden(self, feeds: Mapping[str, Array]) -> list[Truth]:
+        """What the oracle says with a large number, and with its negative, in place of what is no number."""
         made = []
         for number in (INSTEAD, -INSTEAD):
             plain = {n: np.where(np.isfinite(a), a, a.dtype.type(number)) if is_real(a.dtype) else a
                      for n, a in feeds.items()}  # fmt: skip
-            made.append(self.judge.truth(plain).exact)
+            made.append(self.judge.truth(plain))
         return made
 
     def _near(self, ours: Array, one: Array, other: Array) -> Array:

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import deviation, has_nan, limits_of, misplaced, ranged, spread
+from tvmopt.analysis.deviation import decided, deviation, has_nan, limits_of, misplaced, ranged, spread
 from tvmopt.analysis.doubles import DOUBLE, SINGLE, Doubles
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
+from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings
 from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, Value, limit
 from tvmopt.analysis.selections import Selection, chosen_by, doubtful, selections
@@ -53,6 +54,7 @@ class Truth:
     _more: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _unlimited: dict[str, Array] = field(default_factory=dict)
     _wider: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
+    _undecided: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         recorder = Recorder(self.model)
@@ -84,6 +86,12 @@ class Truth:
         if not self._unlimited:
             self._unlimited = self._run(Oracle(self.model, UNLIMITED))
         return self._unlimited
+
+    def undecided(self) -> dict[str, Array]:
+        """Outputs with NaN where the order of a sum that leaves its type decides: likewise."""
+        if not self._undecided:
+            self._undecided = self._run(Undecided(self.model))
+        return self._undecided
 
     def wider(self, precision: str) -> list[dict[str, Array]]:
         """Outputs of runs that only round, as if intermediate results had no largest number."""
@@ -119,8 +127,10 @@ class Truth:
         return Truth(self.model, self.feeds, self.names, self.scores, self.selections, known)
 
     def limited(self, name: str) -> bool:
-        """Whether an output is another one than it would be if intermediate results had no largest number."""
-        return not np.array_equal(self.exact[name], self.unlimited()[name], equal_nan=True)
+        """Whether an output is another one than it would be if intermediate results had no largest number, or sums
+        another order."""
+        others = (self.unlimited()[name], self.undecided()[name])
+        return not all(np.array_equal(self.exact[name], other, equal_nan=True) for other in others)
 
 
 def _allowed(precision: str) -> float:
@@ -254,13 +264,13 @@ class Judge:
                     one = self._one(one.name, truth, found, peer, precision, truth.more(precision))
                 if misplaced(one) or (one.problem == "differs" and truth.limited(one.name)):
                     runs = [*truth.more(precision), *truth.wider(precision)]
-                    one = self._one(one.name, truth, found, peer, precision, runs, truth.unlimited())
+                    one = self._one(one.name, truth, found, peer, precision, runs, ranges=True)
             results.append(one)
         return Comparison(tuple(results))
 
     def _one(
         self, name: str, truth: Truth, found: Mapping[str, Array], peer: Mapping[str, Array] | None, precision: str,
-        naturals: Sequence[Mapping[str, Array]], unlimited: Mapping[str, Array] | None = None,
+        naturals: Sequence[Mapping[str, Array]], ranges: bool = False,
     ) -> OutputComparison:  # fmt: skip
         if name not in found:
             return OutputComparison(name, "missing from the result")
@@ -273,8 +283,9 @@ class Judge:
             samples.append(theirs)
         if exact.dtype.kind == "f" and np.isnan(mine).any() and self._nan_inside:
             mine = spread(exact, mine)
-        if unlimited is not None:
-            exact = ranged(exact, limit(unlimited[name], mine.dtype), mine)
+        if ranges:
+            exact = decided(exact, truth.undecided()[name], mine)
+            exact = ranged(exact, limit(truth.unlimited()[name], mine.dtype), mine)
         mine = self._less(name, exact, mine)
         limits = limits_of(precision, truth.doubles.kind(name, mine.dtype))
         return self._overruled(deviation(name, exact, mine, limits, samples, theirs))

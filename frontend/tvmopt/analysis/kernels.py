@@ -22,11 +22,24 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import SLOPE, deviation, has_nan, limits_of, misplaced, nearly, ranged, slope, spread
+from tvmopt.analysis.deviation import (
+    SLOPE,
+    decided,
+    deviation,
+    has_nan,
+    largest,
+    limits_of,
+    misplaced,
+    nearly,
+    ranged,
+    slope,
+    spread,
+)
 from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.observe import Seen, bindings, candidates, fitted
 from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.overflow import LARGEST, Undecided
 from tvmopt.analysis.oracle.rounding import HEAVY, Recorder, Rounded, arithmetic_of, completed, nudges, roundings
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.ties import choices
@@ -525,12 +538,22 @@ class _Measured:
         kinds = {n: self.found[n].dtype if n in self.found else v.kind for n, v in made.items()}
         return {n: limit(v.array, kinds[n]) if is_real(v.kind) else v.array for n, v in made.items()}
 
+    @cached_property
+    def undecided(self) -> dict[str, Array]:
+        """The wanted tensors with NaN where the order of a sum that leaves its type decides; as they are, where no
+        tensor that is known has numbers of that size."""
+        tensors = map(np.asarray, [*self.feeds.values(), *self.exact.values(), *self.found.values()])
+        if not any(largest(a) > LARGEST or np.isinf(a).any() for a in tensors if a.dtype.kind == "f"):
+            return self.exact
+        return {n: v.array for n, v in self._run(Undecided(self.model), self.walk.taken).items()}
+
     def compared(self, name: str) -> OutputComparison:
         """An output."""
         naturals = [n[name] for n in self.naturals if name in n]
         one = self.walk.compared(name, self.exact[name], self.found[name], self.kinds[name], naturals)
         if not one.ok:
-            exact = ranged(self.exact[name], self.unlimited[name], self.found[name])
+            exact = decided(self.exact[name], self.undecided[name], self.found[name])
+            exact = ranged(exact, self.unlimited[name], self.found[name])
             one = self.walk.compared(name, exact, self.found[name], self.kinds[name], naturals)
         if (
             one.problem == "differs" or misplaced(one)
@@ -589,9 +612,12 @@ class _Measured:
         found = kernel.placed(kernel.forms(name, self.exact[name])[form])[0]
         one = self._one(form, kernel, self.exact, self.naturals)
         if not one.ok:
-            ought, free = (kernel.forms(name, a[name])[form] for a in (self.exact, self.unlimited))
+            ought, free, open_ = (
+                kernel.forms(name, a[name])[form] for a in (self.exact, self.unlimited, self.undecided)
+            )
+            ought = ranged(decided(ought, open_, found), free, found)
             naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
-            one = self.walk.compared(form, ranged(ought, free, found), found, self.kinds[name], naturals)
+            one = self.walk.compared(form, ought, found, self.kinds[name], naturals)
         if (nearly(one) or misplaced(one)) and self._more():
             return self.written(form, kernel)
         if name in self.walk.grids:

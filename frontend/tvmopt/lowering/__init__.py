@@ -17,6 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmopt.lowering import clamp, math
 from tvmopt.lowering.common import is_open, sizes
+from tvmopt.lowering.extremes import Extremes
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.byte_cost import Product, byte_cycles, float_cycles
 from tvmopt.scheduling.discover import families
@@ -139,6 +140,8 @@ class _Asked:
     Attributes:
         lowerings: operator -> the families that may lower it, each with its function.
         keeps: operator -> whether a call stays as it is in this round.
+        extremes: tells which convolutions a family that rounds differently must not take.
+        node, result: the name and the variable of the call at hand; the latter None for what a lowering emitted.
     """
 
     def __init__(self, main: Any, machine: Machine, exact: bool, log: DecisionLog, keep: bool = True) -> None:
@@ -154,14 +157,16 @@ class _Asked:
             for op, function in family.LOWERS.items():
                 self.lowerings.setdefault(op, []).append((family, function))
         self.bindings = [(b.var, b.value) for block in main.body.blocks for b in block.bindings]
-        self.node = ""
+        self.extremes = Extremes(main)
+        self.node, self.result = "", None
 
     def lowered(self, op: str, bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr | None:
         """What the first family that takes the call makes of it; None where none does."""
         self._find(call)
         declined = []
         for family, function in self.lowerings[op]:
-            result = function(bb, call, self.machine)
+            why = self.extremes.why_exact(self.result) if family.ROUNDS_DIFFERENTLY and self.result is not None else ""
+            result = Declined(why) if why else function(bb, call, self.machine)
             if isinstance(result, Declined):
                 declined.append(family.NAME)
                 self.log.declined(STAGE, self.node, f"{family.NAME}: {result.reason}")
@@ -188,9 +193,10 @@ class _Asked:
     def _find(self, call: relax.Call) -> None:
         """Note which binding a call is of: it has the name of its node. Calls come in the bindings' order, perhaps
         built again; what a lowering emits is asked about right after it, and is of the same node."""
+        self.result = None
         for place, (var, value) in enumerate(self.bindings):
             if _same(call, value):
-                self.node = str(var.name)
+                self.node, self.result = str(var.name), var
                 del self.bindings[: place + 1]
                 return
 

@@ -8,6 +8,10 @@ An output row Y' = q*s + r of the unpadded result meets only the kernel rows ky 
 
     y'[q*s + r] = sum_j x[q - j] * w[r + s*j]          so, reversed,  v_r[t] = w[r + s*(J-1-t)],  zero beyond k
 
+Where s does not divide k, some phases have fewer taps than J: z is then joined from a convolution a phase, if there are
+so many channels that this is faster (0.55 of the time for 64 channels of 3x3 by 2, 0.8 for 16, 1.5 for 8, one thread),
+or if a zero weight must not make NaN of an infinity, as integers are computed from the result.
+
 Applies when   the weight is a constant, dilation 1; one to three spatial axes, of known or open size.
 Declines when  1. the weight is not a constant   2. a dilation is not 1   3. the rank is unknown, the layout not NCHW
                4. a volume's size is open, and voxels overlap or the result is cut: TVM takes minutes to compile that
@@ -25,11 +29,14 @@ import tvm
 from tvm import relax
 
 from tvmopt.lowering.common import is_open, sizes
+from tvmopt.lowering.extremes import Extremes
 from tvmopt.operators.interleave import interleave
 from tvmopt.report import DecisionLog
 
 STAGE = "tvmopt.LowerConvTranspose"
 _OPS = ("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose")
+WIDE = 16
+"""Channels of the result from which on a convolution a phase is faster than one with zero weights."""
 _LAYOUTS = ("NCW", "IOW", "NCHW", "IOHW", "NCDHW", "IODHW")
 
 
@@ -45,6 +52,7 @@ class LowerConvTranspose:
         rewriter = _Rewriter(module, self.log)
         for gvar, func in module.functions_items():
             if isinstance(func, relax.Function):
+                rewriter.extremes = Extremes(func)
                 rewriter.builder_.update_func(gvar, rewriter.visit_expr(func))
         return rewriter.builder_.get()
 
@@ -53,10 +61,15 @@ class LowerConvTranspose:
 class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def __init__(self, module: tvm.IRModule, log: DecisionLog) -> None:
         super().__init__(module)
-        self.log, self.node = log, ""
+        self.log, self.result = log, None
+        self.extremes: Extremes
+
+    @property
+    def node(self) -> str:
+        return str(self.result.name) if self.result is not None else ""
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self.node = binding.var.name
+        self.result = binding.var
         super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -99,14 +112,11 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
     ) -> relax.Expr:
         emit = self.builder_.emit
         batch, _, *size = sizes(x) or ()
-        kernel, taps, _ = phase_kernel(weight, strides, groups)
-        before = [t - 1 for t in taps]
         # Rows of the result from the last pixel on.
         last = [k + e for k, e in zip(weight.shape[2:], extra, strict=True)]
         after = [-(-k // s) - 1 for s, k in zip(strides, last, strict=True)]  # further steps that cover them
         beyond = [(q + 1) * s - k for s, k, q in zip(strides, last, after, strict=True)]  # rows that nothing reaches
-        conv = relax.op.nn.conv2d if len(size) == 2 else relax.op.nn.conv3d
-        z = emit(conv(x, relax.const(kernel, str(kernel.dtype)), padding=[*before, *after], groups=groups))
+        z = self._phases(x, weight, strides, after, groups)
         out_g, axes = weight.shape[1], range(len(size))
         grid = [n + q for n, q in zip(size, after, strict=True)]
         if is_open(size) and len(size) == 2:
@@ -124,6 +134,37 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
             return z
         end = [w - b - p for w, b, p in zip(whole, beyond, pads[len(size) :], strict=True)]
         return relax.op.strided_slice(z, axes=[2 + a for a in axes], begin=pads[: len(size)], end=end)
+
+    def _phases(
+        self, x: relax.Expr, weight: np.ndarray, strides: list[int], after: list[int], groups: int
+    ) -> relax.Expr:
+        """All phases side by side as channels: (group, phase, channel of the group)."""
+        emit, spatial = self.builder_.emit, weight.shape[2:]
+        conv = relax.op.nn.conv2d if len(spatial) == 2 else relax.op.nn.conv3d
+
+        def convolved(kernel: np.ndarray) -> relax.Expr:
+            before = [t - 1 for t in kernel.shape[2:]]
+            return emit(conv(x, relax.const(kernel, str(kernel.dtype)), padding=[*before, *after], groups=groups))
+
+        taps = list(zip(spatial, strides, strict=True))
+        fast = groups == 1 and weight.shape[1] >= WIDE and len(spatial) == 2 and not is_open(sizes(x) or ())
+        fast &= any(k % s for k, s in taps) and all(k >= s for k, s in taps)
+        exact = any(k % s for k, s in taps) and self.extremes.hides(self.result)
+        if not fast and not exact:
+            return convolved(phase_kernel(weight, strides, groups)[0])
+        parts: list[relax.Expr] = []
+        for phase in np.ndindex(*strides):
+            steps: Any = tuple(slice(r, None, s) for r, s in zip(phase, strides, strict=True))
+            own = weight[(slice(None), slice(None), *steps)]
+            if own.size:
+                parts.append(convolved(phase_kernel(own, [1] * len(strides), groups)[0]))
+            else:  # no tap reaches it
+                parts.append(emit(relax.op.zeros_like(parts[0])))
+        if groups == 1:
+            return emit(relax.op.concat(parts, 1))
+        batch, _, *grid = sizes(parts[0]) or ()
+        rows = [emit(relax.op.reshape(z, (batch, groups, weight.shape[1], *grid))) for z in parts]
+        return emit(relax.op.reshape(emit(relax.op.concat(rows, 2)), (batch, -1, *grid)))
 
 
 def _overlaps(kernel: tuple[int, ...], attrs: Any) -> bool:

@@ -34,6 +34,18 @@ def _real(function: Any, **defaults: float) -> Operator:
     return run
 
 
+def _stepped(function: Any, **defaults: float) -> Operator:
+    """The same for a function that jumps: an attribute is the nearest number of the declared type, as the function body
+    in the standard casts it, and decides on which side an equal element is."""
+
+    def run(call: Call, x: Array) -> Result:
+        kind = call.kinds[0] or x.dtype
+        given = {n: x.dtype.type(np.float32(call.get(n, v)).astype(kind)) for n, v in defaults.items()}
+        return np.asarray(function(x, **given))
+
+    return run
+
+
 def sigmoid(x: Array) -> Array:
     return _special("expit", x)
 
@@ -215,12 +227,12 @@ TABLE: dict[str, Operator] = {
     "Gelu": _gelu,
     "HardSigmoid": _real(_hard_sigmoid, alpha=0.2, beta=0.5),
     "LeakyRelu": _real(lambda x, alpha: np.where(x < 0, alpha * x, x), alpha=0.01),
-    "ThresholdedRelu": _real(lambda x, alpha: np.where(x > alpha, x, 0).astype(x.dtype), alpha=1.0),
+    "ThresholdedRelu": _stepped(lambda x, alpha: np.where(x > alpha, x, 0).astype(x.dtype), alpha=1.0),
     "Elu": _real(_elu, alpha=1.0),
     "Selu": _real(_selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "Celu": _real(_celu, alpha=1.0),
     "Swish": _real(lambda x, alpha: x * sigmoid(alpha * x), alpha=1.0),
-    "Shrink": _real(_shrink, bias=0.0, lambd=0.5),
+    "Shrink": _stepped(_shrink, bias=0.0, lambd=0.5),
     "IsInf": _is_inf,
     "PRelu": _prelu,
     "Clip": _clip,
