@@ -12,7 +12,8 @@ from tvm_ffi import structural_map, structural_walk
 import tvmopt.schedules.cpu.winograd.compute as winograd
 from tests.schedules.harness import close, run
 from tvmopt import pipeline
-from tvmopt.lowering.prefetch import AHEAD, PREFETCH, STEP, lower_prefetch, panel_stride
+from tvmopt.lowering.prefetch import AHEAD, PREFETCH, STEP, lower_prefetch, panel_stride, repeated
+from tvmopt.scheduling.blocks import with_root
 from tvmopt.targets import Machine
 
 
@@ -67,6 +68,29 @@ def test_every_line_of_the_next_panel(rows, k, n):
     assert len(places) == 1 and int(zero) == 0 and _value(panel, {}) == 1
     size, steps = shape[1] * shape[2], len(lines)
     assert set(range(-(-size // 16))) <= lines and max(lines) <= 2 * size // 16 and steps > 1
+
+
+@pytest.mark.parametrize("k, n", [(33, 960), (9, 256)])
+def test_every_line_of_the_next_panel_whatever_the_number_of_tiles(k, n):
+    """The body of two tiles, repeated by a number of them that a run tells; with none nothing divides by it."""
+    func, tile, passes = (
+        scheduled(16, k, n, Machine.load("znver5").with_cores(1)),
+        *(tirx.Var(v, "int64") for v in "tp"),
+    )
+    body, loops = repeated(func.body.block.body, tile, passes), []
+    structural_walk(body, ((tirx.For, lambda loop: loops.append(loop) if STEP in loop.annotations else None),))
+    step = next(loop for loop in loops if not loop.loop_var.same_as(tile))
+    done = lower_prefetch(with_root(func, func.body, body))
+    places: list = []
+    structural_walk(done.body, ((tvm.ir.Call, lambda call: _place(call, places)),))
+    size = next(int(p.ty.shape[1] * p.ty.shape[2]) for p in func.params if len(p.ty.shape) == 3)
+    for number in (2, 3, 5, 8, 16):
+        lines = {
+            _value(column, {tile: t, step.loop_var: s, passes: number}) // 16
+            for t in range(number) for s in range(int(step.extent)) for *_, column in places
+        }  # fmt: skip
+        assert set(range(-(-size // 16))) <= lines and max(lines) <= 2 * size // 16
+    assert _value(places[0][-1], {tile: 0, step.loop_var: 1, passes: 0}) >= 0
 
 
 @pytest.mark.parametrize("rows, k, n, asked", [(1, 1024, 2048, True), (1, 64, 512, False), (2, 1024, 2048, False)])
@@ -146,7 +170,11 @@ def _place(call, found):
 
 def _value(index, at):
     """An index with its loop variables given; the others are 0."""
-    return int(Analyzer().simplify(structural_map(index, (tirx.Var, lambda var: tirx.const(at.get(var, 0), "int32")))))
+    return int(
+        Analyzer().simplify(
+            structural_map(index, (tirx.Var, lambda var: tirx.const(at.get(var, 0), str(var.ty.dtype))))
+        )
+    )
 
 
 @pytest.mark.parametrize("rows, k, n", [(49, 160, 960), (128, 64, 768)])

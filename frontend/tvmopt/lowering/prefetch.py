@@ -15,6 +15,9 @@ comes. Winograd's weights have a panel for each place of a tile, [panel, i, j, c
 j + 1, which behind the last j is, in memory, the first of i + 1. Behind the last panel it fetches a few lines that
 nobody reads; a prefetch never faults.
 
+Where the number of rows is open the loop over tiles has an open extent (:func:`repeated`), and the numbers to fetch a
+step are computed from it at run time.
+
 A panel that is read once, for one row, leaves no time for the next one. There `AHEAD` numbers of the same panel are
 skipped instead: the processor's own prefetchers keep fewer lines on their way than its memory can deliver.
 """
@@ -30,6 +33,7 @@ from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_map, structural_mutate, structural_walk
 
+from tvmopt.errors import ScheduleError
 from tvmopt.scheduling.blocks import asks, with_llvm
 from tvmopt.scheduling.facts import itemsize
 from tvmopt.targets.detect import host_arch
@@ -62,6 +66,27 @@ def panel_stride(size: int, columns: int, tiles: int, steps: int, least: int = 2
     (0, 0)
     """
     return -(-size // (tiles * steps)) if least <= tiles <= columns else 0
+
+
+def repeated(body: Any, tile: Any, passes: Any) -> Any:
+    """A loop over `passes` tiles: two or more, or none.
+
+    Args:
+        body: of two tiles, of which the first is repeated; they begin where `tile`, the number of the first, says.
+    """
+    found = False
+
+    def loop(node: Any, mutator: Any) -> Any:
+        nonlocal found
+        if found or STEP not in node.annotations:
+            return mutator.default_mutate(node)
+        found = True
+        return structural_map(node.body, (tirx.Var, lambda var: node.min if var.same_as(node.loop_var) else var))
+
+    body = structural_mutate(body, ((tirx.For, loop),))
+    if not found:
+        raise ScheduleError("a tile that fetches the next weights has no loop over tiles")
+    return tirx.For(tile, tirx.const(0, str(tile.ty.dtype)), passes, tirx.ForKind.SERIAL, body, None, {STEP: 1})
 
 
 def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -108,6 +133,11 @@ def _fetch(loop: Any, steps: list[Any], stride: int, ahead: int) -> list[Any]:
     step: Any = 0
     for outer in steps:
         step = step * outer.extent + outer.loop_var
+    passes = steps[0].extent
+    each: Any = stride  # of two passes, where their number is open; of none, too, it must divide
+    if not isinstance(passes, tirx.IntImm):
+        passes = tirx.max(passes, tirx.const(2, str(passes.ty.dtype)))
+        each = tirx.floordiv(2 * stride + passes - 1, passes)
     block = realize.block
     values = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
     inner: dict[Any, Any] = {}  # loops of one step around the place of the weights
@@ -120,7 +150,7 @@ def _fetch(loop: Any, steps: list[Any], stride: int, ahead: int) -> list[Any]:
     line = LINE // itemsize(load.source)
     panel = fixed[-1] if ahead else fixed[-1] + 1  # one more than there are carries over into the index before it
     place = [*fixed[:-1], panel, *zeros]
-    return [prefetch(load.source, [*place, step * stride + ahead + at]) for at in range(0, stride, line)]
+    return [prefetch(load.source, [*place, step * each + ahead + at]) for at in range(0, stride, line)]
 
 
 def prefetch(buffer: Any, place: list[Any]) -> Any:

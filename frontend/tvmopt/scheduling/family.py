@@ -70,14 +70,14 @@ class RowTiles:
 
     Attributes:
         height: rows of a tile; the rows that are left get a body each for `height` - 1, ..., 1 rows.
-        first: rows of a body of its own, with which the rows begin if there are so many: a multiple of `height`, in
-            which the next weights are prefetched; 0: none.
+        fetching: tiles at the beginning, at most, between which the next weights are prefetched, where there are two or
+            more: a body of their own; 0: none.
         pieces: into how many pieces the rows are cut, where there are enough, for threads that a tile has no tasks for.
         knobs: from the problem of a tile to its knobs; by default the analytic point.
     """
 
     height: int = 1
-    first: int = 0
+    fetching: int = 0
     pieces: int = 1
     knobs: Callable[[Any], Knobs] | None = None
 

@@ -27,6 +27,7 @@ from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import StructuralKey, structural_map, structural_mutate
 
 from tvmopt.errors import ScheduleError
+from tvmopt.lowering.prefetch import repeated
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.family import Declined, RowTiles
 from tvmopt.scheduling.open_loops import Names, moved, number, of_task, quotient, remainder
@@ -352,13 +353,13 @@ class _Tiles:
 
     def _tiles(self, begin: Any, end: Any, last: Any, task: Any, bases: Sequence[Any]) -> Any:
         """The tiles from `begin` to `end` of one task, and where `last` holds the rows that are left over."""
-        height, first = self.tiles.height, self.tiles.first
-        steps: list[Any] = []
-        names = Names()
-        if first:
-            enough = end - begin >= first // height
-            steps.append(tirx.IfThenElse(enough, self._moved(first, [*bases, begin * height], task), None))
-            begin = names.of("after", tirx.Select(enough, begin + first // height, begin))
+        height, steps, names = self.tiles.height, list[Any](), Names()
+        if self.tiles.fetching:
+            tiles = end - begin
+            fetching = tirx.Select(tiles >= 2, tirx.min(tiles, number(self.tiles.fetching)), number(0))
+            fetching, tile = names.of("fetching", fetching), tirx.Var("tile", "int64")
+            steps.append(repeated(self._moved(2 * height, [*bases, (begin + tile) * height], task), tile, fetching))
+            begin = names.of("after", begin + fetching)
         tile = tirx.Var("tile", "int64")
         here = self._moved(height, [*bases, (begin + tile) * height], task)
         steps.append(tirx.For(tile, number(0), end - begin, tirx.ForKind.SERIAL, here))

@@ -51,6 +51,11 @@ AHEAD = 256
 AMX one core reads 14.0 GB/s without, 16.7 with 256 bytes, 17.3 with 1 KB, 17.2 with 3 KB; two cores 13.3 and 16.7 each.
 From L3 it makes no difference, from L2 it costs a fifth."""
 
+FETCHING = 16
+"""Tiles of open rows that fetch the next panel between them, at most. Where two always fetched all of it, its lines
+came faster than one core can read: 32 to 128 rows took 1.1 to 1.2 of a static kernel's time (Xeon, one thread,
+1280x3456), and take 1.00 to 1.04."""
+
 RUN, SHORT_RUN = 256, 64
 """Terms of one row that are added up one after the other at most, where a sum is long and can be cut evenly into runs
 that are not shorter than the second."""
@@ -123,9 +128,7 @@ def knobs(problem: GemmProblem, machine: Machine) -> Space:
 
 
 def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
-    """Tiles for an open number of rows, or single samples that have rows enough. The first two tiles prefetch the next
-    panel, half of it each; with more of them there would be more time, but every smaller number of rows would wait for
-    its weights (BERT at 16 tokens: 1.43 times)."""
+    """Tiles for an open number of rows, or single samples that have rows enough."""
     if problem.m >= HIGHEST_OPEN:
         return RowTiles()
     highest = open_height(problem.nr, machine)
@@ -133,7 +136,7 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
     uneven = -(-problem.panels // problem.cores) * problem.cores / problem.panels
     return RowTiles(
         height,
-        first=2 * height if problem.panels > 1 else 0,
+        fetching=FETCHING if problem.panels > 1 else 0,
         pieces=2 * problem.cores if uneven > 1.1 else 1,
         knobs=lambda tile: {"mr": min(tile.m, highest), "m_chunks": 1, "unroll_k": 1},
     )
