@@ -50,6 +50,11 @@ def feeds_of(model: onnx.ModelProto, kind: str, seed: int) -> Feeds:
     return feeds
 
 
+def has_range(value: onnx.ValueInfoProto) -> bool:
+    """Whether an input holds indices, which may leave their range."""
+    return value.doc_string.partition(" ")[0] in ("range", "unique")
+
+
 def numbers_of(model: onnx.ModelProto) -> dict[str, int]:
     """The open sizes of a model by the names that its inputs give them, at numbers that fit; none: a static model."""
     text = next((entry.value for entry in model.metadata_props if entry.key == NUMBERS), "{}")

@@ -19,7 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fuzz.build import I64, LIMIT, SIZES, Builder, Reject, Value, numpy_type
 from fuzz.inputs import NUMBERS
-from fuzz.rules import GROUPS, Rule, control, opening, rare
+from fuzz.rules import GROUPS, Rule, control, found, opening, rare
+from fuzz.sized import Size, is_open, other
 
 NAMES = ("batch", "n", "seq", "height", "past_length", "Dyn:0", "s1", "min", "batch size")
 FIRST = (10, 11, 12, 13, 19, 20, 23)
@@ -29,32 +30,8 @@ MORE = (3, 4, 6)
 RULES: list[tuple[float, Rule]] = [
     *((w, r) for group in GROUPS if group not in (control, rare) for w, r in group.RULES), *opening.RULES
 ]  # fmt: skip
-
-
-class Size(int):
-    """A size that depends on an open one: the number it has at first, `other`, and how a file writes it ("": unknown).
-
-    >>> Size(11, 14, "n") + 1, Size(11, 14, "n").text
-    (12, 'n')
-    """
-
-    other: int
-    text: str
-
-    def __new__(cls, value: int, other: int, text: str = "") -> Size:
-        made = super().__new__(cls, value)
-        made.other, made.text = other, text
-        return made
-
-
-def other(shape: Iterable[int]) -> tuple[int, ...]:
-    """A shape at the second set of sizes."""
-    return tuple(d.other if isinstance(d, Size) else int(d) for d in shape)
-
-
-def is_open(shape: Iterable[int]) -> bool:
-    """Whether a size of a shape is open."""
-    return any(isinstance(d, Size) for d in shape)
+BEHIND: list[tuple[float, Rule]] = [*RULES, *((8 * w, r) for w, r in found.RULES)]
+"""What follows a selection: in graphs with sizes that values decide."""
 
 
 class OpenBuilder(Builder):
@@ -63,6 +40,7 @@ class OpenBuilder(Builder):
     Attributes:
         sizes: the open ones, one a symbol.
         often: how likely it is that a size of a new input is one of them.
+        derived: sizes that follow from open ones, or that values decide, by their numbers: no constant may have one.
     """
 
     def __init__(self, rng: np.random.Generator, kind: int = 0) -> None:
@@ -76,7 +54,7 @@ class OpenBuilder(Builder):
         self.often = self.choice([0.2, 0.4, 0.7])
         self._others: dict[str, onnx.TensorProto] = {}  # at the second set of sizes
         self._computed: dict[str, onnx.TensorProto] = {}  # shapes that nodes compute, at the first set
-        self._derived = {int(s): s for s in self.sizes}
+        self.derived = {int(s): s for s in self.sizes}
 
     # -- sizes --------------------------------------------------------------------------------------------
 
@@ -92,7 +70,7 @@ class OpenBuilder(Builder):
 
     def _opened(self, shape: Iterable[int]) -> tuple[int, ...]:
         """A shape whose sizes have lost their names, out of NumPy: again with them."""
-        return tuple(d if isinstance(d, Size) else self._derived.get(int(d), int(d)) for d in shape)
+        return tuple(d if isinstance(d, Size) else self.derived.get(int(d), int(d)) for d in shape)
 
     # -- values -------------------------------------------------------------------------------------------
 
@@ -114,7 +92,7 @@ class OpenBuilder(Builder):
         words = note.split()
         if words and words[0] in ("range", "unique"):
             for i in (-2, -1):
-                known = self._derived.get(abs(int(words[i])))
+                known = self.derived.get(abs(int(words[i])))
                 if known is not None and known.text in {s.text for s in self.sizes}:
                     words[i] = f"{'-' if words[i].startswith('-') else ''}<{known.text.replace(' ', '_')}>"
         return " ".join(words)
@@ -127,7 +105,7 @@ class OpenBuilder(Builder):
 
     def indices(self, shape: Sequence[int], low: int, high: int, unique: int | None = None) -> Value:
         dtype = int(self.choice([I64, I64, I64, TensorProto.INT32]))
-        if high in self._derived or is_open(self._opened(shape)):
+        if high in self.derived or is_open(self._opened(shape)):
             return self.input(
                 dtype, shape, f"range {low} {high}" if unique is None else f"unique {unique} {low} {high}"
             )
@@ -144,7 +122,7 @@ class OpenBuilder(Builder):
             data.dtype == np.int64
             and data.ndim <= 1
             and data.size <= 8
-            and any(int(v) in self._derived for v in data.flat)
+            and any(int(v) in self.derived for v in data.flat)
         ):
             return self._shape_value(data)
         return super().constant(array, dtype, offer)
@@ -153,7 +131,7 @@ class OpenBuilder(Builder):
         """Numbers some of which are open sizes: one-element tensors from Shape, joined."""
         parts: list[str] = []
         for number in map(int, np.atleast_1d(data)):
-            size = self._derived.get(number)
+            size = self.derived.get(number)
             parts.append(self._size_of(size) if size is not None else super().constant(np.array([number])).name)
         name = self._name("v")
         if len(parts) == 1 and data.ndim:
@@ -164,7 +142,7 @@ class OpenBuilder(Builder):
             axes = super().constant(np.array([0])).name
             self.nodes.append(helper.make_node("Squeeze", [parts[0], axes], [name]))
         self._computed[name] = numpy_helper.from_array(data, name)
-        shown = np.array(other(self._derived.get(int(v), int(v)) for v in data.flat), np.int64).reshape(data.shape)
+        shown = np.array(other(self.derived.get(int(v), int(v)) for v in data.flat), np.int64).reshape(data.shape)
         self._others[name] = numpy_helper.from_array(shown, name)
         value = Value(name, I64, data.shape)
         self.made[name] = value
@@ -217,7 +195,7 @@ class OpenBuilder(Builder):
             text = f"{plain[0].text} + {a - plain[0]}"
         made = Size(a, b, text)
         if a not in SIZES and a > 9:
-            self._derived.setdefault(a, made)
+            self.derived.setdefault(a, made)
         return made
 
     # -- the model ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import onnx
 
 from fuzz.engine import Engine, compiled
 from fuzz.evaluate import Finding, Options, Outcome, refused, run_once, told
-from fuzz.inputs import Feeds, bound, feeds_of, inputs_of, kinds_for, numbers_of
+from fuzz.inputs import OUTSIDE, Feeds, bound, feeds_of, has_range, inputs_of, kinds_for, numbers_of
 from fuzz.reference import Reference, Unable
 from fuzz.verdict import Verdicts
 
@@ -23,6 +23,7 @@ Sizes = dict[str, int]
 Ranges = dict[str, tuple[int, int]]
 SMALLEST = (1, 2, 3, 5, 7)
 LARGEST = (24, 33, 40, 64)
+SELECT = {"NonZero", "Compress", "NonMaxSuppression"}
 ELEMENTS = 1 << 18
 """Elements of all inputs together, at the largest sizes."""
 
@@ -49,8 +50,7 @@ def evaluate_open(model: onnx.ModelProto, options: Options, say: Callable[[str],
     outcome = Outcome()
     shapes = {n: f"{low}..{high}@{numbers[n]}" for n, (low, high) in ranges.items()}
     try:
-        threads = (1, 2, 2, 4)[options.seed % 4]
-        side = 1 + options.seed % 2
+        threads, side = (1, 2, 2, 4)[options.seed % 4], 1 + options.seed % 2
         engine = compiled(model.SerializeToString(), options.target, options.precision, threads, side, say, shapes)
     except Exception as error:
         largest = {n: high for n, (_, high) in ranges.items()}
@@ -92,21 +92,29 @@ def _smallest(model: onnx.ModelProto, reference: Reference, name: str) -> int:
             )
             if not empty and _windows_fit(inferred):
                 results = reference.run(feeds_of(fixed, "normal", 0))
-                if all(array.size for array in results.values()):
+                if selects(model) or all(array.size for array in results.values()):
                     return number
         except (Unable, ValueError, onnx.shape_inference.InferenceError):
             continue
     return numbers[name]
 
 
+def selects(model: onnx.ModelProto) -> bool:
+    """Whether values decide sizes in a model: nothing may be selected."""
+    return any(node.op_type in SELECT for node in model.graph.node)
+
+
 def _windows_fit(graph: onnx.GraphProto) -> bool:
-    """Whether no window of a pool is larger than its padded image: there ONNX's inference and onnxruntime divide a
-    negative number towards zero, and have one result, of numbers that do not exist."""
+    """Whether no window of a pool or convolution is larger than its padded image: there ONNX's inference and
+    onnxruntime divide a negative number towards zero, and have one result, of numbers that do not exist."""
     values = [*graph.input, *graph.value_info, *graph.output]
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+    shapes |= {t.name: list(t.dims) for t in graph.initializer}
     for node in graph.node:
         given = {a.name: list(a.ints) for a in node.attribute}
-        if not node.op_type.endswith("Pool") or "kernel_shape" not in given:
+        if node.op_type == "Conv":
+            given.setdefault("kernel_shape", shapes.get(node.input[1], [])[2:])
+        elif not node.op_type.endswith("Pool") or "kernel_shape" not in given:
             continue
         image, window = shapes.get(node.input[0], [])[2:], given["kernel_shape"]
         pads, dilations = given.get("pads", [0] * 2 * len(window)), given.get("dilations", [1] * len(window))
@@ -137,7 +145,7 @@ def _at(
     model: onnx.ModelProto, engine: Engine, reference: Reference, sizes: Sizes, options: Options,
     say: Callable[[str], None], outcome: Outcome, rng: random.Random,
 ) -> Iterator[Finding]:  # fmt: skip
-    """What is found at these sizes: with normal inputs, and with another kind of them."""
+    """What is found at these sizes: with normal inputs, with another kind of them, and with indices out of range."""
     try:
         fixed = bound(model, sizes)
         verdicts = Verdicts(model, engine.model, sizes)
@@ -149,6 +157,10 @@ def _at(
         raise
     others = [k for k in options.kinds or kinds_for(model) if k != "normal"]
     kinds = ("normal", rng.choice(others)) if others else ("normal",)
+    if selects(model) and "zeros" in others:  # other elements than those of normal inputs: all, or none
+        kinds = tuple(dict.fromkeys((*kinds, "zeros")))
+    if not options.kinds and any(has_range(value) for value in inputs_of(model)):
+        kinds = (*kinds, OUTSIDE)
     for kind in kinds:
         found = run_once(fixed, engine, reference, verdicts, kind, options.seed, options.valid, say, outcome)
         if found:

@@ -1,5 +1,5 @@
 """The models of a run, by number: random graphs, graphs with constants for inputs, graphs whose indices leave their
-range, mutants of valid models, graphs with open sizes."""
+range, mutants of valid models, graphs with open sizes, and with sizes that values decide."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fuzz import opened, typed
 from fuzz.build import BF16, F16, F32, F64, Builder
 from fuzz.inputs import feeds_of, kinds_for, numbers_of
 from fuzz.mutate import mutated
-from fuzz.rules import RULES, Rule, grow, indexed, integers
+from fuzz.rules import RULES, Rule, found, grow, indexed, integers
 
-KINDS = ("graphs", "mutants", "indices", "integers", "constants", "open")
+KINDS = ("graphs", "mutants", "indices", "integers", "constants", "open", "found")
 FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
     (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
@@ -35,6 +35,8 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
         return folded(seed, index, real).SerializeToString()
     if kind == "open":
         return opened_graph(seed, index, real).SerializeToString()
+    if kind == "found":
+        return found_graph(seed, index, real).SerializeToString()
     if kind == "integers":
         return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
@@ -68,6 +70,19 @@ def opened_graph(seed: int, index: int, real: str = "") -> onnx.ModelProto:
         if builder.nodes and numbers_of(model := builder.model()):
             return model
     raise RuntimeError(f"no open graph for seed {seed}, {index}")
+
+
+def found_graph(seed: int, index: int, real: str = "") -> onnx.ModelProto:
+    """A random model in which values decide sizes: a selection, and one to eight nodes behind it."""
+    for attempt in range(200):
+        rng = np.random.default_rng([seed, index, attempt, 17])
+        builder = opened.OpenBuilder(rng, FLOATS[real] if real else 0)
+        grow(builder, 1, found.SELECTIONS)
+        grow(builder, len(builder.nodes) + 1 + min(7, int(rng.exponential(2.2))), opened.BEHIND)
+        chosen = any(found.is_found(d) for value in builder.values for d in value.shape)
+        if builder.nodes and chosen and numbers_of(model := builder.model()):
+            return model
+    raise RuntimeError(f"no graph with a selection for seed {seed}, {index}")
 
 
 def folded(seed: int, index: int, real: str = "") -> onnx.ModelProto:

@@ -37,7 +37,7 @@ RULES: list[tuple[float, Rule]] = [entry for group in GROUPS for entry in group.
 def grow(builder: Builder, nodes: int, rules: list[tuple[float, Rule]] | None = None) -> None:
     """Add rules until the graph has this many nodes."""
     chosen = rules or RULES
-    weights = np.array([w for w, _ in chosen])
+    weights = np.array([w for w, _ in chosen], float)
     weights /= weights.sum()
     for _ in range(nodes * 8):
         if len(builder.nodes) >= nodes:

@@ -9,18 +9,19 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
 from fuzz import guard, typed
-from fuzz.evaluate import Options
+from fuzz.evaluate import Finding, Options, Outcome, run_once
 from fuzz.inputs import OUTSIDE, bound, feeds_of, inputs_of, kinds_for, noted, numbers_of
 from fuzz.reference import Reference, Unable
 from fuzz.shrink import shrink
-from fuzz.sizes import wrongly_answered
-from fuzz.sources import graph, model_bytes, opened_graph
+from fuzz.sizes import selects, wrongly_answered
+from fuzz.sources import found_graph, graph, model_bytes, opened_graph
 from fuzz.worker import ROOT, Child, Worker
 from tvmopt.errors import InputError
 
@@ -55,7 +56,7 @@ def test_a_fork_that_hangs_is_seen_and_ended(tmp_path: Path) -> None:
     assert not stat.exists() or ") Z " in stat.read_text()  # nobody may have waited for it
 
 
-@pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers", "open"])
+@pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers", "open", "found"])
 def test_a_seed_and_a_number_are_a_model(kind: str) -> None:
     made = [model_bytes(kind, 5, i) for i in range(20)]
     assert made == [model_bytes(kind, 5, i) for i in range(20)]
@@ -91,6 +92,51 @@ def test_graphs_with_open_sizes_fit_several() -> None:
             continue
         more += any(small[name].size < large[name].size for name in small)
     assert len(operators) > 60 and more > 30
+
+
+def test_graphs_with_selections_find_nothing_one_and_many() -> None:
+    operators, counts = set(), set()
+    for index in range(60):
+        model = found_graph(4, index)
+        onnx.checker.check_model(model, full_check=True)
+        assert selects(model)
+        operators |= {n.op_type for n in model.graph.node}
+        try:
+            reference = Reference(model)
+            for kind in ("normal", "zeros"):
+                results = reference.run(feeds_of(bound(model, numbers_of(model)), kind, 0))
+                counts |= {size for array in results.values() for size in array.shape}
+        except (Unable, ValueError):
+            continue
+    assert {"NonZero", "Compress", "NonMaxSuppression", "ScatterND", "MatMul", "Conv", "Scan"} <= operators
+    assert {0, 1} <= counts and max(counts) > 40
+
+
+def test_a_number_where_onnxruntime_says_that_an_index_is_out_of_range_is_found() -> None:
+    value = onnx.helper.make_tensor_value_info
+    nodes = [onnx.helper.make_node("Gather", ["x", "i"], ["y"])]
+    inputs = [value("x", 1, [5]), value("i", 7, [3])]
+    inputs[1].doc_string = "range 0 5"
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", inputs, [value("y", 1, [3])]),
+        opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9,
+    )  # fmt: skip
+
+    class Nearest:
+        def run(self, feeds: dict) -> dict:
+            return {"y": feeds["x"].take(feeds["i"], mode="clip")}
+
+    class Refuses(Nearest):
+        def run(self, feeds: dict) -> dict:
+            raise InputError("An index is out of range.")
+
+    def found(engine: Nearest) -> Finding | None:
+        reference, verdicts = Reference(model), SimpleNamespace(problem=lambda *_: "")
+        return run_once(model, engine, reference, verdicts, OUTSIDE, 0, True, lambda _: None, Outcome())
+
+    assert found(Refuses()) is None
+    wrong = found(Nearest())
+    assert wrong is not None and (wrong.kind, wrong.inputs) == ("wrong", OUTSIDE)
 
 
 def test_notes_of_open_sizes_follow_them() -> None:
