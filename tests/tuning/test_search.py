@@ -190,3 +190,24 @@ def test_two_tuners_share_one_store(tmp_path: Path) -> None:
         kept = opened.records()
     assert len(told) == len(set(told)) == len(kept) and 200 <= len(kept) <= 216
     assert all(log.read_text() for log in logs)
+
+
+def test_a_store_that_cannot_be_written_is_told_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+    """A full disk. What is tidied up behind the error could not be written either, and hid it behind SQLite's own."""
+
+    class Full(FakeRunner):
+        def measure(self, *args: object, **options: object) -> object:
+            if self.left == 0:
+                store._db.execute("PRAGMA query_only=ON")
+                store.spend = lambda *_: None  # there is room for this much in the journal
+            self.left -= 1
+            return super().measure(*args, **options)
+
+    with Store(tmp_path / "s.db") as store:
+        runner = Full()
+        runner.left = 3
+        with pytest.raises(TuningError, match="cannot write the tuning store"):
+            Tuner([task("one")], runner, store, Budget(1000), seed=1).run()
+        before = len(store.records())
+    tuner = tune(tmp_path / "s.db", FakeRunner(), before + 5)
+    assert before > 0 and tuner.resumed == before and tuner.trials == before + 5

@@ -16,6 +16,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -207,9 +208,14 @@ class Tuner:
                     self._batch(max(free, key=lambda s: (self._unseen(s), s.gain())))
                 else:
                     time.sleep(WAIT / 4)
-        finally:
-            self._spend()
-            self.store.release()
+        except BaseException:
+            with suppress(TuningError):  # a store that could not be written cannot be now: that error is told
+                self._spend()
+            with suppress(TuningError):  # without it claims end with the process
+                self.store.release()
+            raise
+        self._spend()
+        self.store.release()
         if self.observer:
             self.observer.finished(self)
 

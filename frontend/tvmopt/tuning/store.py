@@ -257,7 +257,8 @@ class Store:
 
     def release(self) -> None:
         """Give back what this process claimed and did not measure."""
-        self._db.execute("DELETE FROM claim WHERE owner=?", (self.owner,))
+        with self._transaction():
+            self._db.execute("DELETE FROM claim WHERE owner=?", (self.owner,))
 
     # -- sessions ----------------------------------------------------------------------------------
 
