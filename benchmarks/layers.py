@@ -233,7 +233,8 @@ def child(engine: str, folder: Path, threads: int, build: bool) -> None:
             with contextlib.redirect_stdout(sys.stderr):
                 runner = make(job)
                 if build:
-                    runner.build(Path(prepared))
+                    if not path.with_suffix(".tvmopt").exists():
+                        runner.build(Path(prepared))
                 else:
                     best = _best(runner, path)
         except (TvmoptError, RuntimeError, ValueError, ImportError) as error:
@@ -261,18 +262,28 @@ def _best(runner: Any, path: Path) -> float:
     return best
 
 
-def measure(layers: Sequence[Layer], threads: int, passes: int) -> list[dict[str, Any]]:
-    """Each layer's best seconds by engine; the passes of the engines take turns."""
+def measure(
+    layers: Sequence[Layer], threads: int, passes: int, kept: Path | None = None, timed: bool = True
+) -> list[dict[str, Any]]:
+    """Each layer's best seconds by engine; the passes of the engines take turns.
+
+    Args:
+        kept: a folder for the models and our artifacts, which are built only where it has none: one folder for one
+            list of layers and one number of threads.
+        timed: False only builds.
+    """
     rows: list[dict[str, Any]] = [asdict(layer) | {"seconds": {}, "problems": {}} for layer in layers]
     for row in rows:
         del row["model"]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = kept or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         for index, layer in enumerate(layers):
             (folder / f"{index:04}.onnx").write_bytes(layer.model)
-        turns = [(ENGINES[0], True)] + [(engine, False) for _ in range(passes) for engine in ENGINES]
+        turns = [(ENGINES[0], True)] + [(engine, False) for _ in range(passes if timed else 0) for engine in ENGINES]
         for engine, build in turns:
-            command = [sys.executable, __file__, "--child", engine, name, str(threads), *(["build"] if build else [])]
+            command = [sys.executable, __file__, "--child", engine, str(folder), str(threads)]
+            command += ["build"] if build else []
             done = subprocess.run(command, capture_output=True, text=True)
             for line in filter(lambda text: text.startswith("{"), done.stdout.splitlines()):
                 found = json.loads(line)
@@ -332,6 +343,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        metavar="FOLDER",
+        help="keep models and artifacts here, and use those it has; one folder for one list and number of threads",
+    )
+    parser.add_argument("--build", action="store_true", help="with --kept: build the artifacts, time nothing")
     parser.add_argument("--worst", type=int, default=25, help="lines to print")
     parser.add_argument("--results", type=Path, help="file to keep everything in")
     args = parser.parse_args(given)
@@ -344,7 +362,9 @@ def main(arguments: list[str] | None = None) -> int:
         every = of_models(_all_models(), args.what == "convolutions")
         every = [layer for layer in every if not args.op or layer.title.split()[0] in args.op]
         chosen = random.Random(args.seed).sample(every, min(count, len(every)))
-    rows = measure(chosen, args.threads, args.passes)
+    rows = measure(chosen, args.threads, args.passes, args.kept, timed=not args.build)
+    if args.build:
+        return 0
     if args.results:
         data = {"machine": describe_machine(), "arguments": given, "layers": rows}
         args.results.write_text(json.dumps(data, indent=1) + "\n")
