@@ -24,7 +24,15 @@ from tvmopt.extensions import extended
 from tvmopt.importer.provenance import without_names
 from tvmopt.importer.sizes import named_sizes
 from tvmopt.lowering import STAGE as LOWER
-from tvmopt.lowering import finish, keeps_fp32, lower_operators, lower_ordered, predicted, why_unrolled
+from tvmopt.lowering import (
+    faster_as_it_lies,
+    finish,
+    keeps_fp32,
+    lower_operators,
+    lower_ordered,
+    predicted,
+    why_unrolled,
+)
 from tvmopt.lowering.drop_argument_checks import DropArgumentChecks
 from tvmopt.lowering.drop_sequence_marks import DropSequenceMarks
 from tvmopt.lowering.lookups import FEATURE as TABLES
@@ -309,8 +317,10 @@ def graph_passes(
         P.ConvertConv1d(log),  # before ConvertLayout, which knows 2-d convolutions
         P.TurnColumns(log),  # before ConvertLayout too; beside ConvertConv1d, whose rows it makes
         P.PropagateReshapes(log, ones=True),  # behind both: between a row's convolution and its epilogue
+        P.TrimTaps(log),  # after FusePad, before ConvertLayout: borders are in NCHW
         P.ConvertConv3d(log),  # after BatchNorm is folded; what it makes is NHWC already
-        P.ConvertLayout(log),  # after everything that looks for NCHW convolutions
+        # after everything that looks for NCHW convolutions
+        P.ConvertLayout(log, lambda call: faster_as_it_lies(call, machine, precision, exact)),
         P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels
         P.ConvertPoolLayout(log),  # after PropagateTransposes, which would cancel its transposes
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass

@@ -48,14 +48,14 @@ def plant_pass() -> None:
 
 
 def plant_kernel() -> None:
-    """Every kernel that the conv2d family schedules adds 1 to what it writes."""
+    """Every kernel of a dense convolution adds 1 to what it writes."""
     from tvmopt.scheduling import apply
 
     real = apply.schedule_one
 
     def schedule_one(*args: Any, **named: Any) -> Any:
         func, how = real(*args, **named)
-        if how.family != "conv2d":
+        if how.family not in ("conv2d", "planes"):
             return func, how
         out = func.params[-1]
         out = getattr(out, "buffer", out)

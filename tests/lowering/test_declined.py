@@ -26,7 +26,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         helper.make_node("MatMul", ["x", "w"], ["a"], "double"),
         helper.make_node("ConvTranspose", ["y", "k"], ["b"], "up", dilations=[2, 2], kernel_shape=[3, 3]),
         helper.make_node("Conv", ["v", "k3"], ["c"], "volume", kernel_shape=[3, 3, 3]),
-        helper.make_node("Conv", ["y", "kd"], ["d"], "plain", kernel_shape=[3, 3]),
+        helper.make_node("Conv", ["y", "kd"], ["z"], "plain", kernel_shape=[3, 3]),
+        helper.make_node("MaxPool", ["z"], ["d"], "pool", kernel_shape=[2, 2]),  # a layer alone would stay in NCHW
     ]
     inputs = {
         "x": (TensorProto.DOUBLE, [4, 32]),
@@ -35,7 +36,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         "k3": (1, [6, 2, 3, 3, 3]),
     }
     outputs = {"a": (TensorProto.DOUBLE, [4, 16]), "b": (1, [1, 4, 13, 13]), "c": (1, [1, 6, 7, 7, 7])}
-    outputs["d"] = (1, [1, 4, 7, 7])
+    outputs["d"] = (1, [1, 4, 6, 6])
     graph = helper.make_graph(
         nodes,
         "declines",

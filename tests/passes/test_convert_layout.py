@@ -169,3 +169,52 @@ def test_already_channels_last_is_left_alone():
 
 def test_no_convolution_no_transpose():
     check_rewrite(ConvertLayout, build({"x": (1, 3, 8, 8)}, lambda bb, x: nn.max_pool2d(x, (2, 2))))
+
+
+def test_a_convolution_alone_stays_where_a_family_says_so():
+    def alone(bb, x):
+        return nn.relu(bb.emit(op.add(conv(bb, bb.emit(op.negative(x)), 7), c(rand(1, 7, 1, 1)))))
+
+    log = DecisionLog()
+    stays = ConvertLayout(log, lambda call: True)(build({"x": (1, 3, 9, 8)}, alone))
+    assert ops(stays)["permute_dims"] == 0
+    assert "1: it stands alone" in str(log.decisions)
+    assert ops(ConvertLayout(None, lambda call: False)(build({"x": (1, 3, 9, 8)}, alone)))["permute_dims"] == 2
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda bb, x, y: nn.max_pool2d(y),
+        lambda bb, x, y: conv(bb, y, 3),
+        lambda bb, x, y: op.multiply(y, bb.emit(op.mean(x, [1, 2, 3], keepdims=True))),
+        lambda bb, x, y: op.permute_dims(bb.emit(op.reshape(y, (1, 7, 42))), (0, 2, 1)),
+    ],
+)
+def test_a_convolution_beside_another_operator_does_not_stay(beside):
+    mod = build({"x": (1, 3, 9, 8)}, lambda bb, x: beside(bb, x, conv(bb, x, 7)))
+    after = ConvertLayout(None, lambda call: True)(mod)
+    assert all(
+        str(b.value.attrs.data_layout) == "NHWC"
+        for block in after["main"].body.blocks
+        for b in block.bindings
+        if isinstance(b.value, relax.Call) and "conv2d" in str(b.value.op)
+    )
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_long_chains_beside_a_convolution_take_no_longer(above):
+    def squares(bb, x):
+        for _ in range(60):  # 2 to the power of 60 ways
+            x = bb.emit(op.multiply(x, x))
+        return x
+
+    def body(bb, x):
+        return conv(bb, squares(bb, x), 7) if above else squares(bb, conv(bb, x, 7))
+
+    assert ops(ConvertLayout(None, lambda call: True)(build({"x": (1, 3, 9, 8)}, body)))["permute_dims"] == 0
+
+
+def test_weights_that_are_no_constants_do_not_stay():
+    mod = build({"x": (1, 3, 9, 8), "w": (7, 3, 3, 3)}, lambda bb, x, w: nn.conv2d(x, w))
+    assert ops(ConvertLayout(None, lambda call: True)(mod))["permute_dims"] > 0

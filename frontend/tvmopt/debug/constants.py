@@ -133,7 +133,8 @@ def _readers(session: Session, label: str) -> dict[int, tuple[str, ...]]:
 def reproduce(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro | None:
     """The nodes as a model, and beside it its artifact with the wrong weights put in.
 
-    The piece is compiled; each of its weights that equals a right one of the whole is replaced by the wrong one.
+    The piece is compiled; each of its weights that has the numbers of a right one of the whole gets those of the wrong
+    one.
     """
     best: Repro | None = None
     for count in range(len(inside), 0, -1):  # an activation behind a layer may hide what is wrong with it
@@ -164,6 +165,27 @@ def _piece(session: Session, inside: set[int], fresh: dict[int, Array]) -> Repro
     return Repro(str(path), str(inputs), nodes, str(other), command, confirmed)
 
 
+def rearranged(wrong: Array, right: Array, mine: Array) -> Array | None:
+    """The wrong weight in the arrangement of `mine`, which holds the numbers of the right one; None if it does not.
+
+    A layer alone may be packed in another order than inside its network, with more or fewer zeros beside its numbers:
+
+    >>> rearranged(np.array([1, 9, 3, 0]), np.array([1, 2, 3, 0]), np.array([[3, 0], [1, 2]]))
+    array([[3, 0],
+           [1, 9]])
+    """
+    if mine.dtype != right.dtype:
+        return None
+    if mine.shape == right.shape and np.array_equal(mine, right):
+        return wrong.copy()
+    ours, theirs = (np.flatnonzero(array)[np.argsort(array[array != 0], kind="stable")] for array in (mine, right))
+    if not len(ours) or not np.array_equal(mine.flat[ours], right.flat[theirs]):
+        return None
+    moved = mine.copy()
+    moved.flat[ours] = wrong.flat[theirs]
+    return moved
+
+
 def _transplant(
     session: Session,
     path: Path,
@@ -182,8 +204,9 @@ def _transplant(
     weights, replaced = list(artifact.weights), 0
     for index, right in fresh.items():
         for i, mine in enumerate(weights):
-            if mine.shape == right.shape and mine.dtype == right.dtype and np.array_equal(mine, right):
-                weights[i], replaced = np.array(whole.weights[index]), replaced + 1
+            wrong_one = rearranged(np.asarray(whole.weights[index]), right, mine)
+            if wrong_one is not None:
+                weights[i], replaced = wrong_one, replaced + 1
     if not replaced:
         return 0, False
     pairs = [(w.info, a) for w, a in zip(artifact.manifest.weights, weights, strict=True)]

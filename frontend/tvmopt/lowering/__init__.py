@@ -102,6 +102,15 @@ def why_unrolled(call: relax.Call, machine: Machine) -> str | None:
     return None if None in reasons else reasons[0]
 
 
+def faster_as_it_lies(call: relax.Call, machine: Machine, precision: str, exact: bool) -> bool:
+    """Whether some family computes a call in channels-first faster than others do in channels-last, with the transposes
+    around them."""
+    if precision != "fp32":
+        return False
+    name = _name(call)
+    return any(family.STAYS[name](call, machine, exact) for family in _asked(machine, exact) if name in family.STAYS)
+
+
 def keeps_fp32(name: str, call: relax.Call, machine: Machine, precision: str, exact: bool) -> str | None:
     """Why a family computes a call in fp32 although the precision has 16 bits; None if none does.
 

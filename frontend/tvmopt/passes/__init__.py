@@ -43,6 +43,7 @@ from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.round_activations import RoundActivations
 from tvmopt.passes.split_matmul import SplitMatmul
 from tvmopt.passes.split_open_sums import SplitOpenSums
+from tvmopt.passes.trim_taps import TrimTaps
 from tvmopt.passes.turn_columns import TurnColumns
 from tvmopt.passes.unpack_weights import UnpackWeights
 from tvmopt.passes.unroll_recurrence import UnrollRecurrence
@@ -92,6 +93,7 @@ __all__ = [
     "RoundActivations",
     "SplitMatmul",
     "SplitOpenSums",
+    "TrimTaps",
     "TurnColumns",
     "UnpackWeights",
     "UnrollRecurrence",

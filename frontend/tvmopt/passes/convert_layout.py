@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from tvm import relax
 
 from tvmopt.passes.graph import (
+    RESULT,
     Expr,
     Graph,
     Rewrite,
@@ -18,7 +21,10 @@ from tvmopt.passes.graph import (
     rewrite_pass,
     with_attrs,
 )
+from tvmopt.passes.propagate_transposes import ELEMENTWISE, RESHAPES
+from tvmopt.report import DecisionLog
 
+PASSED = ELEMENTWISE | {*RESHAPES}
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
@@ -40,12 +46,18 @@ class ConvertLayout(Rewrite):
     around each of which it leaves two transposes; PropagateTransposes covers them all.
 
     Applies when   the convolution is NCHW. Weights that are no constants are transposed at run time.
+    Declines when  1. it stands alone: between it and the graph's inputs and results are only elementwise operators and
+                   reshapes, so both transposes would be left; and a family says that it is faster as it lies.
     Gain           a register tile of 14 pixels x 32 channels loads its weights as two vectors and stores its
                    results as whole lines: 258 to 266 of 267 GFLOP/s a core (AVX-512), activations unpacked.
     Order          after BatchNorm is folded and 1-d convolutions are 2-d; before PropagateTransposes.
     """
 
     rounds = 1
+
+    def __init__(self, log: DecisionLog | None = None, stays: Callable[[Expr], bool] | None = None) -> None:
+        super().__init__(log)
+        self.stays = stays or (lambda call: False)
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite an NCHW convolution."""
@@ -55,6 +67,9 @@ class ConvertLayout(Rewrite):
         if str(value.attrs.out_layout or "NCHW") != "NCHW" or rank(value) != 4:
             return None
         data, weight = value.args
+        if _constant(graph, weight) and _alone(graph, var, value) and self.stays(value):
+            self.declined(var, "1: it stands alone, and is faster as it lies")
+            return None
         axes = tuple(str(value.attrs.kernel_layout).find(c) for c in "OHWI")
         array = graph.array(weight)
         permute = relax.op.permute_dims
@@ -68,6 +83,50 @@ class ConvertLayout(Rewrite):
         )
         self.applied(var, name)
         return relax.op.permute_dims(graph.emit(nhwc, name_of(var)), TO_NCHW)
+
+
+def _alone(graph: Graph, var: Var, convolution: Expr) -> bool:
+    """Whether nothing beside the convolution could have its data in channels-last: only elementwise operators and
+    reshapes are above and below it."""
+    below, above, todo = {var}, [convolution.args[0]], [var]
+    while todo:
+        for user in graph.users(todo.pop()):
+            if user == RESULT or user in below:
+                continue
+            value = graph.value(user)
+            if not (value.same_as(convolution) or isinstance(value, relax.Tuple)):  # names of the results
+                if op_name(value) not in PASSED:
+                    return False
+                above += _tensors(value)
+            below.add(user)
+            todo.append(user)
+    return _from_inputs(graph, above, below)
+
+
+def _from_inputs(graph: Graph, exprs: list[Expr], known: set[Expr]) -> bool:
+    """Whether only such operators are between some expressions and inputs, constants or what is known to be so."""
+    seen, todo = set(known), [*exprs]
+    while todo:
+        expr = todo.pop()
+        value = graph.value(expr)
+        if expr in seen or not isinstance(value, relax.Call):
+            continue
+        if op_name(value) not in PASSED:
+            return False
+        seen.add(expr)
+        todo += _tensors(value)
+    return True
+
+
+def _constant(graph: Graph, weight: Expr) -> bool:
+    """Whether the weight is a constant, or the reshape of one (ConvertConv1d), which is folded later."""
+    reshaped = graph.call(weight, "reshape")
+    return graph.is_const(weight if reshaped is None else reshaped.args[0])
+
+
+def _tensors(call: Expr) -> list[Expr]:
+    """The operands that have axes."""
+    return [a for a in call.args if isinstance(a.ty, relax.TensorType) and rank(a) > 0]
 
 
 def _channels_last(graph: Graph, image: Expr) -> Expr:

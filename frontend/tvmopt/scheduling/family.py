@@ -153,6 +153,8 @@ class Family:
             finds it before an operator of its own and takes it over. What none has taken over is lowered in a second.
         UNROLLED: operator of ours that a graph pass writes out where no kernel takes it -> `(call, machine)`, which
             says why this family does not take a call, None if it does.
+        STAYS: Relax operator -> `(call, machine, exact)`: whether a call in channels-first, beside which nothing is in
+            channels-last, is faster as it lies, by a kernel of this family.
         NEEDS: features of the instruction set without which the family is not asked. What AMX needs stands in an
             artifact only if one of its kernels uses it.
         ROUNDS_DIFFERENTLY: it rounds in other places than the operator's definition: `--exact` leaves it out.
@@ -186,6 +188,7 @@ class Family:
     LOWERS: Mapping[str, Lowering] = field(default_factory=dict)
     KEEPS: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     UNROLLED: Mapping[str, Callable[[Any, Machine], str | None]] = field(default_factory=dict)
+    STAYS: Mapping[str, Callable[[Any, Machine, bool], bool]] = field(default_factory=dict)
     NEEDS: tuple[str, ...] = ()
     ROUNDS_DIFFERENTLY: bool = False
     FALLBACK: bool = False

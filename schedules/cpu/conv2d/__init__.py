@@ -2,6 +2,7 @@
 
 from tvmopt.lowering.window import kept_pad
 from tvmopt.schedules._operators.convolutions import LOWERS as OTHER_FORMS
+from tvmopt.schedules.cpu._inside import finish
 from tvmopt.schedules.cpu.conv2d.compute import conv2d
 from tvmopt.schedules.cpu.conv2d.schedule import apply, knobs, open_pixels, recognise
 from tvmopt.scheduling.family import row_by_row as open_rows

@@ -36,6 +36,7 @@ from tvmopt.lowering.common import (
 from tvmopt.lowering.pairs import bits, pack_pairs
 from tvmopt.lowering.quads import WORD, pack_quads
 from tvmopt.lowering.window import Border, border_marks, with_pad
+from tvmopt.schedules.cpu._inside import row_marks
 from tvmopt.schedules.cpu._panels import pack_panels, packed_at_run_time, product, unfit
 from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
 from tvmopt.scheduling.family import Declined
@@ -79,6 +80,10 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
     together = {"float32": 1, "bfloat16": 2, "uint8": WORD}[kind]
     more = -in_g % together if groups == 1 else 0  # channels of zeros that make whole pairs and words
 
+    marks = (
+        {} if is_open((*xs[1:3], *out)) else _rows_outside(kind, value, border, xs[1], out[0], strides[0], dilation[0])
+    )
+
     def compute(data: te.Tensor, weight: te.Tensor, out_h: tirx.Expr, out_w: tirx.Expr) -> te.Tensor:
         source, batch = data, data.shape[0]
         if along_row:
@@ -109,7 +114,7 @@ def conv2d(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.
             (batch, out_h, out_w, groups * panels_g, nr),
             lambda n, y, x_, p, j: te.sum(term(n, y, x_, p, j), axis=[ky, kx, c]),
             name="conv2d",
-            attrs={"tvmopt.kernel": "conv2d", "tvmopt.groups": groups},
+            attrs={"tvmopt.kernel": "conv2d", "tvmopt.groups": groups, **marks},
         )
 
         return te.compute(
@@ -176,6 +181,16 @@ def _rows(data: te.Tensor, border: Border, taps: tuple[int, int]) -> te.Tensor:
 
     extent = (batch, height + border.top + border.bottom, 1, wide)
     return te.compute(extent, value, name="pad", attrs={"tvmopt.kernel": "pad"})
+
+
+def _rows_outside(
+    kind: str, weight: np.ndarray | None, border: Border, size: int, out: int, stride: int, dilation: int
+) -> dict[str, int]:
+    """The marks of the block whose rows of taps are left out where they lie outside. Zeros of the border times weights
+    that are not finite are no zeros."""
+    if kind != "float32" or border.fill or weight is None or not np.isfinite(weight).all():
+        return {}
+    return row_marks(weight.shape[1], stride, dilation, border.top, size, out)
 
 
 def _packed(value: np.ndarray, groups: int, nr: int) -> relax.Expr:

@@ -22,6 +22,7 @@ from math import prod
 import tvm
 from tvm import tirx
 
+from tvmopt.schedules.cpu._inside import INSIDE, MARKS
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
 from tvmopt.scheduling.blocks import annotated, consumer, epilogue_of, extents, root_blocks
 from tvmopt.scheduling.cost_model import (
@@ -191,6 +192,8 @@ def apply(sch: tvm.s_tir.Schedule, problem: Conv2dProblem, knobs: Knobs) -> None
     sch.unroll(pixels)
     vectorize_columns(sch, cols, common_vector(problem.nr, problem.lanes))
     prefetch_panels(sch, [h_in, w_tile], [ky, kx, c], problem.panels, problem.nr * prod(problem.k), problem.nr)
+    if MARKS[0] in sch.get(conv).annotations:
+        sch.annotate(ky, INSIDE, 1)
     task = sch.fuse(n, h_chunk, p_chunk)
     if problem.padded:
         _pad_at(sch, task, problem.lanes)

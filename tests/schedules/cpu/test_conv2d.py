@@ -6,7 +6,8 @@ from tvm import relax
 
 from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import close, machines, module_of, rand, run
-from tvmopt.pipeline import lower
+from tvmopt.pipeline import lower, rewrite_kernels
+from tvmopt.schedules.cpu._inside import row_marks
 from tvmopt.schedules.cpu.conv2d.schedule import Conv2dProblem, choose_task, panel_chunks
 from tvmopt.targets import Machine
 
@@ -79,3 +80,51 @@ def test_a_panel_is_computed_whole(channels, precision):
     products = [b for b in blocks if b.startswith(('"conv2d_init"', '"conv2d_update"'))]
     assert len(products) == 2
     assert not any("T.where" in b for b in products)
+
+
+OUTSIDE = {  # n, h, w, c, o, kernel, strides, pads, dilation, groups: many rows of taps meet the border alone
+    "dilated beyond the picture": (1, 7, 7, 24, 32, (3, 3), (1, 1), (6, 6, 6, 6), (6, 6), 1),
+    "9x9": (2, 9, 13, 16, 24, (9, 9), (1, 1), (4, 4, 4, 4), (1, 1), 1),
+    "three rows": (1, 3, 20, 9, 17, (3, 5), (1, 1), (1, 2, 1, 2), (1, 1), 1),
+    "groups": (1, 5, 9, 8, 34, (5, 3), (2, 2), (3, 1, 4, 1), (1, 1), 2),
+    "rows that meet nothing": (1, 2, 9, 8, 16, (3, 3), (1, 1), (3, 1, 3, 1), (1, 1), 1),
+}
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_rows_of_taps_outside_are_left_out(machine, case):
+    n, h, w_, c, o, kernel, strides, pads, dilation, groups = OUTSIDE[case]
+    x, w = rand(n, h, w_, c), rand(o, *kernel, c // groups)
+
+    def build(bb, x):
+        options = dict(strides=strides, padding=pads, dilation=dilation, groups=groups)
+        return relax.op.nn.conv2d(x, relax.const(w), **options, data_layout="NHWC", kernel_layout="OHWI")
+
+    (y,), how = run(build, [x], machine, exact=True)
+    close(y, definition(x, w, strides, pads, dilation, groups), w[0].size)
+    assert {s.family for s in how.values()} == {"conv2d"}
+    low = lower(module_of(build, [x]), Machine.load("znver5").with_cores(1), exact=True)
+    (name,) = (k.name for k in low.kernels if k.family == "conv2d")
+    assert rewrite_kernels(low.module)[name].script() != low.module[name].script()
+    (loop,) = (line for line in low.module[name].script().splitlines() if "tvmopt.inside" in line)
+    assert "range" in loop or "serial" in loop
+
+
+def test_few_rows_outside_change_no_code():
+    assert row_marks(3, 1, 1, 1, 14, 14) == {} and row_marks(3, 1, 1, 1, 7, 7) == {}
+    assert row_marks(3, 1, 1, 1, 3, 3) != {}
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_border_times_weights_that_are_not_finite_is_computed(value):
+    x, w = rand(1, 3, 20, 9), rand(17, 3, 5, 9)
+    w[4, 0, 2, 3] = value
+
+    def build(bb, x):
+        options = dict(padding=(1, 2), data_layout="NHWC", kernel_layout="OHWI")
+        return relax.op.nn.conv2d(x, relax.const(w), **options)
+
+    (y,), _ = run(build, [x], machines()[0], exact=True)
+    want = definition(x, w, (1, 1), (1, 2, 1, 2), (1, 1), 1)
+    assert (np.isnan(y) == np.isnan(want)).all() and (np.isinf(y) == np.isinf(want)).all()

@@ -1,0 +1,217 @@
+"""How a convolution is computed on planes as they lie: where rows go in the copy that tasks make of their input, the
+register tile, the pieces of a task; and what it takes, for who chooses between layouts.
+
+A plane of the copy is one row of numbers, row behind row of the picture, with zeros between them: output pixel
+`q = y*P + x` of a task then reads tap (ky, kx) at `q + place(ky, kx)`, and no vector along q is a special case::
+
+    picture, 3 columns, padding 1            copy, pitch P = 4                 results
+      a b c                                    . . . . a b c . d e f .           0 1 2 * 4 5 6 *
+      d e f                                            ^ row 0                   * computed and dropped
+
+The zeros behind a row are those before the next one, so a border of 1 costs one column, not two. With strides each
+phase of rows and columns is a plane of its own, in which neighbours are neighbours again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from tvmopt.scheduling.facts import divisors
+from tvmopt.targets import Machine
+
+COPY, UNPACK = 2.5, 3.0
+"""Cycles of a vector of the copy, and of a vector of results that goes through L1 once more."""
+ROW, TILE, TASK = 4.0, 12.0, 100.0
+"""Cycles of a row of the copy or of the result, a tile, and a task, besides."""
+UNHIDDEN = 0.05
+"""Of the cycles of loads, those that are not hidden behind products."""
+UNALIGNED = 1.5
+"""Loads of a vector that may cross a line."""
+FLAT = 1 << 17
+"""Bytes of results that wait in L2 for their epilogue."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of NCHW pictures.
+
+    Attributes:
+        n, channels, size: of the pictures. outputs: channels of the result. out: its rows and columns.
+        kernel, strides, dilation: rows and columns. before: rows above and columns left of the picture.
+    """
+
+    n: int
+    channels: int
+    size: tuple[int, int]
+    outputs: int
+    out: tuple[int, int]
+    groups: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilation: tuple[int, int]
+    before: tuple[int, int]
+
+    @property
+    def steps(self) -> int:
+        """Products of one output."""
+        return self.channels // self.groups * prod(self.kernel)
+
+    def offset(self, axis: int, tap: int) -> int:
+        """How far before (negative) or behind the output's own place a tap lies, in the picture."""
+        return tap * self.dilation[axis] - self.before[axis]
+
+    def phases(self, axis: int) -> list[int]:
+        """The phases of rows or columns that taps read: one, or all."""
+        used = {self.offset(axis, tap) % self.strides[axis] for tap in range(self.kernel[axis])}
+        return sorted(used) if len(used) == 1 else list(range(self.strides[axis]))
+
+    def reach(self, axis: int) -> tuple[int, int]:
+        """The first and last place that taps read, in a plane of one phase, counted from the output's own."""
+        step = self.strides[axis]
+        return self.offset(axis, 0) // step, self.offset(axis, self.kernel[axis] - 1) // step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A convolution and how it is computed.
+
+    Attributes:
+        rows, columns: of the result that a task computes: divisors of all of them.
+        mr, nv: the register tile: output channels by vectors along the pixels. lanes: of a vector.
+    """
+
+    conv: Convolution
+    rows: int
+    columns: int
+    mr: int
+    nv: int
+    lanes: int
+
+    @cached_property
+    def shared(self) -> int:
+        """The pitch of rows whose zeros are shared; 0 where a task has parts of rows."""
+        if self.columns < self.conv.out[1]:
+            return 0
+        first, last = self.conv.reach(1)
+        wide = -(-self.conv.size[1] // self.conv.strides[1])
+        return max(self.conv.out[1], wide + max(-first, self.conv.out[1] + last - wide, 0))
+
+    @cached_property
+    def pitch(self) -> int:
+        """Numbers from a row of the copy to the next."""
+        first, last = self.conv.reach(1)
+        apart = self.columns + last - first
+        return min(self.shared, apart) if self.shared else apart
+
+    @property
+    def left(self) -> int:
+        """The column, in its plane and from the task's first, that stands first in a row of the copy."""
+        return 0 if self.pitch == self.shared else self.conv.reach(1)[0]
+
+    def inside(self) -> tuple[int, int]:
+        """The columns of a row of the copy that are of the picture in every task and phase: first and behind the last;
+        twice the same where there are none."""
+        step, wide = self.conv.strides[1], self.conv.size[1]
+        first = max(0, -self.left)
+        parts = self.conv.out[1] // self.columns - 1
+        last = min(self.pitch, (wide - 1 - max(self.conv.phases(1))) // step + 1 - self.left - parts * self.columns)
+        return (first, last) if last > first else (0, 0)
+
+    @property
+    def front(self) -> int:
+        """Rows of zeros before the first one: where columns left of the picture are the end of the row before."""
+        return int(self.left > self.conv.reach(1)[0])
+
+    @property
+    def pixels(self) -> int:
+        """Results of a task and channel, with those between rows, in whole tiles."""
+        tile = self.nv * self.lanes
+        return -(-((self.rows - 1) * self.pitch + self.columns) // tile) * tile
+
+    @cached_property
+    def depth(self) -> int:
+        """Rows of a plane of the copy."""
+        (top, bottom), right = self.conv.reach(0), self.conv.reach(1)[1]
+        last = (self.front + bottom - top) * self.pitch + right - self.left + self.pixels - 1
+        return last // self.pitch + 1
+
+    @property
+    def planes(self) -> int:
+        """Planes of the copy for one channel."""
+        return len(self.conv.phases(0)) * len(self.conv.phases(1))
+
+    @property
+    def panels(self) -> int:
+        """Blocks of `mr` output channels in a group."""
+        return -(-self.conv.outputs // self.conv.groups // self.mr)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of the copy that the channels of a group need."""
+        return 4 * self.conv.channels // self.conv.groups * self.planes * self.depth * self.pitch
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of the pictures, group by group."""
+        (rows, columns), c = self.conv.out, self.conv
+        return c.n * c.groups * (rows // self.rows) * (columns // self.columns)
+
+    def cycles(self, machine: Machine) -> float:
+        """What one core takes for all of it."""
+        c, vector = self.conv, self.lanes
+        tiles = self.tasks * self.panels * self.pixels / (vector * self.nv)
+        rows = self.tasks * c.channels // c.groups * self.planes * self.depth
+        copy = rows * (ROW + COPY * (1 + (self.planes > 1)) * -(-self.pitch // vector))  # strides: taken apart
+        if self.copied > machine.l2 // 2:
+            copy *= 3
+        results = c.n * c.outputs * c.out[0] * c.out[1] // self.columns
+        unpack = results * (ROW + UNPACK * -(-self.columns // vector))
+        return self.tasks * TASK + tiles * (c.steps * self.step(machine) + TILE) + copy + unpack
+
+    def time(self, machine: Machine) -> float:
+        """Cycles of the slowest core. Blocks of output channels are shared too, for which each core copies anew."""
+        parts = self.tasks * (self.panels if self.conv.groups == 1 else 1)
+        return self.cycles(machine) * -(-parts // machine.cores) / parts
+
+    def step(self, machine: Machine) -> float:
+        """Cycles of one step of a tile's sum: it multiplies, loads, or waits for the last products; and for L2, from
+        which each row of the copy comes once for all its taps."""
+        crossing = UNALIGNED if self.conv.kernel[1] > 1 or self.pitch % self.lanes else 1.0
+        stream = self.nv * machine.vector_bits / 8 / self.conv.kernel[1] / machine.l2_rate
+        loads = (self.mr + self.nv * crossing) / machine.load_ports
+        bound = max(self.mr * self.nv / machine.fma_ports, loads, machine.fma_latency)
+        return bound + UNHIDDEN * loads + machine.unhidden * stream
+
+
+def best_plan(conv: Convolution, machine: Machine) -> Plan:
+    """The plan with the fewest cycles of the slowest core."""
+    return min(_plans(conv, machine), key=lambda plan: (plan.time(machine), plan.pixels))
+
+
+def _plans(conv: Convolution, machine: Machine) -> Iterator[Plan]:
+    per = conv.outputs // conv.groups
+    heights = [m for m in range(1, min(per, machine.vector_registers) + 1) if conv.groups == 1 or per % m == 0]
+    pieces = _pieces(conv)
+    usual = min((c for rows, c in pieces if rows == 1), key=lambda c: abs(c - 64))  # of channels that fill L2 anyway
+    for rows, columns in pieces:
+        for mr in heights:
+            for nv in range(1, machine.vector_registers):
+                if mr * nv + nv + 1 > machine.vector_registers:
+                    break
+                plan = Plan(conv, rows, columns, mr, nv, machine.lanes())
+                small = plan.copied <= machine.l2 // 2 and 4 * mr * plan.pixels <= FLAT
+                if small or (rows, columns) == (1, usual):
+                    yield plan
+
+
+def _pieces(conv: Convolution) -> list[tuple[int, int]]:
+    """Rows and columns that a task may compute: whole rows, or parts of single ones.
+
+    >>> _pieces(Convolution(1, 1, (2, 96), 1, (2, 96), 1, (1, 1), (1, 1), (1, 1), (0, 0)))
+    [(1, 96), (2, 96), (1, 32), (1, 48)]
+    """
+    rows, columns = conv.out
+    return [(r, columns) for r in divisors(rows)] + [(1, c) for c in divisors(columns) if 32 <= c < columns]

@@ -1,0 +1,163 @@
+"""Convolution in NCHW against a float64 sliding window: borders, strides, dilation, groups, pieces of pictures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.cpu.reference import definition
+from tests.schedules.harness import close, machines, module_of, rand, run
+from tvmopt.pipeline import lower
+from tvmopt.schedules.cpu.planes import plan as plans
+from tvmopt.schedules.cpu.planes.choice import between_transposes
+from tvmopt.schedules.cpu.planes.plan import Convolution, best_plan
+from tvmopt.targets import Machine
+
+CASES = {  # n, c, h, w, o, kernel, strides, pads, dilation, groups
+    "3x3": (1, 16, 14, 14, 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    "one channel, many outputs": (1, 1, 9, 17, 33, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    "1x1": (2, 31, 7, 8, 33, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    "1x1 strided": (1, 15, 9, 9, 8, (1, 1), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    "1x1 with a border": (1, 5, 7, 9, 8, (1, 1), (1, 1), (1, 2, 3, 1), (1, 1), 1),
+    "one side": (3, 7, 8, 17, 31, (3, 5), (1, 1), (1, 2, 0, 1), (1, 1), 1),
+    "phases": (2, 3, 15, 33, 17, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    "three phases": (1, 4, 16, 32, 9, (2, 5), (3, 3), (0, 4, 1, 1), (1, 1), 1),
+    "one phase of two": (1, 4, 17, 16, 9, (3, 3), (2, 2), (2, 2, 2, 2), (2, 2), 1),
+    "dilated": (1, 5, 16, 31, 9, (3, 3), (1, 1), (2, 3, 2, 3), (2, 3), 1),
+    "depthwise": (2, 17, 15, 16, 17, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 17),
+    "depthwise, strided": (1, 9, 16, 33, 9, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 9),
+    "three outputs a channel": (1, 8, 9, 7, 24, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 8),
+    "groups": (1, 24, 8, 9, 48, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 4),
+    "17 outputs a group": (2, 10, 9, 8, 34, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 2),
+    "one row": (1, 8, 1, 100, 16, (1, 7), (1, 1), (0, 3, 0, 3), (1, 1), 1),
+    "one row, strided": (1, 8, 1, 131, 16, (1, 3), (1, 2), (0, 1, 0, 1), (1, 1), 1),
+    "wide border": (1, 3, 4, 5, 6, (2, 2), (1, 1), (5, 7, 6, 4), (1, 1), 1),
+    "only border": (1, 3, 1, 1, 6, (3, 3), (2, 2), (4, 4, 4, 4), (1, 1), 1),
+    "one pixel": (1, 33, 3, 3, 1, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+}
+
+
+def arguments(case):
+    n, c, h, w, o, kernel, *rest = CASES[case]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, c, h, w)).astype("float32")
+    return x, rng.standard_normal((o, c // rest[3], *kernel)).astype("float32"), *rest
+
+
+def expected(x, w, strides, pads, dilation, groups):
+    return definition(x.transpose(0, 2, 3, 1), w.transpose(0, 2, 3, 1), strides, pads, dilation, groups)
+
+
+def convolve(machine, x, w, strides, pads, dilation, groups, cores=2, relu=True):
+    """With a bias and Relu, compiled and run; what it should be; how it was scheduled."""
+    bias = rand(1, w.shape[0], 1, 1)
+
+    def build(bb, x):
+        options = dict(strides=strides, padding=pads, dilation=dilation, groups=groups)
+        y = bb.emit(relax.op.nn.conv2d(x, relax.const(w), **options))
+        y = bb.emit(relax.op.add(y, relax.const(bias)))
+        return relax.op.nn.relu(y) if relu else y
+
+    (y,), how = run(build, [x], machine, cores=cores)
+    want = expected(x, w, strides, pads, dilation, groups) + bias.reshape(-1)
+    return y, (np.maximum(want, 0) if relu else want).transpose(0, 3, 1, 2), how
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("case", CASES)
+def test_convolution_with_bias_and_relu(machine, case):
+    x, w, *rest = arguments(case)
+    got, want, how = convolve(machine, x, w, *rest)
+    close(got, want, w[0].size)
+    assert [s.family for s in how.values()] == ["planes"] and not any(s.note for s in how.values())
+
+
+@pytest.mark.parametrize("case", ["3x3", "phases", "one phase of two", "dilated", "depthwise", "groups", "one row"])
+@pytest.mark.parametrize("cores", [1, 3])
+def test_pieces_of_pictures(monkeypatch, case, cores):
+    monkeypatch.setattr(plans, "FLAT", 2048)  # rows of results that wait for their epilogue
+    x, w, *rest = arguments(case)
+    got, want, _ = convolve("avx512" if "avx512" in machines() else "sse", x, w, *rest, cores=cores)
+    close(got, want, w[0].size)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
+def test_numbers_that_are_not_finite_reach_their_neighbours_only(value):
+    x, w, *rest = arguments("one side")
+    x[1, 3, 4, 16] = value  # the end of a row, behind which the next one begins
+    got, want, _ = convolve(machines()[0], x, w, *rest, relu=False)
+    finite = np.isfinite(want) & (np.abs(want) < 1e30)
+    assert (np.isfinite(got) & (np.abs(got) < 1e30) == finite).all()
+    close(got[finite], want[finite], w[0].size)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 31, 32, 33])
+def test_widths(width):
+    x, w = rand(1, 3, 5, width), rand(9, 3, 3, 3)
+    got, want, _ = convolve(machines()[0], x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    close(got, want, 27)
+
+
+def problem(c, h, w, o, k, stride=1, groups=1):
+    before = (k - 1) // 2
+    out = tuple((size + 2 * before - k) // stride + 1 for size in (h, w))
+    return Convolution(1, c, (h, w), o, out, groups, (k, k), (stride, stride), (1, 1), (before, before))
+
+
+def test_rows_share_their_border():
+    plan = replace(best_plan(problem(8, 28, 28, 16, 3), Machine.load("x86-64-v4")), rows=28, columns=28)
+    assert (plan.pitch, plan.left, plan.front, plan.inside()) == (29, 0, 1, (0, 28))
+
+
+def test_a_task_reads_no_further_than_its_copy():
+    machine = Machine.load("x86-64-v4")
+    for case in (problem(3, 9, 17, 7, 5), problem(3, 16, 64, 8, 3, 2), problem(2, 1, 96, 4, 1)):
+        for plan in plans._plans(case, machine):
+            last = (plan.front + case.reach(0)[1] - case.reach(0)[0]) * plan.pitch + case.reach(1)[1] - plan.left
+            assert last + plan.pixels - 1 < plan.depth * plan.pitch
+
+
+@pytest.mark.parametrize("columns", [1, 31, 217, 299])
+def test_channels_that_fill_the_cache_have_a_plan(columns):
+    # 31 and 23 are the divisors nearest to 64, and no pieces
+    plan = best_plan(problem(1 << 16, 2, columns, 8, 3), Machine.load("x86-64-v4"))
+    assert (plan.rows, plan.columns) == (1, columns)
+
+
+def test_deep_layers_go_between_transposes_and_shallow_ones_do_not():
+    machine = Machine.load("sapphirerapids").with_cores(1)
+    deep, shallow = problem(384, 14, 14, 384, 3), problem(8, 52, 52, 8, 3)
+    assert between_transposes(deep, machine) < best_plan(deep, machine).time(machine)
+    assert between_transposes(shallow, machine) > best_plan(shallow, machine).time(machine)
+
+
+def kernels(build, shape, **options):
+    lowered = lower(module_of(build, [np.zeros(shape, "float32")]), Machine.load("sapphirerapids"), **options)
+    return sorted(k.family for k in lowered.kernels)
+
+
+def lone(bb, x, o=8, k=3):
+    w = rand(o, int(x.ty.shape[1]), k, k)
+    return bb.emit(relax.op.nn.relu(bb.emit(relax.op.nn.conv2d(x, relax.const(w), padding=k // 2))))
+
+
+def test_a_lone_layer_is_one_kernel():
+    assert kernels(lone, (1, 8, 52, 52)) == ["planes"]
+
+
+def test_a_lone_layer_along_one_axis_takes_its_epilogue():
+    def build(bb, x):
+        y = bb.emit(relax.op.nn.conv1d(x, relax.const(rand(8, 8, 3)), padding=1))
+        return relax.op.nn.relu(bb.emit(relax.op.add(y, relax.const(rand(1, 8, 1)))))
+
+    assert [k for k in kernels(build, (1, 8, 300)) if k != "layout"] == ["planes"]  # that is a view of the result
+
+
+def test_a_network_stays_in_channels_last():
+    assert "planes" not in kernels(lambda bb, x: lone(bb, lone(bb, x)), (1, 8, 52, 52))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_other_precisions_stay_in_channels_last(precision):
+    assert "planes" not in kernels(lone, (1, 8, 52, 52), precision=precision)
