@@ -5,7 +5,8 @@
 
 `tvmopt bench --decode` compiles, compares scores token by token and times many rounds; this script only times what is
 made already. Each engine has a process of its own and keeps its caches as its users would
-(`tvmopt.bench.runners.decoder`): tvmopt, onnxruntime and onnxruntime-genai on the same file, llama.cpp on a GGUF file
+(`tvmopt.bench.runners.decoder`), and stands still while others have their turns, as some engines' threads go on
+looking for work: tvmopt, onnxruntime and onnxruntime-genai on the same file, llama.cpp on a GGUF file
 of the same shape by the package `xllamacpp`, whose server tells the times of a prompt and of a token. With `--texts 8`
 tvmopt and onnxruntime go on with so many texts at once, too. A round is a read of memory, then each engine's prompt
 and steps, in an order that turns round; its figures are the prompt's time and the median of its steps.
@@ -21,6 +22,8 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -119,18 +122,44 @@ def serve(name: str, args: argparse.Namespace, pipe: Any) -> None:
         pipe.send(engine.round(steps))
 
 
-def started(names: list[str], args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pipes of the engines that are ready, and their scores; what the others said goes to stderr."""
-    spawn, pipes, scores = multiprocessing.get_context("spawn"), {}, {}
+class Process:
+    """An engine's process, stopped but in its turn."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(name, args, theirs), daemon=True)
+        self.process.start()
+        self.told = self.pipe.recv()
+        self._signal(signal.SIGSTOP)
+
+    def round(self, steps: int) -> dict[str, Any]:
+        """Its turn: what the engine's own `round` tells."""
+        self._signal(signal.SIGCONT)
+        self.pipe.send(steps)
+        found: dict[str, Any] = self.pipe.recv()
+        self._signal(signal.SIGSTOP)
+        return found
+
+    def end(self) -> None:
+        self._signal(signal.SIGCONT)
+        self.pipe.send(None)
+
+    def _signal(self, number: int) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, number)
+
+
+def started(names: list[str], args: argparse.Namespace) -> dict[str, Process]:
+    """The processes of the engines that are ready; what the others said goes to stderr."""
+    ready = {}
     for name in names:
-        mine, theirs = spawn.Pipe()
-        spawn.Process(target=serve, args=(name, args, theirs), daemon=True).start()
-        told = mine.recv()
-        if isinstance(told, str):
-            print(f"{name}: {told}", file=sys.stderr)
-            continue
-        pipes[name], scores[name] = mine, told["scores"]
-    return pipes, scores
+        process = Process(name, args)
+        if isinstance(process.told, str):
+            print(f"{name}: {process.told}", file=sys.stderr)
+        else:
+            ready[name] = process
+    return ready
 
 
 def errors(scores: dict[str, Any]) -> dict[str, float]:
@@ -162,22 +191,22 @@ def main() -> int:
     names = [name for name in RUNNERS if name not in args.without]
     names += [name for name in TEXTS if args.texts > 1 and name.partition(",")[0] in names]
     names += [LLAMA] if args.gguf else []
-    pipes, scores = started(names, args)
+    engines = started(names, args)
+    scores = {name: engine.told["scores"] for name, engine in engines.items()}
     rounds: list[dict[str, Any]] = []
     rates = []
-    for number in range(args.rounds):
-        rates.append(read_bandwidth(args.threads))
-        found = {}
-        for name in list(pipes)[:: 1 if number % 2 == 0 else -1]:
-            pipes[name].send(args.steps)
-            found[name] = pipes[name].recv()
-        rounds.append(found)
-    for pipe in pipes.values():
-        pipe.send(None)
+    try:
+        for number in range(args.rounds):
+            rates.append(read_bandwidth(args.threads))
+            order = list(engines)[:: 1 if number % 2 == 0 else -1]
+            rounds.append({name: engines[name].round(args.steps) for name in order})
+    finally:
+        for engine in engines.values():
+            engine.end()
     line: dict[str, Any] = {"file": Path(args.artifact).name, "threads": args.threads, "prompt tokens": args.prompt}
     line["GB/s"] = [round(rate / 1e9, 1) for rate in rates]
     for what in ("prompt", "step"):
-        timed = [n for n in pipes if what in rounds[0][n]]
+        timed = [n for n in engines if what in rounds[0][n]]
         line[what] = {n: [round(r[n][what] * 1e3, 2) for r in rounds] for n in timed}
         ratios = {n: [r["tvmopt"][what] / r[n][what] for r in rounds] for n in timed if n != "tvmopt"}
         line[f"{what}, tvmopt's time over"] = {
