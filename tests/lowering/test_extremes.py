@@ -3,9 +3,14 @@
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
 import tvmopt
+from tvmopt.lowering.extremes import Extremes
+
+CONV2D = tvm.ir.Op.get("relax.nn.conv2d")
 
 CONV = helper.make_node("Conv", ["v", "w"], ["c"], "conv", pads=[1] * 4)
 HERE = helper.make_node("Identity", ["x"], ["v"])
@@ -64,3 +69,20 @@ def test_an_infinity_reaches_the_pixels_beside_it_alone_where_the_result_is_quan
     x[0, 3, 10, 10] = np.inf
     changed = np.argwhere(before != compiled.run({"x": x})["q"])
     assert changed[:, 2:].min() == 9 and changed[:, 2:].max() == 11
+
+
+def test_a_graph_that_joins_and_cuts_again_and_again_is_walked_once():
+    x = relax.Var("x", relax.TensorType((1, 32, 28, 28), "int8"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            one = bb.emit(relax.op.dequantize(x, relax.const(np.float32(0.1)), relax.const(np.int8(0))))
+            for _ in range(100):
+                both = bb.emit(relax.op.concat([one, one], 1))
+                one = bb.emit(relax.op.strided_slice(both, [1], [0], [32]))
+            weight = relax.const(np.ones((32, 32, 3, 3), np.float32))
+            last = bb.emit_output(relax.op.nn.conv2d(one, weight))
+        bb.emit_func_output(last)
+    extremes = Extremes(bb.get()["main"])
+    data = next(value.args[0] for value in extremes.values.values() if getattr(value, "op", None) == CONV2D)
+    assert extremes.finite(data) and not extremes.filled(data)

@@ -68,11 +68,17 @@ class Extremes:
 
     def finite(self, expr: Any) -> bool:
         """Whether a tensor has finite numbers for certain, as it was made of integers."""
-        value = self.values.get(expr)
-        if value is None:
-            return isinstance(expr, tvm.ir.GenericConst)
-        through = _name(value) in MOVES | {"nn.relu", ""} and bool(_operands(value))
-        return _name(value) == "dequantize" or (through and all(map(self.finite, _operands(value))))
+        seen, ahead = set(), [expr]
+        while ahead:
+            one = ahead.pop()
+            value = self.values.get(one)
+            if one in seen or isinstance(one, tvm.ir.GenericConst) or _name(value) == "dequantize":
+                continue
+            if value is None or _name(value) not in MOVES | {"nn.relu", ""} or not _operands(value):
+                return False
+            seen.add(one)
+            ahead += _operands(value)
+        return True
 
     def filled(self, expr: Any) -> bool:
         """Whether constants beyond :data:`FILL` may be among the elements of a tensor."""
