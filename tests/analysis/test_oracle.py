@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import Arithmetic, Call
 
@@ -258,3 +259,30 @@ def test_an_optional_value_is_itself() -> None:
     given = np.arange(12, dtype=np.float32).reshape(3, 4)
     found = Oracle(made).run({"x": given})
     assert np.array_equal(found["y"], given) and found["there"] is not None and bool(found["there"])
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attributes", "opset", "out"),
+    [
+        ("CumSum", [(0, 6), 0], {"exclusive": 1}, 17, (0, 6)),
+        ("CumSum", [(0, 6), 0], {"exclusive": 1, "reverse": 1}, 17, (0, 6)),
+        ("Hardmax", [(6, 0)], {"axis": 1}, 17, (6, 0)),
+        ("Softmax", [(0, 6)], {"axis": 1}, 11, (0, 6)),
+        ("ConvTranspose", [(0, 3, 9, 9), (3, 8, 3, 3)], {"strides": [2, 2]}, 17, (0, 8, 19, 19)),
+        ("GridSample", [(0, 3, 5, 5), (0, 4, 4, 2)], {}, 20, (0, 3, 4, 4)),
+        ("GroupNormalization", [(0, 4, 3, 3), (4,), (4,)], {"num_groups": 2}, 21, (0, 4, 3, 3)),
+        ("GatherND", [(0, 5), np.zeros((0, 2, 1), np.int64)], {"batch_dims": 1}, 17, (0, 2)),
+    ],
+)  # fmt: skip
+def test_operators_of_nothing(op: str, shapes: list[Any], attributes: dict[str, Any], opset: int, out: Any) -> None:
+    """Where values select nothing, there are no images, no rows and no elements along an axis."""
+    arrays = [np.ones(s, np.float32) if isinstance(s, tuple) else np.asarray(s) for s in shapes]
+    feeds = {f"x{i}": array for i, array in enumerate(arrays)}
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()
+    ]
+    graph = helper.make_graph([helper.make_node(op, [*feeds], ["y"], **attributes)], "g", infos,
+                              [helper.make_tensor_value_info("y", 1, None)])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    for run in (Oracle(model), Undecided(model)):
+        assert run.run(feeds)["y"].shape == out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -63,7 +64,7 @@ def grid_sample(call: Call, x: Array, grid: Array) -> Result:
             inside = (at >= 0) & (at <= size - 1) if padding == "zeros" else np.ones(at.shape, bool)
             at = np.clip(np.nan_to_num(at), 0, size - 1).astype(np.int64)
             taps[-1].append((at, weight, inside))
-    values = x.reshape(*x.shape[:2], -1)
+    values = x.reshape(*x.shape[:2], prod(x.shape[2:]))
     result = np.zeros((*x.shape[:2], flat.shape[2]), x.dtype)
     for chosen in product(*taps):
         index, weight, inside = np.zeros_like(flat), np.ones(flat.shape, x.dtype), np.ones(flat.shape, bool)

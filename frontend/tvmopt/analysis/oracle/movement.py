@@ -130,7 +130,7 @@ def _gather_nd(call: Call, x: Array, indices: Array) -> Result:
     batch, depth = int(call.get("batch_dims", 0)), indices.shape[-1]
     lead = x.shape[:batch]
     flat = x.reshape(prod(lead), *x.shape[batch:])
-    where = indices.reshape(prod(lead), -1, depth).astype(np.int64)
+    where = indices.reshape(prod(lead), prod(indices.shape[batch:-1]), depth).astype(np.int64)
     where = np.where(where < 0, where + np.array(flat.shape[1 : 1 + depth]), where)
     rows = np.arange(flat.shape[0])[:, None]
     picked = flat[(rows, *(where[..., i] for i in range(depth)))]

@@ -95,13 +95,15 @@ def _softmax(call: Call, x: Array) -> Result:
     shape = x.shape
     if call.version < 13:
         axis = int(call.get("axis", 1)) % max(1, x.ndim)
-        x, axis = x.reshape(prod(shape[:axis]), -1), 1
+        x, axis = x.reshape(prod(shape[:axis]), prod(shape[axis:])), 1
     else:
         axis = int(call.get("axis", -1))
     return soft(x, axis, call.op).reshape(shape)
 
 
 def soft(x: Array, axis: int, op: str = "Softmax") -> Array:
+    if not x.size:
+        return x
     if op == "Hardmax":
         best = np.expand_dims(np.argmax(x, axis), axis)
         out = np.zeros_like(x)
@@ -115,6 +117,8 @@ def soft(x: Array, axis: int, op: str = "Softmax") -> Array:
 
 def _cumulative(call: Call, x: Array, axis: Array) -> Result:
     at = int(np.asarray(axis).reshape(-1)[0])
+    if not x.shape[at]:
+        return x
     if call.get("reverse", 0):
         x = np.flip(x, at)
     y = np.cumsum(x, at, dtype=x.dtype) if call.op == "CumSum" else np.cumprod(x, at, dtype=x.dtype)
@@ -155,7 +159,7 @@ def instance_norm(call: Call, x: Array, scale: Array, bias: Array) -> Result:
 
 def group_norm(call: Call, x: Array, scale: Array, bias: Array) -> Result:
     groups = int(call.get("num_groups"))
-    split = x.reshape(x.shape[0], groups, -1)
+    split = x.reshape(x.shape[0], groups, prod(x.shape[1:]) // groups)
     y, _, _ = normalized(split, (2,), call.single("epsilon", 1e-5))
     if call.version < 21:
         per = x.shape[1] // groups

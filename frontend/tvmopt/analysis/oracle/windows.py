@@ -150,7 +150,7 @@ def conv_transpose(call: Call, x: Array, w: Array, bias: Array | None = None) ->
     before, outputs = _transposed_frame(call, sizes, strides, full)
     n, c = x.shape[:2]
     m = w.shape[1] * groups
-    a = call.operand(x).reshape(n, groups, c // groups, -1)
+    a = call.operand(x).reshape(n, groups, c // groups, prod(sizes))
     b = call.operand(w).reshape(groups, c // groups, -1)
     parts = np.matmul(b.swapaxes(1, 2)[None], a).reshape(n, m, *kernel, *sizes)
     size = [max(f, b + o) for f, b, o in zip(full, before, outputs, strict=True)]
