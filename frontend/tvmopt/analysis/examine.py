@@ -185,6 +185,7 @@ class Examiner:
         self, outputs: Mapping[str, Array], peer: Mapping[str, Array], slack: float = 1.0
     ) -> list[OutputComparison]:
         """Outputs against onnxruntime's, within `slack` times the usual limits."""
+        peer = self.judge.in_order(outputs, peer)
         return [self.judge.alike(n, peer[n], a, slack) for n, a in outputs.items() if n in peer]
 
     def hostile(self, feeds: Mapping[str, Array], peer: Mapping[str, Array] | None) -> Examined:

@@ -7,6 +7,7 @@ float64. What may differ follows from the precision, or from runs of the oracle 
     an index chosen differently      a score within the error of the oracle's choice
     integers, booleans, steps        only elements that such runs move too, and by no more
     a size that values decide        of the elements that are chosen only those that rounding decides
+    rows in the order of a score     any order of rows whose scores are a rounding apart
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tvmopt.analysis.oracle.evaluate import Observe, Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings
 from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, Value, limit
+from tvmopt.analysis.ranked import ranked
 from tvmopt.analysis.selections import Selection, chosen_by, doubtful, selections
 from tvmopt.analysis.ties import choices, settle
 
@@ -175,6 +177,7 @@ class Judge:
         self.names = list(names) or [o.name for o in self.model.graph.output]
         self.choices = choices(self.model)
         self.selections = selections(self.model, self.names)
+        self.ranked = ranked(self.model, self.names)
         self._foreseen: tuple[Mapping[str, Array], Truth] | None = None
 
     def foresee(self, feeds: Mapping[str, Array]) -> None:
@@ -250,9 +253,10 @@ class Judge:
         if all(o.ok or of_output(self.rtol, o.name) is not None for o in plain):
             return Comparison(tuple(plain))
         naturals = truth.naturals(precision)
+        rows = self._by_rows(truth, found, peer, precision, failed)
         results = []
-        for one in plain:
-            own = of_output(self.rtol, one.name) is not None
+        for one in (rows.get(o.name, o) for o in plain):
+            own = of_output(self.rtol, one.name) is not None or one.name in rows
             if not one.ok and not own and one.name in found and one.name in truth.exact:
                 one = self._one(one.name, truth, found, peer, precision, naturals)
                 marked = (
@@ -267,6 +271,26 @@ class Judge:
                     one = self._one(one.name, truth, found, peer, precision, runs, ranges=True)
             results.append(one)
         return Comparison(tuple(results))
+
+    def _by_rows(
+        self, truth: Truth, found: Mapping[str, Array], peer: Mapping[str, Array] | None, precision: str,
+        failed: set[str],
+    ) -> dict[str, OutputComparison]:  # fmt: skip
+        """Outputs in the order of a score, one of which failed, row by row."""
+
+        def one(name: str, exact: Array, mine: Array, runs: Sequence[Array], theirs: Array | None) -> OutputComparison:
+            limits = limits_of(precision, truth.doubles.kind(name, mine.dtype))
+            return self._overruled(deviation(name, exact, self._less(name, exact, mine), limits, runs, theirs))
+
+        results: dict[str, OutputComparison] = {}
+        for group in self.ranked:
+            if failed & set(group.outputs):
+                results |= group.judged(truth.exact, found, truth.more(precision), peer, one)
+        return results
+
+    def in_order(self, found: Mapping[str, Array], peer: Mapping[str, Array]) -> dict[str, Array]:
+        """onnxruntime's outputs, rows that are in the order of a score in the order that ours have."""
+        return dict(peer) | {n: a for group in self.ranked for n, a in group.reordered(found, peer).items()}
 
     def _one(
         self, name: str, truth: Truth, found: Mapping[str, Array], peer: Mapping[str, Array] | None, precision: str,
