@@ -211,6 +211,15 @@ def test_what_would_take_longer_stays_in_floats(ns, kept):
     assert seen == [Product(2, 5, 9, 8, 4, (3, 5), 2, dense=True, border=True, read=2 * 8 * 7 * 9)]
 
 
+@pytest.mark.parametrize(("zero", "shifted"), [(0, False), (101, True)])
+def test_the_prediction_knows_of_sums_for_weights_around_any_number(zero, shifted):
+    seen = []
+    w = weight(16, 8, 3, 5, kind="uint8", zero=zero) if shifted else weight(16, 8, 3, 5)
+    mod = build(IMAGE, lambda bb, x: nn.conv2d(bb.emit(data(x)), bb.emit(w), padding=(0, 2)))
+    ConvertIntegerProducts(DecisionLog(), lambda product: (seen.append(product), (1.0, 2.0))[1])(mod)
+    assert [p.shifted for p in seen] == [shifted]
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals(case):
     inputs, body, reason = REFUSED[case]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,22 +117,23 @@ class ConvertIntegerProducts(Rewrite):
         if isinstance(found, str):
             self.declined(var, found)
             return None
-        if not self._pays(var, value, found.params.zero, f"{name} of uint8 and int8", constant=True):
+        shifted = bool(found.shifts.any())
+        if not self._pays(var, value, found.params.zero, f"{name} of uint8 and int8", constant=True, shifted=shifted):
             return None
         product = _convolution if name in CONVOLUTIONS else _matmul
         call = product(graph, value, found, name_of(var))
         total = graph.emit(call, name_of(var))
-        if found.shifts.any():
+        if shifted:
             total = graph.emit(relax.op.add(total, _shifted(graph, call, found, name_of(var))), name_of(var))
         return _real(graph, value, total, found, name_of(var))
 
-    def _pays(self, var: Var, call: Call, zero: int, what: str, constant: bool = False) -> bool:
+    def _pays(self, var: Var, call: Call, zero: int, what: str, constant: bool = False, shifted: bool = False) -> bool:
         """Whether a product is to be one of bytes; if not, what was predicted is recorded."""
         product = product_of(call, zero, constant) if self.predicted is not None else None
         if product is None or self.predicted is None:
             self.applied(var, what)
             return True
-        taken, floats = (ns / 1e3 for ns in self.predicted(product))
+        taken, floats = (ns / 1e3 for ns in self.predicted(replace(product, shifted=shifted)))
         if taken > floats:
             self.declined(var, f"7: predicted to take {taken:.1f} us in bytes, {floats:.1f} in floats")  # Decline 7
             return False
