@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from tvmopt.lowering.overlap import OVERLAP, vector_for
-from tvmopt.lowering.prefetch import AHEAD, PREFETCH, STEP, panel_stride
+from tvmopt.lowering.prefetch import AHEAD, PREFETCH, panel_stride
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor

@@ -12,8 +12,9 @@ from tvm_ffi import structural_map, structural_walk
 import tvmopt.schedules.cpu.winograd.compute as winograd
 from tests.schedules.harness import close, run
 from tvmopt import pipeline
-from tvmopt.lowering.prefetch import AHEAD, PREFETCH, STEP, lower_prefetch, panel_stride, repeated
+from tvmopt.lowering.prefetch import AHEAD, PREFETCH, lower_prefetch, panel_stride
 from tvmopt.scheduling.blocks import with_root
+from tvmopt.scheduling.open_loops import STEP, repeated
 from tvmopt.targets import Machine
 
 

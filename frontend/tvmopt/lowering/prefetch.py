@@ -15,7 +15,7 @@ comes. Winograd's weights have a panel for each place of a tile, [panel, i, j, c
 j + 1, which behind the last j is, in memory, the first of i + 1. Behind the last panel it fetches a few lines that
 nobody reads; a prefetch never faults.
 
-Where the number of rows is open the loop over tiles has an open extent (:func:`repeated`), and the numbers to fetch a
+Where the number of rows is open the loop over tiles has an open extent (:func:`tvmopt.scheduling.open_loops.repeated`), and the numbers to fetch a
 step are computed from it at run time.
 
 A panel that is read once, for one row, leaves no time for the next one. There `AHEAD` numbers of the same panel are
@@ -33,13 +33,13 @@ from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_map, structural_mutate, structural_walk
 
-from tvmopt.errors import ScheduleError
 from tvmopt.scheduling.blocks import asks, with_llvm
 from tvmopt.scheduling.facts import itemsize
+from tvmopt.scheduling.open_loops import STEP
 from tvmopt.targets.detect import host_arch
 
-STEP, PREFETCH, AHEAD = "tvmopt.prefetch_step", "tvmopt.prefetch", "tvmopt.prefetch_ahead"
-"""Annotations of loops."""
+PREFETCH, AHEAD = "tvmopt.prefetch", "tvmopt.prefetch_ahead"
+"""Annotations of loops, beside `STEP`."""
 LINE = 64
 """Bytes of a cache line."""
 INSTRUCTIONS = {"x86_64": "prefetcht0 ($0)", "aarch64": "prfm pldl1keep, [$0]"}
@@ -66,27 +66,6 @@ def panel_stride(size: int, columns: int, tiles: int, steps: int, least: int = 2
     (0, 0)
     """
     return -(-size // (tiles * steps)) if least <= tiles <= columns else 0
-
-
-def repeated(body: Any, tile: Any, passes: Any) -> Any:
-    """A loop over `passes` tiles: two or more, or none.
-
-    Args:
-        body: of two tiles, of which the first is repeated; they begin where `tile`, the number of the first, says.
-    """
-    found = False
-
-    def loop(node: Any, mutator: Any) -> Any:
-        nonlocal found
-        if found or STEP not in node.annotations:
-            return mutator.default_mutate(node)
-        found = True
-        return structural_map(node.body, (tirx.Var, lambda var: node.min if var.same_as(node.loop_var) else var))
-
-    body = structural_mutate(body, ((tirx.For, loop),))
-    if not found:
-        raise ScheduleError("a tile that fetches the next weights has no loop over tiles")
-    return tirx.For(tile, tirx.const(0, str(tile.ty.dtype)), passes, tirx.ForKind.SERIAL, body, None, {STEP: 1})
 
 
 def lower_prefetch(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -27,10 +27,9 @@ from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import StructuralKey, structural_map, structural_mutate
 
 from tvmopt.errors import ScheduleError
-from tvmopt.lowering.prefetch import repeated
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.family import Declined, RowTiles
-from tvmopt.scheduling.open_loops import Names, moved, number, of_task, quotient, remainder
+from tvmopt.scheduling.open_loops import Names, moved, number, of_task, quotient, remainder, repeated
 
 Place = tuple[int, int]
 """A row axis: the number of its group, and its place in the group."""
