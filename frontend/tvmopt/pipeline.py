@@ -313,7 +313,8 @@ def graph_passes(
         P.CancelDuplicates(),  # after FuseAttention, which writes its mask once a layer
         P.SplitMatmul(log),  # after PropagateReshapes, which brings a split next to its GEMM
         P.CombineParallelMatmul(log),  # after FuseAttention: who reads q, k and v is known then
-        LowerConvTranspose(log),  # after BatchNorm is folded into its weight, before layouts: it makes convolutions
+        # after BatchNorm is folded into its weight, before layouts: it makes convolutions
+        LowerConvTranspose(log, apart=machine.kind == "llvm"),
         P.ConvertConv1d(log),  # before ConvertLayout, which knows 2-d convolutions
         P.TurnColumns(log),  # before ConvertLayout too; beside ConvertConv1d, whose rows it makes
         P.PropagateReshapes(log, ones=True),  # behind both: between a row's convolution and its epilogue

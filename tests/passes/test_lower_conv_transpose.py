@@ -139,9 +139,10 @@ def test_likewise_where_sizes_are_open(groups):
 def test_many_channels_are_a_convolution_a_phase():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, 8, 6, 7)).astype("float32")
-    for out, number in [(15, 1), (16, 4)]:
+    for out, apart, number in [(15, True, 1), (16, True, 4), (16, False, 1)]:
         w = rng.standard_normal((8, out, 3, 3)).astype("float32")
-        lowered = LowerConvTranspose(DecisionLog())(build(x.shape, w, strides=2, padding=1, output_padding=1))
+        module = build(x.shape, w, strides=2, padding=1, output_padding=1)
+        lowered = LowerConvTranspose(DecisionLog(), apart)(module)
         assert lowered.script().count("R.nn.conv2d(") == number
         vm = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
         want = reference(x, w, strides=[2, 2], pads=[1] * 4, output_padding=[1, 1])

@@ -42,14 +42,18 @@ _LAYOUTS = ("NCW", "IOW", "NCHW", "IOHW", "NCDHW", "IODHW")
 
 @tvm.transform.module_pass(opt_level=0, name=STAGE)
 class LowerConvTranspose:
-    """See the module's docstring."""
+    """See the module's docstring.
 
-    def __init__(self, log: DecisionLog) -> None:
-        self.log = log
+    Args:
+        apart: a convolution a phase is faster on this machine where there are many channels.
+    """
+
+    def __init__(self, log: DecisionLog, apart: bool = True) -> None:
+        self.log, self.apart = log, apart
 
     def transform_module(self, module: tvm.IRModule, _ctx: Any) -> tvm.IRModule:
         """The pass."""
-        rewriter = _Rewriter(module, self.log)
+        rewriter = _Rewriter(module, self.log, self.apart)
         for gvar, func in module.functions_items():
             if isinstance(func, relax.Function):
                 rewriter.extremes = Extremes(func)
@@ -59,9 +63,9 @@ class LowerConvTranspose:
 
 @relax.expr_functor.mutator
 class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    def __init__(self, module: tvm.IRModule, log: DecisionLog) -> None:
+    def __init__(self, module: tvm.IRModule, log: DecisionLog, apart: bool) -> None:
         super().__init__(module)
-        self.log, self.result = log, None
+        self.log, self.apart, self.result = log, apart, None
         self.extremes: Extremes
 
     @property
@@ -147,7 +151,9 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM has no types
             return emit(conv(x, relax.const(kernel, str(kernel.dtype)), padding=[*before, *after], groups=groups))
 
         taps = list(zip(spatial, strides, strict=True))
-        fast = groups == 1 and weight.shape[1] >= WIDE and len(spatial) == 2 and not is_open(sizes(x) or ())
+        fast = (
+            self.apart and groups == 1 and weight.shape[1] >= WIDE and len(spatial) == 2 and not is_open(sizes(x) or ())
+        )
         fast &= any(k % s for k, s in taps) and all(k >= s for k, s in taps)
         exact = any(k % s for k, s in taps) and self.extremes.hides(self.result)
         if not fast and not exact:
