@@ -16,6 +16,7 @@ from tvmopt.lowering.prefetch import AHEAD, PREFETCH, panel_stride
 from tvmopt.scheduling.blocks import inline_spatial
 from tvmopt.scheduling.cost_model import common_vector
 from tvmopt.scheduling.facts import BlockFacts, block_facts, largest_divisor
+from tvmopt.scheduling.open_loops import STEP
 from tvmopt.scheduling.strides import contiguous_suffix, vector_axis
 from tvmopt.targets import Machine
 

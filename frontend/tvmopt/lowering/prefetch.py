@@ -15,8 +15,8 @@ comes. Winograd's weights have a panel for each place of a tile, [panel, i, j, c
 j + 1, which behind the last j is, in memory, the first of i + 1. Behind the last panel it fetches a few lines that
 nobody reads; a prefetch never faults.
 
-Where the number of rows is open the loop over tiles has an open extent (:func:`tvmopt.scheduling.open_loops.repeated`), and the numbers to fetch a
-step are computed from it at run time.
+Where the number of rows is open the loop over tiles has an open extent (:func:`tvmopt.scheduling.open_loops.repeated`),
+and the numbers to fetch a step are computed from it at run time.
 
 A panel that is read once, for one row, leaves no time for the next one. There `AHEAD` numbers of the same panel are
 skipped instead: the processor's own prefetchers keep fewer lines on their way than its memory can deliver.
