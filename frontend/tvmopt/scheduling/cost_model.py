@@ -202,6 +202,23 @@ def cached_pieces(tiles: int, rows: int, weights: int, panels: int, machine: Mac
     return pieces if pieces and 2 * again < rows * (panels // machine.cores - 1) else 1
 
 
+def cached_rows(row: int, weights: int, panels: int, machine: Machine) -> int:
+    """Rows of a piece in the same sense, where their number is open; 0 where rows are not cut into pieces.
+
+    Args:
+        row, weights: bytes of one row, and of all weights.
+
+    >>> z = Machine.load("sapphirerapids").with_cores(2)
+    >>> [cached_rows(4 * k, 4 * k * n, n // 32, z) for k, n in ((768, 768), (768, 3072), (3072, 768), (64, 32))]
+    [341, 341, 0, 0]
+    """
+    if panels <= machine.cores:
+        return 0
+    rows, least = machine.l2 // 2 // row, 4 * HIGHEST_OPEN
+    again = 2 * weights if weights > machine.l2 // 2 else 0  # for each half of L2 full of rows
+    return rows if rows >= least and 2 * again < machine.l2 * (panels // machine.cores - 1) else 0
+
+
 def choose_pixels(ow: int, nr: int, machine: Machine) -> int:
     """The tile's width in output pixels: fewest modelled cycles for one row of `ow`, its tail included.
 

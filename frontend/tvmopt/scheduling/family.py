@@ -73,12 +73,14 @@ class RowTiles:
         fetching: tiles at the beginning, at most, between which the next weights are prefetched, where there are two or
             more: a body of their own; 0: none.
         pieces: into how many pieces the rows are cut, where there are enough, for threads that a tile has no tasks for.
+        cached: rows that fit into the cache: more than twice as many are cut into pieces of as many; 0: they are not.
         knobs: from the problem of a tile to its knobs; by default the analytic point.
     """
 
     height: int = 1
     fetching: int = 0
     pieces: int = 1
+    cached: int = 0
     knobs: Callable[[Any], Knobs] | None = None
 
 

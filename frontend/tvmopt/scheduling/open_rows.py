@@ -277,7 +277,7 @@ def in_tiles(
     build = _Tiles(func, rows, tiles, scheduled)
     body = build.parallel() if parallel_from is not None else build.by_tasks(tirx.ForKind.SERIAL)
     if parallel_from is not None and parallel_from > 1:
-        body = tirx.IfThenElse(build.all >= parallel_from, body, build.by_tasks(tirx.ForKind.SERIAL))
+        body = tirx.IfThenElse(build.all >= parallel_from, body, build.by_tasks(tirx.ForKind.SERIAL, few=True))
     root = SBlock([], [], [], "root", body, None, build.buffers, [], {})
     done = func.with_body(SBlockRealize([], tirx.const(True, "bool"), root))
     return done.with_attr("tirx.is_scheduled", True)
@@ -308,20 +308,44 @@ class _Tiles:
         if there are enough of them."""
         if self.tasks == 1:
             return self.by_rows()
-        tasks = self.by_tasks(tirx.ForKind.PARALLEL)
-        pieces = self.tiles.pieces
-        if pieces == 1:
-            return tasks
-        return tirx.IfThenElse(self.count >= 2 * pieces * self.tiles.height, self.by_rows(), tasks)
+        return self.by_tasks(tirx.ForKind.PARALLEL)
 
-    def by_tasks(self, kind: Any) -> Any:
-        """A loop over tasks, in it those over rows: the weights of a task stay in the cache."""
-        task = tirx.Var("task", "int32")
+    def by_tasks(self, kind: Any, few: bool = False) -> Any:
+        """A loop over tasks, in it those over rows: the weights of a task stay in the cache. Where there are rows
+        enough for pieces, a loop over these lies around it, and threads share both; `few`: there never are."""
+        tiles, task = quotient(self.count, self.tiles.height), tirx.Var("task", "int32")
         bases = [tirx.Var("row", "int64") for _ in self.others]
-        body = self._tiles(number(0), quotient(self.count, self.tiles.height), True, task, bases)
-        for base, size in zip(reversed(bases), reversed(self.others), strict=True):
-            body = tirx.For(base, number(0), size, tirx.ForKind.SERIAL, body)
-        return tirx.For(task, tirx.const(0, "int32"), tirx.const(self.tasks, "int32"), kind, body)
+
+        def loops(begin: Any, end: Any, last: Any) -> Any:
+            body = self._tiles(begin, end, last, task, bases)
+            for base, size in zip(reversed(bases), reversed(self.others), strict=True):
+                body = tirx.For(base, number(0), size, tirx.ForKind.SERIAL, body)
+            return body
+
+        pieces = self._pieces()
+        if few or pieces is None:
+            tasks = tirx.const(self.tasks, "int32")
+            return tirx.For(task, tirx.const(0, "int32"), tasks, kind, loops(number(0), tiles, True))
+        q, around, names = tirx.Var("q", "int64"), Names(), Names()
+        pieces = around.of("pieces", pieces)
+        piece = names.of("piece", quotient(q, number(self.tasks)))
+        begin = names.of("begin", quotient(tiles * piece, pieces))
+        end = names.of("end", quotient(tiles * (piece + 1), pieces))
+        inner = tirx.Bind(task, remainder(q, number(self.tasks)).astype("int32"))
+        body = tirx.SeqStmt([*names.statements, inner, loops(begin, end, (piece + 1).equal(pieces))])
+        loop = tirx.For(q, number(0), pieces * number(self.tasks), kind, body)
+        return tirx.SeqStmt([*around.statements, loop])
+
+    def _pieces(self) -> Any | None:
+        """Into how many pieces rows are cut; None: always one."""
+        pieces, cached = None, self.tiles.cached
+        if self.tiles.pieces > 1:
+            enough = self.count >= 2 * self.tiles.pieces * self.tiles.height
+            pieces = tirx.Select(enough, number(self.tiles.pieces), number(1))
+        if cached:
+            most = quotient(self.count + (cached - 1), number(cached))
+            pieces = tirx.Select(self.count > 2 * cached, most, number(1) if pieces is None else pieces)
+        return pieces
 
     def by_rows(self) -> Any:
         """A parallel loop over pieces of the rows, in it that over tasks."""

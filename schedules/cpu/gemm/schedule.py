@@ -35,6 +35,7 @@ from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.cost_model import (
     HIGHEST_OPEN,
     cached_pieces,
+    cached_rows,
     choose_rows,
     common_vector,
     fits,
@@ -138,6 +139,7 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
         height,
         fetching=FETCHING if problem.panels > 1 else 0,
         pieces=2 * problem.cores if uneven > 1.1 else 1,
+        cached=cached_rows(4 * problem.m * problem.k, 4 * problem.n * problem.k, problem.panels, machine),
         knobs=lambda tile: {"mr": min(tile.m, highest), "m_chunks": 1, "unroll_k": 1},
     )
 

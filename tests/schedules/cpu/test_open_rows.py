@@ -6,7 +6,9 @@ import pytest
 from scipy import special
 from tvm import relax
 
-from tests.schedules.harness import Open, close, convolution, machines, open_module, rounded
+from tests.schedules.harness import MACHINES, Open, close, convolution, machines, open_module, rounded
+from tvmopt.scheduling.cost_model import cached_rows
+from tvmopt.targets import Machine
 
 SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 64, 101, 197, 600)
 
@@ -34,6 +36,20 @@ def test_gemm_of_open_rows(machine, k, n):
     for m in SIZES:
         x, r = random(m, k), random(m, n)
         close(model.guarded([x, r], (m, n)), np.maximum(x.astype("float64") @ w + b + r, 0), k)
+
+
+@pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("cores", [1, 2])
+def test_gemm_of_more_open_rows_than_the_cache_holds(machine, cores):
+    """They are cut into pieces, each of which passes all weights; the last one has the rows that are left over."""
+    k, n, w = 400, 640, random(400, 640)
+    model = Open(open_module(linear(w, random(n)), [("rows", k)]), machine, cores)
+    target = Machine.load(MACHINES.get(machine, machine)).with_cores(cores)
+    held = cached_rows(4 * k, 4 * k * n, n // target.lanes() // 2, target)
+    assert held
+    for m in (1, 7, 2 * held, 2 * held + 1, 2 * held + 15, 3 * held + 8):
+        x = random(m, k)
+        close(model.guarded([x], (m, n)), np.maximum(x.astype("float64") @ w + random(n), 0), k)
 
 
 @pytest.mark.parametrize("machine", machines())
