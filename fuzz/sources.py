@@ -41,7 +41,10 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
         return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
     cases = node_cases() + (_files(folder) if folder else ())
-    if rng.random() < 0.5:
+    drawn = rng.random()
+    if drawn < 0.1:
+        source = (found_graph if drawn < 0.05 else opened_graph)(seed, index, real)
+    elif drawn < 0.5:
         source = graph(seed, index, real=real)
     else:
         source = onnx.ModelProto.FromString(cases[int(rng.integers(len(cases)))])

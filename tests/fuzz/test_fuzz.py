@@ -139,6 +139,13 @@ def test_a_number_where_onnxruntime_says_that_an_index_is_out_of_range_is_found(
     assert wrong is not None and (wrong.kind, wrong.inputs) == ("wrong", OUTSIDE)
 
 
+def test_damaged_models_with_open_sizes_are_compiled_though_no_reference_runs_them(worker: Worker) -> None:
+    model = opened_graph(4, 0)
+    model.graph.node[0].attribute.add(name="unheard_of", type=onnx.AttributeProto.INT, i=1)
+    outcomes = [worker.check(model.SerializeToString(), asdict(Options(valid=valid))) for valid in (True, False)]
+    assert [o["status"] for o in outcomes] in (["skipped", "checked"], ["skipped", "refused"])
+
+
 def test_notes_of_open_sizes_follow_them() -> None:
     info = onnx.helper.make_tensor_value_info("i", 7, ["n", 2, "n + 2"])
     info.doc_string = "range -<n> <n>"
