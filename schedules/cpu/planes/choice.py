@@ -1,7 +1,7 @@
 """Whether a convolution beside which nothing asks for channels-last is faster as it lies, or in NHWC between two
 transposes - for the pass that chooses layouts.
 
-Its constants are fitted to 90 drawn layers on one core of a Xeon (Sapphire Rapids); docs/performance.md has 45 others.
+Its constants are fitted to drawn layers on one core and two of a Xeon (Sapphire Rapids): docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from tvmopt.schedules.cpu.planes.plan import Convolution, best_plan
 from tvmopt.scheduling.cost_model import choose_tile
 from tvmopt.targets import Machine
 
-MOVE, FAR = 6.0, 12.0
-"""Cycles of a vector that is transposed, within L2 and beyond."""
+MOVE, FAR = 6.0, 16.0
+"""Cycles of a vector that is transposed, within L2 and beyond; of several cores one reads what another has written, so
+that half of L2 is the bound."""
 BORDER = 3.0
 """Cycles of a vector of the copy with a border."""
 DEPTHWISE, WIDENED, NARROW = 1.3, 8.0, 1.5
@@ -39,7 +40,8 @@ def stays(call: Any, machine: Machine, exact: bool) -> bool:
 def between_transposes(conv: Convolution, machine: Machine, exact: bool = False) -> float:
     """Cycles in NHWC, transposes included, cores sharing the work."""
     lanes, numbers = machine.lanes(), [conv.n * conv.channels * prod(conv.size), conv.n * conv.outputs * prod(conv.out)]
-    moved = sum(n / lanes * (FAR if 8 * n > machine.l2 else MOVE) for n in numbers) / machine.cores
+    near = machine.l2 if machine.cores == 1 else machine.l2 // 2
+    moved = sum(n / lanes * (FAR if 8 * n > near else MOVE) for n in numbers) / machine.cores
     if (winograd := _winograd(conv, machine)) and not exact:
         return moved + winograd
     if any(conv.before):
@@ -52,7 +54,7 @@ def between_transposes(conv: Convolution, machine: Machine, exact: bool = False)
     tile = choose_tile(pixels, per, machine, rows=conv.out[1])
     narrow = NARROW if conv.groups > 1 and min(in_g, per) <= lanes else 1.0
     beside = outside(conv.kernel[0], conv.strides[0], conv.dilation[0], conv.before[0], conv.size[0], conv.out[0])
-    steps = conv.steps * (1 - beside if beside >= FROM else 1)  # rows of taps that are left out
+    steps = conv.steps * (1 - beside / 2 if beside >= FROM else 1)  # at least half of what is left out is gained
     return moved + narrow * tile.cycles * conv.groups * steps / RATE / machine.cores
 
 

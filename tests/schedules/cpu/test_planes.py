@@ -132,6 +132,12 @@ def test_deep_layers_go_between_transposes_and_shallow_ones_do_not():
     assert between_transposes(shallow, machine) > best_plan(shallow, machine).time(machine)
 
 
+def test_several_cores_make_transposes_dearer():
+    machine, layer = Machine.load("sapphirerapids"), problem(3, 26, 26, 384, 3)  # 1 MB of results, half of L2
+    one, two = (between_transposes(layer, machine.with_cores(cores)) for cores in (1, 2))
+    assert one / 2 < two < one
+
+
 def kernels(build, shape, **options):
     lowered = lower(module_of(build, [np.zeros(shape, "float32")]), Machine.load("sapphirerapids"), **options)
     return sorted(k.family for k in lowered.kernels)
