@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from tests.amx import Misuse, real, run, unavailable
+from tests.amx import Misuse, machine, real, run, unavailable
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "it runs")
 
@@ -162,6 +162,7 @@ def test_tiles_and_vectors_give_the_same_bytes(tmp_path: Path) -> None:
         assert real() or outcome["ran"]["tdpbusd"] > 0
 
 
+@pytest.mark.skipif(not machine().has("avx512bf16"), reason="no avx512bf16 here: --precision bf16 is refused")
 def test_a_small_network(tmp_path: Path) -> None:
     """Convolutions, residual sums, attention, LayerNorm, GELU, a classifier: the whole way through `tvmopt.compile`."""
     from tests.amx.nets import save_cnn, save_transformer
