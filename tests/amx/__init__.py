@@ -41,8 +41,8 @@ def real() -> bool:
 
 @cache
 def machine() -> Machine:
-    """Sapphire Rapids; where its code is emulated, without the extensions that this processor lacks: of avx512_fp16 LLVM
-    uses a move (`vmovw`), and avx512_bf16 rounds to bfloat16."""
+    """Sapphire Rapids; where its code is emulated, without the extensions that this processor lacks: of avx512_fp16
+    LLVM uses a move (`vmovw`), and avx512_bf16 rounds to bfloat16."""
     found = Machine.load(TARGET)
     if real():
         return found
