@@ -40,6 +40,7 @@ from tvmopt.lowering.lookups import LowerLookups
 from tvmopt.lowering.lower_extrema import LowerExtrema
 from tvmopt.lowering.lower_rounding import LowerRounding
 from tvmopt.lowering.name_values import name_values
+from tvmopt.lowering.order_stores import order_stores
 from tvmopt.lowering.overlap import overlap_vectors
 from tvmopt.lowering.pairs import lower_pairs
 from tvmopt.lowering.partition import bound_partitions
@@ -239,6 +240,7 @@ def memory_stages() -> list[Stage]:
         stage(T.LowerRuntimeBuiltin(), needed=True),
         stage(T.ComputePrimValue(), needed=True),
         stage(T.VMShapeLower(), needed=True),
+        each_kernel("tvmopt.OrderStores", order_stores),  # the same library from the same model
         stage(T.AttachGlobalSymbol(), needed=True),
     ]
 
