@@ -159,12 +159,13 @@ def tried(name: str, form: str, folder: Path, optimum: str, verify: bool) -> dic
     record["parameters"] = int(oracle["parameters"])
     flags = () if verify else ("--no-verify",)
     try:
-        encoder = tvmopt.load(compile_(folder / "encoder_model.onnx", *flags))
+        given = inputs_of(name)
+        side = [f"--shape={n}:{'x'.join(map(str, a.shape))}" for n, a in given.items() if a.ndim == 4]  # its own alone
+        encoder = tvmopt.load(compile_(folder / "encoder_model.onnx", *flags, *side))
         first = ("--first", str(folder / "decoder_model.onnx"))
         merged = form == "merged"
         steps = "decoder_model_merged.onnx" if merged else "decoder_with_past_model.onnx"
         model = tvmopt.load(compile_(folder / steps, *flags, *(() if merged else first)))
-        given = inputs_of(name)
         decoder = model.decoder(TOKENS + 1, **encoded(encoder, given))
     except (RuntimeError, TvmoptError) as error:
         return record | {"verdict": "refused", "message": str(error)}

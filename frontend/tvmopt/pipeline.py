@@ -328,7 +328,7 @@ def graph_passes(
         P.ConvertPoolLayout(log),  # after PropagateTransposes, which would cancel its transposes
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
         P.ConvertSoftmax(log, lambda call: _sums_wide(call, machine)),  # after FuseAttention, which looks for softmax
-        P.SplitOpenSums(log),  # after PropagateTransposes: the last axis is that of rows
+        P.SplitReductions(log),  # after PropagateTransposes: the last axis is that of rows
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
         P.KeepCaches(machine.kind, log),  # after FuseAttention and the passes of layouts; its inputs are others

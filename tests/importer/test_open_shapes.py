@@ -368,6 +368,25 @@ def test_the_data_of_a_recurrence_has_the_length_of_its_weights(op):
         prepare(made, {"wide": "8"})
 
 
+def test_open_sizes_of_a_model_that_was_made_for_one_size():
+    """As exporters write vision transformers: any height and width, and a table of 24 x 24 patches."""
+    nodes = [
+        node("Conv", ["x", "w"], ["patches"], strides=[16, 16]),
+        node("Reshape", ["patches", "rows"], ["tokens"]),
+        node("Add", ["tokens", "table"], ["y"]),
+    ]
+    weights = {
+        "w": np.ones((4, 3, 16, 16), "float32"),
+        "rows": ints(0, 4, -1),
+        "table": np.ones((1, 4, 576), "float32"),
+    }
+    made = chained(nodes, weights, [value("x", PICTURE)])
+    with pytest.raises(ModelError, match=r"breaks a condition: .*== 576.*") as error:
+        prepare(made)
+    assert "made for one size" in str(error.value)
+    assert not read(prepare(made, {"x": (2, 3, 384, 384)})).ranges
+
+
 def test_what_a_squeeze_without_axes_keeps_is_2_or_more():
     made = one("Squeeze", shape=("n", 1))
     free = read(prepare(made))

@@ -179,10 +179,13 @@ def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
             break
         sizes = found
     what = ", ".join(map(str, [*(f"{d} < 1" for d in bad), *broken][:3]))
+    fix = "begin the ranges at sizes that the model takes: --shape NAME:32..1024"
+    if any(" == " in condition for condition in broken):
+        fix = "the model was made for one size: --shape NAME:1x3x224x224"
     raise ModelError(
         f"At the smallest sizes {told(sizes)} the model has a tensor without elements, or breaks a condition: {what}.",
         where=", ".join(f"input '{v.name}' {describe_type(walk.types[v.name])}" for v in walk.model.graph.input),
-        fix="begin the ranges at sizes that the model takes: --shape NAME:32..1024",
+        fix=fix,
     )
 
 

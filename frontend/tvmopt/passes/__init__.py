@@ -42,7 +42,7 @@ from tvmopt.passes.propagate_reshapes import PropagateReshapes
 from tvmopt.passes.propagate_transposes import PropagateTransposes
 from tvmopt.passes.round_activations import RoundActivations
 from tvmopt.passes.split_matmul import SplitMatmul
-from tvmopt.passes.split_open_sums import SplitOpenSums
+from tvmopt.passes.split_reductions import SplitReductions
 from tvmopt.passes.trim_taps import TrimTaps
 from tvmopt.passes.turn_columns import TurnColumns
 from tvmopt.passes.unpack_weights import UnpackWeights
@@ -92,7 +92,7 @@ __all__ = [
     "PropagateTransposes",
     "RoundActivations",
     "SplitMatmul",
-    "SplitOpenSums",
+    "SplitReductions",
     "TrimTaps",
     "TurnColumns",
     "UnpackWeights",
