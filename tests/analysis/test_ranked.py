@@ -105,3 +105,12 @@ def test_outputs_that_no_score_orders_have_no_rows():
     group = Ranked(("logits",))
     exact = {"logits": np.array([[1.0, 2.0], [3.0, 4.0]])}
     assert not group.judged(exact, {"logits": exact["logits"][::-1]}, [], None, lambda *_: pytest.fail("not asked"))
+
+
+def test_a_sorted_tensor_is_no_detector() -> None:
+    """40,000 elements: each with each would be 13 GB, and took the verification of a TopK minutes."""
+    falling = np.sort(np.random.default_rng(0).standard_normal(40_000).astype("f"))[::-1]
+    outputs = {"values": falling, "places": np.arange(40_000)}
+    group = Ranked(("values", "places"))
+    assert group.reordered(outputs, outputs) == {}
+    assert group.judged(outputs, outputs, [outputs], outputs, lambda *_: pytest.fail("judged")) == {}

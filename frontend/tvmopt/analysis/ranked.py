@@ -27,6 +27,9 @@ RANKS = {"TopK", "NonMaxSuppression"}
 CLOSE = 1e-2
 """How far, in units of the largest number of an output, two rows may be apart that are the same one; how far they
 really are is judged afterwards."""
+MOST = 2000
+"""Rows that are compared with each other at most: a detector has some hundreds, and a sorted tensor's elements, which
+:mod:`tvmopt.analysis.ties` judges, may be millions."""
 SLACK = 1e-5
 """By how much, in units of the largest, a score may be larger than the one before: it may have been rounded again."""
 
@@ -96,13 +99,15 @@ class Ranked:
         return {n: rows[chosen].reshape(peer[n].shape) for n, rows in zip(self.outputs, theirs, strict=True)}
 
     def _rows(self, outputs: Mapping[str, Array]) -> list[Array] | None:
-        """Of each output a matrix, a row an element; None where they have not as many."""
+        """Of each output a matrix, a row an element; None where they have not as many, or too many."""
         if any(n not in outputs for n in self.outputs):
             return None
         arrays = [np.asarray(outputs[n]) for n in self.outputs]
         while all(a.ndim > 1 and a.shape[0] == 1 for a in arrays):  # the batch
             arrays = [a[0] for a in arrays]
         if any(not a.ndim or a.dtype.kind not in "fiub" for a in arrays) or len({len(a) for a in arrays}) > 1:
+            return None
+        if len(arrays[0]) > MOST:
             return None
         return [a.reshape(len(a), int(np.prod(a.shape[1:]))) for a in arrays]
 
