@@ -5,6 +5,7 @@ would have - for reshapes, transposes, masks of [length, length] and what else r
                  length; the others one loop over threads, but for the one around a short row: finding its number again
                  in the number of the task takes two divisions by open sizes, as long as 50 elements
     short        a last axis of up to 8 elements (RGB) is unrolled: LLVM makes vectors along the axis before it
+    transposes   tiles of a line (16 numbers of the axis of known size) by the other axis
     seams        a condition on a last axis of known length (a concatenation of channels) cuts its loop into pieces
                  without conditions
     reductions   the contiguous axis of the result innermost, the reduced axes around it, the first value before them
@@ -28,13 +29,17 @@ from tvmopt.scheduling.cost_model import LOOPS
 from tvmopt.scheduling.facts import BlockFacts, block_facts
 from tvmopt.scheduling.open_loops import either
 from tvmopt.scheduling.open_rows import at_sizes, with_size_variables
-from tvmopt.scheduling.strides import vector_axis
+from tvmopt.scheduling.strides import transposed, vector_axis
 from tvmopt.targets import Machine
 
 SHORT = 8
 """LLVM interleaves at most eight streams."""
 SHORT_ROW = 512
 """Elements of a row below which two divisions are a large part of its time."""
+LINE = 16
+"""Numbers of a line of the cache."""
+SCATTERED = 4.0
+"""How much longer an element of a transpose takes than one that is read behind the one before."""
 SIZES = (37, 41, 43, 47, 53, 59, 61, 67)
 """Where open sizes are tried out: no two alike, none a multiple of a vector."""
 
@@ -71,7 +76,8 @@ def _nests(func: tirx.PrimFunc, machine: Machine, parallel: bool) -> tuple[tirx.
     if not counts:
         return sch.mod["main"], tirx.const(0, "int64"), 1.0
     elements, count, largest = max(counts, key=lambda c: c[0])
-    return sch.mod["main"], count, largest.nanoseconds(machine) / elements
+    scattered = SCATTERED if transposed(largest) else 1.0
+    return sch.mod["main"], count, largest.nanoseconds(machine) / elements * scattered
 
 
 _ONE = tirx.const(1, "int64")
@@ -91,7 +97,7 @@ def _nest(sch: Any, block: Any, here: BlockFacts, loops: list[Any], parallel: bo
         _start(sch, block, loops)
         return
     if not reduced:
-        outer = _rows(sch, here, loops)
+        outer = _tiles(sch, here, loops) or _rows(sch, here, loops)
     else:
         inner = vector_axis(here, spatial)
         if inner is not None:
@@ -112,6 +118,21 @@ def _start(sch: Any, block: Any, reduced: list[Any]) -> None:
     """
     if sch.get(block).init is not None and not all(_extent(sch, loop) for loop in reduced):
         sch.decompose_reduction(block, reduced[0])
+
+
+def _tiles(sch: Any, here: BlockFacts, loops: list[Any]) -> list[Any]:
+    """Take a transpose in tiles of a line by one axis, so that each line that is read or written in parts stays in L1
+    meanwhile; returns the loops over them. Empty for what is none, or has no known axis of whole lines among both."""
+    axes = transposed(here)
+    line = next((a for a in axes or () if _extent(sch, loops[a]) and not _extent(sch, loops[a]) % LINE), None)
+    if axes is None or line is None or here.guarded:
+        return []
+    (along,) = (a for a in axes if a != line)
+    pieces, inner = sch.split(loops[line], [None, LINE])
+    outer = [loop for a, loop in enumerate(loops) if a not in axes] + [pieces]
+    sch.reorder(*outer, loops[along], inner)
+    sch.unroll(inner)
+    return outer
 
 
 def _rows(sch: Any, here: BlockFacts, loops: list[Any]) -> list[Any]:

@@ -39,6 +39,23 @@ def test_heads_are_turned():
     check(build, [("batch", "seq")], lambda x: x.T, families=("elementwise",))
 
 
+@pytest.mark.parametrize("axes, shape, other", [
+    ((0, 2, 1), ("batch", 48, "seq"), ("batch", "seq", 48)),
+    ((0, 2, 1), ("batch", "seq", 48), ("batch", 48, "seq")),
+    ((0, 3, 1, 2), ("batch", "seq", 3, 16), ("batch", 16, "seq", 3)),
+    ((2, 0, 1), ("seq", 5, 32), (32, "seq", 5)),
+    ((1, 0), ("seq", 20), (20, "seq")),
+])  # fmt: skip
+def test_transposes_in_tiles_of_a_line(axes, shape, other):
+    def build(bb, x, y):
+        return relax.op.add(bb.emit(relax.op.permute_dims(x, axes)), y)
+
+    model = Open(open_module(build, [shape, other]))
+    for batch, seq in SIZES:
+        x, y = (random(*({"batch": batch, "seq": seq}.get(d, d) for d in s)) for s in (shape, other))
+        np.testing.assert_array_equal(model.guarded([x, y], y.shape), x.transpose(axes) + y)
+
+
 def test_sums_over_an_open_axis():
     check(lambda bb, x: relax.op.sum(x, [1]), [("batch", "seq", 20)], lambda x: x.sum(1), 600)
     check(lambda bb, x: relax.op.max(x, [1]), [("batch", "seq", 3)], lambda x: x.max(1))
