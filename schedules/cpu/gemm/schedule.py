@@ -137,10 +137,10 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
     uneven = -(-problem.panels // problem.cores) * problem.cores / problem.panels
     return RowTiles(
         height,
-        fetching=FETCHING if problem.panels > 1 else 0,
+        fetching=FETCHING if problem.panels > 1 and problem.m == 1 else 0,
         pieces=2 * problem.cores if uneven > 1.1 else 1,
         cached=cached_rows(4 * problem.m * problem.k, 4 * problem.n * problem.k, problem.panels, machine),
-        knobs=lambda tile: {"mr": min(tile.m, highest), "m_chunks": 1, "unroll_k": 1},
+        knobs=lambda tile: {"mr": min(tile.m, height * problem.m), "m_chunks": 1, "unroll_k": 1},
     )
 
 
