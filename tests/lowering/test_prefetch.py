@@ -10,11 +10,10 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 
 import tvmopt.schedules.cpu.winograd.compute as winograd
-from tests.schedules.harness import close, run
+from tests.schedules.harness import close, open_module, run
 from tvmopt import pipeline
 from tvmopt.lowering.prefetch import AHEAD, PREFETCH, lower_prefetch, panel_stride
-from tvmopt.scheduling.blocks import with_root
-from tvmopt.scheduling.open_loops import STEP, repeated
+from tvmopt.scheduling.open_loops import STEP
 from tvmopt.targets import Machine
 
 
@@ -72,26 +71,27 @@ def test_every_line_of_the_next_panel(rows, k, n):
 
 
 @pytest.mark.parametrize("k, n", [(33, 960), (9, 256)])
-def test_every_line_of_the_next_panel_whatever_the_number_of_tiles(k, n):
-    """The body of two tiles, repeated by a number of them that a run tells; with none nothing divides by it."""
-    func, tile, passes = (
-        scheduled(16, k, n, Machine.load("znver5").with_cores(1)),
-        *(tirx.Var(v, "int64") for v in "tp"),
-    )
-    body, loops = repeated(func.body.block.body, tile, passes), []
-    structural_walk(body, ((tirx.For, lambda loop: loops.append(loop) if STEP in loop.annotations else None),))
-    step = next(loop for loop in loops if not loop.loop_var.same_as(tile))
-    done = lower_prefetch(with_root(func, func.body, body))
+@pytest.mark.parametrize("shape", [("rows",), ("rows", 3), (3, "rows")])
+def test_every_line_of_the_next_panel_whatever_the_number_of_tiles(shape, k, n):
+    """Tiles of open rows share it, two or more, which a run counts; with none nothing divides by it."""
+    module = pipeline.lower(
+        open_module(product(1, k, n)[0], [(*shape, k)]), Machine.load("znver5").with_cores(1)
+    ).module
+    (func,) = (f for _, f in module.functions_items() if isinstance(f, tirx.PrimFunc))
+    loops: list = []
+    structural_walk(func.body, ((tirx.For, lambda loop: loops.append(loop) if STEP in loop.annotations else None),))
+    (tiles,) = (loop for loop in loops if isinstance(loop.extent, tirx.Var))
+    step = next(loop for loop in loops if int(loop.annotations.get(PREFETCH, 0)))
     places: list = []
-    structural_walk(done.body, ((tvm.ir.Call, lambda call: _place(call, places)),))
-    size = next(int(p.ty.shape[1] * p.ty.shape[2]) for p in func.params if len(p.ty.shape) == 3)
+    structural_walk(lower_prefetch(func).body, ((tvm.ir.Call, lambda call: _place(call, places)),))
+    size = next(int(p.ty.shape[1] * p.ty.shape[2]) for p in func.params if _known(p.ty.shape))
     for number in (2, 3, 5, 8, 16):
         lines = {
-            _value(column, {tile: t, step.loop_var: s, passes: number}) // 16
+            _value(column, {tiles.loop_var: t, step.loop_var: s, tiles.extent: number}) // 16
             for t in range(number) for s in range(int(step.extent)) for *_, column in places
         }  # fmt: skip
         assert set(range(-(-size // 16))) <= lines and max(lines) <= 2 * size // 16
-    assert _value(places[0][-1], {tile: 0, step.loop_var: 1, passes: 0}) >= 0
+    assert _value(places[0][-1], {tiles.loop_var: 0, step.loop_var: 1, tiles.extent: 0}) >= 0
 
 
 @pytest.mark.parametrize("rows, k, n, asked", [(1, 1024, 2048, True), (1, 64, 512, False), (2, 1024, 2048, False)])
@@ -155,6 +155,10 @@ def test_every_line_of_the_next_block_of_winograd(size, c, o, out, monkeypatch):
         at = dict(zip(steps, values, strict=True))
         lines |= {(flat(place, at) - block) // 16 for place in places}
     assert set(range(-(-block // 16))) <= lines and max(lines) <= 2 * block // 16
+
+
+def _known(shape):
+    return all(isinstance(d, tirx.IntImm) for d in shape)
 
 
 def _uses(indices, var):

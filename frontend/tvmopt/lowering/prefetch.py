@@ -15,8 +15,8 @@ comes. Winograd's weights have a panel for each place of a tile, [panel, i, j, c
 j + 1, which behind the last j is, in memory, the first of i + 1. Behind the last panel it fetches a few lines that
 nobody reads; a prefetch never faults.
 
-Where the number of rows is open the loop over tiles has an open extent (:func:`tvmopt.scheduling.open_loops.repeated`),
-and the numbers to fetch a step are computed from it at run time.
+Where the number of rows is open, the outermost of these loops is one over two tiles or more of them, which a run counts
+(scheduling/open_rows.py): the numbers to fetch a step are divided by it.
 
 A panel that is read once, for one row, leaves no time for the next one. There `AHEAD` numbers of the same panel are
 skipped instead: the processor's own prefetchers keep fewer lines on their way than its memory can deliver.
@@ -112,11 +112,10 @@ def _fetch(loop: Any, steps: list[Any], stride: int, ahead: int) -> list[Any]:
     step: Any = 0
     for outer in steps:
         step = step * outer.extent + outer.loop_var
-    passes = steps[0].extent
-    each: Any = stride  # of two passes, where their number is open; of none, too, it must divide
+    passes, each, most = steps[0].extent, stride, stride
     if not isinstance(passes, tirx.IntImm):
-        passes = tirx.max(passes, tirx.const(2, str(passes.ty.dtype)))
-        each = tirx.floordiv(2 * stride + passes - 1, passes)
+        passes = tirx.max(passes, tirx.const(2, str(passes.ty.dtype)))  # of none, too, it must divide
+        each, most = tirx.floordiv(stride + passes - 1, passes), -(-stride // 2)
     block = realize.block
     values = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
     inner: dict[Any, Any] = {}  # loops of one step around the place of the weights
@@ -129,7 +128,7 @@ def _fetch(loop: Any, steps: list[Any], stride: int, ahead: int) -> list[Any]:
     line = LINE // itemsize(load.source)
     panel = fixed[-1] if ahead else fixed[-1] + 1  # one more than there are carries over into the index before it
     place = [*fixed[:-1], panel, *zeros]
-    return [prefetch(load.source, [*place, step * each + ahead + at]) for at in range(0, stride, line)]
+    return [prefetch(load.source, [*place, step * each + ahead + at]) for at in range(0, most, line)]
 
 
 def prefetch(buffer: Any, place: list[Any]) -> Any:

@@ -219,8 +219,8 @@ def _scheduled(
 
 
 def _in_tiles(func: tirx.PrimFunc, rows: Rows, family: Family, tiles: RowTiles, machine: Machine) -> tirx.PrimFunc:
-    def scheduled(static: tirx.PrimFunc) -> tirx.PrimFunc:
-        return _scheduled(static, family, tiles.knobs, machine)
+    def scheduled(static: tirx.PrimFunc, fetching: bool = False) -> tirx.PrimFunc:
+        return _scheduled(static, family, tiles.fetching_knobs if fetching else tiles.knobs, machine)
 
     def threads(count: int) -> bool:
         return bool(_parallel_loops(scheduled(rows.at(count))))

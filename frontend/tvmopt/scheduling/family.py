@@ -75,6 +75,7 @@ class RowTiles:
         pieces: into how many pieces the rows are cut, where there are enough, for threads that a tile has no tasks for.
         cached: rows that fit into the cache: more than twice as many are cut into pieces of as many; 0: they are not.
         knobs: from the problem of a tile to its knobs; by default the analytic point.
+        fetching_knobs: to those of a tile that fetches.
     """
 
     height: int = 1
@@ -82,6 +83,7 @@ class RowTiles:
     pieces: int = 1
     cached: int = 0
     knobs: Callable[[Any], Knobs] | None = None
+    fetching_knobs: Callable[[Any], Knobs] | None = None
 
 
 @dataclass(frozen=True)

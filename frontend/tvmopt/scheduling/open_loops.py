@@ -13,8 +13,6 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx.stmt import BufferRegion
 from tvm_ffi import structural_equal, structural_map, structural_mutate
 
-from tvmopt.errors import ScheduleError
-
 STEP = "tvmopt.prefetch_step"
 """Annotates the loops that count the steps in which the next panel of weights is fetched (lowering/prefetch.py)."""
 
@@ -84,27 +82,6 @@ def _whole(buffer: Any, target: Any, indices: Sequence[Any]) -> list[Any]:
         if structural_equal(high.a, low.a) and structural_equal(high.b, size) and structural_equal(low.b, size):
             found[k - 1 : k + 1] = [tirx.const(0, str(high.ty.dtype)), high.a]
     return found
-
-
-def repeated(body: Any, tile: Any, passes: Any) -> Any:
-    """A loop over `passes` tiles: two or more, or none.
-
-    Args:
-        body: of two tiles, of which the first is repeated; they begin where `tile`, the number of the first, says.
-    """
-    found = False
-
-    def loop(node: Any, mutator: Any) -> Any:
-        nonlocal found
-        if found or STEP not in node.annotations:
-            return mutator.default_mutate(node)
-        found = True
-        return structural_map(node.body, (tirx.Var, lambda var: node.min if var.same_as(node.loop_var) else var))
-
-    body = structural_mutate(body, ((tirx.For, loop),))
-    if not found:
-        raise ScheduleError("a tile that fetches the next weights has no loop over tiles")
-    return tirx.For(tile, tirx.const(0, str(tile.ty.dtype)), passes, tirx.ForKind.SERIAL, body, None, {STEP: 1})
 
 
 def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc) -> tirx.PrimFunc:

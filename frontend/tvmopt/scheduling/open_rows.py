@@ -29,8 +29,9 @@ from tvm_ffi import StructuralKey, structural_map, structural_mutate
 from tvmopt.errors import ScheduleError
 from tvmopt.scheduling.blocks import blocks_of
 from tvmopt.scheduling.family import Declined, RowTiles
-from tvmopt.scheduling.open_loops import Names, moved, number, of_task, quotient, remainder, repeated
+from tvmopt.scheduling.open_loops import STEP, Names, moved, number, of_task, quotient, remainder
 
+Scheduler = Callable[[tirx.PrimFunc, bool], tirx.PrimFunc]
 Place = tuple[int, int]
 """A row axis: the number of its group, and its place in the group."""
 
@@ -265,13 +266,13 @@ def in_tiles(
     func: tirx.PrimFunc,
     rows: Rows,
     tiles: RowTiles,
-    scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc],
+    scheduled: Scheduler,
     parallel_from: int | None,
 ) -> tirx.PrimFunc:
     """The scheduled function for any number of rows.
 
     Args:
-        scheduled: schedules the function at a number of rows.
+        scheduled: schedules the function at a number of rows; whether it fetches the next weights meanwhile.
         parallel_from: rows from which the work is worth threads; None: never.
     """
     build = _Tiles(func, rows, tiles, scheduled)
@@ -292,15 +293,13 @@ class _Tiles:
         buffers: those of the bodies.
     """
 
-    def __init__(
-        self, func: tirx.PrimFunc, rows: Rows, tiles: RowTiles, scheduled: Callable[[tirx.PrimFunc], tirx.PrimFunc]
-    ) -> None:
+    def __init__(self, func: tirx.PrimFunc, rows: Rows, tiles: RowTiles, scheduled: Scheduler) -> None:
         self.rows, self.tiles, self.scheduled = rows, tiles, scheduled
         self.tensors = [p for p in func.params if _is_tensor(p)]
         *self.others, self.count = [_product(group) for group in rows.groups]
         self.all = _product([*self.others, self.count])
         self.buffers: list[Any] = []
-        self._made: dict[int, tirx.PrimFunc] = {}
+        self._made: dict[tuple[int, bool], tirx.PrimFunc] = {}
         self.tasks = int(self._static(tiles.height)[1].extent)
 
     def parallel(self) -> Any:
@@ -364,11 +363,11 @@ class _Tiles:
         body = tirx.SeqStmt([*names.statements, body])
         return tirx.For(q, number(0), work, tirx.ForKind.PARALLEL, body)
 
-    def _static(self, rows: int) -> tuple[tirx.PrimFunc, Any]:
+    def _static(self, rows: int, fetching: bool = False) -> tuple[tirx.PrimFunc, Any]:
         """The scheduled function for `rows` rows, with buffers and variables of its own, and its loop over tasks."""
-        if rows not in self._made:
-            self._made[rows] = self.scheduled(self.rows.at(rows))
-        func = renew_defs(self._made[rows])
+        if (rows, fetching) not in self._made:
+            self._made[rows, fetching] = self.scheduled(self.rows.at(rows), fetching)
+        func = renew_defs(self._made[rows, fetching])
         loop = func.body.block.body
         if not isinstance(loop, tirx.For):
             raise ScheduleError("the schedule of a tile is not one loop over tasks")
@@ -381,7 +380,8 @@ class _Tiles:
             tiles = end - begin
             fetching = tirx.Select(tiles >= 2, tirx.min(tiles, number(self.tiles.fetching)), number(0))
             fetching, tile = names.of("fetching", fetching), tirx.Var("tile", "int64")
-            steps.append(repeated(self._moved(2 * height, [*bases, (begin + tile) * height], task), tile, fetching))
+            here = self._moved(height, [*bases, (begin + tile) * height], task, fetching=True)
+            steps.append(tirx.For(tile, number(0), fetching, tirx.ForKind.SERIAL, here, None, {STEP: 1}))
             begin = names.of("after", begin + fetching)
         tile = tirx.Var("tile", "int64")
         here = self._moved(height, [*bases, (begin + tile) * height], task)
@@ -393,9 +393,9 @@ class _Tiles:
             steps.append(rest if last is True else tirx.IfThenElse(last, rest, None))
         return tirx.SeqStmt([*names.statements, *steps]) if len(steps) > 1 else steps[0]
 
-    def _moved(self, rows: int, bases: Sequence[Any], task: Any) -> Any:
+    def _moved(self, rows: int, bases: Sequence[Any], task: Any, fetching: bool = False) -> Any:
         """One task of the body for `rows` rows that begin at `bases`, on the open function's parameters."""
-        static, loop = self._static(rows)
+        static, loop = self._static(rows, fetching)
         self.buffers.extend(static.body.block.alloc_buffers)
         added = [{axis: bases[group] for axis, group in axes.items()} for axes in self.rows.moved]
         targets = dict(zip(static.params, zip(self.tensors, added, strict=True), strict=True))

@@ -135,17 +135,22 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
     highest = open_height(problem.nr, machine)
     height = max(1, highest // problem.m)
     uneven = -(-problem.panels // problem.cores) * problem.cores / problem.panels
+
+    def of_tile(tile: GemmProblem) -> dict[str, int]:
+        return {"mr": min(tile.m, highest), "m_chunks": 1, "unroll_k": 1}
+
     return RowTiles(
         height,
-        fetching=FETCHING if problem.panels > 1 and problem.m == 1 else 0,
+        fetching=FETCHING if problem.panels > 1 else 0,
         pieces=2 * problem.cores if uneven > 1.1 else 1,
         cached=cached_rows(4 * problem.m * problem.k, 4 * problem.n * problem.k, problem.panels, machine),
-        knobs=lambda tile: {"mr": min(tile.m, height * problem.m), "m_chunks": 1, "unroll_k": 1},
+        knobs=of_tile,
+        fetching_knobs=lambda tile: of_tile(tile) | {"fetch": 1},
     )
 
 
 def apply(sch: tvm.s_tir.Schedule, problem: GemmProblem, knobs: Knobs) -> None:
-    """Tile, compute the accumulators under the row tile, vectorise."""
+    """Tile, compute the accumulators under the row tile, vectorise. Knob `fetch`: tiles of open rows share a panel."""
     gemm = sch.get_sblock("gemm")
     (out,) = sch.get_consumers(gemm)
     m, n = sch.get_loops(out)
@@ -166,7 +171,7 @@ def apply(sch: tvm.s_tir.Schedule, problem: GemmProblem, knobs: Knobs) -> None:
     sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
     steps = [k_out] if runs is None else [runs, k_out]
     prefetch_panels(sch, [m_tile], steps, problem.panels, problem.nr * problem.k, problem.nr,
-        ahead=AHEAD if problem.m == 1 and problem.far else 0)  # fmt: skip
+        least=1 if knobs.get("fetch") else 2, ahead=AHEAD if problem.m == 1 and problem.far else 0)  # fmt: skip
     parallel = sch.fuse(m_chunk, panel)
     if problem.threads:
         sch.parallel(parallel)

@@ -39,6 +39,18 @@ def test_gemm_of_open_rows(machine, k, n):
 
 
 @pytest.mark.parametrize("machine", machines())
+@pytest.mark.parametrize("shape", [("rows", 3), (3, "rows"), ("rows", 5), (2, "rows", 2), (7, "rows")])
+def test_gemm_of_samples_of_some_rows(machine, shape):
+    """In front of the open axis and behind it: a recurrence's rows are [steps, samples]."""
+    w, b = random(33, 300), random(300)
+    model = Open(open_module(linear(w, b), [(*shape, 33)]), machine)
+    assert list(model.how.values()) == [("gemm", "")]
+    for m in SIZES:
+        x = random(*(m if d == "rows" else d for d in shape), 33)
+        close(model.guarded([x], (*x.shape[:-1], 300)), np.maximum(x.astype("float64") @ w + b, 0), 33)
+
+
+@pytest.mark.parametrize("machine", machines())
 @pytest.mark.parametrize("cores", [1, 2])
 def test_gemm_of_more_open_rows_than_the_cache_holds(machine, cores):
     """They are cut into pieces, each of which passes all weights; the last one has the rows that are left over."""
