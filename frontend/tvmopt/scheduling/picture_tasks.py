@@ -44,14 +44,14 @@ class Tasks:
     def loop(self, kind: Any) -> Any:
         """One loop over tasks: pictures, pieces of their rows, and parts of a tile's own tasks."""
         count, rows, _ = self.size
-        names, parts = Names(self.buffers), self._parts(rows) if kind == tirx.ForKind.PARALLEL else 1
+        names, parts = Names(self.buffers), self._parts(rows) if kind == tirx.ForKind.PARALLEL else number(1)
         height = self.tiles.height
         strips = rows if height == 1 else quotient(rows + (height - 1), height)
         chunks = self._chunks(count, strips, 1 if kind == tirx.ForKind.SERIAL else self.cores, parts)
         border = self._bordered(quotient(strips + chunks - 1, chunks) * height)  # TVM allocates it before all names
         chunks = names.of("chunks", chunks)
         plain = Names()  # indices have it: in a place of memory TVM would look for it where there is none
-        parts = parts if isinstance(parts, int) else plain.of("parts", parts)
+        parts = plain.of("parts", parts)
         q, inner = tirx.Var("q", "int64"), Names(self.buffers)
         part, chunk = remainder(q, parts), remainder(quotient(q, parts), chunks)
         picture = inner.of("picture", quotient(q, chunks * parts))
@@ -82,18 +82,17 @@ class Tasks:
         return tirx.SeqStmt([*names.statements, *plain.statements, loop])
 
     def _parts(self, rows: Any) -> Any:
-        """In how many parts threads share a tile's tasks: a number, or what decides it."""
-        parts, most = self.tiles.parts, self.tiles.parts_up_to
-        return tirx.Select(rows <= number(most), number(parts), number(1)) if most and parts > 1 else parts
+        """In how many parts threads share a tile's tasks."""
+        parts, most = number(self.tiles.parts), self.tiles.parts_up_to
+        return tirx.Select(rows <= number(most), parts, number(1)) if most else parts
 
     def _chunks(self, count: Any, rows: Any, cores: int, parts: Any) -> Any:
         """Into how many pieces the rows of a picture are cut: none of them longer than `tiles.bytes` of bordered rows
         allow, and a multiple of the cores where these share nothing else."""
         least = self._least(rows)
-        if cores > 1 and (not isinstance(parts, int) or parts == 1):
+        if cores > 1:
             shared = quotient(least + (2 * cores - 1), cores) * cores
-            shared = tirx.Select(count >= number(4 * cores), least, shared)
-            least = shared if isinstance(parts, int) else tirx.Select(parts > number(1), least, shared)
+            least = tirx.Select(tirx.Or(parts > number(1), count >= number(4 * cores)), least, shared)
         return tirx.max(tirx.min(least, rows), number(1))
 
     def _least(self, rows: Any) -> Any:
