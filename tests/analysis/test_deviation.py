@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tvmopt.analysis.deviation import LIMITS, deviation, slope
-from tvmopt.analysis.kernels import along
+from tvmopt.analysis.walk import along
 
 FILLS = [-3.4e38, float(np.finfo(np.float32).min), -np.inf, -1e4]
 

@@ -1,0 +1,321 @@
+"""What differed in a walk, measured by runs that only round, and which of the kernels is to blame - for `kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tvmopt.analysis.comparator import Array, OutputComparison
+from tvmopt.analysis.deviation import decided, largest, limits_of, misplaced, nearly, ranged
+from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.analysis.oracle.overflow import LARGEST, Undecided
+from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings
+from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
+from tvmopt.analysis.walk import LEANING, PLAIN, Kernel, Walk, along
+
+WORSE = 1.01
+"""How much larger the next tensors' errors may be with a kernel's own numbers: what is behind a softmax hardly shows
+its scores. Numbers that are another tensor's make them much larger."""
+
+GUESSED = 0.8
+"""Where it is a guess which tensor the next kernel wrote: by how much nearer its result must come, in squares of
+distances, as a share of what a kernel's own numbers change there. It is 1 where that change is part of what is wrong,
+and 0 on average where neither is the tensor that it resembles: inputs around 1000 all resemble each other."""
+MOSTLY = 0.9
+"""The share of a tensor's elements that are right where a kernel wrote it for certain."""
+SHOWN = 0.05
+"""The least that a kernel's own numbers must change the next tensors by, in units of what is unexplained there."""
+
+
+def in_range(taken: Mapping[str, Value]) -> dict[str, Value]:
+    """Those tensors that nothing overflowed in: what a kernel stores as infinite another may read from a register."""
+    return {n: v for n, v in taken.items() if not is_real(v.kind) or bool(np.isfinite(v.array).all())}
+
+
+class Measured:
+    """The second and third pass: float64, and runs that only round."""
+
+    def __init__(
+        self, model: Any, feeds: Mapping[str, Array], precision: str, walk: Walk, suspects: Mapping[str, Kernel]
+    ) -> None:
+        self.model, self.feeds, self.precision, self.walk, self.suspects = model, feeds, precision, walk, suspects
+        self.order = {o: i for i, n in enumerate(model.graph.node) for o in n.output}
+        self.frontier = {name: self._behind(name) for name in suspects}
+        behind = {n for names in self.frontier.values() for n in names}
+        alike = {form.removesuffix(PLAIN) for k in suspects.values() for form in k.alike}
+        products = {p for k in suspects.values() for p in k.products if p in self.order}
+        self.wanted = {*walk.wrong, *alike, *behind, *products}
+        self.kinds: dict[str, Any] = {}
+        self.found = {n: v.array for n, v in walk.taken.items()} | {n: walk.outputs[n] for n in walk.wrong}
+        self.edges: dict[str, list[Any]] = {}
+        self.exact = self._exact(walk.taken, keep=True)
+        self.found |= {name: self._written(name, kernel) for name, kernel in suspects.items()}
+        # runs that round read the integers of suspects as they ought to be: a step at an edge of theirs is no rounding
+        # of what is behind, and quantised again and again it becomes any number of steps
+        whole = {n: Value(self.exact[n], self.kinds[n]) for n in suspects if self.exact[n].dtype.kind in "iu"}
+        self.known = {**walk.taken, **whole}
+        self.naturals = self._rounded()
+        self._all = False
+        self.right: dict[str, Value] = {}  # what suspects wrote that turned out to be right
+
+    def _behind(self, name: str) -> list[str]:
+        """The next tensors behind this one whose values of the compiled model are known."""
+        known = {*self.walk.taken, *self.walk.wrong, *self.suspects}
+        front, found = {name}, []
+        for node in self.model.graph.node:
+            if front & set(node.input):
+                for output in node.output:
+                    if output in known:
+                        found.append(output)
+                    else:
+                        front.add(output)
+        return found
+
+    def _exact(self, taken: Mapping[str, Value], keep: bool = False) -> dict[str, Array]:
+        """Tensors in float64, each from the compiled model's numbers before it."""
+        recorder = Recorder(self.model)
+        made = self._run(recorder, taken)
+        if keep:
+            self.edges = recorder.edges
+            self.kinds = {n: v.kind for n, v in made.items()}
+        return {n: v.array for n, v in made.items()}
+
+    def _rounded(self) -> list[dict[str, Array]]:
+        """The same in runs that only round."""
+        return self._through(roundings(self.model, arithmetic_of(self.precision), self.edges, self._allowed))
+
+    @property
+    def _allowed(self) -> float:
+        return limits_of(self.precision, np.dtype(np.float32)).rms
+
+    def _through(self, runs: Sequence[Rounded], known: Mapping[str, Value] | None = None) -> list[dict[str, Array]]:
+        taken = self.known if known is None else known
+        return completed(runs, lambda run: {n: v.array for n, v in self._run(run, taken).items()})
+
+    def _more(self) -> bool:
+        """Ask further runs that round, once; False where they were asked."""
+        if self._all:
+            return False
+        self.naturals += self._through(nudges(self.model, self.precision, self.edges, self._allowed))
+        if any(not np.array_equal(a, self.unlimited[n], equal_nan=True) for n, a in self.exact.items()):
+            arithmetic = arithmetic_of(self.precision, wider=True)
+            runs = roundings(self.model, arithmetic, self.edges, self._allowed)
+            self.naturals += self._through(runs, in_range(self.known))
+        self._all = True
+        return True
+
+    def _run(self, oracle: Oracle, taken: Mapping[str, Value]) -> dict[str, Value]:
+        """The wanted tensors as they are computed; what reads one of `taken` gets the compiled model's."""
+        made: dict[str, Value] = {}
+
+        def seen(name: str, value: Value) -> None:
+            if name in self.wanted:
+                made[name] = value
+
+        oracle.run(self.feeds, self.wanted, seen, taken)
+        return made
+
+    def _written(self, name: str, kernel: Kernel) -> Array:
+        """The tensor that a kernel likeliest wrote, its bias added where it is the next kernel's."""
+        form = kernel.likeliest
+        return kernel.tensor_of(form, kernel.placed(kernel.forms(name, self.exact[name])[form])[0])
+
+    @cached_property
+    def unlimited(self) -> dict[str, Array]:
+        """The wanted tensors as if what lies between had no largest number; that of their own is the one of the type in
+        which the compiled model has them."""
+        return self._unlimited(in_range(self.walk.taken))
+
+    def _unlimited(self, taken: Mapping[str, Value]) -> dict[str, Array]:
+        made = self._run(Oracle(self.model, UNLIMITED), taken)
+        kinds = {n: self.found[n].dtype if n in self.found else v.kind for n, v in made.items()}
+        return {n: limit(v.array, kinds[n]) if is_real(v.kind) else v.array for n, v in made.items()}
+
+    @cached_property
+    def undecided(self) -> dict[str, Array]:
+        """The wanted tensors with NaN where the order of a sum that leaves its type decides; as they are, where no
+        tensor that is known has numbers of that size."""
+        tensors = map(np.asarray, [*self.feeds.values(), *self.exact.values(), *self.found.values()])
+        if not any(largest(a) > LARGEST or np.isinf(a).any() for a in tensors if a.dtype.kind == "f"):
+            return self.exact
+        return {n: v.array for n, v in self._run(Undecided(self.model), self.walk.taken).items()}
+
+    def compared(self, name: str) -> OutputComparison:
+        """An output."""
+        naturals = [n[name] for n in self.naturals if name in n]
+        one = self.walk.compared(name, self.exact[name], self.found[name], self.kinds[name], naturals)
+        if not one.ok:
+            exact = decided(self.exact[name], self.undecided[name], self.found[name])
+            exact = ranged(exact, self.unlimited[name], self.found[name])
+            one = self.walk.compared(name, exact, self.found[name], self.kinds[name], naturals)
+        if (
+            one.problem == "differs" or misplaced(one)
+        ) and self._more():  # it is this tensor for certain, however large the difference
+            return self.compared(name)
+        alone = one if one.ok else self._from_inputs(name, name, self.found[name])
+        if alone.ok or name not in self.behind_settled:
+            return alone if alone.ok else one
+        behind = self.walk.compared(name, self.behind_settled[name], self.found[name], self.kinds[name], naturals)
+        return behind if behind.ok else one
+
+    @cached_property
+    def behind_settled(self) -> dict[str, Array]:
+        """Tensors in float64 from integers that are right only as runs which round are: on the compiled model's side of
+        an edge, from where a comparison of bytes goes on without one."""
+        settled = {}
+        for name, kernel in self.suspects.items():
+            if self.exact[name].dtype.kind in "iu" and self.written(kernel.likeliest, kernel).ok:
+                settled[name] = Value(self.found[name], self.kinds[name])
+        return self._exact({**self.walk.taken, **settled}) if settled else {}
+
+    @cached_property
+    def alone(self) -> dict[str, Array]:
+        """Tensors in float64, from the model's inputs and nothing that a kernel wrote."""
+        return self._exact({})
+
+    @cached_property
+    def alone_unlimited(self) -> dict[str, Array]:
+        """The same as if what lies between had no largest number."""
+        return self._unlimited({})
+
+    def _from_inputs(
+        self, name: str, form: str, found: Array, forms: Callable[[Array], Array] = lambda a: a
+    ) -> OutputComparison:
+        """A tensor compared with the oracle from the model's inputs on, without allowance for rounding but that of
+        registers where the model has 16 bits: what a kernel wrote need not be what the next one read. A norm may
+        compute for itself the mean that another kernel writes, and keep more digits of it; so may attention the scores
+        that are an output in 16 bits."""
+        kind = self.kinds[name]
+        one = self.walk.compared(form, forms(self.alone[name]), found, kind)
+        if not one.ok and is_real(kind) and kind.itemsize < 4:
+            exact = ranged(forms(self.alone[name]), forms(self.alone_unlimited[name]), found)
+            naturals = [forms(n[name]) for n in self.registers if name in n]
+            one = self.walk.compared(form, exact, found, kind, naturals)
+        return one
+
+    @cached_property
+    def registers(self) -> list[dict[str, Array]]:
+        """Runs from the model's inputs on that round to float32 and never to 16 bits."""
+        arithmetic = Arithmetic(np.float32, limits=False)
+        return self._through(roundings(self.model, arithmetic, self.edges, self._allowed), {})
+
+    def written(self, form: str, kernel: Kernel) -> OutputComparison:
+        """What a kernel wrote, if that is this form of a tensor."""
+        name = form.removesuffix(PLAIN)
+        found = kernel.placed(kernel.forms(name, self.exact[name])[form])[0]
+        one = self._one(form, kernel, self.exact, self.naturals)
+        if not one.ok:
+            ought, free, open_ = (
+                kernel.forms(name, a[name])[form] for a in (self.exact, self.unlimited, self.undecided)
+            )
+            ought = ranged(decided(ought, open_, found), free, found)
+            naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
+            one = self.walk.compared(form, ought, found, self.kinds[name], naturals)
+        if (nearly(one) or misplaced(one)) and self._more():
+            return self.written(form, kernel)
+        if name in self.walk.grids:
+            return one
+        alone = one if one.ok else self._from_inputs(name, form, found, lambda a: kernel.forms(name, a)[form])
+        leaning = self._leaning(form, kernel, alone if alone.ok else one, self.exact, self.naturals)
+        return self.written(form, kernel) if leaning.ok < one.ok and self._more() else leaning
+
+    def _one(
+        self, form: str, kernel: Kernel, exact: Mapping[str, Array], naturals: Sequence[Mapping[str, Array]]
+    ) -> OutputComparison:
+        name = form.removesuffix(PLAIN)
+        ought = kernel.forms(name, exact[name])[form]
+        samples = [kernel.forms(name, n[name])[form] for n in naturals if name in n]
+        return self.walk.compared(form, ought, kernel.placed(ought)[0], self.kinds[name], samples)
+
+    def _leaning(
+        self, form: str, kernel: Kernel, one: OutputComparison, exact: Mapping[str, Array],
+        naturals: Sequence[Mapping[str, Array]],
+    ) -> OutputComparison:  # fmt: skip
+        name = form.removesuffix(PLAIN)
+        ought = kernel.forms(name, exact[name])[form]
+        samples = [kernel.forms(name, n[name])[form] for n in naturals if name in n]
+        products = [exact.get(p) for p in kernel.products]
+        return along(one, ought, kernel.placed(ought)[0], products, self.precision, self.kinds[name], samples)
+
+    def _behind_right(self) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+        """(Tensors in float64, runs that only round) from what the kernels before them wrote - those too that are right
+        only as runs which round are: behind twenty layers in 16 bits a few runs do not show all that the last ones may
+        make of the errors of the first ones."""
+        known, recorder = {**self.walk.taken, **self.right}, Recorder(self.model)
+        exact = {n: v.array for n, v in self._run(recorder, known).items()}
+        runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed)
+        return exact, self._through(runs, known)
+
+    def output(self, name: str) -> OutputComparison:
+        """An output, from what the kernels before it wrote, once :meth:`guilty` knows which of them are right."""
+        one = self.compared(name)
+        if one.ok or not self.right:
+            return one
+        exact, naturals = self._behind_right()
+        samples = [n[name] for n in naturals if name in n]
+        behind = self.walk.compared(name, exact[name], self.found[name], self.kinds[name], samples)
+        return behind if behind.ok else one
+
+    def _tried(self, kernel: Kernel) -> dict[str, OutputComparison]:
+        """What a kernel wrote, as each form of a tensor that it may be."""
+        tried = {form: self.written(form, kernel) for form in kernel.alike}
+        if self.right and tried and not any(one.ok for one in tried.values()):
+            exact, naturals = self._behind_right()
+            for form in tried:
+                tried[form] = self._leaning(form, kernel, self._one(form, kernel, exact, naturals), exact, naturals)
+        return tried
+
+    def _rounding(self, name: str) -> float:
+        """What runs that only round change of a tensor of floats, at most; nothing of integers, which fit exactly."""
+        if self.exact[name].dtype.kind != "f":
+            return 0.0
+        return max((_distance(self.exact[name], n[name]) for n in self.naturals if name in n), default=0.0)
+
+    def guilty(self) -> str | None:
+        """The first kernel's tensor that is written wrongly, as those behind it show."""
+        for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
+            kernel = self.suspects[name]
+            if kernel.output and self.compared(kernel.output).ok:
+                continue
+            tried = self._tried(kernel)
+            right = next((form for form, one in tried.items() if one.ok), "")
+            if right:
+                kernel.tensor, kernel.comparison = right.removesuffix(PLAIN), tried[right]
+                placed = kernel.placed(kernel.forms(kernel.tensor, self.exact[kernel.tensor])[right])[0]
+                self.right[kernel.tensor] = Value(kernel.tensor_of(right, placed), self.kinds[kernel.tensor])
+            if right or not self.frontier[name]:
+                continue
+            own = self._exact({**self.walk.taken, name: Value(self.found[name], self.kinds[name])})
+            for next_one in self.frontier[name]:
+                ought = _distance(self.exact[next_one], self.found[next_one])
+                changed, rest = (_distance(own[next_one], t[next_one]) for t in (self.exact, self.found))
+                # what shows nothing of it (a saturated softmax, an element that a pool drops, numbers whose sizes alone
+                # are added up) says nothing of a guess
+                least = max(SHOWN * ought, LEANING * self._rounding(next_one))
+                if changed <= least and not _mostly(self.exact[name], self.found[name]):
+                    continue
+                if next_one in self.suspects:
+                    fits = rest**2 <= ought**2 - GUESSED * changed**2
+                else:
+                    fits = rest <= WORSE * ought  # integers fit exactly
+                if fits and ought > 0:
+                    return name
+        return None
+
+
+def _mostly(exact: Array, found: Array) -> bool:
+    """Whether nine in ten elements are the tensor's: then it is that tensor, with a few wrong elements."""
+    a, b = exact.astype(np.float64), found.astype(np.float64)
+    scale = float(np.sqrt(np.mean(np.square(a[np.isfinite(a)])))) if np.isfinite(a).any() else 0.0
+    return bool(np.isclose(b, a, rtol=1e-4, atol=1e-6 * scale, equal_nan=True).mean() > MOSTLY)
+
+
+def _distance(exact: Array, found: Array) -> float:
+    """The rms of the difference, over elements finite in both."""
+    with np.errstate(all="ignore"):
+        error = np.square(found.astype(np.float64) - exact.astype(np.float64))
+    error = error[np.isfinite(error)]
+    return float(np.sqrt(error.mean())) if error.size else 0.0
