@@ -162,6 +162,16 @@ def test_linear(transform: str) -> None:
         agree(one("LinearRegressor", x, {"y": 1}, version=1, targets=3, **attrs), x)
 
 
+def test_intercepts_say_how_many_rows_there_are() -> None:
+    x, weights = rows(9, 4, edges=False), RNG.standard_normal(24).tolist()
+    agree(
+        one("LinearRegressor", x, {"y": 1}, version=1, targets=3, coefficients=weights, intercepts=[1.0, 0.0, 2.0]), x
+    )
+    made = one("LinearRegressor", x, {"y": 1}, version=1, coefficients=weights[:8], intercepts=[1.0, 0.0, 2.0])
+    with pytest.raises(UnsupportedOp, match="2 rows of coefficients and 3 intercepts"):
+        import_model(made)
+
+
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
 def test_norms(norm: str) -> None:
     x = np.abs(rows(17, 5)) if norm == "MAX" else rows(17, 5)  # onnxruntime's MAX takes the largest, not its magnitude

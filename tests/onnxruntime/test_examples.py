@@ -21,6 +21,7 @@ from tvmopt.errors import TvmoptError
 X = np.random.default_rng(0).random((3, 4, 5), np.float32)
 CLASSES = ("InferenceSession", "SessionOptions", "RunOptions", "IOBinding", "OrtValue", "OrtDevice", "NodeArg",
            "ModelMetadata")  # fmt: skip
+IRIS = np.array([0.385741144, 1.38054061, -2.13145, -0.992804825, 0.642774522, -1.7489388])
 ENGINES = pytest.mark.parametrize("ort", [theirs, ours], ids=["onnxruntime", "tvmopt"])
 
 
@@ -105,6 +106,18 @@ def test_load_and_predict(ort: Any) -> None:
 
 
 @ENGINES
+def test_the_classifier_that_onnxruntime_ships(ort: Any) -> None:
+    """It names no opset of ai.onnx and has more coefficients than its intercepts use."""
+    session = ort.InferenceSession(example("logreg_iris.onnx"), providers=["CPUExecutionProvider"])
+    x = np.array([[1, 2], [-3, 4], [50, -6]], np.float32)
+    label, rows = session.run(None, {"float_input": x})
+    rows_wanted = 1 / (1 + np.exp(-(x @ IRIS.reshape(3, 2).T + [0.2496292, 0.582027793, -0.941616654])))
+    assert label.tolist() == rows_wanted.argmax(1).tolist()
+    rows_wanted /= rows_wanted.sum(1, keepdims=True)
+    np.testing.assert_allclose([[row[n] for n in range(3)] for row in rows], rows_wanted, atol=1e-6)
+
+
+@ENGINES
 def test_metadata(ort: Any) -> None:
     meta = ort.InferenceSession(example("mul_1.onnx"), providers=["CPUExecutionProvider"]).get_modelmeta()
     model = onnx.load(example("mul_1.onnx"))
@@ -168,6 +181,21 @@ def test_an_ort_value(ort: Any) -> None:
     np.testing.assert_array_equal(value.numpy(), X)
     (found,) = ort.InferenceSession(example(), providers=["CPUExecutionProvider"]).run(["y"], {"x": value})
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-X)), rtol=1e-5)
+    mirrored = ort.OrtValue.ortvalue_from_numpy(X.T, "cpu", 0, -1).numpy()  # its address is that of ordered elements
+    assert mirrored.flags.c_contiguous and (mirrored == X.T).all()
+    value = ort.OrtValue.ortvalue_from_numpy(np.zeros_like(X))
+    value.update_inplace(data=X)
+    copy = ort.OrtValue.ortvalue_from_shape_and_type([3, 4, 5], np.float32, "cpu", 0, -1, None)
+    if ort is ours:  # theirs copies between devices only
+        ort.copy_tensors([value], [copy])
+        np.testing.assert_array_equal(copy.numpy(), X)
+        with pytest.raises(TvmoptError, match="1 tensors are to be copied into 0"):
+            ort.copy_tensors([value], [])
+    with pytest.raises(Exception, match=r"size|tensor's type and shape"):
+        copy.update_inplace(X[0])
+    with pytest.raises(Exception, match="OrtValue"):
+        ort.OrtValue.ortvalue_from_numpy(np.array(["a"]))
+    assert ort.OrtDevice.make("cpu", 0, -1).device_type() == 0
     bits = np.array([0x3F80, 0x4000], np.uint16)
     half = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
     assert (half.data_type(), half.element_type()) == ("tensor(bfloat16)", onnx.TensorProto.BFLOAT16)
@@ -199,6 +227,45 @@ def test_a_scenario_of_io_binding(ort: Any, scenario: int) -> None:
     found = {3: y.numpy, 4: lambda: binding.get_outputs()[0].numpy(), 5: y.numpy}
     result = found.get(scenario, lambda: binding.copy_outputs_to_cpu()[0])()
     np.testing.assert_allclose(result, 1 / (1 + np.exp(-X)), rtol=1e-5)
+
+
+# -- what programs get wrong, and what they read though it is not the interface --------------------------------------
+
+
+@ENGINES
+def test_arguments_of_other_types(ort: Any) -> None:
+    session = ort.InferenceSession(example(), providers=["CPUExecutionProvider"])
+    for source in (1, None, bytearray(b"x"), onnx.load(example())):
+        with pytest.raises(TypeError):
+            ort.InferenceSession(source)
+    with pytest.raises(TypeError):
+        ort.InferenceSession(example(), {"intra_op_num_threads": 1})
+    with pytest.raises(TypeError):
+        ort.SessionOptions().intra_op_num_threads = "2"
+    with pytest.raises(TypeError):
+        ort.SessionOptions().logid = 2
+    with pytest.raises(TypeError):
+        session.run("y", {"x": X})
+    for feeds in (None, [X]):
+        with pytest.raises((TypeError, AttributeError)):
+            session.run(None, feeds)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = -1  # as 0
+    assert ort.InferenceSession(example(), options, providers=["CPUExecutionProvider"]).run(None, {"x": X})
+
+
+@ENGINES
+def test_what_optimum_reads(ort: Any) -> None:
+    session = ort.InferenceSession(example(), providers=["CPUExecutionProvider"])
+    assert session._model_path == example() and session._providers == ["CPUExecutionProvider"]
+    assert [session._inputs_meta[0].name, session._outputs_meta[0].name] == ["x", "y"]
+
+
+def test_numbers_of_the_other_byte_order() -> None:
+    """onnxruntime takes their bytes as they are."""
+    session = ours.InferenceSession(example())
+    (found,) = session.run(None, {"x": X.astype(">f4")})
+    np.testing.assert_array_equal(found, session.run(None, {"x": X})[0])
 
 
 # -- options of sessions and runs --------------------------------------------------------------------------------------
@@ -237,6 +304,8 @@ def test_the_examples_modules_are_ours_in_the_place_of_onnxruntime() -> None:
         "from onnxruntime import datasets, get_device\n"
         "from onnxruntime.datasets import get_example\n"
         "from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument\n"
+        "from onnxruntime.capi.onnxruntime_inference_collection import IOBinding, InferenceSession, OrtValue\n"
+        "assert InferenceSession is tvmopt.onnxruntime.InferenceSession\n"
         "assert backend.__name__ == 'tvmopt.onnxruntime.backend', backend\n"
         "print(get_example('mul_1.onnx'), backend.supports_device(get_device()))\n"
     )

@@ -317,6 +317,22 @@ def test_fallback_is_asked_for_and_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert "strings.onnx runs in onnxruntime" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("node", "kinds"),
+    [
+        (helper.make_node("Nonesuch", ["x"], ["y"]), (exceptions.NotImplemented, UnsupportedOp)),
+        (helper.make_node("Relu", ["z"], ["y"]), (exceptions.InvalidGraph, ModelError)),
+    ],
+)
+def test_what_cannot_be_compiled_has_both_classes(node: Any, kinds: tuple[type, ...], tmp_path: Path) -> None:
+    float_ = TensorProto.FLOAT
+    path = saved(tmp_path / "bad.onnx", [node], [value("x", float_, [2])], [value("y", float_, [2])])
+    with pytest.raises(kinds[0]) as error:
+        ours.InferenceSession(path)
+    assert all(isinstance(error.value, kind) for kind in kinds) and error.value.fix
+    assert type(error.value).__name__ == kinds[0].__name__
+
+
 def test_what_is_not_there_is_refused_by_name(session: ours.InferenceSession) -> None:
     with pytest.raises(exceptions.NotImplemented, match="end_profiling"):
         session.end_profiling()

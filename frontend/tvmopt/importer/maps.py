@@ -16,7 +16,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from tvmopt.fields import mentions
-from tvmopt.importer.protos import attributes, normal_domain
+from tvmopt.importer.opset import TARGET
+from tvmopt.importer.protos import attributes, normal_domain, opset_versions
 
 ZIP = "ZipMap"
 DOMAIN = "ai.onnx.ml"
@@ -54,4 +55,6 @@ def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in found.values():
         name, source, result = node.name, node.input[0], node.output[0]
         node.CopyFrom(helper.make_node("Identity", [source], [result], name=name))
+    if found and model.opset_import and "" not in opset_versions(model):  # a model of ai.onnx.ml alone
+        model.opset_import.append(helper.make_opsetid("", TARGET))
     return model

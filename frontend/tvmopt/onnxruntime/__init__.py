@@ -25,15 +25,15 @@ from tvmopt.onnxruntime.options import (
 )
 from tvmopt.onnxruntime.replace import install, real, uninstall
 from tvmopt.onnxruntime.session import InferenceSession, ModelMetadata, NodeArg
-from tvmopt.onnxruntime.values import IOBinding, OrtDevice, OrtValue
+from tvmopt.onnxruntime.values import IOBinding, OrtDevice, OrtValue, copy_tensors
 
-__version__ = "1.31.0"
+__version__ = "1.32.0"
 """The version of onnxruntime whose interface this is."""
 
 __all__ = [
     "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata",
     "NodeArg", "OrtDevice", "OrtValue", "RunOptions", "SessionIOBinding", "SessionOptions", "backend", "capi",
-    "datasets", "disable_telemetry_events", "enable_telemetry_events", "get_all_providers",
+    "copy_tensors", "datasets", "disable_telemetry_events", "enable_telemetry_events", "get_all_providers",
     "get_available_providers", "get_build_info", "get_device", "get_version_string", "install", "preload_dlls",
     "real", "set_default_logger_severity", "set_default_logger_verbosity", "set_seed", "uninstall",
 ]  # fmt: skip

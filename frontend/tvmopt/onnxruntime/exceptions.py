@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, NoReturn
 
-from tvmopt.errors import InputError, ModelError, TvmoptError
+from tvmopt.errors import InputError, ModelError, TvmoptError, UnsupportedOp
 
 
 class Fail(TvmoptError):
@@ -67,6 +68,29 @@ class NotFound(Fail):
     """Named for programs that catch it; tvmopt does not raise it (something is missing)."""
 
 
+KINDS = (
+    (UnsupportedOp, NotImplemented),
+    (ModelError, InvalidGraph),
+    (InputError, InvalidArgument),
+    (TvmoptError, Fail),
+)
+"""What onnxruntime raises where a compile fails with one of ours; the first that fits."""
+
+
+def as_theirs(error: TvmoptError) -> TvmoptError:
+    """The error itself, of onnxruntime's class too: programs that catch `InvalidGraph` and go another way still do.
+
+    >>> problem = as_theirs(UnsupportedOp("no converter"))
+    >>> isinstance(problem, NotImplemented), isinstance(problem, UnsupportedOp), str(problem)
+    (True, True, 'no converter')
+    """
+    theirs = next(theirs for ours, theirs in KINDS if isinstance(error, ours))
+    if not isinstance(error, theirs):
+        both = type(theirs.__name__, (theirs, type(error)), {}) if not issubclass(theirs, type(error)) else theirs
+        error.__class__ = both
+    return error
+
+
 def missing(name: str, instead: str) -> NotImplemented:
     """The error of a part of the interface that is refused."""
     return NotImplemented(f"onnxruntime's {name} is not part of tvmopt's session.", where=name, fix=instead)
@@ -94,10 +118,14 @@ class Refusing(metaclass=_RefusingClass):
 
 
 class Settings(Refusing):
-    """One whose attributes are all known: an unknown one is refused when it is set, too."""
+    """One whose attributes are all known: an unknown one, and one of another type, is refused when it is set, too."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
         if not known and "_sealed" in self.__dict__:
             absent(type(self).__name__, name)
+        wanted = next((kind for kind in (Integral, str) if isinstance(self.__dict__.get(name), kind)), object)
+        if not isinstance(value, wanted):
+            word = "a number" if wanted is Integral else "a text"
+            raise TypeError(f"{type(self).__name__}.{name} is {word}, not {value!r}")
         object.__setattr__(self, name, value)

@@ -16,7 +16,15 @@ import numpy as np
 
 from tvmopt.errors import TvmoptError
 from tvmopt.importer.maps import maps
-from tvmopt.onnxruntime.exceptions import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, Refusing, missing
+from tvmopt.onnxruntime.exceptions import (
+    Fail,
+    InvalidArgument,
+    InvalidProtobuf,
+    NoSuchFile,
+    Refusing,
+    as_theirs,
+    missing,
+)
 from tvmopt.onnxruntime.options import SessionOptions
 from tvmopt.onnxruntime.replace import real
 from tvmopt.onnxruntime.values import DTYPES, TYPES, IOBinding, OrtValue, type_name
@@ -69,7 +77,8 @@ class InferenceSession(Refusing):
         fallback: run a model that cannot be compiled in onnxruntime, and say so on stderr.
 
     A model without open dimensions is compiled now, any other one when shapes are first met. What was compiled is kept
-    in the user's cache (`tvmopt.cache`).
+    in the user's cache (`tvmopt.cache`). Attributes that packages read of onnxruntime's session though they are its own
+    have their names: `_model_path`, `_inputs_meta`, `_outputs_meta`, `_sess_options`, `_providers`.
 
     Raises:
         NoSuchFile, InvalidProtobuf: the file cannot be read. TvmoptError: it cannot be compiled.
@@ -85,9 +94,14 @@ class InferenceSession(Refusing):
         fallback: bool = False,
         **_ignored: Any,
     ) -> None:
-        self._options = sess_options or SessionOptions()
-        if self._options.cores is not None:
-            parse(self._options.cores)  # what is wrong is told before any work
+        if sess_options is not None and not isinstance(sess_options, SessionOptions):
+            raise TypeError(f"sess_options is a {type(sess_options).__name__}, not SessionOptions")
+        if not isinstance(path_or_bytes, str | os.PathLike | bytes):
+            raise TypeError(f"a session is made of a path or of bytes, not of a {type(path_or_bytes).__name__}")
+        self._sess_options = sess_options or SessionOptions()
+        self._model_path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
+        if self._sess_options.cores is not None:
+            parse(self._sess_options.cores)  # what is wrong is told before any work
         self._begin = time.time_ns()
         self._fallback = fallback
         self._other: Any = None  # a session of onnxruntime, where ours cannot compile the model
@@ -105,9 +119,9 @@ class InferenceSession(Refusing):
             self._open_model(path_or_bytes)
 
     def _open_artifact(self, path: Path) -> None:
-        self._artifact = load(path, threads=self._threads, cores=self._options.cores)
-        self._inputs = [NodeArg(i.name, list(i.shape), type_name(i.numpy_dtype)) for i in self._artifact.inputs]
-        self._outputs = [NodeArg(o.name, list(o.shape), type_name(o.numpy_dtype)) for o in self._artifact.outputs]
+        self._artifact = load(path, threads=self._threads, cores=self._sess_options.cores)
+        self._inputs_meta = [NodeArg(i.name, list(i.shape), type_name(i.numpy_dtype)) for i in self._artifact.inputs]
+        self._outputs_meta = [NodeArg(o.name, list(o.shape), type_name(o.numpy_dtype)) for o in self._artifact.outputs]
         self._initializers: list[NodeArg] = []
         self._metadata = ModelMetadata(graph_name=self._artifact.manifest.model)
 
@@ -130,12 +144,12 @@ class InferenceSession(Refusing):
             raise InvalidProtobuf(told, where=str(path), fix="give an ONNX file") from error
         graph = model.graph
         given = {i.name for i in graph.initializer}
-        sizes = self._options.free_dimensions
+        sizes = self._sess_options.free_dimensions
         args = [_node_arg(value, sizes) for value in graph.input]
-        self._inputs = [a for a in args if a.name not in given]
+        self._inputs_meta = [a for a in args if a.name not in given]
         self._initializers = [a for a in args if a.name in given]
         self._maps = maps(model)
-        self._outputs = [
+        self._outputs_meta = [
             NodeArg(value.name, [], DICTIONARIES) if value.name in self._maps else _node_arg(value, sizes)
             for value in graph.output
         ]
@@ -144,33 +158,36 @@ class InferenceSession(Refusing):
             model.model_version if model.HasField("model_version") else UNVERSIONED,
             {p.key: p.value for p in model.metadata_props},
         )  # fmt: skip
-        dtypes = {a.name: DTYPES.get(a.type) for a in self._inputs}
+        dtypes = {a.name: DTYPES.get(a.type) for a in self._inputs_meta}
         open_ = {a.name for a in (_node_arg(value, {}) for value in graph.input) if not _is_fixed(a)}
-        entry = self._options._entries.get
+        entry = self._sess_options._entries.get
         self._variants = Variants(
-            path, model, title, {a.name: a.shape for a in self._inputs if a.name in open_},
+            path, model, title, {a.name: a.shape for a in self._inputs_meta if a.name in open_},
             frozenset(n for n, dtype in dtypes.items() if dtype is not None and dtype.kind in "biu"),
-            self._options.log_severity_level >= 3,
+            self._sess_options.log_severity_level >= 3,
             threads=self._threads, precision=entry("tvmopt.precision", "fp32"),
             verify=entry("tvmopt.verify", "1") != "0", exact=entry("tvmopt.exact", "0") == "1",
-            cores=self._options.cores,
+            cores=self._sess_options.cores,
         )  # fmt: skip
-        if all(map(_is_fixed, self._inputs)):
-            zeros = {a.name: np.zeros([d for d in a.shape if isinstance(d, int)], dtypes[a.name]) for a in self._inputs}
+        if all(map(_is_fixed, self._inputs_meta)):
+            zeros = {
+                a.name: np.zeros([d for d in a.shape if isinstance(d, int)], dtypes[a.name]) for a in self._inputs_meta
+            }
             if not any(array.dtype.kind in "biu" and array.size <= DECIDES for array in zeros.values()):
                 self._prepared(zeros)
 
     @property
     def _threads(self) -> int | None:
-        return self._options.intra_op_num_threads or None
+        wanted: int = self._sess_options.intra_op_num_threads
+        return wanted if wanted > 0 else None
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
-        return list(self._inputs)
+        return list(self._inputs_meta)
 
     def get_outputs(self) -> list[NodeArg]:
-        return list(self._outputs)
+        return list(self._outputs_meta)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Inputs with a default; they keep it here: to feed one is refused."""
@@ -180,7 +197,11 @@ class InferenceSession(Refusing):
         return self._metadata
 
     def get_session_options(self) -> SessionOptions:
-        return self._options
+        return self._sess_options
+
+    @property
+    def _providers(self) -> list[str]:
+        return self.get_providers()
 
     def get_providers(self) -> list[str]:
         return list(self._other.get_providers() if self._other else PROVIDERS)
@@ -219,7 +240,9 @@ class InferenceSession(Refusing):
         """
         if run_options is not None and run_options.terminate:
             raise Fail("Exiting due to terminate flag being set to true.", fix="set run_options.terminate to False")
-        known = [o.name for o in self._outputs]
+        known = [o.name for o in self._outputs_meta]
+        if isinstance(output_names, str):
+            raise TypeError(f"the outputs wanted are a list of names, not the text {output_names!r}")
         names = list(output_names) if output_names else known
         for name in names:
             if name not in known:
@@ -275,6 +298,7 @@ class InferenceSession(Refusing):
             return self._variants.model(feeds)
         except TvmoptError as error:
             if not self._fallback:
+                as_theirs(error)
                 raise
             self._other = self._foreign()
             what = error.what.splitlines()[0]
@@ -284,14 +308,16 @@ class InferenceSession(Refusing):
     def _foreign(self) -> Any:
         engine = real()
         options = engine.SessionOptions()
-        options.intra_op_num_threads = self._options.intra_op_num_threads
-        for name, size in self._options.free_dimensions.items():
+        options.intra_op_num_threads = self._sess_options.intra_op_num_threads
+        for name, size in self._sess_options.free_dimensions.items():
             options.add_free_dimension_override_by_name(name, size)
         source, providers, provider_options = self._asked
         return engine.InferenceSession(source, options, providers or PROVIDERS, provider_options)
 
     def _checked(self, feed: Mapping[str, Any]) -> dict[str, Array]:
-        wanted = {i.name: i for i in self._inputs}
+        if not isinstance(feed, Mapping):
+            raise TypeError(f"the inputs are a dictionary of arrays by name, not a {type(feed).__name__}")
+        wanted = {i.name: i for i in self._inputs_meta}
         absent = [name for name in wanted if name not in feed]
         if absent:
             raise ValueError(f"Required inputs ({absent}) are missing from input feed ({list(feed)}).")
@@ -318,6 +344,8 @@ def _array(value: Any, arg: NodeArg) -> Array:
             fix = f"give an array of {arg.type}"
             raise InvalidArgument(f"the input {arg.name!r} is no tensor: {error}.", where=arg.name, fix=fix) from None
     array = np.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if dtype is not None and array.dtype != dtype:
         what = f"Unexpected input data type. Actual: ({type_name(array.dtype)}), expected: ({arg.type})"
         raise InvalidArgument(what, where=arg.name, fix=f"x.astype({dtype.name!r})")

@@ -37,14 +37,17 @@ class OrtDevice(Refusing):
     """Where memory is: on the CPU."""
 
     def __init__(self, device_type: str = "cpu", device_id: int = 0) -> None:
-        self._type, self._id = _on_cpu(device_type), device_id
+        _on_cpu(device_type)
+        self._id = device_id
 
     @staticmethod
-    def make(ort_device_name: str, device_id: int) -> OrtDevice:
+    def make(ort_device_name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
+        _on_cpu(ort_device_name, vendor_id)
         return OrtDevice(ort_device_name, device_id)
 
-    def device_type(self) -> str:
-        return self._type
+    def device_type(self) -> int:
+        """onnxruntime's number of the CPU."""
+        return 0
 
     def device_id(self) -> int:
         return self._id
@@ -56,10 +59,11 @@ class OrtDevice(Refusing):
         return 0
 
 
-def _on_cpu(device_type: str) -> str:
-    if str(device_type).lower() != "cpu":
-        raise missing(f"device {device_type!r}", "give arrays in the host's memory; tvmopt.load runs CUDA artifacts")
-    return "cpu"
+def _on_cpu(device_type: str, vendor_id: int = -1, memory_info: Any = None) -> None:
+    if str(device_type).lower() != "cpu" or int(vendor_id) > 0 or memory_info is not None:
+        told = "a memory_info" if memory_info is not None else f"vendor_id {vendor_id}" if int(vendor_id) > 0 else ""
+        fix = "give arrays in the host's memory; tvmopt.load runs CUDA artifacts"
+        raise missing(told or f"device {device_type!r}", fix)
 
 
 class OrtValue(Refusing):
@@ -69,10 +73,16 @@ class OrtValue(Refusing):
         self._array = array
 
     @classmethod
-    def ortvalue_from_numpy(cls, numpy_obj: Any, device_type: str = "cpu", device_id: int = 0) -> Self:
-        """Over the memory of an array: nothing is copied."""
-        _on_cpu(device_type)
-        return cls(np.asarray(numpy_obj))
+    def ortvalue_from_numpy(
+        cls, numpy_obj: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> Self:
+        """Over the memory of an array; only one whose elements do not lie in order is copied."""
+        _on_cpu(device_type, vendor_id)
+        array = np.asarray(numpy_obj, order="C")
+        if array.dtype not in WORDS:
+            fix = f"give an array of {', '.join(sorted(d.name for d in WORDS))}"
+            raise InvalidArgument(f"there is no OrtValue of {array.dtype}.", where="ortvalue_from_numpy", fix=fix)
+        return cls(array)
 
     @classmethod
     def ortvalue_from_numpy_with_onnx_type(cls, data: Any, onnx_element_type: int) -> Self:
@@ -85,16 +95,17 @@ class OrtValue(Refusing):
 
     @classmethod
     def ortvalue_from_shape_and_type(
-        cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
-    ) -> Self:
+        cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0,
+        vendor_id: int = -1, memory_info: Any = None,
+    ) -> Self:  # fmt: skip
         """Of zeros; `element_type` is NumPy's type or ONNX's number."""
-        _on_cpu(device_type)
+        _on_cpu(device_type, vendor_id, memory_info)
         return cls(np.zeros(shape, _dtype(element_type)))
 
     @classmethod
-    def from_dlpack(cls, dlpack_tensor: Any, is_bool_tensor: bool = False) -> Self:
+    def from_dlpack(cls, data: Any, is_bool_tensor: bool = False) -> Self:
         """Over the memory of a tensor of another library."""
-        array = np.from_dlpack(dlpack_tensor)
+        array = np.from_dlpack(data)
         return cls(array.view(np.bool_) if is_bool_tensor else array)
 
     def __dlpack__(self, *args: Any, **named: Any) -> Any:
@@ -138,9 +149,28 @@ class OrtValue(Refusing):
     def is_tensor_sequence(self) -> bool:
         return False
 
-    def update_inplace(self, np_arr: Any) -> None:
-        """Overwrite the tensor's memory."""
-        self._array[...] = np_arr
+    def update_inplace(self, data: Any) -> None:
+        """Overwrite the tensor's memory with an array of its type and as many elements."""
+        array = data.numpy() if isinstance(data, OrtValue) else np.asarray(data)
+        if array.size != self._array.size or array.dtype != self._array.dtype:
+            what = f"the tensor is {self._array.dtype}{list(self._array.shape)}, "
+            fix = "give an array of the tensor's type and shape"
+            raise InvalidArgument(
+                f"{what}the update {array.dtype}{list(array.shape)}.", where="update_inplace", fix=fix
+            )
+        self._array[...] = array.reshape(self._array.shape)
+
+
+def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any = None) -> None:
+    """Copy tensors into the memory of others.
+
+    Raises:
+        InvalidArgument: they are not as many, or not of the same types and sizes.
+    """
+    if len(src) != len(dst):
+        raise InvalidArgument(f"{len(src)} tensors are to be copied into {len(dst)}.", fix="give as many of each")
+    for source, target in zip(src, dst, strict=True):
+        target.update_inplace(source)
 
 
 class Session(Protocol):

@@ -13,18 +13,22 @@ from tvmopt.importer.converters.context import Context, Converter, Inputs, Resul
 
 
 def _sums(b: Build, ctx: Context, x: Any, attrs: dict[str, Any]) -> Any:
-    """x @ coefficients^T + intercepts."""
+    """x @ coefficients^T + intercepts, of which there is one a row; onnxruntime reads no more coefficients."""
     x = b.cast(x, "float32")
     shape = shape_of(x)
     if len(shape) == 1:
         x = b.reshape(x, (1, shape[0]))
     features = shape[-1]
     coefficients = np.asarray(attrs["coefficients"], np.float32)
+    intercepts = np.asarray(attrs.get("intercepts", ()), np.float32)
+    if intercepts.size and isinstance(features, int) and coefficients.size > intercepts.size * features:
+        coefficients = coefficients[: intercepts.size * features]
     if not isinstance(features, int) or not features or coefficients.size % features:
         raise ctx.unsupported(f"{coefficients.size} coefficients do not fit {features} features", "check --shape")
     rows = coefficients.reshape(-1, features)
     sums = b.matmul(x, const(np.ascontiguousarray(rows.T), "float32"))
-    intercepts = np.asarray(attrs.get("intercepts", ()), np.float32)
+    if intercepts.size not in (0, len(rows)):
+        raise ctx.unsupported(f"it has {len(rows)} rows of coefficients and {intercepts.size} intercepts", "one a row")
     return b.add(sums, const(intercepts, "float32")) if intercepts.size else sums
 
 
