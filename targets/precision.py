@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvmopt.errors import InputError
+from tvmopt.operators.stored import CHOICES
 from tvmopt.targets import Machine
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -26,6 +27,18 @@ def check_int8(choice: str) -> None:
     """
     if choice not in INT8_CHOICES:
         raise InputError(f"int8 is {choice!r}.", where="int8", fix=f"one of {', '.join(INT8_CHOICES)}")
+
+
+def check_kv_cache(choice: str) -> None:
+    """Refuse anything but one of :data:`tvmopt.operators.stored.CHOICES`.
+
+    Raises:
+        InputError: another word.
+    """
+    if choice not in CHOICES:
+        raise InputError(
+            f"the cache of keys and values is {choice!r}.", where="kv_cache", fix=f"one of {', '.join(CHOICES)}"
+        )
 
 
 def multiplies_bytes(machine: Machine) -> bool:

@@ -109,6 +109,7 @@ def compile(
     threads: int | Sequence[int] | None = None,
     exact: bool = False,
     int8: str = "auto",
+    kv_cache: str = "fp32",
     strip_weights: bool = False,
     records: bool = True,
     cuda_graph: bool = True,
@@ -151,6 +152,8 @@ def compile(
         int8: "auto": each product of a quantised model is one of integers where this machine is predicted to compute it
             faster so than in floats; "all": wherever there is such a kernel; "off": nowhere, it is evaluated in floats.
             So are those of MatMulNBits where the file allows rows of 8 bits (`accuracy_level` 4).
+        kv_cache: how a decoder stores the keys and values that it keeps: "fp32"; "bf16": rounded, in half the memory;
+            "int8": bytes with a step for each row of a head, in a quarter (docs/how-to/generate-text.md).
         strip_weights: write the artifact without its weights (`refit` puts weights in); of a C archive, write them into
             a file beside the library.
         records: use what tuning recorded for exactly this target: the user's store, then what ships here.
@@ -178,7 +181,7 @@ def compile(
     requests = requests_of(
         model, target=target, precision=precision, shape=shape, values=values, preprocess=preprocess,
         postprocess=postprocess, threads=threads,
-        exact=exact, int8=int8, records=records, cuda_graph=cuda_graph, store=store, without=without,
+        exact=exact, int8=int8, kv_cache=kv_cache, records=records, cuda_graph=cuda_graph, store=store, without=without,
         dump_after=dump_after, dump_all=dump_all, dump_code=dump_code, first=first,
     )  # fmt: skip
     check_output(emit, requests, output)

@@ -46,9 +46,10 @@ from tvmopt.lowering.pairs import lower_pairs
 from tvmopt.lowering.partition import bound_partitions
 from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
+from tvmopt.operators.stored import CHOICES, FLOAT
 from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.graph import sharing
-from tvmopt.passes.keep_caches import IN_PLACE, ONE_TOKEN
+from tvmopt.passes.keep_caches import IN_PLACE, ONE_TOKEN, STORED
 from tvmopt.passes.keep_views import views_again
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
@@ -110,10 +111,11 @@ class Lowered:
     @property
     def decoder(self) -> dict[str, Any]:
         """What the code of a decoder does, by the names of `tvmopt.runtime.roles.Roles`: whether its caches are buffers
-        that stay where they are, whether its tokens have places."""
+        that stay where they are and how these are stored, whether its tokens have places."""
         attributes = dict(self.module["main"].attrs or {})
         return {
-            "in_place": IN_PLACE in attributes, "placed": PLACED in attributes, "one_token": ONE_TOKEN in attributes
+            "in_place": IN_PLACE in attributes, "placed": PLACED in attributes, "one_token": ONE_TOKEN in attributes,
+            "kept": str(attributes.get(STORED, FLOAT)),
         }  # fmt: skip
 
 
@@ -128,6 +130,7 @@ class Job:
         exact: no algorithm that rounds differently from the operator's definition (Winograd).
         precision: see `tvmopt.targets.precision`.
         int8: which quantised products are integer products: see `tvmopt.targets.precision.INT8_CHOICES`.
+        kv_cache: how a decoder's caches are stored: see `tvmopt.operators.stored.CHOICES`.
         without: names of stages to leave out.
         generic: kernels that only the generic family may schedule (``"*"``: all) - with `without`, how `tvmopt compare`
             finds the one to blame.
@@ -144,6 +147,7 @@ class Job:
     exact: bool = False
     precision: str = "fp32"
     int8: str = "auto"
+    kv_cache: str = "fp32"
     without: Collection[str] = ()
     generic: Collection[str] = ()
     lift: bool = False
@@ -272,12 +276,13 @@ def _graph(job: Job) -> list[Stage]:
 
 
 def _graph_passes(job: Job) -> list[Any]:
-    return graph_passes(job.machine, job.log, job.precision, job.exact, job.int8)
+    return graph_passes(job.machine, job.log, job.precision, job.exact, job.int8, CHOICES[job.kv_cache])
 
 
 def graph_passes(
-    machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False, int8: str = "auto"
-) -> list[Any]:
+    machine: Machine, log: DecisionLog, precision: str = "fp32", exact: bool = False, int8: str = "auto",
+    stored: str = FLOAT,
+) -> list[Any]:  # fmt: skip
     """The rewrites of the Relax graph, in order."""
     return [
         P.MarkCaches(log),  # before passes that would move a transpose through the concatenation
@@ -331,7 +336,7 @@ def graph_passes(
         P.SplitReductions(log),  # after PropagateTransposes: the last axis is that of rows
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
-        P.KeepCaches(machine.kind, log),  # after FuseAttention and the passes of layouts; its inputs are others
+        P.KeepCaches(machine.kind, log, stored),  # after FuseAttention and the passes of layouts; its inputs are others
         P.KeepLastScores(log),  # after KeepCaches, which makes the parameter that says how many
         P.PlaceTokens(log),  # after KeepCaches and KeepLastScores: its parameters are others again
         *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns

@@ -14,7 +14,8 @@ from tvm.sym import Analyzer
 from tvmopt.lowering.common import Symbols, operand_types, sizes, static_shape
 from tvmopt.lowering.loops import splat
 from tvmopt.operators import masked
-from tvmopt.operators.caches import places_of, scores_of
+from tvmopt.operators.caches import ATTEND, depth_of, places_of, scores_of, stored_as
+from tvmopt.operators.stored import FLOAT
 from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -64,6 +65,7 @@ class AttentionPlan:
         shared: heads that one task computes where there is one query; they share their keys.
         apart: None, or an expression: the queries have places, and are of several texts where it is 1.
         cache_batch: texts in the caches, where queries have places.
+        stored: how the caches store their numbers (:mod:`tvmopt.operators.stored`).
     """
 
     batch: Any
@@ -85,6 +87,7 @@ class AttentionPlan:
     shared: int = 1
     apart: Any = None
     cache_batch: Any = None
+    stored: str = FLOAT
 
     @property
     def nq(self) -> int:
@@ -198,7 +201,8 @@ def cached_plan(call: relax.Call, machine: Machine, symbols: Symbols) -> Attenti
     """The plan of `tvmopt.cached_attention`, without its mask; `symbols`: those of the kernel."""
     shapes, places = [symbols.of(a) for a in call.args[:3]], places_of(call)
     bias = () if places is not None else call.args[4:]
-    if {str(a.ty.dtype) for a in (*call.args[:3], *bias)} != {"float32"}:
+    kinds = {stored_as(cache) for cache in call.args[1:3]}
+    if {str(a.ty.dtype) for a in (call.args[0], *bias)} != {"float32"} or len(kinds) != 1 or "" in kinds:
         return Declined(operand_types(call))
     (batch, queries, heads, depth), (_, kv_heads, capacity, _), v_shape = shapes
     if heads % kv_heads or v_shape[1] != kv_heads:
@@ -206,11 +210,13 @@ def cached_plan(call: relax.Call, machine: Machine, symbols: Symbols) -> Attenti
     keys, *apart = symbols.here(call.args[3].values)
     scores = scores_of(call)
     made = plan(
-        batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=v_shape[3], lanes=machine.lanes(),
-        registers=machine.vector_registers, cores=machine.cores, scale=scores.scale,
+        batch, heads, queries, keys, depth, kv_heads=kv_heads, depth_v=int(depth_of(call.args[2])),
+        lanes=machine.lanes(), registers=machine.vector_registers, cores=machine.cores, scale=scores.scale,
         offset=_distance(keys, queries) if scores.causal else None,
     )  # fmt: skip
-    made = replace(made, fill=scores.fill, capacity=capacity, shared=heads_together(heads, kv_heads))
+    made = replace(
+        made, fill=scores.fill, capacity=capacity, shared=heads_together(heads, kv_heads), stored=kinds.pop()
+    )
     return replace(made, apart=apart[0], cache_batch=shapes[1][0]) if apart else made
 
 
@@ -242,9 +248,8 @@ def _distance(keys: Any, queries: Any) -> Any:
 
 def output_type(call: relax.Call) -> Any:
     """The type of the result, [B, S, N, H] like the queries, with the depth of the values."""
-    return relax.TensorType(
-        [*(sizes(call.args[0]) or ())[:3], (sizes(call.args[2]) or ())[3]], str(call.args[0].ty.dtype)
-    )
+    last = (sizes(call.args[2]) or ())[3] if str(call.op.name) != ATTEND else int(depth_of(call.args[2]))
+    return relax.TensorType([*(sizes(call.args[0]) or ())[:3], last], str(call.args[0].ty.dtype))
 
 
 def with_mask(p: AttentionPlan, scores: Any, mask: Any) -> Any:

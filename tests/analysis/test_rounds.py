@@ -14,8 +14,8 @@ from tvmopt import api
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.rounds import mark, may_round, rounded_by
 from tvmopt.errors import AccuracyError
+from tvmopt.operators.codes import round_groups
 from tvmopt.operators.packed_product import Packing, matrix
-from tvmopt.runtime.steps import round_groups
 
 WIDTH, LAYERS = 64, 4
 

@@ -160,6 +160,14 @@ def command(
             "is predicted to be faster, wherever possible, or nowhere.",
         ),
     ] = "auto",
+    kv_cache: Annotated[
+        str,
+        typer.Option(
+            metavar="fp32|bf16|int8",
+            help="How a decoder stores the keys and values that it keeps: in full, or in a half or a quarter of the "
+            "memory.",
+        ),
+    ] = "fp32",
     strip_weights: Annotated[
         bool,
         typer.Option(
@@ -236,6 +244,7 @@ def command(
             threads=parse_threads(threads),
             exact=exact,
             int8=int8,
+            kv_cache=kv_cache,
             strip_weights=strip_weights,
             records=records,
             cuda_graph=cuda_graph,

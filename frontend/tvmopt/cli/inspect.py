@@ -9,6 +9,7 @@ import typer
 from tvmopt.analysis.told import accuracy
 from tvmopt.cli.common import escape, human, out, parse_shapes, print_json, progress, table, written
 from tvmopt.cli.rendering import fleet
+from tvmopt.operators.stored import BYTES, FLOAT, HALF, row_bytes
 from tvmopt.texts import threads_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -107,15 +108,27 @@ def _decoder(manifest: Any) -> list[str]:
     if not roles:
         return []
     first, count = roles.caches[0], len(roles.caches)
-    told = "kept in place" if roles.in_place else "copied at each call"
+    told = f"kept in place{_STORED[roles.kept]}" if roles.in_place else "copied at each call"
     begins = manifest.options.get("beginning", ())
     named = {"tokens": roles.ids, "mask": roles.mask, "positions": roles.positions, "scores": roles.logits}
     return [
         f"{count} caches, {told}: {first.past} -> {first.present}" + (", ..." if count > 1 else ""),
         ", ".join(f"{what} {name}" for what, name in named.items() if name),
         *([f"looks at {'; '.join(begins)}, which is computed once"] if begins else []),
+        *([_a_token(manifest)] if roles.in_place else []),
         *(["takes one token at a time: nothing in the model tells the order of several"] if roles.one_token else []),
     ]
+
+
+_STORED = {FLOAT: "", HALF: " in bfloat16", BYTES: " as bytes with a step each row"}
+
+
+def _a_token(manifest: Any) -> str:
+    """What the caches take for each token of a text."""
+    shapes = {info.name: info.shape for info in manifest.inputs}
+    caches = [shapes[cache.past] for cache in manifest.decoder.caches]
+    size = sum(int(heads) * row_bytes(int(depth), manifest.decoder.kept) for _, heads, _, depth in caches)
+    return f"a token's keys and values take {human(size, 'B')}"
 
 
 def _model(found: Any, top: int) -> None:

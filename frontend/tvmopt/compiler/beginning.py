@@ -77,7 +77,13 @@ def of_beginning(request: Request, models: Pair, step: Manifest) -> Request:
                 shapes[dim.dim_param] = (1,)
     values = {models.ids: [[0]]} if models.ids in names else {}
     return replace(
-        request, source=model, first=None, shapes=shapes, values=values, name=f"{request.title} (what it looks at)"
+        request,
+        source=model,
+        first=None,
+        shapes=shapes,
+        values=values,
+        kv_cache="fp32",
+        name=f"{request.title} (what it looks at)",
     )
 
 

@@ -22,6 +22,7 @@ from tvmopt.children import Progress
 from tvmopt.compiler.backend import Backend, Code
 from tvmopt.compiler.cuda import Cuda
 from tvmopt.compiler.dump import Dumper
+from tvmopt.compiler.keeping import check_kept
 from tvmopt.compiler.llvm import Llvm
 from tvmopt.compiler.request import Request, as_file, source_hash
 from tvmopt.compiler.results import make_manifest, make_report, structure_hash, versions
@@ -219,8 +220,10 @@ def _lowered(
     with stages.stage("optimizing"):
         program = pipeline.lower(
             imported.module, request.machine, DecisionLog(), lookup, exact=request.exact, precision=request.precision,
-            int8=request.int8, without=request.without, generic=request.generic, lift=True, watch=dumper,
+            int8=request.int8, kv_cache=request.kv_cache, without=request.without, generic=request.generic, lift=True,
+            watch=dumper,
         )  # fmt: skip
+        check_kept(request, program)
         structure = structure_hash(program.module, request.machine.tvm_target())
     return Lowered(imported, program, program.weights, structure)
 

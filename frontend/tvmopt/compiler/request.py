@@ -19,7 +19,7 @@ from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import from_plain, to_plain
 from tvmopt.targets import Machine, names
 from tvmopt.targets.precision import check as check_precision
-from tvmopt.targets.precision import check_int8
+from tvmopt.targets.precision import check_int8, check_kv_cache
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Request:
     values: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = False
     int8: str = "auto"
+    kv_cache: str = "fp32"
     name: str = ""
     records: bool = True
     cuda_graph: bool = True
@@ -48,6 +49,7 @@ class Request:
     def __post_init__(self) -> None:
         check_precision(self.precision, self.machine)
         check_int8(self.int8)
+        check_kv_cache(self.kv_cache)
 
     def plain_shapes(self) -> dict[str, list[int | str] | str]:
         """The shapes as JSON data."""
@@ -129,8 +131,8 @@ def request_of(manifest: Manifest, model: Any) -> Request:
     options = manifest.options
     shapes, exact, int8 = options.get("shapes", {}), options.get("exact", False), options.get("int8", "auto")
     stages: dict[str, Any] = {name: options.get(name, {}) for name in ("preprocess", "postprocess")}
-    labels = options.get("labels", {})
-    return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8, labels=labels, **stages)
+    more = {"kv_cache": options.get("kv_cache", "fp32"), "labels": options.get("labels", {}), **stages}
+    return Request(model, machine, manifest.precision, shapes, manifest.values, exact, int8, **more)
 
 
 def _machine_of(manifest: Manifest) -> Machine:

@@ -62,6 +62,7 @@ def make_manifest(
             "shapes": dict(sorted(request.plain_shapes().items())),
             "exact": request.exact,
             "int8": request.int8,
+            **({"kv_cache": request.kv_cache} if request.kv_cache != "fp32" else {}),
             **({"values": {n: to_plain(v) for n, v in request.values.items()}} if request.values else {}),
             **({"preprocess": dict(request.preprocess)} if request.preprocess else {}),
             **({"postprocess": dict(request.postprocess)} if request.postprocess else {}),

@@ -15,6 +15,9 @@
                                                         keys at most; apart is 1 where the tokens are not consecutive
                                                         ones of one text
 
+The rows of a buffer K are numbers of float32 or bfloat16, or words of int32: four bytes each, and behind those of a row
+its step (:mod:`tvmopt.operators.stored`). What is written into it and read from it is float32.
+
 The second form is that of a buffer which stays where it is: `append_rows` is a function in the graph, and writes into
 its first operand when it has become a kernel. That is right because the pass that writes it lets nobody else read the
 buffer of before. The third form is the second one for tokens of several texts, written by
@@ -28,9 +31,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import tvm
-from tvm import relax, te, topi
+from tvm import relax, te, tirx, topi
 
 from tvmopt.operators.register import legalize_by, register
+from tvmopt.operators.stored import BYTES, FLOAT, HALF, WORD
 
 EXTEND, APPEND, ROWS, LAST, ATTEND = (
     f"tvmopt.{name}" for name in ("extend_cache", "append_rows", "cached_rows", "last_rows", "cached_attention")
@@ -100,6 +104,17 @@ def scores_of(call: Any) -> Scores:
     return Scores(**json.loads(str(call.attrs["numbers"])))
 
 
+def stored_as(cache: Any) -> str:
+    """How the numbers of a cache are stored."""
+    return {"float32": FLOAT, "bfloat16": HALF, "int32": BYTES}.get(str(cache.ty.dtype), "")
+
+
+def depth_of(cache: Any) -> Any:
+    """The numbers of its rows."""
+    last = list(cache.ty.shape)[3]
+    return (int(last) - 1) * WORD if stored_as(cache) == BYTES else last
+
+
 def _extended(call: Any, _bb: Any) -> Any:
     past, new = (list(a.ty.shape) for a in call.args)
     return relax.TensorType([*past[:2], past[2] + new[2], past[3]], call.args[0].ty.dtype)
@@ -111,7 +126,7 @@ def _same_cache(call: Any, _bb: Any) -> Any:
 
 def _first_rows(call: Any, _bb: Any) -> Any:
     shape = list(call.args[0].ty.shape)
-    return relax.TensorType([*shape[:2], call.args[1].values[0], shape[3]], call.args[0].ty.dtype)
+    return relax.TensorType([*shape[:2], call.args[1].values[0], depth_of(call.args[0])], "float32")
 
 
 def _last(call: Any, _bb: Any) -> Any:
@@ -120,8 +135,8 @@ def _last(call: Any, _bb: Any) -> Any:
 
 
 def _attended(call: Any, _bb: Any) -> Any:
-    q, v = call.args[0].ty, call.args[2].ty
-    return relax.TensorType([*list(q.shape)[:3], list(v.shape)[3]], q.dtype)
+    q = call.args[0].ty
+    return relax.TensorType([*list(q.shape)[:3], depth_of(call.args[2])], q.dtype)
 
 
 def _joined(bb: relax.BlockBuilder, call: Any) -> Any:
@@ -129,9 +144,17 @@ def _joined(bb: relax.BlockBuilder, call: Any) -> Any:
 
 
 def _copied(bb: relax.BlockBuilder, call: Any) -> Any:
+    depth, kind = depth_of(call.args[0]), stored_as(call.args[0])
+
     def cached_rows(cache: te.Tensor, count: Any) -> te.Tensor:
-        shape = [*cache.shape[:2], count, cache.shape[3]]
-        return te.compute(shape, lambda b, h, i, d: cache(b, h, i, d), name="rows")
+        def number(b: Any, h: Any, i: Any, d: Any) -> Any:
+            if kind != BYTES:
+                return cache(b, h, i, d).astype("float32")
+            word = cache(b, h, i, tirx.floordiv(d, WORD)) >> (8 * tirx.floormod(d, WORD)).astype("int32")
+            byte = ((word & tirx.const(255, "int32")) ^ tirx.const(128, "int32")) - tirx.const(128, "int32")
+            return byte.astype("float32") * tirx.reinterpret("float32", cache(b, h, i, depth // WORD))
+
+        return te.compute([*cache.shape[:2], count, depth], number, name="rows")
 
     return bb.call_te(cached_rows, call.args[0], call.args[1].values[0], primfunc_name_hint="cached_rows")
 

@@ -9,7 +9,7 @@
     w[k, n] (code[n, k] - zeros[n, k // group]) * scales[n, k // group]
 
 Where a file allows it (`level` 4 of MatMulNBits), a machine may round the numbers of a row to 8 bits, each group with a
-step of its own (:func:`tvmopt.runtime.steps.round_groups`). The operator that does is another one::
+step of its own (:func:`tvmopt.operators.codes.round_groups`). The operator that does is another one::
 
     y = tvmopt.rounded_product(x, codes, scales[, zeros])         y[..., n] = sum_k rounded(x)[..., k] * w[k, n]
 

@@ -13,12 +13,16 @@ from tvmopt.dims import Dim, Size, at, symbols_of
 from tvmopt.importer.relax import CACHES
 from tvmopt.operators import masked
 from tvmopt.operators.caches import EXTEND, Scores, append_rows, cached_attention, cached_rows
+from tvmopt.operators.stored import BYTES, CARRIERS, FLOAT, HALF, WORD, elements
 from tvmopt.passes.fuse_attention import HEADS
 from tvmopt.passes.graph import Expr, Graph, Var, inputs_of, ints, name_of, op_name, sizes, substitute
 from tvmopt.report import DecisionLog
 
 IN_PLACE = "tvmopt.caches_in_place"
 """Our attribute of `main`: the caches are buffers, and the parameter behind the inputs is the length of the past."""
+
+STORED = "tvmopt.caches_stored"
+"""Our attribute of `main`: how the numbers of its buffers are stored (:mod:`tvmopt.operators.stored`)."""
 
 ONE_TOKEN = "tvmopt.one_token"
 """Our attribute of `main`: no mask tells the new tokens' order, so that the model is right for one at a time."""
@@ -66,14 +70,18 @@ class KeepCaches:
     Other readers of a cache get a copy of its rows. Keys that are repeated for the heads of a group are read where they
     are: the repetition goes. So are keys and values that are inputs and stay the same, those of an encoder's output.
 
+    Rows may be stored in bfloat16, or as bytes with a step a row: the new ones are rounded as they are written, and all
+    that reads a cache reads rounded ones.
+
     Applies when   every cache of the model is an input of float32 that is made longer once and leaves as an output.
-    Declines when  1. a cache is used otherwise, or has another type   2. the machine is a GPU
+    Declines when  1. a cache is used otherwise, or has another type, or rows that cannot be stored as is asked
+                   2. the machine is a GPU
     Gain           a step writes one row; before it copied the whole cache, and once more to transpose it.
     Order          after FuseAttention and all passes of layouts; before dead code goes.
     """
 
-    def __init__(self, kind: str, log: DecisionLog | None = None) -> None:
-        self.kind, self.log = kind, log if log is not None else DecisionLog()
+    def __init__(self, kind: str, log: DecisionLog | None = None, stored: str = FLOAT) -> None:
+        self.kind, self.log, self.stored = kind, log if log is not None else DecisionLog(), stored
 
     def transform_function(self, func: Any, mod: Any, ctx: Any) -> Any:
         """TVM's entry point for a function pass."""
@@ -81,15 +89,19 @@ class KeepCaches:
         if not pairs or self.kind != "llvm":  # Decline 2
             return func
         graph = Graph(func)
-        caches = _caches(graph, [(int(a), int(b)) for a, b in pairs])
+        caches = _caches(graph, [(int(a), int(b)) for a, b in pairs], self.stored)
         if isinstance(caches, str):
             self.log.declined("tvmopt.KeepCaches", "main", f"1: {caches}")
             return func
-        self.log.applied("tvmopt.KeepCaches", "main", f"{len(caches)} caches stay where they are")
-        return _Rewritten(graph, caches).function()
+        told = f"{len(caches)} caches stay where they are{_TOLD[self.stored]}"
+        self.log.applied("tvmopt.KeepCaches", "main", told)
+        return _Rewritten(graph, caches).function().with_attrs({STORED: self.stored})
 
 
-def _caches(graph: Graph, pairs: list[tuple[int, int]]) -> list[_Cache] | str:
+_TOLD = {FLOAT: "", HALF: ", their rows in bfloat16", BYTES: ", their rows as bytes with a step each"}
+
+
+def _caches(graph: Graph, pairs: list[tuple[int, int]], stored: str) -> list[_Cache] | str:
     """The caches by their places among inputs and outputs, or why they cannot stay where they are."""
     func, capacity = graph.func, tirx.Var(CAPACITY, "int64")
     result = graph.value(func.body.body)
@@ -112,9 +124,13 @@ def _caches(graph: Graph, pairs: list[tuple[int, int]]) -> list[_Cache] | str:
             return f"the cache {name} does not leave as an output"
         if not (isinstance(shape[2], Dim) and shape[2].is_symbol):
             return f"the length of the cache {name} is no size of its own"
+        depth = shape[3]
+        if stored == BYTES and isinstance(depth, int) and depth % WORD:
+            return f"the rows of the cache {name} have {depth} numbers, no multiple of {WORD}"
         lengths.add(str(shape[2]))
         full = list(param.ty.shape)
-        buffer = relax.Var(name, relax.TensorType([*full[:2], capacity, full[3]], "float32"))
+        of_row = [*full[:2], capacity, elements(depth, stored)]
+        buffer = relax.Var(name, relax.TensorType(of_row, CARRIERS[stored]))
         found.append(_Cache(param, users[0], graph.defs[users[0]].args[1], buffer))
     return found if len(lengths) == 1 else "its caches have several lengths"
 

@@ -212,7 +212,7 @@ class _Writer:
         self.places = relax.Var(PLACES, relax.TensorType([2, decoder.tokens], "int64"))
         self.alias: dict[Var, Expr] = {}
         for p in decoder.caches:
-            self.alias[p] = relax.Var(name_of(p), relax.TensorType([texts, *list(p.ty.shape)[1:]], "float32"))
+            self.alias[p] = relax.Var(name_of(p), relax.TensorType([texts, *list(p.ty.shape)[1:]], p.ty.dtype))
         self.flow = True
         self.out: list[Any] = []
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tvmopt.dims import Dim, Range, holds
 from tvmopt.errors import InputError
+from tvmopt.operators import stored
 from tvmopt.runtime import sampling
 from tvmopt.runtime.beside import beside, sizes_of, tensors
 from tvmopt.runtime.manifest import Manifest
@@ -111,14 +112,17 @@ class State:
 
     def _new_caches(self, texts: int, max_length: int) -> list[Array]:
         """Buffers for as many texts of so many tokens; memory is taken when rows are written."""
-        shapes = [self._infos[c.past].shape for c in self._roles.caches]
-        sizes = [(texts, *(d if isinstance(d, int) else max_length for d in shape[1:])) for shape in shapes]
-        return [aligned_empty(size, np.dtype(np.float32)) for size in sizes]
+        kept, made = self._roles.kept, []
+        for cache in self._roles.caches:
+            _, heads, _, depth = self._infos[cache.past].shape
+            made.append(aligned_empty((texts, heads, max_length, stored.elements(depth, kept)), stored.dtype_of(kept)))
+        return made
 
     def _use(self, caches: list[Array]) -> None:
         """Compute with these buffers from now on."""
         self._caches = caches
-        self._bound = {c.past: to_ffi(a, "float32") for c, a in zip(self._roles.caches, caches, strict=True)}
+        kind = stored.CARRIERS[self._roles.kept]
+        self._bound = {c.past: to_ffi(a, kind) for c, a in zip(self._roles.caches, caches, strict=True)}
         self._bound |= self._fixed
 
     def check(self, ids: Tokens) -> None:

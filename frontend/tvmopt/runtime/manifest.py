@@ -18,6 +18,7 @@ from typing import Any
 
 from tvmopt.dims import FOUND, Dim, Range, holds, is_open, lowest, symbols_of
 from tvmopt.errors import ArtifactError
+from tvmopt.operators.stored import CARRIERS, FLOAT
 from tvmopt.runtime import container
 from tvmopt.runtime.roles import Roles
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
@@ -206,6 +207,8 @@ class Manifest:
         lengths = {str(inputs[one.past][2]) for one in roles.caches}
         if roles.in_place and (len(lengths) != 1 or not lengths <= self.symbols.keys()):
             raise TypeError("its caches have no one length")
+        if roles.kept not in CARRIERS or (roles.kept != FLOAT and not roles.in_place):
+            raise TypeError(f"its caches are kept as {roles.kept!r}")
         if not {roles.ids, roles.mask, roles.positions} <= {"", *inputs} or roles.logits not in {"", *outputs}:
             raise TypeError("its decoder names an input or output that it lacks")
 

@@ -29,6 +29,7 @@ from tvmopt.runtime import pool
 from tvmopt.runtime.artifact import Artifact
 from tvmopt.runtime.batch import Batch
 from tvmopt.runtime.beside import begun
+from tvmopt.runtime.call_caches import LENGTH_AXIS, CallCaches
 from tvmopt.runtime.cores import Cores, parse, running_on
 from tvmopt.runtime.decoder import Decoder
 from tvmopt.runtime.library import Session, arity, cuda_available, default_threads, ffi, load_library
@@ -52,9 +53,6 @@ from tvmopt.runtime.tensors import (
 from tvmopt.runtime.tiles import use_tiles
 from tvmopt.runtime.timing import Timing, measure
 from tvmopt.texts import threads_of
-
-LENGTH_AXIS = 2
-"""The axis of a decoder's cache that grows."""
 
 
 @dataclass
@@ -137,8 +135,8 @@ class Model:
         self._ends = tuple(o.name for o in self._outputs)
         self._checks = tuple((i.shape, i.numpy_dtype, i.dtype) for i in self._inputs)
         self._open = OpenSizes(manifest)
-        caches = manifest.decoder.caches if manifest.decoder.in_place else ()
-        self._caches = {self._names.index(c.past): self._ends.index(c.present) for c in caches}  # input -> output
+        self._caches = CallCaches(self._inputs, self._outputs, manifest.decoder)
+        self._taken = self._caches.types(self._inputs)
         more = self._cuda or self._open or self._caches or cores is not None
         self._plain = None if more else plain_call(self._inputs, self._outputs, self._weights, ffi())
         largest = self._open.largest
@@ -391,9 +389,10 @@ class Model:
             self._fail(instance, error)
         if instance.aliased is None:
             self._check_outputs(results, instance.sizes)
-        arrays = [from_ffi(results[i], info) for i, info in enumerate(self._outputs)]
+        arrays = [from_ffi(results[i], info) for i, info in enumerate(self._caches.results)]
         if instance.aliased is None:
             instance.aliased = () if self._cuda else self._aliased(arrays, tensors)
+        self._caches.read(arrays)
         return arrays
 
     def _fail(self, instance: _Instance, error: Exception) -> NoReturn:
@@ -453,7 +452,7 @@ class Model:
                 tensors.append(instance.staged[index])
             stage[...] = value
         if self._caches:
-            past = instance.sizes[str(self._inputs[next(iter(self._caches))].shape[LENGTH_AXIS])]
+            past = instance.sizes[str(self._inputs[self._caches.first].shape[LENGTH_AXIS])]
             tokens, roles = self._tokens(values), self.manifest.decoder
             check_text(roles, dict(zip(self._names, values, strict=True)), past, tokens, self.manifest.model)
             tensors += numbers(roles, past, tokens, tokens)
@@ -477,17 +476,15 @@ class Model:
             if type(value) is not np.ndarray or value.dtype != info.numpy_dtype or not info.fits(value.shape):
                 value = self._convert(values, index)
             arrays.append(value)
-        shapes = [array.shape for array in arrays]
-        instance.sizes = self._open.bind(shapes)
-        for index, output in self._caches.items():  # the code writes behind what is there, into memory of this call
-            whole = aligned_empty(at(self._outputs[output].shape, instance.sizes), arrays[index].dtype)
-            whole[:, :, : shapes[index][LENGTH_AXIS]] = arrays[index]
-            arrays[index], shapes[index] = whole, whole.shape
-        return arrays, tuple((s, dtype, name) for s, (_, dtype, name) in zip(shapes, self._checks, strict=True))
+        instance.sizes = self._open.bind([array.shape for array in arrays])
+        self._caches.fill(arrays, instance.sizes)
+        return arrays, tuple((array.shape, array.dtype, name) for array, name in zip(arrays, self._taken, strict=True))
 
     def _aliased(self, outputs: Sequence[Array], tensors: Sequence[Any]) -> tuple[int, ...]:
         """Outputs that lie in an input or a weight (a model can return either): they must be copied every time."""
-        given = [(t, i) for n, (t, i) in enumerate(zip(tensors, self._inputs, strict=False)) if n not in self._caches]
+        given = [
+            (t, i) for n, (t, i) in enumerate(zip(tensors, self._inputs, strict=False)) if n not in self._caches.pairs
+        ]
         sizes = [prod(t.shape) * i.numpy_dtype.itemsize for t, i in given]
         foreign = [(t.data_ptr(), t.data_ptr() + max(1, n)) for (t, _), n in zip(given, sizes, strict=True)]
         foreign += [(address(w), address(w) + max(1, w.nbytes)) for w in self._arrays]
@@ -522,7 +519,7 @@ class Model:
     def _check_outputs(self, results: Sequence[Any], sizes: Mapping[str, int]) -> None:
         found = [f"{result.dtype}{list(result.shape)}" for result in results]
         sizes = {**decided(self._outputs, results), **sizes}
-        told = [f"{carrier(info.dtype)}{list(at(info.shape, sizes))}" for info in self._outputs]
+        told = [f"{carrier(info.dtype)}{list(at(info.shape, sizes))}" for info in self._caches.results]
         if found != told:
             raise self._contradiction(f"its code gives {', '.join(found)}, its manifest says {', '.join(told)}")
 

@@ -23,6 +23,7 @@ class Roles:
         positions: where the tokens stand [batch, new].
         logits: the scores of the next token, for each new one: [batch, new, vocabulary].
         in_place: the code takes the caches as buffers of any length, and behind the inputs how many rows are filled.
+        kept: how the buffers store their numbers: see `tvmopt.operators.stored`.
         placed: the code is told each token's text, a row of the caches, and its position there, behind those numbers:
             a call may have tokens of several texts.
         one_token: the model does not tell the order of new tokens, and is right for one of them at a time.
@@ -34,6 +35,7 @@ class Roles:
     positions: str = ""
     logits: str = ""
     in_place: bool = False
+    kept: str = "float32"
     placed: bool = False
     one_token: bool = False
 

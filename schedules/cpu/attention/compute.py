@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ from tvmopt.lowering.loops import (
     vector_type,
 )
 from tvmopt.lowering.lower_extrema import larger
+from tvmopt.operators.stored import CARRIERS, FLOAT, elements
 from tvmopt.schedules.cpu._attention_plan import (
     AttentionPlan,
     cached_plan,
@@ -55,6 +57,7 @@ from tvmopt.schedules.cpu._attention_plan import (
 )
 from tvmopt.schedules.cpu._attention_tasks import KEYS_AXIS
 from tvmopt.schedules.cpu.attention.one_query import OneQuery, fits
+from tvmopt.schedules.cpu.attention.stored_rows import StoredRows
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -75,8 +78,10 @@ class _Attention:
         self.q = new_buffer("q", p.batch, p.queries, p.heads, p.depth, dtype=dtype)
         rows = (p.keys, p.kv_heads) if p.capacity is None else (p.kv_heads, p.capacity)
         texts = p.batch if p.apart is None else p.cache_batch
-        self.k = new_buffer("k", texts, *rows, p.depth, dtype=dtype)
-        self.v = new_buffer("v", texts, *rows, p.depth_v, dtype=dtype)
+        kind = dtype if p.stored == FLOAT else CARRIERS[p.stored]
+        self.k = new_buffer("k", texts, *rows, elements(p.depth, p.stored), dtype=kind)
+        self.v = new_buffer("v", texts, *rows, elements(p.depth_v, p.stored), dtype=kind)
+        self.key_rows, self.value_rows = StoredRows(self.k, p.depth, p.stored), StoredRows(self.v, p.depth_v, p.stored)
         self.places = None if p.apart is None else new_buffer("places", 2, p.queries, dtype=INDEX)
         self.bias = new_buffer("bias", *p.bias) if p.bias else None
         self.out = new_buffer("out", p.batch, p.queries, p.heads, p.depth_v, dtype=dtype)
@@ -86,6 +91,7 @@ class _Attention:
         self.top = self._local("top", p.strip)
         self.total = self._local("total", p.strip)
         self.acc = self._local("acc", max(p.mk * p.nq * p.lanes, p.output_tile[0] * p.output_tile[1] * p.v_lanes))
+        self.unpacked = self._local("unpacked", p.mk * p.depth) if p.stored != FLOAT else None
         self.b, self.h, self.chunk = (tirx.Var(n, INDEX) for n in ("vb", "vh", "vc"))
         if self.places is not None:
             self.task = new_buffer("task", 2, dtype=INDEX)
@@ -262,12 +268,13 @@ class _Attention:
             return vector((j * p.nq + u) * lanes, lanes)
 
         tile = [(j, u) for j in range(rows) for u in range(p.nq)]
-        statements = [store(self.acc, splat(0.0, lanes), at(j, u)) for j, u in tile]
+        unpacked = [] if self.unpacked is None else [self._unpack(key, rows, self.unpacked)]
+        statements = [*unpacked, *(store(self.acc, splat(0.0, lanes), at(j, u)) for j, u in tile)]
 
         def step(d: Expr) -> Any:
             out = []
             for j in range(rows):
-                scalar = tirx.Broadcast(_wide(load(self.k, *self.key_at(key + j), d)), lanes)
+                scalar = tirx.Broadcast(self._of_key(key, j, d), lanes)
                 for u in range(p.nq):
                     query = load(self.qt, vector(d * p.strip + u * lanes, lanes))
                     out.append(store(self.acc, load(self.acc, at(j, u)) + scalar * query, at(j, u)))
@@ -285,6 +292,28 @@ class _Attention:
                 score = load(self.st, vector((key + j) * p.strip + u * lanes, lanes))
                 statements.append(store(self.top, larger(load(self.top, top), score), top))
         return seq(statements)
+
+    def _of_key(self, key: Expr, j: int, d: Expr) -> Expr:
+        """Number d of key j of a tile."""
+        if self.unpacked is not None:
+            return load(self.unpacked, j * self.p.depth + d)
+        return _wide(load(self.k, *self.key_at(key + j), d))
+
+    def _unpack(self, key: Expr, rows: int, to: Any) -> Any:
+        """The keys of a tile in float32."""
+        depth, lanes = self.p.depth, gcd(self.p.depth, self.p.lanes)
+
+        def row(j: int) -> Any:
+            where = self.key_at(key + j)
+
+            def part(d: Expr) -> Any:
+                found = self.key_rows.numbers(where, d * lanes, lanes)
+                found = found * spread(self.key_rows.step(where), lanes) if self.key_rows.has_steps else found
+                return store(to, found, vector(j * depth + d * lanes, lanes))
+
+            return loop(depth // lanes, part, "d")
+
+        return seq([row(j) for j in range(rows)])
 
     def _masked(self, score: Expr, first: Expr, key: Expr, u: int) -> Expr:
         p, lanes = self.p, self.p.lanes
@@ -309,17 +338,26 @@ class _Attention:
         cells = [vector(u * lanes, lanes) for u in range(p.nq)]
         zero = [store(self.total, splat(0.0, lanes), cell) for cell in cells]
 
-        def step(j: Expr) -> Any:
+        def weigh(j: Expr) -> Any:
             out = []
             for u, cell in enumerate(cells):
                 place = vector(j * p.strip + u * lanes, lanes)
                 value = math.exp_nonpositive(load(self.st, place) - load(self.top, cell))
                 out.append(store(self.st, value, place))
                 out.append(store(self.total, load(self.total, cell) + load(self.st, place), cell))
+                if self.value_rows.has_steps:
+                    step = spread(self.value_rows.step(self.key_at(j)), lanes)
+                    out.append(store(self.st, load(self.st, place) * step, place))
             return seq(out)
 
         inverse = [store(self.total, splat(1.0, lanes) / load(self.total, cell), cell) for cell in cells]
-        return seq([*zero, loop(visible, step, "j"), *inverse])
+        return seq([*zero, loop(visible, weigh, "j"), *inverse])
+
+    def _of_value(self, key: Expr, start: Expr, lanes: int) -> Expr:
+        """Numbers of a value, its step aside."""
+        if self.p.stored != FLOAT:
+            return self.value_rows.numbers(self.key_at(key), start, lanes)
+        return _wide(load(self.v, *self.key_at(key), vector(start, lanes)))
 
     def _output(self, first: Expr, visible: Expr) -> Any:
         p = self.p
@@ -349,7 +387,7 @@ class _Attention:
             for i in range(mo):
                 weight = spread(load(self.st, j * p.strip + query + i), lanes)
                 for n in range(no):
-                    value = _wide(load(self.v, *self.key_at(j), vector(depth + n * lanes, lanes)))
+                    value = self._of_value(j, depth + n * lanes, lanes)
                     out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
             return seq(out)
 

@@ -95,6 +95,7 @@ class OneQuery:
         self.top = self._local("most", p.lanes)
         self.total = self._local("norm", p.lanes)
         self.out = self._local("result", ACCUMULATORS * p.v_lanes)
+        self.steps = self._local("steps", self.row) if kernel.key_rows.has_steps else None
 
     def _local(self, name: str, size: Any) -> Any:
         buffer = new_buffer(f"one_{name}", size)
@@ -107,7 +108,9 @@ class OneQuery:
         body = seq([
             loop(p.shared, self._take, "i"),
             *(self._scored(first) for first in range(0, p.shared, self.tile_heads)),
+            *self._times_steps(self.kernel.key_rows),
             loop(p.shared, self._softmax, "i"),
+            *self._times_steps(self.kernel.value_rows),
             *(self._output(first) for first in range(0, p.shared, self.tile_heads)),
         ])  # fmt: skip
         return body if p.apart is None else tirx.IfThenElse(self.keys > 0, body, None)
@@ -151,7 +154,7 @@ class OneQuery:
         def step(d: Expr) -> Any:
             out = []
             for i, j in cells:
-                key_row = load(self.kernel.k, *self._key(place(key + j)), vector(d * lanes, lanes))
+                key_row = self.kernel.key_rows.numbers(self._key(place(key + j)), d * lanes, lanes)
                 query = load(self.query, vector((first + i) * p.depth + d * lanes, lanes))
                 out.append(store(self.dots, load(self.dots, dot(i, j)) + key_row * query, dot(i, j)))
             return seq(out)
@@ -194,6 +197,25 @@ class OneQuery:
                 statements.append(store(self.dots, pair, vector(n * lanes, lanes)))
             count //= 2
         return statements
+
+    def _times_steps(self, rows: Any) -> list[Any]:
+        """Scores or weights times the steps of the keys or values, where rows have them; behind the last key is
+        nothing."""
+        lanes, steps = self.p.lanes, self.steps
+        if steps is None:
+            return []
+
+        def take(j: Expr) -> Any:
+            return store(steps, rows.step(self._key(j)), j)
+
+        def scale(i: Expr) -> Any:
+            def part(t: Expr) -> Any:
+                here = vector(i * self.row + t * lanes, lanes)
+                return store(self.scores, load(self.scores, here) * load(steps, vector(t * lanes, lanes)), here)
+
+            return loop(ceil_div(self.keys, lanes), part, "t")
+
+        return [loop(self.keys, take, "j"), loop(self.p.shared, scale, "i")]
 
     # -- softmax and output -------------------------------------------------------------------------
 
@@ -269,7 +291,7 @@ class OneQuery:
                 out = []
                 for i, n in cells:
                     weight = spread(load(self.scores, (first + i) * self.row + j), lanes)
-                    value = load(self.kernel.v, *self._key(j), depth(n))
+                    value = self.kernel.value_rows.numbers(self._key(j), (block * wide + n) * lanes, lanes)
                     out.append(store(self.out, load(self.out, at(i, n)) + weight * value, at(i, n)))
                 return seq(out)
 

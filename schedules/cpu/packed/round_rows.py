@@ -10,7 +10,7 @@ A row is one stream of int32 words, group after group::
     lift = -2^(bits-1) * sum of the bytes        int32: what the codes' middle takes from their products
          = step * sum of the bytes               a float's bits, where the weights have zero points
 
-as :func:`tvmopt.runtime.steps.round_groups` has it, to the bit. The maximum is one of integers: the bits of positive
+as :func:`tvmopt.operators.codes.round_groups` has it, to the bit. The maximum is one of integers: the bits of positive
 floats are ordered as the floats are, with infinity and NaN above all of them. A rounded number becomes an integer by
 adding 1.5 * 2^23, whose last bits are then its own: a conversion has no meaning for NaN.
 
@@ -41,7 +41,7 @@ from tvmopt.lowering.loops import (
     vector,
     vector_type,
 )
-from tvmopt.runtime.steps import LARGEST, LEAST
+from tvmopt.operators.codes import LARGEST, LEAST
 
 Expr = Any
 WORD = 4

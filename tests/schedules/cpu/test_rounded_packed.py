@@ -13,10 +13,9 @@ from tests.schedules.cpu.test_open_packed import compiled
 from tests.schedules.cpu.test_packed import HOST, lowered, operands, run
 from tvmopt import pipeline
 from tvmopt.lowering import why_unrolled
-from tvmopt.operators.codes import unpack
+from tvmopt.operators.codes import LEAST, round_groups, unpack
 from tvmopt.operators.packed_product import ROUNDED, Packing, packed_product
 from tvmopt.report import DecisionLog
-from tvmopt.runtime.steps import LEAST, round_groups
 from tvmopt.schedules.cpu.packed.compute import WORDS
 from tvmopt.schedules.cpu.packed.round_rows import MORE, RoundRows, row_words
 from tvmopt.schedules.cpu.packed.schedule import recognise

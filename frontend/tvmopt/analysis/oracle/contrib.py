@@ -11,7 +11,7 @@ from tvmopt.analysis.oracle import recurrent
 from tvmopt.analysis.oracle.elementwise import gelu, sigmoid
 from tvmopt.analysis.oracle.reductions import layer_norm, normalized, rms_norm
 from tvmopt.analysis.oracle.values import ROUNDS, Array, Call, Operator, Result
-from tvmopt.runtime.steps import round_groups
+from tvmopt.operators.codes import round_groups
 
 
 def _bias_gelu(call: Call, x: Array, bias: Array | None = None) -> Result:

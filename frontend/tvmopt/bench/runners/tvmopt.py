@@ -14,7 +14,11 @@ class Tvmopt(Runner):
     """`tvmopt.compile` and `tvmopt.load`, called as users do: named NumPy arrays in and out."""
 
     builds = True
-    options: Mapping[str, str] = {"target": "default cpu", "records": "on (default), off: no tuning records"}
+    options: Mapping[str, str] = {
+        "target": "default cpu",
+        "records": "on (default), off: no tuning records",
+        "kv_cache": "of a decoder: fp32 (default), bf16, int8",
+    }
 
     def build(self, path: Path) -> None:
         import tvmopt
@@ -33,6 +37,7 @@ class Tvmopt(Runner):
             shape=shape,
             verify=False,  # the bench compares outputs itself
             records=records == "on",
+            kv_cache=self.job.options.get("kv_cache", "fp32"),
             output=path,
         )
 

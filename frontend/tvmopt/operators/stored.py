@@ -2,7 +2,7 @@
 
     float32     as they are
     bfloat16    rounded to the nearest
-    int8        each row of D numbers, one head's key or value of one token, in steps (:mod:`tvmopt.runtime.steps`): D
+    int8        each row of D numbers, one head's key or value of one token, in steps (:mod:`tvmopt.operators.codes`): D
                 bytes and behind them its step, a float32 - as D / 4 + 1 words of int32
 
 A row with an infinity or a NaN is read as NaN from bytes.
@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tvmopt.runtime.steps import round_groups
+from tvmopt.operators.codes import round_groups
 
 Array = np.ndarray[Any, Any]
 
