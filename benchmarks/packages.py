@@ -7,8 +7,8 @@
 Each package gets real inputs (photographs, lines of text on photographs, recordings, files of this machine's Python)
 through its own interface, once with onnxruntime and once with `tvmopt.onnxruntime.install()`, each time in a process
 of its own, in turn. Answers must be equal: texts, labels and counts exactly, scores and places within `NEAR`. Timed are
-the package's calls as a whole and what of them passes inside `InferenceSession.run`. The results go into
-``benchmarks/results/packages``.
+the package's calls as a whole and what of them passes inside `InferenceSession.run`. `--rounds 1 --calls 1` at first
+compiles what is not in the cache. The results go into ``benchmarks/results/MACHINE/packages``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).resolve().parent / "results" / "packages"
+RESULTS = Path(__file__).resolve().parent / "results"
 ENGINES = ("onnxruntime", "tvmopt")
 NEAR = {"score": 2e-3, "place": 1.5}
 """How far apart scores, and places in pixels or samples of 16 kHz, may be."""
@@ -271,6 +272,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", nargs="*", choices=[*PACKAGES, []])
     parser.add_argument("--rounds", type=int, default=5, help="processes of each engine")
+    parser.add_argument("--results", type=Path, help="a folder for them")
     parser.add_argument("--calls", type=int, default=5, help="timed calls in each")
     parser.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--samples", type=Path, help=argparse.SUPPRESS)
@@ -278,13 +280,17 @@ def main() -> int:
     if args.child:
         child(args.child, args.packages[0], args.samples, args.calls)
         return 0
+    from tvmopt.bench.machine import describe_machine, slug
+
+    folder = args.results or RESULTS / slug() / "packages"
     results = []
     with tempfile.TemporaryDirectory(prefix="tvmopt-packages-") as name:
         write_samples(Path(name))
         for package in args.packages or PACKAGES:
             result = measure(package, Path(name), args.rounds, args.calls, lambda text: print(text, file=sys.stderr))
-            RESULTS.mkdir(parents=True, exist_ok=True)
-            (RESULTS / f"{package}.json").write_text(json.dumps(result, indent=2) + "\n")
+            folder.mkdir(parents=True, exist_ok=True)
+            told = result | {"machine": describe_machine(), "versions": {n: version(n) for n in (package, *ENGINES)}}
+            (folder / f"{package}.json").write_text(json.dumps(told, indent=2) + "\n")
             results.append(result)
     print(table(results))
     return 1 if any(r["different"] for r in results) else 0
