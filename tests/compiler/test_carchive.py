@@ -228,6 +228,62 @@ def test_two_archives_in_one_program_and_threads_that_share_one(tmp_path: Path) 
     assert done.returncode == 0, done.stdout
 
 
+ONE_PROCESSOR = """
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "convs.h"
+enum { BEHIND = 1 << 20 };
+static float x[CONVS_INPUT_X];
+static _Alignas(64) float wanted[CONVS_OUTPUT_Y], y[CONVS_OUTPUT_Y];
+
+int main(void) {
+  cpu_set_t set;
+  int first = 0;
+  if (sched_getaffinity(0, sizeof set, &set)) return 1;
+  while (!CPU_ISSET(first, &set)) first++;
+  CPU_ZERO(&set);
+  CPU_SET(first, &set);
+  if (sched_setaffinity(0, sizeof set, &set)) return 1; /* workers begin late: the caller does their tasks, too */
+  for (int i = 0; i < CONVS_INPUT_X; i++) x[i] = (float)(i % 13) - 6;
+  unsigned char *room = aligned_alloc(64, CONVS_WORKSPACE(3) + BEHIND);
+  memset(room, 7, CONVS_WORKSPACE(3) + BEHIND);
+  convs_inputs inputs = {x};
+  if (convs_run(&inputs, &(convs_outputs){wanted}, convs_weights, room, 1)) return 1;
+  for (int run = 0; run < 20; run++) {
+    int threads = 2 + run % 2;
+    memset(room + CONVS_WORKSPACE(threads), 7, CONVS_WORKSPACE(3) + BEHIND - CONVS_WORKSPACE(threads));
+    if (convs_run(&inputs, &(convs_outputs){y}, convs_weights, room, threads)) return 1;
+    if (memcmp(wanted, y, sizeof y)) return 2;
+    for (unsigned char *at = room + CONVS_WORKSPACE(threads); at < room + CONVS_WORKSPACE(3) + BEHIND; at++)
+      if (*at != 7) return 3;
+  }
+  return 0;
+}
+"""
+
+
+def test_a_caller_that_does_its_workers_tasks_keeps_to_the_workspace(tmp_path: Path) -> None:
+    weights = {"a": (16, 3, 7, 7), "b": (16, 16, 3, 3), "c": (16, 16, 3, 3)}
+    rng = np.random.default_rng(0)
+    shape = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["p"], kernel_shape=[7, 7], pads=[3] * 4, strides=[2, 2]),
+        helper.make_node("Conv", ["p", "b"], ["q"], **shape),
+        helper.make_node("Conv", ["q", "c"], ["y"], **shape),
+    ]
+    path = save(
+        tmp_path / "convs.onnx", nodes, [VALUE("x", 1, [1, 3, 224, 224])], [VALUE("y", 1, [1, 16, 28, 28])],
+        *(numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n) for n, s in weights.items()),
+    )  # fmt: skip
+    made = tvmopt.compile(path, emit="c-archive", output=tmp_path / "convs", threads=2)
+    assert made.archive is not None and made.archive.scratch > 0
+    program = build(tmp_path, ONE_PROCESSOR, made.path)
+    assert subprocess.run([program], check=False).returncode == 0
+
+
 def test_a_library_has_its_own_names_only_and_allocates_nothing(tmp_path: Path) -> None:
     folders = [tmp_path / "a" / "same", tmp_path / "b" / "same"]
     for folder in folders:

@@ -135,10 +135,15 @@ typedef struct {
   unsigned char *begin;
 } Job;
 
+/* Task 0 is the caller's, with what it has asked for so far. A caller also does tasks that no worker has begun, and goes on
+ * with its own memory afterwards. */
 static int with_scratch(int task, Group *group, void *data) {
   Job *job = data;
-  if (task) scratch = (Scratch){job->begin + (uint64_t)task * SCRATCH, 0}; /* task 0 is the caller's own thread */
-  return job->task(task, group, job->data);
+  Scratch before = scratch;
+  if (task) scratch = (Scratch){job->begin + (uint64_t)task * SCRATCH, 0};
+  int failed = job->task(task, group, job->data);
+  scratch = before;
+  return failed;
 }
 
 static int launch(Task task, void *data, int most) {
