@@ -4,6 +4,7 @@ and surgeon, which therefore never contradict each other.
     ordinary inputs     outputs and every kernel against the oracle
     unusual inputs      outputs against onnxruntime's; against the oracle where they differ by more than four times what
                         they do on ordinary inputs; kernels only where the oracle contradicts an output
+    rounded caches      outputs against the oracle, always: onnxruntime rounds none
     both                where the outputs differ more than rounding explains, but each kernel, given what the kernels
                         before it wrote, is right: the model amplifies errors, and the result stands
 """
@@ -16,14 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from tvmopt.analysis import kept
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.deviation import PEAK, limits_of, misplaced
 from tvmopt.analysis.doubles import DOUBLE, SINGLE
 from tvmopt.analysis.judge import Judge, Tolerance, Truth
 from tvmopt.analysis.kernels import Found, Written, check_kernels
 from tvmopt.analysis.observe import Seen, observe
+from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.values import Unsupported, is_real
 from tvmopt.analysis.rounds import mark, rounded_by
+from tvmopt.operators.stored import FLOAT
+from tvmopt.runtime.roles import Roles
 from tvmopt.toolchain.emulation import EmulatedModel
 
 AMPLIFIED = 16.0
@@ -86,7 +91,11 @@ class Examiner:
         rtol, atol: the user's, in place of what follows from rounding.
         judge: one of `prepared` with these tolerances, where there is one.
 
-    The nodes of `prepared` whose rows the artifact rounds to 8 bits are marked (:mod:`tvmopt.analysis.rounds`).
+    The nodes of `prepared` whose rows the artifact rounds to 8 bits are marked (:mod:`tvmopt.analysis.rounds`), and
+    those that make caches which it rounds (:mod:`tvmopt.analysis.kept`).
+
+    Raises:
+        Unsupported: it rounds caches that the oracle cannot round.
     """
 
     def __init__(
@@ -96,7 +105,10 @@ class Examiner:
         self.model, self.path, self.prepared = model, path, prepared
         self.precision = model.manifest.precision
         self.rounded = rounded_by(model.manifest.report)
-        if mark(prepared, self.rounded):
+        self.roles: Roles = model.manifest.decoder
+        self.keeps = self.roles.kept != FLOAT
+        marked = [mark(prepared, self.rounded), kept.mark(prepared, self.roles, self.roles.kept)]
+        if any(marked):
             judge = None  # it may have seen other marks
         self.judge = judge or Judge(prepared, self.precision, rtol, atol)
         # kernels of open sizes may name nodes of another graph than the prepared one, which is static; where rows are
@@ -124,7 +136,7 @@ class Examiner:
         """
         run = self._run(feeds, peer)
         if peer is not None and not self.judge.overruled:
-            beside = self._beside(run.outputs, peer)
+            beside = self._beside(self._unrounded(feeds) if self.keeps else run.outputs, peer)
             excesses = [o.excess for o in beside]
             self._elsewhere = any(map(misplaced, beside))
             self._apart = max(filter(np.isfinite, excesses), default=1.0)
@@ -134,7 +146,7 @@ class Examiner:
         """Outputs against onnxruntime's and, where they differ by more than on the inputs that were examined fully,
         against the oracle.
         """
-        if peer is not None and not self.judge.overruled:
+        if peer is not None and not self.judge.overruled and not self.keeps:
             alike = self._beside(self.model.run(feeds), peer, max(1.0, SPREAD * self._apart))
             if len(alike) == len(self.model.outputs) and all(o.ok for o in alike):
                 return Examined(Comparison(tuple(alike)), reference="onnxruntime")
@@ -142,7 +154,7 @@ class Examiner:
 
     def _against_oracle(self, run: Run, always: bool) -> Examined:
         """Outputs against the oracle, and kernels: `always`, or where an output differs."""
-        truth = self.judge.truth(run.feeds)
+        truth = self.judge.truth(run.feeds, run.outputs)
         compared = self.judge(truth, run.outputs, run.peer)
         found = Found()
         if run.seen and (always or not compared.ok):
@@ -162,7 +174,7 @@ class Examiner:
         try:
             return self._against_oracle(run, always)
         except Unsupported:
-            if not run.peer:
+            if not run.peer or self.keeps:
                 raise
             compared = self.judge.without_oracle(run.outputs, run.peer)
             return Examined(compared, reference="onnxruntime", notes=("the oracle cannot evaluate the model",))
@@ -175,11 +187,24 @@ class Examiner:
         judge = Judge(self.path, self.precision, self.judge.rtol, self.judge.atol)
         mark(judge.model, self.rounded)
         try:
-            compared = judge(judge.truth(run.feeds), run.outputs, run.peer)
+            kept.mark(judge.model, self.roles, self.roles.kept)
+            compared = judge(judge.truth(run.feeds, run.outputs), run.outputs, run.peer)
         except Unsupported:
             return examined
         wrong = any(o.problem and (o.excess > AMPLIFIED or misplaced(o)) for o in compared.outputs)
         return replace(examined, comparison=compared) if wrong else examined
+
+    def _unrounded(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The prepared model's outputs as if no cache were rounded, in the types of the compiled model: what may be
+        compared with onnxruntime's."""
+        kept.mark(self.prepared, self.roles, FLOAT)
+        try:
+            exact = Oracle(self.prepared).run(feeds)
+        except Unsupported:
+            return {}
+        finally:
+            kept.mark(self.prepared, self.roles, self.roles.kept)
+        return {o.name: exact[o.name].astype(o.numpy_dtype) for o in self.model.outputs if o.name in exact}
 
     def _beside(
         self, outputs: Mapping[str, Array], peer: Mapping[str, Array], slack: float = 1.0
@@ -196,6 +221,7 @@ class Examiner:
         tiles (Winograd), or multiply by a weight of zero what another leaves out.
         """
         found = self.model.run(feeds)
+        peer = None if self.keeps else peer
         if peer is not None and all(n in peer and _same_places(peer[n], a) for n, a in found.items()):
             return Examined(Comparison(tuple(OutputComparison(n) for n in found)), reference="onnxruntime")
         exact = self.judge.truth(feeds).exact

@@ -8,6 +8,7 @@ float64. What may differ follows from the precision, or from runs of the oracle 
     integers, booleans, steps        only elements that such runs move too, and by no more
     a size that values decide        of the elements that are chosen only those that rounding decides
     rows in the order of a score     any order of rows whose scores are a rounding apart
+    a cache that rounds its numbers  steps that rounding moves; what is behind goes on with the engine's own
 """
 
 from __future__ import annotations
@@ -24,13 +25,23 @@ import numpy as np
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
 from tvmopt.analysis.deviation import decided, deviation, has_nan, limits_of, misplaced, ranged, spread
 from tvmopt.analysis.doubles import DOUBLE, SINGLE, Doubles
+from tvmopt.analysis.kept import Kept, as_found, kept
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
-from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings
+from tvmopt.analysis.oracle.rounding import (
+    Recorder,
+    Rounded,
+    arithmetic_of,
+    completed,
+    nudges,
+    rms_of_rows,
+    roundings,
+)
 from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, Value, limit
 from tvmopt.analysis.ranked import ranked
 from tvmopt.analysis.selections import Selection, chosen_by, doubtful, selections
 from tvmopt.analysis.ties import choices, settle
+from tvmopt.operators.stored import as_stored
 
 
 @dataclass
@@ -38,7 +49,8 @@ class Truth:
     """What the oracle says about one set of inputs; the runs that round are made when they are first asked for.
 
     Attributes:
-        selections: nodes that decide sizes. known: what the oracle is told of their results.
+        selections: nodes that decide sizes. known: what the oracle is told of their results, and of caches.
+        caches: outputs that are kept in caches, which round them.
         exact: outputs, scores that indices were chosen from, and what decides sizes. notes: what was not evaluated in
             double precision.
     """
@@ -49,6 +61,7 @@ class Truth:
     scores: Sequence[str] = ()
     selections: Sequence[Selection] = ()
     known: Mapping[str, Value] = field(default_factory=dict)
+    caches: Mapping[str, Kept] = field(default_factory=dict)
     exact: dict[str, Array] = field(default_factory=dict)
     notes: Sequence[str] = ()
     _edges: dict[str, list[Any]] = field(default_factory=dict)
@@ -108,7 +121,33 @@ class Truth:
 
     def _run(self, oracle: Oracle, observe: Observe | None = None) -> dict[str, Array]:
         wanted = [*self.names, *self.scores, *(s.decides for s in self.selections)]
-        return oracle.run(self.feeds, wanted, observe, self.known or None)
+        tensors = {cache.tensor for cache in self.caches.values()}
+        made: dict[str, Array] = {}  # where caches are known, what the oracle itself makes of them
+
+        def see(name: str, value: Value) -> None:
+            if name in tensors:
+                made[name] = value.array
+            if observe is not None:
+                observe(name, value)
+
+        outputs = oracle.run(self.feeds, [*wanted, *tensors], see, self.known or None)
+        return outputs | {name: made[cache.tensor] for name, cache in self.caches.items()}
+
+    def stepped(self, name: str, found: Array, runs: Sequence[Mapping[str, Array]], precision: str) -> Array:
+        """The numbers of a cache that the oracle may have, the nearest to `found`: a number near the middle of two
+        steps may be rounded to either.
+
+        Args:
+            runs: that only round, and cross such edges.
+        """
+        cache, limits = self.caches[name], limits_of(precision, np.dtype(np.float32))
+        plain = self._edges[cache.tensor][0]
+        with np.errstate(all="ignore"):
+            width = limits.rms * rms_of_rows(plain) + limits.element * np.abs(plain)
+            near = [as_stored(plain + sign * width, cache.kind) for sign in (-1, 1)]
+            either = np.stack([self.exact[name], *near, *(run[name] for run in runs)])
+            nearest = np.clip(found, np.fmin.reduce(either), np.fmax.reduce(either))
+        return np.where(np.isfinite(found), nearest, self.exact[name])
 
     def as_chosen(self, found: Mapping[str, Array], precision: str) -> Truth:
         """The same where the elements that rounding decides about are chosen as in these outputs; itself, where there
@@ -126,7 +165,13 @@ class Truth:
                     known |= one.known(every)
         if not known:
             return self
-        return Truth(self.model, self.feeds, self.names, self.scores, self.selections, known)
+        known = {**self.known, **known}
+        return Truth(self.model, self.feeds, self.names, self.scores, self.selections, known, self.caches)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the oracle is told what decides sizes."""
+        return any(name in self.known for one in self.selections for name in one.outputs)
 
     def limited(self, name: str) -> bool:
         """Whether an output is another one than it would be if intermediate results had no largest number, or sums
@@ -186,15 +231,24 @@ class Judge:
         with suppress(Exception):  # then it says so
             self._foreseen = feeds, self.truth(feeds)
 
-    def truth(self, feeds: Mapping[str, Array]) -> Truth:
+    def truth(self, feeds: Mapping[str, Array], found: Mapping[str, Array] | None = None) -> Truth:
         """The oracle's outputs for these inputs.
+
+        Args:
+            found: an engine's. What caches hold by them the oracle reads: an element that the engine rounds to the
+                other one of two steps changes all that is behind it.
 
         Raises:
             Unsupported: it cannot evaluate the model.
         """
         if self._foreseen is not None and self._foreseen[0] is feeds:
             return self._foreseen[1]
-        return Truth(self.model, feeds, self.names, [c.scores for c in self.choices.values()], self.selections)
+        caches = {name: cache for name, cache in kept(self.model).items() if name in self.names}
+        given = (self.model, feeds, self.names, [c.scores for c in self.choices.values()], self.selections)
+        if caches and found is not None:
+            with suppress(ValueError, IndexError):  # caches of another shape
+                return Truth(*given, as_found(caches, found), caches)
+        return Truth(*given, caches=caches)
 
     @cached_property
     def _nan_inside(self) -> bool:
@@ -214,9 +268,9 @@ class Judge:
             Unsupported: neither can.
         """
         try:
-            truth = self.truth(feeds)
+            truth = self.truth(feeds, found)
         except Unsupported:
-            if peer is None:
+            if peer is None or kept(self.model):
                 raise
             return self.without_oracle(found, peer)
         return self(truth, found, peer)
@@ -241,12 +295,16 @@ class Judge:
     def __call__(
         self, truth: Truth, found: Mapping[str, Array], peer: Mapping[str, Array] | None = None, precision: str = ""
     ) -> Comparison:
-        """Outputs against the oracle's, onnxruntime's error beside them where `peer` is given."""
-        precision = precision or self.precision
+        """Outputs against the oracle's, onnxruntime's error beside them where `peer` is given, and rounds no caches."""
+        precision, peer = precision or self.precision, None if truth.caches else peer
         plain = [self._one(n, truth, found, peer, precision, ()) for n in self.names]
         plain += [OutputComparison(n, "not an output of the reference") for n in found if n not in self.names]
         failed = {o.name for o in plain if not o.ok}
-        if not truth.known and any(failed & set(s.outputs) for s in truth.selections) and found.keys() >= {*self.names}:
+        if (
+            not truth.chosen
+            and any(failed & set(s.outputs) for s in truth.selections)
+            and found.keys() >= {*self.names}
+        ):
             other = truth.as_chosen(found, precision)
             if other is not truth:
                 return self(other, found, peer, precision)
@@ -310,6 +368,8 @@ class Judge:
         if ranges:
             exact = decided(exact, truth.undecided()[name], mine)
             exact = ranged(exact, limit(truth.unlimited()[name], mine.dtype), mine)
+        if name in truth.caches:
+            exact, samples = truth.stepped(name, mine, naturals, precision), []
         mine = self._less(name, exact, mine)
         limits = limits_of(precision, truth.doubles.kind(name, mine.dtype))
         return self._overruled(deviation(name, exact, mine, limits, samples, theirs))

@@ -26,6 +26,7 @@ from tvmopt.analysis.deviation import (
 )
 from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
+from tvmopt.analysis.kept import as_found, kept
 from tvmopt.analysis.measured import Measured
 from tvmopt.analysis.observe import Seen, bindings, candidates
 from tvmopt.analysis.oracle.evaluate import Oracle
@@ -85,10 +86,13 @@ def check_kernels(
     chosen = choices(model)  # the judge of the outputs asks their scores
     spreads = any(is_real(a.dtype) and np.isnan(a).any() for a in outputs.values()) and has_nan(model)
     oracle = Oracle(model, Arithmetic(np.float32))
-    told = {n: a for n, a in outputs.items() if n not in chosen}
-    walk = Walk(precision, told, kernels, grids, Doubles(oracle.graph), set(chosen), spreads)
+    caches = kept(model)  # it judges these, too; here attention reads what they hold
+    held = as_found(caches, outputs)
+    told = {n: a for n, a in outputs.items() if n not in chosen and n not in caches}
+    walk = Walk(precision, told, kernels, grids, Doubles(oracle.graph), {*chosen, *caches, *held}, spreads)
     walk.begin(feeds)
-    oracle.run(feeds, observe=walk)
+    walk.taken.update(held)
+    oracle.run(feeds, observe=walk, known=held or None)
     if walk.wrong:  # some kernel may be wrong beyond recognition
         for kernel in kernels:
             kernel.alike = kernel.alike or kernel.unlike

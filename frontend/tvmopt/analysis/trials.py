@@ -149,8 +149,9 @@ def in_child(model: str, rtol: float | None, apart: bool, progress: Callable[[st
             ahead = checked.sampled(at(sizes), values, math.inf if not emulated else EMULATED, few=index > 0)
         name = name or ahead.name
         progress("running the compiled model")
-        examiner = Examiner(compiled, model, ahead.prepared, rtol, judge=judge)
         try:
+            examiner = Examiner(compiled, model, ahead.prepared, rtol, judge=judge)
+            name = "" if examiner.keeps else name
             for seed, one in ahead.feeds.items():
                 progress(f"comparing with {described(seed)}")
                 done = examine(examiner, seed, one, ahead.peers.get(seed), ahead.flops > LARGE)

@@ -74,3 +74,13 @@ def load(buffer: Array, kind: str) -> Array:
         return buffer.astype(np.float32, copy=False)
     codes, step = (np.ascontiguousarray(part) for part in (buffer[..., :-1], buffer[..., -1:]))
     return np.asarray(codes.view(np.int8) * step.view(np.float32))
+
+
+def as_stored(rows: Array, kind: str) -> Array:
+    """Rows of real numbers as a buffer gives them back, in their own type.
+
+    >>> as_stored(np.array([[0.1, 1.0]]), "bfloat16").tolist()
+    [[0.10009765625, 1.0]]
+    """
+    with np.errstate(all="ignore"):
+        return np.asarray(load(store(rows.astype(np.float32), kind), kind).astype(rows.dtype))

@@ -4,7 +4,7 @@ Real numbers (float16, bfloat16, float32) are float64 from the first initializer
 rounds nothing. Integers, booleans and quantised values are exact, with the wrap-around of their type. A result beyond
 the largest number of its declared type is infinite, as it is in an engine.
 
-    own            products, convolutions, pools, norms, recurrences, data movement, quantisation: NumPy and BLAS
+    own            products, convolutions, pools, norms, recurrences, attention, data movement, quantisation
     function       an operator whose schema has a body: that body
     reference      everything else: onnx.reference's implementation, given float64
     onnxruntime    where that fails: one node in the types of the model; `notes` say so
@@ -24,13 +24,26 @@ from typing import Any
 
 import numpy as np
 
+from tvmopt.analysis.oracle.attention import KEEPERS
 from tvmopt.analysis.oracle.fallback import Fallback, function_body
 from tvmopt.analysis.oracle.table import KINDS, OPERATORS
-from tvmopt.analysis.oracle.values import EXACT, Arithmetic, Array, Call, Unsupported, Value, is_real, limit, widened
+from tvmopt.analysis.oracle.values import (
+    EXACT,
+    KEPT,
+    Arithmetic,
+    Array,
+    Call,
+    Unsupported,
+    Value,
+    is_real,
+    limit,
+    widened,
+)
 from tvmopt.importer.external import LARGE, array_of
 from tvmopt.importer.load import load
 from tvmopt.importer.protos import count
 from tvmopt.importer.structure import sort_graphs
+from tvmopt.operators.stored import as_stored
 
 HELD = 1 << 26
 """Bytes of large weights that are held in the working type: a loop's body reads the same ones again."""
@@ -70,6 +83,7 @@ class Oracle:
         self.inputs = [v.name for v in self.graph.input if v.name not in stored]
         self.outputs = [v.name for v in self.graph.output]
         self.notes: list[str] = []
+        self._known: Mapping[str, Value] = {}  # of the run
         self._last: dict[str, Value] = {}  # of the large constants, the latest at the end
         self._kinds = {v.name: v.type.tensor_type.elem_type for v in self.graph.input}
         self._attributes: dict[int, tuple[Any, dict[str, Any]]] = {}  # with the node, so that its id stays its own
@@ -85,7 +99,8 @@ class Oracle:
         Args:
             outputs: names of tensors, also inner ones; default: the model's outputs.
             observe: sees, and may replace, each tensor of the main graph.
-            known: what these tensors are for all that read them; only what `outputs` then need is computed.
+            known: what these tensors are for all that read them, the caches of attention among them; only what
+                `outputs` then need is computed.
 
         Raises:
             Unsupported: an operator has no definition here, nor in onnx.reference, nor in onnxruntime.
@@ -95,9 +110,10 @@ class Oracle:
         for name in {*self.inputs, *self._kinds} & feeds.keys():
             scope[name] = self.value(feeds[name])
         nodes = self.graph.node
+        self._known = {n: Value(widened(v.array, self.arithmetic.work), v.kind) for n, v in (known or {}).items()}
+        scope |= self._known
         if known is not None:
             nodes = self._needed(wanted, known)
-            scope |= {n: Value(widened(v.array, self.arithmetic.work), v.kind) for n, v in known.items()}
         with np.errstate(all="ignore"):
             self._run_nodes(nodes, scope, self._last_uses(nodes, wanted), observe, known or {})
         missing = [n for n in wanted if n not in scope and n not in self.large]
@@ -163,7 +179,7 @@ class Oracle:
         call = Call(
             node, self.opsets.get(domain, 1), self._attributes[id(node)][1],
             [v and v.kind for v in values], self._arithmetic(values),
-            lambda graph, given: self.subgraph(graph, scope, given),
+            lambda graph, given: self.subgraph(graph, scope, given), self.kept, self._known,
         )  # fmt: skip
         return self.evaluate(call, domain, values)
 
@@ -174,7 +190,18 @@ class Oracle:
             return self.arithmetic
         return replace(self.arithmetic, work=np.float64, operands=None)
 
+    def kept(self, name: str, array: Array, kind: str) -> Array:
+        """Numbers as a decoder's cache has them that stores them as `kind`: a tensor of this name."""
+        return as_stored(array, kind)
+
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        """The results of one node, those that are kept in caches as they are stored there."""
+        results = self._evaluated(call, domain, values)
+        if call.op in KEEPERS or call.get(KEPT) is None:
+            return results
+        return [v and Value(call.kept(index, v.array), v.kind) for index, v in enumerate(results)]
+
+    def _evaluated(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """The results of one node, by the first way that has a definition of it."""
         operator = OPERATORS.get((domain, call.op))
         arrays = [v.array if v is not None else None for v in values]
@@ -183,7 +210,8 @@ class Oracle:
                 result = operator(call, *arrays)
                 return self._typed(call, result if isinstance(result, (list, tuple)) else [result])
             except Unsupported:
-                pass
+                if call.op in KEEPERS and call.get(KEPT) is not None:
+                    raise  # nothing else rounds its caches before it reads them
         if id(call.node) not in self._bodies:
             self._bodies[id(call.node)] = call.node, function_body(call, domain)
         body = self._bodies[id(call.node)][1]

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.analysis.oracle.values import Call, Unsupported, Value, is_real
+from tvmopt.analysis.oracle.values import KEPT, ROUNDS, Call, Unsupported, Value, is_real
 
 _PLAIN = {"Loop", "If"}
+_PRIVATE = {KEPT, ROUNDS}
+"""Attributes that are the judge's own."""
 
 
 def function_body(call: Call, domain: str) -> Any:
@@ -16,6 +18,7 @@ def function_body(call: Call, domain: str) -> Any:
     import onnx
 
     own = "" if domain == "ai.onnx" else domain
+    node = _public(call.node)
     try:
         schema = onnx.defs.get_schema(call.op, call.version, own)
     except onnx.defs.SchemaError:
@@ -31,9 +34,7 @@ def function_body(call: Call, domain: str) -> Any:
         if not version:
             return None
         try:
-            raw = schema.get_context_dependent_function_with_opset_version(
-                version, call.node.SerializeToString(), types
-            )
+            raw = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
         except Exception:  # a C++ exception of any class: the schema cannot make the body
             return None
     elif schema.has_function:
@@ -44,22 +45,33 @@ def function_body(call: Call, domain: str) -> Any:
     if not raw:
         return None
     body = onnx.FunctionProto.FromString(raw) if isinstance(raw, bytes) else raw
-    return _bound(body, call, schema)
+    return _bound(body, node, schema)
 
 
-def _bound(body: Any, call: Call, schema: Any) -> Any:
+def _public(node: Any) -> Any:
+    """The node without what the judge marks it with."""
+    if not any(a.name in _PRIVATE for a in node.attribute):
+        return node
+    plain = type(node)()
+    plain.CopyFrom(node)
+    for attribute in [a for a in plain.attribute if a.name in _PRIVATE]:
+        plain.attribute.remove(attribute)
+    return plain
+
+
+def _bound(body: Any, node: Any, schema: Any) -> Any:
     """The body with the node's attributes in place of references to them."""
     import onnx
 
-    given = {a.name: a for a in call.node.attribute}
+    given = {a.name: a for a in node.attribute}
     for name, declared in schema.attributes.items():
         if name not in given and declared.default_value.name:
             given[name] = declared.default_value
     bound = onnx.FunctionProto()
     bound.CopyFrom(body)
-    for node in bound.node:
+    for inner in bound.node:
         kept = []
-        for attribute in node.attribute:
+        for attribute in inner.attribute:
             if not attribute.ref_attr_name:
                 kept.append(attribute)
             elif attribute.ref_attr_name in given:
@@ -68,8 +80,8 @@ def _bound(body: Any, call: Call, schema: Any) -> Any:
                 value.name = attribute.name
                 kept.append(value)
         kept = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
-        del node.attribute[:]
-        node.attribute.extend(kept)
+        del inner.attribute[:]
+        inner.attribute.extend(kept)
     return bound
 
 
@@ -137,7 +149,7 @@ class Fallback:
                 array = _array(value, doubles)
                 inputs.append(_info(helper, name, array))
         outputs = [helper.make_empty_tensor_value_info(n) for n in call.node.output if n]
-        graph = helper.make_graph([call.node], "node", inputs, outputs)
+        graph = helper.make_graph([_public(call.node)], "node", inputs, outputs)
         imports = [helper.make_opsetid(d, v) for d, v in opsets.items()]
         return helper.make_model(graph, opset_imports=imports, ir_version=min(self.ir_version, 11))
 

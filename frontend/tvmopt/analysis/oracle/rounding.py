@@ -33,7 +33,10 @@ CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax", "MaxPool"}
 JUMPS = {"ThresholdedRelu": 0, "Shrink": 0, "GridSample": 1, "MaxRoiPool": 1, "MaxPool": 0, "TopK": 0}
 """Operators whose result jumps for some values of an input, which is named, and else follows it, or does not change:
 the number at the threshold, the coordinate between two pixels, the places of two nearly equal numbers."""
-HEAVY = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention", "FusedMatMul"}
+HEAVY = {
+    *("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "FusedMatMul"),
+    *("Attention", "MultiHeadAttention", "GroupQueryAttention"),
+}
 MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
     *("Pad", "Identity", "Expand", "Dropout"),
@@ -124,7 +127,8 @@ def completed(runs: Iterable[Rounded], once: Callable[[Rounded], dict[str, Any]]
 
 
 class Recorder(Oracle):
-    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output."""
+    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output; and numbers
+    before a cache rounds them, by the name of their tensor."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, EXACT)
@@ -134,6 +138,10 @@ class Recorder(Oracle):
         if has_edges(call) or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind)):
             self.edges[call.node.output[0]] = [v.array if v is not None else None for v in values]
         return super().evaluate(call, domain, values)
+
+    def kept(self, name: str, array: Array, kind: str) -> Array:
+        self.edges[name] = [array]
+        return super().kept(name, array, kind)
 
 
 class Rounded(Oracle):
@@ -186,6 +194,15 @@ class Rounded(Oracle):
             if name in self.narrow and value is not None and is_real(value.kind):
                 results[index] = Value(self.arithmetic.rounded(value.array), value.kind)
         return results
+
+    def kept(self, name: str, array: Array, kind: str) -> Array:
+        """Numbers as a cache has them, each row moved by a little more than its own error."""
+        exact = self.edges.get(name, [None])[0]
+        if np.shape(exact) == array.shape:
+            error = np.nan_to_num(np.abs(array - exact), nan=0.0, posinf=0.0)
+            width = MARGIN * (error + rms_of_rows(error)) + self.allowed * rms_of_rows(exact)
+            array = array + (self.sign * width).astype(array.dtype)
+        return super().kept(name, array, kind)
 
     def _jumped(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """The results of one of :data:`JUMPS`; where they jump when its input is moved, as they are behind the edge."""
@@ -277,6 +294,12 @@ def _rms(exact: Array) -> float:
     """The root of the mean square of the finite numbers; 0 where there are none."""
     finite = exact[np.isfinite(exact)]
     return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+
+
+def rms_of_rows(array: Array) -> Array:
+    """The root of the mean square of the finite numbers of each row, along the last axis, which stays."""
+    finite = np.where(np.isfinite(array), array, 0).astype(np.float64)
+    return np.asarray(np.sqrt(np.square(finite).sum(-1, keepdims=True) / max(1, array.shape[-1])))
 
 
 class Nudged(Rounded):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.oracle import (
+    attention,
     boxes,
     contrib,
     elementwise,
@@ -26,13 +27,13 @@ from tvmopt.analysis.oracle.values import Array, Call, Operator, is_real
 from tvmopt.importer.own import DOMAIN
 
 _GROUPS = (
-    elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize, signal,
+    attention, elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize, signal,
     windows,
 )  # fmt: skip
 
 OPERATORS: dict[tuple[str, str], Operator] = {
     **{("ai.onnx", name): operator for group in _GROUPS for name, operator in group.TABLE.items()},
-    **{("com.microsoft", name): operator for name, operator in contrib.TABLE.items()},
+    **{("com.microsoft", name): operator for name, operator in {**contrib.TABLE, **attention.CONTRIB}.items()},
     **{(DOMAIN, name): operator for name, operator in {**pixels.TABLE, **boxes.TABLE}.items()},
 }
 """(domain, operator) -> its definition."""

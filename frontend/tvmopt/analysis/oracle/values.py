@@ -17,6 +17,10 @@ Result: TypeAlias = Any
 ROUNDS = "tvmopt_rounds"
 """The attribute of a node whose rows an engine rounds to 8 bits (`tvmopt.analysis.rounds` sets it)."""
 
+KEPT = "tvmopt_kept"
+"""The attribute of a node that makes a decoder's cache: how each of its outputs is stored there, "" where it is none
+(`tvmopt.analysis.kept` sets it)."""
+
 DIGITS = 2.0**-29
 """A rounding error of float64, in those of float32."""
 
@@ -75,6 +79,8 @@ class Call:
         attributes: by name, as Python values.
         kinds: the declared types of its inputs; None where an optional one is missing.
         graph: evaluates a subgraph: graph, values of its inputs -> values of its outputs.
+        keep: numbers as a cache has them: name, array, how they are stored -> array.
+        known: tensors that are known, whatever the node makes of them.
     """
 
     node: Any
@@ -83,6 +89,8 @@ class Call:
     kinds: Sequence[np.dtype[Any] | None]
     arithmetic: Arithmetic
     graph: Callable[[Any, Mapping[str, Value]], list[Value]]
+    keep: Callable[[str, Array, str], Array] = lambda name, array, kind: array
+    known: Mapping[str, Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -114,6 +122,16 @@ class Call:
 
     def operand(self, array: Array) -> Array:
         return self.arithmetic.rounded(array)
+
+    def kept(self, index: int, array: Array) -> Array:
+        """An output as a cache has it, where it is stored in one."""
+        kind = dict(enumerate(self.get(KEPT, ()))).get(index, "")
+        return self.keep(self.node.output[index], array, kind) if kind else array
+
+    def in_cache(self, index: int, made: Array) -> Array:
+        """What the node itself reads of such an output: what the cache is known to hold, else what was made."""
+        name = self.node.output[index] if index < self.outputs else ""
+        return self.known[name].array if name in self.known else made
 
 
 Operator: TypeAlias = Callable[..., Result]
