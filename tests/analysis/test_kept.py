@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tests.decoders.small import DEPTH, KV_HEADS, small_decoder
+from tvmopt import api
 from tvmopt.analysis.bounds import integer_bounds
 from tvmopt.analysis.examine import Examiner
 from tvmopt.analysis.judge import Judge
@@ -22,7 +24,8 @@ from tvmopt.analysis.oracle.rounding import rms_of_rows
 from tvmopt.analysis.oracle.values import Arithmetic, Unsupported
 from tvmopt.analysis.samples import KINDS, trial_inputs
 from tvmopt.analysis.trials import examine
-from tvmopt.analysis.verify import peers_of
+from tvmopt.analysis.verify import peers_of, verify
+from tvmopt.errors import AccuracyError
 from tvmopt.importer import prepare
 from tvmopt.importer.decoder import find
 from tvmopt.importer.protos import normal_domain
@@ -161,7 +164,7 @@ class Examination:
     """
 
     def __init__(
-        self, folder: Any, style: str, kind: str, rounding: Rounding, noise: float = 0.0, seed: int = 0
+        self, folder: Path, style: str, kind: str, rounding: Rounding, noise: float = 0.0, seed: int = 0
     ) -> None:
         prepared, infos, plain = at_sizes(style, 3, 2)
         roles = replace(plain, in_place=True, kept=kind)
@@ -181,7 +184,7 @@ class Examination:
 @pytest.mark.parametrize("kind", KINDS_OF_CACHES)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("rounds", [True, False])
-def test_verification_goes_to_the_oracle(tmp_path: Any, style: str, kind: str, rounds: bool) -> None:
+def test_verification_goes_to_the_oracle(tmp_path: Path, style: str, kind: str, rounds: bool) -> None:
     """On each kind of inputs, unusual ones too, where onnxruntime's caches are others; an engine that rounds nothing is
     as near to onnxruntime as can be, and wrong."""
     one = Examination(tmp_path, style, kind, as_stored if rounds else WRONG["unrounded"], 1e-5 * rounds)
@@ -193,11 +196,48 @@ def test_verification_goes_to_the_oracle(tmp_path: Any, style: str, kind: str, r
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_CACHES)
-def test_the_file_itself_is_asked(tmp_path: Any, kind: str) -> None:
+def test_the_file_itself_is_asked(tmp_path: Path, kind: str) -> None:
     """A model that the importer changed: the engine fits it, and the file does not."""
     one = Examination(tmp_path, "standard", kind, as_stored, seed=1)
     assert one.examiner.thoroughly(one.feeds[0], one.peers[0]).ok
     assert not one.examiner.fully(one.feeds[0], one.peers[0]).ok
+
+
+def packed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The decoder with its products' weights in 4 bits, and rows that may be rounded to 8."""
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and node.input[1] in stored:
+            blocks = stored[node.input[1]].T.reshape(stored[node.input[1]].shape[1], -1, 32)
+            scales = (np.abs(blocks).max(-1) / 7).astype("f4")
+            codes = (np.rint(blocks / scales[..., None]) + 8).astype(np.uint8)
+            names = [node.input[1] + end for end in ("_codes", "_scales")]
+            arrays = [codes[..., ::2] | codes[..., 1::2] << 4, scales.reshape(-1)]
+            model.graph.initializer.extend(map(numpy_helper.from_array, arrays, names))
+            given = {"K": 32 * blocks.shape[1], "N": len(blocks), "bits": 4, "block_size": 32, "accuracy_level": 4}
+            node.domain, node.op_type = "com.microsoft", "MatMulNBits"
+            node.input[:] = [node.input[0], *names]
+            node.attribute.extend(helper.make_attribute(name, number) for name, number in given.items())
+    return model
+
+
+@pytest.mark.parametrize(("style", "kind"), [("grouped", "int8"), ("standard", "bf16")])
+def test_kernels_are_looked_at_too(style: str, kind: str) -> None:
+    """Those of a decoder whose rows are rounded to 8 bits, with caches that are rounded, at two open lengths."""
+    made = api.compile(packed(small_decoder(style)), kv_cache=kind)
+    assert made.report.accuracy["reference"] == "float64" and made.report.accuracy["kernels"] >= 4
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_scores_are_judged_as_closely_as_with_caches_of_float32(tmp_path: Path, kind: str) -> None:
+    """Three ten-thousandths in the last product."""
+    onnx.save(small_decoder("grouped"), tmp_path / "right.onnx")
+    model = small_decoder("grouped")
+    head = next(t for t in model.graph.initializer if t.name == "head")
+    head.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(head) * np.float32(1.0003), "head"))
+    wrong = api.compile(model, kv_cache=kind, verify=False)
+    with pytest.raises(AccuracyError, match="logits: differs"):
+        verify(wrong.artifact, tmp_path / "right.onnx")
 
 
 def test_marks_are_taken_back() -> None:

@@ -65,7 +65,7 @@ def observe(model: Any, feeds: Mapping[str, Array], room: int = 1 << 31) -> tupl
     try:
         with refusals(model.manifest.model):
             results = session.main(*arguments)
-        outputs = [np.array(from_ffi(r, info)) for r, info in zip(results, model.outputs, strict=True)]
+        outputs = [np.array(array) for array in model.results(results)]
     finally:
         session.set_instrument(None)
     return outputs, seen

@@ -357,6 +357,12 @@ class Model:
         instance = self._of_this_thread()
         return [*self._tensors(instance, self._in_order((), feeds)), *self._weights]
 
+    def results(self, returned: Any) -> list[Array]:
+        """What `session().main` returned, as arrays: the outputs in order."""
+        arrays = [from_ffi(returned[i], info) for i, info in enumerate(self._caches.results)]
+        self._caches.read(arrays)
+        return arrays
+
     # -- inside ------------------------------------------------------------------------------------------
 
     def _invoke(self, values: Sequence[Any]) -> list[Array]:
