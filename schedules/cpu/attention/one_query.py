@@ -55,6 +55,16 @@ ACCUMULATORS = 16
 """Vectors of a tile of the output at most."""
 
 
+def tiles_of(heads: int) -> list[range]:
+    """The heads of a task in tiles as equal as can be.
+
+    >>> [[len(tile) for tile in tiles_of(heads)] for heads in (1, 3, 5, 7, 8)]
+    [[1], [3], [2, 3], [3, 4], [4, 4]]
+    """
+    count = -(-heads // HEADS)
+    return [range(heads * i // count, heads * (i + 1) // count) for i in range(count)]
+
+
 def fits(p: AttentionPlan) -> bool:
     """Whether there are loops for one query of this plan."""
     return _lanes(p) >= LEAST_LANES
@@ -81,8 +91,7 @@ class OneQuery:
         self.query_row, run = kernel.query_of(kernel.chunk)
         self.start, self.head = run * p.run, kernel.h * p.shared
         self.keys = tirx.min(kernel.own_keys() - self.start, const_index(p.run))
-        self.tile_heads = next(n for n in (HEADS, 2, 1) if p.shared % n == 0)
-        self.tile_keys = self.k_lanes // self.tile_heads
+        self.tiles = tiles_of(p.shared)
         self.row = ceil_div(p.run, p.lanes) * p.lanes  # scores of a head, whole vectors
         tasks = kernel.of_one_query(0)
         self.parts = new_buffer("parts", p.batch, tasks, p.heads, p.depth_v)
@@ -107,11 +116,11 @@ class OneQuery:
         p = self.p
         body = seq([
             loop(p.shared, self._take, "i"),
-            *(self._scored(first) for first in range(0, p.shared, self.tile_heads)),
+            *(self._scored(tile) for tile in self.tiles),
             *self._times_steps(self.kernel.key_rows),
             loop(p.shared, self._softmax, "i"),
             *self._times_steps(self.kernel.value_rows),
-            *(self._output(first) for first in range(0, p.shared, self.tile_heads)),
+            *(self._output(tile) for tile in self.tiles),
         ])  # fmt: skip
         return body if p.apart is None else tirx.IfThenElse(self.keys > 0, body, None)
 
@@ -131,42 +140,40 @@ class OneQuery:
 
     # -- scores -------------------------------------------------------------------------------------
 
-    def _scored(self, first: int) -> Any:
-        """The scores of heads first .. first + tile_heads; a last tile is moved up, so that some are computed twice."""
-        keys, last = self.tile_keys, self.keys - 1
+    def _scored(self, heads: range) -> Any:
+        """The scores of some heads; a last tile of keys is moved up, so that some are computed twice."""
+        keys, last = self.k_lanes // len(heads), self.keys - 1
 
         def moved(t: Expr) -> Any:
-            return self._tile(first, tirx.min(t * keys, self.keys - keys), lambda key: key)
+            return self._tile(heads, tirx.min(t * keys, self.keys - keys), lambda key: key)
 
         def clamped(t: Expr) -> Any:  # fewer keys than a tile: behind the last one, the last one again
-            return self._tile(first, t * keys, lambda key: tirx.min(key, last))
+            return self._tile(heads, t * keys, lambda key: tirx.min(key, last))
 
         tiles = ceil_div(self.keys, keys)
         return tirx.IfThenElse(self.keys >= keys, loop(tiles, moved, "t"), loop(const_index(1), clamped, "t"))
 
-    def _tile(self, first: int, key: Expr, place: Any) -> Any:
-        p, lanes = self.p, self.k_lanes
-        cells = [(i, j) for i in range(self.tile_heads) for j in range(self.tile_keys)]
+    def _tile(self, heads: range, key: Expr, place: Any) -> Any:
+        """The scores of some heads and as many keys as leave an accumulator a lane; of three heads one has no use."""
+        p, lanes, keys = self.p, self.k_lanes, self.k_lanes // len(heads)
 
-        def dot(i: int, j: int) -> Expr:
-            return vector((i * self.tile_keys + j) * lanes, lanes)
+        def dot(n: int) -> Expr:
+            return vector(n * lanes, lanes)
 
         def step(d: Expr) -> Any:
             out = []
-            for i, j in cells:
-                key_row = self.kernel.key_rows.numbers(self._key(place(key + j)), d * lanes, lanes)
-                query = load(self.query, vector((first + i) * p.depth + d * lanes, lanes))
-                out.append(store(self.dots, load(self.dots, dot(i, j)) + key_row * query, dot(i, j)))
+            for i, head in enumerate(heads):
+                for j in range(keys):
+                    key_row = self.kernel.key_rows.numbers(self._key(place(key + j)), d * lanes, lanes)
+                    query = load(self.query, vector(head * p.depth + d * lanes, lanes))
+                    at = dot(i * keys + j)
+                    out.append(store(self.dots, load(self.dots, at) + key_row * query, at))
             return seq(out)
 
-        zero = [store(self.dots, splat(0.0, lanes), dot(i, j)) for i, j in cells]
+        zero = [store(self.dots, splat(0.0, lanes), dot(n)) for n in range(lanes)]
         ends = [
-            store(
-                self.scores,
-                load(self.sums, vector(i * self.tile_keys, self.tile_keys)),
-                vector((first + i) * self.row + key, self.tile_keys),
-            )
-            for i in range(self.tile_heads)
+            store(self.scores, load(self.sums, vector(i * keys, keys)), vector(head * self.row + key, keys))
+            for i, head in enumerate(heads)
         ]
         whole = vector(0, lanes)
         return seq(
@@ -273,12 +280,12 @@ class OneQuery:
             mask = load(kernel.bias, b, h, 0, const_index(0) if is_one(shape[3]) else self.start + j)
         return with_mask(replace(p, lanes=1), load(self.scores, i * self.row + j), mask)
 
-    def _output(self, first: int) -> Any:
-        """The weighted sums of V of heads first .. first + tile_heads, some vectors of the depth at a time."""
+    def _output(self, heads: range) -> Any:
+        """The weighted sums of V of some heads, some vectors of the depth at a time."""
         p, lanes = self.p, self.p.v_lanes
         vectors = p.depth_v // lanes
-        wide = next(n for n in range(vectors, 0, -1) if vectors % n == 0 and n * self.tile_heads <= ACCUMULATORS)
-        cells = [(i, n) for i in range(self.tile_heads) for n in range(wide)]
+        wide = next(n for n in range(vectors, 0, -1) if vectors % n == 0 and n * len(heads) <= ACCUMULATORS)
+        cells = [(i, n) for i in range(len(heads)) for n in range(wide)]
 
         def at(i: int, n: int) -> Expr:
             return vector((i * wide + n) * lanes, lanes)
@@ -290,14 +297,14 @@ class OneQuery:
             def step(j: Expr) -> Any:
                 out = []
                 for i, n in cells:
-                    weight = spread(load(self.scores, (first + i) * self.row + j), lanes)
+                    weight = spread(load(self.scores, heads[i] * self.row + j), lanes)
                     value = self.kernel.value_rows.numbers(self._key(j), (block * wide + n) * lanes, lanes)
                     out.append(store(self.out, load(self.out, at(i, n)) + weight * value, at(i, n)))
                 return seq(out)
 
             zero = splat(0.0, lanes)
             ends = [
-                store(self.parts, load(self.out, at(i, n)), *self._at(const_index(first + i)), depth(n))
+                store(self.parts, load(self.out, at(i, n)), *self._at(const_index(heads[i])), depth(n))
                 for i, n in cells
             ]
             return seq([*(store(self.out, zero, at(i, n)) for i, n in cells), loop(self.keys, step, "j"), *ends])
