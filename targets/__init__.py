@@ -205,7 +205,7 @@ class Machine:
         >>> Machine.load("sapphirerapids").with_cores(1).peak_tiles / 1e12
         3.37...
         """
-        return self.cores * self.ghz * 1e9 * self.tile_macs * 2
+        return self.cores * self.ghz * 1e9 * self.tile_macs * 2 if self.has_tiles else 0.0
 
     def tvm_target(self) -> Any:
         """The `tvm.target.Target`; `num-cores` is always in it, for TVM's own passes."""
@@ -275,7 +275,7 @@ class Machine:
             raise TargetError(f"{text!r} is several targets, and only a compile takes those.", fix=fix)
         known = [*names(), "cpu", *_ALIASES]
         near = [name for name in known if len(text) > 2 and text.lower() in name.lower()]
-        near = (near + [n for n in difflib.get_close_matches(text, known, n=3, cutoff=0.4) if n not in near])[:3]
+        near = (near + [n for n in difflib.get_close_matches(text, known, n=3, cutoff=0.5) if n not in near])[:3]
         raise TargetError(
             f"unknown target {text!r}" + (f", did you mean {' or '.join(map(repr, near))}?" if near else ""),
             fix=f"one of {', '.join(known)}, or a TOML file; `tvmopt targets list` shows them",

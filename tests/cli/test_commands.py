@@ -76,6 +76,7 @@ def test_every_command_has_help(name: str) -> None:
 def test_wrong_use() -> None:
     for arguments, words in (
         (["cmpile", "x"], "did you mean 'compile'"),
+        (["nope"], "there is no command 'nope'.\n"),
         (["compile"], "Missing argument"),
         (["compile", "x.onnx", "--taget", "cpu"], "--target"),
         (["compile", "x.onnx", "--input-shapes", "x:[1,3]"], "--shape NAME:1x3x224x224"),
@@ -168,7 +169,8 @@ def test_compile_json_and_explain(folder: Path, tmp_path: Path) -> None:
 def test_inspect(folder: Path) -> None:
     model = tvmopt("inspect", folder / "small.onnx", "--json")
     assert json.loads(model.stdout)["parameters"] == 8 * 27 + 8 + 80 + 10
-    assert "Conv" in tvmopt("inspect", folder / "small.onnx").stdout
+    shown = tvmopt("inspect", folder / "small.onnx").stdout
+    assert "Conv" in shown and "input 0" in shown and "x: float32[" in shown and "output 0" in shown
     artifact = tvmopt("inspect", folder / "small.tvmopt")
     assert "x: float32[1,3,9,9]" in artifact.stdout
     assert json.loads(tvmopt("inspect", folder / "small.tvmopt", "--json").stdout)["format"] == 8

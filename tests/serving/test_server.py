@@ -94,6 +94,7 @@ def test_sigterm_answers_what_was_taken(serve: Callable[..., Running], artifacts
     ("paths", "settings", "told"),
     [
         (["none.tvmopt"], {}, "no such file"), (["bad.tvmopt"], {}, "no model could be loaded"),
+        (["m.onnx"], {}, r"an ONNX file, not compiled yet \(tvmopt compile m\.onnx\)"),
         (["bad.tvmopt", "other/bad.tvmopt"], {}, "two files are called"),
         (["bad.tvmopt"], {"limits": Limits(max_queue=0)}, "--max-queue is 0"),
         (["."], {"port": "taken"}, "cannot listen"), (["."], {"port": 0, "grpc_port": "taken"}, "gRPC cannot listen"),
@@ -105,12 +106,21 @@ def test_wrong_use_is_told(tmp_path: Path, paths: Any, settings: Any, told: str,
         pytest.importorskip(name, reason=f"{name} is not installed: pip install 'tvmopt[serve]'")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
-    for name in ("bad.tvmopt", "other/bad.tvmopt"):
+    for name in ("bad.tvmopt", "other/bad.tvmopt", "m.onnx"):
         (tmp_path / name).write_bytes(b"no artifact")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         known = {k: taken.getsockname()[1] if v == "taken" else v for k, v in settings.items()}
         with pytest.raises(InputError, match=told):
             server.serve(paths, Settings(**known), tell=lambda text: None)
+
+
+def test_an_empty_folder_says_what_it_waits_for(serve: Callable[..., Running], tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    running = serve(tmp_path)
+    assert (
+        f"files that `tvmopt compile` writes are served as soon as they are in {tmp_path}" in running.told.read_text()
+    )
+    assert running.end() == 0
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:

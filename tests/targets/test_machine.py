@@ -44,6 +44,12 @@ def test_peaks_are_the_datasheets(name: str, tflops: float) -> None:
     assert Machine.load(name).peak_flops / 1e12 == pytest.approx(tflops, rel=0.01)
 
 
+def test_a_processor_whose_tiles_are_masked_promises_none() -> None:
+    machine = Machine.load("sapphirerapids")
+    hidden = replace(machine, features=tuple(f for f in machine.features if not f.startswith("amx")))
+    assert machine.peak_tiles > 0 and hidden.peak_tiles == 0
+
+
 def test_unknown_names_get_the_nearest() -> None:
     for text, near in (
         ("znver4", "znver5"),
@@ -54,6 +60,9 @@ def test_unknown_names_get_the_nearest() -> None:
             Machine.load(text)
     with pytest.raises(TargetError, match="one of"):
         Machine.load("")
+    with pytest.raises(TargetError) as error:  # it has a few letters of many
+        Machine.load("nope")
+    assert "did you mean" not in error.value.what
 
 
 @pytest.mark.parametrize(

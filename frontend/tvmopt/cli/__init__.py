@@ -200,7 +200,7 @@ def _foreign(arguments: Sequence[str]) -> None:
     """Refuse a command or a flag of another tool, and say what it is called here."""
     first = arguments[0] if arguments else "--help"
     if not first.startswith("-") and first not in COMMANDS:
-        near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.6)
         what = f"there is no command {first!r}" + (f", did you mean {near[0]!r}?" if near else ".")
         raise InputError(what, fix=f"one of {', '.join(COMMANDS)}")
     known = _FOREIGN if first in _OWN else {}

@@ -168,9 +168,9 @@ def render_result(result: Any) -> None:
             )
         agrees = "agrees" if row.status == "wrong" else ""
         for one in row.outputs:
-            figures = [f"{v:.2g}" for v in (one.max_error, one.scale, one.tolerance, one.needed)]
+            figures = [f"{v:.2g}" for v in (one.max_error, one.scale, one.needed, one.tolerance)]
             rows.append((row.label, row.status, *figures, f"{one.name}: {one.problem or agrees}".rstrip(": ")))
-    table(("row", "verdict", "max error", "largest", "tolerance", "would pass", "output"), rows, left=2)
+    table(("row", "verdict", "max error", "largest value", "relative error", "tolerance", "output"), rows, left=2)
     for trace in result.traces:
         _trace(trace)
     for bad in result.nonfinite[:5]:
@@ -226,13 +226,13 @@ def _trace(trace: Any) -> None:
             one.kernel,
             one.status,
             f"{one.comparison.max_error:.2g}",
-            f"{one.comparison.tolerance:.2g}",
             f"{one.comparison.needed:.2g}",
+            f"{one.comparison.tolerance:.2g}",
         )
         for one in near[max(0, at - 3) : at + 4]
     ]
     table(
-        ("node", "operator", "tensor", "kernel", "verdict", "max error", "tolerance", "would pass"),
+        ("node", "operator", "tensor", "kernel", "verdict", "max error", "relative error", "tolerance"),
         rows,
         left=5,
     )

@@ -132,7 +132,13 @@ def _a_token(manifest: Any) -> str:
 
 
 def _model(found: Any, top: int) -> None:
+    ends = [
+        (f"{end} {i}", f"{one.name}: {one.dtype}[{','.join(map(str, one.shape))}]")
+        for end, many in (("input", found.inputs), ("output", found.outputs))
+        for i, one in enumerate(many)
+    ]
     rows = [
+        *ends,
         ("work", f"{human(found.flops, 'FLOP')} ({human(found.macs, 'MAC')})"),
         ("parameters", f"{human(found.parameters)} ({human(found.weight_bytes, 'B')})"),
         ("bytes moved, nothing fused", human(found.bytes, "B")),

@@ -60,9 +60,9 @@ def _outputs(result: CompareResult) -> str:
             rows.append((escape(row.label), row.status, "", "", "", "", "", escape(row.message)))
         agrees = "agrees" if row.status == "wrong" else ""
         for one in row.outputs:
-            figures = [f"{v:.3g}" for v in (one.max_error, one.p99_error, one.scale, one.tolerance, one.needed)]
+            figures = [f"{v:.3g}" for v in (one.max_error, one.p99_error, one.scale, one.needed, one.tolerance)]
             rows.append((escape(row.label), row.status, *figures, escape(f"{one.name} {one.problem or agrees}")))
-    head = ("row", "verdict", "max error", "p99", "largest value", "tolerance", "would pass", "output")
+    head = ("row", "verdict", "max error", "p99", "largest value", "relative error", "tolerance", "output")
     return html_table(head, rows, {0, 1, 7})
 
 
@@ -91,12 +91,12 @@ def _trace(trace: Trace) -> str:
     rows = [
         (
             escape(one.node), escape(one.operator), escape(one.tensor), escape(one.kernel), one.status,
-            f"{one.comparison.max_error:.3g}", f"{one.comparison.tolerance:.3g}",
-            f"{one.comparison.needed:.3g}",
+            f"{one.comparison.max_error:.3g}", f"{one.comparison.needed:.3g}",
+            f"{one.comparison.tolerance:.3g}",
         )
         for one in trace.layers
     ]  # fmt: skip
-    head = ("node", "operator", "tensor", "kernel", "verdict", "max error", "tolerance", "would pass")
+    head = ("node", "operator", "tensor", "kernel", "verdict", "max error", "relative error", "tolerance")
     return (
         f"<h2>{escape(trace.label)}, layers</h2>"
         f"<p>{escape(trace.how)}; the grey line is each layer's tolerance. {first}</p>{plot.render()}"

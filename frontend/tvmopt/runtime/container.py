@@ -91,6 +91,8 @@ def read_directory(file: IO[bytes], where: str) -> Directory:
             if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in infos):
                 raise ArtifactError("a member is compressed or encrypted.", where=where, fix=_RECOMPILE)
     except (zipfile.BadZipFile, struct.error, OSError, ValueError, NotImplementedError, EOFError, LookupError) as error:
+        if where.endswith(".onnx"):
+            raise ArtifactError("an ONNX file, not compiled yet.", where=where, fix=f"tvmopt compile {where}") from None
         raise ArtifactError(f"not a tvmopt artifact, or damaged: {error}", where=where, fix=_RECOMPILE) from error
     end = 0
     for name, (offset, length) in sorted(found.items(), key=lambda item: item[1]):

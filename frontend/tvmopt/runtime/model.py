@@ -211,10 +211,15 @@ class Model:
         return self._cores
 
     def __repr__(self) -> str:
+        return f"<tvmopt.Model {self.manifest.model}: {self.signature}>"
+
+    @property
+    def signature(self) -> str:
+        """Inputs, outputs, target and threads in one line."""
         ins, outs = "; ".join(map(str, self._inputs)), "; ".join(map(str, self._outputs))
         where = f"{self.manifest.target}, {threads_of(self._threads)}"
         where += f" on cores {self._cores}" if self._cores is not None else ""
-        return f"<tvmopt.Model {self.manifest.model}: {ins} -> {outs} on {where}>"
+        return f"{ins} -> {outs} on {where}"
 
     def close(self) -> None:
         """Unload the library and drop the weights. A later call is an error; outputs of earlier ones stay valid."""

@@ -227,12 +227,14 @@ class Repository:
             _call_once(model)
         except (TvmoptError, OSError) as error:
             told = error.what.splitlines()[0] if isinstance(error, TvmoptError) else str(error)
+            if isinstance(error, TvmoptError) and error.fix:
+                told = f"{told.removesuffix('.')} ({error.fix})"
             self._tell(f"{name} {version} cannot be loaded: {told}")
             versions[version] = Served(file, old.batcher if old else None, told)
             return
         batcher = Batcher(model, self.limits, self._observer(name, version), words, encoder)
         versions[version] = Served(file, batcher)
-        self._tell(f"{name} {version}: {model!r}")
+        self._tell(f"{name} {version}: {model.signature}")
         if old is not None:
             self._close(old, "")
 

@@ -124,6 +124,10 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
         service.repository.unload(request.path_params["name"])
         return JSONResponse({})
 
+    async def astray(request: Any, error: Any) -> Any:
+        told = f"{request.method} {request.url.path}: {error.detail}; /v2 and docs/how-to/serve.md tell what there is."
+        return JSONResponse({"error": told}, error.status_code, error.headers)
+
     def routes(path: str, work: Any, method: str = "GET") -> list[Any]:
         paths = [path] + ([path.replace("{name}", "{name}/versions/{version}")] if "/models/{name}" in path else [])
         return [Route(p, endpoint(work), methods=[method]) for p in paths]
@@ -137,7 +141,7 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
         Route("/v2/repository/index", endpoint(index), methods=["POST"]),
         Route("/v2/repository/models/{name}/load", endpoint(load), methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", endpoint(unload), methods=["POST"]),
-    ])  # fmt: skip
+    ], exception_handlers={404: astray, 405: astray})  # fmt: skip
 
 
 class Events:

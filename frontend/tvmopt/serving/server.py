@@ -82,7 +82,9 @@ def serve(
     repository.refresh()
     if not any(one["state"] == "READY" for one in repository.index()) and not any(Path(p).is_dir() for p in paths):
         reasons = "; ".join(one["reason"] for one in repository.index())
-        raise InputError(f"no model could be loaded: {reasons}", fix="tvmopt inspect FILE says what a file is")
+        raise InputError(f"no model could be loaded: {reasons}", fix="give files that `tvmopt compile` wrote")
+    if not repository.index():
+        say(f"no model yet: files that `tvmopt compile` writes are served as soon as they are in {paths[0]}")
     asyncio.run(_Server(known, Service(repository, metrics, known.max_body), say, started).run())
 
 
