@@ -203,9 +203,11 @@ def test_foreign_members_and_path_tricks(tmp_path: Path, name: str) -> None:
 def test_not_an_artifact(tmp_path: Path, onnx_file: Path) -> None:
     text = tmp_path / "text.tvmopt"
     text.write_text("hello")
-    for path in (text, onnx_file):
-        with pytest.raises(ArtifactError, match="not a tvmopt artifact, or damaged"):
-            tvmopt.load(path)
+    with pytest.raises(ArtifactError, match="not a tvmopt artifact, or damaged"):
+        tvmopt.load(text)
+    with pytest.raises(ArtifactError, match="an ONNX file, not compiled yet") as error:
+        tvmopt.load(onnx_file)
+    assert error.value.fix == f"tvmopt compile {onnx_file}"
     with pytest.raises(ArtifactError, match="no manifest"):
         tvmopt.load(_zip(tmp_path / "other.zip", {"x": b""}))
     with pytest.raises(ArtifactError, match="No such file"):
