@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import decided, deviation, has_nan, limits_of, misplaced, ranged, spread
+from tvmopt.analysis.deviation import PEAK, decided, deviation, has_nan, limits_of, misplaced, ranged, spread
 from tvmopt.analysis.doubles import DOUBLE, SINGLE, Doubles
 from tvmopt.analysis.kept import Kept, as_found, kept
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
@@ -117,7 +117,12 @@ class Truth:
         return self._wider[precision]
 
     def _outputs(self, runs: Sequence[Rounded]) -> list[dict[str, Array]]:
-        return completed(runs, self._run)
+        """What runs that round have; of caches the numbers that they would store."""
+
+        def once(run: Rounded) -> dict[str, Array]:
+            return self._run(run) | {name: run.unrounded[cache.tensor] for name, cache in self.caches.items()}
+
+        return completed(runs, once)
 
     def _run(self, oracle: Oracle, observe: Observe | None = None) -> dict[str, Array]:
         wanted = [*self.names, *self.scores, *(s.decides for s in self.selections)]
@@ -133,21 +138,25 @@ class Truth:
         outputs = oracle.run(self.feeds, [*wanted, *tensors], see, self.known or None)
         return outputs | {name: made[cache.tensor] for name, cache in self.caches.items()}
 
-    def stepped(self, name: str, found: Array, runs: Sequence[Mapping[str, Array]], precision: str) -> Array:
-        """The numbers of a cache that the oracle may have, the nearest to `found`: a number near the middle of two
-        steps may be rounded to either.
-
-        Args:
-            runs: that only round, and cross such edges.
+    def stepped(
+        self, name: str, found: Array, runs: Sequence[Mapping[str, Array]], precision: str
+    ) -> tuple[Array, list[Array]]:
+        """(The numbers of a cache that the oracle may have, the nearest to `found`; the same with the errors that runs
+        which only round have before they store them). A number whose own error may bring it to the other side of the
+        middle between two steps may be either.
         """
         cache, limits = self.caches[name], limits_of(precision, np.dtype(np.float32))
         plain = self._edges[cache.tensor][0]
         with np.errstate(all="ignore"):
-            width = limits.rms * rms_of_rows(plain) + limits.element * np.abs(plain)
-            near = [as_stored(plain + sign * width, cache.kind) for sign in (-1, 1)]
-            either = np.stack([self.exact[name], *near, *(run[name] for run in runs)])
+            errors = [np.nan_to_num(run[name] - plain, nan=0.0, posinf=0.0, neginf=0.0) for run in runs]
+            width = PEAK * limits.rms * rms_of_rows(plain) + limits.element * np.abs(plain)
+            for error in errors:
+                sizes = np.maximum(np.abs(error), rms_of_rows(error))
+                width = np.maximum(width, limits.factor * np.maximum(sizes, np.sqrt(np.mean(np.square(error)))))
+            either = [self.exact[name], *(as_stored(plain + way * width, cache.kind) for way in (-1, 1))]
             nearest = np.clip(found, np.fmin.reduce(either), np.fmax.reduce(either))
-        return np.where(np.isfinite(found), nearest, self.exact[name])
+        nearest = np.where(np.isfinite(found), nearest, self.exact[name])
+        return nearest, [nearest + error for error in errors]
 
     def as_chosen(self, found: Mapping[str, Array], precision: str) -> Truth:
         """The same where the elements that rounding decides about are chosen as in these outputs; itself, where there
@@ -369,7 +378,7 @@ class Judge:
             exact = decided(exact, truth.undecided()[name], mine)
             exact = ranged(exact, limit(truth.unlimited()[name], mine.dtype), mine)
         if name in truth.caches:
-            exact, samples = truth.stepped(name, mine, naturals, precision), []
+            exact, samples = truth.stepped(name, mine, naturals, precision)
         mine = self._less(name, exact, mine)
         limits = limits_of(precision, truth.doubles.kind(name, mine.dtype))
         return self._overruled(deviation(name, exact, mine, limits, samples, theirs))

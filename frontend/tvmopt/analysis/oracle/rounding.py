@@ -165,6 +165,7 @@ class Rounded(Oracle):
         self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
         self.sizes = sizes(self.graph, self.inputs)
         self.generator = np.random.default_rng(sign + 1)
+        self.unrounded: dict[str, Array] = {}  # what caches are made of, by the name of their tensor
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """One node: exactly where it makes sizes."""
@@ -197,6 +198,7 @@ class Rounded(Oracle):
 
     def kept(self, name: str, array: Array, kind: str) -> Array:
         """Numbers as a cache has them, each row moved by a little more than its own error."""
+        self.unrounded[name] = array
         exact = self.edges.get(name, [None])[0]
         if np.shape(exact) == array.shape:
             error = np.nan_to_num(np.abs(array - exact), nan=0.0, posinf=0.0)
