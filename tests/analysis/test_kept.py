@@ -228,6 +228,12 @@ def test_kernels_are_looked_at_too(style: str, kind: str) -> None:
     assert made.report.accuracy["reference"] == "float64" and made.report.accuracy["kernels"] >= 4
 
 
+def test_an_error_that_the_model_amplifies_is_none() -> None:
+    """Six layers whose softmax is nearly hard: rows of caches are 0.1 % off, which is less than a step and more than two
+    runs that only round show."""
+    assert api.compile(small_decoder("grouped", 6, seed=4), kv_cache="int8").report.accuracy["verified"]
+
+
 @pytest.mark.parametrize("kind", ["fp32", "int8"])
 def test_scores_are_judged_as_closely_as_with_caches_of_float32(tmp_path: Path, kind: str) -> None:
     """Three ten-thousandths in the last product."""

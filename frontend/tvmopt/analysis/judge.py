@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import PEAK, decided, deviation, has_nan, limits_of, misplaced, ranged, spread
+from tvmopt.analysis.deviation import decided, deviation, has_nan, limits_of, misplaced, ranged, spread
 from tvmopt.analysis.doubles import DOUBLE, SINGLE, Doubles
-from tvmopt.analysis.kept import Kept, as_found, kept
+from tvmopt.analysis.kept import Kept, as_found, kept, stepped
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.rounding import (
@@ -34,14 +34,12 @@ from tvmopt.analysis.oracle.rounding import (
     arithmetic_of,
     completed,
     nudges,
-    rms_of_rows,
     roundings,
 )
 from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, Value, limit
 from tvmopt.analysis.ranked import ranked
 from tvmopt.analysis.selections import Selection, chosen_by, doubtful, selections
 from tvmopt.analysis.ties import choices, settle
-from tvmopt.operators.stored import as_stored
 
 
 @dataclass
@@ -138,25 +136,10 @@ class Truth:
         outputs = oracle.run(self.feeds, [*wanted, *tensors], see, self.known or None)
         return outputs | {name: made[cache.tensor] for name, cache in self.caches.items()}
 
-    def stepped(
-        self, name: str, found: Array, runs: Sequence[Mapping[str, Array]], precision: str
-    ) -> tuple[Array, list[Array]]:
-        """(The numbers of a cache that the oracle may have, the nearest to `found`; the same with the errors that runs
-        which only round have before they store them). A number whose own error may bring it to the other side of the
-        middle between two steps may be either.
-        """
-        cache, limits = self.caches[name], limits_of(precision, np.dtype(np.float32))
-        plain = self._edges[cache.tensor][0]
-        with np.errstate(all="ignore"):
-            errors = [np.nan_to_num(run[name] - plain, nan=0.0, posinf=0.0, neginf=0.0) for run in runs]
-            width = PEAK * limits.rms * rms_of_rows(plain) + limits.element * np.abs(plain)
-            for error in errors:
-                sizes = np.maximum(np.abs(error), rms_of_rows(error))
-                width = np.maximum(width, limits.factor * np.maximum(sizes, np.sqrt(np.mean(np.square(error)))))
-            either = [self.exact[name], *(as_stored(plain + way * width, cache.kind) for way in (-1, 1))]
-            nearest = np.clip(found, np.fmin.reduce(either), np.fmax.reduce(either))
-        nearest = np.where(np.isfinite(found), nearest, self.exact[name])
-        return nearest, [nearest + error for error in errors]
+    def before(self, name: str) -> Array:
+        """The numbers that a cache stores."""
+        found: Array = self._edges[self.caches[name].tensor][0]
+        return found
 
     def as_chosen(self, found: Mapping[str, Array], precision: str) -> Truth:
         """The same where the elements that rounding decides about are chosen as in these outputs; itself, where there
@@ -378,7 +361,8 @@ class Judge:
             exact = decided(exact, truth.undecided()[name], mine)
             exact = ranged(exact, limit(truth.unlimited()[name], mine.dtype), mine)
         if name in truth.caches:
-            exact, samples = truth.stepped(name, mine, naturals, precision)
+            limits = limits_of(precision, SINGLE)
+            exact, samples = stepped(truth.caches[name], exact, truth.before(name), mine, samples, limits)
         mine = self._less(name, exact, mine)
         limits = limits_of(precision, truth.doubles.kind(name, mine.dtype))
         return self._overruled(deviation(name, exact, mine, limits, samples, theirs))

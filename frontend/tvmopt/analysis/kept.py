@@ -10,14 +10,16 @@ is stored. The judge marks the nodes that make the caches, by a private attribut
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tvmopt.analysis.comparator import Array
+from tvmopt.analysis.deviation import PEAK, Limits
+from tvmopt.analysis.oracle.rounding import rms_of_rows
 from tvmopt.analysis.oracle.values import KEPT, Unsupported, Value, is_real
-from tvmopt.operators.stored import FLOAT
+from tvmopt.operators.stored import FLOAT, as_stored
 from tvmopt.runtime.roles import Cache, Roles
 
 SIZES = {"Shape", "Size"}
@@ -80,6 +82,28 @@ def as_found(caches: Mapping[str, Kept], found: Mapping[str, Array]) -> dict[str
     """What an engine keeps in its caches, by its outputs: for the oracle, which goes on with these numbers."""
     arrays = {cache.tensor: np.asarray(found[name]) for name, cache in caches.items() if name in found}
     return {tensor: Value(array, array.dtype) for tensor, array in arrays.items() if is_real(array.dtype)}
+
+
+def stepped(
+    cache: Kept, exact: Array, before: Array, found: Array, runs: Sequence[Array], limits: Limits
+) -> tuple[Array, list[Array]]:
+    """(The numbers of a cache that the oracle may have, the nearest to `found`; the same with the errors of the runs).
+
+    A number whose own error may bring it to the other side of the middle between two steps may be either.
+
+    Args:
+        exact: the oracle's. before: what it rounds to these. runs: the same in runs that only round.
+    """
+    with np.errstate(all="ignore"):
+        errors = [np.nan_to_num(run - before, nan=0.0, posinf=0.0, neginf=0.0) for run in runs]
+        width = PEAK * limits.rms * rms_of_rows(before) + limits.element * np.abs(before)
+        for error in errors:
+            sizes = np.maximum(np.abs(error), rms_of_rows(error))
+            width = np.maximum(width, limits.factor * np.maximum(sizes, np.sqrt(np.mean(np.square(error)))))
+        either = [exact, *(as_stored(before + way * width, cache.kind) for way in (-1, 1))]
+        nearest = np.clip(found, np.fmin.reduce(either), np.fmax.reduce(either))
+    nearest = np.where(np.isfinite(found), nearest, exact)
+    return nearest, [nearest + error for error in errors]
 
 
 def _origin(name: str, makers: Mapping[str, Any]) -> str:
