@@ -229,8 +229,8 @@ def test_kernels_are_looked_at_too(style: str, kind: str) -> None:
 
 
 def test_an_error_that_the_model_amplifies_is_none() -> None:
-    """Six layers whose softmax is nearly hard: rows of caches are 0.1 % off, which is less than a step and more than two
-    runs that only round show."""
+    """Six layers whose softmax is nearly hard: rows of caches are 0.1 % off, which is less than a step and more than
+    two runs that only round show."""
     assert api.compile(small_decoder("grouped", 6, seed=4), kv_cache="int8").report.accuracy["verified"]
 
 
