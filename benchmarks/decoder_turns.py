@@ -8,7 +8,8 @@ made already. Each engine has a process of its own and keeps its caches as its u
 (`tvmopt.bench.runners.decoder`), and stands still while others have their turns, as some engines' threads go on
 looking for work: tvmopt, onnxruntime and onnxruntime-genai on the same file, llama.cpp on a GGUF file
 of the same shape by the package `xllamacpp`, whose server tells the times of a prompt and of a token. With `--texts 8`
-tvmopt and onnxruntime go on with so many texts at once, too. A round is a read of memory, then each engine's prompt
+tvmopt and onnxruntime go on with so many texts at once, too; `--also int8=other.tvmopt` adds another artifact of the
+same file, "tvmopt, int8". A round is a read of memory, then each engine's prompt
 and steps, in an order that turns round; its figures are the prompt's time and the median of its steps.
 
 A line of the output has all of them in milliseconds, "GB/s" that as many threads read, the median and the range over
@@ -50,7 +51,14 @@ def job_of(name: str, args: argparse.Namespace) -> Any:
     known = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input}
     shapes = {c.past: (1, known[c.past][1], 0, known[c.past][3] or args.depth) for c in roles.caches}
     phase = "together" if name in TEXTS else "step"
-    return Job(name.partition(",")[0], args.model, args.artifact, args.threads, shapes=shapes, phase=phase)
+    artifact = also(args).get(name, args.artifact)
+    return Job(name.partition(",")[0], args.model, artifact, args.threads, shapes=shapes, phase=phase)
+
+
+def also(args: argparse.Namespace) -> dict[str, str]:
+    """Further artifacts by the names of their engines."""
+    pairs = (word.partition("=") for word in args.also)
+    return {f"tvmopt, {name}": artifact for name, _, artifact in pairs}
 
 
 class Fed:
@@ -167,7 +175,7 @@ def errors(scores: dict[str, Any]) -> dict[str, float]:
     right = scores.get("onnxruntime")
     if right is None:
         return {}
-    others = {n: s for n, s in scores.items() if s is not None and n in RUNNERS and n != "onnxruntime"}
+    others = {n: s for n, s in scores.items() if s is not None and n not in (*TEXTS, "onnxruntime")}
     return {n: float(f"{np.abs(s - right).max() / np.abs(right).max():.2g}") for n, s in others.items()}
 
 
@@ -178,6 +186,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--texts", type=int, default=1, help="time steps of so many texts at once, too")
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=ARTIFACT", help="another artifact of it")
     parser.add_argument("--gguf", type=Path, help="add llama.cpp on this file")
     parser.add_argument("--without", action="append", default=[], choices=tuple(RUNNERS), help="leave an engine out")
     parser.add_argument("--rounds", type=int, default=6)
@@ -188,7 +197,7 @@ def main() -> int:
     args = parser.parse_args()
     from tvmopt.analysis.peaks import read_bandwidth
 
-    names = [name for name in RUNNERS if name not in args.without]
+    names = [*(name for name in RUNNERS if name not in args.without), *also(args)]
     names += [name for name in TEXTS if args.texts > 1 and name.partition(",")[0] in names]
     names += [LLAMA] if args.gguf else []
     engines = started(names, args)

@@ -60,6 +60,7 @@ from tvmopt.passes.place_tokens import PLACED
 from tvmopt.passes.provenance import Provenance, shapes_of_calls
 from tvmopt.passes.relax_alignment import relax_alignment
 from tvmopt.passes.run_loops import Loop, callable_loops, joined, without_loops, write_loops
+from tvmopt.passes.share_tensors import share_tensors
 from tvmopt.passes.stages import Part, Run, Stage, Watch, check_names, each_kernel, stage, through
 from tvmopt.report import DecisionLog, Kernel
 from tvmopt.scheduling import concat_in_place
@@ -244,6 +245,7 @@ def memory_stages() -> list[Stage]:
         stage(T.LowerRuntimeBuiltin(), needed=True),
         stage(T.ComputePrimValue(), needed=True),
         stage(T.VMShapeLower(), needed=True),
+        Stage("tvmopt.ShareTensors", share_tensors),  # behind all that makes shapes, views and tensors
         each_kernel("tvmopt.OrderStores", order_stores),  # the same library from the same model
         stage(T.AttachGlobalSymbol(), needed=True),
     ]
@@ -531,7 +533,8 @@ def rewrite_kernels(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _once(module: tvm.IRModule, log: DecisionLog) -> tvm.IRModule:
-    if relax.analysis.defined_symbolic_vars(module["main"]):  # the binding that computes a size must stay
+    bindings = (binding for block in module["main"].body.blocks for binding in block.bindings)
+    if any(isinstance(binding, relax.MatchCast) for binding in bindings):  # what computes a size must stay
         return module
     cancel: Any = P.CancelDuplicates(log)
     return cancel(module)

@@ -89,6 +89,7 @@ CHANGES: dict[str, Callable[[Request], Request]] = {
     "values": lambda r: replace(r, values={"x": np.ones((33, 16), np.float32)}),
     "exact": lambda r: replace(r, exact=True),
     "int8": lambda r: replace(r, int8="off"),
+    "kv_cache": lambda r: replace(r, kv_cache="int8"),
     "name": lambda r: replace(r, name="other.onnx"),
     "records": lambda r: replace(r, records=False),
     "without": lambda r: replace(r, without=("tvmopt.FusePad",)),

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from tvm import relax
 from tvm_ffi import StructuralKey
 
+from tvmopt.operators import checks
 from tvmopt.passes.graph import Constant, Expr, Graph, Rewrite, Var, dtype, op_name, rewrite_pass, shape
 
 EFFECTS = ("call_", "random", "builtin", "vm.", "memory.")  # operators not looked at
@@ -26,6 +27,7 @@ class CancelDuplicates(Rewrite):
 
     Applies when   the operators are pure, the results have one type (0 .. n - 1 has no operand but its size), and the
                    operands are the same variables, or constants that are the same object or up to 64 equal numbers.
+                   Two checks of one value are equal where they allow the same.
     Declines when  1. it is a call of a function other than a PrimFunc by R.call_tir, or of an operator with effects
                       (nothing is recorded).
     Gain           the whole expression.
@@ -47,7 +49,7 @@ class CancelDuplicates(Rewrite):
             key: Hashable = ("item", value.tuple_value, int(value.index))
         elif op_name(value) == "call_tir" or (op_name(value) and not op_name(value).startswith(EFFECTS)):
             operands = (self._key(graph, a) for a in value.args)
-            key = (op_name(value), str(value.attrs), StructuralKey(value.ty), *operands)  # the type names open sizes
+            key = (op_name(value), _attributes(value), StructuralKey(value.ty), *operands)  # the type names open sizes
         else:
             return None
         if key not in self.seen:
@@ -65,6 +67,14 @@ class CancelDuplicates(Rewrite):
             data = graph.array(value) if dims is not None and _size(dims) <= SMALL else None
             return value if data is None else (dtype(value), dims, data.tobytes())
         return arg if isinstance(arg, relax.Var) else str(arg)
+
+
+def _attributes(call: Expr) -> Hashable:
+    """What an operator does besides its operands; where a check is from is no part of it: the first one speaks."""
+    if op_name(call) != checks.OP:
+        return str(call.attrs)
+    check = checks.check_of(call)
+    return check.lowest, check.highest, check.wrap
 
 
 def _size(dims: tuple[int, ...]) -> int:
