@@ -301,6 +301,7 @@ def graph_passes(
         P.EliminateIdentities(log),  # before the fusions, which then need not know these spellings
         P.FoldConstant(log),  # a shape or an index that has become constant
         P.CancelDuplicates(log),  # before the fusions, which compare operands by identity
+        P.ConvertOneHot(log),  # after FoldConstant; before all that looks for products
         P.FuseLayerNorm(log),
         P.FuseRmsNorm(log),  # after FuseLayerNorm: the centred half of a LayerNorm looks like an RMSNorm
         P.FuseGroupNorm(log),  # before the passes of layouts and reshapes, which then see one operator

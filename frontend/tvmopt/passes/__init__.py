@@ -9,6 +9,7 @@ from tvmopt.passes.convert_conv1d import ConvertConv1d
 from tvmopt.passes.convert_conv3d import ConvertConv3d
 from tvmopt.passes.convert_integer_products import ConvertIntegerProducts
 from tvmopt.passes.convert_layout import ConvertLayout
+from tvmopt.passes.convert_one_hot import ConvertOneHot
 from tvmopt.passes.convert_pool_layout import ConvertPoolLayout
 from tvmopt.passes.convert_precision import ConvertPrecision
 from tvmopt.passes.convert_signed_quantization import ConvertSignedQuantization
@@ -59,6 +60,7 @@ __all__ = [
     "ConvertConv3d",
     "ConvertIntegerProducts",
     "ConvertLayout",
+    "ConvertOneHot",
     "ConvertPoolLayout",
     "ConvertPrecision",
     "ConvertSignedQuantization",
