@@ -91,6 +91,7 @@ def main() -> None:
     before = counts["requests"]
     cluster.remove_node(nodes[1], allow_graceful=False)  # SIGKILL
     wait(lambda: counts["requests"] > before + 100)
+    wait(lambda: replicas().count("RUNNING") < 2)  # else the lost one still counts: Ray notices it after a while
     cluster.add_node(num_cpus=1, **size)
     wait(lambda: replicas().count("RUNNING") == 2)
     ends.set()
