@@ -2,6 +2,7 @@
 
     python benchmarks/plain_server.py http 4000 0.004   # prints its port; answers 4000 bytes to every POST after 4 ms
     python benchmarks/plain_server.py grpc 4000 0.004   # HTTP/2 with nothing but the frames that a gRPC client needs
+    python benchmarks/plain_server.py library 4000 0.004  # gRPC's own asyncio server with our options
 
 Nothing is checked, and a request is read to its end and forgotten: it shows what part of a request's time is the
 client's own work and the sockets'. In between it computes for as long as a model would: a client that waits cools down.
@@ -42,9 +43,13 @@ class Connection(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def compute(self) -> None:
-        end = time.perf_counter() + self.seconds
-        while time.perf_counter() < end:
-            pass
+        compute(self.seconds)
+
+
+def compute(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 class Http(Connection):
@@ -99,10 +104,15 @@ class Grpc(Connection):
     def answer(self, stream: int) -> bytes:
         window, self.got = frame(WINDOW, 0, 0, struct.pack(">I", self.got)), 0
         head = b"\x88" + literal(b"content-type", b"application/grpc")
-        raw = b"\x32" + varint(self.size) + bytes(self.size)  # raw_output_contents of a ModelInferResponse
+        raw = answer(self.size)
         body = b"\0" + struct.pack(">I", len(raw)) + raw
         end = frame(HEADERS, 5, stream, literal(b"grpc-status", b"0"))
         return window + frame(HEADERS, 4, stream, head) + frame(DATA, 0, stream, body) + end
+
+
+def answer(size: int) -> bytes:
+    """A ModelInferResponse with raw_output_contents alone."""
+    return b"\x32" + varint(size) + bytes(size)
 
 
 def frame(kind: int, flags: int, stream: int, data: bytes = b"") -> bytes:
@@ -123,7 +133,32 @@ def varint(number: int) -> bytes:
     return bytes([number & 127 | 128]) + varint(number >> 7) if number > 127 else bytes([number])
 
 
+async def library(size: int, seconds: float) -> None:
+    """What gRPC for Python costs by itself: no message is read, the answer is bytes."""
+    import grpc
+
+    from tvmopt.serving.memory import keep_memory
+    from tvmopt.serving.messages import SERVICE
+    from tvmopt.serving.rpc import WINDOWS
+
+    keep_memory()
+
+    async def infer(request: bytes, context: Any) -> bytes:
+        compute(seconds)
+        return answer(size)
+
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", ROOM), ("grpc.so_reuseport", 0), *WINDOWS])
+    handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(infer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(port, flush=True)
+    await server.wait_for_termination()
+
+
 async def main(kind: str, size: int, seconds: float) -> None:
+    if kind == "library":
+        return await library(size, seconds)
     made = {"http": Http, "grpc": Grpc}[kind]
     server = await asyncio.get_running_loop().create_server(lambda: made(size, seconds), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)

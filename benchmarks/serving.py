@@ -5,13 +5,15 @@
 
 The server is a process of its own, with one instance; the client is this process, which keeps freed memory as the
 server does. Every round measures the bare call, an HTTP request with binary tensors, a gRPC request, and the same two
-requests to servers that only read, compute for as long and answer (`plain_server.py`). Printed are the medians of all
-rounds in milliseconds, and whether the outputs are the same bit for bit:
+requests to servers that only read, compute for as long and answer (`plain_server.py`), by gRPC also one that is gRPC's
+own for Python and does nothing. Printed are the medians of all rounds in milliseconds, and whether the outputs are the
+same bit for bit:
 
     ms         of a call or a request
     model      in the model, as the server says: it finds its memory colder than the bare call does
     over       of a request over the bare call
     server     of a request without the model, over the plain one without what it waits: what the server itself costs
+    ours       for gRPC: of `server` what is not the library's
     processor  time that the server computed; for the bare call this process
     saturated  with `--clients N`: requests a second of N clients at once, over bare calls a second
 """
@@ -187,6 +189,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for way, make in makers.items():
             ways[way] = make(addresses[way].removeprefix("http://"), name, feeds, types)
             ways[f"plain {way}"] = make(stack.enter_context(plain(way, size, alone / 1e3)), name, feeds, types)
+        library = stack.enter_context(plain("library", size, alone / 1e3))
+        ways["library grpc"] = over_grpc(library, name, feeds, types)
         same = len({ways[way]() for way in ("bare", "http", "grpc")}) == 1
         rows: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in ways}
         for _ in range(args.rounds):
@@ -202,6 +206,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for way in makers:
             found[way]["over"] = found[way]["ms"] - found["bare"]["ms"]
             found[way]["server"] = (found[way]["ms"] - found[way]["model"]) - (found[f"plain {way}"]["ms"] - alone)
+        idle = found["library grpc"]["ms"] - found["plain grpc"]["ms"]
+        found["grpc"]["ours"] = found["grpc"]["server"] - idle
         if args.clients:
             for way, make in makers.items():
                 where = addresses[way].removeprefix("http://")

@@ -14,7 +14,7 @@ import pytest
 
 import tvmopt
 from tests.serving.conftest import Running
-from tvmopt.serving.receiving import LEAST
+from tvmopt.serving.receiving import LEAST, Joined
 
 WIDE = np.random.default_rng(0).standard_normal((13, 2048)).astype(np.float32)
 
@@ -125,3 +125,25 @@ def test_a_body_that_never_comes_is_given_up(serve: Callable[..., Running], arti
     server = serve(artifacts / "wide.tvmopt", "--timeout", 0.5, "--reload", 0)
     ((status, body),) = answers(server, [message()[:2000]])
     assert status == 408, body
+
+
+def test_a_head_leaves_with_what_follows_it() -> None:
+    class Transport(list[bytes]):
+        write = list.append
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    made = Transport()
+    joined = Joined(made)
+    for data in (b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"two", b"HTTP/1.1 204 No Content\r\n\r\n", b""):
+        joined.write(data)
+    assert made == [b"HTTP/1.1 200 OK\r\n\r\none", b"two", b"HTTP/1.1 204 No Content\r\n\r\n"]
+    joined.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    assert len(made) == 3 and joined.closed is False
+    joined.close()
+    assert made[3:] == [b"HTTP/1.1 400 Bad Request\r\n\r\n"] and made.closed
+    going = Joined(Transport())
+    going.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert going.copy() == [b"HTTP/1.1 100 Continue\r\n\r\n"]

@@ -46,6 +46,36 @@ class _Body:
             self.future.set_result(found)
 
 
+class Joined:
+    """A connection on which the head of an answer waits for what follows it, so that both leave in one piece: one call
+    of the system less, and the client wakes once. A head of 100 to 199 has nothing behind it."""
+
+    START, ALONE = b"HTTP/1.1 ", b"HTTP/1.1 1"
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send, but for a head, behind which there always comes a body, if only an empty one."""
+        if not self._head and data.startswith(self.START) and not data.startswith(self.ALONE):
+            self._head = data
+        elif self._head:
+            data, self._head = self._head + data, b""
+            self._transport.write(data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what waits, and close."""
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+
 def protocol(max_body: int) -> Any:
     """The class that uvicorn makes for each connection.
 
@@ -59,6 +89,10 @@ def protocol(max_body: int) -> Any:
 
     class Receiver(HttpToolsProtocol, asyncio.BufferedProtocol):  # type: ignore[misc]
         _body: _Body | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            joined: Any = Joined(transport)
+            super().connection_made(joined)
 
         def get_buffer(self, sizehint: int) -> memoryview:
             return heads if self._body is None else self._body.rest

@@ -133,11 +133,12 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
         return [Route(p, endpoint(work), methods=[method]) for p in paths]
 
     return Starlette(routes=[
-        *routes("/v2/models/{name}/generate", generate, "POST"),
+        # looked through in this order
+        *routes("/v2/models/{name}/infer", infer, "POST"), *routes("/v2/models/{name}/generate", generate, "POST"),
         *routes("/v2/models/{name}/generate_stream", generate_stream, "POST"),
-        *routes("/v2/models/{name}/infer", infer, "POST"), *routes("/v2/models/{name}/ready", model_ready),
-        *routes("/v2/models/{name}", model), *routes("/v2/health/live", live), *routes("/v2/health/ready", ready),
-        *routes("/v2", server), *routes("/metrics", metrics), *routes("/overview", overview), *routes("/", page),
+        *routes("/v2/models/{name}/ready", model_ready), *routes("/v2/models/{name}", model),
+        *routes("/v2/health/live", live), *routes("/v2/health/ready", ready), *routes("/v2", server),
+        *routes("/metrics", metrics), *routes("/overview", overview), *routes("/", page),
         Route("/v2/repository/index", endpoint(index), methods=["POST"]),
         Route("/v2/repository/models/{name}/load", endpoint(load), methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", endpoint(unload), methods=["POST"]),
