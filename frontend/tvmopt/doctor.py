@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -184,13 +183,14 @@ def _memory() -> list[Check]:
 
 
 def _cuda() -> list[Check]:
-    nvcc = shutil.which("nvcc") or next((str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))), "")
-    nvrtc = _version("cuda-bindings")
-    if nvcc or nvrtc:
-        checks = [Check("CUDA compiler", "ok", nvcc or f"NVRTC, cuda-bindings {nvrtc}")]
-    else:
-        fix = "only for --target cuda: install NVIDIA's CUDA 13 toolkit (nvcc)"
-        checks = [Check("CUDA compiler", "optional", "no nvcc, no NVRTC", fix)]
+    from tvmopt.toolchain.cuda import find_toolkit
+
+    try:
+        toolkit = find_toolkit()
+        checks = [Check("CUDA compiler", "ok", toolkit.nvcc or f"NVRTC, cuda-bindings {_version('cuda-bindings')}")]
+    except MissingDependency as error:
+        found = error.what.removeprefix("compiling for CUDA needs ").removesuffix(".")
+        checks = [Check("CUDA compiler", "optional", f"missing: {found}", f"only for --target cuda: {error.fix}")]
     driver = ctypes.util.find_library("cuda")
     if driver:
         return [*checks, Check("CUDA driver", "ok", driver)]

@@ -83,6 +83,29 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         tvmopt.compile(small_model(), target="cuda")
 
 
+def test_nvrtc_of_python_packages_needs_its_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """TVM looks for them beside nvcc, and ended with a traceback where there was none."""
+    library, include = tmp_path / "nvidia/cu13/lib", tmp_path / "nvidia/cu13/include"
+    monkeypatch.setattr(cuda_toolkit, "_homes", list)
+    monkeypatch.setattr(cuda_toolkit, "_has_nvrtc", lambda: True)
+    monkeypatch.setattr(cuda_toolkit, "_wheel_folders", lambda: [tmp_path / "other/lib", library])
+    monkeypatch.setattr(cuda_toolkit.shutil, "which", lambda name: None)
+    library.mkdir(parents=True)
+    (library / "libcudart.so.13").touch()
+    for name in ("cuda_runtime.h", "crt/host_config.h", "cccl/cuda/std/cstdint"):
+        with pytest.raises(MissingDependency, match=r"needs the headers cuda_runtime\.h") as error:
+            cuda_toolkit.find_toolkit()
+        assert all(package in error.value.fix for package in cuda_toolkit.WHEELS)
+        (include / name).parent.mkdir(parents=True, exist_ok=True)
+        (include / name).touch()
+    found = cuda_toolkit.find_toolkit()
+    assert found == cuda_toolkit.Toolkit("", str(library), str(tmp_path / "nvidia/cu13"))
+    monkeypatch.setattr(cuda_toolkit, "stub_folder", lambda: tmp_path)
+    variables = cuda_toolkit.environment(found)
+    assert variables["CUDA_PATH"] == found.home and variables["TVM_CUDA_COMPILE_MODE"] == "nvrtc"
+    assert variables["TVM_CUDA_NVRTC_EXTRA_OPTS"].endswith(f" -I{include / 'cccl'}")
+
+
 def test_the_stub_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library = cuda_toolkit.stub_folder() / "libcuda.so.1"

@@ -36,12 +36,21 @@ _STUB = "".join(
 )
 
 
+HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cuda/std/cstdint")
+"""What NVRTC needs for TVM's kernels: a header of each of three packages."""
+
+WHEELS = ("cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
+"""Python packages that compile CUDA, for `pip install`."""
+
+
 @dataclass(frozen=True)
 class Toolkit:
-    """What compiles CUDA here: `nvcc` (a path) or, if that is empty, NVRTC; `cudart`: libcudart's folder."""
+    """What compiles CUDA here: `nvcc` (a path) or, if that is empty, NVRTC; `cudart`: libcudart's folder; `home`: where
+    NVRTC finds the folder `include`, which TVM looks for beside nvcc only."""
 
     nvcc: str
     cudart: str
+    home: str = ""
 
 
 def find_toolkit() -> Toolkit:
@@ -57,18 +66,28 @@ def find_toolkit() -> Toolkit:
     libraries = [f / sub for f in folders for sub in ("lib64", "lib", "targets/x86_64-linux/lib")]
     libraries += _wheel_folders()
     cudart = next((str(folder) for folder in libraries if (folder / "libcudart.so.13").exists()), "")
-    missing = []
+    missing, home = [], ""
     if not nvcc and not _has_nvrtc():
         missing.append("a CUDA compiler (nvcc, or NVRTC with cuda-bindings)")
+    elif not nvcc:
+        homes = [*folders, *(library.parent for library in _wheel_folders())]
+        home = next((str(h) for h in homes if all(_headers(h, name) for name in HEADERS)), "")
+        if not home:
+            missing.append(f"the headers {' and '.join(HEADERS)} for NVRTC")
     if not cudart and not ctypes.util.find_library("cudart"):
         missing.append("libcudart.so.13")
     if missing:
         raise MissingDependency(
             f"compiling for CUDA needs {' and '.join(missing)}.",
             where="looked on PATH, in $CUDA_HOME, /usr/local/cuda* and this Python's packages",
-            fix="install NVIDIA's CUDA 13 toolkit, or: pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime",
+            fix=f"install NVIDIA's CUDA 13 toolkit, or: pip install {' '.join(WHEELS)}",
         )
-    return Toolkit(nvcc, cudart)
+    return Toolkit(nvcc, cudart, home)
+
+
+def _headers(home: Path, name: str) -> str:
+    """The folder below `include` that has a header."""
+    return next((str(f) for f in (home / "include", home / "include/cccl") if (f / name).is_file()), "")
 
 
 def _homes() -> list[Path]:
@@ -124,6 +143,9 @@ def environment(toolkit: Toolkit) -> dict[str, str]:
         # TVM hands NVRTC --use_fast_math; later options win
         "TVM_CUDA_NVRTC_EXTRA_OPTS": "--ftz=false --prec-div=true --prec-sqrt=true",
     }
+    if toolkit.home:
+        variables["CUDA_PATH"] = toolkit.home
+        variables["TVM_CUDA_NVRTC_EXTRA_OPTS"] += f" -I{_headers(Path(toolkit.home), HEADERS[-1])}"
     if toolkit.nvcc:
         variables["PATH"] = f"{Path(toolkit.nvcc).parent}:{os.environ.get('PATH', '')}"
     return variables
