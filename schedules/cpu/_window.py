@@ -21,9 +21,8 @@ from tvmopt.scheduling.facts import divisors, itemsize
 from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
 
-LOW = 8
-"""A picture is low up to so many times the rows that a window reaches beyond one, a core: above, the copied borders of
-two pieces a core are a quarter of their rows or less."""
+LOW = 4
+"""Rows of the result a core up to which a picture is low: its rows do not divide evenly over the cores."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,19 @@ def _nanoseconds(pixels: int, channels: int, taps: int, machine: Machine) -> flo
 
 
 def open_pixels(problem: WindowProblem, machine: Machine) -> PixelTiles:
-    """Tiles of a row of open length: what half the registers hold, up to eight pixels. Where a window reaches outside,
-    the rows of a task are copied with their border, block of channels by block: where it lies in a row is known at run
-    time only. Threads share the blocks of low pictures, whose pieces would be mostly borders, and rows of others."""
+    """Tiles of a row of open length: what half the registers hold, up to eight pixels. The picture is read where it
+    lies, but where channels do not fill vectors: there the rows of a task are copied with their border. Threads share
+    the blocks of low pictures, where there are four a core, and the rows of others."""
+    whole = problem.channels == problem.blocks * problem.vector
     each = _nanoseconds(1, problem.blocks * problem.vector, problem.k[0] * problem.k[1], machine)
     return PixelTiles(
         pixel_widths(tile_width(HIGHEST_OPEN, machine)),
         lambda tile: {"wt": tile.ow, "cv": 1, "rows": 1, "unroll": 0},
-        bytes=machine.l2 // 4,
+        bytes=machine.l2 // 2 if whole else machine.l2 // 4,
         threads_from=int(LOOPS * machine.thread_ns / each) + 1,
-        parts=1 if problem.blocks % machine.cores or problem.k[0] == 1 else machine.cores,
-        parts_up_to=LOW * machine.cores * (problem.k[0] - 1),
-        by_channels=problem.channels == problem.blocks * problem.vector,
+        parts=1 if problem.blocks % machine.cores or problem.blocks < 4 * machine.cores else machine.cores,
+        parts_up_to=LOW * machine.cores,
+        by_channels=whole,
     )
 
 

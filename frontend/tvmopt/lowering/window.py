@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import is_open, plain, sizes
-from tvmopt.scheduling.open_borders import CHANNELS, LEFT, TOP
+from tvmopt.scheduling.open_borders import CHANNELS, LEFT, NOTHING, TOP
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,10 @@ class Border:
         return any(self.sides)
 
 
-def border_marks(top: int, left: int, channels: int) -> dict[str, int]:
-    """Annotations of a block that makes a border, which kernels of open pictures read."""
-    return {TOP: top, LEFT: left, CHANNELS: channels}
+def border_marks(top: int, left: int, channels: int, nothing: bool = False) -> dict[str, int]:
+    """Annotations of a block that makes a border, which kernels of open pictures read; `nothing`: it changes no
+    result."""
+    return {TOP: top, LEFT: left, CHANNELS: channels, **({NOTHING: 1} if nothing else {})}
 
 
 def with_pad(bb: relax.BlockBuilder, x: relax.Expr, border: Border) -> tuple[relax.Expr, Border]:
@@ -124,10 +125,17 @@ def channel_vector(channels: int, multiplier: int, lanes: int) -> tuple[int, boo
 
 
 def padded_source(
-    data: te.Tensor, window: Window, channels: int, copied: bool, vector: int, fill: float, kernel: str
+    data: te.Tensor,
+    window: Window,
+    channels: int,
+    copied: bool,
+    vector: int,
+    fill: float,
+    kernel: str,
+    nothing: bool = False,
 ) -> te.Tensor:
     """`src`: a block annotated `<kernel>_pad` (to be inlined) or `<kernel>_copy`, or `data` itself. What reaches
-    outside an image of open size is copied."""
+    outside an image of open size is copied, or left out where `nothing` says that it changes no result."""
     batch, (height, width, in_c) = data.shape[0], (plain(d) for d in data.shape[1:])
     rows, columns = window.reaches_outside((height, width))
     if not (copied or rows or columns):
@@ -155,5 +163,5 @@ def padded_source(
             for a in (0, 1)
         ]
     kind = f"{kernel}_copy" if copied or is_open((height, width)) else f"{kernel}_pad"
-    marks = {"tvmopt.kernel": kind, **border_marks(top, left, channels)}
+    marks = {"tvmopt.kernel": kind, **border_marks(top, left, channels, nothing)}
     return te.compute((batch, *extent, whole), inside, name="pad", attrs=marks)

@@ -22,7 +22,7 @@ from tvmopt.scheduling.family import Family, Knobs, PixelTiles, RowTiles
 from tvmopt.scheduling.normalize import normalize
 from tvmopt.scheduling.open_pictures import Pictures, pictures_of
 from tvmopt.scheduling.open_rows import Rows, in_tiles, is_open, rows_of
-from tvmopt.scheduling.picture_channels import in_pixels
+from tvmopt.scheduling.picture_in_place import in_pixels
 from tvmopt.scheduling.replay import Replay
 from tvmopt.targets import Machine
 

@@ -12,6 +12,8 @@ from tvmopt.scheduling.open_loops import number
 
 TOP, LEFT, CHANNELS = "tvmopt.border_top", "tvmopt.border_left", "tvmopt.border_channels"
 """Annotations of the block that makes a border: rows above the picture, columns before it, channels of it."""
+NOTHING = "tvmopt.border_nothing"
+"""Annotates that block where its border changes no result: zeros in sums with finite weights, -inf in a maximum."""
 SQUARE, REACH = "tvmopt.square", "tvmopt.square_reach"
 """Annotations of blocks between a border and a result that compute it in squares (Winograd): pixels of a square's side,
 and how many more of the bordered picture it needs along it. The last of them writes the result pixel by pixel."""

@@ -44,17 +44,22 @@ class Tasks:
     def loop(self, kind: Any) -> Any:
         """One loop over tasks: pictures, pieces of their rows, and parts of a tile's own tasks."""
         count, rows, _ = self.size
-        names, parts = Names(self.buffers), self._parts(rows) if kind == tirx.ForKind.PARALLEL else number(1)
+        names, together = Names(self.buffers), self._together(rows) if kind == tirx.ForKind.PARALLEL else None
         height = self.tiles.height
         strips = rows if height == 1 else quotient(rows + (height - 1), height)
-        chunks = self._chunks(count, strips, 1 if kind == tirx.ForKind.SERIAL else self.cores, parts)
+        chunks = self._chunks(count, strips, 1 if kind == tirx.ForKind.SERIAL else self.cores, together)
         border = self._bordered(quotient(strips + chunks - 1, chunks) * height)  # TVM allocates it before all names
         chunks = names.of("chunks", chunks)
-        plain = Names()  # indices have it: in a place of memory TVM would look for it where there is none
-        parts = plain.of("parts", parts)
-        q, inner = tirx.Var("q", "int64"), Names(self.buffers)
-        part, chunk = remainder(q, parts), remainder(quotient(q, parts), chunks)
-        picture = inner.of("picture", quotient(q, chunks * parts))
+        q, j, inner = tirx.Var("q", "int64"), tirx.Var("j", "int64"), Names(self.buffers)
+        pieces, around, part, parts = count * chunks, None, number(0), number(1)
+        piece: Any = q
+        if together is not None:  # a thread has one part of the tasks, whose weights stay in its cache, of all pieces
+            number_of_parts = number(self.tiles.parts)
+            around = tirx.Select(together, pieces, number(1))
+            pieces = names.of("pieces", tirx.Select(together, number_of_parts, pieces))
+            piece = inner.of("piece", tirx.Select(together, j, q))
+            part, parts = tirx.Select(together, q, part), tirx.Select(together, number_of_parts, parts)
+        picture, chunk = inner.of("picture", quotient(piece, chunks)), remainder(piece, chunks)
         first = inner.of("first", quotient(strips * chunk, chunks))
         last = inner.of("last", quotient(strips * (chunk + 1), chunks))
         begin, stop = quotient(part * self.steps, parts), quotient((part + 1) * self.steps, parts)
@@ -78,21 +83,24 @@ class Tasks:
         block = SBlock([], [], [], "task", tirx.SeqStmt([*fill, body]) if fill else body, None,
                        [] if border is None else [border], [], {})  # fmt: skip
         body = tirx.SeqStmt([*inner.statements, SBlockRealize([], tirx.const(True, "bool"), block)])
-        loop = tirx.For(q, number(0), count * chunks * parts, kind, body)
-        return tirx.SeqStmt([*names.statements, *plain.statements, loop])
+        if around is not None:
+            body = tirx.For(j, number(0), names.of("around", around), tirx.ForKind.SERIAL, body)
+        return tirx.SeqStmt([*names.statements, tirx.For(q, number(0), pieces, kind, body)])
 
-    def _parts(self, rows: Any) -> Any:
-        """In how many parts threads share a tile's tasks."""
-        parts, most = number(self.tiles.parts), self.tiles.parts_up_to
-        return tirx.Select(rows <= number(most), parts, number(1)) if most else parts
+    def _together(self, rows: Any) -> Any | None:
+        """Whether threads share a tile's tasks; None: never."""
+        if self.tiles.parts == 1:
+            return None
+        return rows <= number(self.tiles.parts_up_to) if self.tiles.parts_up_to else tirx.const(True, "bool")
 
-    def _chunks(self, count: Any, rows: Any, cores: int, parts: Any) -> Any:
+    def _chunks(self, count: Any, rows: Any, cores: int, together: Any | None) -> Any:
         """Into how many pieces the rows of a picture are cut: none of them longer than `tiles.bytes` of bordered rows
         allow, and a multiple of the cores where these share nothing else."""
         least = self._least(rows)
         if cores > 1:
             shared = quotient(least + (2 * cores - 1), cores) * cores
-            least = tirx.Select(tirx.Or(parts > number(1), count >= number(4 * cores)), least, shared)
+            enough = count >= number(4 * cores)
+            least = tirx.Select(enough if together is None else tirx.Or(together, enough), least, shared)
         return tirx.max(tirx.min(least, rows), number(1))
 
     def _least(self, rows: Any) -> Any:

@@ -117,15 +117,18 @@ def knobs(problem: Conv2dProblem, machine: Machine) -> Space:
 
 def open_pixels(problem: Conv2dProblem, machine: Machine) -> PixelTiles:
     """Tiles of a row of open length: as wide as those of open rows of a product, for each panel over all rows of a
-    piece. Cores share the panels where they divide evenly and are too many for L2, else the rows."""
+    piece. Cores share the panels where they divide evenly and are too many for L2, else the rows, of which two pieces
+    a core repeat at most half of what they copy; and the panels where a picture has fewer."""
     panel_bytes = 4 * problem.nr * prod(problem.k)
-    shared = problem.panels % machine.cores == 0 and problem.panels * panel_bytes > machine.l2 // 2
+    even = problem.panels % machine.cores == 0
+    large = problem.panels * panel_bytes > machine.l2 // 2
     return PixelTiles(
         pixel_widths(open_height(problem.nr, machine)),
         lambda tile: {"mr": tile.ow, "row_chunk": 1, "panel_chunk": 1},
         bytes=machine.l2 // 2,
         threads_from=products_from(problem.flops, machine),
-        parts=machine.cores if shared else 1,
+        parts=machine.cores if even else 1,
+        parts_up_to=0 if large else 4 * machine.cores * max(1, problem.k[0] - 1),
     )
 
 

@@ -45,12 +45,13 @@ def depthwise(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> rel
     window = Window.of(attrs, (ws[1], ws[2]), (xs[1], xs[2]), border)
     vector, copied = channel_vector(ws[0], ws[0] // groups, machine.lanes())
     if value is None:
-        packed = _packed_at_run_time(bb, w, vector)
+        packed, finite = _packed_at_run_time(bb, w, vector), False
     else:
+        finite = bool(np.isfinite(value).all())
         packed = relax.const(pack(value.astype("float32"), vector), "float32")
 
     def compute(data: te.Tensor, weight: te.Tensor, *out: tirx.Expr) -> te.Tensor:
-        return depthwise_te(data, weight, ws[0], window.at(*out), copied, border.fill)
+        return depthwise_te(data, weight, ws[0], window.at(*out), copied, border.fill, finite)
 
     return call_fusable(bb, compute, [x, packed], "depthwise", wanted=(sizes(call) or ())[1:3])
 
@@ -96,11 +97,17 @@ def _packed_at_run_time(bb: relax.BlockBuilder, weight: relax.Expr, vector: int)
 
 
 def depthwise_te(
-    data: te.Tensor, weight: te.Tensor, out_c: int, window: Window, copied: bool, fill: float = 0.0
+    data: te.Tensor,
+    weight: te.Tensor,
+    out_c: int,
+    window: Window,
+    copied: bool,
+    fill: float = 0.0,
+    finite: bool = False,
 ) -> te.Tensor:
-    """The loops; `weight` as :func:`pack` leaves it."""
+    """The loops; `weight` as :func:`pack` leaves it; `finite`: known to be."""
     blocks, kh, kw, vector = (int(d) for d in weight.shape)
-    source = padded_source(data, window, out_c, copied, vector, fill, "depthwise")
+    source = padded_source(data, window, out_c, copied, vector, fill, "depthwise", finite and not fill)
     kind = "int32" if str(data.dtype) == "uint8" else "float32"
     ky, kx = te.reduce_axis((0, kh), name="ky"), te.reduce_axis((0, kw), name="kx")
     (sy, sx), (dy, dx) = window.strides, window.dilation

@@ -102,7 +102,8 @@ def pool_te(data: te.Tensor, window: Window, kind: str, include_pad: bool, lanes
     batch, (height, width, channels) = data.shape[0], (plain(d) for d in data.shape[1:])
     vector, copied = channel_vector(channels, 1, lanes)
     fill = float("-inf") if kind == "max" and str(data.dtype) != "uint8" else 0.0
-    source = padded_source(data, window, channels, copied, vector, fill, "pool")
+    nothing = kind == "avg" or fill < 0
+    source = padded_source(data, window, channels, copied, vector, fill, "pool", nothing)
     ky = te.reduce_axis((0, window.kernel[0]), name="ky")
     kx = te.reduce_axis((0, window.kernel[1]), name="kx")
     (sy, sx), (dy, dx) = window.strides, window.dilation

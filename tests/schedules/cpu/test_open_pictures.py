@@ -1,7 +1,5 @@
 """Kernels over pictures of open height and width: right at every size, and nothing read or written outside."""
 
-import re
-
 import numpy as np
 import pytest
 from tvm import relax
@@ -243,10 +241,68 @@ def test_pictures_that_may_be_smaller_than_a_square_are_convolved_directly():
     assert list(Open(module).how.values()) == [("conv2d", "")]
 
 
-def test_a_block_of_channels_is_copied_with_its_border_alone():
-    """Pieces with all channels were two rows of 160 x 192 numbers, of which a 5x5 window copied each three times."""
+def scripts(model):
+    return [f.script() for g, f in model.module.functions_items() if g.name_hint in model.how]
+
+
+def test_depthwise_convolutions_copy_no_border():
+    """The copy took as long as the taps of a 3x3 window."""
     build = layer(random(96, 5, 5, 1), random(96), padding=2, groups=96)
-    model = Open(open_module(build, [("n", "h", "w", 96)]))
-    (kernel,) = (f for g, f in model.module.functions_items() if g.name_hint in model.how)
-    copies = re.findall(r"border = T\.sblock_alloc_buffer\(\((.*), T\.int64\((\d+)\)\)\)", kernel.script())
-    assert {int(channels) for _, channels in copies} == {16}
+    (script,) = scripts(Open(open_module(build, [("n", "h", "w", 96)])))
+    assert "depthwise" in script and "border = " not in script
+
+
+def windows(x, pad, kernel, stride, dilation):
+    """The taps of each window of a picture [n, h, w, c] with a border of zeros, as an array of each tap."""
+    padded = np.pad(x, ((0, 0), (pad[0], pad[2]), (pad[1], pad[3]), (0, 0)))
+    size = [(padded.shape[1 + k] - dilation[k] * (kernel[k] - 1) - 1) // stride[k] + 1 for k in (0, 1)]
+    for ky in range(kernel[0]):
+        for kx in range(kernel[1]):
+            top, left = ky * dilation[0], kx * dilation[1]
+            rows = slice(top, top + (size[0] - 1) * stride[0] + 1, stride[0])
+            yield padded[:, rows, left : left + (size[1] - 1) * stride[1] + 1 : stride[1]]
+
+
+WINDOWS = [
+    # kernel, stride, dilation, padding (top, left, bottom, right)
+    ((3, 3), (1, 2), (1, 1), (1, 1, 1, 1)),
+    ((5, 5), (2, 1), (1, 1), (2, 2, 2, 2)),
+    ((1, 7), (1, 1), (1, 1), (0, 3, 0, 3)),
+    ((7, 1), (3, 2), (1, 1), (3, 0, 3, 0)),
+    ((3, 3), (1, 1), (3, 2), (3, 2, 3, 2)),
+    ((3, 3), (2, 2), (1, 1), (0, 0, 1, 1)),
+    ((2, 4), (1, 1), (1, 1), (1, 3, 0, 0)),
+    ((1, 1), (1, 1), (1, 1), (1, 2, 0, 1)),
+    ((3, 3), (1, 1), (1, 1), (4, 5, 4, 5)),
+]
+
+
+@pytest.mark.parametrize("kernel, stride, dilation, pad", WINDOWS)
+def test_depthwise_windows_of_every_form(kernel, stride, dilation, pad):
+    w, b = random(32, *kernel, 1), random(32)
+    attrs = {"strides": list(stride), "padding": list(pad), "dilation": list(dilation), "groups": 32}
+    model = Open(open_module(layer(w, b, **attrs), [("n", "h", "w", 32)]))
+    assert list(model.how.values()) == [("depthwise", "")]
+    for k, size in enumerate([*PICTURES, (3, 200), (90, 61)]):
+        if any(size[a] + pad[a] + pad[a + 2] <= dilation[a] * (kernel[a] - 1) for a in (0, 1)):
+            continue
+        x = random(1 + k % 3, *size, 32)
+        taps = windows(x.astype("float64"), pad, kernel, stride, dilation)
+        sums = sum(tap * w[:, k // kernel[1], k % kernel[1], 0] for k, tap in enumerate(taps))
+        expected = np.maximum(sums + b, 0)
+        close(model.guarded([x], expected.shape), expected, kernel[0] * kernel[1])
+
+
+def test_weights_that_are_not_finite_meet_the_zeros_of_the_border():
+    w, b = random(16, 3, 3, 1), random(16)
+    w[3, 0, 1], w[5, 2, 2], w[7, 1, 0] = np.inf, np.nan, -np.inf
+    model = Open(open_module(layer(w, b, relax.op.negative, padding=1, groups=16), [("n", "h", "w", 16)]))
+    assert list(model.how.values()) == [("depthwise", "")]
+    for size in [(1, 1), (2, 3), (5, 9), (9, 33)]:
+        x = random(1, *size, 16)
+        with np.errstate(invalid="ignore"):
+            taps = windows(x.astype("float64"), (1, 1, 1, 1), (3, 3), (1, 1), (1, 1))
+            expected = -(sum(tap * w[:, k // 3, k % 3, 0] for k, tap in enumerate(taps)) + b)
+        y = model.guarded([x], expected.shape)
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+        np.testing.assert_allclose(y, expected, 1e-4, 1e-4)
