@@ -73,7 +73,8 @@ class RowTiles:
         fetching: tiles at the beginning, at most, between which the next weights are prefetched, where there are two or
             more: a body of their own; 0: none.
         pieces: into how many pieces the rows are cut, where there are enough, for threads that a tile has no tasks for.
-        cached: rows that fit into the cache: more than twice as many are cut into pieces of as many; 0: they are not.
+        enough: tiles of a piece from which they are.
+        cached: rows that fit into half of the cache: a quarter more are cut into pieces of as many; 0: they are not.
         knobs: from the problem of a tile to its knobs; by default the analytic point.
         fetching_knobs: to those of a tile that fetches.
     """
@@ -81,6 +82,7 @@ class RowTiles:
     height: int = 1
     fetching: int = 0
     pieces: int = 1
+    enough: int = 2
     cached: int = 0
     knobs: Callable[[Any], Knobs] | None = None
     fetching_knobs: Callable[[Any], Knobs] | None = None
@@ -93,12 +95,12 @@ class PixelTiles:
     Attributes:
         widths: pixels of a row that a tile computes, the widest first; the last is 1.
         knobs: from the problem of a tile to its knobs.
-        bytes: of bordered rows that a task may copy.
+        bytes: of bordered rows that a task may copy, or of rows that it reads and writes where they lie.
         threads_from: pixels of the result from which the work is worth threads; up to 1: there is no form for one.
         parts: in how many parts threads share the tasks of a tile (panels of weights), each for all rows of a piece.
         parts_up_to: rows of a picture's result up to which they do, and share the rows of higher ones; 0: always.
         height: rows of a tile; of widths whose last is more than 1, rows and columns of the result are never fewer.
-        by_channels: each task of a tile reads as many channels of the picture, in their order: it copies these.
+        by_channels: each task of a tile reads as many channels of the picture, in their order: from where they lie.
     """
 
     widths: tuple[int, ...]

@@ -339,11 +339,11 @@ class _Tiles:
         """Into how many pieces rows are cut; None: always one."""
         pieces, cached = None, self.tiles.cached
         if self.tiles.pieces > 1:
-            enough = self.count >= 2 * self.tiles.pieces * self.tiles.height
-            pieces = tirx.Select(enough, number(self.tiles.pieces), number(1))
+            enough = self.tiles.enough * self.tiles.pieces * self.tiles.height
+            pieces = tirx.Select(self.count >= enough, number(self.tiles.pieces), number(1))
         if cached:
             most = quotient(self.count + (cached - 1), number(cached))
-            pieces = tirx.Select(self.count > 2 * cached, most, number(1) if pieces is None else pieces)
+            pieces = tirx.Select(self.count > cached + cached // 4, most, number(1) if pieces is None else pieces)
         return pieces
 
     def by_rows(self) -> Any:

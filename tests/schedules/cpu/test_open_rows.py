@@ -59,7 +59,18 @@ def test_gemm_of_more_open_rows_than_the_cache_holds(machine, cores):
     target = Machine.load(MACHINES.get(machine, machine)).with_cores(cores)
     held = cached_rows(4 * k, 4 * k * n, n // target.lanes() // 2, target)
     assert held
-    for m in (1, 7, 2 * held, 2 * held + 1, 2 * held + 15, 3 * held + 8):
+    for m in (1, 7, held + held // 4, held + held // 4 + 1, 2 * held, 2 * held + 15, 3 * held + 8):
+        x = random(m, k)
+        close(model.guarded([x], (m, n)), np.maximum(x.astype("float64") @ w + random(n), 0), k)
+
+
+@pytest.mark.parametrize("cores, panels", [(2, 15), (4, 15), (2, 3), (3, 31)])
+def test_threads_share_rows_where_panels_do_not_divide_evenly(cores, panels):
+    k, n = 24, 32 * panels
+    w = random(k, n)
+    model = Open(open_module(linear(w, random(n)), [("rows", k)]), cores=cores)
+    assert list(model.how.values()) == [("gemm", "")]
+    for m in (1, 15, 8 * 16 * cores - 1, 8 * 16 * cores, 8 * 16 * cores + 17):
         x = random(m, k)
         close(model.guarded([x], (m, n)), np.maximum(x.astype("float64") @ w + random(n), 0), k)
 
