@@ -195,7 +195,7 @@ def stages(job: Job) -> list[Part]:
         # after all that wants to see constants
         Part("weights", [Stage("tvmopt.LiftConstants", lambda m: _lift(m, job), needed=True)] if job.lift else []),
         Part("kernels", [*inputs, *kernel_stages()] if machine.kind == "llvm" else []),
-        Part("plan memory", memory_stages()),
+        Part("plan memory", memory_stages(machine.kind)),
         Part("loops", loop_stages(machine)),
     ]
 
@@ -231,8 +231,8 @@ def kernel_stages() -> list[Stage]:
     ]
 
 
-def memory_stages() -> list[Stage]:
-    """From calls of kernels to code of the virtual machine."""
+def memory_stages(kind: str = "llvm") -> list[Stage]:
+    """From calls of kernels to code of the virtual machine, for machines of a kind."""
     return [
         stage(T.ToNonDataflow(), needed=True),
         stage(T.RemovePurityChecking(), needed=True),
@@ -245,7 +245,8 @@ def memory_stages() -> list[Stage]:
         stage(T.LowerRuntimeBuiltin(), needed=True),
         stage(T.ComputePrimValue(), needed=True),
         stage(T.VMShapeLower(), needed=True),
-        Stage("tvmopt.ShareTensors", share_tensors),  # behind all that makes shapes, views and tensors
+        # behind all that makes shapes, views and tensors; on a GPU CUDA graphs replay them
+        *([Stage("tvmopt.ShareTensors", share_tensors)] if kind == "llvm" else []),
         each_kernel("tvmopt.OrderStores", order_stores),  # the same library from the same model
         stage(T.AttachGlobalSymbol(), needed=True),
     ]
