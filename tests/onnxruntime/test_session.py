@@ -20,6 +20,7 @@ import tvmopt.onnxruntime as ours
 from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp
 from tvmopt.onnxruntime import exceptions
 from tvmopt.onnxruntime.options import AFFINITIES
+from tvmopt.variants import models
 
 X = np.random.default_rng(0).standard_normal((2, 8), np.float32)
 value = helper.make_tensor_value_info
@@ -331,6 +332,33 @@ def test_what_cannot_be_compiled_has_both_classes(node: Any, kinds: tuple[type, 
         ours.InferenceSession(path)
     assert all(isinstance(error.value, kind) for kind in kinds) and error.value.fix
     assert type(error.value).__name__ == kinds[0].__name__
+
+
+@pytest.mark.parametrize(("patience", "level", "lines"), [(0.0, -1, True), (0.0, 3, False), (1e9, -1, False)])
+def test_a_long_compile_is_told(
+    patience: float, level: int, lines: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("tvmopt.variants.models.PATIENCE", patience)
+    monkeypatch.setenv("TVMOPT_CACHE", str(tmp_path))
+    float_ = TensorProto.FLOAT
+    path = saved(tmp_path / "long.onnx", [helper.make_node("Relu", ["x"], ["y"])], [value("x", float_, [2])],
+                 [value("y", float_, [2])])  # fmt: skip
+    options = ours.SessionOptions()
+    options.log_severity_level = level
+    ours.InferenceSession(path, options)
+    assert ("compiling long.onnx for its first use: " in capsys.readouterr().err) == lines
+
+
+def test_stages_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 1.9, 2.0, 2.1, 3.9, 4.1, 100.0])
+    monkeypatch.setattr("tvmopt.variants.models.time.monotonic", lambda: next(clock))
+    variants = models.Variants.__new__(models.Variants)
+    variants.quiet = False
+    progress = variants._told("it")
+    for stage in "abcdef":
+        progress(stage)
+    assert [line[-1] for line in capsys.readouterr().err.splitlines()] == ["b", "e", "f"]
 
 
 def test_what_is_not_there_is_refused_by_name(session: ours.InferenceSession) -> None:

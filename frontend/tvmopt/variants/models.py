@@ -13,9 +13,9 @@ import hashlib
 import json
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ DECIDES = 16
 """An integer or boolean input of at most so many elements may decide what is computed."""
 
 PATIENCE = 2.0
-"""Seconds of compiling after which the user is told."""
+"""Seconds of compiling after which the user is told, and is told again."""
 
 
 @dataclass(frozen=True)
@@ -235,11 +235,10 @@ class Variants:
         def write(path: Path) -> None:
             from tvmopt.api import compile_isolated
 
-            with self._told(f"{self.title} ({variant})" if str(variant) else self.title) as progress:
-                compile_isolated(
-                    self.path, output=path, shape=variant.shapes, values=variant.values, progress=progress,
-                    cache=False, **self.options,
-                )  # fmt: skip
+            compile_isolated(
+                self.path, output=path, shape=variant.shapes, values=variant.values, cache=False,
+                progress=self._told(f"{self.title} ({variant})" if str(variant) else self.title), **self.options,
+            )  # fmt: skip
 
         return cache.find(key) or cache.make(key, write)
 
@@ -251,19 +250,16 @@ class Variants:
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    @contextmanager
-    def _told(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Say on stderr that a model is compiled, if that takes long; each stage from then on."""
-        late = threading.Event()
-        timer = threading.Timer(PATIENCE, late.set)
-        timer.daemon = True
+    def _told(self, what: str) -> Callable[[str], None]:
+        """What takes the stages: it says on stderr that a model is compiled, if that takes long, and now and then the
+        stage."""
+        told = time.monotonic()
 
         def progress(stage: str) -> None:
-            if late.is_set() and not self.quiet:
+            nonlocal told
+            now = time.monotonic()
+            if now - told >= PATIENCE and not self.quiet:
                 print(f"tvmopt: compiling {what} for its first use: {stage}", file=sys.stderr, flush=True)
+                told = now
 
-        timer.start()
-        try:
-            yield progress
-        finally:
-            timer.cancel()
+        return progress
