@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, te, tirx
+from tvm_ffi import structural_walk
 
 from tests.passes.helpers import build
 from tvmopt import pipeline
@@ -63,6 +64,25 @@ def test_a_nan_becomes_an_integer():
     assert (vm["main"](tvm.runtime.tensor(x))[0].numpy()[1] == 7).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_nan_read_again_is_within_the_bytes(kind):
+    """Quantised and read again in one kernel, where no byte is written in between; every width."""
+    zero = KINDS[kind]
+    made = build(
+        {f"x{n}": ((5, n), "float32") for n in WIDTHS},
+        lambda bb, *xs: tuple(real(bb, quantized(bb, x, kind, zero), kind, zero) for x in xs),
+    )
+    vm = relax.VirtualMachine(pipeline.build(pipeline.lower(made, HOST), HOST), tvm.cpu())
+    xs = [np.full((5, n), np.nan, "float32") for n in WIDTHS]
+    for x in xs:
+        x[1] = 4
+    info = np.iinfo(kind)
+    for found in vm["main"](*map(tvm.runtime.tensor, xs)):
+        y = found.numpy() + zero
+        assert (y[1] == expected(np.float32(4), kind, zero)).all()
+        assert ((info.min <= y) & (y <= info.max)).all()
+
+
 def function(value, target):
     x = te.placeholder((16,), "float32", "x")
     func = te.create_prim_func([x, te.compute((16,), lambda i: value(x[i]), name="y")])
@@ -110,3 +130,19 @@ def test_one_instruction(target):
     built = pipeline.build(pipeline.lower(made, machine), machine)
     text = "".join(m.inspect_source("asm") for m in built.mod.imports if m.kind == "llvm")
     assert "cvtps2dq" in text and "cvttps2dq" not in text and "round" not in text and "rndscale" not in text
+
+
+@pytest.mark.parametrize("target", ["aarch64", "x86-64-v3"])
+def test_a_nan_becomes_the_lower_bound(target):
+    """The bound, which stood first so that a NaN stays one, stands second."""
+
+    def first(value):
+        bounded = tirx.max(tirx.const(0.0, "float32"), tirx.min(tirx.const(255.0, "float32"), value))
+        return tirx.round(bounded).astype("int32")
+
+    found = []
+    structural_walk(
+        LowerRounding(function(first, Machine.load(target).tvm_target()))["main"].body,
+        ((tirx.Max, lambda node: found.append(node)),),
+    )
+    assert found and all(isinstance(node.b, tirx.FloatImm) and node.b.value == 0 for node in found)

@@ -6,10 +6,11 @@
                                                        without vpmovdb, vpaddb, vpmovzxbd
 
 The second one is what a residual does with the quantised result of its own kernel: bounds keep the number within the
-byte, so that writing it as one and reading it again changes nothing. Both round to even, as `round` does here. What a
-NaN becomes is some integer of the type, before as after.
+byte, so that writing it as one and reading it again changes nothing. Both round to even, as `round` does here. A NaN
+becomes the lower bound, as in onnxruntime.
 
-x86 only: there the processor's rounding is that of the conversion. Elsewhere rounding is an instruction of its own.
+The forms are for x86: there the rounding is that of the conversion. Elsewhere rounding is an instruction of its
+own, and only what a NaN becomes is rewritten.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ Expr = Any
 
 def lower_rounding(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
-    if not _for_x86(func.attrs.get("target", None)):
-        return func
-    body = structural_map(func.body, (tirx.Cast, _cast))
+    rewrite = _cast if _for_x86(func.attrs.get("target", None)) else _lowest
+    body = structural_map(func.body, (tirx.Cast, rewrite))
     return func if body.same_as(func.body) else func.with_body(body)
 
 
@@ -52,7 +52,7 @@ def _cast(node: Any) -> Expr:
     """A conversion whose operand has been rewritten already."""
     kind, lanes = _kind(node), int(node.ty.dtype.lanes)
     if kind == "int32" and called(node.value) in ROUND and _kind(node.value) == "float32":
-        return tirx.call_llvm_pure_intrin(vector_type("int32", lanes), "llvm.lrint", node.value.args[0])
+        return tirx.call_llvm_pure_intrin(vector_type("int32", lanes), "llvm.lrint", _ordered(node.value.args[0]))
     if kind == "float32" and isinstance(node.value, tirx.Cast) and _kind(node.value) in RANGES:
         whole, zero = _sum(node.value.value)
         if _within(whole, zero, *RANGES[_kind(node.value)]):
@@ -82,6 +82,25 @@ def _sum(value: Expr) -> tuple[Expr, int]:
         constant = _number(value.b)
         return (value.a, int(constant)) if constant is not None else (value, 0)
     return value, 0
+
+
+def _lowest(node: Any) -> Expr:
+    """A conversion that rounds, of a NaN the lower bound; nothing else is rewritten."""
+    if _kind(node) != "int32" or called(node.value) not in ROUND:
+        return node
+    found = node.value
+    ordered = _ordered(found.args[0])
+    if ordered.same_as(found.args[0]):
+        return node
+    rounded = tirx.round(ordered) if called(found) == ROUND[0] else tirx.nearbyint(ordered)
+    return tirx.Cast(node.ty.dtype, rounded)
+
+
+def _ordered(value: Expr) -> Expr:
+    """A bounded number with its lower bound as the second operand: `max(a, b)` is b where a is NaN."""
+    if isinstance(value, tirx.Max) and _number(value.a) is not None:
+        return tirx.Max(value.b, value.a)
+    return value
 
 
 def _within(value: Expr, zero: int, low: int, high: int) -> bool:

@@ -72,7 +72,7 @@ class PropagateReshapes(Rewrite):
             found = self._operands(graph, value, out)
             if found is None:
                 return None
-            new = with_attrs(value, found)
+            new = _on(value, found)
         self.applied(var, name)
         return relax.op.reshape(new, out)
 
@@ -102,7 +102,7 @@ class PropagateReshapes(Rewrite):
             else:
                 return None
         self.applied(var, op_name(value))
-        return relax.op.reshape(with_attrs(value, new), out)
+        return relax.op.reshape(_on(value, new), out)
 
     def _raise(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Move a reshape that keeps the last axis up to the reshape that the chain above it starts from."""
@@ -137,7 +137,7 @@ class PropagateReshapes(Rewrite):
                 return None
             moved += full
             args.append(new)
-        return with_attrs(value, args) if moved == 1 else None
+        return _on(value, args) if moved == 1 else None
 
     @staticmethod
     def _source(graph: Graph, expr: Expr) -> Expr | None:
@@ -180,6 +180,11 @@ def _against(dims: tuple[int, ...], out: tuple[int, ...], base: tuple[int, ...])
     full = (1,) * (len(out) - len(dims)) + dims
     left = iter([own for own, n in zip(full, out, strict=True) if n != 1])
     return tuple(1 if n == 1 else next(left) for n in base)
+
+
+def _on(value: Expr, args: list[Expr]) -> Expr:
+    """A pointwise operator on operands of another rank; what quantizes per tensor names an axis for nothing."""
+    return with_attrs(value, args, **({"axis": -1} if op_name(value) in ("quantize", "dequantize") else {}))
 
 
 def _pointwise(graph: Graph, value: Expr) -> bool:
