@@ -125,3 +125,15 @@ def test_another_operand_that_is_no_constant(other):
 
 def test_regrouped_axes_are_not_axes_of_one():
     check_rewrite(ones, build({"x": (2, 5, 9)}, lambda bb, x: nn.relu(bb.emit(op.reshape(x, (10, 9))))))
+
+
+def test_a_quantization_names_no_axis_of_fewer():
+    """Per tensor its axis has no meaning, and may be none of the tensor before the reshape."""
+
+    def body(bb, x):
+        wide = bb.emit(op.reshape(x, (1, 1, 2, 1)))
+        zero = c(np.array(9, "uint8"), "uint8")
+        q = bb.emit(op.quantize(wide, c(np.float32(0.1)), zero, axis=1, out_dtype="uint8"))
+        return bb.emit(op.dequantize(q, c(np.float32(0.1)), zero, axis=1))
+
+    check_rewrite(ones, build({"x": (2,)}, body), {"quantize": 1, "dequantize": 1, "reshape": 1})
