@@ -15,7 +15,7 @@ from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
-from tvmopt.analysis.oracle.values import Arithmetic, Call
+from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # onnx computes overflows while it makes its cases
@@ -286,3 +286,16 @@ def test_operators_of_nothing(op: str, shapes: list[Any], attributes: dict[str, 
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     for run in (Oracle(model), Undecided(model)):
         assert run.run(feeds)["y"].shape == out
+
+
+@pytest.mark.parametrize("to", [onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT])
+def test_a_cast_to_its_own_type_limits_nothing(to: int) -> None:
+    """An engine that keeps a product of float16 in a wider register has no such cast: Attention's body writes one
+    behind its scores. A cast of float32 to float16 is asked for, and overflows in every engine."""
+    nodes = [helper.make_node("Mul", ["x", "x"], ["y"]), helper.make_node("Cast", ["y"], ["z"], to=10)]
+    x, z = helper.make_tensor_value_info("x", to, [2]), helper.make_tensor_value_info("z", 10, [2])
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [z]), opset_imports=[helper.make_opsetid("", 21)])
+    given = {"x": np.array([2, 1000], np.float16 if to == onnx.TensorProto.FLOAT16 else np.float32)}
+    assert Oracle(model).run(given)["z"].tolist() == [4, np.inf]
+    wide = 1e6 if to == onnx.TensorProto.FLOAT16 else np.inf
+    assert Oracle(model, UNLIMITED).run(given)["z"].tolist() == [4, wide]

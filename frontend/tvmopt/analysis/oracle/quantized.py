@@ -37,7 +37,8 @@ def _cast_to(call: Call, x: Array, to: np.dtype[Any]) -> Result:
         raise Unsupported("a Cast of strings")
     if is_real(to):
         wide = np.dtype(np.float64) if to == np.float64 else np.dtype(call.work)
-        return [Value(limit(x.astype(wide), to), to)]
+        same = call.kinds[0] == to  # an engine that keeps a wider number leaves such a cast out
+        return [Value(x.astype(wide) if same else limit(x.astype(wide), to), to)]
     if to.kind == "b":
         return x.astype(bool) if x.dtype.kind in "iufb" else x.astype(np.float32).astype(bool)
     if is_real(x.dtype) and to.kind in "iu":
