@@ -45,6 +45,11 @@ def _type(call: Any, _bb: Any) -> Any:
     return relax.TensorType([*list(q.shape)[:3], list(v.shape)[3]], q.dtype)
 
 
+def _is_one(extent: Any) -> bool:
+    """Whether a size is known to be 1."""
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
 def _definition(bb: relax.BlockBuilder, call: Any) -> Any:
     """What stands in place of a call that no machine's own form took. 16-bit numbers are summed in float32."""
     scale, fill = scale_and_fill(call)
@@ -56,7 +61,7 @@ def _definition(bb: relax.BlockBuilder, call: Any) -> Any:
         d, j = te.reduce_axis((0, q.shape[3]), "d"), te.reduce_axis((0, keys), "j")
 
         def masked(b: Any, n: Any, i: Any, c: Any) -> Any:
-            at = [0 if int(extent) == 1 else x for extent, x in zip(bias.shape, (b, n, i, c), strict=True)]
+            at = [0 if _is_one(extent) else x for extent, x in zip(bias.shape, (b, n, i, c), strict=True)]
             mask = bias(*at).astype(wide)
             score = products(b, n, i, c) * tirx.const(scale, wide) + mask
             return tirx.Select(mask >= tirx.const(GONE, wide), tirx.const(fill, wide), score)

@@ -126,7 +126,10 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
 EVERY = -1
 """For TVM's topk: as many as there are."""
 
-SORTED_AS = {"float16": "int16", "float32": "int32", "float64": "int64", "uint64": "int64"}
+WIDER = {"bfloat16": "float32", "float16": "float32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
+"""Types that TVM sorts no numbers of, and those that they are sorted as."""
+
+SORTED_AS = {"float32": "int32", "float64": "int64", "uint64": "int64"}
 """Types that are sorted by integers whose order is theirs: TVM sorts no uint64, and floats without regard to NaN."""
 
 
@@ -163,7 +166,7 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     whole = is_open((wanted, shape_of(x)[axis]))
     if not whole and dtype_of(x) != "uint64":
         return ctx.stock(inputs, attrs)
-    data = b.cast(x, "float32") if dtype_of(x) == "bfloat16" else x
+    data = b.cast(x, WIDER[dtype_of(x)]) if dtype_of(x) in WIDER else x
     key = b.te(_ordered, data) if dtype_of(data) in SORTED_AS else data
     count = EVERY if whole else int(wanted)
     places = b.emit(relax.op.topk(key, count, axis, "indices", bool(attrs.get("largest", 1)), "int64"))

@@ -1,0 +1,45 @@
+"""TopK along an open axis of every type, and attention whose depth is open."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.importer.onnx_check import model, value
+from tvmopt import api
+
+KINDS = ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_topk_sorts_every_type(kind: str) -> None:
+    """Ties go to the lower index; the largest and the smallest number of the type are among them."""
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [helper.make_node("TopK", ["x", "k"], ["y", "at"], axis=0)]
+    outputs = [value("y", None, number), value("at", None, 7)]
+    made = model(nodes, [value("x", ("n", 3), number)], outputs, {"k": np.array([3])})
+    compiled = api.compile(made, shape={"n": "3..40"}, verify=False)
+    limits = np.finfo(kind) if kind.startswith("float") else np.iinfo(kind)
+    for n in (3, 7, 8, 9, 33):
+        x = np.random.default_rng(n).integers(-9 if limits.min else 0, 9, (n, 3)).astype(kind)
+        x[n // 2, 0], x[0, 1], x[n - 1, 2] = limits.max, limits.min, limits.max
+        y, at = compiled(x)
+        order = np.argsort(-x.astype(object), axis=0, kind="stable")[:3]
+        np.testing.assert_array_equal(at, order)
+        np.testing.assert_array_equal(y, np.take_along_axis(x, order, 0))
+
+
+def test_attention_of_an_open_depth_compiles() -> None:
+    """Scores that a mask replaces, where no attention kernel takes the depth."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "t"], ["scores"]),
+        helper.make_node("Where", ["mask", "scores", "fill"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "x"], ["y"]),
+    ]
+    inputs = [value("x", (2, "n", "n")), value("mask", ("n", "n"), 9)]
+    made = model(nodes, inputs, [value("y", None)], {"fill": np.float32(-10000)})
+    compiled = api.compile(made, shape={"n": "1..17"})
+    assert compiled.report.accuracy["verified"]
