@@ -7,10 +7,9 @@
 
 The second one is what a residual does with the quantised result of its own kernel: bounds keep the number within the
 byte, so that writing it as one and reading it again changes nothing. Both round to even, as `round` does here. A NaN
-becomes the lower bound, as in onnxruntime.
+becomes the zero point by both.
 
-The forms are for x86: there the rounding is that of the conversion. Elsewhere rounding is an instruction of its
-own, and only what a NaN becomes is rewritten.
+x86 only: there the processor's rounding is that of the conversion. Elsewhere rounding is an instruction of its own.
 """
 
 from __future__ import annotations
@@ -27,14 +26,17 @@ from tvmopt.lowering.loops import vector_type
 from tvmopt.targets.detect import host_arch
 
 ROUND = ("tirx.round", "tirx.nearbyint")
+SPARE = 8
+"""Bits that a sum of two bytes, or of two 16-bit integers, leaves free in an int32."""
 RANGES = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 Expr = Any
 
 
 def lower_rounding(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
-    rewrite = _cast if _for_x86(func.attrs.get("target", None)) else _lowest
-    body = structural_map(func.body, (tirx.Cast, rewrite))
+    if not _for_x86(func.attrs.get("target", None)):
+        return func
+    body = structural_map(func.body, (tirx.Cast, _cast))
     return func if body.same_as(func.body) else func.with_body(body)
 
 
@@ -52,11 +54,11 @@ def _cast(node: Any) -> Expr:
     """A conversion whose operand has been rewritten already."""
     kind, lanes = _kind(node), int(node.ty.dtype.lanes)
     if kind == "int32" and called(node.value) in ROUND and _kind(node.value) == "float32":
-        return tirx.call_llvm_pure_intrin(vector_type("int32", lanes), "llvm.lrint", _ordered(node.value.args[0]))
+        return tirx.call_llvm_pure_intrin(vector_type("int32", lanes), "llvm.lrint", node.value.args[0])
     if kind == "float32" and isinstance(node.value, tirx.Cast) and _kind(node.value) in RANGES:
         whole, zero = _sum(node.value.value)
         if _within(whole, zero, *RANGES[_kind(node.value)]):
-            number = tirx.Cast(node.ty.dtype, whole)
+            number = tirx.Cast(node.ty.dtype, _none_of_a_nan(whole, lanes))
             return number + _constant(float(zero), lanes) if zero else number
     return node
 
@@ -84,23 +86,12 @@ def _sum(value: Expr) -> tuple[Expr, int]:
     return value, 0
 
 
-def _lowest(node: Any) -> Expr:
-    """A conversion that rounds, of a NaN the lower bound; nothing else is rewritten."""
-    if _kind(node) != "int32" or called(node.value) not in ROUND:
-        return node
-    found = node.value
-    ordered = _ordered(found.args[0])
-    if ordered.same_as(found.args[0]):
-        return node
-    rounded = tirx.round(ordered) if called(found) == ROUND[0] else tirx.nearbyint(ordered)
-    return tirx.Cast(node.ty.dtype, rounded)
-
-
-def _ordered(value: Expr) -> Expr:
-    """A bounded number with its lower bound as the second operand: `max(a, b)` is b where a is NaN."""
-    if isinstance(value, tirx.Max) and _number(value.a) is not None:
-        return tirx.Max(value.b, value.a)
-    return value
+def _none_of_a_nan(whole: Expr, lanes: int) -> Expr:
+    """A rounded number of a few bits, and 0 where it was none: of a NaN the conversion makes -2^31, and its lower bits
+    are 0."""
+    bits = tirx.const(SPARE, "int32")
+    bits = bits if lanes == 1 else tirx.Broadcast(bits, lanes)
+    return tirx.shift_right(tirx.shift_left(whole, bits), bits)
 
 
 def _within(value: Expr, zero: int, low: int, high: int) -> bool:

@@ -91,10 +91,10 @@ def along(v: Array, x: Array, axis: int, block: int = 0) -> Array:
 def steps(x: Array, scale: Array, zero: Array | None, to: np.dtype[Any]) -> Result:
     """round-half-even(x / scale) + zero, saturated; divided in float32 as the standard says, so that a tie is a tie.
 
-    Of NaN the standard says nothing; onnxruntime and compiled code make the lowest number of it.
+    Of NaN the standard says nothing; onnxruntime makes the lowest number of it, and compiled code, as here, zero.
     """
     whole = np.rint((x.astype(np.float32) / scale.astype(np.float32)).astype(np.float64))
-    moved = np.where(np.isnan(whole), -np.inf, whole)
+    moved = np.where(np.isnan(whole), 0.0, whole)
     if zero is not None:
         moved = moved + zero.astype(np.float64)
     low, high = (-8, 7) if to == _INT4[0] else (0, 15) if to == _INT4[1] else (np.iinfo(to).min, np.iinfo(to).max)
