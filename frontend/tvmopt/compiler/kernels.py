@@ -18,9 +18,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from tvmopt import pipeline
+from tvmopt import lowering, pipeline
 from tvmopt.cache import Kernels
-from tvmopt.lowering import drop_argument_checks, intrinsics, lower_extrema, math, pairs, quads
 from tvmopt.passes import stages
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
@@ -109,16 +108,16 @@ def _key(text: str, machine: Machine, without: tuple[str, ...]) -> str:
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
 
 
-LATE = (pipeline, stages, lower_extrema, drop_argument_checks, math, intrinsics, pairs, quads)
-"""Modules of ours that decide what becomes of loops from here on: passes, and what TVM's last step asks for
-intrinsics."""
+def late() -> list[Path]:
+    """Sources of ours that may decide what becomes of loops from here on: passes, and what TVM's last step asks for
+    intrinsics. All of `lowering` is among them: which of its files run late has changed before."""
+    return [Path(str(pipeline.__file__)), Path(str(stages.__file__)), *sorted(Path(lowering.__path__[0]).rglob("*.py"))]
 
 
 @cache
 def _our_passes() -> str:
-    """Hash of the sources of :data:`LATE`."""
+    """Hash of these sources."""
     digest = hashlib.sha256()
-    for module in LATE:
-        assert module.__file__ is not None
-        digest.update(Path(module.__file__).read_bytes())
+    for file in late():
+        digest.update(file.read_bytes())
     return digest.hexdigest()
