@@ -18,8 +18,8 @@ from tvmopt.targets import Machine
 def test_every_field_arrives(target: str) -> None:
     """A field that :meth:`to_dict` forgets would be compiled with its default, in silence."""
     request = Request(
-        "m.onnx", Machine.load(target), "fp32", {"x": (1, 3)}, {"rate": 16000, "axes": [0, 1]}, True, "off", "a name",
-        False, False, Path("store.db"), ("tvmopt.FusePad",), ("k0", "k1"),
+        "m.onnx", Machine.load(target), "fp32", {"x": (1, 3)}, {"rate": 16000, "axes": [0, 1]}, True, "off", "int8",
+        "a name", False, False, Path("store.db"), ("tvmopt.FusePad",), ("k0", "k1"),
         Dumps((("FuseOps", "/a"),), "/b", (("k0", "/c"),)), {"x": "image:resize=256"},
             {"y": "scores:top-k=5"}, {"y": ["a", "b"]}, Path("first.onnx"),
     )  # fmt: skip
