@@ -68,7 +68,9 @@ class DecodingSubject(Subject):
 
     def judge(self, settings: Settings) -> Callable[..., Comparison]:
         """Scores against onnxruntime's, after the prompt and after each token behind it."""
-        allowed, rounds = settings.tolerance, bool(self.may_round) or any("kv_cache=" in e for e in settings.engines)
+        allowed = settings.tolerance
+        stored = {parse(engine, "step")[1].get("kv_cache", "fp32") for engine in settings.engines}
+        rounds = bool(self.may_round or stored - {"fp32"})
         allowed = (ROUNDED if rounds else EXACT) if allowed is None else allowed
 
         def judged(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Comparison:

@@ -297,7 +297,7 @@ class _Attention:
         """Number d of key j of a tile."""
         if self.unpacked is not None:
             return load(self.unpacked, j * self.p.depth + d)
-        return _wide(load(self.k, *self.key_at(key + j), d))
+        return self.key_rows.numbers(self.key_at(key + j), d, 1)
 
     def _unpack(self, key: Expr, rows: int, to: Any) -> Any:
         """The keys of a tile in float32."""
@@ -353,12 +353,6 @@ class _Attention:
         inverse = [store(self.total, splat(1.0, lanes) / load(self.total, cell), cell) for cell in cells]
         return seq([*zero, loop(visible, weigh, "j"), *inverse])
 
-    def _of_value(self, key: Expr, start: Expr, lanes: int) -> Expr:
-        """Numbers of a value, its step aside."""
-        if self.p.stored != FLOAT:
-            return self.value_rows.numbers(self.key_at(key), start, lanes)
-        return _wide(load(self.v, *self.key_at(key), vector(start, lanes)))
-
     def _output(self, first: Expr, visible: Expr) -> Any:
         p = self.p
         mo, no = p.output_tile
@@ -387,7 +381,7 @@ class _Attention:
             for i in range(mo):
                 weight = spread(load(self.st, j * p.strip + query + i), lanes)
                 for n in range(no):
-                    value = self._of_value(j, depth + n * lanes, lanes)
+                    value = self.value_rows.numbers(self.key_at(j), depth + n * lanes, lanes)
                     out.append(store(self.acc, load(self.acc, at(i, n)) + weight * value, at(i, n)))
             return seq(out)
 
