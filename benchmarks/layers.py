@@ -3,6 +3,7 @@
     python benchmarks/layers.py convolutions                      # 300 convolutions of the models' own
     python benchmarks/layers.py operators                         # 200 other operators
     python benchmarks/layers.py convolutions --drawn --seed 7     # random ones, of the kinds that real models have
+    python benchmarks/layers.py operators --drawn --seed 7        # likewise (drawn_layers.py)
     python benchmarks/layers.py operators --count 40 --op Softmax --op ReduceMean
 
 A layer is a model of one node, with a bias and a Relu where it is a random convolution; weights are random. It is drawn
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ import models
 import numpy as np
 import onnx
 import real_models
+from drawn_layers import Layer, convolution, distinct, operator
 from onnx import helper, numpy_helper, shape_inference
 
 from tvmopt.bench.machine import describe_machine
@@ -48,21 +50,6 @@ SECONDS = 0.3
 
 FREE = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Constant", "Shape", "Cast", "Dropout"}
 CONTROL = {"If", "Loop", "Scan"}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One node as a model.
-
-    Attributes:
-        title: its operator, shapes and attributes.
-        model: the serialised ONNX model.
-        flops: multiplications and additions; 0 where they do not say anything.
-    """
-
-    title: str
-    model: bytes
-    flops: float = 0.0
 
 
 # -- layers of models -------------------------------------------------------------------------------------------------
@@ -140,81 +127,6 @@ def _flops(node: Any, known: dict[str, Any], constants: dict[str, Any]) -> float
         return 0.0
     out = [d.dim_value for d in known[node.output[0]].type.tensor_type.shape.dim]
     return 2.0 * math.prod(out) * math.prod(constants[node.input[1]].dims[1:])
-
-
-# -- drawn convolutions ------------------------------------------------------------------------------------------------
-
-CHANNELS = (1, 3, 8, 16, 20, 24, 32, 48, 64, 72, 96, 128, 192, 256, 384, 512)
-SIZES = (7, 10, 13, 14, 20, 26, 28, 40, 52, 56, 80, 112)
-
-
-def drawn_convolutions(count: int, seed: int) -> list[Layer]:
-    """Convolutions with a bias and a Relu, of 2 MFLOP to 1.5 GFLOP."""
-    draw = random.Random(seed)
-    found: dict[str, Layer] = {}
-    while len(found) < count:
-        layer = _drawn(draw)
-        if 2e6 < layer.flops < 1.5e9:
-            found.setdefault(layer.title, layer)
-    return list(found.values())
-
-
-def _drawn(draw: random.Random) -> Layer:
-    kind = draw.choice(("signal", "square", "square", "thin", "grouped", "dilated", "large", "depthwise", "pointwise"))
-    channels, outputs = draw.choice(CHANNELS), draw.choice(CHANNELS[2:])
-    groups, dilation, stride = 1, 1, 2 if kind not in ("thin", "pointwise") and draw.random() < 0.3 else 1
-    space, kernel = [draw.choice(SIZES)] * 2, [3, 3]
-    if kind == "signal":
-        space, kernel = [draw.choice((50, 100, 400, 1000, 3000))], [draw.choice((3, 5, 7, 9, 11, 25))]
-    elif kind == "thin":
-        space, kernel = (
-            [draw.choice((1, 2, 3, 6, 12, 24)), draw.choice((80, 160, 320))],
-            [draw.choice((1, 3)), draw.choice((3, 5))],
-        )
-    elif kind == "pointwise":
-        kernel = [1, 1]
-    elif kind == "large":
-        kernel = [draw.choice((5, 7, 9, 11))] * 2
-    elif kind == "dilated":
-        dilation = draw.choice((2, 4, 6))
-    elif kind == "grouped":
-        groups = draw.choice((2, 4, 8, 16, 32))
-        channels, outputs = (max(c // groups, 1) * groups for c in (channels, outputs))
-    elif kind == "depthwise":
-        groups = outputs = channels = draw.choice((16, 40, 72, 96, 144, 240, 480))
-        kernel = [draw.choice((3, 5, 7))] * 2
-    rng = np.random.default_rng(draw.randrange(1 << 30))
-    weights = rng.standard_normal((outputs, channels // groups, *kernel), np.float32)
-    weights /= math.sqrt(weights[0].size)
-    pads = [(k - 1) * dilation // 2 for k in kernel]
-    nodes = [
-        helper.make_node(
-            "Conv",
-            ["x", "w", "b"],
-            ["c"],
-            strides=[stride] * len(space),
-            dilations=[dilation] * len(space),
-            group=groups,
-            pads=pads * 2,
-        ),
-        helper.make_node("Relu", ["c"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "layer",
-        [helper.make_tensor_value_info("x", 1, [1, channels, *space])],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(rng.standard_normal(outputs, np.float32), "b")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    places = math.prod(-(-s // stride) for s in space)
-    title = f"{kind} {channels}->{outputs} of {'x'.join(map(str, space))} by {'x'.join(map(str, kernel))}"
-    title += "".join(
-        f" {name} {value}"
-        for name, value in (("stride", stride), ("dilation", dilation), ("groups", groups))
-        if value > 1
-    )
-    return Layer(title, model.SerializeToString(), 2.0 * places * weights.size)
 
 
 # -- timing ----------------------------------------------------------------------------------------------------------
@@ -338,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare single layers with onnxruntime and OpenVINO.")
     parser.add_argument("what", choices=("convolutions", "operators"))
     parser.add_argument("--count", type=int, help="how many (default: 300 convolutions, 200 operators)")
-    parser.add_argument("--drawn", action="store_true", help="random convolutions instead of the models' own")
+    parser.add_argument("--drawn", action="store_true", help="random layers instead of the models' own")
     parser.add_argument("--op", action="append", default=[], help="only these operators; repeatable")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -353,11 +265,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--worst", type=int, default=25, help="lines to print")
     parser.add_argument("--results", type=Path, help="file to keep everything in")
     args = parser.parse_args(given)
-    if args.drawn and args.what == "operators":
-        parser.error("only convolutions can be drawn; operators come from the models")
     count = args.count or (300 if args.what == "convolutions" else 200)
     if args.drawn:
-        chosen = drawn_convolutions(count, args.seed)
+        if args.op:
+            parser.error("--op chooses among the models' own layers: leave out --drawn")
+        chosen = distinct(convolution if args.what == "convolutions" else operator, count, args.seed)
     else:
         every = of_models(_all_models(), args.what == "convolutions")
         every = [layer for layer in every if not args.op or layer.title.split()[0] in args.op]
