@@ -19,7 +19,7 @@ def sigmoid(x):
 
 REFERENCE = {
     "exp": (np.exp, 2.0), "log": (np.log, 1.5), "tanh": (np.tanh, 2.5), "erf": (scipy.special.erf, 2.5),
-    "sigmoid": (sigmoid, 3.5),
+    "sigmoid": (sigmoid, 3.5), "sin": (np.sin, 2.0), "cos": (np.cos, 2.0),
 }  # fmt: skip
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 88.722, 88.73, -87.3, -103.9, -104.1, 1e-45, 1.0], "float32")
 
