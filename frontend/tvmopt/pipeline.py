@@ -334,7 +334,6 @@ def graph_passes(
         # after everything that looks for NCHW convolutions
         P.ConvertLayout(log, lambda call: faster_as_it_lies(call, machine, precision, exact)),
         P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels
-        P.ConvertPoolLayout(log),  # after PropagateTransposes, which would cancel its transposes
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
         P.ConvertSoftmax(log, lambda call: _sums_wide(call, machine)),  # after FuseAttention, which looks for softmax
         P.SplitReductions(log),  # after PropagateTransposes: the last axis is that of rows

@@ -10,7 +10,6 @@ from tvmopt.passes.convert_conv3d import ConvertConv3d
 from tvmopt.passes.convert_integer_products import ConvertIntegerProducts
 from tvmopt.passes.convert_layout import ConvertLayout
 from tvmopt.passes.convert_one_hot import ConvertOneHot
-from tvmopt.passes.convert_pool_layout import ConvertPoolLayout
 from tvmopt.passes.convert_precision import ConvertPrecision
 from tvmopt.passes.convert_signed_quantization import ConvertSignedQuantization
 from tvmopt.passes.convert_softmax import ConvertSoftmax
@@ -61,7 +60,6 @@ __all__ = [
     "ConvertIntegerProducts",
     "ConvertLayout",
     "ConvertOneHot",
-    "ConvertPoolLayout",
     "ConvertPrecision",
     "ConvertSignedQuantization",
     "ConvertSoftmax",

@@ -1,7 +1,7 @@
 """Pooling, NHWC, as TE in vectors of channels - for the pool family. Padding is an expression, not a copy.
 
-What no layout pass has turned (a model without convolutions, a volume, few channels) is pooled channels-first, in
-vectors along a row: one term a tap, without a reduction loop (:func:`direct_te`).
+What no layout pass has turned (a model without convolutions, a volume, few channels) is pooled channels-first: pictures
+of float32 by planes.py, anything else in vectors along a row, one term a tap (:func:`direct_te`).
 
     acc[n, y, x, b, v] = max or sum over ky, kx of src[n, y*s + ky*d, x*s + kx*d, b*V + v]
     out[n, y, x, c]    = acc (max), acc / count(y, x) (average)
@@ -22,6 +22,7 @@ from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import call_fusable, is_open, pictures, plain, samples, sizes
 from tvmopt.lowering.window import Window, channel_vector, padded_source
+from tvmopt.schedules.cpu.pool.planes import planes
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -238,8 +239,8 @@ def either(*lowerings: Any) -> Any:
 
 
 LOWERS = {
-    "relax.nn.max_pool2d": either(max_pool2d, direct("max")),
-    "relax.nn.avg_pool2d": either(avg_pool2d, direct("avg")),
+    "relax.nn.max_pool2d": either(max_pool2d, planes("max"), direct("max")),
+    "relax.nn.avg_pool2d": either(avg_pool2d, planes("avg"), direct("avg")),
     "relax.nn.adaptive_avg_pool2d": adaptive_avg_pool2d,
     **{f"relax.nn.{kind}_pool{rank}d": direct(kind) for kind in ("max", "avg") for rank in (1, 3)},
 }
