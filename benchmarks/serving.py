@@ -5,15 +5,12 @@
 
 The server is a process of its own, with one instance; the client is this process, which keeps freed memory as the
 server does. Every round measures the bare call, an HTTP request with binary tensors, a gRPC request, and the same two
-requests to servers that only read, compute for as long and answer (`plain_server.py`), by gRPC also one that is gRPC's
-own for Python and does nothing. Printed are the medians of all rounds in milliseconds, and whether the outputs are the
-same bit for bit:
+requests to servers that only read, call the model and answer (`plain_server.py`), by gRPC also one that is gRPC's own
+for Python. Printed are the medians of all rounds in milliseconds, and whether the outputs are the same bit for bit:
 
-    ms         of a call or a request
-    model      in the model, as the server says: it finds its memory colder than the bare call does
+    ms         of a call or a request; of "tritonclient", where it is installed, by its own client
     over       of a request over the bare call
-    server     of a request without the model, over the plain one without what it waits: what the server itself costs
-    ours       for gRPC: of `server` what is not the library's
+    server     of a request over one to the plain server: what the server itself costs
     processor  time that the server computed; for the bare call this process
     saturated  with `--clients N`: requests a second of N clients at once, over bare calls a second
 """
@@ -28,11 +25,12 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +85,32 @@ def over_grpc(address: str, name: str, feeds: dict[str, np.ndarray], types: dict
     return call
 
 
+def by_triton(
+    way: str, address: str, name: str, feeds: dict[str, np.ndarray], types: dict[str, str]
+) -> Callable[[], None]:
+    """The same by tritonclient, as its users write it."""
+    triton = import_module(f"tritonclient.{way}")
+    client = triton.InferenceServerClient(address)
+    outputs = [one["name"] for one in _metadata(client, way, name)]
+
+    def call() -> None:
+        inputs = []
+        for key, array in feeds.items():
+            one = triton.InferInput(key, array.shape, types[key])
+            one.set_data_from_numpy(array)
+            inputs.append(one)
+        found = client.infer(name, inputs)
+        for key in outputs:
+            found.as_numpy(key)
+
+    return call
+
+
+def _metadata(client: Any, way: str, name: str) -> list[dict[str, Any]]:
+    told = client.get_model_metadata(name) if way == "http" else client.get_model_metadata(name, as_json=True)
+    return list(told["outputs"])
+
+
 def median(call: Callable[[], Any], calls: int) -> float:
     """Milliseconds."""
     times = []
@@ -132,21 +156,10 @@ def at_once(make: Callable[[], Callable[[], Any]], clients: int, seconds: float)
     return sum(done) / seconds
 
 
-def computed(address: str) -> tuple[float, float]:
-    """Seconds in the model and calls of it, as the server's metrics tell them."""
-    with urllib.request.urlopen(f"{address}/metrics") as answer:
-        told = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[:1] != "#")
-    sums = [
-        float(sum(float(v) for k, v in told.items() if k.startswith(f"tvmopt_compute_seconds_{end}")))
-        for end in ("sum", "count")
-    ]
-    return sums[0], sums[1]
-
-
 @contextmanager
-def plain(way: str, size: int, seconds: float) -> Iterator[str]:
-    """The address of a server that only reads, waits and answers."""
-    command = [sys.executable, str(Path(__file__).with_name("plain_server.py")), way, str(size), str(seconds)]
+def plain(way: str, args: argparse.Namespace) -> Iterator[str]:
+    """The address of a server that only reads, computes and answers."""
+    command = [sys.executable, str(Path(__file__).with_name("plain_server.py")), way, args.artifact, str(args.threads)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, ending(server):
         assert server.stdout is not None
         yield f"127.0.0.1:{int(server.stdout.readline())}"
@@ -180,7 +193,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     model = tvmopt.load(args.artifact, threads=args.threads)
     feeds, types = example(model), {i.name: DATATYPES[i.dtype] for i in model.inputs}
     size = sum(a.nbytes for a in model.run(feeds).values())
-    alone = median(lambda: model.run(feeds), args.calls)
     name = Path(args.artifact).name.removesuffix(".tvmopt")
     with ExitStack() as stack:
         addresses, server = stack.enter_context(served(args))
@@ -188,26 +200,25 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ways: dict[str, Callable[[], Any]] = {"bare": lambda: b"".join(a.tobytes() for a in model.run(feeds).values())}
         for way, make in makers.items():
             ways[way] = make(addresses[way].removeprefix("http://"), name, feeds, types)
-            ways[f"plain {way}"] = make(stack.enter_context(plain(way, size, alone / 1e3)), name, feeds, types)
-        library = stack.enter_context(plain("library", size, alone / 1e3))
-        ways["library grpc"] = over_grpc(library, name, feeds, types)
+            ways[f"plain {way}"] = make(stack.enter_context(plain(way, args)), name, feeds, types)
+        ways["library grpc"] = over_grpc(stack.enter_context(plain("library", args)), name, feeds, types)
+        if find_spec("tritonclient") is not None:
+            for way in makers:
+                ways[f"tritonclient {way}"] = by_triton(way, addresses[way].removeprefix("http://"), name, feeds, types)
         same = len({ways[way]() for way in ("bare", "http", "grpc")}) == 1
         rows: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in ways}
         for _ in range(args.rounds):
             for way, call in ways.items():
                 process = psutil.Process() if way == "bare" else server
-                before, spent = computed(addresses["http"]), processor(process)
+                spent = processor(process)
                 rows[way]["ms"].append(median(call, args.calls))
                 rows[way]["processor"].append(1e3 * (processor(process) - spent) / args.calls)
-                after = computed(addresses["http"])
-                if after[1] > before[1]:
-                    rows[way]["model"].append(1e3 * (after[0] - before[0]) / (after[1] - before[1]))
         found = {way: {k: statistics.median(v) for k, v in row.items()} for way, row in rows.items()}
+        for way in found:
+            if way != "bare":
+                found[way]["over"] = found[way]["ms"] - found["bare"]["ms"]
         for way in makers:
-            found[way]["over"] = found[way]["ms"] - found["bare"]["ms"]
-            found[way]["server"] = (found[way]["ms"] - found[way]["model"]) - (found[f"plain {way}"]["ms"] - alone)
-        idle = found["library grpc"]["ms"] - found["plain grpc"]["ms"]
-        found["grpc"]["ours"] = found["grpc"]["server"] - idle
+            found[way]["server"] = found[way]["ms"] - found[f"plain {way}"]["ms"]
         if args.clients:
             for way, make in makers.items():
                 where = addresses[way].removeprefix("http://")
@@ -239,7 +250,7 @@ def main() -> int:
     for way, row in found["ways"].items():
         print(f"{way:10}", ", ".join(f"{key} {value:.3f}" for key, value in row.items()))
     if args.json:
-        names = ("tvmopt", "starlette", "uvicorn", "grpcio", "protobuf")
+        names = ("tvmopt", "starlette", "uvicorn", "hpack", "grpcio", "protobuf")
         found |= {"machine": describe_machine(), "versions": {name: version(name) for name in names}}
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -221,7 +221,7 @@ def main() -> int:
     mine, other = (medians[engine] for engine in ENGINES)
     print(f"requests a second over onnxruntime's: {mine['rate'] / other['rate']:.2f}")
     if args.json:
-        names = ("tvmopt", "onnxruntime", "starlette", "uvicorn", "grpcio")
+        names = ("tvmopt", "onnxruntime", "starlette", "uvicorn", "hpack", "grpcio")
         args.json.parent.mkdir(parents=True, exist_ok=True)
         facts = {"model": args.model.name, "threads": args.threads, "clients": args.clients, "seconds": args.seconds}
         facts |= {"machine": describe_machine(), "versions": {name: version(name) for name in names}}

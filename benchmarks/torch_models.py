@@ -5,11 +5,14 @@
     python benchmarks/torch_models.py --engines tvmopt      # only compare with PyTorch's results
     python benchmarks/torch_models.py --rounds 3 --json build/torch.json --resume    # go on where a run was stopped
 
+    python benchmarks/torch_models.py --keep build/kept --turns 0    # compile beforehand,
+    python benchmarks/torch_models.py --keep build/kept --json build/torch.json    # and only measure later
+
 Weights are random. Models of transformers are cut to few layers and small sizes; those of timm and torchvision are
 taken where the package is installed. In each round every engine is started and compiles, with nothing kept of earlier
-rounds (`TVMOPT_CACHE=off`, a new folder for inductor); then the engines take turns, one at a time, while the others
-wait. A call's time is the median of its turns' medians, its ratio the median of the ratios of turns that stand beside
-each other, its compile time the least of all first calls.
+rounds (`TVMOPT_CACHE=off`, a new folder for inductor) unless `--keep` names a folder for it; then the engines take
+turns, one at a time, while the others wait. A call's time is the median of its turns' medians, its ratio the median of
+the ratios of turns that stand beside each other, its compile time the least of all first calls.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 THREADS = 2
-CALLS, SECONDS, TURNS = 10, 0.3, 9
+CALLS, SECONDS, TURNS = 10, 0.2, 9
 """Of a turn: the least calls, and the seconds after which it ends; and how many turns an engine has in a round."""
 
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -168,15 +171,19 @@ def work(name: str, engine: str, calls: int) -> None:
 
 
 class Apart:
-    """:func:`work` in a process of its own, with empty caches.
+    """:func:`work` in a process of its own, with empty caches, or those of the folder `keep`.
 
     Attributes:
-        told: its error and first call, or why there is none.
+        told: its error and first call, or why there is none; after :meth:`begin`.
     """
 
-    def __init__(self, name: str, engine: str, calls: int) -> None:
+    told: dict[str, Any]
+
+    def __init__(self, name: str, engine: str, calls: int, keep: Path | None = None) -> None:
         self.folder = tempfile.TemporaryDirectory()
         given = {"TVMOPT_CACHE": "off", "TORCHINDUCTOR_CACHE_DIR": self.folder.name, "TOKENIZERS_PARALLELISM": "false"}
+        if keep is not None:
+            given |= {"TVMOPT_CACHE": str(keep / "tvmopt"), "TORCHINDUCTOR_CACHE_DIR": str(keep / "inductor")}
         self.errors = (Path(self.folder.name) / "stderr").open("w+", encoding="utf-8")
         command = [sys.executable, __file__, "--one", name, engine, "--calls", str(calls)]
         self.process = subprocess.Popen(
@@ -187,6 +194,9 @@ class Apart:
             text=True,
             env=os.environ | given,
         )
+
+    def begin(self) -> None:
+        """Wait for the first call."""
         self.told = self.answer() or {"failed": self.reason()}
 
     def answer(self) -> Any:
@@ -221,24 +231,33 @@ class Apart:
         self.folder.cleanup()
 
 
-def take_turns(engines: list[Apart]) -> list[list[float]]:
+def take_turns(engines: list[Apart], turns: int) -> list[list[float]]:
     """The seconds of each engine's turns; the first, in which all warm up, does not count."""
-    found = [[engine.turn() for engine in engines] for _ in range(1 + TURNS)]
+    found = [[engine.turn() for engine in engines] for _ in range(1 + turns)]
     return [list(times) for times in zip(*found[1:], strict=True)]
 
 
-def compare(name: str, engines: list[str], rounds: int, calls: int) -> dict[str, Any]:
+def compare(
+    name: str, engines: list[str], rounds: int, calls: int, turns_each: int = TURNS, keep: Path | None = None
+) -> dict[str, Any]:
     """All engines in turn; of each the median call, its ratio beside the first, the least first call, the largest
     error."""
     told: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
     turns: dict[str, list[float]] = {engine: [] for engine in engines}
     for _ in range(rounds):
-        started = {e: Apart(name, e, calls) for e in engines if not any("failed" in one for one in told[e])}
+        started: dict[str, Apart] = {}
+        for engine in engines:
+            if not any("failed" in one for one in told[engine]):
+                started[engine] = Apart(name, engine, calls, keep)
+                if keep is None:  # first calls that are measured come one by one
+                    started[engine].begin()
         for engine, one in started.items():
+            if keep is not None:
+                one.begin()
             told[engine].append(one.told)
         ready = {e: one for e, one in started.items() if "failed" not in one.told}
         try:
-            for engine, times in zip(ready, take_turns([*ready.values()]), strict=False):
+            for engine, times in zip(ready, take_turns([*ready.values()], turns_each), strict=False):
                 turns[engine] += times
         finally:
             for one in started.values():
@@ -249,11 +268,13 @@ def compare(name: str, engines: list[str], rounds: int, calls: int) -> dict[str,
             row[engine] = runs[-1]
             continue
         row[engine] = {
-            "call": statistics.median(turns[engine]), "first": min(r["first"] for r in runs),
+            "call": statistics.median(turns[engine] or [math.nan]), "first": min(r["first"] for r in runs),
             "error": max(r["error"] for r in runs), "eager": runs[0]["eager"],
         }  # fmt: skip
+        if keep is not None:  # what was kept is no compile
+            del row[engine]["first"]
         ours = turns[engines[0]]
-        if engine != engines[0] and len(ours) == len(turns[engine]):
+        if engine != engines[0] and ours and len(ours) == len(turns[engine]):
             ratios = sorted(a / b for a, b in zip(ours, turns[engine], strict=True))
             row[engine]["ratio"] = [statistics.median(ratios), ratios[0], ratios[-1]]
     return row
@@ -270,9 +291,8 @@ def line(row: dict[str, Any]) -> str:
         eager = f", {len(one['eager'])} graphs in PyTorch" if one["eager"] else ""
         if "ratio" in one:
             eager += ", {:.2f} of its time ({:.2f} to {:.2f})".format(*one["ratio"])
-        cells.append(
-            f"{engine} {one['call'] * 1e3:8.3f} ms, first {one['first']:5.1f} s, error {one['error']:.0e}{eager}"
-        )
+        first = f"first {one['first']:5.1f} s, " if "first" in one else ""
+        cells.append(f"{engine} {one['call'] * 1e3:8.3f} ms, {first}error {one['error']:.0e}{eager}")
     return " | ".join(cells)
 
 
@@ -288,6 +308,8 @@ def main() -> int:
     parser.add_argument("--engines", default="tvmopt,inductor,eager")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--turns", type=int, default=TURNS, help="of each engine in a round")
+    parser.add_argument("--keep", type=Path, help="a folder for what is compiled; a later run takes it from there")
     parser.add_argument("--json", type=Path, help="written after each model")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, measure the rest")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)
@@ -304,7 +326,7 @@ def main() -> int:
         if any(row["model"] == name for row in rows):
             continue
         begin = time.monotonic()
-        rows.append(compare(name, engines, args.rounds, args.calls))
+        rows.append(compare(name, engines, args.rounds, args.calls, args.turns, args.keep))
         print(f"{number}/{len(names)} {line(rows[-1])} | {time.monotonic() - begin:.0f} s", flush=True)
         if args.json:
             args.json.parent.mkdir(parents=True, exist_ok=True)

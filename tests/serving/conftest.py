@@ -20,7 +20,7 @@ import tvmopt
 from tests.decoders.small import VOCABULARY, small_decoder
 
 value = helper.make_tensor_value_info
-PACKAGES = ("starlette", "uvicorn", "grpc", "prometheus_client")
+PACKAGES = ("starlette", "uvicorn", "hpack", "google.protobuf", "prometheus_client")
 
 
 def model(nodes: list[Any], inputs: list[Any], outputs: list[Any], **constants: np.ndarray) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import tvmopt
 from tvmopt.errors import InputError
+from tvmopt.serving.alone import Alone
 from tvmopt.serving.batcher import Batcher, Limits, batch_symbol
 from tvmopt.serving.refusals import Refused
 
@@ -152,3 +154,113 @@ def test_a_failure_of_the_model_leaves_its_thread(model: Any) -> None:
     slow.run = run  # type: ignore[method-assign]
     assert asyncio.run(batcher.run(x(1)))["y"].shape == (1, 4)
     batcher.close()
+
+
+class Socket:
+    """A connection as asyncio shows it, and its other end."""
+
+    def __init__(self, alone: Alone) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        alone.add(self)
+
+    def get_extra_info(self, name: str) -> Any:
+        return self.ours
+
+
+class Where:
+    """The model, which notes the thread of each call."""
+
+    def __init__(self, model: Any, during: Any = lambda: None) -> None:
+        self.model, self.threads, self.during, self.cores = model, [], during, None
+        self.inputs, self.outputs, self.symbols = model.inputs, model.outputs, model.symbols
+
+    def run(self, feeds: Mapping[str, Any]) -> Any:
+        self.threads.append(threading.get_ident() == threading.main_thread().ident)
+        self.during()
+        if np.isnan(feeds["x"]).any():
+            raise InputError("no NaN here")
+        return self.model.run(feeds)
+
+
+async def asked(batcher: Batcher, alone: Alone, rows: int = 1, inside: int = 1) -> Any:
+    """A request that a service has taken, of so many."""
+    while batcher.running:  # a thread that has told its result
+        await asyncio.sleep(0)
+    alone.inside += inside
+    try:
+        return await batcher.run(x(rows))
+    finally:
+        alone.inside -= inside
+
+
+def test_who_is_alone_is_computed_where_it_was_read(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, where = Alone(), Where(model)
+    told: list[Any] = []
+    batcher = Batcher(where, Limits(max_batch=8), lambda *one: told.append(one), alone=alone)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        await asked(batcher, alone)
+        assert where.threads == [False], "no connection is known"
+        first = Socket(alone)
+        await asked(batcher, alone)
+        assert where.threads.pop(), "its seconds are known"
+        found = await asked(batcher, alone, rows=2)
+        np.testing.assert_allclose(found["y"], model(x(2)["x"]), rtol=1e-5, atol=1e-6)
+        assert not where.threads.pop(), "this shape's seconds are not"
+        await asked(batcher, alone, inside=2)
+        assert not where.threads.pop(), "another one is inside"
+        where.during = lambda: first.theirs.send(b"x")
+        await asked(batcher, alone)
+        where.during = lambda: None
+        assert where.threads.pop()
+        await asked(batcher, alone)
+        assert not where.threads.pop(), "another one had to wait"
+        first.ours.recv(9)
+        monkeypatch.setattr(alone, "_until", 0.0)
+        await asked(batcher, alone)
+        assert where.threads.pop(), "that was long ago"
+        batcher._seconds = dict.fromkeys(batcher._seconds, 1.0)
+        await asked(batcher, alone)
+        assert not where.threads.pop(), "a long call"
+        await asyncio.sleep(0)
+        alone.remove(first)
+
+    asyncio.run(work())
+    batcher.close()
+    assert [what for what, _ in told].count("rows") == 8 and ("rows", 2) in told
+
+
+def test_what_waits_for_other_requests_goes_to_a_thread(model: Any) -> None:
+    alone, where = Alone(), Where(model)
+    batcher = Batcher(where, Limits(max_batch=8, max_delay=0.001), alone=alone)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        kept = Socket(alone)
+        for _ in range(2):
+            await asked(batcher, alone)
+        assert where.threads == [False, False] and kept
+
+    asyncio.run(work())
+    batcher.close()
+
+
+def test_a_failure_where_it_was_read_is_an_answer(model: Any) -> None:
+    alone, where = Alone(), Where(model)
+    batcher = Batcher(where, Limits(), alone=alone)  # type: ignore[arg-type]
+
+    async def work() -> list[int]:
+        kept, found = Socket(alone), []
+        await asked(batcher, alone)
+        for during in (lambda: 1 / 0, lambda: (_ for _ in ()).throw(InputError("not this"))):
+            where.during = during
+            with pytest.raises(Refused) as refused:
+                await asked(batcher, alone)
+            found.append(refused.value.status)
+        assert where.threads[1:] == [True, True] and kept and not batcher.running
+        return found
+
+    assert asyncio.run(work()) == [500, 400]
+    batcher.close()
+    with pytest.raises(Refused) as refused:
+        asyncio.run(batcher.run(x(1)))
+    assert refused.value.status == 503

@@ -12,7 +12,7 @@ import tvmopt
 from tests.serving.conftest import Running
 from tvmopt.serving.messages import MESSAGES, SERVICE, messages
 
-grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'tvmopt[serve]'")
+grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'tvmopt[test]'")
 X = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
 
 

@@ -117,7 +117,7 @@ def test_wrong_requests_are_refused(talking: Running, request_: Any, path: str, 
 
 
 def stream(server: Running, *requests: dict[str, Any]) -> list[Any]:
-    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'tvmopt[serve]'")
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'tvmopt[test]'")
     types = messages()
     with grpc.insecure_channel(server.grpc) as channel:
         method = channel.stream_stream(

@@ -1,6 +1,7 @@
 """One model's queue and the threads that empty it: bounded, with deadlines, requests put together where asked.
 
     submit -> [queue, at most so many] -> thread 1..n: take one, wait for more of the same shape, run them as one batch
+           -> at once, where a client is alone with the server and the call is known to be short
 
 Requests are put together along the first axis, where it is one open size of all inputs and outputs. Of a batch every
 request gets its own rows. Texts of a decoder take turns in the same queue (`tvmopt.serving.together`).
@@ -24,10 +25,14 @@ from tvmopt.errors import InputError
 from tvmopt.generation import Tokenizer
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array
+from tvmopt.serving.alone import LONGEST, Alone
 from tvmopt.serving.refusals import Refused
 from tvmopt.serving.together import Group, Text
 
 Outputs = dict[str, Array]
+
+KNOWN = 256
+"""Shapes whose calls' seconds are known, of each model."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +108,15 @@ class Batcher:
     Args:
         observe: called with (what, seconds or rows): "queue", "compute", "rows"; from any thread.
         words: a decoder's tokenizer. encoder: what computes the output that it looks at.
+        alone: whether the loop that reads requests may compute one.
     """
 
     def __init__(
         self, model: Model, limits: Limits, observe: Any = lambda what, value: None, words: Tokenizer | None = None,
-        encoder: Model | None = None,
+        encoder: Model | None = None, alone: Alone | None = None,
     ) -> None:  # fmt: skip
         self.model, self.limits, self.words, self.encoder, self._observe = model, limits, words, encoder, observe
+        self._alone, self._seconds = alone, dict[Any, float]()
         symbol = batch_symbol(model) if limits.max_batch > 1 else ""
         self.most = min(limits.max_batch, model.symbols[symbol].max) if symbol else 1
         self._batches = bool(symbol)
@@ -136,6 +143,8 @@ class Batcher:
         """
         first = next(iter(feeds.values()), None)
         rows = first.shape[0] if self._batches and first is not None else 1
+        if self._is_short(feeds):
+            return self._run_here(feeds, rows)
         key = tuple((n, a.shape[1:]) for n, a in sorted(feeds.items())) if self._batches else None
         loop = asyncio.get_running_loop()
         job = _Job(feeds, rows, key, loop, loop.create_future())
@@ -147,6 +156,47 @@ class Batcher:
             self._waiting.append(job)
             self._changed.notify()
         found: Outputs = await self._answer(job)
+        return found
+
+    def _is_short(self, feeds: Mapping[str, Array]) -> bool:
+        """Whether a call may run where its request was read."""
+        if self._alone is None or not self._alone.now or self.running or self._waiting:
+            return False
+        waits = self._batches and self.limits.max_delay  # for other requests
+        return not waits and self.model.cores is None and self._seconds.get(_shapes(feeds), LONGEST) < LONGEST
+
+    def _run_here(self, feeds: Mapping[str, Array], rows: int) -> Outputs:
+        with self._changed:
+            if self._ends:
+                raise Refused(503, "the model is being unloaded.")
+            self.running += 1
+        assert self._alone is not None
+        begin = time.perf_counter()
+        try:
+            return self._alone.run(lambda: self._timed(feeds))
+        except InputError as error:
+            raise Refused(400, error.what) from None
+        except Exception as error:
+            raise _failed(error) from error
+        finally:
+            with self._changed:
+                self.running -= 1
+                self._changed.notify_all()
+            seconds = time.perf_counter() - begin
+            asyncio.get_running_loop().call_soon(self._tell, seconds, rows)  # when the answer is on its way
+
+    def _tell(self, seconds: float, rows: int) -> None:
+        for what, value in (("queue", 0.0), ("compute", seconds), ("rows", rows)):
+            self._observe(what, value)
+
+    def _timed(self, feeds: Mapping[str, Array]) -> Outputs:
+        """A call; how long it took is kept by its shapes."""
+        begin = time.perf_counter()
+        found: Outputs = self.model.run(feeds)
+        seconds = time.perf_counter() - begin
+        if len(self._seconds) >= KNOWN:
+            self._seconds.clear()
+        self._seconds[_shapes(feeds)] = seconds
         return found
 
     @contextmanager
@@ -199,6 +249,8 @@ class Batcher:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        with self._changed:
+            self._changed.wait_for(lambda: not self.running)
 
     # -- in the threads ----------------------------------------------------------------------------------------------
 
@@ -262,7 +314,7 @@ class Batcher:
     def _run(self, jobs: list[_Job]) -> None:
         try:
             if len(jobs) == 1:
-                jobs[0].done(self.model.run(jobs[0].feeds))
+                jobs[0].done(self._timed(jobs[0].feeds))
                 return
             names = [i.name for i in self.model.inputs]
             found = self.model.run({n: np.concatenate([job.feeds[n] for job in jobs]) for n in names})
@@ -275,9 +327,17 @@ class Batcher:
             return
         except Exception as error:  # a thread that ends would leave the queue to nobody
             for job in jobs:
-                job.done(Refused(500, f"the model failed: {type(error).__name__}: {error}"))
+                job.done(_failed(error))
             return
         at = 0
         for job in jobs:
             job.done({name: array[at : at + job.rows] for name, array in found.items()})
             at += job.rows
+
+
+def _failed(error: Exception) -> Refused:
+    return Refused(500, f"the model failed: {type(error).__name__}: {error}")
+
+
+def _shapes(feeds: Mapping[str, Array]) -> tuple[Any, ...]:
+    return tuple([(name, array.shape) for name, array in feeds.items()])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.runtime.tensors import ALIGNMENT, aligned_empty
+from tvmopt.serving.alone import Alone
 
 EXTENSION = "tvmopt.body"
 """Of an ASGI scope: the future of the body, a `memoryview`; None when the client went away."""
@@ -76,11 +77,11 @@ class Joined:
         self._transport.close()
 
 
-def protocol(max_body: int) -> Any:
+def protocol(max_body: int, alone: Alone) -> Any:
     """The class that uvicorn makes for each connection.
 
     Args:
-        max_body: bytes of the largest body that is received so.
+        max_body: bytes of the largest body that is received so. alone: is told of each connection.
     """
     from httptools import HttpRequestParser
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -91,6 +92,7 @@ def protocol(max_body: int) -> Any:
         _body: _Body | None = None
 
         def connection_made(self, transport: Any) -> None:
+            alone.add(transport)
             joined: Any = Joined(transport)
             super().connection_made(joined)
 
@@ -140,6 +142,7 @@ def protocol(max_body: int) -> Any:
             super().on_message_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            alone.remove(self.transport)
             if self._body is not None:
                 self._body.end(None)
                 self._body = None

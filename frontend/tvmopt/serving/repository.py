@@ -26,6 +26,7 @@ import numpy as np
 from tvmopt.errors import InputError, TvmoptError
 from tvmopt.generation import Tokenizer
 from tvmopt.runtime.model import Model, load
+from tvmopt.serving.alone import Alone
 from tvmopt.serving.batcher import Batcher, Limits
 from tvmopt.serving.protocol import unsupported
 from tvmopt.serving.refusals import Refused
@@ -72,6 +73,7 @@ class Repository:
 
     def __init__(self, paths: Iterable[Path], limits: Limits, observer: Any, tell: Any = print) -> None:
         self.limits, self._observer, self._tell = limits, observer, tell
+        self.alone = Alone()
         self._folders: list[Path] = []
         self._files: list[Path] = []
         for path in paths:
@@ -232,7 +234,7 @@ class Repository:
             self._tell(f"{name} {version} cannot be loaded: {told}")
             versions[version] = Served(file, old.batcher if old else None, told)
             return
-        batcher = Batcher(model, self.limits, self._observer(name, version), words, encoder)
+        batcher = Batcher(model, self.limits, self._observer(name, version), words, encoder, self.alone)
         versions[version] = Served(file, batcher)
         self._tell(f"{name} {version}: {model.signature}")
         if old is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 
 import tvmopt
 from tvmopt.runtime.model import Model
-from tvmopt.runtime.tensors import Array, TensorInfo
+from tvmopt.runtime.tensors import Array
 from tvmopt.serving import protocol, texts_rpc, wire
+from tvmopt.serving.http2 import Connection, closed
 from tvmopt.serving.messages import METHODS, SERVICE, messages
 from tvmopt.serving.refusals import CODES, Refused, bad
+from tvmopt.serving.rpc_calls import Call, Method, Methods, Pieces
 from tvmopt.serving.service import EXTENSIONS, Service
 
 CONTENTS = {
@@ -25,67 +28,80 @@ CONTENTS = {
 """The field for numbers of each datatype; 16-bit floats have none."""
 
 
-WINDOWS = (("grpc.http2.max_frame_size", 1 << 20), ("grpc.http2.lookahead_bytes", 4 << 20), ("grpc.http2.bdp_probe", 0))
-"""A picture comes in one frame, and its sender waits for no window: 0.1 ms of 602 kB."""
+RAW_OUTPUT = 6
+"""The number of the field `raw_output_contents`."""
+
+_plans = protocol.Plans()
 
 NO_MESSAGE = "the request is no message of the Open Inference Protocol."
 
 
-def _message_or_none(kind: Any, read: Callable[[Any, bytes], Any] = lambda kind, data: kind.FromString(data)) -> Any:
-    """What reads a message; grpc itself answers what it cannot read with UNKNOWN."""
-    from google.protobuf.message import DecodeError
+class Server:
+    """The protocol over gRPC, on the running loop."""
 
-    def message(data: bytes) -> Any:
-        try:
-            return read(kind, data)
-        except DecodeError:
-            return None
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._known: set[Connection] = set()
+        self._server: Any = None
 
-    return message
+    async def start(self, listening: socket.socket, seconds: float) -> None:
+        """Listen.
+
+        Args:
+            seconds: how long a client may take to send a request.
+        """
+        known = methods(self._service, seconds)
+        alone, found = self._service.alone, self._known
+
+        def made(connection: Connection, number: int) -> Call:
+            return Call(connection, number, known)
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(made, alone, found), sock=listening)
+
+    async def stop(self, grace: float) -> None:
+        """Take no connection more, answer what was taken, and close."""
+        self._server.close()
+        await closed(self._known, grace)
 
 
-def server(service: Service) -> Any:
-    """A gRPC server that is not started yet."""
-    import grpc
-
-    options = [
-        ("grpc.max_receive_message_length", service.max_body),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),
-        *WINDOWS,
-    ]
-    made = grpc.aio.server(options=options)
+def methods(service: Service, seconds: float) -> Methods:
+    """What is done for each path."""
     calls, types = Calls(service), messages()
 
-    def handler(name: str) -> Any:
+    def reader(name: str, read: Any = lambda kind, data: kind.FromString(bytes(data))) -> Any:
+        from google.protobuf.message import DecodeError
+
+        kind = getattr(types, f"{name}Request")
+
+        def message(data: memoryview) -> Any:
+            try:
+                return read(kind, data)
+            except DecodeError:
+                return None
+
+        return message
+
+    def plain(name: str) -> Method:
         work = getattr(calls, name)
 
-        async def answer(request: Any, context: Any) -> Any:
-            try:
-                if request is None:
-                    raise bad(NO_MESSAGE)
-                return await work(request)
-            except Refused as refused:
-                await context.abort(getattr(grpc.StatusCode, CODES[refused.status]), refused.text)
+        async def one(request: Any) -> Pieces:
+            if request is None:
+                raise bad(NO_MESSAGE)
+            return [(await work(request)).SerializeToString()]
 
-        return grpc.unary_unary_rpc_method_handler(
-            answer,
-            request_deserializer=reader(name),
-            response_serializer=getattr(types, f"{name}Response").SerializeToString,
-        )
+        return Method(reader(name), one)
 
-    def reader(name: str) -> Any:
-        kind = getattr(types, f"{name}Request")
-        return _message_or_none(kind, wire.read) if name == "ModelInfer" else _message_or_none(kind)
+    async def stream(requests: Any) -> AsyncGenerator[Pieces]:
+        async with aclosing(calls.ModelStreamInfer(requests)) as answers:
+            async for answer in answers:
+                yield [answer.SerializeToString()]
 
-    handlers = {n: handler(n) for n in METHODS}
-    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-        calls.ModelStreamInfer,
-        request_deserializer=_message_or_none(types.ModelInferRequest),
-        response_serializer=types.ModelStreamInferResponse.SerializeToString,
-    )
-    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    return made
+    found = {name: plain(name) for name in METHODS}
+    found["ModelInfer"] = Method(reader("ModelInfer", wire.read), calls.infer)
+    found["ModelStreamInfer"] = Method(reader("ModelInfer"), many=stream)
+    paths = {f"/{SERVICE}/{name}".encode(): method for name, method in found.items()}
+    return Methods(paths, lambda refused: CODES[refused.status], service.max_body, seconds)
 
 
 class Calls:
@@ -130,28 +146,48 @@ class Calls:
         self._service.repository.unload(request.model_name)
         return self._types.RepositoryModelUnloadResponse()
 
-    async def ModelInfer(self, request: Any) -> Any:
+    async def infer(self, request: Any) -> Pieces:
+        """One inference, whose outputs are not copied into a message."""
+        if request is None:
+            raise bad(NO_MESSAGE)
+
         def decode(model: Model) -> protocol.Request:
-            feeds = _feeds(request, model)
-            names = [o.name for o in request.outputs] or [o.name for o in model.outputs]
-            protocol.check_outputs(model, names)
-            return protocol.Request(feeds, dict.fromkeys(names, True), request.id)
+            apart = isinstance(request, wire.Apart)
+            plan = _plans.of(model, request.head, lambda m, head: _read(request, m)) if apart else _read(request, model)
+            raw = request.raw_input_contents
+            if raw and len(raw) != len(plan.inputs):
+                raise bad(f"there are {len(plan.inputs)} inputs and {len(raw)} raw contents.")
+            feeds = {
+                one.info.name: protocol.from_bytes(one.info, one.shape, given) if raw else _typed(one, given)
+                for one, given in zip(plan.inputs, raw or request.inputs, strict=True)
+            }
+            return plan.request(feeds)
 
-        def encode(asked: protocol.Request, version: str, found: Mapping[str, Array], model: Model) -> Any:
-            infos = {o.name: o for o in model.outputs}
-            outputs = [
-                {"name": n, "datatype": protocol.DATATYPES[infos[n].dtype], "shape": found[n].shape}
-                for n in asked.outputs
-            ]
-            raw = [np.ascontiguousarray(found[n]).tobytes() for n in asked.outputs]
-            return self._types.ModelInferResponse(
-                model_name=request.model_name, model_version=version, id=asked.id, outputs=outputs,
-                raw_output_contents=raw,
-            )  # fmt: skip
+        def encode(asked: protocol.Request, version: str, found: Mapping[str, Array], model: Model) -> Pieces:
+            tensors = [np.ascontiguousarray(found[n]) for n in asked.outputs]
 
-        return await self._service.infer(request.model_name, request.model_version, "grpc", decode, encode)
+            def told() -> bytes:
+                infos = {o.name: o for o in model.outputs}
+                outputs = [
+                    {"name": n, "datatype": protocol.DATATYPES[infos[n].dtype], "shape": found[n].shape}
+                    for n in asked.outputs
+                ]
+                made = self._types.ModelInferResponse(
+                    model_name=request.model_name, model_version=version, id=asked.id, outputs=outputs
+                )
+                return bytes(made.SerializeToString())
 
-    async def ModelStreamInfer(self, requests: Any, context: Any) -> Any:
+            head = protocol.head_of(asked, request.model_name, version, tensors, told)
+            raw = [array.tobytes() for array in tensors]
+            return [head, *(part for data in raw for part in (wire.head(RAW_OUTPUT, data), data))]
+
+        found: Pieces = await self._service.infer(request.model_name, request.model_version, "grpc", decode, encode)
+        return found
+
+    async def ModelInfer(self, request: Any) -> Any:
+        return self._types.ModelInferResponse.FromString(b"".join(await self.infer(request)))
+
+    async def ModelStreamInfer(self, requests: Any) -> AsyncGenerator[Any]:
         """Answers in the order of the requests: one of each, or, of a text, one of each token and an end."""
         types = self._types
         async for request in requests:
@@ -177,32 +213,30 @@ class Calls:
         return self._service.repository.find(request.model_name, request.model_version)[1].model
 
 
-def _feeds(request: Any, model: Model) -> dict[str, Array]:
-    """The inputs of a request.
+def _read(request: Any, model: Model) -> protocol.Plan:
+    """What a request says before its raw contents.
 
     Raises:
-        Refused: they are not what the model takes.
+        Refused: it is not what the model takes.
     """
     protocol.check_names(model, [i.name for i in request.inputs])
     infos = {i.name: i for i in model.inputs}
     shapes = {i.name: protocol.checked_shape(infos[i.name], i.datatype, tuple(i.shape)) for i in request.inputs}
     protocol.check_sizes(model, shapes)
-    raw = request.raw_input_contents
-    if not raw:
-        return {i.name: _typed(infos[i.name], shapes[i.name], i) for i in request.inputs}
-    if len(raw) != len(request.inputs):
-        raise bad(f"there are {len(request.inputs)} inputs and {len(raw)} raw contents.")
-    if any(i.HasField("contents") for i in request.inputs):
+    if request.raw_input_contents and any(i.HasField("contents") for i in request.inputs):
         raise bad("an input has contents beside the raw contents.")
-    given = zip(request.inputs, raw, strict=True)
-    return {i.name: protocol.from_bytes(infos[i.name], shapes[i.name], data) for i, data in given}
+    names = [o.name for o in request.outputs] or [o.name for o in model.outputs]
+    protocol.check_outputs(model, names)
+    inputs = [protocol.Given(infos[i.name], shapes[i.name]) for i in request.inputs]
+    return protocol.Plan(inputs, dict.fromkeys(names, True), request.id)
 
 
-def _typed(info: TensorInfo, shape: tuple[int, ...], one: Any) -> Array:
+def _typed(given: protocol.Given, one: Any) -> Array:
+    info = given.info
     field = CONTENTS.get(protocol.DATATYPES[info.dtype])
     if field is None:
         raise bad(f"the input {info.name!r} is {protocol.DATATYPES[info.dtype]}, which is sent as raw contents only.")
     others = [d.name for d, _ in one.contents.ListFields() if d.name != field]
     if others:
         raise bad(f"the input {info.name!r} has {others[0]}; its datatype is sent in {field}.")
-    return protocol.from_list(info, shape, list(getattr(one.contents, field)))
+    return protocol.from_list(info, given.shape, list(getattr(one.contents, field)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tvmopt.errors import InputError, MissingDependency
 from tvmopt.serving.batcher import Limits
@@ -19,7 +20,7 @@ from tvmopt.serving.metrics import Metrics
 from tvmopt.serving.repository import Repository, cores
 from tvmopt.serving.service import Service
 
-PACKAGES = ("grpc", "httptools", "prometheus_client", "starlette", "uvicorn")
+PACKAGES = ("google.protobuf", "hpack", "httptools", "prometheus_client", "starlette", "uvicorn")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def check_packages() -> None:
     """
     from importlib.util import find_spec
 
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = [name for name in PACKAGES if find_spec(name.partition(".")[0]) is None or find_spec(name) is None]
     if missing:
         what = f"the server needs packages that are not installed: {', '.join(missing)}."
         raise MissingDependency(what, fix="pip install 'tvmopt[serve]'")
@@ -107,8 +108,11 @@ def check_settings(settings: Settings, say: Callable[[str], None]) -> None:
             raise InputError(f"{name} is {value}.", fix=f"give {least} or more")
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int, who: str = "the server", option: str = "--port, or 0 for a free one") -> Any:
     """A socket that listens.
+
+    Args:
+        who: for an error, like the option that mends it.
 
     Raises:
         InputError: it cannot.
@@ -122,8 +126,8 @@ def listening(host: str, port: int) -> socket.socket:
         made.listen(1024)
     except OSError as error:
         made.close()
-        what = f"the server cannot listen on {host}:{port}: {error.strerror or error}."
-        raise InputError(what, fix="choose another --port, or 0 for a free one") from error
+        what = f"{who} cannot listen on {host}:{port}: {error.strerror or error}."
+        raise InputError(what, fix=f"choose another {option}") from error
     made.setblocking(False)
     return made
 
@@ -146,21 +150,22 @@ class _Server:
         app = rest.application(service, only_local=rest.is_local(known.host), body_seconds=known.limits.timeout)
         config = uvicorn.Config(
             app, log_level="error", access_log=False, lifespan="off", server_header=False, date_header=False,
-            timeout_graceful_shutdown=max(1, int(known.grace)), http=receiving.protocol(known.max_body), ws="none",
+            timeout_graceful_shutdown=max(1, int(known.grace)), ws="none",
+            http=receiving.protocol(known.max_body, service.alone),
         )  # fmt: skip
         http = uvicorn.Server(config)
         http.capture_signals = nullcontext  # ours drain first
         calls, rpc_port = None, 0
         if known.grpc_port is not None:
-            calls = rpc.server(service)
-            host = f"[{known.host}]" if ":" in known.host else known.host
+            calls = rpc.Server(service)
             try:
-                rpc_port = calls.add_insecure_port(f"{host}:{known.grpc_port}")
-            except RuntimeError as error:
+                option = "--grpc-port, 0 for a free one, or --no-grpc"
+                socket_of_calls = listening(known.host, known.grpc_port, "gRPC", option)
+            except InputError:
                 web.close()
-                what = f"gRPC cannot listen on {known.host}:{known.grpc_port}."
-                raise InputError(what, fix="choose another --grpc-port, 0 for a free one, or --no-grpc") from error
-            await calls.start()
+                raise
+            rpc_port = socket_of_calls.getsockname()[1]
+            await calls.start(socket_of_calls, known.limits.timeout)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -49,7 +50,12 @@ class Service:
     def __init__(self, repository: Repository, metrics: Metrics, max_body: int) -> None:
         self.repository, self.metrics, self.max_body = repository, metrics, max_body
         self.drains = False
-        self.inside = 0
+        self.alone = repository.alone
+
+    @property
+    def inside(self) -> int:
+        """Requests that are being answered."""
+        return self.alone.inside
 
     @property
     def is_ready(self) -> bool:
@@ -100,7 +106,7 @@ class Service:
             Refused: the server is ending, or there is no such model.
         """
         begin, status, found = time.perf_counter(), broken, _Found(name, version)
-        self.inside += 1
+        self.alone.inside += 1
         try:
             if self.drains:
                 raise Refused(503, "the server is ending.")
@@ -111,9 +117,10 @@ class Service:
             status = refused.status
             raise
         finally:
-            self.inside -= 1
+            self.alone.inside -= 1
             if found.version:
-                self.metrics.served(name, found.version, protocol, status, time.perf_counter() - begin)
+                told = (name, found.version, protocol, status, time.perf_counter() - begin)
+                asyncio.get_running_loop().call_soon(self.metrics.served, *told)  # when the answer is on its way
 
     def overview(self) -> dict[str, Any]:
         """What the page shows."""

@@ -10,20 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LEAST = 16 << 10
-"""Bytes of a message from which on its raw contents are read where they lie."""
-
 RAW = 7
 """The number of the field `raw_input_contents`."""
 
 BYTES = 2
 """The wire type of what has its length in front."""
 
+MOST, LONGEST = 256, 4 << 10
+"""Messages that are kept, and the bytes of one: a client sends the same before its raw contents again and again."""
+
+_known: dict[bytes, Any] = {}
+
 
 @dataclass
 class Apart:
-    """A request whose raw contents are not in its message."""
+    """A request whose raw contents are not in its message, which was read from `head`."""
 
+    head: bytes
     message: Any
     raw_input_contents: Sequence[memoryview]
 
@@ -31,19 +34,27 @@ class Apart:
         return getattr(self.message, name)
 
 
-def read(kind: Any, data: bytes) -> Any:
+def read(kind: Any, data: memoryview) -> Any:
     """A `ModelInferRequest`.
 
     Raises:
         google.protobuf.message.DecodeError: it is none.
     """
-    if len(data) < LEAST:
-        return kind.FromString(data)
     found = apart(data, RAW)
-    return kind.FromString(data) if found is None else Apart(kind.FromString(found[0]), found[1])
+    if found is None or not found[1]:
+        return kind.FromString(bytes(data))
+    head, raw = found
+    message = _known.get(head)
+    if message is None:
+        message = kind.FromString(head)
+        if len(head) <= LONGEST:
+            if len(_known) >= MOST:
+                _known.clear()
+            _known[head] = message
+    return Apart(head, message, raw)
 
 
-def apart(data: bytes, field: int) -> tuple[bytes, list[memoryview]] | None:
+def apart(data: bytes | memoryview, field: int) -> tuple[bytes, list[memoryview]] | None:
     """A message without one of its fields, and what the field has; None where protobuf itself should look at it.
 
     >>> rest, found = apart(bytes([8, 1, 58, 2, 97, 98, 16, 2]), RAW) or (b"", [])
@@ -74,7 +85,7 @@ def apart(data: bytes, field: int) -> tuple[bytes, list[memoryview]] | None:
     return b"".join([*kept, view[begin:]]), found
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def _number(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """The number of variable length at a place, and the place behind it; -1 twice where there is none."""
     value = 0
     for shift in range(0, 70, 7):
@@ -85,3 +96,16 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if data[at - 1] < 128:
             return value, at
     return -1, -1
+
+
+def head(field: int, data: bytes) -> bytes:
+    """What stands in front of a field's bytes.
+
+    >>> head(6, bytes(300)).hex()
+    '32ac02'
+    """
+    size, found = len(data), [field << 3 | BYTES]
+    while size > 127:
+        found.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*found, size])
