@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import tvmopt
 from tests.serving.conftest import Running
+from tests.serving.test_rest import call as http
 from tvmopt.serving.messages import MESSAGES, SERVICE, messages
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'tvmopt[test]'")
@@ -96,9 +98,43 @@ def test_what_there_is(channel: Any) -> None:
     assert call(channel, "ModelReady", name="kinds").ready
 
 
+def test_what_tritons_clients_ask_beside(channel: Any, running: Running) -> None:
+    """A model's configuration and statistics, the same by both ways."""
+    for _ in range(2):
+        call(channel, "ModelInfer", model_name="twice", inputs=[tensor()], raw_input_contents=[X.tobytes()])
+    with pytest.raises(grpc.RpcError):
+        call(channel, "ModelInfer", model_name="twice")
+    found = call(channel, "ModelConfig", name="twice").config
+    assert (found.name, found.max_batch_size, found.input[0].data_type) == ("twice", 0, 11)
+    assert [*found.input[0].dims] == [-1, 8] and [*found.output[0].dims] == [-1, 4]
+    told = json.loads(http(running, "GET", "/v2/models/twice/config")[2])
+    assert told["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 8]}]
+    (one,) = call(channel, "ModelStatistics", name="twice").model_stats
+    stats = one.inference_stats
+    assert (one.version, one.execution_count, stats.success.count, stats.fail.count) == ("1", 2, 2, 1)
+    assert stats.compute_infer.ns > 0 and one.last_inference > 1e12
+    (same,) = json.loads(http(running, "GET", "/v2/models/twice/stats")[2])["model_stats"]
+    assert same["inference_stats"]["compute_infer"] == {"count": 2, "ns": stats.compute_infer.ns}
+    every = json.loads(http(running, "GET", "/v2/models/stats")[2])["model_stats"]
+    assert {"rows", "twice"} <= {each["name"] for each in every}
+    assert http(running, "GET", "/v2/models/none/stats")[0] == http(running, "GET", "/v2/models/none/config")[0] == 404
+
+
+@pytest.mark.parametrize("name", ["classification", "shared_memory_region"])
+def test_what_cannot_be_passed_over_is_refused(channel: Any, name: str) -> None:
+    parameters = [{"key": name, "value": {"int64_param": 3}}]
+    given = {"inputs": [tensor()], "outputs": [{"name": "y", "parameters": parameters}]}
+    if name != "classification":
+        given = {"inputs": [tensor(parameters=parameters)]}
+    with pytest.raises(grpc.RpcError) as raised:
+        call(channel, "ModelInfer", model_name="rows", raw_input_contents=[X.tobytes()], **given)
+    assert raised.value.code().name == "INVALID_ARGUMENT" and "not supported" in raised.value.details()
+
+
 def test_the_messages_are_tritons() -> None:
     service = pytest.importorskip("tritonclient.grpc.service_pb2", reason="tritonclient is not installed")
-    theirs = service.DESCRIPTOR.message_types_by_name
+    configs = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed")
+    theirs = {**configs.DESCRIPTOR.message_types_by_name, **service.DESCRIPTOR.message_types_by_name}
     nested = {"InferInputTensor": "ModelInferRequest", "InferRequestedOutputTensor": "ModelInferRequest",
               "InferOutputTensor": "ModelInferResponse", "TensorMetadata": "ModelMetadataResponse",
               "ModelIndex": "RepositoryIndexResponse"}  # fmt: skip
@@ -108,7 +144,8 @@ def test_the_messages_are_tritons() -> None:
         known = theirs[nested[name]].nested_types_by_name[name] if name in nested else theirs[name]
         for field in getattr(messages(), name).DESCRIPTOR.fields:
             same = known.fields_by_name[field.name]
-            assert (field.number, field.type) == (same.number, same.type), f"{name}.{field.name}"
+            kind = field.TYPE_INT32 if same.type == field.TYPE_ENUM else same.type  # as they are written, the same
+            assert (field.number, field.type) == (same.number, kind), f"{name}.{field.name}"
 
 
 def test_tritonclient_gets_what_run_gives(running: Running, artifacts: Path) -> None:

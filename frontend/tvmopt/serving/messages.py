@@ -1,7 +1,8 @@
 """The gRPC messages of the Open Inference Protocol v2, made from a table of their fields - for `rpc`.
 
-Field numbers are the protocol's (github.com/kserve/open-inference-protocol) and, for the repository, those of Triton's
-extension. Made at run time they fit every version of protobuf, which generated code does not.
+Field numbers are the protocol's (github.com/kserve/open-inference-protocol) and, for the repository, a model's
+configuration and its statistics, those of Triton's extensions. Made at run time they fit every version of protobuf,
+which generated code does not.
 """
 
 from __future__ import annotations
@@ -47,12 +48,26 @@ MESSAGES = {
     "RepositoryModelLoadResponse": "",
     "RepositoryModelUnloadRequest": "repository_name:1:string model_name:2:string",
     "RepositoryModelUnloadResponse": "",
+    "ModelConfigRequest": "name:1:string version:2:string",
+    "ModelInput": "name:1:string data_type:2:int32 dims:4:*int64",
+    "ModelOutput": "name:1:string data_type:2:int32 dims:3:*int64",
+    "ModelConfig": "name:1:string platform:2:string max_batch_size:4:int32 input:5:*ModelInput output:6:*ModelOutput "
+    "backend:17:string",
+    "ModelConfigResponse": "config:1:ModelConfig",
+    "ModelStatisticsRequest": "name:1:string version:2:string",
+    "StatisticDuration": "count:1:uint64 ns:2:uint64",
+    "InferStatistics": "success:1:StatisticDuration fail:2:StatisticDuration queue:3:StatisticDuration "
+    "compute_input:4:StatisticDuration compute_infer:5:StatisticDuration compute_output:6:StatisticDuration",
+    "ModelStatistics": "name:1:string version:2:string last_inference:3:uint64 inference_count:4:uint64 "
+    "execution_count:5:uint64 inference_stats:6:InferStatistics",
+    "ModelStatisticsResponse": "model_stats:1:*ModelStatistics",
 }
 """Fields as ``name:number:type``; ``*`` is a list, ``?`` a choice of one. A map of the protocol is, on the wire, a list
-of its entries."""
+of its entries; an enumeration is a number."""
 
 METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer",
-           "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")  # fmt: skip
+           "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "ModelConfig",
+           "ModelStatistics")  # fmt: skip
 
 
 @cache

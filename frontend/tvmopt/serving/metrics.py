@@ -65,6 +65,22 @@ class Metrics:
             self._waiting.labels(model, version).set(count)
         return self._prometheus.generate_latest(self.registry), self._prometheus.CONTENT_TYPE_LATEST
 
+    def totals(self, model: str, version: str) -> dict[str, float]:
+        """Counts and sums since the beginning: of `request_seconds`, `compute_seconds` and so on, each with ``_count``
+        and ``_sum``; "failed" requests; when the "last" one was."""
+        found = {"failed": 0.0}
+        for sample in (sample for family in self.registry.collect() for sample in family.samples):
+            labels, name = sample.labels, sample.name.removeprefix("tvmopt_")
+            if (labels.get("model"), labels.get("version")) != (model, version):
+                continue
+            if name.endswith(("_count", "_sum")):
+                found[name] = sample.value
+            elif name == "requests_total" and labels["status"] != "200":
+                found["failed"] += sample.value
+        if recent := self._recent.get(model):
+            found["last"] = recent[-1][0]
+        return found
+
     def recent(self, model: str, window: float = 10.0) -> dict[str, float]:
         """Requests a second of the last seconds, and latencies of the last requests in milliseconds."""
         known = list(self._recent.get(model, ()))

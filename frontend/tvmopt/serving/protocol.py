@@ -310,10 +310,20 @@ def _parameters(one: Mapping[str, Any]) -> Mapping[str, Any]:
     found = one.get("parameters") or {}
     if not isinstance(found, dict):
         raise bad("parameters are an object.")
-    refused = sorted({"classification", "shared_memory_region"} & set(found))
-    if refused:
-        raise bad(f"{refused[0]} is not supported: read the tensor itself.")
+    check_parameters(set(found))
     return found
+
+
+def check_parameters(names: set[str]) -> None:
+    """Raises:
+    Refused: a parameter of a tensor that cannot be passed over.
+    """
+    if "classification" in names:
+        raise bad(
+            "classification is not supported: read the tensor itself, or compile the model with labels and top-k."
+        )
+    if "shared_memory_region" in names:
+        raise bad("shared memory is not supported: send the tensor itself.")
 
 
 def _wanted(model: Model, told: Mapping[str, Any]) -> tuple[dict[str, bool], str]:

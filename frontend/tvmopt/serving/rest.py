@@ -10,7 +10,8 @@ from importlib import resources
 from typing import Any
 
 import tvmopt
-from tvmopt.serving import protocol, texts
+from tvmopt.serving import protocol, texts, triton
+from tvmopt.serving.compressed import WINDOW_BITS, plain
 from tvmopt.serving.receiving import EXTENSION
 from tvmopt.serving.refusals import Refused
 from tvmopt.serving.service import EXTENSIONS, Service
@@ -71,6 +72,13 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
         name, version = _named(request)
         service.repository.find(name, version)
         return JSONResponse({"name": name, "ready": True})
+
+    async def config(request: Any) -> Any:
+        name, version = _named(request)
+        return JSONResponse(triton.config(name, service.repository.find(name, version)[1].model))
+
+    async def statistics(request: Any) -> Any:
+        return JSONResponse({"model_stats": triton.statistics(service, *_named(request))})
 
     async def infer(request: Any) -> Any:
         name, version = _named(request)
@@ -136,7 +144,9 @@ def application(service: Service, *, only_local: bool, body_seconds: float) -> A
         # looked through in this order
         *routes("/v2/models/{name}/infer", infer, "POST"), *routes("/v2/models/{name}/generate", generate, "POST"),
         *routes("/v2/models/{name}/generate_stream", generate_stream, "POST"),
-        *routes("/v2/models/{name}/ready", model_ready), *routes("/v2/models/{name}", model),
+        *routes("/v2/models/{name}/ready", model_ready), *routes("/v2/models/{name}/config", config),
+        *routes("/v2/models/{name}/stats", statistics), *routes("/v2/models/stats", statistics),
+        *routes("/v2/models/{name}", model),
         *routes("/v2/health/live", live), *routes("/v2/health/ready", ready), *routes("/v2", server),
         *routes("/metrics", metrics), *routes("/overview", overview), *routes("/", page),
         Route("/v2/repository/index", endpoint(index), methods=["POST"]),
@@ -202,7 +212,7 @@ def _told(name: str, asked: texts.Asked, version: str, piece: texts.Piece) -> di
 
 
 def _named(request: Any) -> tuple[str, str]:
-    return request.path_params["name"], request.path_params.get("version", "")
+    return request.path_params.get("name", ""), request.path_params.get("version", "")
 
 
 def _check_origin(request: Any, only_local: bool) -> None:
@@ -225,6 +235,17 @@ def is_local(host: str) -> bool:
 
 
 async def _body(request: Any, most: int, seconds: float) -> memoryview | bytes:
+    """The body, as it was before a client compressed it.
+
+    Raises:
+        Refused: it is too large, encoded otherwise, damaged, or does not come.
+    """
+    found = await _sent(request, most, seconds)
+    encoding = request.headers.get("content-encoding", "identity")
+    return found if encoding == "identity" else plain(found, encoding, most)
+
+
+async def _sent(request: Any, most: int, seconds: float) -> memoryview | bytes:
     """The body, as long as it is within the limits.
 
     Raises:
@@ -233,8 +254,8 @@ async def _body(request: Any, most: int, seconds: float) -> memoryview | bytes:
     from starlette.requests import ClientDisconnect
 
     encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise Refused(415, f"the body is encoded as {encoding}; send it as it is.")
+    if encoding != "identity" and encoding not in WINDOW_BITS:
+        raise Refused(415, f"the body is encoded as {encoding}; send it as it is, or by {' or '.join(WINDOW_BITS)}.")
     told = request.headers.get("content-length", "")
     if told.isdigit() and int(told) > most:
         raise Refused(413, f"the body has {told} bytes; the limit is {most} (--max-body).")

@@ -13,7 +13,7 @@ import numpy as np
 import tvmopt
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array
-from tvmopt.serving import protocol, texts_rpc, wire
+from tvmopt.serving import protocol, texts_rpc, triton, wire
 from tvmopt.serving.http2 import Connection, closed
 from tvmopt.serving.messages import METHODS, SERVICE, messages
 from tvmopt.serving.refusals import CODES, Refused, bad
@@ -134,6 +134,15 @@ class Calls:
         found = protocol.metadata(request.name, repository.versions(request.name), batcher.model)
         return self._types.ModelMetadataResponse(**found)
 
+    async def ModelConfig(self, request: Any) -> Any:
+        _, batcher = self._service.repository.find(request.name, request.version)
+        return self._types.ModelConfigResponse(config=triton.numbered(triton.config(request.name, batcher.model)))
+
+    async def ModelStatistics(self, request: Any) -> Any:
+        found = triton.statistics(self._service, request.name, request.version)
+        told = [{k: v for k, v in one.items() if k != "batch_stats"} for one in found]
+        return self._types.ModelStatisticsResponse(model_stats=told)
+
     async def RepositoryIndex(self, request: Any) -> Any:
         found = [m for m in self._service.repository.index() if not request.ready or m["state"] == "READY"]
         return self._types.RepositoryIndexResponse(models=found)
@@ -220,6 +229,8 @@ def _read(request: Any, model: Model) -> protocol.Plan:
         Refused: it is not what the model takes.
     """
     protocol.check_names(model, [i.name for i in request.inputs])
+    for one in (*request.inputs, *request.outputs):
+        protocol.check_parameters({entry.key for entry in one.parameters})
     infos = {i.name: i for i in model.inputs}
     shapes = {i.name: protocol.checked_shape(infos[i.name], i.datatype, tuple(i.shape)) for i in request.inputs}
     protocol.check_sizes(model, shapes)

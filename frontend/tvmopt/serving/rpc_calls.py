@@ -7,7 +7,6 @@ headers, messages, and trailers with the status; one without messages is trailer
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from tvmopt.runtime.tensors import aligned_empty
+from tvmopt.serving.compressed import plain
 from tvmopt.serving.http2 import Connection
 from tvmopt.serving.http2_frames import END_HEADERS, END_STREAM, HEADERS, frame, literal
 from tvmopt.serving.http2_stream import Stream
@@ -29,9 +29,6 @@ STATUSES = {
 
 UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 """Of a deadline."""
-
-WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-"""What `zlib` has to be told of each compression."""
 
 QUEUED = 1 << 20
 """Bytes of messages of a stream that wait for the answers to those before; the client then waits, too."""
@@ -130,9 +127,11 @@ class Call(Stream):
             self.connection.write(frame(HEADERS, END_HEADERS | END_STREAM, self.number, literal(b":status", status)))
             self.close()
             return
-        self._method = self._methods.by_path.get(found.get(b":path", b""))
+        path = found.get(b":path", b"")
+        self._method = self._methods.by_path.get(path)
         if self._method is None:
-            self.refuse("UNIMPLEMENTED", "there is no such method; the Open Inference Protocol tells which there are.")
+            told = path.decode(errors="replace")[:100]
+            self.refuse("UNIMPLEMENTED", f"there is no method {told}; docs/how-to/serve.md tells what is served.")
             return
         self._encoding = found.get(b"grpc-encoding", b"identity")
         asked = seconds(found.get(b"grpc-timeout", b""))
@@ -189,7 +188,8 @@ class Call(Stream):
         compressed, self._prefix, self._message, self._count = self._prefix[0], b"", None, 0
         try:
             if compressed:
-                message = self._plain(message)
+                encoding = self._encoding.decode(errors="replace")
+                message = memoryview(plain(message, encoding, self._methods.most))
         except Refused as refused:
             self.refuse(self._methods.code(refused), refused.text)
             self.reset()
@@ -201,22 +201,6 @@ class Call(Stream):
         self._requests.put_nowait(message)
         if self._method.many is not None and self._task is None:
             self._begin(self._stream())
-
-    def _plain(self, message: memoryview) -> memoryview:
-        """A message as it was before its sender compressed it."""
-        bits, most = WINDOW_BITS.get(self._encoding), self._methods.most
-        if bits is None:
-            raise Refused(400, f"a message is compressed by {self._encoding.decode(errors='replace')!r}, not gzip.")
-        try:
-            reader = zlib.decompressobj(bits)
-            found = reader.decompress(message, most + 1)
-        except zlib.error as error:
-            raise Refused(400, f"a message cannot be decompressed: {error}.") from None
-        if len(found) > most:
-            raise Refused(413, f"a message has more than {most} bytes.")
-        if not reader.eof:
-            raise Refused(400, "a compressed message has no end.")
-        return memoryview(found)
 
     def ended(self) -> None:
         if self._method is None or self.closed:

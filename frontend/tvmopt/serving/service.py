@@ -16,7 +16,8 @@ from tvmopt.serving.protocol import Request
 from tvmopt.serving.refusals import Refused
 from tvmopt.serving.repository import Repository
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "model_repository(unload_dependents)", "generate"]
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "model_repository(unload_dependents)",
+              "statistics", "generate"]  # fmt: skip
 
 GONE = 499
 """Counted for a client that went away before its text ended."""
