@@ -307,8 +307,8 @@ def fed(connection: Any, data: bytes) -> None:
         data = data[count:]
 
 
-def connected(method: Method) -> tuple[Any, Transport]:
-    methods = Methods({INFER.encode(): method}, lambda refused: "INTERNAL", 8 << 20, 60.0)
+def connected(method: Method, seconds: float = 60.0) -> tuple[Any, Transport]:
+    methods = Methods({INFER.encode(): method}, lambda refused: "INTERNAL", 8 << 20, seconds)
     transport = Transport()
     made = http2.Connection(lambda known, number: Call(known, number, methods), Alone(), set())
     made.connection_made(transport)
@@ -385,6 +385,83 @@ def test_a_client_that_does_not_read_is_not_read() -> None:
         fed(connection, frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1000)))
         assert [len(f[3]) for f in frames(transport.written) if f[0] == DATA] == [5, 45, 55]
         assert not connection.streams
+
+    asyncio.run(work())
+
+
+def status(transport: Transport) -> str:
+    """Of the last call."""
+    kind, flags, _, block = frames(transport.written)[-1]
+    if kind == RST_STREAM:  # the client still sends
+        kind, flags, _, block = frames(transport.written)[-2]
+    assert kind == HEADERS and flags & END_STREAM
+    return str(dict(hpack.Decoder().decode(block))["grpc-status"])
+
+
+def test_a_request_that_does_not_come_is_too_late() -> None:
+    async def work() -> None:
+        async def one(request: Any) -> list[bytes]:
+            await asyncio.sleep(0.1)  # an answer may take longer than its request
+            return [b"x"]
+
+        for data in (b"", b"\0\0\0\0\2x"):
+            connection, transport = connected(Method(bytes, one), seconds=0.02)
+            fed(connection, HELLO + frame(HEADERS, END_HEADERS, 1, headers()) + frame(DATA, 0, 1, data))
+            while connection.streams:
+                await asyncio.sleep(0.005)
+            assert status(transport) == "4"
+        fed(connection, frame(HEADERS, END_HEADERS, 3, headers()) + frame(DATA, END_STREAM, 3, b"\0\0\0\0\1x"))
+        while connection.streams:
+            await asyncio.sleep(0.005)
+        assert status(transport) == "0"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("way", ["reset", "lost", "late"])
+def test_nothing_more_is_done_for_who_has_gone(way: str) -> None:
+    async def work() -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def one(request: Any) -> list[bytes]:
+            begun.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+            return []
+
+        connection, transport = connected(Method(bytes, one))
+        block = headers(grpc_timeout="100m") if way == "late" else headers()
+        fed(connection, HELLO + frame(HEADERS, END_HEADERS, 1, block) + frame(DATA, END_STREAM, 1, b"\0\0\0\0\1x"))
+        await begun.wait()
+        if way == "reset":
+            fed(connection, frame(RST_STREAM, 0, 1, bytes(4)))
+        elif way == "lost":
+            connection.connection_lost(None)
+        await ended.wait()
+        assert not connection.streams and (way != "late" or status(transport) == "4")
+
+    asyncio.run(work())
+
+
+def test_the_end_waits_for_streams() -> None:
+    async def work() -> None:
+        gate = asyncio.Event()
+
+        async def one(request: Any) -> list[bytes]:
+            await gate.wait()
+            return [b"x"]
+
+        connection, transport = connected(Method(bytes, one))
+        fed(connection, HELLO + request())
+        ends = asyncio.create_task(http2.closed({connection}, 60.0))
+        await asyncio.sleep(0.02)
+        assert frames(transport.written)[-1][0] == GOAWAY and not transport.closed
+        gate.set()
+        await ends
+        kinds = [kind for kind, *_ in frames(transport.written)]
+        assert kinds[-5:] == [GOAWAY, HEADERS, DATA, HEADERS, GOAWAY] and transport.closed
 
     asyncio.run(work())
 
