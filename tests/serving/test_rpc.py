@@ -120,6 +120,19 @@ def test_what_tritons_clients_ask_beside(channel: Any, running: Running) -> None
     assert http(running, "GET", "/v2/models/none/stats")[0] == http(running, "GET", "/v2/models/none/config")[0] == 404
 
 
+def test_kubernetes_asks_for_health(channel: Any) -> None:
+    """As grpcio-health-checking's client and Kubernetes' probe send it: the service's name in field 1, if any."""
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    for request in (b"", b"\x0a" + bytes([len(SERVICE)]) + SERVICE.encode()):
+        assert check(request, timeout=60) == b"\x08\x01"
+    with pytest.raises(grpc.RpcError) as raised:
+        check(b"\x0a\x05other", timeout=60)
+    assert raised.value.code().name == "NOT_FOUND"
+    call(channel, "RepositoryModelUnload", model_name="kinds")
+    assert check(b"", timeout=60) == b"\x08\x01", "a model that was taken away by hand is no failure"
+    call(channel, "RepositoryModelLoad", model_name="kinds")
+
+
 @pytest.mark.parametrize("name", ["classification", "shared_memory_region"])
 def test_what_cannot_be_passed_over_is_refused(channel: Any, name: str) -> None:
     parameters = [{"key": name, "value": {"int64_param": 3}}]
@@ -139,7 +152,7 @@ def test_the_messages_are_tritons() -> None:
               "InferOutputTensor": "ModelInferResponse", "TensorMetadata": "ModelMetadataResponse",
               "ModelIndex": "RepositoryIndexResponse"}  # fmt: skip
     for name in MESSAGES:
-        if name == "Parameter":
+        if name == "Parameter" or name.startswith("HealthCheck"):
             continue
         known = theirs[nested[name]].nested_types_by_name[name] if name in nested else theirs[name]
         for field in getattr(messages(), name).DESCRIPTOR.fields:

@@ -1,8 +1,8 @@
 """The gRPC messages of the Open Inference Protocol v2, made from a table of their fields - for `rpc`.
 
 Field numbers are the protocol's (github.com/kserve/open-inference-protocol) and, for the repository, a model's
-configuration and its statistics, those of Triton's extensions. Made at run time they fit every version of protobuf,
-which generated code does not.
+configuration and its statistics, those of Triton's extensions; HealthCheck is of `grpc.health.v1`. Made at run time
+they fit every version of protobuf, which generated code does not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 SERVICE = "inference.GRPCInferenceService"
+HEALTH = "/grpc.health.v1.Health/Check"
 
 TENSOR = "name:1:string datatype:2:string shape:3:*int64"
 MESSAGES = {
@@ -61,6 +62,8 @@ MESSAGES = {
     "ModelStatistics": "name:1:string version:2:string last_inference:3:uint64 inference_count:4:uint64 "
     "execution_count:5:uint64 inference_stats:6:InferStatistics",
     "ModelStatisticsResponse": "model_stats:1:*ModelStatistics",
+    "HealthCheckRequest": "service:1:string",
+    "HealthCheckResponse": "status:1:int32",
 }
 """Fields as ``name:number:type``; ``*`` is a list, ``?`` a choice of one. A map of the protocol is, on the wire, a list
 of its entries; an enumeration is a number."""

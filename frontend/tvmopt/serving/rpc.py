@@ -15,7 +15,7 @@ from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array
 from tvmopt.serving import protocol, texts_rpc, triton, wire
 from tvmopt.serving.http2 import Connection, closed
-from tvmopt.serving.messages import METHODS, SERVICE, messages
+from tvmopt.serving.messages import HEALTH, METHODS, SERVICE, messages
 from tvmopt.serving.refusals import CODES, Refused, bad
 from tvmopt.serving.rpc_calls import Call, Method, Methods, Pieces
 from tvmopt.serving.service import EXTENSIONS, Service
@@ -69,6 +69,12 @@ def methods(service: Service, seconds: float) -> Methods:
     """What is done for each path."""
     calls, types = Calls(service), messages()
 
+    async def health(request: Any) -> Pieces:
+        """What Kubernetes asks: SERVING is 1, NOT_SERVING 2."""
+        if request is None or request.service not in ("", SERVICE):
+            raise Refused(404, f"there is no other service than {SERVICE}.")
+        return [types.HealthCheckResponse(status=1 if service.is_ready else 2).SerializeToString()]
+
     def reader(name: str, read: Any = lambda kind, data: kind.FromString(bytes(data))) -> Any:
         from google.protobuf.message import DecodeError
 
@@ -101,6 +107,7 @@ def methods(service: Service, seconds: float) -> Methods:
     found["ModelInfer"] = Method(reader("ModelInfer", wire.read), calls.infer)
     found["ModelStreamInfer"] = Method(reader("ModelInfer"), many=stream)
     paths = {f"/{SERVICE}/{name}".encode(): method for name, method in found.items()}
+    paths[HEALTH.encode()] = Method(reader("HealthCheck"), health)
     return Methods(paths, lambda refused: CODES[refused.status], service.max_body, seconds)
 
 
