@@ -29,6 +29,29 @@ def test_constant_indices_in_range_stay_unchecked(index, capfd):
     assert "Warning" not in capfd.readouterr().err  # TVM warns that its own form may crash
 
 
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize("shape", [(2, 7, 9), (1, 33, 17), (3, 80, 31)])
+def test_pictures_padded_by_themselves_are_copied_in_runs(shape, mode):
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    rows, columns = (np.pad(np.arange(n), (2, 3), mode=mode) for n in shape[1:])
+
+    def build(bb, x):
+        x = bb.emit(relax.op.take(x, relax.const(rows, "int64"), 1))
+        return relax.op.nn.relu(bb.emit(relax.op.take(x, relax.const(columns, "int64"), 2)))
+
+    (y,), how = run(build, [x])
+    np.testing.assert_array_equal(y, np.maximum(np.pad(x, ((0, 0), (2, 3), (2, 3)), mode=mode), 0))
+    assert len(how) == 1
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_runs_along_any_axis(axis):
+    x = np.random.default_rng(0).standard_normal((9, 10, 11)).astype("float32")
+    index = np.array([4, 5, 6, 7, 7, 7, 7, 3, 2, 1, 0, 8])
+    (y,), _ = run(lambda bb, x: relax.op.take(x, relax.const(index, "int64"), axis), [x])
+    np.testing.assert_array_equal(y, np.take(x, index, axis))
+
+
 @pytest.mark.parametrize("exponent", [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 3.75, 0.7, -0.5])
 def test_power(exponent):
     x = np.abs(np.random.default_rng(1).standard_normal(33)).astype("float32") + 1e-3
