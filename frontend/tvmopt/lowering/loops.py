@@ -14,6 +14,8 @@ Expr = Any
 Index = Any
 NANOSECONDS = "tvmopt.nanoseconds"
 """The annotation of a block of rows whose work is not its bytes: one core's time for all rows, roughly."""
+UNROLLED = 4
+"""Vectors of a row up to which their loop is written out."""
 INDEX = "int64"
 """The type of indices that TVM's own legalizations use: FuseTIR refuses to join buffers of other shapes' types."""
 
@@ -61,6 +63,15 @@ def as_index(index: Index) -> Expr:
 def vector(start: Index, lanes: int) -> Expr:
     """Indices start, start + 1, ..., `lanes` of them."""
     return tirx.Ramp(as_index(start), const_index(1), lanes) if lanes > 1 else as_index(start)
+
+
+def in_vectors(length: int, lanes: int, body: Callable[[Index], Any]) -> Any:
+    """`body(start)` for each vector of a row of `length` numbers; the last one may overlap the one before."""
+    count, last = -(-length // lanes), length - lanes
+    if count <= UNROLLED:
+        return seq([body(min(v * lanes, last)) for v in range(count)])
+    even = length % lanes == 0
+    return loop(count, lambda v: body(v * lanes if even else tirx.min(v * lanes, const_index(last))), "v")
 
 
 def vector_type(dtype: str, lanes: int) -> str:

@@ -34,6 +34,7 @@ from tvmopt.lowering.loops import (
     as_index,
     const_index,
     everything,
+    in_vectors,
     load,
     loop,
     nest,
@@ -52,8 +53,6 @@ from tvmopt.targets import Machine
 
 Expr = Any
 Statement = Any
-UNROLLED = 4
-"""Vectors of a row up to which its loop is written out."""
 STRIDE = 4
 """Columns between windows at most: vectors of so many times their length are taken apart."""
 TAPS = 32
@@ -243,7 +242,7 @@ class Plane:
                 to = vector(start + self.pool.columns.before, self.wide)
                 return seq([*taps(start), store(self.lines, load(self.total, vector(0, self.wide)), line, to)])
 
-            return _vectors(self.pool.columns.size, self.wide, done)
+            return in_vectors(self.pool.columns.size, self.wide, done)
 
         first, last = rows.whole if rows.taps <= TAPS else (0, 0)
         if (first, last) == (0, rows.out):
@@ -261,7 +260,7 @@ class Plane:
             scaled = self._scaled(load(self.total, vector(0, lanes)), y, start)
             return seq([*self._joined(values, lanes), store(self.y, scaled, *self.at[:2], y, vector(start, lanes))])
 
-        return _vectors(columns.out, lanes, done)
+        return in_vectors(columns.out, lanes, done)
 
     def _row(self, y: Expr, start: Any) -> Expr:
         return load(self.x, *self.at[:2], y, vector(start, self.wide))
@@ -290,16 +289,6 @@ class Plane:
             return value * splat(float(down[0] * across[0]), self.narrow)
         down, across = self.shares
         return value * (load(across, vector(start, self.narrow)) * spread(load(down, y), self.narrow))
-
-
-def _vectors(length: int, lanes: int, body: Callable[[Any], Statement]) -> Statement:
-    """`body(start)` for the vectors of a row; the last one may overlap the one before."""
-    count, last = -(-length // lanes), length - lanes
-    if count <= UNROLLED:
-        return seq([body(min(v * lanes, last)) for v in range(count)])
-    return loop(
-        count, lambda v: body(v * lanes if length % lanes == 0 else tirx.min(v * lanes, const_index(last))), "v"
-    )
 
 
 def _written(y: Any, at: tuple[Expr, ...], rows: int) -> Any:

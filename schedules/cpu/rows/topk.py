@@ -4,8 +4,9 @@
 
 n comparisons and, for random order, k log(n / k) sinkings of log k steps; TVM's own kernel sorts all n. Of equal values
 the one with the lower index comes first, as ONNX asks: a later element never beats an equal one. NaN is larger than
-every number, as for NumPy. The results' own
-memory holds the heap.
+every number, as for NumPy. The results' own memory holds the heap.
+
+The largest one alone needs no heap: it stands where ArgMax (positions.py) finds it, in two passes of vectors.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from tvmopt.lowering.loops import (
     seq,
     store,
 )
+from tvmopt.schedules.cpu.rows import positions
+from tvmopt.schedules.cpu.rows.program import Row
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
 
@@ -131,6 +134,17 @@ def kernel(rows: int, n: int, k: int, dtype: str, place: str, largest: bool) -> 
     return prim_func([x, values, indices], block, OPAQUE)
 
 
+def single(rows: int, n: int, dtype: str, largest: bool, lanes: int) -> Any:
+    """The same PrimFunc for k = 1."""
+    shapes = ((dtype, "x", n), (dtype, "values", 1), ("int64", "indices", 1))
+    x, values, indices = (new_buffer(name, rows, size, dtype=kind) for kind, name, size in shapes)
+    row, at = Row(n, lanes), tirx.Var("row", INDEX)
+    positions.program(largest, dtype)(row, [x, indices], (at,))
+    row.statements.append(store(values, load(x, at, load(indices, at, 0)), at, 0))
+    block = row.block("topk", [rows], [everything(x)], [everything(values), everything(indices)], [at], "rows")
+    return prim_func([x, values, indices], block, OPAQUE)
+
+
 def topk(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`R.topk`, static."""
     x, attrs = call.args[0], call.attrs
@@ -154,7 +168,12 @@ def topk(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     rows, n = prod(turned[:-1]), turned[-1]
     k = min(k, n)
     place = str(attrs.dtype)
-    func = kernel(rows, n, k, dtype, place, bool(attrs.largest))
+    largest = bool(attrs.largest)
+    first = largest or not dtype.startswith("float")  # ArgMin puts NaN before every number
+    if k == 1 and place == "int64" and n < 2**31 and first:
+        func = single(rows, n, dtype, largest, machine.lanes())
+    else:
+        func = kernel(rows, n, k, dtype, place, largest)
     types = [relax.TensorType([rows, k], dtype), relax.TensorType([rows, k], place)]
     both = bb.emit(relax.call_tir(bb.add_func(func, "topk"), [flat(bb, x, (rows, n))], types))
 
