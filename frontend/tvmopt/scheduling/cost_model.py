@@ -19,6 +19,12 @@ HIGHEST_OPEN = 8
 Zen 5, 768x3072, 1 to 512 rows: 8 rows 0.93 to 1.03 of a static kernel's time; 14 rows no faster, with more code."""
 
 
+HIGHEST_NARROW = 12
+"""Rows of a tile of one vector at most: each row is a stream of its own, and where rows lie some 4 KB apart all of them
+want the same lines of L1. On a Xeon, one core, GFLOP/s with 8, 12 and 30 rows: 1960x256 by 16 125, 124 and 111;
+197x4096 by 10 84, 82 and 46."""
+
+
 @dataclass(frozen=True)
 class RegisterTile:
     """`mr` rows by `nv` vectors of accumulators; `nr = nv * lanes` columns.
@@ -129,10 +135,8 @@ def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) ->
     >>> z = Machine.load("znver5")
     >>> choose_rows(196, 32, z), choose_rows(197, 32, z), choose_rows(128, 32, z), choose_rows(1, 128, z)
     (7, 8, 8, 1)
-    >>> choose_rows(12544, 16, z), choose_rows(12544, 16, z, panels=1)  # 30 leaves a tail: one task on one core
-    (30, 28)
-    >>> choose_rows(3025, 16, z, panels=1)  # 121 tiles: 61 and 60
-    25
+    >>> choose_rows(12544, 16, z), choose_rows(3025, 16, z, panels=1)  # 275 tiles: 138 and 137
+    (12, 11)
     """
     nv = max(1, nr // machine.lanes())
 
@@ -145,7 +149,8 @@ def choose_rows(m: int, nr: int, machine: Machine, panels: int | None = None) ->
             cycles *= -(-full // pieces) / full if pieces > 1 else 1.0
         return round(cycles, 3), min(tail, 1), abs(mr - machine.tile_rows)
 
-    return min((mr for mr in range(1, min(m, 32) + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
+    most = min(m, 32 if nv > 1 else HIGHEST_NARROW)
+    return min((mr for mr in range(1, most + 1) if fits(mr, nv, machine) or mr == 1), key=cost)
 
 
 def open_height(nr: int, machine: Machine) -> int:

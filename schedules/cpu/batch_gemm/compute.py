@@ -93,6 +93,20 @@ def _of_bytes(
     return call_fusable(bb, compute, [whole_words(bb, x), packed], "batch_matmul")
 
 
+def _row(a: te.Tensor, b: te.Tensor, batch: tuple[int, ...]) -> te.Tensor:
+    """One row by each matrix, added up row by row of B, which are no whole vectors: to pack B would take longer."""
+    k = te.reduce_axis((0, int(a.shape[-1])), name="k")
+    shapes = [tuple(int(d) for d in t.shape) for t in (a, b)]
+    return te.compute(
+        (*batch, 1, shapes[1][-1]),
+        lambda *i: te.sum(
+            a(*batch_index(i[:-2], shapes[0]), i[-2], k) * b(*batch_index(i[:-2], shapes[1]), k, i[-1]), axis=[k]
+        ),
+        name="row",
+        attrs={"tvmopt.kernel": "reduce"},
+    )
+
+
 def _batched(
     bb: relax.BlockBuilder,
     x: relax.Expr,
@@ -107,7 +121,10 @@ def _batched(
     m_len, k_len, n_len = xs[-2], xs[-1], ws[-1]
     lanes = machine.lanes()
     half = is_bf16(x)
-    nr = 2 * lanes if half or (n_len > lanes and 2 * common_vector(n_len, lanes) < lanes) else 0
+    narrow = n_len > lanes and 2 * common_vector(n_len, lanes) < lanes
+    if narrow and m_len == 1 and not half:
+        return call_fusable(bb, lambda a, b: _row(a, b, batch), [x, w], "batch_row")
+    nr = 2 * lanes if half or narrow else 0
     steps = -(-k_len // 2) if half else k_len
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:

@@ -4,6 +4,7 @@ of GEMM on unpacked operands.
 B's rows are read where they lie: nr consecutive elements a step of k, the next step N*4 bytes further. Packing B would
 cost K*N moves for K*N*M/lanes FMAs; below M = 64 or so it does not pay, and above it the hardware prefetcher follows
 the stride. Where N is no multiple of half a vector (197 tokens), the lowering packs B into zero-padded panels instead.
+Where C is more than L2 holds, a row tile passes all columns before the next one.
 Tasks: the batch; where that is less than two a core, the column tiles of each too (each packs its own columns).
 Measured   Zen 5, one core: 12 x 128x64x128 236, 12 x 128x128x64 249 GFLOP/s; two matrices of 64x256x256 246.
 """
@@ -26,7 +27,8 @@ from tvmopt.targets import Machine
 class BatchGemmProblem:
     """C is [batch, m, n], the reduction is k long; nr: width of a packed panel of B, 0 where B is read as it lies;
     batch is 0 for two plain matrices; cores: of the machine; threads: whether the work pays for them; packs: this
-    kernel packs B, too (words of bytes come packed)."""
+    kernel packs B, too (words of bytes come packed); rows_first: a row tile passes all columns before the next one, for
+    C is more than L2 holds: columns first, each of its lines would be written in pieces, and fetched for each."""
 
     batch: int
     m: int
@@ -37,6 +39,7 @@ class BatchGemmProblem:
     cores: int = 1
     threads: bool = True
     packs: bool = False
+    rows_first: bool = False
 
     @property
     def split(self) -> bool:
@@ -68,7 +71,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> BatchGemmProblem | None:
     threads = product_worth_threads(2.0 * prod(batch) * m * n * k, machine)
     return BatchGemmProblem(
         batch[0] if batch else 0, m, n, k, last if packed else 0, machine.lanes(), machine.cores, threads,
-        annotated(func, "pack") is not None,
+        annotated(func, "pack") is not None, 4 * k * n <= machine.l2 // 2 and 4 * m * n > machine.l2 // 2,
     )  # fmt: skip
 
 
@@ -102,8 +105,9 @@ def apply(sch: tvm.s_tir.Schedule, problem: BatchGemmProblem, knobs: Knobs) -> N
     *lead, m, n = sch.get_loops(out)
     m_tile, m_in = sch.split(m, [None, knobs["mr"]])
     n_tile, n_vec, n_in = sch.split(n, [None, knobs["nv"], knobs["vec"]])
-    sch.reorder(n_tile, m_tile, m_in, n_vec, n_in)
-    sch.compute_at(gemm, m_tile, preserve_unit_loops=True)
+    inner = n_tile if problem.rows_first and not problem.split else m_tile
+    sch.reorder(*((m_tile, n_tile) if inner is n_tile else (n_tile, m_tile)), m_in, n_vec, n_in)
+    sch.compute_at(gemm, inner, preserve_unit_loops=True)
     *ones, cols, k = sch.get_loops(gemm)[len(lead) + 2 :]
     rows = ones.pop(len(lead))
     vectors, col = sch.split(cols, [None, knobs["vec"]])

@@ -19,9 +19,12 @@ from tvm import relax, te
 
 from tvmopt.lowering.common import call_fusable, constant, image_sizes, is_rows_product, named_size, sizes
 from tvmopt.schedules.cpu._panels import packed_at_run_time, product, unfit, weight_panels, whole_words
-from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile
+from tvmopt.scheduling.cost_model import HIGHEST_OPEN, choose_tile, common_vector
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
+
+WIDEST = 4
+"""Vectors of a panel that holds all of few columns, which are no whole vectors: four leave registers for six rows."""
 
 
 def matmul(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> relax.Expr | Declined | None:
@@ -66,6 +69,9 @@ def _panel_width(bb: relax.BlockBuilder, rows: tuple[Any, ...], columns: int, ma
     """The width of the register tile: for the rows of one sample, where the number of samples is open; where that of
     rows is, for a tile as low as theirs."""
     each = prod(r for r in rows if isinstance(r, int))
+    lanes = machine.lanes()
+    if lanes < columns <= WIDEST * lanes and 2 * common_vector(columns, lanes) < lanes:
+        return -(-columns // lanes) * lanes  # of one panel the epilogue is whole vectors
     if each >= HIGHEST_OPEN or all(isinstance(r, int) for r in rows):
         return choose_tile(each, columns, machine).nr
     return choose_tile(named_size(bb, rows), columns, machine, rows=HIGHEST_OPEN).nr

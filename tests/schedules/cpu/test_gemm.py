@@ -53,7 +53,7 @@ def test_one_row_adds_up_long_sums_in_runs():
 @pytest.mark.parametrize(
     "a, b",
     [((12, 33, 8), (12, 8, 64)), ((2, 3, 7, 9), (2, 3, 9, 17)), ((4, 1, 5), (4, 5, 1)), ((16, 31), (31, 32)),
-     ((3, 1, 8, 16), (1, 2, 16, 33)), ((1, 4, 1, 64), (1, 4, 64, 65)), ((5, 31, 3), (5, 3, 3))],
+     ((3, 1, 8, 16), (1, 2, 16, 33)), ((5, 31, 3), (5, 3, 3)), ((4, 1801, 3), (4, 3, 300))],
 )  # fmt: skip
 def test_batched_gemm_of_two_activations(machine, a, b):
     rng = np.random.default_rng(1)
@@ -65,6 +65,27 @@ def test_batched_gemm_of_two_activations(machine, a, b):
     (y,), how = run(build, [x, w], machine)
     close(y, (x.astype("float64") @ w) * 0.125, a[-1])
     assert [s.family for s in how.values()] == ["batch_gemm"]
+
+
+@pytest.mark.parametrize("a, b", [((1, 4, 1, 64), (1, 4, 64, 65)), ((1, 1, 7), (9, 7, 33)), ((1, 300), (300, 301))])
+def test_single_rows_read_narrow_matrices_as_they_lie(a, b):
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal(a).astype("float32"), rng.standard_normal(b).astype("float32")
+    (y,), how = run(lambda bb, x, w: relax.op.nn.relu(bb.emit(relax.op.matmul(x, w))), [x, w], machines()[0])
+    close(y, np.maximum(x.astype("float64") @ w, 0), a[-1])
+    assert [s.family for s in how.values()] == ["reduce"]
+
+
+@pytest.mark.parametrize("columns", [3, 5, 7, 9, 10, 15, 17, 33, 34, 50])
+@pytest.mark.parametrize("rows", [1, 7, 577, 600])
+def test_few_columns(rows, columns):
+    """One panel: whole vectors and what is left of a row; tiles of rows to threads, and the last, lower one."""
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((rows, 160)).astype("float32"), rng.standard_normal((160, columns)).astype("float32")
+    b, r = rng.standard_normal(columns).astype("float32"), rng.standard_normal((rows, columns)).astype("float32")
+    (y,), how = run(linear(w, b), [x, r], machines()[0])
+    close(y, np.maximum(x.astype("float64") @ w + b + r, 0), 160)
+    assert [s.family for s in how.values()] == ["gemm"]
 
 
 @pytest.mark.parametrize("machine", machines())
