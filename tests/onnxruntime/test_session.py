@@ -402,3 +402,45 @@ assert __import__("onnxruntime") is before
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_tools_that_change_models_are_onnxruntimes_own(tmp_path: Path) -> None:
+    """They are found behind our session, and what they run to calibrate runs on it."""
+    code = """
+import sys
+import numpy as np
+import tvmopt.onnxruntime as ours
+ours.install()
+import onnxruntime.transformers
+from onnxruntime.quantization import CalibrationDataReader, calibrate, quantize_static
+from onnxruntime.tools import symbolic_shape_infer
+assert calibrate.onnxruntime is ours
+class Rows(CalibrationDataReader):
+    left = 2
+    def get_next(self):
+        self.left -= 1
+        return {"x": np.full((2, 8), self.left, np.float32)} if self.left >= 0 else None
+quantize_static("m.onnx", "q.onnx", Rows())
+x = np.random.default_rng(9).random((2, 8), np.float32)
+found, expected = (ours.InferenceSession(name).run(None, {"x": x})[0] for name in ("q.onnx", "m.onnx"))
+assert 0 < abs(found - expected).max() < 0.1
+ours.uninstall()
+import onnxruntime.quantization
+assert onnxruntime.quantization.calibrate.onnxruntime is not ours
+try:
+    ours.quantization
+except AttributeError as error:
+    assert "not part" in str(error)
+"""
+    weight = np.random.default_rng(0).random((8, 4), np.float32)
+    made = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 8])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])], [numpy_helper.from_array(weight, "w")],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8,
+    )  # fmt: skip
+    onnx.save(made, tmp_path / "m.onnx")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -15,8 +17,25 @@ PACKAGE = "tvmopt.onnxruntime"
 PARTS = ("backend", "capi", "datasets")
 """Modules of it that onnxruntime has, too."""
 
+TOOLS = ("quantization", "tools", "transformers")
+"""Modules of onnxruntime that change models: its own are taken, where it is installed, and what they run runs here."""
+
 _LOCK = threading.RLock()
 _kept: dict[str, ModuleType] = {}
+
+
+class _Tools(MetaPathFinder):
+    """Finds :data:`TOOLS` in the folder of onnxruntime itself, which is not imported for it."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        if package != "onnxruntime" or name not in TOOLS:
+            return None
+        real = PathFinder.find_spec(package)
+        return PathFinder.find_spec(fullname, real.submodule_search_locations) if real is not None else None
+
+
+_tools = _Tools()
 
 
 def install() -> None:
@@ -29,6 +48,7 @@ def install() -> None:
             del sys.modules[name]
         for name in [n for n in sys.modules if n == PACKAGE or n.removeprefix(f"{PACKAGE}.").split(".")[0] in PARTS]:
             sys.modules[name.removeprefix("tvmopt.")] = sys.modules[name]
+        sys.meta_path.append(_tools)
 
 
 def uninstall() -> None:
@@ -40,6 +60,7 @@ def uninstall() -> None:
             del sys.modules[name]
         sys.modules.update(_kept)
         _kept.clear()
+        sys.meta_path.remove(_tools)
 
 
 def real() -> Any:
