@@ -202,3 +202,18 @@ def test_bodies_may_be_compressed(running: Running, artifacts: Path) -> None:
     wrong = [(b"no gzip", 400), (gzip.compress(body)[:-9], 400), (gzip.compress(body) + b"x", 400)]
     for data, code in (*wrong, (gzip.compress(bytes(2 << 20)), 413)):
         assert call(running, "POST", INFER, data, Content_Encoding="gzip")[0] == code
+
+
+def test_what_was_read_before_is_checked_again(running: Running, artifacts: Path) -> None:
+    """A client says the same before its tensors again and again; what follows may be another tensor, or too little."""
+    model = tvmopt.load(artifacts / "rows.tvmopt")
+    one = {"name": "x", "datatype": "FP32", "shape": [3, 8], "parameters": {"binary_data_size": X.nbytes}}
+    request = {"inputs": [one], "parameters": {"binary_data_output": True}}
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((3, 8)).astype(np.float32)
+        status, told, data = binary(running, request, x.tobytes())
+        assert status == 200 and told["outputs"][0]["shape"] == [3, 4] and data == model(x).tobytes()
+    for given in (X.tobytes()[:-4], X.tobytes() + b"x", b""):
+        assert binary(running, request, given)[0] == 400
+    assert binary(running, request, X.tobytes(), path="/v2/models/kinds/infer")[0] == 400
+    assert binary(running, request, X.tobytes(), path="/v2/models/twice/infer")[2] != model(X).tobytes()

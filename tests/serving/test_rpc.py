@@ -47,6 +47,19 @@ def test_raw_and_typed_contents_are_what_run_gives(channel: Any, artifacts: Path
         np.testing.assert_array_equal(got, expected)
 
 
+def test_what_was_read_before_is_checked_again(channel: Any, artifacts: Path) -> None:
+    """A client says the same before its tensors again and again; what follows may be another tensor, or none."""
+    model = tvmopt.load(artifacts / "rows.tvmopt")
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((3, 8)).astype(np.float32)
+        found = call(channel, "ModelInfer", model_name="rows", inputs=[tensor()], raw_input_contents=[x.tobytes()])
+        np.testing.assert_array_equal(np.frombuffer(found.raw_output_contents[0], np.float32), model(x).ravel())
+    for raw in ([X.tobytes()[:-4]], [X.tobytes()] * 2):
+        with pytest.raises(grpc.RpcError) as raised:
+            call(channel, "ModelInfer", model_name="rows", inputs=[tensor()], raw_input_contents=raw)
+        assert raised.value.code().name == "INVALID_ARGUMENT"
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
