@@ -125,6 +125,32 @@ def test_an_open_length_that_a_reshape_merges_stays():
     check_rewrite(PropagateTransposes, build({"x": (1, n, 8)}, flat), numbers=False)
 
 
+@pytest.mark.parametrize("batch", [1, 3, None])
+def test_a_transpose_between_reshapes_that_undo_each_other(batch):
+    """Keys, as torch's exporter writes attention: heads and batch are one axis for a while."""
+    b, s = (variable("b") if batch is None else batch), (variable("s") if batch is None else 5)
+
+    def body(bb, x):
+        t = bb.emit(op.reshape(bb.emit(op.permute_dims(x, [0, 2, 1, 3])), (b * 12, s, 7)))
+        t = bb.emit(op.reshape(bb.emit(op.permute_dims(t, [0, 2, 1])), (b, 12, 7, s)))
+        return op.permute_dims(t, [0, 3, 1, 2])  # as it was
+
+    made = PropagateTransposes(DecisionLog())(build({"x": (b, s, 12, 7)}, body))
+    assert "permute_dims" not in made.script()
+    if batch is None:
+        return
+    x = rand(b, s, 12, 7)
+    np.testing.assert_array_equal(run(made, [x])[0], x)
+
+
+def test_a_transpose_between_reshapes_of_other_sizes_stays_one_behind_a_reshape():
+    def body(bb, x):
+        t = bb.emit(op.permute_dims(bb.emit(op.reshape(x, (6, 5, 4))), [1, 0, 2]))
+        return op.reshape(t, (5, 3, 2, 4))  # 6 was 2 times 3
+
+    check_rewrite(PropagateTransposes, build({"x": (2, 3, 5, 4)}, body), {"reshape": 1, "permute_dims": 1})
+
+
 def test_permutations_and_reshapes_by_enumeration():
     rng = np.random.default_rng(0)
     for _ in range(300):

@@ -114,6 +114,39 @@ def reshape_of_permuted(
     return q, [target[i] for i in full], r
 
 
+def merged_axes(dims: Sequence[Size], merged: Sequence[Size]) -> list[list[int]] | None:
+    """The neighbouring axes that each axis of a reshape is made of; None where it does more than put axes together.
+
+    >>> merged_axes((2, 12, 5, 64), (24, 5, 64)), merged_axes((2, 12), (3, 8))
+    ([[0, 1], [2], [3]], None)
+    """
+    made: list[list[int]] = []
+    rest = list(range(len(dims)))
+    for size in merged:
+        group, product = list[int](), 1
+        while product != size or not group:
+            if not rest:
+                return None
+            group.append(rest.pop(0))
+            product *= dims[group[-1]]
+        made.append(group)
+    return None if any(dims[i] != 1 for i in rest) else [*made[:-1], [*made[-1], *rest]] if made else None
+
+
+def split_again(
+    dims: Sequence[Size], merged: Sequence[Size], perm: Sequence[int], target: Sequence[Size]
+) -> Perm | None:
+    """The one permutation that ``reshape(permute(reshape(x, merged), perm), target)`` is, where the second reshape
+    takes apart what the first has put together; None where it does not.
+
+    >>> split_again((2, 12, 5, 64), (24, 5, 64), (0, 2, 1), (2, 12, 64, 5))  # keys, as torch exports attention
+    (0, 1, 3, 2)
+    """
+    made = merged_axes(dims, merged)
+    axes = [] if made is None else [axis for p in perm for axis in made[p]]
+    return tuple(axes) if axes and permuted(axes, dims) == list(target) else None
+
+
 def _with_units(axes: list[int], dims: Sequence[Size]) -> list[int]:
     """`axes` with the missing ones (of size 1) put where they move least: first, or after their neighbour."""
     out = list(axes)

@@ -33,6 +33,7 @@ from tvmopt.passes.permute import (
     moves_data,
     permuted,
     reshape_of_permuted,
+    split_again,
 )
 
 # fmt: off
@@ -62,7 +63,8 @@ class PropagateTransposes(Rewrite):
         m = R.mean(r, axis=[2, 3])
 
     Through elementwise operators (constants are transposed now), pooling, resizing, concatenation, splits,
-    slices, padding, reductions, softmax and normalisations, and reshapes that keep groups of axes apart.
+    slices, padding, reductions, softmax and normalisations, and reshapes that keep groups of axes apart. A transpose
+    between two reshapes of which one takes apart what the other has put together is one of all axes.
 
     Applies when   the operator commutes with the transpose and no operand needs a new transpose that moves
                    data; or it needs one, and a transpose further down cancels in return.
@@ -114,6 +116,9 @@ class PropagateTransposes(Rewrite):
 
     def _reshape(self, graph: Graph, var: Var, value: Call) -> Expr | None:
         found, target = source(graph, value.args[0]), shape(value)
+        if found and (whole := self._between(graph, value, *found)) is not None:
+            self.applied(var, "between reshapes")
+            return whole
         if target is None:
             return self._units(var, value, *found) if found else None
         inner = graph.call(value.args[0], *RESHAPES)
@@ -138,6 +143,18 @@ class PropagateTransposes(Rewrite):
             z = relax.op.permute_dims(z, q)
         self.applied(var, "reshape")
         return relax.op.permute_dims(relax.op.reshape(z, middle), r)
+
+    @staticmethod
+    def _between(graph: Graph, value: Call, merged: Expr, perm: Perm) -> Expr | None:
+        """A transpose between two reshapes as one of the tensor before them."""
+        inner = graph.call(merged, *RESHAPES)
+        if inner is None:
+            return None
+        before, between, after = (sizes(tensor) for tensor in (inner.args[0], merged, value))
+        if before is None or between is None or after is None:
+            return None
+        axes = split_again(before, between, perm, after)
+        return None if axes is None else relax.op.permute_dims(inner.args[0], axes)
 
     def _units(self, var: Var, value: Call, z: Expr, perm: Perm) -> Expr | None:
         """A reshape of open sizes that only adds or removes axes of 1."""
