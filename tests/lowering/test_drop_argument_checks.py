@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
+from tvmopt.compiler.kernels import compiled as kernel
 from tvmopt.errors import InputError
-from tvmopt.lowering.drop_argument_checks import DropArgumentChecks
+from tvmopt.lowering.drop_argument_checks import PLANNED, DropArgumentChecks
 from tvmopt.targets import Machine
 
 
@@ -90,6 +93,40 @@ def test_checks_of_data_stay(kernels: list[str]) -> None:
     for wrong in ([[3, 2], [0, 0], [0, 0]], [[0, 0], [0, 0], [-3, -3]], [[0, 0], [2**62, 2**61], [0, 0]]):
         with pytest.raises(InputError, match="range"):
             compiled(np.array(wrong))
+
+
+def test_sizes_that_a_call_decides_are_checked(kernels: list[str]) -> None:
+    """Kernels behind the first one compare the open sizes of their tensors, and nothing else."""
+    graph = chain()
+    graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    compiled = tvmopt.compile(graph, verify=False, threads=1)
+    checks = [[line for line in text.splitlines() if line.strip().startswith("assert")] for text in kernels]
+    behind = sorted(checks, key=len)[:-1]
+    assert behind and all(behind)
+    for lines in behind:
+        assert all(re.search(r"assert n == T.tvm_struct_get\(\w+_shape, \d, 17", line) for line in lines)
+        assert not any("Tensor(" in line for line in lines), "the kernel's signature is no part of the message"
+    w, v = (numpy_helper.to_array(one).astype(np.float64) for one in graph.graph.initializer[:2])
+    for rows in (1, 8, 9):
+        x = np.random.default_rng(rows).random((rows, 17), np.float32)
+        np.testing.assert_allclose(compiled(x), (x @ w - (x @ w).max(1, keepdims=True)) @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_a_wrong_size_is_an_error_and_no_foreign_memory() -> None:
+    """A marked kernel that a wrong formula gives a result of fewer rows."""
+    import tvm
+    from tvm import te
+
+    n = te.var("n", "int64")
+    x = te.placeholder((n, 8), name="x")
+    func = te.create_prim_func([x, te.compute((n, 8), lambda i, j: x[i, j] + 1.0, name="y")])
+    func = func.with_attr(PLANNED, True)
+    add = kernel(func, "add", tvm.IRModule({"add": func}), Machine.load("x86-64-v3"))["add"]
+    a, b = (tvm.runtime.tensor(np.zeros((rows, 8), np.float32)) for rows in (5, 4))
+    with pytest.raises(Exception, match=r"Mismatched y.shape\[0\]"):
+        add(a, b)
+    add(a, a)
+    np.testing.assert_array_equal(a.numpy(), np.ones((5, 8)))
 
 
 def test_a_function_that_is_not_marked_stays() -> None:

@@ -5,9 +5,9 @@
     def conv(...):                        the same: x is an input, which a caller has made
     def add(...):                         add has the attribute `tvmopt.planned`
 
-Applies when   no argument of a kernel is an input of the model, or a view of one, and no size of its tensors is open.
+Applies when   no argument of a kernel is an input of the model, or a view of one, and all are tensors.
 Declines when  1. an argument may be an input: the checks at the kernel's entry are the only ones of strides and offsets
-               2. a size is open: a formula of sizes that is wrong ends as an error there, and not in foreign memory
+               2. a size is handed over beside the tensors
 Gain           see `lowering/drop_argument_checks.py`.
 
 Like RelaxAlignment it runs before memory is planned, where a view of an input is still a reshape.
@@ -27,14 +27,13 @@ def mark_planned(module: tvm.IRModule) -> tvm.IRModule:
     outside = places_of_inputs(module)
     functions = {
         gvar: func.with_attr(PLANNED, True)
-        if isinstance(func, tirx.PrimFunc) and gvar.name_hint not in outside and _static(func)
+        if isinstance(func, tirx.PrimFunc) and gvar.name_hint not in outside and _of_tensors(func)
         else func
         for gvar, func in module.functions_items()
     }
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
-def _static(func: tirx.PrimFunc) -> bool:
-    """Whether all parameters are tensors of known sizes."""
-    shapes = [getattr(param.ty, "shape", None) for param in func.params]
-    return all(shape is not None and all(isinstance(size, tirx.IntImm) for size in shape) for shape in shapes)
+def _of_tensors(func: tirx.PrimFunc) -> bool:
+    """Whether all parameters are tensors."""
+    return all(hasattr(param.ty, "shape") for param in func.params)
