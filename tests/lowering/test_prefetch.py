@@ -13,6 +13,7 @@ import tvmopt.schedules.cpu.winograd.compute as winograd
 from tests.schedules.harness import close, open_module, run
 from tvmopt import pipeline
 from tvmopt.lowering.prefetch import AHEAD, PREFETCH, lower_prefetch, panel_stride
+from tvmopt.schedules.cpu.gemm.schedule import AHEAD as FURTHER
 from tvmopt.scheduling.open_loops import STEP
 from tvmopt.targets import Machine
 
@@ -94,8 +95,10 @@ def test_every_line_of_the_next_panel_whatever_the_number_of_tiles(shape, k, n):
     assert _value(places[0][-1], {tiles.loop_var: 0, step.loop_var: 1, tiles.extent: 0}) >= 0
 
 
-@pytest.mark.parametrize("rows, k, n, asked", [(1, 1024, 2048, True), (1, 64, 512, False), (2, 1024, 2048, False)])
-def test_one_row_fetches_ahead_in_its_own_panel(rows, k, n, asked):
+@pytest.mark.parametrize(
+    "rows, k, n, asked", [(1, 1024, 2048, True), (1, 64, 512, False), (2, 1024, 2048, True), (8, 1024, 2048, True)]
+)
+def test_one_tile_fetches_ahead_in_its_own_panel(rows, k, n, asked):
     """Where its weights are more than L2 holds: each line of a panel but for those that it begins with, and of the
     next one as many as it was ahead."""
     func = scheduled(rows, k, n, Machine.load("znver5").with_cores(1))
@@ -114,7 +117,7 @@ def test_one_row_fetches_ahead_in_its_own_panel(rows, k, n, asked):
             assert int(zero) == 0 and isinstance(Analyzer().simplify(panel), tirx.Var)
             lines.add(_value(column, at) // 16)
     width = next(int(p.ty.shape[2]) for p in func.params if len(p.ty.shape) == 3)
-    assert lines == set(range(256 // 16, (k * width + 256) // 16))
+    assert lines == set(range(FURTHER // 16, (k * width + FURTHER) // 16))
 
 
 @pytest.mark.parametrize("size, c, o, out", [(14, 48, 64, 2), (12, 33, 96, 4), (28, 64, 64, 4)])
@@ -190,7 +193,7 @@ def test_accumulators_stay_in_registers(rows, k, n):
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3, config=pipeline.BUILD_CONFIG):
         library = tvm.compile(module, target=machine.tvm_target()).mod
     lines = library.inspect_source("s").splitlines()
-    fetches = [i for i, line in enumerate(lines) if "prefetcht0" in line]
+    fetches = [i for i, line in enumerate(lines) if "prefetcht1" in line]
     assert fetches
     for start in fetches:
         body = []

@@ -70,8 +70,8 @@ class RowTiles:
 
     Attributes:
         height: rows of a tile; the rows that are left get a body each for `height` - 1, ..., 1 rows.
-        fetching: tiles at the beginning, at most, between which the next weights are prefetched, where there are two or
-            more: a body of their own; 0: none.
+        fetching: whether tiles, where there are two or more, prefetch the next weights between them: they get a body of
+            their own.
         pieces: into how many pieces the rows are cut, where there are enough, for threads that a tile has no tasks for.
         enough: tiles of a piece from which they are.
         cached: rows that fit into half of the cache: a quarter more are cut into pieces of as many; 0: they are not.
@@ -80,7 +80,7 @@ class RowTiles:
     """
 
     height: int = 1
-    fetching: int = 0
+    fetching: bool = False
     pieces: int = 1
     enough: int = 2
     cached: int = 0

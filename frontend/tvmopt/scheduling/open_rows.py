@@ -2,8 +2,8 @@
 along the open axes - so that one kernel serves every length and batch, and nothing is padded.
 
     y[m, :] = f(x[m, :]), m < M       for task in parallel(tasks of a tile):
-                                        if M >= first:  f of the first rows         their code prefetches weights
-                                        for tile:       f of `height` rows          at base = height * tile
+                                        for tile:       f of `height` rows          at base = height * tile; where there
+                                                                                    are two, they prefetch weights
                                         switch M % height:  f of 7, ..., 1 rows     at what is left
 
 Each body is the family's schedule of the function at that many rows; `base` is added to its row indices. That is right
@@ -377,8 +377,7 @@ class _Tiles:
         """The tiles from `begin` to `end` of one task, and where `last` holds the rows that are left over."""
         height, steps, names = self.tiles.height, list[Any](), Names()
         if self.tiles.fetching:
-            tiles = end - begin
-            fetching = tirx.Select(tiles >= 2, tirx.min(tiles, number(self.tiles.fetching)), number(0))
+            fetching = tirx.Select(end - begin >= 2, end - begin, number(0))
             fetching, tile = names.of("fetching", fetching), tirx.Var("tile", "int64")
             here = self._moved(height, [*bases, (begin + tile) * height], task, fetching=True)
             steps.append(tirx.For(tile, number(0), fetching, tirx.ForKind.SERIAL, here, None, {STEP: 1}))

@@ -10,7 +10,8 @@ order      for panel: for row tile: for k. The panel, K*nr*4 bytes, stays in L2 
 rows       a tail of M % mr rows is its own loop (TVM's LoopPartition on the row-tile loop), so the main loop has
            no branch.
 ahead      while a panel is multiplied the next one is prefetched, a line or less a step (lowering/prefetch.py): the
-           same loops in C, 49x160x960 with weights from memory, 73 us instead of 90; 67 with weights in cache.
+           same loops in C, 49x160x960 with weights from memory, 73 us instead of 90; 67 with weights in cache. A tile
+           that has a panel to itself leaves no time for the next one: it fetches ahead in its own.
 tasks      panels; where those do not divide evenly over the cores and mr divides M, `m_chunks` pieces of the rows each,
            the last one shorter by the tiles that are missing (LoopPartition again: a bound, no branch). Neighbouring
            tasks share rows.
@@ -47,15 +48,11 @@ from tvmopt.scheduling.facts import largest_divisor
 from tvmopt.scheduling.family import Knobs, RowTiles, Space
 from tvmopt.targets import Machine
 
-AHEAD = 256
-"""Numbers of a panel that a product of one row fetches ahead, where its weights come from memory: 1 KB. On a Xeon with
-AMX one core reads 14.0 GB/s without, 16.7 with 256 bytes, 17.3 with 1 KB, 17.2 with 3 KB; two cores 13.3 and 16.7 each.
-From L3 it makes no difference, from L2 it costs a fifth."""
-
-FETCHING = 16
-"""Tiles of open rows that fetch the next panel between them, at most. Where two always fetched all of it, its lines
-came faster than one core can read: 32 to 128 rows took 1.1 to 1.2 of a static kernel's time (Xeon, one thread,
-1280x3456), and take 1.00 to 1.04."""
+AHEAD = 1024
+"""Numbers of a panel that one tile of rows fetches ahead where no other tile shares the panel and its weights come from
+memory: 4 KB. The processor's own prefetchers stop at the end of a page, where the next one is then on its way. All of
+BERT-base, two threads of a Xeon, one row: 0.98 of its time with 1 KB; eight rows: 0.69 of that without, 0.82 with 1 KB,
+0.81 with 8 KB."""
 
 ENOUGH = 16
 """Tiles of open rows of a piece, where panels are cut into pieces of rows though they divide almost evenly (15 over two
@@ -146,7 +143,7 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
 
     return RowTiles(
         height,
-        fetching=FETCHING if problem.panels > 1 else 0,
+        fetching=problem.panels > 1,
         pieces=1 if idle == 1 else problem.cores if idle <= 1.1 else 2 * problem.cores,
         enough=2 if idle > 1.1 else ENOUGH,
         cached=cached_rows(4 * problem.m * problem.k, 4 * problem.n * problem.k, problem.panels, machine),
@@ -176,8 +173,9 @@ def apply(sch: tvm.s_tir.Schedule, problem: GemmProblem, knobs: Knobs) -> None:
     vectorize_columns(sch, cols, common_vector(problem.nr, problem.lanes))
     sch.annotate(m_tile, "pragma_loop_partition_hint", 1)
     steps = [k_out] if runs is None else [runs, k_out]
+    shared = bool(knobs.get("fetch"))
     prefetch_panels(sch, [m_tile], steps, problem.panels, problem.nr * problem.k, problem.nr,
-        least=1 if knobs.get("fetch") else 2, ahead=AHEAD if problem.m == 1 and problem.far else 0)  # fmt: skip
+        least=1 if shared else 2, ahead=AHEAD if problem.far and not shared else 0)  # fmt: skip
     parallel = sch.fuse(m_chunk, panel)
     if problem.threads:
         sch.parallel(parallel)
