@@ -25,6 +25,7 @@ from tvmopt.lowering import math
 from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, Symbols, flat, same_size, same_sizes, sizes, trailing
 from tvmopt.lowering.loops import INDEX, load, loop, new_buffer, prim_func, store
 from tvmopt.lowering.lower_extrema import larger
+from tvmopt.schedules.cpu.rows import across
 from tvmopt.schedules.cpu.rows.norm_by_channel import channels_last, variance_of
 from tvmopt.schedules.cpu.rows.program import Row
 from tvmopt.scheduling.facts import largest_divisor
@@ -239,6 +240,14 @@ def _softmax(program: Program, name: str) -> Any:
             return Declined(OPEN_ROW)
         if axis == last:
             return _emit(bb, [x], shape, shape[:-1], shape[-1], machine, program, name)
+        parts = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
+        if all(isinstance(d, int) for d in shape):
+            view = (prod(parts[0]), prod(parts[1]), prod(parts[2]))
+            if across.fits(view, machine):
+                func = across.softmax(view, name == "log_softmax", machine)
+                result = relax.TensorType(list(view), "float32")
+                y = bb.emit(relax.call_tir(bb.add_func(func, name), [flat(bb, x, view)], result))
+                return flat(bb, y, shape)
         swap = list(range(len(shape)))  # its own inverse; rows must be contiguous
         swap[axis], swap[last] = last, axis
         turned = [shape[i] for i in swap]

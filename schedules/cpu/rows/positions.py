@@ -3,8 +3,8 @@
     peak = max over k of x[k];   y = min over k of (k where x[k] = peak or x[k] is NaN, else n - 1)
 
 TVM's own form carries (index, value) through one comparison an element, which no compiler makes vectors of. Along the
-last axis both reductions are one row program; along another they are two kernels over contiguous strips. Of a row with
-NaN they give the first NaN, as NumPy does.
+last axis both reductions are one row program; along another each strip of columns is read once (across.py), or, where
+there is no vector of them, they are two kernels. Of a row with NaN they give the first NaN, as NumPy does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tvm import relax, te, tirx
 
 from tvmopt.lowering.common import flat, static_shape
 from tvmopt.lowering.loops import load, store, vector_type
+from tvmopt.schedules.cpu.rows import across
 from tvmopt.schedules.cpu.rows.norm import row_kernel
 from tvmopt.schedules.cpu.rows.program import Row
 from tvmopt.scheduling.family import Declined
@@ -121,7 +122,12 @@ def _extreme_at(highest: bool) -> Callable[[relax.BlockBuilder, relax.Call, Mach
             func = row_kernel([(*rows, n)], wanted, rows, n, machine.lanes(), run, name, (dtype, "int64"))
             found = relax.call_tir(bb.add_func(func, name), [x], relax.TensorType(list(wanted), "int64"))
             return found if wanted == out else relax.op.reshape(bb.emit(found), out)
-        data = flat(bb, x, (prod(shape[:first]), n, inner))
+        view = (prod(shape[:first]), n, inner)
+        data = flat(bb, x, view)
+        if across.fits(view, machine):
+            func, result = across.extreme(view, dtype, highest, machine), relax.TensorType([view[0], inner], "int64")
+            found = bb.emit(relax.call_tir(bb.add_func(func, name), [data], result))
+            return relax.op.reshape(found, out)
         peak = bb.emit((relax.op.max if highest else relax.op.min)(data, 1))
         return relax.op.reshape(bb.emit(bb.call_te(_across, data, peak, primfunc_name_hint=name)), out)
 

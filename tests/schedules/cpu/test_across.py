@@ -1,0 +1,51 @@
+"""Softmax and ArgMax along other axes than the last, against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.schedules.harness import machines, run
+
+SHAPES = [(1, 21, 128), (2, 2, 16), (3, 7, 17), (1, 150, 33), (2, 5, 63), (1, 3, 65), (4, 1, 40), (1, 1000, 70)]
+
+
+def softmax(x, log):
+    x = x.astype("float64") - x.max(1, keepdims=True)
+    total = np.exp(x).sum(1, keepdims=True)
+    return x - np.log(total) if log else np.exp(x) / total
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("machine", machines())
+def test_softmax(machine, shape, log):
+    x = 5 * np.random.default_rng(0).standard_normal(shape).astype("float32")
+    function = relax.op.nn.log_softmax if log else relax.op.nn.softmax
+    (y,), how = run(lambda bb, x: relax.op.nn.relu(bb.emit(relax.op.negative(bb.emit(function(x, 1))))), [x], machine)
+    np.testing.assert_allclose(y, np.maximum(-softmax(x, log), 0), rtol=1e-5, atol=1e-5)
+    assert "rows" in [s.family for s in how.values()]
+
+
+def test_a_nan_stays_in_its_column():
+    x = np.random.default_rng(0).standard_normal((1, 9, 100)).astype("float32")
+    x[0, 3, 7], x[0, 0, 99], x[0, 4, 50], x[0, 8, 51] = np.nan, np.nan, -np.inf, 1e38
+    (y,), how = run(lambda bb, x: relax.op.nn.softmax(x, 1), [x])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(y, softmax(x, False), rtol=1e-5, atol=1e-7)
+    assert len(how) == 1
+
+
+@pytest.mark.parametrize("highest", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8", "int32", "int64", "float16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_positions(shape, dtype, highest):
+    rng = np.random.default_rng(1)
+    x = rng.integers(-9, 9, shape).astype(dtype) if dtype[0] in "fi" else rng.integers(0, 9, shape).astype(dtype)
+    if dtype.startswith("float"):
+        x[rng.random(shape) < 0.02] = np.nan
+        x[:, 0, :3] = np.inf, -np.inf, np.nan
+    function = relax.op.argmax if highest else relax.op.argmin
+    (y,), _ = run(lambda bb, x: function(x, 1), [x])
+    np.testing.assert_array_equal(y, (np.argmax if highest else np.argmin)(x, 1))
