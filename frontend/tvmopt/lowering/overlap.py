@@ -25,6 +25,8 @@ from tvmopt.scheduling.blocks import asks
 
 OVERLAP = "tvmopt.overlap"
 """The annotation of a loop."""
+ROW = "tvmopt.overlap_row"
+"""Beside it: the numbers of the row where the loop, under a condition, has more."""
 UNROLLED = 16
 """Vectors of a row up to which its loop is written out."""
 
@@ -47,7 +49,7 @@ def overlap_vectors(func: tirx.PrimFunc) -> tirx.PrimFunc:
         notes = dict(node.annotations)
         if OVERLAP not in notes:
             return mutator.default_mutate(node)
-        width, extent = int(notes.pop(OVERLAP)), int(node.extent)
+        width, extent = int(notes.pop(OVERLAP)), int(notes.pop(ROW, node.extent))
         vector, lane = tirx.Var("vector", "int32"), tirx.Var("lane", "int32")
         place = tirx.min(vector * width, extent - width) + lane
         body = structural_map(node.body, (tirx.Var, lambda var: place if var.same_as(node.loop_var) else var))

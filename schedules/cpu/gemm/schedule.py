@@ -12,14 +12,15 @@ rows       a tail of M % mr rows is its own loop (TVM's LoopPartition on the row
 ahead      while a panel is multiplied the next one is prefetched, a line or less a step (lowering/prefetch.py): the
            same loops in C, 49x160x960 with weights from memory, 73 us instead of 90; 67 with weights in cache. A tile
            that has a panel to itself leaves no time for the next one: it fetches ahead in its own.
-tasks      panels; where those do not divide evenly over the cores and mr divides M, `m_chunks` pieces of the rows each,
-           the last one shorter by the tiles that are missing (LoopPartition again: a bound, no branch). Neighbouring
-           tasks share rows.
+tasks      panels; of one panel, tiles of rows, the last of which may be lower; where panels do not divide evenly over
+           the cores and mr divides M, `m_chunks` pieces of the rows each, the last one shorter by the tiles that are
+           missing (LoopPartition again: a bound, no branch). Neighbouring tasks share rows.
 sums       of one row of float32 in runs of RUN terms at most: n terms in one sum are off by sqrt(n/2) units in the
            last place of a term's size, runs of r by sqrt(r/2 + n/2r). A row is bound by memory, so the runs cost it
            nothing; tiles of several rows are bound by arithmetic, and add up all terms one after the other.
 columns    zeros beyond N in the last panel. The epilogue of a panel that is alone is whole vectors and a rest of
-           scalars (LoopPartition); of several panels, vectors of gcd(N, v), so that none straddles a row.
+           scalars (LoopPartition), or two vectors that overlap in one register; of several panels, vectors of
+           gcd(N, v), so that none straddles a row.
 Measured   Zen 5, one core, peak 267 GFLOP/s: 196x256x768 255, 197x256x768 (11 rows) 257, 12544x64x256 257.
 """
 
@@ -31,6 +32,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvmopt.lowering.overlap import OVERLAP, ROW, vector_for
 from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vectorize_epilogue
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.cost_model import (
@@ -178,12 +180,16 @@ def apply(sch: tvm.s_tir.Schedule, problem: GemmProblem, knobs: Knobs) -> None:
         least=1 if shared else 2, ahead=AHEAD if problem.far and not shared else 0)  # fmt: skip
     parallel = sch.fuse(m_chunk, panel)
     if problem.threads:
-        sch.parallel(parallel)
+        sch.parallel(m_tile if problem.panels == knobs["m_chunks"] == 1 else parallel)
     if total is not None:
         sch.decompose_reduction(total, runs)
     sch.decompose_reduction(gemm, k_out)
     sch.unroll(m_in)
-    vectorize_epilogue(sch, n_in, problem.n, problem.nr, problem.lanes)
+    if 3 < problem.n < problem.lanes:
+        sch.annotate(n_in, OVERLAP, vector_for(problem.n, problem.lanes))
+        sch.annotate(n_in, ROW, problem.n)
+    else:
+        vectorize_epilogue(sch, n_in, problem.n, problem.nr, problem.lanes)
 
 
 def _in_runs(sch: tvm.s_tir.Schedule, gemm: Any, problem: GemmProblem) -> tuple[Any, Any, Any]:
