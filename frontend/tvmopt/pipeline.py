@@ -46,6 +46,7 @@ from tvmopt.lowering.pairs import lower_pairs
 from tvmopt.lowering.partition import bound_partitions
 from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
+from tvmopt.lowering.stack_buffers import StackBuffers
 from tvmopt.operators.stored import CHOICES, FLOAT
 from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.graph import sharing
@@ -264,6 +265,8 @@ def loop_stages(machine: Machine) -> list[Stage]:
         stage(LowerLookups),  # behind the vectorizer, which makes vectors of places
         stage(DropSequenceMarks),
         stage(DropArgumentChecks),  # behind MakePackedAPI, which writes them
+        # behind TVM's StorageRewrite, which gives several values one buffer
+        *([stage(StackBuffers)] if machine.kind == "llvm" else []),
         Stage("tirx.Finalize", lambda m: _finalized(m, host(), device()), needed=True),
     ]
 
