@@ -12,7 +12,7 @@ from tvmopt.dims import is_open
 from tvmopt.importer.boxes import ANY, SELECT
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.converters.indices import within
+from tvmopt.importer.converters.indices import at_least, within
 from tvmopt.importer.own import DOMAIN
 from tvmopt.operators.select_boxes import select_boxes
 from tvmopt.operators.suppress_boxes import MOST, suppress_boxes
@@ -170,7 +170,11 @@ def top_k(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     key = b.te(_ordered, data) if dtype_of(data) in SORTED_AS else data
     count = EVERY if whole else int(wanted)
     places = b.emit(relax.op.topk(key, count, axis, "indices", bool(attrs.get("largest", 1)), "int64"))
-    places = b.slice(places, axis, 0, wanted) if whole else places
+    if whole:
+        size = shape_of(x)[axis]
+        told = f"k is {wanted}, and axis {axis} has fewer elements"
+        places = at_least(b, ctx, places, size, wanted, told)
+        places = b.slice(places, axis, 0, wanted)
 
     def chosen(data: Any, index: Any) -> Any:
         def one(*i: Any) -> Any:

@@ -11,6 +11,7 @@ from tvm import relax, te, tirx
 from tvmopt.dims import Dim
 from tvmopt.importer.converters.common import Build, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import at_least
 
 CUBIC = -0.75
 """The coefficient of the cubic kernel."""
@@ -54,6 +55,9 @@ def grid_sample(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(attrs.get("mode", "linear"), attrs.get("mode", "linear"))
     dtype = dtype_of(x)
     padding, corners = attrs.get("padding_mode", "zeros"), bool(attrs.get("align_corners", 0))
+
+    for axis, size in enumerate(shape_of(x)[2:], 2):
+        grid = at_least(b, ctx, grid, size, 1, f"axis {axis} is empty, so there is nothing to sample")
 
     def within(value: Any, low: float, high: Any) -> Any:
         """`value` cut at the bounds; NaN stays."""

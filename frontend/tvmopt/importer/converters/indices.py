@@ -119,6 +119,24 @@ def _inside(b: Build, ctx: Context, number: int, at: Any, extents: Sequence[Any]
     return b.add(b.minimum(b.maximum(at, 0), b.sub(end, 1)), b.emit(checked(outside, check)))
 
 
+def at_least(b: Build, ctx: Context, at: Any, size: Size, least: Size, what: str) -> Any:
+    """What says which elements of an axis are read, `at`, where a run may find that the axis has fewer than `least`: an
+    error then.
+
+    Args:
+        at: indices or coordinates of any type.
+        what: the axis, and why it must have elements: "axis 0 is empty, so ...".
+    """
+    if interval(size - least, {})[0] >= 0:
+        return at
+    short = b.cast(b.less(b.number(size), b.number(least)), "int64")
+    check = Check(
+        f"{ctx.op_type}: {what}.", f"node '{ctx.name}', input '{ctx.node.input[0]}'",
+        "pass values of which enough are chosen", (0,), (0,),
+    )  # fmt: skip
+    return b.add(at, b.cast(b.emit(checked(short, check)), dtype_of(at)))
+
+
 def _least(extent: Any) -> int:
     """The least that a size may be, as far as its name tells."""
     try:

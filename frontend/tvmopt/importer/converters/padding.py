@@ -40,7 +40,8 @@ def pad_open(b: Build, x: Any, before: Sequence[Size], after: Sequence[Size], fi
 
 
 def positions(b: Build, mode: Mode, before: int, size: Size, after: int) -> Any:
-    """Which element of an open axis each element of the padded one is, int64, as `numpy.pad` has it."""
+    """Which element of an open axis each element of the padded one is, int64, as `numpy.pad` has it. Of an axis without
+    elements it is none: see `indices.at_least`."""
 
     def places(n: Any) -> Any:
         def one(i: Any) -> Any:
@@ -48,7 +49,7 @@ def positions(b: Build, mode: Mode, before: int, size: Size, after: int) -> Any:
             if mode == "edge":
                 return tirx.max(tirx.min(at, n - 1), 0)
             if mode == "wrap":
-                return tirx.floormod(at, n)
+                return tirx.floormod(at, tirx.max(n, 1))
             turned = tirx.floormod(at, tirx.max(2 * (n - 1), 1))  # there and back, neither end twice
             return tirx.min(turned, 2 * (n - 1) - turned)
 

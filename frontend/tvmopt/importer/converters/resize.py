@@ -8,8 +8,9 @@ Along an axis of open size a small kernel computes them in each call.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tvm import relax, te, tirx
 from tvmopt.dims import Dim, OpenSize, Size, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import at_least
 from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.open_shapes.spatial import scaled
 from tvmopt.importer.sizes import shape_to_tvm, to_tvm
@@ -130,8 +132,11 @@ def weighted_sum(b: Build, x: Any, axis: Axis, index: Any, weights: Any, count: 
     return b.te(resize_axis, x, index, weights)
 
 
-def _resize_open(b: Build, x: Any, axis: Axis, mode: str, transform: str, nearest: str, attrs: dict[str, Any]) -> Any:
-    """Resize one axis of open size: one small kernel computes the places, one the weights.
+def _resize_open(
+    b: Build, x: Any, axis: Axis, mode: str, transform: str, nearest: str, attrs: dict[str, Any],
+    guard: Callable[[Any], Any],
+) -> Any:  # fmt: skip
+    """Resize one axis of open size: one small kernel computes the places, which `guard` checks, one the weights.
 
     Raises:
         OpenSize: a mode that needs numbers.
@@ -166,8 +171,8 @@ def _resize_open(b: Build, x: Any, axis: Axis, mode: str, transform: str, neares
 
     dtype = dtype_of(x)
     if mode == "nearest":
-        return b.take(x, b.te(resize_places, sizes), axis.axis)
-    return weighted_sum(b, x, axis, b.te(resize_taps, sizes), b.te(resize_weights, sizes), 2)
+        return b.take(x, guard(b.te(resize_places, sizes)), axis.axis)
+    return weighted_sum(b, x, axis, guard(b.te(resize_taps, sizes)), b.te(resize_weights, sizes), 2)
 
 
 def open_position(i: Any, size: Any, scale: Any, mode: str) -> Any:
@@ -315,7 +320,10 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
         x = b.cast(x, "float64" if dtype == "float64" else "float32")
     for axis in work:
         if is_open((axis.size, axis.out)):
-            x = _resize_open(b, x, axis, mode, transform, nearest, attrs)
+            told = f"axis {axis.axis} is empty, so there is nothing to resize"
+            least = 1 if axis.scale is None else 0  # of nothing a scale makes nothing
+            guard = partial(at_least, b, ctx, size=axis.size, least=least, what=told)
+            x = _resize_open(b, x, axis, mode, transform, nearest, attrs, guard)
             continue
         position = source_positions(axis, transform)
         if cropped:

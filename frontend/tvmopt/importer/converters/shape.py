@@ -11,7 +11,7 @@ from tvm import relax
 from tvmopt.dims import is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of, stock
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.converters.indices import within
+from tvmopt.importer.converters.indices import at_least, within
 from tvmopt.importer.converters.padding import Mode, pad_open, positions
 
 _PAD_MODES: dict[str, Mode] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
@@ -47,7 +47,8 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
         if not (low or high):
             continue
         if is_open((size,)):
-            index = positions(b, numpy_mode, low, size, high)
+            told = f"axis {axis} is empty, so there is nothing to pad it with in mode '{mode}'"
+            index = at_least(b, ctx, positions(b, numpy_mode, low, size, high), size, 1, told)
         else:
             index = const(np.pad(np.arange(size), (low, high), mode=numpy_mode), "int64")
         x = b.take(x, index, axis)

@@ -1,0 +1,81 @@
+"""Axes that a run finds to be empty, or shorter than what is asked of them: an error, and no foreign memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvmopt
+from tvmopt.errors import InputError
+
+ROWS, COLUMNS = 9, 15
+GRID = np.random.default_rng(0).random((1, 3, 3, 2), np.float32)
+
+
+def model(op: str, inputs: dict[str, np.ndarray | None], **attributes: Any) -> onnx.ModelProto:
+    """`op` of the rows of x that a mask chooses, as a picture [1, 1, rows, 15]."""
+    constants = {name: array for name, array in inputs.items() if array is not None}
+    nodes = [
+        helper.make_node("Compress", ["x", "mask"], ["rows"], axis=0),
+        helper.make_node("Unsqueeze", ["rows", "axes"], ["u"]),
+        helper.make_node(op, ["u", *(name if name in constants else "" for name in inputs)], ["y"], **attributes),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, COLUMNS]),
+         helper.make_tensor_value_info("mask", TensorProto.BOOL, [ROWS])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(a, n) for n, a in (constants | {"axes": np.array([0, 1])}).items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def at(chosen: int) -> dict[str, np.ndarray]:
+    mask = np.arange(ROWS) < chosen
+    return {"x": np.random.default_rng(chosen).standard_normal((ROWS, COLUMNS)).astype(np.float32), "mask": mask}
+
+
+PADS = {"pads": np.array([0, 0, 1, 0, 0, 0, 1, 0])}
+SIZES = {"roi": None, "scales": None, "sizes": np.array([1, 1, 4, 15])}
+
+
+@pytest.mark.parametrize(
+    "op, inputs, attributes, enough, told",
+    [
+        ("Pad", PADS, {"mode": "edge"}, 1, "axis 2 is empty"),
+        ("Pad", PADS, {"mode": "wrap"}, 1, "axis 2 is empty"),
+        ("Pad", PADS, {"mode": "reflect"}, 2, "axis 2 is empty"),
+        ("Resize", SIZES, {"mode": "nearest"}, 1, "axis 2 is empty"),
+        ("Resize", SIZES, {"mode": "linear"}, 1, "axis 2 is empty"),
+        ("GridSample", {"grid": GRID}, {"padding_mode": "border"}, 1, "axis 2 is empty"),
+        ("GridSample", {"grid": GRID}, {"padding_mode": "reflection", "mode": "nearest"}, 1, "axis 2 is empty"),
+        ("TopK", {"k": np.array([1])}, {"axis": 2}, 1, "k is 1, and axis 2 has fewer"),
+        ("TopK", {"k": np.array([3])}, {"axis": 2}, 3, "k is 3, and axis 2 has fewer"),
+    ],
+)
+def test_what_has_too_little_is_an_error(
+    op: str, inputs: dict[str, np.ndarray | None], attributes: dict[str, Any], enough: int, told: str
+) -> None:
+    made = model(op, inputs, **attributes)
+    if op == "TopK":
+        made.graph.node[-1].output.append("indices")
+    compiled = tvmopt.compile(made, verify=False, threads=1)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    for chosen in (enough, 8, ROWS):
+        right = session.run(["y"], at(chosen))[0]
+        np.testing.assert_allclose(compiled(**at(chosen)), right, rtol=1e-4, atol=1e-5)
+    for chosen in range(1 if op == "Pad" else enough):
+        with pytest.raises(InputError, match=told):
+            compiled(**at(chosen))
+    np.testing.assert_allclose(compiled(**at(8)), session.run(["y"], at(8))[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_scale_of_nothing_is_nothing() -> None:
+    scales = {"roi": None, "scales": np.array([1, 1, 2, 1], np.float32)}
+    compiled = tvmopt.compile(model("Resize", scales, mode="linear"), verify=False, threads=1)
+    assert np.shape(compiled(**at(0))) == (1, 1, 0, COLUMNS)
