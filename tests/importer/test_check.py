@@ -138,3 +138,11 @@ def test_a_rank_that_only_a_run_tells():
     either = relax.Var("a", relax.AnyType())  # what an If gives whose branches differ
     found = open_size(node("Slice", ["a", "begin"], ["y"]), Inputs([either, relax.const([0], "int64")]))
     assert found == "the rank of its input 'a' is decided by values, at run time"
+
+
+@pytest.mark.parametrize("name", ["Dyn:0", "batch size", "n n", "1x", "min", "7"])
+def test_any_text_names_a_size(name):
+    """Also in the type of a result that nothing can be found out about."""
+    made = model([node("Momentum", ["x"], ["y"])], [value("x", (name, 9))], [value("y", (name, 9))])
+    with pytest.raises(UnsupportedOp, match="Momentum"):
+        import_model(made)

@@ -287,13 +287,24 @@ def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProt
     graph.input.extend(onnx.ValueInfoProto(name=v.name, type=folder.types[v.name]) for v in source.graph.input)
     for value in source.graph.output:
         kind = folder.types.get(value.name)
-        graph.output.append(onnx.ValueInfoProto(name=value.name, type=kind if kind is not None else value.type))
+        graph.output.append(onnx.ValueInfoProto(name=value.name, type=_unnamed(value.type) if kind is None else kind))
     border = {v.name for v in [*graph.input, *graph.output]}
     for name in (o for n in nodes for o in n.output if o and o not in border):
         if (shape := folder.open_shape(name)) is not None:
             kind = make_type(folder.types[name].tensor_type.elem_type, shape)
             graph.value_info.append(onnx.ValueInfoProto(name=name, type=kind))
     return model
+
+
+def _unnamed(declared: onnx.TypeProto) -> onnx.TypeProto:
+    """A type of the file, for a result that nothing was found out about. The file's names of sizes are any text, and
+    stand for no sizes of the folded model."""
+    kind = onnx.TypeProto()
+    kind.CopyFrom(declared)
+    for dim in kind.tensor_type.shape.dim if kind.HasField("tensor_type") else ():
+        if dim.dim_param:
+            dim.Clear()
+    return kind
 
 
 def _distinct_names(graph: onnx.GraphProto, taken: set[str] | None = None) -> None:
