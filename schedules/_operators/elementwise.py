@@ -3,6 +3,10 @@
 sign       1, -1, else x where x is 0 or NaN; TVM's is 0 for NaN
 subtract   a + (-1) b, which LLVM makes a subtraction again: TVM's simplifier takes (a + b) - b of floats for a, also
            where b is NaN, or has rounded digits of a away on purpose
+add, subtract, multiply, negative
+           of int32 and int64 in twice the bits, and cut to the type, which LLVM makes one operation of the type again:
+           TVM and LLVM both take for granted that its sums and products stay within it. x + 1 > 0 was x >= 0, and
+           |x + x| kept the sign of what had wrapped around
 compare    int32 with -2^31 in int64: TVM's simplifier takes x == -2^31 for false, and x <= -2^31 for x < -2^31
 """
 
@@ -13,11 +17,13 @@ from math import isfinite
 from typing import Any
 
 from tvm import relax, te, tirx, topi
+from tvm_ffi import structural_map
 
 from tvmopt.lowering.common import constant, static_shape
 from tvmopt.targets import Machine
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+WIDER = {"int32": "int64", "int64": "int128"}
 
 
 def sign(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
@@ -39,15 +45,40 @@ def sign(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
 
 
 def subtract(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
-    """`R.subtract` of floats."""
+    """`R.subtract`."""
     dtype = str(call.ty.dtype)
     if not dtype.startswith(("float", "bfloat")):
-        return None
+        return _wrapped(topi.subtract, "subtract")(bb, call, machine)
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         return topi.add(a, topi.multiply(b, tirx.const(-1.0, dtype)))
 
     return bb.call_te(compute, *call.args, primfunc_name_hint="subtract")
+
+
+def _wrapped(function: Callable[..., te.Tensor], name: str) -> Any:
+    """Integers with a sign that wrap around; those without are the importer's (converters/unsigned.py)."""
+
+    def compute(*tensors: te.Tensor) -> te.Tensor:
+        narrow = function(*tensors)
+        value = narrow.op.body[0]
+        if not isinstance(value, (tirx.Add, tirx.Sub, tirx.Mul)):
+            return narrow  # nothing is left to compute
+        kind = str(narrow.dtype)
+        whole = type(value)(*(tirx.Cast(WIDER[kind], side) for side in (value.a, value.b)))
+
+        def element(*at: Any) -> Any:
+            place = {axis.var: index for axis, index in zip(narrow.op.axis, at, strict=True)}
+            return tirx.Cast(kind, structural_map(whole, (tirx.Var, lambda v: place.get(v, v))))
+
+        return te.compute(narrow.shape, element, name=name)
+
+    def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
+        if machine.kind != "llvm" or str(call.ty.dtype) not in WIDER:
+            return None
+        return bb.call_te(compute, *call.args, primfunc_name_hint=name)
+
+    return lowering
 
 
 def logical_not(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
@@ -80,7 +111,7 @@ def _compared(function: Callable[..., te.Tensor], name: str) -> Any:
 def _from_memory(function: Callable[..., te.Tensor], name: str) -> Any:
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         if not str(call.ty.dtype).startswith(("float", "bfloat")):
-            return None
+            return _wrapped(function, name)(bb, call, machine) if function is topi.multiply else None
         values = [constant(bb, a) for a in call.args]
         if not any(v is not None and v.ndim == 0 and (float(v) == 0 or not isfinite(float(v))) for v in values):
             return None
@@ -125,6 +156,8 @@ def power(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
 
 
 LOWERS = {
+    "relax.add": _wrapped(topi.add, "add"),
+    "relax.negative": _wrapped(lambda x: topi.subtract(tirx.const(0, x.dtype), x), "negative"),
     "relax.multiply": _from_memory(topi.multiply, "multiply"),
     "relax.divide": _from_memory(topi.divide, "divide"),
     "relax.power": power,

@@ -1,4 +1,4 @@
-"""Integers that leave their type wrap around, whatever the next operator is, and whatever LLVM takes for granted."""
+"""Integers that leave their type wrap around, whatever the next operator is, and whatever compilers take for granted."""
 
 import numpy as np
 import pytest
@@ -32,6 +32,44 @@ def test_sums_and_products_without_a_sign_wrap_around(kind):
     found = tvmopt.compile(model, verify=False).model.run({"x": x})
     for name, want in expected.items():
         np.testing.assert_array_equal(found[name], want, name)
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+@pytest.mark.parametrize("axes", [(31,), ("n",), ("n", 3)])
+def test_sums_and_products_with_a_sign_wrap_around(kind, axes):
+    """What reads them must not conclude from an operand that they are positive."""
+    element, ends = helper.np_dtype_to_tensor_dtype(np.dtype(kind)), np.iinfo(kind)
+    constants = {"zero": 0, "one": 1, "three": 3, "low": ends.min, "top": ends.max}
+    readers = {
+        "Greater": (["zero"], lambda v: v > 0),
+        "Abs": ([], np.abs),
+        "Neg": ([], np.negative),
+        "Div": (["three"], lambda v: np.sign(v) * (np.abs(v.astype(object)) // 3)),
+        "ReduceL1": ([], lambda v: np.abs(v).sum(keepdims=True, dtype=kind)),
+    }
+    nodes, sums = [], {}
+    for op, function in OPERATORS.items():
+        for name in ("one", "three", "low", "top", "x"):
+            sums[f"{op}_{name}"] = function, name
+            nodes.append(helper.make_node(op, ["x", name], [f"{op}_{name}"]))
+    nodes += [helper.make_node(r, [s, *more], [f"{s}_{r}"]) for s in sums for r, (more, _) in readers.items()]
+    value = helper.make_tensor_value_info
+    weights = [numpy_helper.from_array(np.array(v, kind), n) for n, v in constants.items()]
+    types = {"Greater": TensorProto.BOOL}
+    results = [value(f"{s}_{r}", types.get(r, element), [None] * len(axes)) for s in sums for r in readers]
+    graph = helper.make_graph(nodes, "g", [value("x", element, axes)], results, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    compiled = tvmopt.compile(model, verify=False, records=False).model
+    numbers = [0, 1, -1, 2, -3, 100, ends.max, ends.max - 1, ends.min, ends.min + 1]
+    numbers += [half + d for half in (ends.max // 2, ends.max // 3, ends.min // 2) for d in (-1, 0, 1)]
+    for rows in (31,) if axes[0] == 31 else (1, 7, 33):
+        x = np.resize(np.array(numbers, kind), (rows, *axes[1:]))
+        found = compiled.run({"x": x})
+        for name, (function, other) in sums.items():
+            whole = function(x, x if other == "x" else np.array(constants[other], kind))
+            for reader, (_, reference) in readers.items():
+                want = reference(whole).astype(found[f"{name}_{reader}"].dtype)
+                np.testing.assert_array_equal(found[f"{name}_{reader}"], want, f"{name}_{reader}")
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
