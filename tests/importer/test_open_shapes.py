@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tvmopt
 from tests.importer.onnx_check import model, run_ort, run_relax, value
 from tvmopt.dims import Dim, at, holds, near
 from tvmopt.errors import InputError, ModelError
@@ -311,6 +312,25 @@ def test_what_cannot_be_solved_is_a_condition():
         assert all(holds(c, sizes) for c in known.conditions)
         feeds = drawn(prepared, sizes)
         np.testing.assert_allclose(run_relax(imported, feeds)[0], run_ort(made, feeds)[0], rtol=1e-5)
+
+
+def test_sizes_that_are_equal_by_a_condition_are_one_in_all_shapes():
+    """TVM gave the sum no shape, and made no code of it."""
+    nodes = [
+        node("MaxPool", ["x"], ["a"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Resize", ["a", "", "twice"], ["b"], mode="nearest"),
+        node("Add", ["x", "b"], ["y"]),
+    ]
+    weights = {"twice": np.array([1, 1, 2, 2], "float32")}
+    made = model(nodes, [value("x", (2, 1, "h", "w"))], [value("y", None), value("b", None)], weights)
+    compiled = tvmopt.compile(made, verify=False, records=False).model
+    for sizes in ((2, 2), (4, 18), (34, 8)):
+        feeds = {"x": np.random.default_rng(0).standard_normal((2, 1, *sizes)).astype("float32")}
+        found = compiled.run(feeds)
+        for name, want in zip(("y", "b"), run_ort(made, feeds), strict=True):
+            np.testing.assert_allclose(found[name], want, rtol=1e-6)
+    with pytest.raises(InputError, match="h"):
+        compiled.run({"x": np.zeros((2, 1, 3, 4), "float32")})
 
 
 def test_a_resized_picture_has_the_size_as_it_is_written_elsewhere():

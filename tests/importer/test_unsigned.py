@@ -1,4 +1,4 @@
-"""Integers that leave their type wrap around, whatever the next operator is, and whatever compilers take for granted."""
+"""Integers that leave their type wrap around, whatever the next operator is and whatever compilers take for granted."""
 
 import numpy as np
 import pytest

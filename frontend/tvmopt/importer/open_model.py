@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from tvmopt.dims import Dim, Range, parse
+from tvmopt.dims import Dim, Range, Size, parse
 
 KEY = "tvmopt.open"
 
@@ -36,6 +36,16 @@ class Open:
     values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     caches: tuple[tuple[str, str], ...] = ()
     decided: dict[str, Range] = field(default_factory=dict)
+
+    def equal(self) -> dict[Size, Size]:
+        """By the conditions: a size, and the shorter one that it is equal to. One of them must stand for both in all
+        shapes: TVM cannot tell that two tensors fit together.
+
+        >>> Open(conditions=("2*(h//2) == h", "a <= 2*b")).equal()
+        {2*(h//2): h}
+        """
+        pairs = [condition.split(" == ") for condition in self.conditions if " == " in condition]
+        return {parse(b): parse(a) for a, b in (sorted(pair, key=lambda text: (len(text), text)) for pair in pairs)}
 
 
 def write(model: onnx.ModelProto, known: Open) -> None:

@@ -120,8 +120,11 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
 
     def convert_graph(self, graph: onnx.GraphProto) -> tuple[Any, dict[str, str]]:
         """The module, and the ONNX node of each binding's name."""
+        same, given = self.open.equal(), {value.name for value in graph.input}
         for value in [*graph.input, *graph.value_info, *graph.output]:
             if (shape := open_shape(value.type)) is not None:
+                if value.name not in given:
+                    shape = tuple(same.get(size, size) for size in shape)
                 self.types[value.name] = (dtype_name(value.type.tensor_type.elem_type), shape)
         self._parse_graph_initializers(graph)
         self._parse_graph_input(graph)
