@@ -449,6 +449,9 @@ def test_symbols_are_one_variable_and_have_bounds():
             "ScatterElements cannot be imported: the sizes of its indices are open"),
         (chained([node("DFT", ["x"], ["y"], axis=1)], inputs=[value("x", (2, "t", 1))]),
             "DFT cannot be imported: the number of points of its transform, t, is open"),
+        (chained([node("ConvTranspose", ["x", "w"], ["y"], group=2)],
+            inputs=[value("x", (1, "n", 5, 5)), value("w", ("n", 3, 2, 2))]),
+            r"(?s)ConvTranspose cannot be imported: it divides its channels into groups.*--shape n:NUMBER|shape=.'n'"),
     ],
 )  # fmt: skip
 def test_what_needs_a_number_says_so(made, what):

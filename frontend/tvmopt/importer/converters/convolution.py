@@ -87,6 +87,8 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
     n = len(image)
     if n not in _TRANSPOSED:
         raise ctx.unsupported(f"{n} spatial dimensions; 1 to 3 are supported")
+    if attrs.get("group", 1) > 1 and is_open(shape_of(w)[:1]):
+        raise OpenSize("it divides its channels into groups, and their number is open")
     strides, dilations = attrs.get("strides", [1] * n), attrs.get("dilations", [1] * n)
     extra = list(attrs.get("output_padding", [0] * n))
     full = [

@@ -186,6 +186,8 @@ def scatter_elements(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     b, axis = Build(bb, ctx.name), attrs.get("axis", 0) % len(inputs[0].ty.shape)
     at = index(b, ctx, 1, _extents(ctx, inputs[0], [axis]))
     own, shape = shape_of(at), shape_of(inputs[0])
+    if 0 in (*own, *shape):
+        return inputs[0]  # TVM's kernels divide by the sizes
     if any(o != s for i, (o, s) in enumerate(zip(own, shape, strict=True)) if i != axis):
         if is_open(own):  # TVM's own steps through the data by the indices' shape
             raise OpenSize("the sizes of its indices are open, and others than those of its data")
@@ -211,6 +213,8 @@ def _coordinates(b: Build, at: Any, shape: tuple[int, ...], axis: int) -> Any:
 def scatter_nd(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """ScatterND: write, or combine, slices at positions."""
     at = _position(Build(bb, ctx.name), ctx, inputs[0], inputs[1], 0)
+    if 0 in (*shape_of(inputs[0]), *shape_of(inputs[2])):
+        return inputs[0]
     return relax.op.scatter_nd(inputs[0], at, inputs[2], REDUCTIONS[attrs.get("reduction", "none")])
 
 
