@@ -4,7 +4,8 @@
 
 TVM's own form carries (index, value) through one comparison an element, which no compiler makes vectors of. Along the
 last axis both reductions are one row program; along another each strip of columns is read once (across.py), or, where
-there is no vector of them, they are two kernels. Of a row with NaN they give the first NaN, as NumPy does.
+there is no vector of them, or sizes are open, they are two kernels. Of a row with NaN they give the first NaN, as NumPy
+does; TVM's form gives -1 for a row of what it begins with, of infinities for example.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Expr = Any
 DTYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 LOW_FLOATS = ("float16", "bfloat16")
 """Compared in float32, which has every one of their numbers."""
+TYPES = (*DTYPES, *LOW_FLOATS, "uint64")
 POSITION = "int32"
 
 
@@ -95,18 +97,40 @@ def _across(data: te.Tensor, peak: te.Tensor) -> te.Tensor:
     return te.compute((outer, inner), lambda *i: first(*i).astype("int64"), name="position")
 
 
+def _open(data: te.Tensor, peak: te.Tensor, axis: int) -> te.Tensor:
+    """Positions along an axis, which stays as one of 1, of any sizes; `peak`: the extremes, without the axis."""
+    k = te.reduce_axis((0, data.shape[axis]), name="k")
+    most = tirx.max_value("int64")
+    least = te.comm_reducer(lambda a, b: tirx.min(a, b), lambda dtype: most, name="first")
+    shape = [*data.shape[:axis], 1, *data.shape[axis + 1 :]]
+
+    def first(*i: Any) -> Any:
+        before, after = i[:axis], i[axis + 1 :]
+        here = _found(data(*before, k, *after), peak(*before, *after))
+        return least(tirx.Select(here, tirx.Cast("int64", k.var), most), axis=[k])
+
+    return te.compute(shape, first, name="position")
+
+
+def _of_open_sizes(bb: relax.BlockBuilder, call: relax.Call, highest: bool) -> Any:
+    """Both reductions of a tensor whose sizes a run tells."""
+    x, axis = call.args[0], int(call.attrs.axis) % len(call.args[0].ty.shape)
+    if str(x.ty.dtype) in LOW_FLOATS:
+        x = bb.emit(relax.op.astype(x, "float32"))
+    peak = bb.emit((relax.op.max if highest else relax.op.min)(x, axis))
+    name = "argmax" if highest else "argmin"
+    found = bb.call_te(_open, x, peak, axis, primfunc_name_hint=name)
+    return found if call.attrs.keepdims else relax.op.reshape(bb.emit(found), call.ty.shape)
+
+
 def _extreme_at(highest: bool) -> Callable[[relax.BlockBuilder, relax.Call, Machine], Any]:
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x, out = call.args[0], static_shape(call)
         shape, dtype = static_shape(x), str(x.ty.dtype)
-        if (
-            not shape
-            or out is None
-            or 0 in shape
-            or dtype not in (*DTYPES, *LOW_FLOATS, "uint64")
-            or prod(shape) >= 2**31
-        ):
-            return Declined(f"an open or empty shape, or the type {dtype}")
+        if shape is None and x.ty.shape is not None and call.attrs.axis is not None and dtype in TYPES:
+            return _of_open_sizes(bb, call, highest)
+        if not shape or out is None or 0 in shape or dtype not in TYPES or prod(shape) >= 2**31:
+            return Declined(f"an unknown or empty shape, or the type {dtype}")
         if dtype in LOW_FLOATS:
             x, dtype = bb.emit(relax.op.astype(x, "float32")), "float32"
         if dtype == "uint64":

@@ -1,4 +1,4 @@
-"""Reductions whose cases TVM has no kernel for: bool, the empty set, and positions in bfloat16; and the determinant."""
+"""Reductions whose cases TVM has no kernel for: bool, and the empty set; and the determinant."""
 
 from __future__ import annotations
 
@@ -115,12 +115,6 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
     return b.cast(out, dtype)
 
 
-def extreme_at(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """ArgMax and ArgMin; of 16-bit floats in float32: TVM's own kernels, those of open shapes, cannot compare
-    bfloat16."""
-    return ctx.stock([Build(bb, ctx.name).wide(inputs[0]), *inputs[1:]], attrs)
-
-
 def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Det of [..., n, n], by elimination with partial pivoting, unrolled over n.
 
@@ -154,6 +148,4 @@ def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
 CONVERTERS: dict[tuple[str, str], Converter] = {
     **{("", name): _reduce(name) for name in REDUCTIONS},
     ("", "Det"): det,
-    ("", "ArgMax"): extreme_at,
-    ("", "ArgMin"): extreme_at,
 }
