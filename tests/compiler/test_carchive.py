@@ -358,7 +358,7 @@ def test_an_archive_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     """Too little memory for what kernels ask: an error of the run, not a crash."""
     monkeypatch.setattr("tvmopt.compiler.carchive.scratch._asked", lambda module: 0)
     with pytest.raises(AccuracyError, match=r"ended with 1: a kernel failed"):
-        tvmopt.compile(network(tmp_path), emit="c-archive", output=tmp_path / "small")
+        tvmopt.compile(network(tmp_path), emit="c-archive", output=tmp_path / "small", without=["StackBuffers"])
 
 
 def test_places_are_nobody_else_s() -> None:

@@ -413,7 +413,7 @@ import tvmopt.onnxruntime as ours
 ours.install()
 import onnxruntime.transformers
 from onnxruntime.quantization import CalibrationDataReader, calibrate, quantize_static
-from onnxruntime.tools import symbolic_shape_infer
+import onnxruntime.tools.onnx_model_utils
 assert calibrate.onnxruntime is ours
 class Rows(CalibrationDataReader):
     left = 2
