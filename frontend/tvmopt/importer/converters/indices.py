@@ -95,8 +95,7 @@ def _inside(b: Build, ctx: Context, number: int, at: Any, extents: Sequence[Any]
     """Input `number` of the node, `at`, as indices of axes whose sizes are open, of which there may be none; negative
     ones count from the end with `wrap`.
 
-    A check knows numbers alone: it looks at whether an index is outside, 0 or 1, which then is added to the nearest
-    index there is. The first and the last element of what is never empty need none.
+    The first and the last element of what is never empty need no check.
     """
     known = ctx.array(at)
     least = min((_least(size) for size in extents), default=0)
@@ -108,15 +107,17 @@ def _inside(b: Build, ctx: Context, number: int, at: Any, extents: Sequence[Any]
     if there:
         return at
     inside = b.emit(relax.op.logical_and(b.greater(at, -1), b.less(at, end)))
-    outside = b.cast(b.emit(relax.op.logical_not(inside)), "int64")
-    check = Check(
-        f"{ctx.op_type}: an index is out of range.",
-        f"node '{ctx.name}', input '{ctx.node.input[number]}'",
-        "pass indices of elements that there are" + (", or negative ones that count from the end" if wrap else ""),
-        (0,),
-        (0,),
-    )
-    return b.add(b.minimum(b.maximum(at, 0), b.sub(end, 1)), b.emit(checked(outside, check)))
+    outside = b.emit(relax.op.logical_not(inside))
+    fix = "pass indices of elements that there are" + (", or negative ones that count from the end" if wrap else "")
+    nothing = _refused(b, ctx, number, outside, "an index is out of range", fix)
+    return b.add(b.minimum(b.maximum(at, 0), b.sub(end, 1)), nothing)
+
+
+def _refused(b: Build, ctx: Context, number: int, wrong: Any, what: str, fix: str) -> Any:
+    """Zeros, int64, to add to indices; an error of the run, about input `number`, where one of the booleans `wrong` is
+    true. A check knows numbers alone, so it looks at 0 or 1."""
+    check = Check(f"{ctx.op_type}: {what}.", f"node '{ctx.name}', input '{ctx.node.input[number]}'", fix, (0,), (0,))
+    return b.emit(checked(b.cast(wrong, "int64"), check))
 
 
 def at_least(b: Build, ctx: Context, at: Any, size: Size, least: Size, what: str) -> Any:
@@ -129,12 +130,9 @@ def at_least(b: Build, ctx: Context, at: Any, size: Size, least: Size, what: str
     """
     if interval(size - least, {})[0] >= 0:
         return at
-    short = b.cast(b.less(b.number(size), b.number(least)), "int64")
-    check = Check(
-        f"{ctx.op_type}: {what}.", f"node '{ctx.name}', input '{ctx.node.input[0]}'",
-        "pass values of which enough are chosen", (0,), (0,),
-    )  # fmt: skip
-    return b.add(at, b.cast(b.emit(checked(short, check)), dtype_of(at)))
+    short = b.less(b.number(size), b.number(least))
+    nothing = _refused(b, ctx, 0, short, what, "pass values of which enough are chosen")
+    return b.add(at, b.cast(nothing, dtype_of(at)))
 
 
 def _least(extent: Any) -> int:
