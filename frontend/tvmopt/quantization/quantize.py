@@ -31,6 +31,7 @@ from tvmopt.quantization.between import in_floats, unrounded
 from tvmopt.quantization.calibrate import PRESETS, calibrate, chosen
 from tvmopt.quantization.data import NO_DATA, Array, Data, Feeds, digest, inputs_of
 from tvmopt.quantization.losses import layers_of, measure, run, session
+from tvmopt.quantization.means import means_as_poolings
 from tvmopt.quantization.records import Attempt, Quantized
 from tvmopt.quantization.weights import BITS, quantise_weights
 
@@ -290,8 +291,8 @@ def _metric(metric: Metric | str | None) -> Metric | None:
 
 
 def _prepared(model: onnx.ModelProto, shape: Shapes | None, *, simplify: bool, folder: Path) -> onnx.ModelProto:
-    """The model with a name for every node and no weight among its inputs, and, if `simplify`, in opset 13 at least and
-    with its BatchNorms folded.
+    """The model with a name for every node and no weight among its inputs, and, if `simplify`, in opset 13 at least,
+    with its BatchNorms folded and its means of pictures as poolings.
 
     Raises:
         ModelError: it is quantised already, or onnxruntime cannot load it.
@@ -308,6 +309,7 @@ def _prepared(model: onnx.ModelProto, shape: Shapes | None, *, simplify: bool, f
         bind_shapes(copy.graph, shape)
     if simplify:
         copy = _simplified(copy, folder)
+        means_as_poolings(copy)
     taken = {n.name for n in copy.graph.node}
     for number, node in enumerate(copy.graph.node):
         if not node.name:
