@@ -345,6 +345,7 @@ def graph_passes(
         P.KeepCaches(machine.kind, log, stored),  # after FuseAttention and the passes of layouts; its inputs are others
         P.KeepLastScores(log),  # after KeepCaches, which makes the parameter that says how many
         P.PlaceTokens(log),  # after KeepCaches and KeepLastScores: its parameters are others again
+        P.ZeroSubnormals(log),  # after everything that scales weights
         *precision_passes(machine, log, precision, exact),  # after everything that looks for float32 patterns
         T.CanonicalizeBindings(),
         T.DeadCodeElimination(),

@@ -48,6 +48,7 @@ from tvmopt.passes.turn_columns import TurnColumns
 from tvmopt.passes.unpack_weights import UnpackWeights
 from tvmopt.passes.unroll_recurrence import UnrollRecurrence
 from tvmopt.passes.widen_halves import WidenHalves
+from tvmopt.passes.zero_subnormals import ZeroSubnormals
 
 __all__ = [
     "CancelCasts",
@@ -98,4 +99,5 @@ __all__ = [
     "UnpackWeights",
     "UnrollRecurrence",
     "WidenHalves",
+    "ZeroSubnormals",
 ]
