@@ -124,12 +124,17 @@ class Batcher:
         self._groups: list[Group] = []
         self._changed = threading.Condition()
         self._ends = False
-        self.running = self.texts = 0
+        self.texts = self._running = 0
+        self._here = False  # a call runs in the loop
         self._threads = [
             threading.Thread(target=self._work, name=f"tvmopt-serve-{n}", daemon=True) for n in range(limits.instances)
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def running(self) -> int:
+        return self._running + self._here
 
     @property
     def waiting(self) -> int:
@@ -145,6 +150,8 @@ class Batcher:
         rows = first.shape[0] if self._batches and first is not None else 1
         if self._is_short(feeds):
             return self._run_here(feeds, rows)
+        if asyncio.current_task() is None:
+            await asyncio.sleep(0)  # who began it without a task makes one of it now
         key = tuple((n, a.shape[1:]) for n, a in sorted(feeds.items())) if self._batches else None
         loop = asyncio.get_running_loop()
         job = _Job(feeds, rows, key, loop, loop.create_future())
@@ -166,26 +173,34 @@ class Batcher:
         return not waits and self.model.cores is None and self._seconds.get(_shapes(feeds), LONGEST) < LONGEST
 
     def _run_here(self, feeds: Mapping[str, Array], rows: int) -> Outputs:
-        with self._changed:
+        """What stands behind the call finds its caches cold, and the answer waits for it: it is kept short."""
+        assert self._alone is not None
+        self._here = True  # and then it looks whether the end has begun; `close` begins it, and then looks here
+        begin, ok = time.perf_counter(), False
+        try:
             if self._ends:
                 raise Refused(503, "the model is being unloaded.")
-            self.running += 1
-        assert self._alone is not None
-        begin = time.perf_counter()
-        try:
-            return self._alone.run(lambda: self._timed(feeds))
+            found: Outputs = self.model.run(feeds)
+            ok = True
+            return found
+        except Refused:
+            raise
         except InputError as error:
             raise Refused(400, error.what) from None
         except Exception as error:
             raise _failed(error) from error
         finally:
-            with self._changed:
-                self.running -= 1
-                self._changed.notify_all()
             seconds = time.perf_counter() - begin
-            asyncio.get_running_loop().call_soon(self._tell, seconds, rows)  # when the answer is on its way
+            self._here = False
+            if self._ends:
+                with self._changed:
+                    self._changed.notify_all()
+            self._alone.look()
+            asyncio.get_running_loop().call_soon(self._tell, feeds, seconds, rows, ok)  # when the answer is on its way
 
-    def _tell(self, seconds: float, rows: int) -> None:
+    def _tell(self, feeds: Mapping[str, Array], seconds: float, rows: int, ok: bool) -> None:
+        if ok:
+            self._keep(feeds, seconds)
         for what, value in (("queue", 0.0), ("compute", seconds), ("rows", rows)):
             self._observe(what, value)
 
@@ -193,11 +208,13 @@ class Batcher:
         """A call; how long it took is kept by its shapes."""
         begin = time.perf_counter()
         found: Outputs = self.model.run(feeds)
-        seconds = time.perf_counter() - begin
+        self._keep(feeds, time.perf_counter() - begin)
+        return found
+
+    def _keep(self, feeds: Mapping[str, Array], seconds: float) -> None:
         if len(self._seconds) >= KNOWN:
             self._seconds.clear()
         self._seconds[_shapes(feeds)] = seconds
-        return found
 
     @contextmanager
     def text(self, text: Text) -> Iterator[Group]:
@@ -267,7 +284,7 @@ class Batcher:
                     self._run(jobs)
             finally:
                 with self._changed:
-                    self.running -= len(jobs)
+                    self._running -= len(jobs)
             self._observe("compute", time.perf_counter() - begin)
             if rows:
                 self._observe("rows", rows)
@@ -283,7 +300,7 @@ class Batcher:
                 first = self._waiting.popleft()
                 if isinstance(first, _Turn) or not first.future.done():  # else who asked went away, or it was late
                     break
-            self.running += 1
+            self._running += 1
             if isinstance(first, _Turn):
                 return [first]
             jobs = [first]
@@ -291,7 +308,7 @@ class Batcher:
             while self._batches and rows < self.most:
                 more = self._fitting(first.key, self.most - rows)
                 jobs += more
-                self.running += len(more)
+                self._running += len(more)
                 rows += sum(job.rows for job in more)
                 left = until - time.perf_counter()
                 if left <= 0 or self._ends or rows >= self.most:

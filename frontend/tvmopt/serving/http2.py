@@ -58,6 +58,9 @@ from tvmopt.serving.http2_stream import Stream
 
 ROOM = 256 << 10
 
+LEAST = 16 << 10
+"""Bytes that are read where it is not known whose they are, and moved then: most of a picture goes where it is read."""
+
 _room = memoryview(bytearray(ROOM))  # for all connections: it is read before the next one writes into it
 
 
@@ -130,11 +133,13 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         self._direct = False
         if self._open is None:
-            return _room
+            return _room[:LEAST]
         stream, left = self._open
-        room = stream.room(left) if stream is not None and not stream.closed else None
+        if stream is None or stream.closed:
+            return _room[:left]
+        room = stream.room(left)
         self._direct = room is not None
-        return room if room is not None else _room[:left]
+        return room if room is not None else _room[: min(left, LEAST)]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._kept, self._waited = self._waited, False
@@ -214,9 +219,8 @@ class Connection(asyncio.BufferedProtocol):
         assert self._open is not None
         stream, left = self._open
         self._got += count
-        if self._got >= FRAME:  # the connection's window; a stream's is its own affair
-            self.write(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self._got)))
-            self._got = 0
+        if self._got >= CONNECTION_WINDOW // 2:  # a stream's is its own affair
+            self.write(b"")
         if stream is not None:
             stream.waits += count
             if stream.waits >= STREAM_WINDOW // 2 and not stream.holds:
@@ -356,7 +360,12 @@ class Connection(asyncio.BufferedProtocol):
     # -- what goes ----------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        if not self.ends and data:
+        if self.ends:
+            return
+        if self._got >= FRAME:  # the window that was used is given back with what goes anyway
+            data = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self._got)) + data
+            self._got = 0
+        if data:
             self.transport.write(data)
 
     def _flush(self) -> None:

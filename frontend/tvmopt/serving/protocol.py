@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,6 +30,8 @@ DATATYPES = {
 
 HEADER = "inference-header-content-length"
 
+T = TypeVar("T")
+
 
 @dataclass
 class Request:
@@ -43,7 +45,7 @@ class Request:
     feeds: dict[str, Array]
     outputs: dict[str, bool]
     id: str = ""
-    heads: dict[Any, bytes] = field(default_factory=dict)
+    heads: dict[Any, Any] = field(default_factory=dict)
 
 
 def metadata(name: str, versions: Sequence[str], model: Model) -> dict[str, Any]:
@@ -190,7 +192,7 @@ class Plan:
     inputs: list[Given]
     outputs: dict[str, bool]
     id: str = ""
-    heads: dict[Any, bytes] = field(default_factory=dict)
+    heads: dict[Any, Any] = field(default_factory=dict)
 
     def request(self, feeds: dict[str, Array]) -> Request:
         return Request(feeds, self.outputs, self.id, self.heads)
@@ -360,7 +362,7 @@ def encode(
     """
     if not all(request.outputs.values()):
         return _encode_json(request, name, version, found, model)
-    tensors = [np.ascontiguousarray(found[key]) for key in request.outputs]
+    tensors = [found[key] for key in request.outputs]
 
     def told() -> bytes:
         outputs = [
@@ -372,10 +374,10 @@ def encode(
     return b"".join([head, *(array.tobytes() for array in tensors)]), len(head)
 
 
-def head_of(request: Request, name: str, version: str, tensors: list[Array], told: Callable[[], bytes]) -> bytes:
+def head_of(request: Request, name: str, version: str, tensors: list[Array], told: Callable[[], T]) -> T:
     """What an answer says before its tensors: for tensors of the same shapes it is the same."""
     key = (name, version, *(array.shape for array in tensors))
-    head = request.heads.get(key)
+    head: T | None = request.heads.get(key)
     if head is None:
         if len(request.heads) >= Plans.ANSWERS:
             request.heads.clear()

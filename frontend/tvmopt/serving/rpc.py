@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-import numpy as np
-
 import tvmopt
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array
@@ -104,7 +102,7 @@ def methods(service: Service, seconds: float) -> Methods:
                 yield [answer.SerializeToString()]
 
     found = {name: plain(name) for name in METHODS}
-    found["ModelInfer"] = Method(reader("ModelInfer", wire.read), calls.infer)
+    found["ModelInfer"] = Method(reader("ModelInfer", wire.read), calls.infer, at_once=True)
     found["ModelStreamInfer"] = Method(reader("ModelInfer"), many=stream)
     paths = {f"/{SERVICE}/{name}".encode(): method for name, method in found.items()}
     paths[HEALTH.encode()] = Method(reader("HealthCheck"), health)
@@ -180,9 +178,9 @@ class Calls:
             return plan.request(feeds)
 
         def encode(asked: protocol.Request, version: str, found: Mapping[str, Array], model: Model) -> Pieces:
-            tensors = [np.ascontiguousarray(found[n]) for n in asked.outputs]
+            tensors = [found[n] for n in asked.outputs]
 
-            def told() -> bytes:
+            def told() -> list[bytes]:
                 infos = {o.name: o for o in model.outputs}
                 outputs = [
                     {"name": n, "datatype": protocol.DATATYPES[infos[n].dtype], "shape": found[n].shape}
@@ -191,11 +189,11 @@ class Calls:
                 made = self._types.ModelInferResponse(
                     model_name=request.model_name, model_version=version, id=asked.id, outputs=outputs
                 )
-                return bytes(made.SerializeToString())
+                first, *others = [wire.head(RAW_OUTPUT, array.nbytes) for array in tensors]
+                return [made.SerializeToString() + first, *others]
 
-            head = protocol.head_of(asked, request.model_name, version, tensors, told)
-            raw = [array.tobytes() for array in tensors]
-            return [head, *(part for data in raw for part in (wire.head(RAW_OUTPUT, data), data))]
+            heads = protocol.head_of(asked, request.model_name, version, tensors, told)
+            return [part for head, array in zip(heads, tensors, strict=True) for part in (head, array.tobytes())]
 
         found: Pieces = await self._service.infer(request.model_name, request.model_version, "grpc", decode, encode)
         return found

@@ -51,12 +51,13 @@ class Method:
 
     Attributes:
         read: a request of a message's bytes, None where it is none. one: answers a request. many: answers a stream of
-            them instead. code: of a :class:`Refused`.
+            them instead. at_once: `one` may end without waiting, and waits for nothing before `asyncio.sleep(0)`.
     """
 
     read: Callable[[memoryview], Any]
     one: Callable[[Any], Coroutine[Any, Any, Pieces]] | None = None
     many: Callable[[AsyncIterator[Any]], Any] | None = None
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,9 @@ class Call(Stream):
             self.refuse("INVALID_ARGUMENT", f"the request has {self._came} messages, not one.")
         else:
             self._timers.pop().cancel()  # it has come
-            self._begin(self._answer(self._method.one, self._method.read(self._requests.get_nowait())))
+            work = self._answer(self._method.one, self._method.read(self._requests.get_nowait()))
+            if not self._method.at_once or self._waits(work):
+                self._begin(work)
 
     def reset(self) -> None:
         if self._task is not None:
@@ -232,6 +235,18 @@ class Call(Stream):
             self._timers.pop().cancel()
 
     # -- what goes ----------------------------------------------------------------------------------------------------
+
+    def _waits(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Work, as far as it goes without a task: that would be one more turn of the loop."""
+        try:
+            work.send(None)
+        except StopIteration:
+            return False
+        except Exception as error:
+            told = {"message": "a call of gRPC failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(told)
+            return False
+        return True
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = asyncio.get_running_loop().create_task(work)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmopt.errors import InputError, MissingDependency
+from tvmopt.serving.alone import Polling
 from tvmopt.serving.batcher import Limits
 from tvmopt.serving.memory import keep_memory
 from tvmopt.serving.metrics import Metrics
@@ -86,7 +87,9 @@ def serve(
         raise InputError(f"no model could be loaded: {reasons}", fix="give files that `tvmopt compile` wrote")
     if not repository.index():
         say(f"no model yet: files that `tvmopt compile` writes are served as soon as they are in {paths[0]}")
-    asyncio.run(_Server(known, Service(repository, metrics, known.max_body), say, started).run())
+    service = Service(repository, metrics, known.max_body)
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Polling(service.alone))) as runner:
+        runner.run(_Server(known, service, say, started).run())
 
 
 def check_settings(settings: Settings, say: Callable[[str], None]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from tvmopt.runtime.model import Model
@@ -23,22 +23,44 @@ GONE = 499
 """Counted for a client that went away before its text ended."""
 
 
-class _Found:
-    """The version of a model that answers a request: the one asked for, or the newest."""
+class _Counted:
+    """A request while it is being answered, and the version of a model that answers it: the one asked for, or the
+    newest. It is counted with its status when it has been answered, if there is such a model.
+
+    Args:
+        broken: the status if it ends with neither an answer nor a refusal.
+
+    Raises:
+        Refused: the server is ending, or there is no such model.
+    """
 
     version = ""
     batcher: Batcher
 
-    def __init__(self, name: str, wanted: str) -> None:
-        self._name, self._wanted = name, wanted
+    def __init__(self, service: Service, name: str, wanted: str, protocol: str, broken: int) -> None:
+        self._service, self._name, self._wanted, self._protocol, self._broken = service, name, wanted, protocol, broken
 
-    def find(self, repository: Repository) -> None:
-        """Take the one that there is now.
+    def __enter__(self) -> _Counted:
+        self._begin = time.perf_counter()
+        if self._service.drains:
+            raise Refused(503, "the server is ending.")
+        self.find()
+        self._service.alone.inside += 1
+        return self
+
+    def find(self) -> None:
+        """Take the version that there is now.
 
         Raises:
             Refused: there is none.
         """
-        self.version, self.batcher = repository.find(self._name, self._wanted)
+        self.version, self.batcher = self._service.repository.find(self._name, self._wanted)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._service.alone.inside -= 1
+        status = 200 if error is None else error.status if isinstance(error, Refused) else self._broken
+        told = (self._name, self.version, self._protocol, status, time.perf_counter() - self._begin)
+        asyncio.get_running_loop().call_soon(self._service.metrics.served, *told)  # when the answer is on its way
 
 
 class Service:
@@ -71,14 +93,14 @@ class Service:
         Raises:
             Refused: it got no result.
         """
-        with self._counted(name, version, protocol, 500) as found:
+        with _Counted(self, name, version, protocol, 500) as found:
             request = decode(found.batcher.model)
             try:
                 outputs = await found.batcher.run(request.feeds)
             except Refused as refused:
                 if refused.status != 503:
                     raise
-                found.find(self.repository)  # it was exchanged in this moment
+                found.find()  # it was exchanged in this moment
                 outputs = await found.batcher.run(request.feeds)
             return encode(request, found.version, outputs, found.batcher.model)
 
@@ -90,38 +112,11 @@ class Service:
         Raises:
             Refused: there is nothing more of it.
         """
-        with self._counted(name, version, protocol, GONE) as found:
+        with _Counted(self, name, version, protocol, GONE) as found:
             observe = self.metrics.of_text(name, found.version)
             async with aclosing(texts.generate(found.batcher, asked, observe)) as pieces:
                 async for piece in pieces:
                     yield found.version, piece
-
-    @contextmanager
-    def _counted(self, name: str, version: str, protocol: str, broken: int) -> Iterator[_Found]:
-        """The model of a request, which is counted with its status when it has been answered; of a model that there is.
-
-        Args:
-            broken: the status if it ends with neither an answer nor a refusal.
-
-        Raises:
-            Refused: the server is ending, or there is no such model.
-        """
-        begin, status, found = time.perf_counter(), broken, _Found(name, version)
-        self.alone.inside += 1
-        try:
-            if self.drains:
-                raise Refused(503, "the server is ending.")
-            found.find(self.repository)
-            yield found
-            status = 200
-        except Refused as refused:
-            status = refused.status
-            raise
-        finally:
-            self.alone.inside -= 1
-            if found.version:
-                told = (name, found.version, protocol, status, time.perf_counter() - begin)
-                asyncio.get_running_loop().call_soon(self.metrics.served, *told)  # when the answer is on its way
 
     def overview(self) -> dict[str, Any]:
         """What the page shows."""

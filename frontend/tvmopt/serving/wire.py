@@ -98,13 +98,13 @@ def _number(data: bytes | memoryview, at: int) -> tuple[int, int]:
     return -1, -1
 
 
-def head(field: int, data: bytes) -> bytes:
-    """What stands in front of a field's bytes.
+def head(field: int, size: int) -> bytes:
+    """What stands in front of so many bytes of a field.
 
-    >>> head(6, bytes(300)).hex()
+    >>> head(6, 300).hex()
     '32ac02'
     """
-    size, found = len(data), [field << 3 | BYTES]
+    found = [field << 3 | BYTES]
     while size > 127:
         found.append(size & 127 | 128)
         size >>= 7
