@@ -16,7 +16,7 @@ from typing import Any
 from tvm import tirx
 
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
-from tvmopt.scheduling.cost_model import HIGHEST_OPEN, LOOPS, pixel_widths, worth_threads
+from tvmopt.scheduling.cost_model import HIGHEST_OPEN, LOOPS, MANY_ROWS, pixel_widths, worth_threads
 from tvmopt.scheduling.facts import divisors, itemsize
 from tvmopt.scheduling.family import Knobs, PixelTiles, Space
 from tvmopt.targets import Machine
@@ -77,7 +77,7 @@ def _nanoseconds(pixels: int, channels: int, taps: int, machine: Machine) -> flo
 def open_pixels(problem: WindowProblem, machine: Machine) -> PixelTiles:
     """Tiles of a row of open length: what half the registers hold, up to eight pixels. The picture is read where it
     lies, but where channels do not fill vectors: there the rows of a task are copied with their border. Threads share
-    the blocks of low pictures, where there are four a core, and the rows of others."""
+    the blocks of low pictures and of those with few pixels, where there are four a core, and the rows of others."""
     whole = problem.channels == problem.blocks * problem.vector
     each = _nanoseconds(1, problem.blocks * problem.vector, problem.k[0] * problem.k[1], machine)
     return PixelTiles(
@@ -85,8 +85,10 @@ def open_pixels(problem: WindowProblem, machine: Machine) -> PixelTiles:
         lambda tile: {"wt": tile.ow, "cv": 1, "rows": 1, "unroll": 0},
         bytes=machine.l2 // 2 if whole else machine.l2 // 4,
         threads_from=int(LOOPS * machine.thread_ns / each) + 1,
-        parts=1 if problem.blocks % machine.cores or problem.blocks < 4 * machine.cores else machine.cores,
-        parts_up_to=LOW * machine.cores,
+        parts=1 if problem.blocks < 4 * machine.cores else machine.cores,
+        parts_up_to=few_rows(problem, machine),
+        parts_uneven=LOW * machine.cores,
+        parts_below=MANY_ROWS * problem.channels,
         by_channels=whole,
     )
 
@@ -132,16 +134,37 @@ def task_rows(problem: WindowProblem, machine: Machine) -> int:
     (28, 8)
     >>> task_rows(replace(s, ih=112, reads=112 * 384, writes=56 * 384), z)
     2
+    >>> from tvmopt.targets import Machine
+    >>> low = WindowProblem(1, 12, 32, 8, 16, 128, (3, 3), "pad", 0, True, 12, 32 * 512, 32 * 512)
+    >>> task_rows(low, z), task_rows(replace(low, ih=6, oh=6, blocks=30, channels=480, reads=32 * 1920), z)
+    (6, 6)
     """
     whole = problem.ih * problem.reads + problem.oh * problem.writes
+    by_rows = near_rows(problem, machine)
     for rows in reversed(divisors(problem.oh)):
         tasks = problem.n * (problem.oh // rows) * (1 if problem.padded == "copy" else problem.blocks)
         small = (rows + problem.k[0]) * problem.row_bytes <= machine.l2 // 4
         used = (problem.ih * rows // problem.oh + problem.k[0]) * problem.reads + rows * problem.writes
         near = problem.blocks == 1 or whole <= machine.l2 or used <= machine.l2 // 2
+        if by_rows and problem.oh // rows % machine.cores:
+            continue
         if small and near and (tasks >= 4 * machine.cores or not problem.threads):
             return rows
     return 1
+
+
+def near_rows(problem: WindowProblem, machine: Machine) -> bool:
+    """Whether tasks are cut so that each core has an even part of one picture's rows, as the product before it has (see
+    `cost_model.near_rows`): where it reads many more pixels than there are channels, and few rows of the other part."""
+    pixels = problem.ih * problem.reads // (4 * problem.blocks * problem.vector)
+    shared = problem.threads and machine.cores > 1 and problem.n == 1 and problem.padded != "copy"
+    even = problem.oh % machine.cores == 0 and problem.oh > few_rows(problem, machine)
+    return shared and even and pixels > MANY_ROWS * problem.channels
+
+
+def few_rows(problem: WindowProblem, machine: Machine) -> int:
+    """Rows up to which half of what a core reads for its part of them belongs to another core's part."""
+    return max(1, (problem.k[0] - 1) * machine.cores - 1)
 
 
 def apply(sch: Any, problem: WindowProblem, knobs: Knobs, kernel: str) -> None:

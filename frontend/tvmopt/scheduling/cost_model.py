@@ -19,6 +19,10 @@ HIGHEST_OPEN = 8
 Zen 5, 768x3072, 1 to 512 rows: 8 rows 0.93 to 1.03 of a static kernel's time; 14 rows no faster, with more code."""
 
 
+MANY_ROWS = 2
+"""Times as many rows as columns, from which the cores of a product share its rows and not its panels; likewise pixels
+and channels of windows. A recogniser of text, two cores of a Xeon: 0.96 (48x64) and 0.91 (48x320) of the time."""
+
 HIGHEST_NARROW = 12
 """Rows of a tile of one vector at most: each row is a stream of its own, and where rows lie some 4 KB apart all of them
 want the same lines of L1. On a Xeon, one core, GFLOP/s with 8, 12 and 30 rows: 1960x256 by 16 125, 124 and 111;
@@ -185,6 +189,28 @@ def row_pieces(m: int, mr: int, panels: int, cores: int) -> int:
     if panels % cores == 0 or panels >= 8 * cores or tail:
         return 1
     return min(range(1, cores + 1), key=lambda c: (-(-panels * c // cores) * -(-tiles // c), c))
+
+
+def near_rows(m: int, n: int, nr: int, machine: Machine) -> int:
+    """The tile's height where each core takes all panels of an even part of the rows; 0 where it takes some panels.
+
+    With parts of the rows a core reads all weights, and the rows that it wrote itself if the kernel before it was cut
+    in the same way; with panels it reads all rows, half of which the other core wrote. What another core wrote comes no
+    faster than what lies in L3: fewer of both are read by rows where there are more rows than columns.
+
+    >>> z = Machine.load("sapphirerapids").with_cores(2)
+    >>> near_rows(768, 64, 32, z), near_rows(192, 240, 32, z), near_rows(770, 64, 32, z), near_rows(25088, 64, 32, z)
+    (8, 0, 7, 8)
+    >>> near_rows(768, 64, 32, z.with_cores(1)), near_rows(768, 64, 32, z.with_cores(96))
+    (0, 0)
+    """
+    if machine.cores == 1 or m <= MANY_ROWS * n:
+        return 0
+    nv = max(1, nr // machine.lanes())
+    best = machine.tile_rows
+    rows = [r for r in range(best - 1, best + 3) if not m % (r * machine.cores) and fits(r, nv, machine)]
+    found = min(rows, key=lambda r: (step_cycles(r, nv, machine) / r, abs(r - best)), default=0)
+    return found if found and m // (found * machine.cores) >= 2 else 0
 
 
 def cached_pieces(tiles: int, rows: int, weights: int, panels: int, machine: Machine) -> int:

@@ -99,6 +99,8 @@ class PixelTiles:
         threads_from: pixels of the result from which the work is worth threads; up to 1: there is no form for one.
         parts: in how many parts threads share the tasks of a tile (panels of weights), each for all rows of a piece.
         parts_up_to: rows of a picture's result up to which they do, and share the rows of higher ones; 0: always.
+        parts_uneven: rows up to which they do where these do not divide evenly by the cores.
+        parts_below: pixels of a picture's result below which they do.
         height: rows of a tile; of widths whose last is more than 1, rows and columns of the result are never fewer.
         by_channels: each task of a tile reads as many channels of the picture, in their order: from where they lie.
     """
@@ -109,6 +111,8 @@ class PixelTiles:
     threads_from: int
     parts: int = 1
     parts_up_to: int = 0
+    parts_uneven: int = 0
+    parts_below: int = 0
     height: int = 1
     by_channels: bool = False
 

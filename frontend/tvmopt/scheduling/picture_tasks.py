@@ -91,7 +91,16 @@ class Tasks:
         """Whether threads share a tile's tasks; None: never."""
         if self.tiles.parts == 1:
             return None
-        return rows <= number(self.tiles.parts_up_to) if self.tiles.parts_up_to else tirx.const(True, "bool")
+        tiles = self.tiles
+        if not tiles.parts_up_to:
+            return tirx.const(True, "bool")
+        asked = [rows <= number(tiles.parts_up_to)]
+        if tiles.parts_uneven:
+            uneven = remainder(rows, number(self.cores)) > number(0)
+            asked.append(tirx.And(rows <= number(tiles.parts_uneven), uneven))
+        if tiles.parts_below:
+            asked.append(rows * self.size[PIXEL] < number(tiles.parts_below))
+        return tirx.any(*asked)
 
     def _chunks(self, count: Any, rows: Any, cores: int, together: Any | None) -> Any:
         """Into how many pieces the rows of a picture are cut: none of them longer than `tiles.bytes` of bordered rows

@@ -14,7 +14,8 @@ ahead      while a panel is multiplied the next one is prefetched, a line or les
            that has a panel to itself leaves no time for the next one: it fetches ahead in its own.
 tasks      panels; of one panel, tiles of rows, the last of which may be lower; where panels do not divide evenly over
            the cores and mr divides M, `m_chunks` pieces of the rows each, the last one shorter by the tiles that are
-           missing (LoopPartition again: a bound, no branch). Neighbouring tasks share rows.
+           missing (LoopPartition again: a bound, no branch). Neighbouring tasks share rows. Many more rows than columns
+           are cut into even parts, one a core, which then reads what it wrote itself (`near_rows`).
 sums       of one row of float32 in runs of RUN terms at most: n terms in one sum are off by sqrt(n/2) units in the
            last place of a term's size, runs of r by sqrt(r/2 + n/2r). A row is bound by memory, so the runs cost it
            nothing; tiles of several rows are bound by arithmetic, and add up all terms one after the other.
@@ -37,11 +38,13 @@ from tvmopt.schedules.cpu._loops import prefetch_panels, vectorize_columns, vect
 from tvmopt.scheduling.blocks import annotated, consumer, extents
 from tvmopt.scheduling.cost_model import (
     HIGHEST_OPEN,
+    MANY_ROWS,
     cached_pieces,
     cached_rows,
     choose_rows,
     common_vector,
     fits,
+    near_rows,
     open_height,
     product_worth_threads,
     row_pieces,
@@ -60,6 +63,9 @@ ENOUGH = 16
 """Tiles of open rows of a piece, where panels are cut into pieces of rows though they divide almost evenly (15 over two
 cores): each core reads half of the rows, which the kernel before it has often left in its own cache, in place of all.
 480 to 480 channels in a recogniser of text, 960 pixels: 0.76 of the time; alone 0.95. 64 rows alone: 1.04."""
+
+NEAR = 4
+"""Tiles of open rows of a piece at least, where there are pieces because there are many more rows than columns."""
 
 RUN, SHORT_RUN = 256, 64
 """Terms of one row that are added up one after the other at most, where a sum is long and can be cut evenly into runs
@@ -116,10 +122,11 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> GemmProblem | None:
 
 def knobs(problem: GemmProblem, machine: Machine) -> Space:
     """`mr`: rows of the tile; `m_chunks`: pieces of M, for more tasks than panels; `unroll_k`."""
-    analytic = choose_rows(problem.m, problem.nr, machine, problem.panels)
+    near = near_rows(problem.m, problem.n, problem.nr, machine) if problem.threads else 0
+    analytic = near or choose_rows(problem.m, problem.nr, machine, problem.panels)
     nv = max(1, problem.nr // machine.lanes())
     others = [r for r in (4, 6, 8, 10, 12, 13, 14, 16, 20, 24) if r <= problem.m and fits(r, nv, machine)]
-    chunks = row_pieces(problem.m, analytic, problem.panels, machine.cores)
+    chunks = machine.cores if near else row_pieces(problem.m, analytic, problem.panels, machine.cores)
     if chunks == 1 and not problem.m % analytic:
         chunks = cached_pieces(problem.m // analytic, 4 * problem.m * problem.k, 4 * problem.n * problem.k,
             problem.panels, machine)  # fmt: skip
@@ -138,6 +145,7 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
         return RowTiles()
     highest = open_height(problem.nr, machine)
     height = max(1, highest // problem.m)
+    near = -(-MANY_ROWS * problem.n // (problem.cores * height))  # tiles of a piece of many more rows than columns
     idle = -(-problem.panels // problem.cores) * problem.cores / problem.panels  # of the slower half
 
     def of_tile(tile: GemmProblem) -> dict[str, int]:
@@ -146,8 +154,8 @@ def open_rows(problem: GemmProblem, machine: Machine) -> RowTiles:
     return RowTiles(
         height,
         fetching=problem.panels > 1,
-        pieces=1 if idle == 1 else problem.cores if idle <= 1.1 else 2 * problem.cores,
-        enough=2 if idle > 1.1 else ENOUGH,
+        pieces=problem.cores if idle <= 1.1 else 2 * problem.cores,
+        enough=2 if idle > 1.1 else min(ENOUGH, near) if idle > 1 else max(NEAR, near),
         cached=cached_rows(4 * problem.m * problem.k, 4 * problem.n * problem.k, problem.panels, machine),
         knobs=of_tile,
         fetching_knobs=lambda tile: of_tile(tile) | {"fetch": 1},
