@@ -170,13 +170,16 @@ def test_the_messages_are_tritons() -> None:
               "InferOutputTensor": "ModelInferResponse", "TensorMetadata": "ModelMetadataResponse",
               "ModelIndex": "RepositoryIndexResponse"}  # fmt: skip
     for name in MESSAGES:
-        if name == "Parameter" or name.startswith("HealthCheck"):
+        if name == "Parameter":
             continue
         known = theirs[nested[name]].nested_types_by_name[name] if name in nested else theirs[name]
         for field in getattr(messages(), name).DESCRIPTOR.fields:
             same = known.fields_by_name[field.name]
-            kind = field.TYPE_INT32 if same.type == field.TYPE_ENUM else same.type  # as they are written, the same
-            assert (field.number, field.type) == (same.number, kind), f"{name}.{field.name}"
+            assert (field.number, field.type) == (same.number, same.type), f"{name}.{field.name}"
+            if field.enum_type is not None:
+                assert field.enum_type.values_by_name.keys() == same.enum_type.values_by_name.keys()
+                for value in field.enum_type.values:
+                    assert same.enum_type.values_by_name[value.name].number == value.number
 
 
 def test_tritonclient_gets_what_run_gives(running: Running, artifacts: Path) -> None:

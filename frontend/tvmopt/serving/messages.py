@@ -1,8 +1,8 @@
-"""The gRPC messages of the Open Inference Protocol v2, made from a table of their fields - for `rpc`.
+"""The gRPC services and messages that are served, made from a table of their fields - for `rpc` and `reflection`.
 
-Field numbers are the protocol's (github.com/kserve/open-inference-protocol) and, for the repository, a model's
-configuration and its statistics, those of Triton's extensions; HealthCheck is of `grpc.health.v1`. Made at run time
-they fit every version of protobuf, which generated code does not.
+Those of the Open Inference Protocol v2 have its field numbers (github.com/kserve/open-inference-protocol) and, for the
+repository, a model's configuration and its statistics, those of Triton's extensions; beside them are grpc.health.v1 and
+grpc.reflection. Made at run time they fit every version of protobuf, which generated code does not.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-SERVICE = "inference.GRPCInferenceService"
-HEALTH = "/grpc.health.v1.Health/Check"
+INFERENCE, HEALTH, REFLECTION, ALPHA = (
+    "inference", "grpc.health.v1", "grpc.reflection.v1", "grpc.reflection.v1alpha"
+)  # fmt: skip
+"""Packages."""
+
+SERVICE = f"{INFERENCE}.GRPCInferenceService"
 
 TENSOR = "name:1:string datatype:2:string shape:3:*int64"
 MESSAGES = {
@@ -50,8 +54,8 @@ MESSAGES = {
     "RepositoryModelUnloadRequest": "repository_name:1:string model_name:2:string",
     "RepositoryModelUnloadResponse": "",
     "ModelConfigRequest": "name:1:string version:2:string",
-    "ModelInput": "name:1:string data_type:2:int32 dims:4:*int64",
-    "ModelOutput": "name:1:string data_type:2:int32 dims:3:*int64",
+    "ModelInput": "name:1:string data_type:2:DataType dims:4:*int64",
+    "ModelOutput": "name:1:string data_type:2:DataType dims:3:*int64",
     "ModelConfig": "name:1:string platform:2:string max_batch_size:4:int32 input:5:*ModelInput output:6:*ModelOutput "
     "backend:17:string",
     "ModelConfigResponse": "config:1:ModelConfig",
@@ -62,40 +66,111 @@ MESSAGES = {
     "ModelStatistics": "name:1:string version:2:string last_inference:3:uint64 inference_count:4:uint64 "
     "execution_count:5:uint64 inference_stats:6:InferStatistics",
     "ModelStatisticsResponse": "model_stats:1:*ModelStatistics",
-    "HealthCheckRequest": "service:1:string",
-    "HealthCheckResponse": "status:1:int32",
 }
 """Fields as ``name:number:type``; ``*`` is a list, ``?`` a choice of one. A map of the protocol is, on the wire, a list
-of its entries; an enumeration is a number."""
+of its entries (`Parameter`)."""
+
+HEALTH_MESSAGES = {
+    "HealthCheckRequest": "service:1:string",
+    "HealthCheckResponse": "status:1:ServingStatus",
+}
+
+REFLECTION_MESSAGES = {
+    "ExtensionRequest": "containing_type:1:string extension_number:2:int32",
+    "ServerReflectionRequest": "host:1:string file_by_filename:3:?string file_containing_symbol:4:?string "
+    "file_containing_extension:5:?ExtensionRequest all_extension_numbers_of_type:6:?string list_services:7:?string",
+    "FileDescriptorResponse": "file_descriptor_proto:1:*bytes",
+    "ExtensionNumberResponse": "base_type_name:1:string extension_number:2:*int32",
+    "ServiceResponse": "name:1:string",
+    "ListServiceResponse": "service:1:*ServiceResponse",
+    "ErrorResponse": "error_code:1:int32 error_message:2:string",
+    "ServerReflectionResponse": "valid_host:1:string original_request:2:ServerReflectionRequest "
+    "file_descriptor_response:4:?FileDescriptorResponse all_extension_numbers_response:5:?ExtensionNumberResponse "
+    "list_services_response:6:?ListServiceResponse error_response:7:?ErrorResponse",
+}
+
+ENUMERATIONS = {
+    "DataType": [f"TYPE_{name}" for name in (
+        "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
+        "FP64", "STRING", "BF16",
+    )],
+    "ServingStatus": ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"],
+}  # fmt: skip
+"""Names in the order of their numbers."""
 
 METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer",
            "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "ModelConfig",
            "ModelStatistics")  # fmt: skip
+"""Of one request `NAMERequest` and one answer `NAMEResponse`."""
+
+STREAMS = {
+    "ModelStreamInfer": ("ModelInferRequest", "ModelStreamInferResponse"),
+    "ServerReflectionInfo": ("ServerReflectionRequest", "ServerReflectionResponse"),
+}
+"""Of streams in both directions."""
+
+FILES = {
+    INFERENCE: (MESSAGES, {"GRPCInferenceService": [*METHODS, "ModelStreamInfer"]}),
+    HEALTH: (HEALTH_MESSAGES, {"Health": ["Check"]}),
+    REFLECTION: (REFLECTION_MESSAGES, {"ServerReflection": ["ServerReflectionInfo"]}),
+    ALPHA: (REFLECTION_MESSAGES, {"ServerReflection": ["ServerReflectionInfo"]}),
+}
+"""Messages, and services with their methods, of each package."""
+
+
+def described(package: str) -> Any:
+    """A package as protobuf describes it, a `FileDescriptorProto`."""
+    from google.protobuf import descriptor_pb2
+
+    fields, services = FILES[package]
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"{package.replace('.', '/')}.proto", package=package, syntax="proto3"
+    )
+    for name, text in fields.items():
+        message = file.message_type.add(name=name)
+        for one in text.split():
+            _add_field(message, package, fields, *one.split(":"))
+    used = {field.type_name.rpartition(".")[2] for message in file.message_type for field in message.field}
+    for name in sorted(used & set(ENUMERATIONS)):
+        values = [{"name": value, "number": number} for number, value in enumerate(ENUMERATIONS[name])]
+        file.enum_type.add(name=name, value=values)
+    for service, methods in services.items():
+        added = file.service.add(name=service)
+        for method in methods:
+            prefix = "HealthCheck" if package == HEALTH else method
+            request, response = STREAMS.get(method, (f"{prefix}Request", f"{prefix}Response"))
+            both = method in STREAMS
+            added.method.add(
+                name=method, input_type=f".{package}.{request}", output_type=f".{package}.{response}",
+                client_streaming=both, server_streaming=both,
+            )  # fmt: skip
+    return file
+
+
+def _add_field(message: Any, package: str, known: dict[str, str], name: str, number: str, kind: str) -> None:
+    many, choice, kind = kind.startswith("*"), kind.startswith("?"), kind.lstrip("*?")
+    made = message.field.add(name=name, number=int(number))
+    made.label = made.LABEL_REPEATED if many else made.LABEL_OPTIONAL
+    if kind in known or kind in ENUMERATIONS:
+        made.type = made.TYPE_MESSAGE if kind in known else made.TYPE_ENUM
+        made.type_name = f".{package}.{kind}"
+    else:
+        made.type = getattr(made, f"TYPE_{kind.upper()}")
+    if choice:
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="parameter_choice" if name.endswith("_param") else "message")
+        made.oneof_index = 0
 
 
 @cache
 def messages() -> Any:
     """The classes of all messages, by name."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pool, message_factory
 
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="tvmopt/inference.proto", package="inference", syntax="proto3")
-    for name, fields in MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for text in fields.split():
-            key, number, kind = text.split(":")
-            many, choice, kind = kind.startswith("*"), kind.startswith("?"), kind.lstrip("*?")
-            made = message.field.add(name=key, number=int(number))
-            made.label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
-            if kind in MESSAGES:
-                made.type, made.type_name = field.TYPE_MESSAGE, f".inference.{kind}"
-            else:
-                made.type = getattr(field, f"TYPE_{kind.upper()}")
-            if choice:
-                if not message.oneof_decl:
-                    message.oneof_decl.add(name="parameter_choice")
-                made.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()  # of its own: a client in this process has messages of the same names
-    pool.Add(file)
-    found = {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"inference.{n}")) for n in MESSAGES}
+    found = {}
+    for package in (INFERENCE, HEALTH, REFLECTION):
+        pool.Add(described(package))
+        for name in FILES[package][0]:
+            found[name] = message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
     return SimpleNamespace(**found)

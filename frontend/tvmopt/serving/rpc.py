@@ -11,7 +11,7 @@ from typing import Any
 import tvmopt
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.tensors import Array
-from tvmopt.serving import protocol, texts_rpc, triton, wire
+from tvmopt.serving import protocol, reflection, texts_rpc, triton, wire
 from tvmopt.serving.http2 import Connection, closed
 from tvmopt.serving.messages import HEALTH, METHODS, SERVICE, messages
 from tvmopt.serving.refusals import CODES, Refused, bad
@@ -68,10 +68,10 @@ def methods(service: Service, seconds: float) -> Methods:
     calls, types = Calls(service), messages()
 
     async def health(request: Any) -> Pieces:
-        """What Kubernetes asks: SERVING is 1, NOT_SERVING 2."""
+        """What Kubernetes asks."""
         if request is None or request.service not in ("", SERVICE):
             raise Refused(404, f"there is no other service than {SERVICE}.")
-        return [types.HealthCheckResponse(status=1 if service.is_ready else 2).SerializeToString()]
+        return [types.HealthCheckResponse(status="SERVING" if service.is_ready else "NOT_SERVING").SerializeToString()]
 
     def reader(name: str, read: Any = lambda kind, data: kind.FromString(bytes(data))) -> Any:
         from google.protobuf.message import DecodeError
@@ -105,7 +105,9 @@ def methods(service: Service, seconds: float) -> Methods:
     found["ModelInfer"] = Method(reader("ModelInfer", wire.read), calls.infer, at_once=True)
     found["ModelStreamInfer"] = Method(reader("ModelInfer"), many=stream)
     paths = {f"/{SERVICE}/{name}".encode(): method for name, method in found.items()}
-    paths[HEALTH.encode()] = Method(reader("HealthCheck"), health)
+    paths[f"/{HEALTH}.Health/Check".encode()] = Method(reader("HealthCheck"), health)
+    for path in reflection.PATHS:
+        paths[path.encode()] = Method(reader("ServerReflection"), many=reflection.answers)
     return Methods(paths, lambda refused: CODES[refused.status], service.max_body, seconds)
 
 
@@ -141,7 +143,7 @@ class Calls:
 
     async def ModelConfig(self, request: Any) -> Any:
         _, batcher = self._service.repository.find(request.name, request.version)
-        return self._types.ModelConfigResponse(config=triton.numbered(triton.config(request.name, batcher.model)))
+        return self._types.ModelConfigResponse(config=triton.config(request.name, batcher.model))
 
     async def ModelStatistics(self, request: Any) -> Any:
         found = triton.statistics(self._service, request.name, request.version)

@@ -10,10 +10,6 @@ from tvmopt.runtime.tensors import TensorInfo
 from tvmopt.serving.protocol import DATATYPES, sizes
 from tvmopt.serving.service import Service
 
-TYPES = ("INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
-         "FP64", "STRING", "BF16")  # fmt: skip
-"""Of Triton's enumeration of types, in its order."""
-
 
 def config(name: str, model: Model) -> dict[str, Any]:
     """A model's configuration in JSON: whole shapes, the first axis among them (`max_batch_size` 0)."""
@@ -25,15 +21,6 @@ def config(name: str, model: Model) -> dict[str, Any]:
         "name": name, "platform": "tvmopt", "backend": "tvmopt", "max_batch_size": 0, "input": told(model.inputs),
         "output": told(model.outputs),
     }  # fmt: skip
-
-
-def numbered(found: dict[str, Any]) -> dict[str, Any]:
-    """A configuration whose types are the numbers that gRPC's message has."""
-
-    def told(infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [one | {"data_type": TYPES.index(one["data_type"].removeprefix("TYPE_"))} for one in infos]
-
-    return found | {"input": told(found["input"]), "output": told(found["output"])}
 
 
 def statistics(service: Service, name: str = "", version: str = "") -> list[dict[str, Any]]:
