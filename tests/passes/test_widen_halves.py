@@ -77,10 +77,52 @@ def test_a_comparison_keeps_its_type() -> None:
 
 def test_casts_between_do_not_round() -> None:
     """A mean that is rounded, and subtracted from what is not, differs from equal numbers."""
-    mod = module(lambda bb, x: R.astype(bb.emit(R.add(bb.emit(R.astype(x, "float16")), half(1))), "float32"), (3,),
-                 dtype="float32")  # fmt: skip
-    after = widened(mod)
-    assert set(kinds(after, "astype")) == {"float32"} and kinds(after, "add") == ["float32"]
+
+    def body(bb: Any, x: Any) -> Any:
+        wide = bb.emit(R.mean(bb.emit(R.astype(x, "float32")), axis=[0]))
+        return R.subtract(bb.emit(R.exp(x)), bb.emit(R.astype(wide, "float16")))
+
+    after = widened(module(body, (3,)))
+    assert kinds(after, "subtract") == ["float32"]
+    assert kinds(after, "astype").count("float16") == 1  # of the result
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "float32", "float64"])
+def test_a_cast_of_what_float16_had_no_part_in_rounds(kind: str) -> None:
+    """Decline 2."""
+
+    def body(bb: Any, x: Any) -> Any:
+        return R.astype(bb.emit(R.add(bb.emit(R.astype(x, "float16")), half(1))), "float32")
+
+    after = widened(module(body, (3,), dtype=kind))
+    assert kinds(after, "add") == ["float32"] and kinds(after, "astype")[0] == "float16"
+
+
+@pytest.mark.parametrize("target", ["cpu", "x86-64-v3"])
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.bool_, np.float32, np.float64])
+def test_a_cast_overflows_and_rounds(kind: Any, target: str) -> None:
+    """A mask of integers: what float16 cannot hold is infinite, also where the sum behind it is computed in float32."""
+    numbers = [0, 1, 255, 2047, 2049, 2051, 65504, 65519, 65520, 100_000, 2**31 - 1, 2**40, 2**63 - 1, -65520, -(2**63)]
+    x = np.array([n for n in numbers if kind not in (np.uint8, np.bool_) or 0 <= n <= 255])
+    info = np.iinfo(kind) if np.issubdtype(kind, np.integer) else None
+    x = np.clip(x, info.min, info.max).astype(kind) if info else x.astype(kind)
+    value, to = helper.make_tensor_value_info, TensorProto.FLOAT16
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=to),
+        helper.make_node("Sub", ["one", "h"], ["s"]),
+        helper.make_node("Mul", ["s", "fill"], ["y"]),
+    ]
+    constants = [numpy_helper.from_array(np.array(v, np.float16), n) for n, v in (("one", 1), ("fill", 0.25))]
+    given = value("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+    graph = helper.make_graph(nodes, "g", [given], [value("y", to, x.shape)], constants)
+    made = tvmopt.compile(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), target=target, threads=1
+    )
+    with np.errstate(over="ignore"):
+        half_numbers = x.astype(np.float32).astype(np.float16).astype(np.float32)
+        expected = ((1 - half_numbers) / 4).astype(np.float16)
+    with made.model as run:
+        np.testing.assert_array_equal(run.run({"x": x})["y"], expected)
 
 
 def test_what_is_not_of_float16_is_left_alone() -> None:

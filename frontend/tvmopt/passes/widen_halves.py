@@ -27,11 +27,13 @@ class WidenHalves:
                                                 z = R.astype(z32, "float16")
 
     Sums and products have 24 digits instead of 11, and what would overflow float16 between two operators does not. Nor
-    do casts to float16 round: where a mean were rounded and what it is subtracted from were not, equal numbers would
-    differ. onnxruntime computes such models on CPUs in float32, too.
+    does a cast to float16 round what was computed from numbers of float16: where a mean were rounded and what it is
+    subtracted from were not, equal numbers would differ. onnxruntime computes such models on CPUs in float32, too.
 
     Applies when   an operator has a result or operands of float16 and infers float32 from operands of float32.
     Declines when  1. the operator gives another type then: it gets its operands in float16.
+                   2. it is a cast of integers, or of floats that no float16 had a part in: it rounds and overflows (a
+                      mask made of 2^40 is infinite in every engine).
     Gain           kernels for float32 are scheduled by families, those for float16 by nobody: SqueezeNet in float16
                    took 83 times as long as in float32.
     Order          before all passes that look for float32 patterns, and before constants are folded.
@@ -75,6 +77,7 @@ class _Widening:
         self.bindings: list[Any] = []
         self.data = True
         self.widened = 0
+        self.from_half = self._from_half()
         # what is rounded for a branch or another function is read rounded by all others, too
         self.shared = {v for value in graph.defs.values() if _opaque(value) for v in variables(value)}
 
@@ -95,6 +98,16 @@ class _Widening:
         self.log.applied(NAME, "main", f"{self.widened} operators of float16 are computed in float32")
         body = self.builder.normalize(relax.SeqExpr(blocks, func.body.body))
         return relax.Function(func.params, body, func.ret_ty, bool(func.is_pure), func.attrs)
+
+    def _from_half(self) -> set[Var]:
+        """Variables of real numbers that were computed from float16, in whatever type they are now."""
+        found = {p for p in self.graph.func.params if HALF in _types(p.ty)}
+        for block in self.graph.func.body.blocks:
+            for binding in block.bindings:
+                real = any(kind.startswith(("float", "bfloat")) for kind in _types(binding.var.ty))
+                if HALF in _types(binding.var.ty) or (real and found & set(variables(self.graph.defs[binding.var]))):
+                    found.add(binding.var)
+        return found
 
     def _visit(self, binding: Any) -> None:
         var, value = binding.var, self.graph.defs[binding.var]
@@ -122,6 +135,9 @@ class _Widening:
             return None
         halves = HALF in _types(var.ty)
         if not halves and not any(HALF in _types(a.ty) for a in value.args):
+            return None
+        if halves and op_name(value) == "astype" and value.args[0] not in self.from_half:
+            self.log.declined(NAME, name_of(var), f"2: a cast of {dtype(value.args[0])}")  # Decline 2
             return None
         made = self._retyped(value)
         before, after = _types(var.ty), _types(made.ty)
