@@ -283,3 +283,27 @@ def test_what_a_kernel_turns_round_for_the_last_of_equal_scores_is_known(wrong: 
     run = [seen("prelu", turned, "prelu", "arg"), seen("arg", made_["y"], "arg", "cast", "clip")]
     found = check_kernels(model, {"x": x}, {"y": made_["y"]}, run, "fp32")
     assert [k.comparison.ok for k in found.kernels if k.tensor == "p"] == ([] if wrong else [True])
+
+
+def test_kernels_of_one_node_are_not_the_tensors_before_and_behind_it_that_they_resemble() -> None:
+    """A sum of rows in two kernels: what the first takes off the input, and what the second makes of that, fit each
+    other; the last kernel adds what was taken off, and the node's result is right."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "axes"], ["u"], "unsqueeze"),
+        helper.make_node("MatMul", ["u", "a"], ["p"], "product"),
+        helper.make_node("Transpose", ["p"], ["t"], "transpose", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["p", "t"], ["y"], "square"),
+    ]
+    values = {"axes": np.int64([0]), "a": rng.standard_normal((8, 8)).astype(np.float32)}
+    model = made(nodes, {"x": [5, 8]}, {"y": [1, 5, 5]}, values)
+    feeds = {"x": rng.standard_normal((5, 8)).astype(np.float32)}
+    exact = tensors(model, feeds)
+    less = feeds["x"] - np.float32(0.2)
+    run = [
+        seen("less", less, "product"),
+        seen("product", less @ values["a"], "product"),
+        seen("more", exact["p"].astype(np.float32), "product"),
+        seen("square", exact["y"].astype(np.float32), "square"),
+    ]
+    assert not check_kernels(model, feeds, {"y": exact["y"].astype(np.float32)}, run, "fp32").wrong

@@ -65,3 +65,72 @@ def test_a_threshold_is_a_number_of_the_type(kind: int, op: str, attribute: str)
     judge = Judge(model)
     assert judge(judge.truth(feeds), found).ok
     assert found["y"][0] == 0 and found["y"][1] != 0
+
+
+def test_a_multiply_add_that_stores_no_product_hides_no_infinity_of_the_input() -> None:
+    """-3.4e38 times -1.6 leaves float32 where the product is stored, and with the sum behind it does not."""
+    nodes = [helper.make_node("Where", ["m", "x", "f"], ["v"]), helper.make_node("Mul", ["v", "w"], ["p"]),
+             helper.make_node("Add", ["v", "p"], ["y"])]  # fmt: skip
+    values = {"f": np.float32(-3.4028235e38), "w": np.float32([-1.6, 0.5, 1.5])}
+    model = made(nodes, {"x": (1, [7, 3]), "m": (9, [7, 3])}, {"y": (1, [7, 3])}, values)
+    examiner = Examiner(tvmopt.compile(model, verify=False, records=False).model, model, model)
+    feeds = {"x": np.ones((7, 3), np.float32), "m": np.ones((7, 3), bool)}
+    feeds["m"][2], feeds["x"][0, 1] = False, np.inf
+
+    class Run:
+        """What a compiled model gives, an element replaced."""
+
+        def __init__(self, at: tuple[int, int], number: float) -> None:
+            self.at, self.number = at, number
+
+        def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            y = np.float32([[-0.6, 1.5, 2.5]] * 7)
+            y[0, 1], y[2] = np.inf, (2e38, -np.inf, -np.inf)
+            y[self.at] = self.number
+            return {"y": y}
+
+    for at, number, fine in (((2, 0), 2e38, True), ((0, 1), 3.0, False)):
+        examiner.model = Run(at, number)
+        assert examiner.hostile(feeds, None).ok is fine
+
+
+@pytest.mark.parametrize(("found", "fine"), [([True, False], True), ([False, False], True), ([False, True], False)])
+def test_what_no_longer_overflows_in_a_wider_register_is_no_nan_for_a_comparison(found: list[bool], fine: bool) -> None:
+    """60000 * 1000 - 50000 * 2000 is NaN in float16, and a number where float16 is computed in float32."""
+    half = TensorProto.FLOAT16
+    nodes = [helper.make_node("Mul", ["x", "a"], ["p"]), helper.make_node("Mul", ["z", "b"], ["q"]),
+             helper.make_node("Sub", ["p", "q"], ["d"]), helper.make_node("IsNaN", ["d"], ["y"])]  # fmt: skip
+    values = {"a": np.float16(1000), "b": np.float16(2000)}
+    model = made(nodes, {"x": (half, [2]), "z": (half, [2])}, {"y": (TensorProto.BOOL, [2])}, values)
+    feeds = {"x": np.float16([60000, 1]), "z": np.float16([50000, 2])}
+    judge = Judge(model)
+    assert judge(judge.truth(feeds), {"y": np.array(found)}).ok is fine
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_index_of_scores_that_overflow_is_that_of_a_wider_register(at: int) -> None:
+    """Two scores are infinite in float16; in float32 the second is larger. A third is chosen by no engine."""
+    half = TensorProto.FLOAT16
+    nodes = [helper.make_node("Mul", ["x", "a"], ["p"]), helper.make_node("TopK", ["p", "k"], ["v", "i"]),
+             helper.make_node("Relu", ["i"], ["y"])]  # fmt: skip
+    values = {"a": np.float16(1000), "k": np.int64([1])}
+    model = made(nodes, {"x": (half, [1, 3])}, {"y": (TensorProto.INT64, [1, 1])}, values)
+    judge = Judge(model)
+    feeds = {"x": np.float16([[50000, 60000, 1]])}
+    assert judge(judge.truth(feeds), {"y": np.int64([[at]])}).ok is (at < 2)
+
+
+@pytest.mark.parametrize(("share", "fine"), [(1.0, True), (1.01, False)])
+def test_little_is_left_of_the_tail_of_gelu(share: float, fine: bool) -> None:
+    """x / gelu(x) is 1 over the share of a normal distribution below x: 6.7e-4 at -3.2, of which an engine that adds 1
+    to an erf has lost four digits."""
+    nodes = [helper.make_node("Gelu", ["x"], ["g"]), helper.make_node("Div", ["x", "g"], ["y"])]
+    model = made(nodes, {"x": (1, [9, 8])}, {"y": (1, [9, 8])}, {})
+    x = np.random.default_rng(0).standard_normal((9, 8)).astype(np.float32)
+    x[0, 0], x[1, 0] = -3.2, -4.85
+    judge = Judge(model)
+    truth = judge.truth({"x": x})
+    y = truth.exact["y"].copy()
+    y[0, 0] *= 1 + 6e-5 if fine else share
+    y[1, 0] *= 1 + 0.08
+    assert judge(truth, {"y": y.astype(np.float32)}).ok is fine

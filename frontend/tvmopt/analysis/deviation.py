@@ -35,6 +35,7 @@ SQUARABLE = (1e-12, 1e15)
 """Between these lies the largest number of a tensor whose squares can be added up in float32."""
 PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
 """Operators of which a kernel may multiply by zeros what is padding or another part of a tile."""
+UNMOVED = "elements differ where rounding changes nothing"
 FILL = 100.0
 """How much larger than all other values a fill is."""
 
@@ -355,6 +356,11 @@ def misplaced(one: OutputComparison) -> bool:
     return " elements differ in " in one.problem
 
 
+def jumped(one: OutputComparison) -> bool:
+    """Whether integers differ, which have no tolerance."""
+    return one.problem.endswith(UNMOVED)
+
+
 def ranged(exact: Array, unlimited: Array, found: Array) -> Array:
     """The oracle's numbers for a comparison with `found`, where they follow from the range of a type.
 
@@ -423,7 +429,7 @@ def steps(
     worst = np.unravel_index(int((error - allowed).argmax()), a.shape) if a.size else ()
     return OutputComparison(
         name,
-        f"{int(beyond.sum())} of {a.size} elements differ where rounding changes nothing" if beyond.any() else "",
+        f"{int(beyond.sum())} of {a.size} {UNMOVED}" if beyond.any() else "",
         max_error=float(error.max(initial=0.0)),
         mean_error=float(error.mean()) if a.size else 0.0,
         p99_error=float(np.percentile(error, 99)) if a.size else 0.0,

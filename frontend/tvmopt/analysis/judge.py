@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import decided, deviation, has_nan, limits_of, misplaced, ranged, spread
+from tvmopt.analysis.deviation import decided, deviation, has_nan, jumped, limits_of, misplaced, ranged, spread
 from tvmopt.analysis.doubles import DOUBLE, SINGLE, Doubles
 from tvmopt.analysis.kept import Kept, as_found, kept, stepped
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
@@ -309,7 +309,7 @@ class Judge:
                     one = self._settled(one, truth, found, precision, naturals)
                 if one.problem == "differs":
                     one = self._one(one.name, truth, found, peer, precision, truth.more(precision))
-                if misplaced(one) or (one.problem == "differs" and truth.limited(one.name)):
+                if misplaced(one) or ((one.problem == "differs" or jumped(one)) and truth.limited(one.name)):
                     runs = [*truth.more(precision), *truth.wider(precision)]
                     one = self._one(one.name, truth, found, peer, precision, runs, ranges=True)
             results.append(one)

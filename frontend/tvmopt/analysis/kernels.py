@@ -20,10 +20,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import (
-    has_nan,
-    limits_of,
-)
+from tvmopt.analysis.deviation import has_nan, limits_of
 from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.kept import as_found, kept
@@ -34,9 +31,13 @@ from tvmopt.analysis.oracle.rounding import HEAVY
 from tvmopt.analysis.oracle.values import Arithmetic, is_real
 from tvmopt.analysis.ties import choices
 from tvmopt.analysis.walk import PLAIN, Kernel, Walk
+from tvmopt.importer.protos import node_name
 
 FLIPS = ("select_last_index", "reverse")
 """Attributes by which an operator reads its input from the end: the last of equal scores, a sum from behind."""
+
+VIEWS = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+"""Operators whose result has the numbers of their first input."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def check_kernels(
     if walk.wrong:  # some kernel may be wrong beyond recognition
         for kernel in kernels:
             kernel.alike = kernel.alike or kernel.unlike
-    right = {k.tensor for k in kernels} - {*walk.wrong, ""}  # who resembles these wrote something on the way to them
+    right = with_views(model, kernels, {k.tensor for k in kernels} - {*walk.wrong, ""})
+    # who resembles these wrote something on the way to them
     for kernel in kernels:
         kernel.alike = {form: e for form, e in kernel.alike.items() if form.removesuffix(PLAIN) not in right}
     suspects = {k.likeliest.removesuffix(PLAIN): k for k in kernels if not k.tensor and k.likeliest}
@@ -148,6 +150,15 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
                 Kernel(part, set(names), set(products), biases, shared, flips=flips)
                 for part in side_by_side(model, one, inside)
             ]
+    return found
+
+
+def with_views(model: Any, kernels: Sequence[Kernel], right: set[str]) -> set[str]:
+    """These tensors, and those that have the same numbers in another shape or order: what no kernel computes."""
+    named, found = {name for k in kernels for name in k.seen.nodes}, set(right)
+    for node in model.graph.node:
+        if node.op_type in VIEWS and node.input[0] in found and node_name(node) not in named:
+            found.add(node.output[0])
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import decided, largest, limits_of, misplaced, nearly, ranged
+from tvmopt.analysis.deviation import decided, jumped, largest, limits_of, misplaced, nearly, ranged
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import LARGEST, Undecided
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings
@@ -100,7 +100,7 @@ class Measured:
         if self._all:
             return False
         self.naturals += self._through(nudges(self.model, self.precision, self.edges, self._allowed))
-        if any(not np.array_equal(a, self.unlimited[n], equal_nan=True) for n, a in self.exact.items()):
+        if self.limited:
             arithmetic = arithmetic_of(self.precision, wider=True)
             runs = roundings(self.model, arithmetic, self.edges, self._allowed)
             self.naturals += self._through(runs, in_range(self.known))
@@ -135,6 +135,11 @@ class Measured:
         return {n: limit(v.array, kinds[n]) if is_real(v.kind) else v.array for n, v in made.items()}
 
     @cached_property
+    def limited(self) -> bool:
+        """Whether one of them is another one then."""
+        return any(not np.array_equal(a, self.unlimited[n], equal_nan=True) for n, a in self.exact.items())
+
+    @cached_property
     def undecided(self) -> dict[str, Array]:
         """The wanted tensors with NaN where the order of a sum that leaves its type decides; as they are, where no
         tensor that is known has numbers of that size."""
@@ -151,9 +156,9 @@ class Measured:
             exact = decided(self.exact[name], self.undecided[name], self.found[name])
             exact = ranged(exact, self.unlimited[name], self.found[name])
             one = self.walk.compared(name, exact, self.found[name], self.kinds[name], naturals)
-        if (
-            one.problem == "differs" or misplaced(one)
-        ) and self._more():  # it is this tensor for certain, however large the difference
+        # it is this tensor for certain, however large the difference
+        asked = one.problem == "differs" or misplaced(one) or (jumped(one) and self.limited)
+        if asked and self._more():
             return self.compared(name)
         alone = one if one.ok else self._from_inputs(name, name, self.found[name])
         if alone.ok or name not in self.behind_settled:
@@ -214,12 +219,15 @@ class Measured:
             ought = ranged(decided(ought, open_, found), free, found)
             naturals = [kernel.forms(name, n[name])[form] for n in self.naturals if name in n]
             one = self.walk.compared(form, ought, found, self.kinds[name], naturals)
-        if (nearly(one) or misplaced(one)) and self._more():
+        if (nearly(one) or misplaced(one) or (jumped(one) and self.limited)) and self._more():
             return self.written(form, kernel)
         if name in self.walk.grids:
             return one
         alone = one if one.ok else self._from_inputs(name, form, found, lambda a: kernel.forms(name, a)[form])
-        leaning = self._leaning(form, kernel, alone if alone.ok else one, self.exact, self.naturals)
+        if alone.ok and not one.ok:  # its direction is measured from there, too
+            leaning = self._leaning(form, kernel, alone, self.alone, self.registers)
+        else:
+            leaning = self._leaning(form, kernel, one, self.exact, self.naturals)
         return self.written(form, kernel) if leaning.ok < one.ok and self._more() else leaning
 
     def _one(
@@ -274,6 +282,12 @@ class Measured:
             return 0.0
         return max((_distance(self.exact[name], n[name]) for n in self.naturals if name in n), default=0.0)
 
+    def _by_range(self, name: str) -> bool:
+        """Whether these are integers that are right by the range of a type alone: of what is before them they say that
+        it was not infinite where it is in the model."""
+        whole = self.exact[name].dtype.kind in "iub" and name in self.walk.outputs
+        return whole and self.limited and self.compared(name).ok
+
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
         for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
@@ -290,6 +304,8 @@ class Measured:
                 continue
             own = self._exact({**self.walk.taken, name: Value(self.found[name], self.kinds[name])})
             for next_one in self.frontier[name]:
+                if self._by_range(next_one):
+                    continue
                 ought = _distance(self.exact[next_one], self.found[next_one])
                 changed, rest = (_distance(own[next_one], t[next_one]) for t in (self.exact, self.found))
                 # what shows nothing of it (a saturated softmax, an element that a pool drops, numbers whose sizes alone

@@ -66,6 +66,9 @@ def gelu(x: Array, tanh: bool = False) -> Array:
     if tanh:
         inner = np.float64(np.sqrt(2 / np.pi)).astype(x.dtype) * (x + x.dtype.type(0.044715) * x**3)
         return np.asarray(x.dtype.type(0.5) * x * (1 + np.tanh(inner)))
+    if x.dtype != np.float64:  # as the standard writes it, and engines compute it: of the tail little is left
+        root = x.dtype.type(np.sqrt(0.5))
+        return np.asarray(x.dtype.type(0.5) * x * (1 + _special("erf", x * root)))
     return np.asarray(x * _special("ndtr", x))
 
 

@@ -44,6 +44,9 @@ MOVES = {
 SUMS = HEAVY | {"GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax", "DFT", "STFT"}
 """Operators that add up in an order of their own, besides the reductions and the norms: the mean of equal numbers may
 be another number, which a norm then divides by the root of its epsilon."""
+TAILS = {"Gelu", "BiasGelu", "FastGelu"}
+"""Operators that multiply what they read by 1 + erf or 1 + tanh, of which little is left where those are nearly -1: an
+engine's error there is an epsilon of what is read."""
 NORM = "Normalization"
 INTEGER_EDGES = {"Resize", "Upsample"}
 """Those that have edges where their result is an integer: they move their own sums."""
@@ -332,7 +335,18 @@ class Nudged(Rounded):
         results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
         if not (adds or call.op in MOVES or has_edges(call)):
             results = [self._nudged(r) for r in results]
+        if call.op in TAILS:
+            results = [self._tail_moved(values, results[0]), *results[1:]]
         return [self._flushed(r) for r in results] if self.flushes else results
+
+    def _tail_moved(self, values: list[Value | None], result: Value | None) -> Value | None:
+        """One of :data:`TAILS`, moved by an epsilon of what it reads."""
+        read = [v.array for v in values if v is not None]
+        if result is None or result.kind == np.float64 or not read:
+            return result
+        size = np.abs(sum(read[1:], read[0]))
+        moved = result.array + EPSILON * size * self.random.uniform(-1, 1, result.array.shape)
+        return Value(np.where(np.isfinite(size), moved, result.array).astype(result.array.dtype), result.kind)
 
     def _flushed(self, value: Value | None) -> Value | None:
         if value is None or not isinstance(value.array, np.ndarray) or value.kind not in FLUSHED:
