@@ -35,6 +35,7 @@ from tvmopt.lowering import (
 )
 from tvmopt.lowering.drop_argument_checks import DropArgumentChecks
 from tvmopt.lowering.drop_sequence_marks import DropSequenceMarks
+from tvmopt.lowering.guard_divisors import GuardDivisors
 from tvmopt.lowering.lookups import FEATURE as TABLES
 from tvmopt.lowering.lookups import LowerLookups
 from tvmopt.lowering.lower_extrema import LowerExtrema
@@ -266,7 +267,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
         stage(DropSequenceMarks),
         stage(DropArgumentChecks),  # behind MakePackedAPI, which writes them
         # behind TVM's StorageRewrite, which gives several values one buffer
-        *([stage(StackBuffers)] if machine.kind == "llvm" else []),
+        *([stage(StackBuffers), stage(GuardDivisors)] if machine.kind == "llvm" else []),
         Stage("tirx.Finalize", lambda m: _finalized(m, host(), device()), needed=True),
     ]
 

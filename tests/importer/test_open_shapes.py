@@ -470,3 +470,25 @@ def test_a_branch_that_a_run_decides_is_refused_by_name():
     imported = to_relax(prepare(made, {"n": [4]}))
     x = np.float32([[-1, 0, 2]] * 4)
     np.testing.assert_array_equal(run_relax(imported, {"c": np.array(True), "x": x})[0], np.maximum(x, 0))
+
+
+@pytest.mark.parametrize(("start", "end", "step"), [(-18, 15, 3), (-18, 15, 2), (-18, 15, 1), (-3, 2, 4)])
+def test_a_slice_that_ends_before_it_begins_is_empty(start: int, end: int, step: int) -> None:
+    """From the 18th last to the 15th: nothing of 33 elements, where a negative number of bytes was asked for."""
+    graph = helper.make_graph(
+        [node("Slice", ["x", "b", "e", "a", "s"], ["y"])], "g", [value("x", (3, "t"))], [value("y", None)],
+        [numpy_helper.from_array(array, n) for n, array in zip("beas", map(ints, (start, end, 1, step)), strict=True)],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    compiled = tvmopt.compile(made, threads=1, verify=False).model
+    for size in (1, 2, 3, 5, 6, 15, 18, 19, 32, 33, 34, 64):
+        x = np.arange(3 * size, dtype=np.float32).reshape(3, size)
+        np.testing.assert_array_equal(compiled.run({"x": x})["y"], x[:, start:end:step])
+
+
+@pytest.mark.parametrize("shape", [(), (1, 3)])
+def test_a_condition_of_compress_that_is_no_vector_is_refused(shape: tuple[int, ...]) -> None:
+    nodes = [node("Greater", ["c", "zero"], ["b"]), node("Compress", ["x", "b"], ["y"], axis=0)]
+    made = model(nodes, [value("x", ("n", 4)), value("c", shape)], [value("y", None)], {"zero": np.float32(0)})
+    with pytest.raises(ModelError, match="Compress"):
+        tvmopt.compile(made, verify=False)

@@ -30,6 +30,26 @@ def test_topk_sorts_every_type(kind: str) -> None:
         np.testing.assert_array_equal(y, np.take_along_axis(x, order, 0))
 
 
+@pytest.mark.parametrize("largest", [1, 0])
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_topk_along_a_known_axis_beside_an_open_one(kind: str, largest: int) -> None:
+    """NaN is above all numbers, wherever it stands; TVM's own kernel left it in the middle of the sorted ones."""
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [helper.make_node("TopK", ["x", "k"], ["y", "at"], axis=1, largest=largest)]
+    outputs = [value("y", None, number), value("at", None, 7)]
+    made = model(nodes, [value("x", ("n", 16, 3), number)], outputs, {"k": np.array([13])})
+    compiled = api.compile(made, shape={"n": "1..40"}, verify=False)
+    for n in (1, 7, 8, 9, 33):
+        x = np.random.default_rng(n).standard_normal((n, 16, 3)).astype(kind)
+        x[:, 5], x[0, 2], x[0, 3], x[-1, 7], x[-1, 9] = np.nan, np.inf, -np.inf, -0.0, 0.0
+        y, at = compiled(x)
+        last = np.isnan(x).astype(int) if largest == 0 else -np.isnan(x).astype(int)
+        numbers = np.nan_to_num(-x if largest else x, nan=0.0, posinf=np.inf, neginf=-np.inf)
+        order = np.lexsort((np.broadcast_to(np.arange(16)[:, None], x.shape), numbers, last), axis=1)[:, :13]
+        np.testing.assert_array_equal(at, order)
+        np.testing.assert_array_equal(y, np.take_along_axis(x, order, 1))
+
+
 def test_attention_of_an_open_depth_compiles() -> None:
     """Scores that a mask replaces, where no attention kernel takes the depth."""
     nodes = [

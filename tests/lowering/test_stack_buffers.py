@@ -36,7 +36,7 @@ def test_a_register_tile_and_its_values_do_not_ask_the_runtime(without: tuple[st
     assert any(RUNTIME in text for text in texts) is asks
 
 
-@pytest.mark.parametrize("numbers, stays", [(16, False), (MOST // 4, False), (MOST // 4 + 1, True)])
+@pytest.mark.parametrize("numbers, stays", [(0, True), (16, False), (MOST // 4, False), (MOST // 4 + 1, True)])
 def test_only_small_buffers(numbers: int, stays: bool) -> None:
     buffer = tirx.decl_buffer((numbers,), "float32", "b", scope="local")
     body = tirx.SeqStmt([tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, tirx.const(1.0, "float32"), [0])])

@@ -108,12 +108,11 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
             places = np.arange(own[axis])[slice(int(start), int(end), step)]
             x = b.emit(relax.op.take(x, const(places, "int64"), axis))
     kept = [i for i, s in enumerate(steps) if s > 0]
-    axes, steps, starts, ends = ([values[i] for i in kept] for values in (axes, steps, starts, ends))
+    axes, steps, starts = ([values[i] for i in kept] for values in (axes, steps, starts))
     own = shape_of(x)
     firsts = [_place(own[a], s) for a, s in zip(axes, starts, strict=True)]
-    lasts = [
-        f + out[a] * s if s == 1 else _place(own[a], e) for a, f, s, e in zip(axes, firsts, steps, ends, strict=True)
-    ]
+    # behind the last element: where the end stands before the beginning there is none, and not a number below that
+    lasts = [f + out[a] * s - (s - 1) for a, f, s in zip(axes, firsts, steps, strict=True)]
     if all((f, own[a], s) == (0, out[a], 1) for a, f, s in zip(axes, firsts, steps, strict=True)):
         return x
     return relax.op.strided_slice(x, axes, shape_to_tvm(firsts), shape_to_tvm(lasts), steps, assume_inbound=True)

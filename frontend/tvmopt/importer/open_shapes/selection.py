@@ -28,8 +28,8 @@ def _nonzero(n: Node) -> tuple[Size, Callable[[Size], Shape]] | None:
 
 def _compress(n: Node) -> tuple[Size, Callable[[Size], Shape]] | None:
     own, condition = n.shapes
-    if own is None or condition is None:
-        return None
+    if own is None or condition is None or len(condition) != 1 or (not own and "axis" in n.attrs):
+        return None  # what is no vector is refused where the operator is imported
     if "axis" not in n.attrs:
         return n.walk.symbols.least(math.prod(own), condition[0]), lambda found: (found,)
     axis = n.attrs["axis"] % len(own)
