@@ -17,7 +17,8 @@ than its mean, as a detector or a segmentation has at its end; faults of the kin
 
 Kernels are drawn at random from those that write such numbers. A fault that is not caught and changes no output (a row
 before a norm that takes its scale away, a score that the bytes of a softmax do not show, bytes that fill a tile up) is
-counted apart: it is without effect.
+counted apart: it is without effect. So is one of floats that changes their outputs by no more than rounding does: a
+factor that a LayerNorm takes away leaves the digits of another sum.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ from tvmopt.runtime.model import Model
 
 Array = np.ndarray[Any, Any]
 KINDS = ("share", "row", "element", "step")
+ROUNDING = 1e-5
+"""What rounding may change of an output, relative to its largest number."""
 MASK = 1024
 """Elements of a tensor that a mask is made of, at least."""
 
@@ -103,6 +106,17 @@ def masked(model: Path, count: int, shapes: dict[str, Any], values: dict[str, An
     path = folder / model.name
     onnx.save(prepared, path)
     return path
+
+
+def apart(right: Array, found: Array) -> float:
+    """How far an output is from the right one, relative to its largest number; infinite for other integers."""
+    if right.dtype.kind in "iub":
+        return 0.0 if np.array_equal(right, found) else np.inf
+    a, b = right.astype(np.float64), found.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return np.inf
+    finite = np.isfinite(a)
+    return float(np.abs(a - b)[finite].max(initial=0.0) / (np.abs(a)[finite].max(initial=0.0) or 1.0))
 
 
 class Planted:
@@ -163,9 +177,9 @@ class Trial:
         return model
 
     def _has_effect(self, at: int, fault: Callable[[Array], None]) -> bool:
-        """Whether an output changes."""
+        """Whether an output changes, and floats by more than rounding changes them."""
         outputs, _ = observe(self._spoilt(at, fault), self.feeds)
-        return any(a.tobytes() != b.tobytes() for a, b in zip(self.right, outputs, strict=True))
+        return any(apart(a, b) > ROUNDING for a, b in zip(self.right, outputs, strict=True))
 
     def plant(self, at: int, kind: str, share: float, seed: int) -> dict[str, Any]:
         """One fault; at -1 none."""
@@ -175,7 +189,7 @@ class Trial:
 
         changed: list[bool] = []
         examiner = Examiner(self._spoilt(at, fault), "", self.prepared)
-        examiner.judge.truth = lambda feeds: self.truth  # type: ignore[method-assign]
+        examiner.judge.truth = lambda feeds, found=None: self.truth  # type: ignore[method-assign]
         found = examiner.thoroughly(self.feeds, self.peer)
         wrong = [o for o in found.comparison.outputs if not o.ok]
         excess = max((o.excess for o in wrong if np.isfinite(o.excess)), default=0.0)
