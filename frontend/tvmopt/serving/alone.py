@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-LONGEST = 0.01
+LONGEST = 0.025
 """Seconds of a call that the loop computes at most: of longer ones a change of threads is no part to speak of."""
 
 PAUSE = 0.25
