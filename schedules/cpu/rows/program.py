@@ -14,7 +14,7 @@ the body of one block per row, so schedules can run rows in parallel and put an 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -209,10 +209,11 @@ class Row:
             value = combine(load(buffer, vector(0, width)), load(buffer, vector(width, width)))
 
     def block(
-        self, name: str, rows: Sequence[int], reads: Any, writes: Any, variables: Sequence[Any], kernel: str
-    ) -> Any:
-        """The loops over `rows` around one block with this program as its body."""
+        self, name: str, rows: Sequence[int], reads: Any, writes: Any, variables: Sequence[Any], kernel: str,
+        notes: Mapping[str, float] | None = None,
+    ) -> Any:  # fmt: skip
+        """The loops over `rows` around one block with this program as its body, and annotations."""
         axes = list(zip(variables, rows, strict=True))
         names = [f"r{i}" for i in range(len(rows))]
         body = seq(self.statements)
-        return nest(name, axes, names, reads, writes, body, self.buffers, {"tvmopt.kernel": kernel})
+        return nest(name, axes, names, reads, writes, body, self.buffers, {"tvmopt.kernel": kernel, **(notes or {})})

@@ -49,3 +49,16 @@ def test_positions(shape, dtype, highest):
     function = relax.op.argmax if highest else relax.op.argmin
     (y,), _ = run(lambda bb, x: function(x, 1), [x])
     np.testing.assert_array_equal(y, (np.argmax if highest else np.argmin)(x, 1))
+
+
+def test_many_short_rows_are_tasks():
+    """Their exponentials take many times as long as their bytes."""
+    from tvmopt.pipeline import lower
+    from tvmopt.targets import Machine
+
+    bb, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((2112, 33), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(bb.emit(relax.op.nn.softmax(x, -1)))
+        bb.emit_func_output(out)
+    assert "in T.parallel(2112)" in lower(bb.get(), Machine.load("cpu").with_cores(2)).module.script()
