@@ -476,6 +476,8 @@ def test_bytes_at_random_break_nothing() -> None:
         async def one(request: Any) -> list[bytes]:
             if len(request) % 2:
                 raise Refused(400, "odd")
+            if len(request) % 3:
+                await asyncio.sleep(0)
             return [bytes(request)]
 
         async def many(requests: Any) -> Any:
@@ -483,7 +485,8 @@ def test_bytes_at_random_break_nothing() -> None:
                 yield [request]
 
         for number in range(400):
-            connection, transport = connected(Method(bytes, *((one,) if number % 2 else (None, many))))
+            method = Method(bytes, one, at_once=number % 4 == 1) if number % 2 else Method(bytes, many=many)
+            connection, transport = connected(method)
             block = headers(grpc_encoding="gzip", grpc_timeout="9S")
             message = body(compressed=number % 3 == 0)
             parts = [frame(HEADERS, END_HEADERS, 1, block), frame(DATA, 0, 1, message[:50])]
