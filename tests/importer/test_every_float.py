@@ -8,6 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import tvmopt
+from tests.importer import onnx_check
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.runtime.tensors import numpy_dtype
 
@@ -187,3 +188,15 @@ def test_positions_along_open_axes(op: str, last: int, dtype: str) -> None:
         found, expected = compiled.run({"x": x}), Oracle(made).run({"x": x})
         for name, want in expected.items():
             np.testing.assert_array_equal(found[name], want, name)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, -0.3, 0.5, 2.0])
+def test_celu_of_a_negative_alpha(alpha: float) -> None:
+    """max(0, x) + min(0, alpha (exp(x / alpha) - 1)): below zero the exponential grows."""
+    x = np.float32([-10, -2, -0.5, -1e-3, 0, 1e-3, 0.5, 2, 10])
+    node = helper.make_node("Celu", ["x"], ["y"], alpha=alpha)
+    made = onnx_check.model([node], [onnx_check.value("x", x.shape)], [onnx_check.value("y", x.shape)])
+    wide = x.astype(np.float64)
+    expected = np.maximum(wide, 0) + np.minimum(alpha * np.expm1(wide / np.float32(alpha)), 0)
+    found = tvmopt.compile(made, threads=1, verify=False).model.run({"x": x})["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

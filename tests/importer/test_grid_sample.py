@@ -9,7 +9,9 @@ import pytest
 from onnx import helper
 
 import tvmopt
+from tests.importer import onnx_check
 from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.errors import UnsupportedOp
 from tvmopt.runtime.model import Model
 
 SIZES = [((2, 3, 5, 7), (2, 4, 9, 2)), ((1, 2, 1, 1), (1, 3, 3, 2)), ((1, 1, 8, 1), (1, 1, 17, 2)),
@@ -83,3 +85,24 @@ def test_open_sizes(mode, padding, corners, tmp_path):
             }
             exact = Oracle(model).run(feeds)["y"]
             np.testing.assert_allclose(ours.run(feeds)["y"], exact, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1, 3), (1, 1, 2, 1, 3)])
+def test_the_corners_of_an_axis_of_one_element_are_nowhere(size):
+    """onnxruntime takes 1, ONNX's reference -1; TVM ended with an AssertionError."""
+    rank = len(size) - 2
+    node = helper.make_node("AffineGrid", ["t", "s"], ["y"], align_corners=1)
+    made = onnx_check.model(
+        [node],
+        [onnx_check.value("t", (1, rank, rank + 1))],
+        [onnx_check.value("y", None)],
+        {"s": np.int64(size)},
+        opset=20,
+    )
+    with pytest.raises(UnsupportedOp, match="axis of one element"):
+        tvmopt.compile(made, verify=False)
+    made.graph.node[0].attribute[0].i = 0
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    theta = np.random.default_rng(0).standard_normal((1, rank, rank + 1)).astype(np.float32)
+    found = tvmopt.compile(made, threads=1, verify=False).model.run({"t": theta})["y"]
+    np.testing.assert_allclose(found, session.run(None, {"t": theta})[0], rtol=1e-5, atol=1e-5)

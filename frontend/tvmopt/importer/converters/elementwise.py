@@ -236,7 +236,9 @@ def celu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
     b, alpha = Build(bb, ctx.name), attrs.get("alpha", 1.0)
 
     def fn(x: Any) -> Any:
-        low = b.mul(b.sub(b.emit(relax.op.exp(b.minimum(b.div(x, alpha), 0.0))), 1.0), alpha)
+        inner = b.div(x, alpha)
+        inner = b.minimum(inner, 0.0) if alpha > 0 else inner  # above it nothing is left of the exponential
+        low = b.mul(b.sub(b.emit(relax.op.exp(inner)), 1.0), alpha)
         return relax.op.add(b.maximum(x, 0.0), b.minimum(low, 0.0))
 
     return b.unary(fn, inputs[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
@@ -111,4 +112,16 @@ def grid_sample(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
     return b.te(sample, x, grid)
 
 
-CONVERTERS: dict[tuple[str, str], Converter] = {("", "GridSample"): in_float32(grid_sample)}
+def affine_grid(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """AffineGrid, but for the corners of an axis of one element: onnxruntime has it at 1, ONNX's reference at -1."""
+    size = ctx.array(inputs[1], "size")
+    if attrs.get("align_corners", 0) and size is not None and any(d == 1 for d in np.ravel(size)[2:]):
+        told = f"size {[int(d) for d in np.ravel(size)]} has an axis of one element, and its two corners are apart"
+        raise ctx.unsupported(told, "export the model with align_corners=0, or without this node")
+    return ctx.stock(inputs, attrs)
+
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "GridSample"): in_float32(grid_sample),
+    ("", "AffineGrid"): affine_grid,
+}

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmopt.dims import is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import at_least
 from tvmopt.importer.converters.static_inputs import REDUCTIONS
 
 _OPS: dict[str, Callable[..., Any]] = {
@@ -145,7 +147,23 @@ def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     return b.reshape(b.cast(b.mul(result, m), dtype_of(inputs[0])), shape[:-2])
 
 
+def place_of(what: str) -> Converter:
+    """ArgMax or ArgMin, `what`: an axis that a run finds to be empty has no such element."""
+
+    def convert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+        b, shape = Build(bb, ctx.name), shape_of(inputs[0])
+        places = b.emit(ctx.stock(inputs, attrs))
+        axis = attrs.get("axis", 0) % len(shape)
+        if not is_open((shape[axis],)):
+            return places
+        return at_least(b, ctx, places, shape[axis], 1, f"axis {axis} is empty, so it has no {what}")
+
+    return convert
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", "ArgMax"): place_of("largest element"),
+    ("", "ArgMin"): place_of("smallest element"),
     **{("", name): _reduce(name) for name in REDUCTIONS},
     ("", "Det"): det,
 }
