@@ -29,6 +29,9 @@ COPIED = 15.0
 """Cycles of a vector that a depthwise layer copies because its channels fill no whole vectors."""
 RATE = 0.9
 """Of the modelled rate, that of the register tile of a convolution in NHWC."""
+BETWEEN, ACROSS = 20_000.0, 12.0
+"""Of several cores, cycles that three kernels take more than one, and those of a vector that one core has written and
+another reads: of what exceeds a quarter of L2, `FAR` says it."""
 
 
 def stays(call: Any, machine: Machine, exact: bool) -> bool:
@@ -38,10 +41,13 @@ def stays(call: Any, machine: Machine, exact: bool) -> bool:
 
 
 def between_transposes(conv: Convolution, machine: Machine, exact: bool = False) -> float:
-    """Cycles in NHWC, transposes included, cores sharing the work."""
+    """Cycles in NHWC, transposes included, cores sharing the work: by rows in one kernel, by channels in the next, so
+    that a part of what each reads comes from another core."""
     lanes, numbers = machine.lanes(), [conv.n * conv.channels * prod(conv.size), conv.n * conv.outputs * prod(conv.out)]
     near = machine.l2 if machine.cores == 1 else machine.l2 // 2
     moved = sum(n / lanes * (FAR if 8 * n > near else MOVE) for n in numbers) / machine.cores
+    if machine.cores > 1:
+        moved += BETWEEN + ACROSS * sum(min(n, near // 8) for n in numbers) / lanes
     if (winograd := _winograd(conv, machine)) and not exact:
         return moved + winograd
     if any(conv.before):

@@ -135,7 +135,14 @@ def test_deep_layers_go_between_transposes_and_shallow_ones_do_not():
 def test_several_cores_make_transposes_dearer():
     machine, layer = Machine.load("sapphirerapids"), problem(3, 26, 26, 384, 3)  # 1 MB of results, half of L2
     one, two = (between_transposes(layer, machine.with_cores(cores)) for cores in (1, 2))
-    assert one / 2 < two < one
+    assert one / 2 < two
+
+
+@pytest.mark.parametrize(("channels", "size", "outputs"), [(256, 14, 64), (64, 14, 512), (512, 7, 96), (128, 13, 96)])
+def test_cores_that_hand_small_pictures_to_each_other_gain_nothing(channels, size, outputs):
+    """On two cores a pointwise layer between two transposes took as long as on one, and in NCHW 0.6 to 0.75 of that."""
+    machine, layer = Machine.load("sapphirerapids").with_cores(2), problem(channels, size, size, outputs, 1)
+    assert best_plan(layer, machine).time(machine) < between_transposes(layer, machine)
 
 
 def kernels(build, shape, **options):
