@@ -259,3 +259,12 @@ def test_what_shape_functions_let_pass(made, words):
     with pytest.raises(ModelError) as caught:
         prepare(model([made], [value("x", (1, 3, 8, 8))], [value("y", None)], weights))
     assert words in str(caught.value)
+
+
+def test_a_tensor_of_nothing_whose_axis_no_memory_holds_is_refused() -> None:
+    """NumPy makes no array of [2^62, 0]; a damaged file asked for it and got its traceback."""
+    nodes = [node("Reshape", ["i", "to"], ["j"]), node("Gather", ["x", "j"], ["y"], axis=0)]
+    inputs = [value("x", ("n", 0)), value("i", ("n",), TensorProto.INT64)]
+    made = model(nodes, inputs, [value("y", None)], {"to": np.array([2**62])})
+    with pytest.raises(ModelError, match="would be"):
+        prepare(made)

@@ -268,7 +268,10 @@ class Folder(Walk):
         for name, kind, shape in zip(names, kinds, shapes, strict=True):
             assert kind is not None and shape is not None
             dtype = helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
-            self.set_constant(name, np.zeros(shape, dtype))
+            try:
+                self.set_constant(name, np.zeros(shape, dtype))
+            except ValueError:  # of no elements, and yet with an axis longer than any memory
+                raise self._contradiction(node, f"the shape of '{name}' would be {list(shape)}") from None
         return True
 
     def _fold(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:
