@@ -95,7 +95,7 @@ ARGUMENTS = (
 )
 """Options of the command line that are arguments of Python's functions, by the same names."""
 
-_SHAPE = r"--shape (\S+):([\dxN?.@]*[\dxN?])"
+_SHAPE = r"--shape (\S+):(NUMBER|[\dxN?.@]*[\dxN?])(?!\w)"
 _NAMES = "|".join((*ARGUMENTS, "shape"))
 _OPTION = re.compile(
     rf"(?P<command>tvmopt \w.*)|(?P<shapes>{_SHAPE}(?: {_SHAPE})*)|"
@@ -110,6 +110,8 @@ def in_python(text: str) -> str:
     "bind them, for example: shape={'x': (1, 3, 224, 224), 'n': (8,)}"
     >>> in_python("compile the model with --shape seq:1..512@128")
     "compile the model with shape={'seq': ('1..512@128',)}"
+    >>> in_python("bind each: --shape NAME:N"), in_python("bind the size: --shape t:NUMBER")
+    ("bind each: shape={'NAME': ('N',)}", "bind the size: shape={'t': ('NUMBER',)}")
     >>> in_python("--precision fp32, or leave --threads out (--no-verify skips this)")
     "precision='fp32', or leave threads out (verify=False skips this)"
     """

@@ -251,7 +251,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                 raise UnsupportedOp(
                     f"If cannot be imported: {what} at run time, and sizes are open.",
                     where=f"node '{name}' (opset {self.opsets.get(domain, 1)})",
-                    fix=f"bind the sizes: --shape NAME:NUMBER for each, or the inputs that decide: {values}",
+                    fix=f"bind the sizes: --shape NAME:N for each, or the inputs that decide: {values}",
                 )
             return [None if r is None else self._emit(r, binding) for r in self._convert_if(node, inputs, names)]
         context = Context(
