@@ -5,9 +5,11 @@
     python benchmarks/open_trained.py --output open.jsonl    # what stands there already is not done again
 
 Each is a line of JSON: seconds of the compile with its verification, the ranges that were chosen, "agrees", "differs"
-or "refused" with the message, and the largest error over the largest value of the outputs, over all sizes: against
-onnxruntime, and where that is above a thousandth against float64 (onnxruntime's own error stands beside it then; its
-LSTMs of bytes round their state at each step).
+or "refused" with the message, and the largest difference from onnxruntime over the largest value of an output, over all
+sizes. Where that is above a ten-thousandth, the judge of `compile` decides, in float64 and with what rounding does to
+the model at these very inputs; "judged" counts these sizes, and the largest errors in float64, ours and onnxruntime's,
+stand beside it. (Its LSTMs of bytes round their state at each step; a norm of inputs that are all 0 and 1 computes the
+difference of two equal numbers.)
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ import real_models
 from open_calls import difference, session_of, sizes_of
 
 import tvmopt
-from fuzz.reference import oracle
 from tvmopt.analysis.bounds import integer_bounds
+from tvmopt.analysis.examine import Examiner
 from tvmopt.analysis.samples import sample_inputs
 from tvmopt.errors import TvmoptError
 from tvmopt.importer import load, prepare
 
-LIMIT = 1e-3
-"""Of the largest value."""
+LIMIT = 1e-4
+"""Of the largest value: what differs from onnxruntime by more is judged."""
 
 
 def is_open(path: Path) -> bool:
@@ -55,7 +57,8 @@ def tried(path: Path, count: int, seed: int) -> dict[str, Any]:
         record: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 1)}
         model, session, rng = tvmopt.load(artifact), session_of(str(path)), np.random.default_rng(seed)
         record["ranges"] = {name: str(known) for name, known in model.symbols.items()}
-        original, worst, theirs, at, agrees = load(path), 0.0, 0.0, {}, True
+        original, worst, at = load(path), 0.0, {}
+        judged: list[tuple[float, float]] = []
         for number in range(count):
             sizes = sizes_of(model, rng)
             infos = model.inputs_at(sizes)
@@ -67,15 +70,18 @@ def tried(path: Path, count: int, seed: int) -> dict[str, Any]:
             except Exception as error:  # onnxruntime raises a class of its own for each status code
                 return record | {"verdict": "onnxruntime refuses", "at": sizes, "message": str(error)[:300]}
             error = difference(found, expected)
-            if not error <= LIMIT:
-                exact = oracle(prepared, feeds)
-                error, other = difference(found, exact), difference(expected, exact)
-                agrees &= error <= max(LIMIT, other)
-                theirs = max(theirs, other)
             if not error <= worst:
                 worst, at = error, sizes
-    beside = {"onnxruntime's": theirs} if theirs else {}
-    return record | {"verdict": "agrees" if agrees else "differs", "sizes": count, "worst": worst, "at": at} | beside
+            if not error <= LIMIT:
+                examined = Examiner(model, str(path), prepared).fully(feeds, expected)
+                outputs = examined.comparison.outputs
+                if not examined.ok:
+                    told = "; ".join(str(o) for o in outputs if not o.ok)
+                    return record | {"verdict": "differs", "at": sizes, "seed": seed + number, "message": told}
+                sides = [(o.max_error / (o.scale or 1.0), o.peer_error / (o.scale or 1.0)) for o in outputs]
+                judged.append((max(ours for ours, _ in sides), max(theirs for _, theirs in sides)))
+    beside = {"judged": len(judged), "in float64": [max(side) for side in zip(*judged, strict=True)]} if judged else {}
+    return record | {"verdict": "agrees", "sizes": count, "worst": worst, "at": at} | beside
 
 
 def main() -> int:

@@ -459,19 +459,6 @@ def test_what_needs_a_number_says_so(made, what):
         to_relax(prepare(made))
 
 
-def test_a_branch_that_a_run_decides_is_refused_by_name():
-    def branch(op):
-        return helper.make_graph([node(op, ["x"], ["b"])], op, [], [value("b", None)])
-
-    nodes = [node("If", ["c"], ["y"], name="either", then_branch=branch("Relu"), else_branch=branch("Neg"))]
-    made = model(nodes, [value("c", (), TensorProto.BOOL), value("x", ("n", 3))], [value("y", None)])
-    with pytest.raises(ModelError, match=r"If cannot be imported: .* and sizes are open"):
-        to_relax(prepare(made))
-    imported = to_relax(prepare(made, {"n": [4]}))
-    x = np.float32([[-1, 0, 2]] * 4)
-    np.testing.assert_array_equal(run_relax(imported, {"c": np.array(True), "x": x})[0], np.maximum(x, 0))
-
-
 @pytest.mark.parametrize(("start", "end", "step"), [(-18, 15, 3), (-18, 15, 2), (-18, 15, 1), (-3, 2, 4)])
 def test_a_slice_that_ends_before_it_begins_is_empty(start: int, end: int, step: int) -> None:
     """From the 18th last to the 15th: nothing of 33 elements, where a negative number of bytes was asked for."""

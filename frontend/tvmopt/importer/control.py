@@ -1,5 +1,5 @@
-"""If, Loop and Scan - for the folding walk: written out where their course is known at compile time and short, else
-branches folded in place, and loops kept as loops (:mod:`tvmopt.importer.roll`)."""
+"""Loop and Scan - for the folding walk: written out where their course is known at compile time and short, else kept as
+loops (:mod:`tvmopt.importer.roll`). If is in :mod:`tvmopt.importer.branches`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvmopt.dims import Dim, OpenSize, Range, interval
-from tvmopt.errors import ModelError
-from tvmopt.importer.bodies import branch, inside
-from tvmopt.importer.external import array_of
-from tvmopt.importer.protos import attributes, node_name, node_reads
+from tvmopt.dims import Dim, OpenSize
+from tvmopt.importer.bodies import branch
+from tvmopt.importer.branches import fold_if
+from tvmopt.importer.protos import attributes, node_name
 from tvmopt.importer.roll import roll, scan_as_loop
-from tvmopt.importer.walk import Array, Nodes, Rule, Walk
+from tvmopt.importer.walk import Nodes, Rule, Walk
 
 MOST_NODES = 1_000
 """A loop is written out when its trips times its body's nodes stay below this: that takes less time in a run (a trip of
@@ -23,121 +22,6 @@ a loop costs 4 us more than its kernels), and code that grows with it."""
 
 MOST_OF_CHANGING_STATES = 5_000
 """The same for a loop that cannot stay one: from trip to trip it hands on tensors of other shapes."""
-
-
-def fold_if(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
-    """An If of a known condition is the branch taken; else both branches are folded in place."""
-    graphs = {a.name: a.g for a in node.attribute}
-    if len(graphs) != 2:
-        return None
-    condition = walk.array(node.input[0])
-    if condition is not None and condition.size == 1:
-        graph = graphs["then_branch" if bool(condition.reshape(())) else "else_branch"]
-        nodes, results = branch(walk, graph, node_name(node))
-        walk.process(nodes)
-        for name, result in zip(node.output, results, strict=False):
-            if name:
-                walk.bind(name, result)
-        return []
-    if (other := _other_than_empty(walk, node, graphs)) is not None:
-        return other
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    before = len(walk.problems)
-    for attr in copy.attribute:
-        _fold_branch(walk, attr.g, f"{node_name(node)}/{attr.name.removesuffix('_branch')}")
-    walk.problems[before:] = [_in_branch(walk, node, problem) for problem in walk.problems[before:]]
-    walk.infer_and_emit(copy)
-    return []
-
-
-def _other_than_empty(walk: Walk, node: onnx.NodeProto, graphs: dict[str, onnx.GraphProto]) -> Nodes | None:
-    """An If that gives nothing where there is nothing, as torchvision's detectors have it: the branch for something,
-    which computes nothing of nothing.
-
-        Before                                          After
-        if boxes(found0) == 0: an empty constant        NonMaxSuppression(boxes, ...)
-        else: NonMaxSuppression(boxes, ...)
-    """
-    makers = {output: maker for maker in walk.nodes for output in maker.output}
-    test, count = makers.get(node.input[0]), None
-    while test is not None and test.op_type in ("Cast", "Identity", "Squeeze", "Reshape"):
-        test = makers.get(test.input[0])
-    if test is not None and test.op_type == "Equal":
-        sizes = [walk.sizes(i) for i in test.input]
-        if all(s is not None and s.size == 1 for s in sizes):
-            values = [s.reshape(-1)[0] for s in sizes if s is not None]
-            count = next((v for v in values if isinstance(v, Dim)), None) if 0 in values else None
-    if count is None or not count.symbols() <= walk.symbols.decided.keys() or len(node.output) != 1:
-        return None
-    if any(v < 0 or not k for k, v in count.terms.items()):  # it may be 0 where its sizes are not
-        return None
-    empty = _constant_result(graphs["then_branch"])
-    if empty is None or empty.size:
-        return None
-    mark = walk.mark()
-    nodes, results = branch(walk, graphs["else_branch"], node_name(node))
-    walk.process(nodes)
-    result = walk.alias.get(results[0], results[0])
-    shape = walk.open_shape(result)
-    nothing = walk.symbols.known() | {name: Range(0, 0) for name in count.symbols()}
-    for name, most in walk.symbols.decided.items():
-        if not interval(most, nothing)[1]:
-            nothing[name] = Range(0, 0)
-    if shape is None or tuple(interval(size, nothing) for size in shape) != tuple((d, d) for d in empty.shape):
-        walk.back_to(mark)
-        return None
-    walk.bind(node.output[0], result)
-    return []
-
-
-def _constant_result(graph: onnx.GraphProto) -> Array | None:
-    """What a branch without any computation gives."""
-    if len(graph.output) != 1:
-        return None
-    name = graph.output[0].name
-    for tensor in graph.initializer:
-        if tensor.name == name:
-            return array_of(tensor)
-    found = next((n for n in graph.node if name in n.output), None)
-    if found is None or found.op_type != "Constant" or len(graph.node) != 1:
-        return None
-    given = attributes(found)
-    value = given.get("value", given.get("value_ints", given.get("value_floats")))
-    return None if value is None else np.asarray(value)
-
-
-def _in_branch(walk: Walk, node: onnx.NodeProto, problem: ModelError) -> ModelError:
-    """A problem of a branch, with what decides whether it is ever taken."""
-    where = f"{problem.where}; in a branch of the If '{node_name(node)}'"
-    inputs = deciding_inputs(walk, node.input[0])
-    if not inputs:
-        return ModelError(problem.what, where=where, fix=problem.fix)
-    names, flags = ", ".join(f"'{i}'" for i in inputs), " ".join(f"--value {i}=NUMBER" for i in inputs)
-    fix = f"input {names} decides which branch is taken; if this one never is, fix it: {flags} (in Python: values)"
-    return ModelError(problem.what, where=where, fix=fix)
-
-
-def deciding_inputs(walk: Walk, name: str) -> list[str]:
-    """The inputs of the model that a value is computed from, in the model's order."""
-    producers = {o: n for n in walk.nodes for o in n.output}
-    seen, waiting = set[str](), [walk.alias.get(name, name)]
-    while waiting:
-        if (current := waiting.pop()) not in seen:
-            seen.add(current)
-            waiting += node_reads(producers[current]) if current in producers else ()
-    return [v.name for v in walk.model.graph.input if v.name in seen]
-
-
-def _fold_branch(walk: Walk, graph: onnx.GraphProto, prefix: str) -> None:
-    """Fold the body of a branch, in place; the constants it makes move to the outermost graph."""
-    inner, names = inside(walk, graph, prefix)
-    declared = [v.type for v in graph.output]
-    for part in (graph.node, graph.output, graph.initializer, graph.value_info):
-        del part[:]
-    graph.node.extend(inner)
-    for name, kind in zip(names, declared, strict=True):
-        graph.output.append(onnx.ValueInfoProto(name=name, type=walk.types.get(name, kind)))
 
 
 def fold_loop(walk: Walk, node: onnx.NodeProto) -> Nodes | None:

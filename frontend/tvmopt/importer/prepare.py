@@ -4,6 +4,7 @@ folded."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.dims import Dim, Range, Shapes, at
-from tvmopt.errors import ModelError, collect
+from tvmopt.errors import ModelError, TvmoptError, collect
 from tvmopt.importer import decoder, open_model, pairs, roll
 from tvmopt.importer.external import array_of
 from tvmopt.importer.fold import Folder
@@ -41,6 +42,9 @@ from tvmopt.targets.memory import free_memory
 
 OLDEST_IR = 8
 """IR version of prepared models: initialisers need not be inputs (4), opset 17 belongs to it (8)."""
+
+MOST_TRIES = 16
+"""How often a model is walked at the most, with other branches of Ifs that sizes decide."""
 
 Weights = dict[str, TensorProto]
 
@@ -208,20 +212,10 @@ def _fold(
     """The risky part: version conversion, shape inference, evaluation."""
     given = weights.keys()
     converted, weights = convert_opset(skeleton, weights)
-    folder = Folder(converted, weights, has_converter, symbols=symbols)
-    if symbols.decoder.positions:  # less than the past and the new tokens together
-        past = folder.open_shape(symbols.decoder.caches[0].past) or (0,) * 4
-        new = folder.open_shape(symbols.decoder.positions) or (0, 0)
-        folder.below[symbols.decoder.positions] = past[decoder.LENGTH_AXIS] + new[1]
-    folder.run()
-    problems = folder.problems + _wrong_outputs(folder)
-    if problems:
-        raise collect(problems[:100])
-    nodes = _live(folder)
+    folder, nodes, ranges = _walked(converted, weights, has_converter, symbols)
     used = set().union(*(node_reads(n) for n in nodes)) | folder.results | roll.inner_names(nodes)
     model = _skeleton(folder, converted, nodes)
-    if symbols:
-        ranges = choose(folder, nodes)
+    if symbols := folder.symbols:
         values = {name: array for name, array in folder.open_values.items() if name in used}
         ends = [symbols.limits({n: getattr(r, end) for n, r in ranges.items()}) for end in ("max", "opt")]
         decided = {n: Range(0, most, ends[1][n]) for n, most in ends[0].items()}
@@ -232,6 +226,40 @@ def _fold(
     kept = tuple(k for k in given if k in used)
     packed = {k: (_distinct(a), a.shape) for k, a in (made | constants).items()}
     return _Folded(model.SerializeToString(), packed, kept)
+
+
+def _walked(
+    model: onnx.ModelProto, weights: Weights, has_converter: Callable[[str, str], bool], symbols: Symbols
+) -> tuple[Folder, list[onnx.NodeProto], dict[str, Range]]:
+    """The walk over a model, the nodes that an output depends on, and the ranges of its open sizes. Where one of two
+    ways was taken (`Walk.chosen`) and a problem stands behind it, the other one is tried, the last first.
+
+    Raises:
+        ModelError: the problems of the first try.
+    """
+    first: TvmoptError | None = None
+    choices: tuple[int, ...] = ()
+    for _ in range(MOST_TRIES):
+        folder = Folder(model, weights, has_converter, symbols=deepcopy(symbols), choices=choices)
+        if symbols.decoder.positions:  # less than the past and the new tokens together
+            past = folder.open_shape(symbols.decoder.caches[0].past) or (0,) * 4
+            new = folder.open_shape(symbols.decoder.positions) or (0, 0)
+            folder.below[symbols.decoder.positions] = past[decoder.LENGTH_AXIS] + new[1]
+        try:
+            folder.run()
+            if problems := folder.problems + _wrong_outputs(folder):
+                raise collect(problems[:100])
+            nodes = _live(folder)
+            return folder, nodes, choose(folder, nodes) if folder.symbols else {}
+        except TvmoptError as error:
+            first = first or error
+        taken = [*choices, *[0] * (len(folder.asked) - len(choices))]
+        left = [i for i, (way, ways) in enumerate(zip(taken, folder.asked, strict=False)) if way + 1 < ways]
+        if not left:
+            break
+        choices = (*taken[: left[-1]], taken[left[-1]] + 1)
+    assert first is not None
+    raise first
 
 
 def _growing(folder: Folder) -> tuple[tuple[str, str], ...]:

@@ -28,7 +28,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.dims import FOUND, Dim, OpenSize, Size, is_found, is_open, symbols_of
-from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
+from tvmopt.errors import ModelError, TvmoptError, collect
 from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
@@ -36,6 +36,7 @@ from tvmopt.importer.converters.common import Build
 from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size, selected_by
 from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.converters.static_inputs import COMPILE_TIME
+from tvmopt.importer.either import convert_either
 from tvmopt.importer.external import array_of
 from tvmopt.importer.loops import LOOPS, convert_loop
 from tvmopt.importer.lowbits import elem_type_of, pack, storage_dtype
@@ -128,7 +129,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
                 self.types[value.name] = (dtype_name(value.type.tensor_type.elem_type), shape)
         self._parse_graph_initializers(graph)
         self._parse_graph_input(graph)
-        branches = any(node.op_type == "If" for node in graph.node)
+        sized = self.open.ranges or self.open.decided
+        branches = not sized and any(node.op_type == "If" for node in graph.node)
         params = list(self._inputs.values())
         node_names = Names()  # bindings may share a name with a parameter: they are told apart by identity
         failure = None
@@ -244,15 +246,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         domain = normal_domain(node.domain)
         inputs = self._data(node, inputs)
         if (domain, node.op_type) == ("", "If"):
-            if self.open.ranges or self.open.decided:  # TVM's inference of branches with symbolic shapes crashes
-                chosen = node.input[0] if node.input[0] in self._inputs else ""
-                values = f"--value {chosen}=1 or =0 takes one branch" if chosen else "--value NAME=NUMBER"
-                what = f"the input '{chosen}' decides" if chosen else "its condition is computed"
-                raise UnsupportedOp(
-                    f"If cannot be imported: {what} at run time, and sizes are open.",
-                    where=f"node '{name}' (opset {self.opsets.get(domain, 1)})",
-                    fix=f"bind the sizes: --shape NAME:N for each, or the inputs that decide: {values}",
-                )
+            if self.open.ranges or self.open.decided:
+                return [self._emit(r, binding) for r in convert_either(self, self._for_body, node, inputs, name)]
             return [None if r is None else self._emit(r, binding) for r in self._convert_if(node, inputs, names)]
         context = Context(
             op_type=node.op_type,

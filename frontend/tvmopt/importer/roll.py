@@ -229,11 +229,12 @@ def _refused(node: onnx.NodeProto, opset: int, reason: str) -> UnsupportedOp:
 
 
 def write_types(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Write what the walk knows of types in the end into bodies of loops, which the conversion looks at alone."""
+    """Write what the walk knows of types in the end into bodies of loops, which the conversion looks at alone; and into
+    branches where sizes are open."""
     for node in nodes:
         for graph in subgraphs(node):
             write_types(walk, graph.node)
-            if not is_rolled(node):
+            if not is_rolled(node) and not (node.op_type == "If" and walk.symbols):
                 continue
             border = [*graph.input, *graph.output]
             names = [o for inner in graph.node for o in inner.output if o and o not in {v.name for v in border}]

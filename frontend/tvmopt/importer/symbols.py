@@ -127,7 +127,9 @@ class Symbols:
         return most(a, b, self.known())
 
     def canonical(self, size: Size) -> Size:
-        """The size that stands for this one and all that must equal it."""
+        """The size that stands for this one and all that must equal it, in the symbols of now."""
+        if isinstance(size, Dim) and self.replaced.keys() & size.symbols():
+            size = replaced(size, {name: value for name, (value, _) in self.replaced.items()})
         return self.aliases.get(size, size) if self.aliases else size
 
     def at_most(self, size: Size, limit: Size, where: str) -> None:
@@ -162,8 +164,13 @@ class Symbols:
             raise OpenSize(f"whether {a} is {b} is decided in a run")
         if found is None:
             kept, other = (b, a) if not isinstance(b, Dim) or len(str(b)) < len(str(a)) else (a, b)
-            left, right = _reduced(other, kept)
-            self.conditions.setdefault(Condition(left, "==", right), where)
+            if (between := _numerator(other, kept)) is not None:
+                low, size, high = between
+                self.at_most(low, size, where)
+                self.at_most(size, high, where)
+            else:
+                left, right = _reduced(other, kept)
+                self.conditions.setdefault(Condition(left, "==", right), where)
             self.aliases = {k: kept if v == other else v for k, v in self.aliases.items()} | {other: kept}
             return kept
         name, value = found
@@ -224,6 +231,27 @@ def _reduced(a: Size, b: Size) -> tuple[Size, Size]:
     number = math.gcd(*(v for side in terms for v in side.values()))
     factor = Dim({tuple(common.elements()): number}) if common else number
     return a // factor, b // factor
+
+
+def _numerator(a: Size, b: Size) -> tuple[int, Dim, int] | None:
+    """What ``n//d + c == b`` says of `n`, where that is a quotient by a number: its bounds, constants apart.
+
+    >>> from tvmopt.dims import parse
+    >>> _numerator(parse("(t + 320)//512"), 1)
+    (192, t, 703)
+    """
+    if not isinstance(a, Dim) or not isinstance(b, int):
+        return None
+    constant = a.terms.get((), 0)
+    monomials = [(k, v) for k, v in a.terms.items() if k]
+    if len(monomials) != 1 or monomials[0][1] != 1 or len(monomials[0][0]) != 1:
+        return None
+    atom = monomials[0][0][0]
+    if isinstance(atom, str) or atom.op != "//" or not isinstance(atom.b, int) or not isinstance(atom.a, Dim):
+        return None
+    inside = atom.a.terms.get((), 0)
+    low = atom.b * (b - constant) - inside
+    return low, atom.a - inside, low + atom.b - 1
 
 
 def _same_rows(a: Size, b: Size, names: tuple[str, ...]) -> tuple[str, Size] | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from tvmopt.targets.memory import free_memory
 
 Array = npt.NDArray[Any]
 Nodes = list[onnx.NodeProto]
+Way = TypeVar("Way")
 
 DATA_BYTES = 1 << 14
 """Constants up to this size are shown to ONNX's shape functions, which read axes, shapes and scales."""
@@ -52,6 +54,8 @@ class Walk(ABC):
         open_values: small integer tensors whose elements are sizes, some of them open, by name.
         problems: nodes that contradict themselves.
         depth: how many branches and bodies the node of now lies in that stay what they are.
+        choices: where a rule may go several ways, which to go, in the order of the walk; behind them the first.
+        asked: how many ways there were each time.
     """
 
     model: onnx.ModelProto
@@ -65,6 +69,8 @@ class Walk(ABC):
     open_values: dict[str, Array] = field(default_factory=dict)
     below: dict[str, Size] = field(default_factory=dict)
     depth: int = 0
+    choices: tuple[int, ...] = ()
+    asked: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -190,6 +196,29 @@ class Walk(ABC):
         """Forget the nodes and problems since `mark`; constants made since are dropped as unused."""
         del self.nodes[mark[0] :]
         del self.problems[mark[1] :]
+
+    def snapshot(self) -> Callable[[], None]:
+        """What takes everything back to what is known now: nodes, names, types, and sizes found to be equal."""
+        mark, symbols, asked = self.mark(), deepcopy(self.symbols), len(self.asked)
+        tables = ("alias", "below", "constants", "types")
+        kept = {table: dict(getattr(self, table)) for table in tables}
+        values = {name: array.copy() for name, array in self.open_values.items()}
+
+        def back() -> None:
+            self.back_to(mark)
+            del self.asked[asked:]
+            vars(self.symbols).update(vars(deepcopy(symbols)))
+            for table in tables:
+                setattr(self, table, dict(kept[table]))
+            self.open_values = {name: array.copy() for name, array in values.items()}
+
+        return back
+
+    def chosen(self, ways: Sequence[Way]) -> Sequence[Way]:
+        """The ways to go, beginning with the one that `choices` says."""
+        number = self.choices[len(self.asked)] if len(self.asked) < len(self.choices) else 0
+        self.asked.append(len(ways))
+        return [*ways[number:], *ways[:number]]
 
     def bind(self, name: str, source: str) -> list[onnx.NodeProto]:
         """Make `name` another name of `source`; results of the graph need a node to keep theirs."""

@@ -138,7 +138,8 @@ class _Given(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def visit_call_(self, call: Any) -> Any:
         if not _calls(call, self.name):
             return self.visit_expr_post_order(call)
-        return relax.Call(call.op, [*call.args, *self.more], call.attrs, call.ty_args, call.span)
+        args = [self.visit_expr(a) for a in call.args]
+        return relax.Call(call.op, [*args, *self.more], call.attrs, call.ty_args, call.span)
 
 
 def _calls(call: Any, name: str) -> bool:
@@ -209,7 +210,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if name not in self.stubs:
             self.stubs[name] = _stub(len(call.args), call.ty_args[0])
             relax.expr._update_type(self.variables[name], self.stubs[name].ty)
-        return relax.Call(self.variables[name], call.args, None, [], call.span)
+        args = [self.visit_expr(a) for a in call.args]  # of another loop, maybe, whose result is a new variable
+        return relax.Call(self.variables[name], args, None, [], call.span)
 
 
 def _stub(count: int, result: Any) -> relax.Function:
