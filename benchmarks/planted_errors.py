@@ -7,7 +7,7 @@
 The compiled module is right. After one call of one kernel an instrument changes what the kernel wrote, in place: all
 that is behind it computes with the wrong numbers, as it would behind a wrong kernel:
 
-    share    all of it is 3 % too large (5 % in bf16)
+    share    all of it is 3 % too large (5 % in bf16); of bytes, the numbers that they stand for, rounded again
     row      one row is: of a product behind a mask, of a matrix, of an image
     element  one number is 3 % of the largest too large
     step     one bit of an integer, a mask or a quantised value is wrong: the lowest
@@ -44,6 +44,7 @@ from tvmopt.analysis.samples import trial_inputs
 from tvmopt.analysis.verify import Reference
 from tvmopt.cli.common import parse_shapes, parse_values
 from tvmopt.importer import load, prepare
+from tvmopt.importer.protos import node_name
 from tvmopt.importer.shapes import bound_arrays
 from tvmopt.runtime.artifact import read
 from tvmopt.runtime.model import Model
@@ -66,8 +67,12 @@ def memory(tensor: Any) -> Array:
     return np.frombuffer(raw, np.uint8).view(dtype).reshape(shape)
 
 
-def spoil(array: Array, kind: str, share: float, rng: np.random.Generator) -> bool:
-    """Change an array in place; whether that changed anything."""
+def spoil(array: Array, kind: str, share: float, rng: np.random.Generator, zero: int = 0) -> bool:
+    """Change an array in place; whether that changed anything.
+
+    Args:
+        zero: the byte that stands for 0.
+    """
     before = array.copy()
     at = tuple(int(rng.integers(n)) for n in array.shape)
     if kind == "step":
@@ -78,8 +83,21 @@ def spoil(array: Array, kind: str, share: float, rng: np.random.Generator) -> bo
         part = array
         while kind == "row" and part.ndim > 1:
             part = part[int(rng.integers(part.shape[0]))]
-        part[...] = (part.astype(np.float32) * (1 + share)).astype(part.dtype)
+        part[...] = larger(part, share, zero)
     return not np.array_equal(before, array)
+
+
+def larger(array: Array, share: float, zero: int) -> Array:
+    """Numbers by a share larger; bytes saturate.
+
+    >>> larger(np.array([0, 5, 100, 255], np.uint8), 0.03, 10)
+    array([  0,   5, 103, 255], dtype=uint8)
+    """
+    wide = (array.astype(np.float32) - zero) * (1 + share) + zero
+    if array.dtype.kind not in "iu":
+        return wide.astype(array.dtype)
+    kind = np.iinfo(array.dtype)
+    return np.clip(np.rint(wide), kind.min, kind.max).astype(array.dtype)
 
 
 def masked(model: Path, count: int, shapes: dict[str, Any], values: dict[str, Any], folder: Path) -> Path:
@@ -162,12 +180,34 @@ class Trial:
         self.truth = Examiner(model, path, self.prepared).judge.truth(self.feeds)
         self.right, self.seen = observe(model, self.feeds)
         self.calls = [one.symbol for one in self.seen]
+        self.zeros = self._zeros()
+
+    def _zeros(self) -> list[int | None]:
+        """Of each call that writes bytes, the one that stands for 0; None of the others."""
+        from onnx import numpy_helper
+
+        constants = {t.name: t for t in self.prepared.graph.initializer}
+        points = {
+            node_name(n): numpy_helper.to_array(constants[n.input[2]])
+            for n in self.prepared.graph.node
+            if n.op_type == "QuantizeLinear" and len(n.input) > 2 and n.input[2] in constants
+        }
+        zeros: list[int | None] = []
+        for one in self.seen:
+            point = next((points[name] for name in reversed(one.nodes) if name in points), None)
+            if point is None or point.size > 1 or one.array.dtype.itemsize > 1 or one.array.dtype.kind not in "iu":
+                zeros.append(None)
+            else:  # kernels that multiply bytes keep int8 128 higher, as uint8
+                zeros.append(int(point) + np.iinfo(one.array.dtype).min - np.iinfo(point.dtype).min)
+        return zeros
 
     def suited(self, kind: str, wanted: str) -> list[int]:
         """Calls of the kernels whose name or nodes have `wanted` and that write numbers which `kind` can spoil."""
         whole = [one.array.dtype.kind in "iub" for one in self.seen]
         named = [any(re.search(wanted, name) for name in (one.symbol, *one.nodes)) for one in self.seen]
-        return [i for i, one in enumerate(self.seen) if named[i] and one.array.size and whole[i] == (kind == "step")]
+        shares = [kind in ("share", "row") and zero is not None for zero in self.zeros]
+        fits = [shares[i] or whole[i] == (kind == "step") for i in range(len(whole))]
+        return [i for i, one in enumerate(self.seen) if named[i] and one.array.size and fits[i]]
 
     def _spoilt(self, at: int, fault: Callable[[Array], None]) -> Model:
         """The compiled model, with a fault in one call."""
@@ -185,7 +225,7 @@ class Trial:
         """One fault; at -1 none."""
 
         def fault(array: Array) -> None:
-            changed.append(spoil(array, kind, share, np.random.default_rng(seed)))
+            changed.append(spoil(array, kind, share, np.random.default_rng(seed), self.zeros[at] or 0))
 
         changed: list[bool] = []
         examiner = Examiner(self._spoilt(at, fault), "", self.prepared)

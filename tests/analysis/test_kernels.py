@@ -307,3 +307,38 @@ def test_kernels_of_one_node_are_not_the_tensors_before_and_behind_it_that_they_
         seen("square", exact["y"].astype(np.float32), "square"),
     ]
     assert not check_kernels(model, feeds, {"y": exact["y"].astype(np.float32)}, run, "fp32").wrong
+
+
+@pytest.mark.parametrize("at", [None, 0, 1, 2, 3])
+def test_a_step_shows_where_a_kernel_quantises_twice(at: int | None) -> None:
+    """A few of its first bytes are at an edge, and nobody sees them: that frees the elements made of them, and no
+    others."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["p"], "product"),
+        helper.make_node("QuantizeLinear", ["p", "s", "z"], ["q"], "q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"),
+        helper.make_node("Add", ["d", "x"], ["t"], "sum"),
+        helper.make_node("Relu", ["t"], ["r"], "relu"),
+        helper.make_node("QuantizeLinear", ["r", "half", "zero"], ["q2"], "q2"),
+        helper.make_node("DequantizeLinear", ["q2", "half", "zero"], ["d2"], "d2"),
+        helper.make_node("MatMul", ["d2", "b"], ["y"], "next"),
+    ]
+    rng = np.random.default_rng(5)
+    values = {"s": 0.4, "half": 0.031, "a": rng.standard_normal((96, 96)) / 8, "b": rng.standard_normal((96, 32))}
+    model = made(nodes, {"x": [400, 96]}, {"y": [400, 32]}, values)
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(np.uint8(131), "z"), numpy_helper.from_array(np.uint8(0), "zero")]
+    )
+    feeds = {"x": rng.standard_normal((400, 96)).astype(np.float32)}
+    exact = Oracle(model).run(feeds, ["p", "q2"])
+    assert (np.abs(exact["p"] / 0.4 % 1 - 0.5) < 1e-4).any()  # an edge
+    bytes_, place = exact["q2"].copy(), exact["p"] / 0.4 % 1
+    if at is not None:
+        inside = (bytes_ > 8) & (np.abs(place - 0.5) > 0.1)
+        row, column = np.argwhere(inside)[rng.integers(inside.sum(), size=4)[at]]
+        bytes_[row, column] += 1
+    y = (bytes_ * np.float64(np.float32(0.031))) @ Oracle(model).constants["b"].array
+    run = [Seen("both", ("product", "q", "d", "sum", "relu", "q2"), (), bytes_), seen("next", y, "d2", "next")]
+    found = check_kernels(model, feeds, {"y": y.astype("f")}, run, "fp32")
+    assert bool(found.wrong) == (at is not None)
+    assert found.kernel.startswith("both") == (at is not None)

@@ -28,7 +28,7 @@ from tvmopt.analysis.doubles import DOUBLE, SINGLE, Doubles
 from tvmopt.analysis.kept import Kept, as_found, kept, stepped
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
-from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings
+from tvmopt.analysis.oracle.rounding import Moves, Recorder, Rounded, arithmetic_of, completed, nudges, roundings
 from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, Value, limit
 from tvmopt.analysis.ranked import ranked
 from tvmopt.analysis.selections import Selection, chosen_by, doubtful, selections
@@ -69,21 +69,23 @@ class Truth:
         self.notes, self._edges = recorder.notes, recorder.edges
 
     @property
-    def _floats(self) -> bool:
-        """Whether all outputs are floats, whose errors have a size; an integer's neighbours are as far as any."""
-        return not self.scores and all(self.exact[name].dtype.kind == "f" for name in self.names if name in self.exact)
+    def _moves(self) -> Moves:
+        """Only rounding moves what is quantised where all outputs are floats, whose errors have a size; an integer's
+        neighbours are as far as any."""
+        floats = all(self.exact[name].dtype.kind == "f" for name in self.names if name in self.exact)
+        return "rounding" if floats and not self.scores else "everywhere"
 
     def naturals(self, precision: str) -> list[dict[str, Array]]:
         """Outputs of runs that only round."""
         if precision not in self._rounded:
-            runs = roundings(self.model, arithmetic_of(precision), self._edges, _allowed(precision), self._floats)
+            runs = roundings(self.model, arithmetic_of(precision), self._edges, _allowed(precision), self._moves)
             self._rounded[precision] = self._outputs(runs)
         return self._rounded[precision]
 
     def more(self, precision: str) -> list[dict[str, Array]]:
         """Those, and further ones that round otherwise: asked where the first do not explain a difference."""
         if precision not in self._more:
-            runs = nudges(self.model, precision, self._edges, _allowed(precision), self._floats)
+            runs = nudges(self.model, precision, self._edges, _allowed(precision), self._moves)
             self._more[precision] = self._outputs(runs)
         return [*self.naturals(precision), *self._more[precision]]
 
@@ -103,7 +105,7 @@ class Truth:
         """Outputs of runs that only round, as if intermediate results had no largest number."""
         if precision not in self._wider:
             arithmetic = arithmetic_of(precision, wider=True)
-            runs = roundings(self.model, arithmetic, self._edges, _allowed(precision), self._floats)
+            runs = roundings(self.model, arithmetic, self._edges, _allowed(precision), self._moves)
             self._wider[precision] = self._outputs(runs)
         return self._wider[precision]
 

@@ -85,7 +85,7 @@ class Measured:
 
     def _rounded(self) -> list[dict[str, Array]]:
         """The same in runs that only round."""
-        return self._through(roundings(self.model, arithmetic_of(self.precision), self.edges, self._allowed))
+        return self._through(roundings(self.model, arithmetic_of(self.precision), self.edges, self._allowed, "there"))
 
     @property
     def _allowed(self) -> float:
@@ -99,10 +99,10 @@ class Measured:
         """Ask further runs that round, once; False where they were asked."""
         if self._all:
             return False
-        self.naturals += self._through(nudges(self.model, self.precision, self.edges, self._allowed))
+        self.naturals += self._through(nudges(self.model, self.precision, self.edges, self._allowed, "there"))
         if self.limited:
             arithmetic = arithmetic_of(self.precision, wider=True)
-            runs = roundings(self.model, arithmetic, self.edges, self._allowed)
+            runs = roundings(self.model, arithmetic, self.edges, self._allowed, "there")
             self.naturals += self._through(runs, in_range(self.known))
         self._all = True
         return True
@@ -254,7 +254,7 @@ class Measured:
         make of the errors of the first ones."""
         known, recorder = {**self.walk.taken, **self.right}, Recorder(self.model)
         exact = {n: v.array for n, v in self._run(recorder, known).items()}
-        runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed)
+        runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed, "there")
         return exact, self._through(runs, known)
 
     def output(self, name: str) -> OutputComparison:

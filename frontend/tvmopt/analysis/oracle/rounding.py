@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -67,6 +67,9 @@ FLUSHED = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 """Types whose numbers below the smallest normal float32 may become 0."""
 MORE = 4
 """Further runs that round."""
+Moves = Literal["everywhere", "there", "rounding"]
+"""By how much a run that rounds moves what is quantised, besides rounding: all of it by what the tensor differs from
+the exact run, each element by what that element does, or none."""
 
 
 def arithmetic_of(precision: str, wider: bool = False) -> Arithmetic:
@@ -76,10 +79,10 @@ def arithmetic_of(precision: str, wider: bool = False) -> Arithmetic:
 
 
 def roundings(
-    model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], allowed: float, local: bool = False
+    model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], allowed: float, moves: Moves = "everywhere"
 ) -> list[Rounded]:
     """The runs that round in an arithmetic; where a model has no edges, the second would be the first again."""
-    return [Rounded(model, arithmetic, edges, sign, allowed, local) for sign in ((1, -1) if edges else (1,))]
+    return [Rounded(model, arithmetic, edges, sign, allowed, moves) for sign in ((1, -1) if edges else (1,))]
 
 
 def has_edges(call: Call) -> bool:
@@ -154,17 +157,18 @@ class Rounded(Oracle):
         edges: of the exact run.
         sign: where inputs at edges are moved: +1 up, -1 down.
         allowed: the rms error, relative to a tensor's rms, that an engine may have without a question.
-        local: what is quantised is moved by what rounding may do there. Otherwise by what it differs from the exact
-            run, too: behind many quantisations that grows until nothing of the result is left, which every integer
-            there may need, as an engine crosses other edges than these runs, and which hides any error of a float.
+        moves: what is quantised, "everywhere" by what it differs from the exact run: behind many quantisations that
+            grows until nothing of the result is left, which every integer there may need, as an engine crosses other
+            edges than these runs, and which hides any error of a float. Between two kernels a few elements are a step
+            off, and that says nothing of their neighbours: each is moved by what it differs itself, "there".
     """
 
     def __init__(
         self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], sign: int, allowed: float,
-        local: bool = False,
+        moves: Moves = "everywhere",
     ) -> None:  # fmt: skip
         super().__init__(model, replace(arithmetic, edge=sign * 2.0**-22))
-        self.edges, self.sign, self.allowed, self.local = edges, sign, allowed, local
+        self.edges, self.sign, self.allowed, self.moves = edges, sign, allowed, moves
         self.narrow = operands(self.graph.node) if arithmetic.operands is not None else set()
         self.sizes = sizes(self.graph, self.inputs)
         self.generator = np.random.default_rng(sign + 1)
@@ -244,9 +248,11 @@ class Rounded(Oracle):
             if call.op == "QuantizeLinear" and value is not first:
                 break
             error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
-            if self.local and call.op == "QuantizeLinear":
-                error = np.minimum(error, self.allowed * _rms(exact))
-            spread = float(np.sqrt(np.mean(np.square(error, dtype=np.float64)))) if error.size else 0.0
+            usual = error
+            if self.moves != "everywhere" and call.op == "QuantizeLinear":
+                usual = np.minimum(error, self.allowed * _rms(exact))
+                error = error if self.moves == "there" else usual
+            spread = float(np.sqrt(np.mean(np.square(usual, dtype=np.float64)))) if error.size else 0.0
             width = width + MARGIN * (error + spread)
             if spread and call.op not in CHOICES:
                 width = width + self.allowed * _rms(exact)
@@ -319,9 +325,9 @@ class Nudged(Rounded):
 
     def __init__(
         self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], seed: int, allowed: float,
-        local: bool = False,
+        moves: Moves = "everywhere",
     ) -> None:  # fmt: skip
-        super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed, local)
+        super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed, moves)
         self.random = np.random.default_rng(seed)
         self.flushes = seed % 2 == 1
 
@@ -376,7 +382,11 @@ class Nudged(Rounded):
 
 
 def nudges(
-    model: Any, precision: str, edges: dict[str, list[Any]], allowed: float, local: bool = False
+    model: Any,
+    precision: str,
+    edges: dict[str, list[Any]],
+    allowed: float,
+    moves: Moves = "everywhere",
 ) -> list[Nudged]:
     """Further runs that round, each otherwise: for what the first ones do not explain."""
-    return [Nudged(model, arithmetic_of(precision), edges, seed, allowed, local) for seed in range(MORE)]
+    return [Nudged(model, arithmetic_of(precision), edges, seed, allowed, moves) for seed in range(MORE)]
