@@ -38,6 +38,7 @@ from tvmopt.lowering.drop_sequence_marks import DropSequenceMarks
 from tvmopt.lowering.guard_divisors import GuardDivisors
 from tvmopt.lowering.lookups import FEATURE as TABLES
 from tvmopt.lowering.lookups import LowerLookups
+from tvmopt.lowering.loop_passes import all_loop_passes
 from tvmopt.lowering.lower_extrema import LowerExtrema
 from tvmopt.lowering.lower_rounding import LowerRounding
 from tvmopt.lowering.name_values import name_values
@@ -256,10 +257,10 @@ def memory_stages(kind: str = "llvm") -> list[Stage]:
 
 def loop_stages(machine: Machine) -> list[Stage]:
     """From scheduled loops to what the code generator takes."""
-    loops, host, device = default_s_tir_pipeline()
+    _, host, device = default_s_tir_pipeline()
     return [
         Stage("tirx.BindTarget", tirx.transform.BindTarget(_with_host(machine)), needed=True),
-        Stage("s_tir.Loops", loops, needed=True),  # TVM's own passes of loops, some sixty
+        Stage("s_tir.Loops", all_loop_passes(), needed=True),  # TVM's own passes of loops, some fifty
         # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
         stage(LowerExtrema),
         stage(LowerRounding),  # likewise: it looks at values, not at places

@@ -1,0 +1,39 @@
+"""TVM's passes from scheduled loops to what its code generator takes, in TVM's order, with ours between them - for the
+pipeline.
+
+They are those of TVM's own list for the settings that kernels are compiled with; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir, tirx
+from tvm.ir.transform import Sequential
+
+from tvmopt.lowering.keep_remainders import KeepRemainders, PlainRemainders
+
+
+def loop_passes() -> list[Any]:
+    """All of them."""
+    s, t = s_tir.transform, tirx.transform
+    return [
+        s.CanonicalizeLoop(), s.LowerCrossThreadReduction(), s.LowerInitBlock(),
+        s.PlanAndUpdateBufferAllocationLocation(), s.ConvertBlocksToOpaque(), s.LiftThreadBinding(),
+        s.ManifestSharedMemoryLocalStage(), s.CompactBufferAllocation(), s.LowerAutoCopy(), s.UnifyThreadBinding(),
+        s.LowerMatchBuffer(), s.StmtSimplify(), s.InjectPermutedLayout(), s.AnnotateIrregularLoop(),
+        s.InjectSoftwarePipeline(), s.TransformMmaBufferLayout(), s.LowerOpaqueBlock(),
+        KeepRemainders, t.FlattenBuffer(), PlainRemainders,
+        t.BF16ComputeLegalize(), t.NarrowDataType(32), s.LoopPartition(), t.VectorizeLoop(), s.InjectVirtualThread(),
+        s.InjectDoubleBuffer(), t.StorageRewrite(), s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(),
+        t.StmtSimplify(), t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(), t.FP8ComputeLegalize(),
+        s.VerifyVTCMLimit(), s.LowerVtcmAlloc(), t.VerifyMemory(), t.AnnotateEntryFunc(), s.ThreadSync("shared"),
+        s.ThreadSync("shared.dyn"), s.ThreadSync("warp"), s.InferFragment(), s.LowerThreadAllreduce(),
+        s.MergeSharedMemoryAllocations(), t.SplitHostDevice(), t.MakePackedAPI(), t.FP8StorageLegalize(),
+        t.BF16StorageLegalize(),
+    ]  # fmt: skip
+
+
+def all_loop_passes() -> Any:
+    """One pass that runs them."""
+    return Sequential(loop_passes())
