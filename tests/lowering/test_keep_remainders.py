@@ -53,7 +53,7 @@ def taken(place, n: int, k: int):
 PLACES = [
     (lambda i, j: (9 - i) % 4, 8, 1), (lambda i, j: (13 - i) % 4, 8, 3), (lambda i, j: (22 - i * 2) // 4 % 4, 6, 2),
     (lambda i, j: ((i + 15) // 8 + j) % 2, 8, 7), (lambda i, j: (i + j * 6 + 12) // 5 % 3, 6, 3),
-    (lambda i, j: (23 - (i * 3 + j)) // 2 % 5, 7, 3), 
+    (lambda i, j: (23 - (i * 3 + j)) // 2 % 5, 7, 3),
     (lambda i, j: (19 + i * -1 + j * 2) // 2, 2, 1),
     (lambda i, j: (40 - i * 2 - j * 3) % 6, 5, 7),
     (lambda i, j: 7 - (i * 4 + j) % 8, 4, 4), (lambda i, j: (i * 4 + j) // 8 * 8 + (31 - (i * 4 + j)) % 8, 8, 4),
