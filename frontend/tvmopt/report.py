@@ -7,10 +7,11 @@ A pass never prints. It is handed a :class:`DecisionLog` and records where it ap
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tvmopt.errors import ArtifactError, reason
+from tvmopt.plain import plain
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Flow:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Flow:
-        """From what `asdict` made, or from nothing (artifacts of before)."""
+        """From what `plain` made, or from nothing (artifacts of before)."""
         if not data:
             return cls()
         return cls(
@@ -203,7 +204,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""
-        return asdict(self)
+        data: dict[str, Any] = plain(self)
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:

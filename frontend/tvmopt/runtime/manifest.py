@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from tvmopt.dims import FOUND, Dim, Range, holds, is_open, lowest, symbols_of
 from tvmopt.errors import ArtifactError
 from tvmopt.operators.stored import CARRIERS, FLOAT
+from tvmopt.plain import plain
 from tvmopt.runtime import container
 from tvmopt.runtime.roles import Roles
 from tvmopt.runtime.tensors import TensorInfo, from_plain, numpy_dtype
@@ -143,7 +144,7 @@ class Manifest:
 
     def _kept(self) -> dict[str, Any]:
         """What is written of it."""
-        return {name: value for name, value in asdict(self).items() if name != "fleet"}
+        return {name: value for name, value in plain(self).items() if name != "fleet"}
 
     @property
     def library(self) -> str:
