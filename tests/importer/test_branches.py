@@ -105,6 +105,20 @@ def test_integers_and_an_unused_result() -> None:
             np.testing.assert_array_equal(compiled.run({"c": np.array(c), "x": x})["y"], x * x if c else x + x)
 
 
+def test_a_size_that_values_decide_may_decide_in_turn() -> None:
+    """Fewer than three rows are selected, or none."""
+    made = model(
+        [node("NonZero", ["m"], ["places"]), node("Squeeze", ["places", "zeroth"], ["at"]),
+         node("Gather", ["x", "at"], ["g"], axis=0), node("Shape", ["g"], ["s"]), node("Gather", ["s", "z"], ["count"]),
+         node("Less", ["count", "three"], ["c"]),
+         either("c", branch(node("Relu", ["g"], ["b"])), branch(node("Neg", ["g"], ["b"])), "y")],
+        [value("m", ("n",)), value("x", ("n", 4))], [value("y", None)],
+        {"zeroth": np.array([0]), "z": np.array(0), "three": np.array(3)},
+    )  # fmt: skip
+    masks = [np.float32(floats(n, n) < limit) for n in SIZES for limit in (-9, -0.5, 0, 9)]
+    agrees(made, [{"m": mask, "x": floats(1, len(mask), 4)} for mask in masks])
+
+
 def test_branches_of_different_shapes_are_refused_by_name() -> None:
     then, other = branch(node("Relu", ["x"], ["b"])), branch(node("Concat", ["x", "x"], ["b"], axis=0))
     made = model(
