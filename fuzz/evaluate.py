@@ -96,7 +96,7 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
             reference = Reference(model, options.precision)
         except Unable:
             outcome.unjudged = 1
-    verdicts = Verdicts(model, engine.model) if reference is not None else None
+    verdicts = Verdicts(model, engine.model, valid=options.valid) if reference is not None else None
     for kind in options.kinds or kinds_for(model):
         found = run_once(model, engine, reference, verdicts, kind, options.seed, options.valid, say, outcome)
         if found:

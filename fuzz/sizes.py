@@ -170,7 +170,7 @@ def _at(
     """What is found at these sizes: with normal inputs, with another kind of them, and with indices out of range."""
     try:
         fixed = bound(model, sizes)
-        verdicts = Verdicts(model, engine.model, sizes)
+        verdicts = Verdicts(model, engine.model, sizes, options.valid)
     except ValueError:
         return
     except Exception as error:  # the preparation of a static model: the importer's own errors

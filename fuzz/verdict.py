@@ -19,9 +19,12 @@ class Verdicts:
     Args:
         model: the ONNX model. compiled: what was made of it.
         sizes: the open sizes to judge at.
+        valid: the model is: where the oracle fails at a node it is the oracle's defect.
     """
 
-    def __init__(self, model: onnx.ModelProto, compiled: Any, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, compiled: Any, sizes: Mapping[str, int] | None = None, valid: bool = True
+    ) -> None:
         from tvmopt.analysis.examine import Examiner
         from tvmopt.dims import identifier
         from tvmopt.importer import prepare
@@ -29,6 +32,7 @@ class Verdicts:
         from tvmopt.importer.relax import operators
         from tvmopt.importer.structure import sort_graphs
 
+        self.valid = valid
         known = {tuple(one) for one in operators()}
         copy = sort_graphs(onnx.ModelProto.FromString(model.SerializeToString()))
         named = {identifier(name): size for name, size in (sizes or {}).items()}
@@ -42,12 +46,16 @@ class Verdicts:
         Args:
             peer: onnxruntime's outputs, where it runs the model.
         """
-        from tvmopt.analysis.oracle.values import Unsupported
+        from tvmopt.analysis.oracle.values import Unfit, Unsupported
         from tvmopt.analysis.verify import broken
 
         ask = self.examiner.hostile if broken(feeds) else self.examiner.fully
         try:
             examined = ask(feeds, peer)
+        except Unfit:
+            if self.valid:
+                raise
+            return None
         except Unsupported:
             return None
         if examined.ok:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
-from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call
+from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Call, Unfit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # onnx computes overflows while it makes its cases
@@ -299,3 +299,21 @@ def test_a_cast_to_its_own_type_limits_nothing(to: int) -> None:
     assert Oracle(model).run(given)["z"].tolist() == [4, np.inf]
     wide = 1e6 if to == onnx.TensorProto.FLOAT16 else np.inf
     assert Oracle(model, UNLIMITED).run(given)["z"].tolist() == [4, wide]
+
+
+@pytest.mark.parametrize("nodes", [
+    [helper.make_node("Compress", ["x", "c"], ["y"], axis=0)],
+    [helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode="linear")],
+    [helper.make_node("Reshape", ["x", "sizes"], ["y"])],
+])  # fmt: skip
+def test_operands_that_do_not_fit_are_no_defect_of_numpy(nodes) -> None:
+    """A damaged model cannot be evaluated; that is all that a user of `verify` may see of it."""
+    values = {"c": np.ones(40, bool), "sizes": np.array([[3], [4]])}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(a, n) for n, a in values.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(Unfit, match=nodes[0].op_type):
+        Oracle(model).run({"x": np.ones((3, 5), np.float32)})

@@ -200,3 +200,18 @@ def test_celu_of_a_negative_alpha(alpha: float) -> None:
     expected = np.maximum(wide, 0) + np.minimum(alpha * np.expm1(wide / np.float32(alpha)), 0)
     found = tvmopt.compile(made, threads=1, verify=False).model.run({"x": x})["y"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8", "int32", "int64"])
+@pytest.mark.parametrize(("bias", "lambd"), [(1.5, -1.0), (0.0, -1.0), (1.5, 1.5), (0.5, 0.0), (0.0, 0.5), (2.0, 3.0)])
+def test_shrink_looks_below_first(dtype: str, bias: float, lambd: float) -> None:
+    """Bias and lambd are floats, whatever x is; with a negative lambd numbers are both below and above."""
+    x = np.array([-5, -2, -1, 0, 1, 2, 3, 5, 100]).astype(dtype)
+    x = x if x.dtype.kind in "iu" else np.append(x * np.array(0.7, dtype), [np.nan, np.inf]).astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    ends = [helper.make_tensor_value_info(name, kind, x.shape) for name in "xy"]
+    made = onnx_check.model([helper.make_node("Shrink", ["x"], ["y"], bias=bias, lambd=lambd)], ends[:1], ends[1:])
+    found = tvmopt.compile(made, threads=1, verify=False).model.run({"x": x})["y"]
+    wide = x.astype(np.float64)
+    expected = np.where(wide < -lambd, wide + bias, np.where(wide > lambd, wide - bias, 0))
+    np.testing.assert_allclose(found, expected.astype(dtype), rtol=1e-6)

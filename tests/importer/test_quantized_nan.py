@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -34,3 +35,24 @@ def test_nan_is_the_zero_point(kind: str, source: str, along: bool, lanes: int) 
     found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})["y"]
     np.testing.assert_array_equal(found, np.broadcast_to(row, x.shape))
     np.testing.assert_array_equal(Oracle(model).run({"x": x})["y"], np.broadcast_to(row, x.shape))
+
+
+@pytest.mark.parametrize("zero", [0.0, 0.5, -2.0])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_zero_point_of_float8_is_subtracted(zero: float, constant: bool) -> None:
+    """The formula is that of integers; the point was left out (fuzz, seed 98002, 1132)."""
+    kind = np.dtype(ml_dtypes.float8_e4m3fn)
+    x = np.array([-2, -0.5, 0, 0.25, 1.5, 448], np.float32).astype(kind)
+    point = helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, [], [zero])
+    value = helper.make_tensor_value_info
+    inputs = [value("x", TensorProto.FLOAT8E4M3FN, x.shape)]
+    inputs += [] if constant else [value("z", TensorProto.FLOAT8E4M3FN, [])]
+    graph = helper.make_graph(
+        [helper.make_node("DequantizeLinear", ["x", "s", "z"], ["y"])], "g", inputs,
+        [value("y", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor("s", TensorProto.FLOAT, [], [0.5]), *([point] if constant else [])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    feeds = {"x": x} if constant else {"x": x, "z": np.array(zero, kind)}
+    found = tvmopt.compile(model, threads=1, verify=False).model.run(feeds)["y"]
+    np.testing.assert_allclose(found, (x.astype(np.float32) - zero) * 0.5)

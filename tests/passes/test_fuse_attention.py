@@ -349,3 +349,22 @@ def test_attention_of_doubles_keeps_huge_scores(size):
     scores = q @ k * 8**-0.5
     p = np.exp(scores - scores.max(-1, keepdims=True))
     np.testing.assert_allclose(found, (p / p.sum(-1, keepdims=True)) @ v, rtol=1e-12)
+
+
+@pytest.mark.parametrize("broadcast", ["q", "k", "v", "none"])
+def test_a_batch_that_is_broadcast_stays_apart(broadcast: str, tmp_path) -> None:
+    shapes = {name: [1 if name == broadcast else 2, 3, 5, 8] for name in "qkv"}
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "t"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3, 5, 8])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    tvmopt.compile(model, output=tmp_path / "m.tvmopt")  # verified
+    kernels = tvmopt.load(tmp_path / "m.tvmopt").manifest.report["kernels"]
+    assert any("attention" in kernel["name"] for kernel in kernels) == (broadcast == "none")

@@ -29,7 +29,7 @@ from tvmopt.analysis.kept import Kept, as_found, kept, stepped
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.rounding import Moves, Recorder, Rounded, arithmetic_of, completed, nudges, roundings
-from tvmopt.analysis.oracle.values import UNLIMITED, Unsupported, Value, limit
+from tvmopt.analysis.oracle.values import UNLIMITED, Unfit, Unsupported, Value, limit
 from tvmopt.analysis.ranked import ranked
 from tvmopt.analysis.selections import Selection, chosen_by, doubtful, selections
 from tvmopt.analysis.ties import choices, settle
@@ -233,7 +233,7 @@ class Judge:
         caches = {name: cache for name, cache in kept(self.model).items() if name in self.names}
         given = (self.model, feeds, self.names, [c.scores for c in self.choices.values()], self.selections)
         if caches and found is not None:
-            with suppress(ValueError, IndexError):  # caches of another shape
+            with suppress(ValueError, IndexError, Unfit):  # caches of another shape
                 return Truth(*given, as_found(caches, found), caches)
         return Truth(*given, caches=caches)
 

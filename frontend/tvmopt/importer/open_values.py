@@ -37,6 +37,8 @@ def objects(values: Any) -> Array:
         ValueError: an element is no whole number.
     """
     given = np.asarray(values, object)
+    if any(isinstance(v, float) and not math.isfinite(v) for v in given.ravel()):
+        raise ValueError("a tensor of sizes holds what is no number")
     flat = [v if isinstance(v, Dim) else int(v) for v in given.ravel()]
     if any(not isinstance(v, Dim) and v != w for v, w in zip(given.ravel(), flat, strict=True)):
         raise ValueError("a tensor of sizes holds a fraction")

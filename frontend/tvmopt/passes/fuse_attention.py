@@ -77,7 +77,8 @@ class FuseAttention(Rewrite):
 
     Applies when   softmax is over the keys, q and k have 3 or 4 axes, and each mask broadcasts to [B, N, Sq, Sk].
     Declines when  1. the scores are used elsewhere too
-                   2. softmax's argument is no product, or q and k do not have 3 or 4 axes
+                   2. softmax's argument is no product, q and k do not have 3 or 4 axes, or a batch or the heads of one
+                      of the three broadcast
                    3. a mask does not broadcast to the scores
                    4. float64: no family has it, and in TVM's own loops exp(s * scale - max) rounds once, but max twice:
                       what is left of a score of 1e28 is 1e12, and exp of that is infinite
@@ -107,6 +108,9 @@ class FuseAttention(Rewrite):
         bias = _mask(graph, scores, sizes(softmax) or (), var)
         if isinstance(bias, str):
             self.declined(var, bias)
+            return None
+        if not _same_batch(scores, value):
+            self.declined(var, "2: q, k and v do not have the same batch and heads")
             return None
         if rank(value) == 3 and not isinstance((sizes(value) or (0,))[0] // _batch(graph, scores, value), int):
             self.declined(var, "2: the number of heads is open")
@@ -203,6 +207,12 @@ def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
     if (call := graph.call(expr, "reshape")) is not None and not scores.masks + scores.chosen:
         return "2: the scores are reshaped between product and softmax"
     return f"2: the argument of softmax is {graph.op(expr) or 'not computed here'}, not a product"
+
+
+def _same_batch(scores: Scores, value: Expr) -> bool:
+    """Whether q, k and v have one size along each axis before their last two, as far as that is known."""
+    known = [(sizes(t) or ())[:-2] for t in (scores.q, scores.keys, value.args[1])]
+    return all(len({n for n in along if isinstance(n, int)}) < 2 for along in zip(*known, strict=False))
 
 
 def _same_shape(a: Expr, b: Expr) -> bool:

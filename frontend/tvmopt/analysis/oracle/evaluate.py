@@ -33,6 +33,7 @@ from tvmopt.analysis.oracle.values import (
     Arithmetic,
     Array,
     Call,
+    Unfit,
     Unsupported,
     Value,
     is_real,
@@ -196,7 +197,10 @@ class Oracle:
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """The results of one node, those that are kept in caches as they are stored there."""
-        results = self._evaluated(call, domain, values)
+        try:
+            results = self._evaluated(call, domain, values)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise Unfit(f"{call.op}: {error}") from error
         if call.op in KEEPERS or call.get(KEPT) is None:
             return results
         return [v and Value(call.kept(index, v.array), v.kind) for index, v in enumerate(results)]
@@ -218,7 +222,7 @@ class Oracle:
         if body is not None:
             try:
                 return self._run_body(body, values)
-            except (Unsupported, IndexError, TypeError, ValueError):  # a body may lean on what ONNX leaves open
+            except Unsupported:  # a body may lean on what ONNX leaves open
                 pass
         return self._typed(call, self._fallback.run(call, domain, values))
 

@@ -18,7 +18,7 @@ import numpy as np
 from tvmopt.analysis.oracle.boxes import selected
 from tvmopt.analysis.oracle.evaluate import Oracle, reads
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
-from tvmopt.analysis.oracle.values import DIGITS, EXACT, ROUNDS, Arithmetic, Array, Call, Value, is_real
+from tvmopt.analysis.oracle.values import DIGITS, EXACT, ROUNDS, Arithmetic, Array, Call, Unfit, Value, is_real
 from tvmopt.importer.boxes import ANY, SELECT
 
 TYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "tf32": np.float16}
@@ -127,7 +127,7 @@ def completed(runs: Iterable[Rounded], once: Callable[[Rounded], dict[str, Any]]
     says nothing."""
     made = []
     for run in runs:
-        with suppress(ValueError, IndexError):
+        with suppress(ValueError, IndexError, Unfit):
             made.append(once(run))
     return made
 

@@ -70,6 +70,10 @@ class Unsupported(Exception):
     """The oracle has no definition of an operator, or not of this use of it."""
 
 
+class Unfit(Unsupported):
+    """The operands of a node do not fit its definition: an element beyond a tensor, a shape of another size."""
+
+
 @dataclass
 class Call:
     """One node at work.

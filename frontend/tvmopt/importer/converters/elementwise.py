@@ -178,6 +178,17 @@ def thresholded_relu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     return b.where(b.emit(relax.op.greater(x, like(attrs.get("alpha", 1.0), x))), x, 0.0)
 
 
+def shrink(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """Shrink: x + bias below -lambd, else x - bias above lambd, else 0, also for NaN. With a negative lambd numbers may
+    be both. The two are floats: integers are compared and moved as such."""
+    b, kind = Build(bb, ctx.name), np.dtype(dtype_of(inputs[0]))
+    wide = "float64" if kind.itemsize > 2 else "float32"
+    x = b.cast(inputs[0], wide) if kind.kind in "iu" else inputs[0]
+    lambd, bias = attrs.get("lambd", 0.5), attrs.get("bias", 0.0)
+    above = b.where(b.emit(relax.op.greater(x, like(lambd, x))), b.sub(x, bias), 0.0)
+    return b.cast(b.where(b.emit(relax.op.less(x, like(-lambd, x))), b.add(x, bias), above), dtype_of(inputs[0]))
+
+
 def mish(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Mish, x tanh(log(1 + e)) with e = exp(x), which is ``x n / (n + 2)`` with n = e (e + 2)."""
     b = Build(bb, ctx.name)
@@ -341,6 +352,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Mod"): modulo,
     ("", "Softplus"): softplus,
     ("", "ThresholdedRelu"): thresholded_relu,
+    ("", "Shrink"): shrink,
     ("", "Mish"): mish,
     ("", "Elu"): elu,
     ("", "LeakyRelu"): leaky_relu,

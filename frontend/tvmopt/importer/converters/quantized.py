@@ -94,11 +94,18 @@ def dequantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
         return ctx.stock(inputs, attrs)
     shape = shape_of(x)
     value = convert_type(b, x, elem, TensorProto.FLOAT)
-    if zero is not None and elem not in CODED:
+    if zero is not None and not (elem in CODED and _is_zero(zero)):
+        zero = convert_type(b, zero, elem, TensorProto.FLOAT) if elem in CODED else zero
         value = b.sub(value, b.cast(spread(b, zero, shape, axis, block), "float32"))
     out = b.mul(value, b.cast(spread(b, scale, shape, axis, block), "float32"))
     target = attrs.get("output_dtype", 0)
     return b.cast(out, str(helper.tensor_dtype_to_np_dtype(target)) if target else dtype_of(scale))
+
+
+def _is_zero(point: Any) -> bool:
+    """Whether a zero point of float8 is the usual one: its bits are 0."""
+    known = value_of(point)
+    return known is not None and not known.view(np.uint8).any()
 
 
 def dynamic_quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
