@@ -232,6 +232,11 @@ def test_a_question_inside_a_branch_that_a_run_decides() -> None:
     )  # fmt: skip
     found = read(prepare(made)).ranges["t"]
     assert (found.min, found.max) == (6, 7)
+    with pytest.raises(
+        InputError, match=r"(?s)'t' is at most 7 .*take one branch: (--value c=NUMBER|values=.'c': NUMBER)"
+    ):
+        prepare(made, {"t": ["6..20"]})
+    assert read(prepare(made, values={"c": np.array(True)})).ranges["t"] == Range(6, 11, 11)
     agrees(made, [{"c": np.array(c), "x": floats(t, n, 3, t)} for c in (True, False) for t in (6, 7) for n in (1, 9)])
 
 

@@ -19,7 +19,8 @@ import onnx
 
 from tvmopt.dims import Dim, Range, Size, holds, is_open, lowest, near, told
 from tvmopt.errors import InputError, ModelError, collect
-from tvmopt.importer.protos import BITS, describe_type, node_reads
+from tvmopt.importer.branches import deciding_inputs
+from tvmopt.importer.protos import BITS, describe_type, node_name, node_reads
 from tvmopt.importer.walk import Walk
 
 GUESSES = (("channel", 3), ("height", 224), ("width", 224), ("seq", 128), ("len", 128), ("time", 128), ("frame", 128))
@@ -140,8 +141,8 @@ def _check_given(walk: Walk) -> None:
         given = walk.symbols.ranges.get(name)
         if given and given.max > most and not given.at_most:
             what = f"'{name}' is at most {most} in this model, and its range goes to {given.max}."
-            fix = f"--shape {name}:{given.min}..{most}"
-            problems.append(InputError(what, where=f"node '{node}', which cuts a tensor of that size", fix=fix))
+            fix = f"--shape {name}:{given.min}..{most}{_or_one_branch(walk, node)}"
+            problems.append(InputError(what, where=f"node '{node}', which takes no more", fix=fix))
     for name, (value, node) in walk.symbols.replaced.items():
         given = walk.symbols.ranges.get(name)
         if given is None or isinstance(value, Dim) or (given.at_most and value in given):
@@ -152,6 +153,13 @@ def _check_given(walk: Walk) -> None:
             problems.append(InputError(what, where=f"node '{node}'", fix=fix))
     if problems:
         raise collect(problems)
+
+
+def _or_one_branch(walk: Walk, node: str) -> str:
+    """What binds an If around a node of that name to one of its branches, so that the other one bounds nothing."""
+    either = next((n for n in walk.nodes if n.op_type == "If" and node.startswith(f"{node_name(n)}/")), None)
+    names = deciding_inputs(walk, either.input[0]) if either is not None else []
+    return f", or take one branch: {' '.join(f'--value {name}=NUMBER' for name in names)}" if names else ""
 
 
 def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
