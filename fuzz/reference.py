@@ -65,6 +65,8 @@ class Reference:
     _moved: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        values = [*self.model.graph.input, *self.model.graph.value_info, *self.model.graph.output]
+        self.narrow = any(v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for v in values)
         self.session = None
         try:
             self.session = _session(self.model)
@@ -95,6 +97,7 @@ class Reference:
         if large:
             expected, found = _without_signs(expected), _without_signs(found)
         broken |= spreads
+        expected = {n: a for n, a in expected.items() if n not in self._of_infinite_scores(feeds)}
         ours, found = found, _spread(expected, found) if broken else found
         slack = {name: np.zeros(1) for name in expected}
         problem = self._compare(expected, found, slack)
@@ -127,6 +130,20 @@ class Reference:
             and self._as_written(ours, feeds, slack, large, broken)
             and problem
         )
+
+    def _of_infinite_scores(self, feeds: Feeds) -> set[str]:
+        """Outputs that are chosen from scores of 16 bits which overflow: which element it is depends on what an engine
+        keeps wider, and the judge alone looks at the scores."""
+        from tvmopt.analysis.ties import choices
+
+        chosen = choices(self.model) if self.narrow else {}
+        if not chosen:
+            return set()
+        try:
+            scores = _scores(self.model, feeds, [c.scores for c in chosen.values()])
+        except Unable:
+            return set()
+        return {n for n, c in chosen.items() if not np.isfinite(_wide(scores[c.scores])).all()}
 
     def _moved_inside(self, feeds: Feeds) -> list[dict[str, Array]]:
         """Outputs of runs of the oracle that round, and move each result by a rounding error: equal inputs need not
@@ -418,4 +435,20 @@ def oracle(model: onnx.ModelProto, feeds: Feeds, arithmetic: Any = None, kind: A
             arrays = {n: np.asarray(r) for n, r in results.items()}
             return {n: a.astype(kinds[n]) if a.dtype.kind == "f" else a for n, a in arrays.items()}
     except Exception as error:  # a damaged model: whatever NumPy says of it
+        raise Unable(f"oracle: {_brief(error)}") from None
+
+
+def _scores(model: onnx.ModelProto, feeds: Feeds, names: list[str]) -> dict[str, Array]:
+    """Tensors of a model in double precision and in the range of their types.
+
+    Raises:
+        Unable: it cannot run this model.
+    """
+    from tvmopt.analysis.oracle.evaluate import Oracle
+
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return Oracle(model).run(feeds, names)
+    except Exception as error:
         raise Unable(f"oracle: {_brief(error)}") from None

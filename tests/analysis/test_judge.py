@@ -592,3 +592,19 @@ def test_what_a_kernel_stores_as_infinite_another_reads_as_a_number() -> None:
     examiner = Examiner(tvmopt.compile(model, verify=False, records=False).model, model, model)
     feeds = {"x": (1000 + rng.standard_normal((9, 3, 15))).astype(np.float16)}
     assert examiner.thoroughly(feeds, None).ok
+
+
+@pytest.mark.parametrize(("chosen", "fine"), [(2, True), (0, True), (1, False)])
+@pytest.mark.parametrize("op", ["ArgMax", "Hardmax"])
+def test_scores_that_overflow_may_be_told_apart_in_a_wider_register(op: str, chosen: int, fine: bool) -> None:
+    """1000 * 1000 and 2000 * 1000 are both infinite in float16, so that the first is chosen; in float32 the second."""
+    nodes = [helper.make_node("Mul", ["x", "k"], ["s"])]
+    nodes.append(helper.make_node(op, ["s"], ["y"], axis=1, **({"keepdims": 1} if op == "ArgMax" else {})))
+    model = halves(nodes, {"x": [1, 3]}, {"y": [1, 1]}, {"k": 1000.0})
+    if op == "ArgMax":
+        model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    else:
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT16, [1, 3]))
+    found = np.array([[chosen]]) if op == "ArgMax" else np.float16([[n == chosen for n in range(3)]])
+    judge = Judge(model)
+    assert judge(judge.truth({"x": np.float16([[1000, 1, 2000]])}), {"y": found}).ok is fine

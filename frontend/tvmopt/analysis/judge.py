@@ -384,9 +384,19 @@ class Judge:
         self, one: OutputComparison, truth: Truth, found: Mapping[str, Array], precision: str,
         naturals: Sequence[Mapping[str, Array]],
     ) -> OutputComparison:  # fmt: skip
-        """An index by the scores that it was chosen from."""
+        """An index by the scores that it was chosen from: in the range of their type or, where it decides, without."""
+        settled = self._by_scores(one, truth.exact, found, precision, naturals)
+        if settled.ok or not truth.limited(self.choices[one.name].scores):
+            return settled
+        free = self._by_scores(one, truth.unlimited(), found, precision, truth.wider(precision))
+        return free if free.ok else settled
+
+    def _by_scores(
+        self, one: OutputComparison, exact: Mapping[str, Array], found: Mapping[str, Array], precision: str,
+        naturals: Sequence[Mapping[str, Array]],
+    ) -> OutputComparison:  # fmt: skip
         choice = self.choices[one.name]
-        scores = truth.exact[choice.scores]
+        scores = exact[choice.scores]
         if scores.dtype.kind != "f" or not scores.size:
             return one
         finite = scores[np.isfinite(scores)]
@@ -397,4 +407,4 @@ class Judge:
             errors = [np.nan_to_num(np.abs(n - scores), posinf=0.0) for n in alike]
         natural = max((float(e.max(initial=0.0)) for e in errors), default=0.0) / scale
         tolerance = max(limits.rms, limits.factor * natural)
-        return settle(one, choice, truth.exact[one.name], np.asarray(found[one.name]), scores, tolerance)
+        return settle(one, choice, exact[one.name], np.asarray(found[one.name]), scores, tolerance)

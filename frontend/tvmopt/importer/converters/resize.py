@@ -294,6 +294,13 @@ def _fine(axis: Axis, transform: str) -> bool:
     return bool(np.abs(places - source_positions(axis, transform)).max() <= FINE)
 
 
+def _whole(b: Build, x: Any, dtype: str) -> Any:
+    """Floats as integers of a type, rounded and saturated: a cubic curve goes beyond the numbers that it joins."""
+    range_ = np.iinfo(dtype)
+    most = range_.max if range_.bits < 32 else float(np.nextafter(np.float32(range_.max), np.float32(0)))
+    return b.cast(b.minimum(b.maximum(b.emit(relax.op.round(x)), float(range_.min)), float(most)), dtype)
+
+
 def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str, Any]) -> Any:
     """Resize the axes of `work`, one after the other."""
     mode = attrs.get("mode", "nearest")
@@ -343,7 +350,7 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
                 bool(attrs.get("exclude_outside", 0)),
             )
             x = _interpolate(b, x, axis, index, weights)
-    x = b.cast(x, dtype)
+    x = _whole(b, x, dtype) if mode == "cubic" and np.dtype(dtype).kind in "iu" else b.cast(x, dtype)
     if outside is not None and outside.any():
         x = b.where(const(outside, "bool"), float(attrs.get("extrapolation_value", 0.0)), x)
     return x
