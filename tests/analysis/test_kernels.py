@@ -342,3 +342,32 @@ def test_a_step_shows_where_a_kernel_quantises_twice(at: int | None) -> None:
     found = check_kernels(model, feeds, {"y": y.astype("f")}, run, "fp32")
     assert bool(found.wrong) == (at is not None)
     assert found.kernel.startswith("both") == (at is not None)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_tie_of_bytes_that_a_kernel_does_not_write_is_one_of_those_that_it_does(wrong: bool) -> None:
+    """The larger of a quantised product and other bytes resembles the product; ties of it go either way."""
+    rng = np.random.default_rng(2)
+    values = {"a": rng.integers(0, 16, (40, 8)), "b": rng.integers(0, 14, (8, 30)), "c": rng.integers(0, 6, (40, 30))}
+    arrays = {n: v.astype(np.uint8) for n, v in values.items()} | {"z": np.uint8(0)}
+    arrays |= {"s": np.float32(0.05), "t": np.float32(0.02), "u": np.float32(0.2)}
+    nodes = [
+        helper.make_node("QLinearMatMul", ["a", "s", "z", "b", "t", "z", "u", "z"], ["q"], "product"),
+        helper.make_node("Max", ["c", "q"], ["y"], "larger"),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [info("a", TensorProto.UINT8, [40, 8])], [info("y", TensorProto.UINT8, [40, 30])],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items() if n != "a"],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    total = arrays["a"].astype(np.int64) @ arrays["b"].astype(np.int64)
+    ties = total % 200 == 100
+    q = np.where(ties, (total + 100) // 200, np.rint(total * 0.005)).astype(np.uint8)
+    y = np.maximum(arrays["c"], q)
+    assert (y != Oracle(model).run({"a": arrays["a"]}, ["y"])["y"]).any()  # a tie
+    y[3, 5] += wrong
+    names = ("product", "larger")
+    run = [Seen("both", names, (), np.ascontiguousarray(y.T)), Seen("moved", names, (), y)]
+    found = check_kernels(model, {"a": arrays["a"]}, {"y": y}, run, "fp32")
+    assert bool(found.wrong) == wrong

@@ -54,8 +54,10 @@ class Measured:
         self.exact = self._exact(walk.taken, keep=True)
         self.found |= {name: self._written(name, kernel) for name, kernel in suspects.items()}
         # runs that round read the integers of suspects as they ought to be: a step at an edge of theirs is no rounding
-        # of what is behind, and quantised again and again it becomes any number of steps
-        whole = {n: Value(self.exact[n], self.kinds[n]) for n in suspects if self.exact[n].dtype.kind in "iu"}
+        # of what is behind, and quantised again and again it becomes any number of steps. What merely resembles such a
+        # tensor was not written: a tie in it is one of the tensor that the kernel did write
+        mine = [n for n in suspects if self.exact[n].dtype.kind in "iu" and _mostly(self.exact[n], self.found[n])]
+        whole = {n: Value(self.exact[n], self.kinds[n]) for n in mine}
         self.known = {**walk.taken, **whole}
         self.naturals = self._rounded()
         self._all = False
