@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import tvmopt
 from tests.importer.onnx_check import model, run_ort, run_relax, value
 from tvmopt.importer import import_model
 from tvmopt.importer.windows import windows
@@ -65,3 +66,15 @@ def test_the_odd_element_of_same_padding() -> None:
     for mode, pads in (("SAME_UPPER", (1, 2)), ("SAME_LOWER", (2, 1))):
         found = windows({"auto_pad": mode, "dilations": [3]}, [7], [2])
         assert (*found.begin, *found.end) == pads and found.out == (7,)
+
+
+@pytest.mark.parametrize("shape", [(1, 7, "h", 5), (1, 16, "h", "w"), (2, 3, 9, 7), ("n", 5, "h")])
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+def test_the_largest_of_minus_infinities(shape: tuple[int | str, ...], kernel: int) -> None:
+    pool = node(
+        "MaxPool", ["x"], ["y"], kernel_shape=[kernel] * (len(shape) - 2), pads=[kernel // 2] * 2 * (len(shape) - 2)
+    )
+    made = model([pool], [value("x", shape)], [value("y", None)])
+    x = np.full([9 if isinstance(size, str) else size for size in shape], -np.inf, np.float32)
+    found = tvmopt.compile(made, threads=1, verify=False).model.run({"x": x})["y"]
+    assert found.size and np.isneginf(found).all()

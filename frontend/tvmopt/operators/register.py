@@ -28,9 +28,9 @@ def register(name: str, inferred: Form, where: str) -> None:
     register_op_attr(name, "FInferType", inferred)
 
 
-def legalize_by(name: str, form: Form) -> None:
-    """Make a form what LegalizeOps puts in place of a call that no machine's own form took."""
-    register_op_attr(name, "FLegalize", form)
+def legalize_by(name: str, form: Form, instead: bool = False) -> None:
+    """Make a form what LegalizeOps puts in place of a call that no machine's own form took; `instead`: of TVM's own."""
+    register_op_attr(name, "FLegalize", form, 11 if instead else 10)
 
 
 ON_CPUS = "tvmopt.on_cpus"
