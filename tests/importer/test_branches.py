@@ -259,3 +259,16 @@ def test_a_size_that_became_another_one_is_that_one() -> None:
     assert symbols.unify(a, c, "node", lambda mapping: None) == a
     assert symbols.unify(c, b, "node", lambda mapping: None) == a
     assert symbols.names == ("a",) and {n: str(s) for n, (s, _) in symbols.replaced.items()} == {"b": "a", "c": "a"}
+
+
+def test_a_branch_of_static_sizes_knows_its_shapes() -> None:
+    """A Flatten in a branch that a run decides: what it gives was not known there."""
+    then = branch(node("Flatten", ["x"], ["f"], axis=1), node("MatMul", ["f", "w"], ["p"]))
+    other = branch(node("Reshape", ["x", "whole"], ["g"]), node("MatMul", ["g", "v"], ["q"]))
+    made = model(
+        [either("c", then, other, "y")],
+        [value("c", (), BOOL), value("x", (2, 3, 4))],
+        [value("y", None)],
+        {"w": floats(1, 12, 5), "v": floats(2, 12, 5), "whole": np.array([0, -1])},
+    )
+    agrees(made, [{"c": np.array(c), "x": floats(3, 2, 3, 4)} for c in (True, False)])

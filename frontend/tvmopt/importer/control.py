@@ -12,6 +12,7 @@ from onnx import helper
 from tvmopt.dims import Dim, OpenSize
 from tvmopt.importer.bodies import branch
 from tvmopt.importer.branches import fold_if
+from tvmopt.importer.counting import counted
 from tvmopt.importer.protos import attributes, node_name
 from tvmopt.importer.roll import roll, scan_as_loop
 from tvmopt.importer.walk import Nodes, Rule, Walk
@@ -27,6 +28,7 @@ MOST_OF_CHANGING_STATES = 5_000
 def fold_loop(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """A Loop: written out where its trips are known and few, else kept; of many trips whose states change their shapes
     it is written out, too."""
+    node = counted(walk, node) or node
     written = _written_out(walk, node, MOST_NODES)
     if written is not None:
         return written

@@ -121,12 +121,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
 
     def convert_graph(self, graph: onnx.GraphProto) -> tuple[Any, dict[str, str]]:
         """The module, and the ONNX node of each binding's name."""
-        same, given = self.open.equal(), {value.name for value in graph.input}
-        for value in [*graph.input, *graph.value_info, *graph.output]:
-            if (shape := open_shape(value.type)) is not None:
-                if value.name not in given:
-                    shape = tuple(same.get(size, size) for size in shape)
-                self.types[value.name] = (dtype_name(value.type.tensor_type.elem_type), shape)
+        self._read_types(graph)
         self._parse_graph_initializers(graph)
         self._parse_graph_input(graph)
         sized = self.open.ranges or self.open.decided
@@ -296,6 +291,15 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         inner.open = replace(inner.open, caches=())
         return inner
 
+    def _read_types(self, graph: onnx.GraphProto) -> None:
+        """Learn what a graph says of its tensors; of sizes that are equal, one name."""
+        same, given = self.open.equal(), {value.name for value in graph.input}
+        for value in [*graph.input, *graph.value_info, *graph.output]:
+            if (shape := open_shape(value.type)) is not None:
+                if value.name not in given:
+                    shape = tuple(same.get(size, size) for size in shape)
+                self.types[value.name] = (dtype_name(value.type.tensor_type.elem_type), shape)
+
     def _bind(self, node: onnx.NodeProto) -> str:
         """How to bind the open sizes of a node's inputs."""
         shapes = [self.types[i][1] for i in node.input if i in self.types]
@@ -405,6 +409,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
 
     def _convert_branch(self, graph: onnx.GraphProto, names: Names) -> Any:
         outer = dict(self._nodes)
+        self._read_types(graph)
         self.bb._begin_binding_block()
         try:
             self._parse_graph_initializers(graph)

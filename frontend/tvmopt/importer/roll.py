@@ -70,7 +70,7 @@ def roll(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
         name = node.output[i] if i < len(node.output) and node.output[i] else walk.fresh(f"{prefix}/state")
         walk.types[name] = walk.types[formals[2 + i]]
         outputs.append(name)
-    count = _trips(walk, node) if always_on else None
+    count = _trips(walk, node, always_on)
     if count == 0 and not any(is_open(walk.shape_of_type(walk.types[name]) or ()) for name, _ in rows):
         return _never(walk, node, rows)
     for name, out in rows:
@@ -210,11 +210,13 @@ def _why_not(
     return ""
 
 
-def _trips(walk: Walk, node: onnx.NodeProto) -> Size | None:
-    """How often a loop that nothing stops early runs, where that follows from sizes."""
+def _trips(walk: Walk, node: onnx.NodeProto, always: bool) -> Size | None:
+    """How often a loop runs, where that follows from sizes; `always`: no trip says that it is the last."""
     first = walk.array(node.input[1]) if len(node.input) > 1 and node.input[1] else np.array(True)
+    if first is not None and not bool(first.reshape(-1)[0]):
+        return 0
     sizes = walk.sizes(node.input[0]) if node.input[0] else None
-    if first is None or not bool(first.reshape(-1)[0]) or sizes is None or sizes.size != 1:
+    if not always or first is None or sizes is None or sizes.size != 1:
         return None
     trips = sizes.reshape(-1)[0]
     return trips if isinstance(trips, Dim) else max(0, int(trips))
@@ -229,12 +231,12 @@ def _refused(node: onnx.NodeProto, opset: int, reason: str) -> UnsupportedOp:
 
 
 def write_types(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Write what the walk knows of types in the end into bodies of loops, which the conversion looks at alone; and into
-    branches where sizes are open."""
+    """Write what the walk knows of types in the end into bodies of loops and branches, which the conversion looks at
+    alone."""
     for node in nodes:
         for graph in subgraphs(node):
             write_types(walk, graph.node)
-            if not is_rolled(node) and not (node.op_type == "If" and walk.symbols):
+            if not is_rolled(node) and node.op_type != "If":
                 continue
             border = [*graph.input, *graph.output]
             names = [o for inner in graph.node for o in inner.output if o and o not in {v.name for v in border}]

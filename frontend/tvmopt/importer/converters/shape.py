@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 from onnx import helper
-from tvm import relax
+from tvm import relax, te, tirx
 
 from tvmopt.dims import is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of, stock
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.converters.indices import at_least, within
+from tvmopt.importer.converters.indices import at_least, index, within
 from tvmopt.importer.converters.padding import Mode, pad_open, positions
 
 _PAD_MODES: dict[str, Mode] = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
@@ -91,8 +91,22 @@ def reverse_sequence(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     """ReverseSequence: reverse the first `sequence_lens[b]` elements of the time axis."""
     x, b = inputs[0], Build(bb, ctx.name)
     time, batch = attrs.get("time_axis", 0), attrs.get("batch_axis", 1)
-    lengths = within(b, ctx, 1, "a length", 0, shape_of(x)[time])
-    return relax.op.reverse_sequence(x, b.cast(lengths, "int64"), seq_axis=time, batch_axis=batch)
+    longest = shape_of(x)[time]
+    if is_open((longest,)):
+        lengths = index(b, ctx, 1, (longest + 1,), wrap=False)
+    else:
+        lengths = within(b, ctx, 1, "a length", 0, longest)
+
+    def reverse_sequence(data: te.Tensor, counts: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            place, count = i[time], counts[i[batch]]
+            source = list(i)
+            source[time] = tirx.Select(place < count, count - 1 - place, place)
+            return data(*source)
+
+        return te.compute(data.shape, element, name="reverse_sequence")
+
+    return b.te(reverse_sequence, x, b.cast(lengths, "int64"))
 
 
 def one_hot(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
