@@ -1,12 +1,12 @@
 """Hashes of every kernel's machine code, to show that a refactoring changed nothing - or which kernels it changed.
 
-    python benchmarks/same_code.py --write              # hash every kernel of the suite into results/same-code/
-    python benchmarks/same_code.py                      # compile again, compare, name every kernel that differs
+    python benchmarks/same_code.py --write              # before: hash every kernel of the suite into build/same-code
+    python benchmarks/same_code.py                      # after: compile again, compare, name every kernel that differs
     python benchmarks/same_code.py resnet50 --precision bf16
     python benchmarks/same_code.py --against FOLDER     # hashes that another checkout wrote
 
-The exit code is 1 where a kernel differs, appeared or is gone. A change that alters code on purpose writes the hashes
-again and names the kernels in its commit message; a change that alters none needs no timing.
+The exit code is 1 where a kernel differs, appeared or is gone. A change that alters none needs no timing; one that
+alters some names them in its commit message.
 
 What is compiled does not depend on this machine: a named target with two cores and no tuning records. Hashed is the
 assembly of a kernel with that of the functions it calls, without labels' numbers, debug information and texts; for a
@@ -26,7 +26,7 @@ from typing import Any
 
 import models
 
-RESULTS = Path(__file__).parent / "results" / "same-code"
+RECORDED = Path("build/same-code")
 TARGETS = {"fp32": "znver5", "bf16": "znver5", "fp16": "nvidia-h100"}
 CORES = 2
 
@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="MODEL", help="which models (default: all 17)")
     parser.add_argument("--precision", action="append", choices=sorted(TARGETS), help="default: fp32 and bf16")
     parser.add_argument("--models", type=Path, default=models.FOLDER, help="where the models are, or are written")
-    parser.add_argument("--against", type=Path, default=RESULTS, help="the folder of recorded hashes")
+    parser.add_argument("--against", type=Path, default=RECORDED, help="the folder of recorded hashes")
     parser.add_argument("--write", action="store_true", help="record instead of comparing")
     args = parser.parse_args()
     failed = False

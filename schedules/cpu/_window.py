@@ -140,7 +140,7 @@ def task_rows(problem: WindowProblem, machine: Machine) -> int:
     (6, 6)
     """
     whole = problem.ih * problem.reads + problem.oh * problem.writes
-    by_rows = near_rows(problem, machine)
+    by_rows = even_rows(problem, machine)
     for rows in reversed(divisors(problem.oh)):
         tasks = problem.n * (problem.oh // rows) * (1 if problem.padded == "copy" else problem.blocks)
         small = (rows + problem.k[0]) * problem.row_bytes <= machine.l2 // 4
@@ -153,7 +153,7 @@ def task_rows(problem: WindowProblem, machine: Machine) -> int:
     return 1
 
 
-def near_rows(problem: WindowProblem, machine: Machine) -> bool:
+def even_rows(problem: WindowProblem, machine: Machine) -> bool:
     """Whether tasks are cut so that each core has an even part of one picture's rows, as the product before it has (see
     `cost_model.near_rows`): where it reads many more pixels than there are channels, and few rows of the other part."""
     pixels = problem.ih * problem.reads // (4 * problem.blocks * problem.vector)
