@@ -159,3 +159,19 @@ def test_sequences_are_reversed_at_open_sizes() -> None:
     for length in (-1, 5):
         with pytest.raises(InputError, match="out of range"):
             compiled.run({"x": np.zeros((4, 1, 5), np.float32), "n": np.array([length])})
+
+
+def test_a_limit_that_wraps_is_no_size() -> None:
+    """In uint8 the length of 256 rows is 0, and of 300 it is 44."""
+    wrapped = [
+        node("Cast", ["n"], ["byte"], to=TensorProto.UINT8),
+        node("Cast", ["byte"], ["wrapped"], to=INT32),
+    ]
+    *before, loop, _, _, _ = while_loop(node("Less", ["next", "wrapped"], ["goes"]))
+    made = looped([*before, *wrapped, loop])
+    made.graph.output[0].name = "rows"
+    compiled = tvmopt.compile(made, threads=1, verify=False).model
+    for size in (9, 256, 300):
+        found, expected = list(compiled.run(rows(size)).values()), run_ort(made, rows(size))
+        assert [a.shape for a in found] == [e.shape for e in expected]
+        np.testing.assert_allclose(found[0], expected[0], 1e-5, 1e-6)

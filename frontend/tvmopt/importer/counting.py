@@ -14,14 +14,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from tvmopt.dims import Dim, Size, interval
+from tvmopt.importer.branches import VIEWS
 from tvmopt.importer.protos import node_name, node_reads, subgraphs
 from tvmopt.importer.walk import Walk
 
-VIEWS = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"})
-"""Operators behind which a number is the same one. A cast to a narrow type would wrap: see :data:`WIDE`."""
-
 WIDE = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.DOUBLE)
-"""Types of numbers that a count is written in; a float32 counts exactly to 2^24, which is longer than any axis here."""
+"""Types of numbers that a count is written in: in a narrower one it would wrap. A float32 counts exactly to 2^24, which
+is longer than any axis here."""
 
 LESS = {"Less": 0, "LessOrEqual": 1, "Greater": 0, "GreaterOrEqual": 1}
 """Comparisons, and what makes them ``a < b``: one more on the right where equal numbers fulfil them."""
@@ -50,20 +49,19 @@ def counted(walk: Walk, node: onnx.NodeProto) -> onnx.NodeProto | None:
     body = next(a.g for a in node.attribute if a.name == "body")
     if (node.input[0] and not _endless(walk, node.input[0])) or not body.output:
         return None
-    comparison = _Body(walk, node, body).comparison(body.output[0].name)
-    if comparison is None:
+    counters = _Body(walk, node, body)
+    comparison = counters.comparison(body.output[0].name)
+    if comparison is None or not _begins(walk, node, counters.outside):
         return None
     a, b, more = comparison
     if a.step < 1 or b.step or isinstance(a.first, Dim) or (isinstance(b.first, Dim) and (a.step > 1 or not b.name)):
         return None
     left = b.first + more - a.first
     if isinstance(left, Dim):
-        if interval(left, walk.symbols.known())[0] < 0 or not _begins(walk, node):
+        if interval(left, walk.symbols.known())[0] < 0:
             return None
         limit = _sum(walk, node, b.name, b.more + more - a.first + 1)
     else:
-        if not _begins(walk, node):
-            return None
         limit = walk.fresh(f"{node_name(node)}/trips")
         walk.set_constant(limit, np.array(1 + max(0, -(-left // a.step)), np.int64))
     return _rewritten(walk, node, limit)
@@ -74,7 +72,14 @@ def _endless(walk: Walk, name: str) -> bool:
     return limit is not None and int(limit.reshape(-1)[0]) >= np.iinfo(np.int32).max
 
 
-def _begins(walk: Walk, node: onnx.NodeProto) -> bool:
+def _keeps(maker: onnx.NodeProto) -> bool:
+    """Whether a number behind this operator is the one before it."""
+    if maker.op_type == "Cast":
+        return next(a.i for a in maker.attribute if a.name == "to") in WIDE
+    return maker.op_type in VIEWS
+
+
+def _begins(walk: Walk, node: onnx.NodeProto, made: dict[str, onnx.NodeProto]) -> bool:
     """Whether the first trip is always made: nothing asks before it, or what asks is true for all sizes."""
     name = node.input[1] if len(node.input) > 1 else ""
     if not name:
@@ -82,7 +87,6 @@ def _begins(walk: Walk, node: onnx.NodeProto) -> bool:
     known = walk.array(name)
     if known is not None:
         return bool(known.reshape(-1)[0])
-    made = {output: maker for maker in walk.nodes for output in maker.output}
     name = walk.alias.get(name, name)
     while name in made and made[name].op_type in VIEWS:
         name = walk.alias.get(made[name].input[0], made[name].input[0])
@@ -100,11 +104,9 @@ def _begins(walk: Walk, node: onnx.NodeProto) -> bool:
 def _outside(walk: Walk, made: dict[str, onnx.NodeProto], name: str) -> Size | None:
     """A single number that is known, or known as a size."""
     name = walk.alias.get(name, name)
-    while walk.sizes(name) is None and walk.array(name) is None and name in made and made[name].op_type in VIEWS:
+    while walk.sizes(name) is None and name in made and _keeps(made[name]):
         name = walk.alias.get(made[name].input[0], made[name].input[0])
     found = walk.sizes(name)
-    if found is None:
-        found = walk.array(name)
     if found is None or found.size != 1:
         return None
     value = found.reshape(-1)[0]
@@ -168,18 +170,23 @@ class _Body:
             if found is None:
                 found = _outside(self.walk, self.outside, name)
             return None if found is None else _Number(found, name="" if name in self.constants else name)
-        if maker.op_type == "Cast" and next(a.i for a in maker.attribute if a.name == "to") not in WIDE:
-            return None
-        if maker.op_type in VIEWS:
+        if _keeps(maker):
             return self.number(maker.input[0], depth + 1)
-        if maker.op_type in ("Add", "Sub"):
-            for one, other in (maker.input, maker.input[::-1]):
-                more = self._constant(other)
-                if more is not None and (maker.op_type == "Add" or one == maker.input[0]):
-                    base = self.number(one, depth + 1)
-                    return None if base is None else base + (more if maker.op_type == "Add" else -more)
+        if (added := self._added(maker)) is not None:
+            base = self.number(added[0], depth + 1)
+            return None if base is None else base + added[1]
         found = self._constant(name)
         return None if found is None else _Number(found)
+
+    def _added(self, maker: onnx.NodeProto) -> tuple[str, int] | None:
+        """Of a sum with a number: what the number is added to, and the number."""
+        if maker.op_type not in ("Add", "Sub"):
+            return None
+        left, right = maker.input
+        if (more := self._constant(right)) is not None:
+            return left, more if maker.op_type == "Add" else -more
+        more = self._constant(left) if maker.op_type == "Add" else None
+        return None if more is None else (right, more)
 
     def _step(self, result: str, formal: str) -> int | None:
         """By how much a state grows; 0 where it is handed on."""
@@ -188,16 +195,10 @@ class _Body:
             maker = self.made.get(result)
             if maker is None:
                 return None
-            if maker.op_type in ("Add", "Sub"):
-                more, other = self._constant(maker.input[1]), maker.input[0]
-                if more is None and maker.op_type == "Add":
-                    more, other = self._constant(maker.input[0]), maker.input[1]
-                if more is None:
-                    return None
-                total += more if maker.op_type == "Add" else -more
-                result = other
-            elif maker.op_type == "Identity":
+            if maker.op_type == "Identity":
                 result = maker.input[0]
+            elif (added := self._added(maker)) is not None:
+                result, total = added[0], total + added[1]
             else:
                 return None
         return total
