@@ -40,6 +40,7 @@ from tvmopt.lowering.lookups import FEATURE as TABLES
 from tvmopt.lowering.lookups import LowerLookups
 from tvmopt.lowering.loop_passes import all_loop_passes
 from tvmopt.lowering.lower_extrema import LowerExtrema
+from tvmopt.lowering.lower_infinities import LowerInfinities
 from tvmopt.lowering.lower_rounding import LowerRounding
 from tvmopt.lowering.name_values import name_values
 from tvmopt.lowering.order_stores import order_stores
@@ -272,6 +273,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
         # behind TVM's StorageRewrite, which gives several values one buffer
         *([stage(StackBuffers), stage(GuardDivisors)] if machine.kind == "llvm" else []),
         Stage("tirx.Finalize", lambda m: _finalized(m, host(), device()), needed=True),
+        *([] if machine.kind == "llvm" else [stage(LowerInfinities)]),  # behind TVM's simplifiers, which undo it
     ]
 
 

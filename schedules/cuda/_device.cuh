@@ -112,26 +112,48 @@ TVMOPT_FN void load_b_kn(unsigned* b, void* tile, int col0, int k0) {
 TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, f16) { mma_f16(d, a, b); }
 TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, bf16) { mma_bf16(d, a, b); }
 
-TVMOPT_FN unsigned upper(unsigned x) { return (x + 0x1000u) & 0xffffe000u; }  // round to 10 bits of mantissa
-TVMOPT_FN unsigned rest(unsigned x, unsigned big) { return __float_as_uint(__uint_as_float(x) - __uint_as_float(big)); }
+TVMOPT_FN unsigned nearest(unsigned x) { return (x + 0x1000u) & 0xffffe000u; }  // to 10 bits of mantissa; no NaN
+
+// An fp32 number that is the sum of two tf32 ones, to its last two bits. An infinity or NaN is `whole` alone: 0 times
+// infinity would be NaN in the cross products, which take `big`.
+struct Split {
+  unsigned whole, big, rest;
+};
+TVMOPT_FN Split split(unsigned x) {
+  unsigned whole = x & 0xffffe000u;  // cut off, not rounded: the sum of a NaN's bits and half a step is -0
+  float left = __uint_as_float(x) - __uint_as_float(whole);
+  bool finite = left == left;
+  return {whole, finite ? whole : 0u, finite ? nearest(__float_as_uint(left)) : 0u};
+}
 
 TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, tf32) {
   unsigned x[4], y[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = upper(a[i]);
+  for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(a[i]) == __uint_as_float(a[i]) ? nearest(a[i]) : a[i];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) y[i] = upper(b[i]);
+  for (int i = 0; i < 2; ++i) y[i] = __uint_as_float(b[i]) == __uint_as_float(b[i]) ? nearest(b[i]) : b[i];
   mma_tf32(d, x, y);
 }
+// Tensor cores cut off what they add to an accumulator: over K of 768 that is an error of 1e-5. So eight products are
+// summed there, and their sum is added in fp32, rounded to nearest.
 TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, tf32x3) {
-  unsigned x[4], y[2], u[4], v[2];
+  unsigned x[4], y[2], big_x[4], big_y[2], rest_x[4], rest_y[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) { x[i] = upper(a[i]); u[i] = upper(rest(a[i], x[i])); }
+  for (int i = 0; i < 4; ++i) {
+    Split s = split(a[i]);
+    x[i] = s.whole, big_x[i] = s.big, rest_x[i] = s.rest;
+  }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) { y[i] = upper(b[i]); v[i] = upper(rest(b[i], y[i])); }
-  mma_tf32(d, u, y);
-  mma_tf32(d, x, v);
-  mma_tf32(d, x, y);
+  for (int i = 0; i < 2; ++i) {
+    Split s = split(b[i]);
+    y[i] = s.whole, big_y[i] = s.big, rest_y[i] = s.rest;
+  }
+  float sum[4] = {0.f, 0.f, 0.f, 0.f};
+  mma_tf32(sum, rest_x, big_y);
+  mma_tf32(sum, big_x, rest_y);
+  mma_tf32(sum, x, y);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) d[i] += sum[i];
 }
 
 // The warp's tile: acc[MI][NI][4] += A fragments * B fragments.

@@ -64,7 +64,7 @@ def find_rows(func: Any) -> RowsProblem | None:
     if blocks is None or any(b.kernel or b.store is None or not b.trivial or "O" in b.kinds for b in blocks):
         return None
     shapes = {row_shape(b) for b in blocks if "R" in b.kinds}
-    if len(shapes) != 1 or None in shapes:
+    if len(shapes) != 1 or None in shapes or any(b.infinite for b in blocks):
         return None
     (found,) = shapes
     assert found is not None

@@ -28,6 +28,7 @@ def register(arities: Mapping[str, int], where: str) -> None:
     for name, arity in arities.items():
         ir_api.RegisterOp(name, f"see {where}")
         tvm.ir.Op.get(name).set_num_inputs(arity)
+        register_op_attr(name, "TScriptPrinterName", name)  # TVM warns where it prints an operator without one
         register_op_attr(name, "TCallEffectKind", _PURE)
         register_op_attr(name, "TVectorizable", True)
 

@@ -72,7 +72,8 @@ def _reduction(sch: Any, block: Any, now: BlockFacts, machine: Machine, knobs: K
     outputs = math.prod(now.extents[k] for k in spatial)
     reduced = now.elements // max(outputs, 1)
     contiguous = vector_axis(now, spatial) is not None
-    if now.store is None or not spatial or reduced == 1:  # TVM aborts on a reduction of one element over threads
+    # TVM aborts on a reduction of one element over threads, and does not divide one that begins with an infinity
+    if now.store is None or not spatial or reduced == 1 or now.infinite:
         _thread_an_output(sch, block, now, knobs["threads"])
     elif not contiguous and reduced >= 32:
         _lanes(sch, block, now, knobs["lanes"])

@@ -91,6 +91,10 @@ inline unsigned short __bfloat16_as_ushort(nv_bfloat16 v) { return v.bits; }
 inline nv_bfloat16 __ushort_as_bfloat16(unsigned short v) { return emu_bits<nv_bfloat16>(v); }
 inline float __int_as_float(int v) { return emu_bits<float>(v); }
 inline int __float_as_int(float v) { return emu_bits<int>(v); }
+#define CUDART_INF_F __builtin_inff()
+#define CUDART_NAN_F __builtin_nanf("")
+#define CUDART_INF __builtin_inf()
+#define CUDART_NAN __builtin_nan("")
 inline float __uint_as_float(unsigned v) { return emu_bits<float>(v); }
 inline unsigned __float_as_uint(float v) { return emu_bits<unsigned>(v); }
 inline half2 make_half2(half x, half y) { return {x, y}; }

@@ -107,6 +107,12 @@ inline double emu_element(EmuType type, uint64_t reg, int j) {
 }
 inline int emu_per_register(EmuType type) { return type == EMU_TF32 ? 1 : type == EMU_F16 || type == EMU_BF16 ? 2 : 4; }
 
+// As tensor cores do: what does not fit is cut off, not rounded, and a NaN has all bits set.
+inline uint64_t emu_cut(double v) {
+  if (v != v) return 0x7fffffffu;
+  float f = float(v);
+  return emu_u(fabs(double(f)) > fabs(v) ? nextafterf(f, 0.f) : f);
+}
 inline void emu_mma_warp(void** lanes, uint32_t mask) {
   if (mask != ~0u) return emu::fail("mma by part of a warp");
   auto lane = [&](int i) { return static_cast<EmuMma*>(lanes[i]); };
@@ -134,7 +140,7 @@ inline void emu_mma_warp(void** lanes, uint32_t mask) {
     for (int r = 0; r < 4; ++r) {
       double v = c[i / 4 + 8 * (r / 2)][2 * (i % 4) + (r & 1)];
       if (o.acc == EMU_F16) reinterpret_cast<uint16_t*>(&lane(i)->d[r / 2])[r & 1] = emu_bits<uint16_t>(half(v));
-      else lane(i)->d[r] = o.acc == EMU_F32 ? emu_u(float(v)) : uint32_t(int32_t(v));
+      else lane(i)->d[r] = o.acc == EMU_F32 ? emu_cut(v) : uint32_t(int32_t(v));
     }
 }
 inline void emu_mma(int k, EmuType a, EmuType b, EmuType acc, uint64_t* d, uint64_t* ra, uint64_t* rb, uint64_t* rc) {

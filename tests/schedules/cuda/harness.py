@@ -10,14 +10,17 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tests.cuda.emulator import MODES, emulated
+from tests.cuda import device
+from tests.cuda.emulator import MODES, Emulation, emulated
 from tests.schedules.harness import module_of
+from tvmopt import pipeline
 from tvmopt.lowering import lower_operators
 from tvmopt.passes.stages import through
 from tvmopt.pipeline import fusion_stages
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling.apply import Scheduled, apply_families
 from tvmopt.targets import Machine
+from tvmopt.toolchain.cuda import compiling_here
 
 Build = Callable[..., relax.Expr]
 TOLERANCE = {"float16": 8e-3, "bfloat16": 6e-2, "float32": 1e-5}
@@ -57,17 +60,41 @@ def run(
     machine: str = "nvidia-h100",
     knobs: Mapping[str, int] | None = None,
 ) -> tuple[np.ndarray, dict[str, Scheduled]]:
-    """The output, the same in every order of the threads, and how each kernel was scheduled."""
+    """The output, the same in every order of the threads, and how each kernel was scheduled.
+
+    It is the emulator's, or the GPU's where there is one."""
     module, how, target = scheduled(build, inputs, machine, knobs)
     with target.tvm_target(), emulated() as emulation:
         executable = relax.build(module, target=target.tvm_target())
+    if device.is_here(target):
+        with target.tvm_target(), compiling_here(target):
+            executable = relax.build(module, target=target.tvm_target())
+        return device.repeated(executable, inputs), how
+    return _in_every_order(executable, emulation, inputs), how
+
+
+def pipelined(build: Build, inputs: Sequence[np.ndarray], precision: str) -> tuple[np.ndarray, str, list[str]]:
+    """The same through the whole pipeline: the output, the generated CUDA, the families."""
+    target = Machine.load("nvidia-h100")
+    lowered = pipeline.lower(module_of(build, inputs), target, DecisionLog(), precision=precision)
+    with emulated() as emulation:
+        executable = pipeline.build(lowered, target, cuda_graph=False)
+    used = [k.family for k in lowered.kernels]
+    if device.is_here(target):
+        with compiling_here(target):
+            executable = pipeline.build(lowered, target, cuda_graph=False)
+        return device.repeated(executable, inputs), emulation.sources, used
+    return _in_every_order(executable, emulation, inputs), emulation.sources, used
+
+
+def _in_every_order(executable: Any, emulation: Emulation, inputs: Sequence[np.ndarray]) -> np.ndarray:
     results = []
     for mode in MODES:
         emulation.mode = mode
         vm = relax.VirtualMachine(executable, tvm.cpu())
         results.append(vm["main"](*(tvm.runtime.tensor(x) for x in inputs)).numpy())
     assert all(r.tobytes() == results[0].tobytes() for r in results), "a race"
-    return results[0], how
+    return np.asarray(results[0])
 
 
 def families(how: Mapping[str, Scheduled]) -> list[str]:
