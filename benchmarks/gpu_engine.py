@@ -122,8 +122,8 @@ def load_torch(job: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], 
             feeds = [t.contiguous(memory_format=torch.channels_last) for t in feeds]
     if job["engine"] == "compile":
         # a rehearsal traces the network and leaves out the code generator, which would take a minute
-        call = torch.compile(call, **({"mode": "max-autotune"} if cuda else {"backend": "eager"}))
-        words += ", max-autotune with CUDA graphs" if cuda else ", traced only"
+        call = torch.compile(call, **({"mode": job["mode"]} if cuda else {"backend": "eager"}))
+        words += f", {job['mode']}, with CUDA graphs" if cuda else ", traced only"
     elif cuda:
         words += f", cuDNN {torch.backends.cudnn.version()}, CUDA {torch.version.cuda}"
     return lambda: call(*feeds), lambda out: out.float().cpu().numpy(), words

@@ -8,7 +8,7 @@ Engines, each in a process of its own, in fp16 on the GPU (fp32 in a rehearsal),
 
     tvmopt         the artifact that `tvmopt compile --target cuda --precision fp16` makes here
     eager          torch as it is: cuDNN and cuBLAS choose (`cudnn.benchmark`); channels-last for convolutions
-    compile        `torch.compile(mode="max-autotune")`, which captures CUDA graphs
+    compile        `torch.compile(mode="max-autotune")`, which captures CUDA graphs; `--mode` gives another
     onnxruntime    the CUDA provider on a file converted to fp16, inputs and outputs bound on the device
 
 Images go to torch as fp16; tvmopt and onnxruntime take them as fp32 and cast inside.
@@ -122,7 +122,9 @@ def summarise(engines: list[Any], outputs: dict[str, np.ndarray], tolerance: flo
 
 def compiled(onnx: Path, options: argparse.Namespace, folder: Path) -> tuple[Path, str]:
     """The artifact of an ONNX file, and what went wrong."""
-    artifact = folder / f"{onnx.stem}.tvmopt"
+    artifact = folder / f"{onnx.stem}-{options.precision}.tvmopt"
+    if artifact.exists():
+        return artifact, ""
     target = "cuda" if options.device == "cuda" else "cpu"
     words = ["compile", str(onnx), "--target", options.target or target, "--precision", options.precision]
     done = subprocess.run(
@@ -134,7 +136,7 @@ def compiled(onnx: Path, options: argparse.Namespace, folder: Path) -> tuple[Pat
 def case(name: str, batch: int, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """One case measured: its rows."""
     onnx = onnx_file(name, batch, options.models, options.precision)
-    artifact, problem = compiled(onnx, options, scratch)
+    artifact, problem = compiled(onnx, options, options.artifacts or scratch)
     engines: list[Engine] = []
     outputs: dict[str, np.ndarray] = {}
     rows: list[dict[str, Any]] = []
@@ -144,7 +146,7 @@ def case(name: str, batch: int, options: argparse.Namespace, scratch: Path) -> d
                 rows.append({"engine": engine, "error": problem})
                 continue
             job = {"engine": engine, "name": name, "batch": batch, "device": options.device, "onnx": str(onnx),
-                   "artifact": str(artifact), "precision": options.precision,
+                   "artifact": str(artifact), "precision": options.precision, "mode": options.mode,
                    "output": str(scratch / f"{onnx.stem}-{engine}.npy")}  # fmt: skip
             engines.append(Engine(job))
             if "error" not in engines[-1].row:
@@ -206,6 +208,10 @@ def main() -> int:
     parser.add_argument("--precision", choices=("fp16", "fp32"), help="default fp16 on a GPU, fp32 on a CPU")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which, separated by commas")
     parser.add_argument("--models", type=Path, default=HERE / "models", help="folder of the ONNX files")
+    parser.add_argument(
+        "--artifacts", type=Path, help="where compiled artifacts lie, MODEL-PRECISION.tvmopt; made if missing"
+    )
+    parser.add_argument("--mode", default="max-autotune", help="of torch.compile")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "nvidia-h200")
     parser.add_argument("--rounds", type=int, default=18)
     parser.add_argument("--seconds", type=float, default=0.2, help="of a turn")

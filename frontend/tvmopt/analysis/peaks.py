@@ -23,6 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tvmopt.scheduling.cuda_tile import tensor_rate
+from tvmopt.targets import Machine
+
 VERSION = 3  # of peaks.c and of what is declared: a change measures anew
 
 
@@ -37,7 +40,7 @@ class Peaks:
             two; instructions that the processor lacks are left out.
         bandwidth: bytes a second, by level: ``l2``, ``l3``, ``dram`` (reads), ``triad`` (STREAM, from memory).
         l2, l3: bytes of these caches (L2: all threads').
-        source: ``"measured"``, or ``"numpy"`` for the lower bounds taken without a C compiler.
+        source: ``"measured"``, ``"numpy"`` for the lower bounds taken without a C compiler, or ``"declared"``.
         raised: which figures are higher than that, because the machine's description (``"declared"``) or a kernel
             (``"observed"``) had more.
     """
@@ -103,6 +106,22 @@ def measure_peaks(threads: int = 1, *, cache: Path | None = None, again: bool = 
     return peaks
 
 
+def gpu_peaks(machine: Machine) -> Peaks:
+    """What the description of a GPU promises: nothing is measured. The peak of 16 bits is that of its tensor cores,
+    of which `mma.sync` reaches half on Hopper and later (scheduling/cuda_tile.py); fp32 is three products of tf32.
+
+    >>> h100 = gpu_peaks(Machine.load("nvidia-h100"))
+    >>> round(h100.flops["fp16"] / 1e12), round(h100.compute("fp32") / 1e12), h100.level(40e6), h100.reach(1e9) / 1e12
+    (1071, 178, 'l2', 3.35)
+    """
+    rates = {"fp16": "float16", "bf16": "bfloat16", "tf32": "tf32", "fp32": "float32"}
+    clock, whole = machine.cores * machine.ghz * 1e9, 2 if int(machine.mcpu.strip("sm_af")) >= 90 else 1
+    flops = {name: 2 * whole * tensor_rate(machine, dtype) * clock for name, dtype in rates.items()}
+    flops["fp32"] = max(flops["fp32"], machine.peak_flops)
+    bandwidth = {"l2": machine.l2_rate * clock, "dram": machine.bandwidth}
+    return Peaks(machine.name, 1, flops, bandwidth, machine.l2, machine.l2, "declared")
+
+
 def read_bandwidth(threads: int) -> float:
     """Bytes a second that `threads` threads read from memory, measured now (a second or so)."""
     with tempfile.TemporaryDirectory() as folder:
@@ -127,8 +146,6 @@ def remember(peaks: Peaks, *, cache: Path | None = None) -> None:
 
 def _declared(threads: int) -> dict[str, float]:
     """What the description of this machine promises; nothing where only its instruction set is known."""
-    from tvmopt.targets import Machine
-
     machine = Machine.load("cpu")
     if machine.kind != "llvm" or machine.name.startswith("x86-64"):
         return {}

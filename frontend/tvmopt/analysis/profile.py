@@ -18,13 +18,14 @@ import numpy as np
 from tvmopt.analysis.advice import Advice, advise
 from tvmopt.analysis.attribution import attribute
 from tvmopt.analysis.memory import Memory, memory
-from tvmopt.analysis.peaks import Peaks, measure_peaks, remember
+from tvmopt.analysis.peaks import Peaks, gpu_peaks, measure_peaks, remember
 from tvmopt.analysis.recorder import Recorder, Recording
 from tvmopt.analysis.roofline import Position, locate
 from tvmopt.analysis.samples import sample_inputs
-from tvmopt.errors import InputError
+from tvmopt.errors import InputError, TvmoptError
 from tvmopt.report import Flow, Kernel, Value
 from tvmopt.runtime.model import Model, load
+from tvmopt.targets import Machine
 
 ABOVE = 1.05
 """A kernel may seem this much faster than the arithmetic peak before the peak is not believed."""
@@ -201,25 +202,34 @@ def profile(
     """
     before = _resident()
     model = artifact if isinstance(artifact, Model) else load(artifact, threads=threads)
-    roofs = peaks or measure_peaks(model.threads)
+    gpu = model.manifest.kind == "cuda"
+    roofs = peaks or (_of_gpu(model) if gpu else measure_peaks(model.threads))
     given = dict(inputs or {})
     bounds = model.manifest.options.get("bounds", {})
     feeds = sample_inputs(model.inputs_beside(given), seed=seed, bounds=bounds) | given
     recorder = Recorder(model, feeds)
-    fresh = model is not artifact and model.manifest.kind != "cuda"
+    fresh = model is not artifact and not gpu
     with _peak() as measured:
         recorder.plain()
     resident = max(0, _resident() - before)
     recording = recorder.measure(runs, seconds)
     found = _summarise(model, roofs, recording, resident)
-    if found.above and peaks is None:  # no kernel is faster than the machine: the peak is wrong
+    if found.above and peaks is None and not gpu:  # no kernel is faster than the machine: the peak is wrong
         found = _summarise(model, measure_peaks(model.threads, again=True), recording, resident)
     sure, raised = observed(found, SURE), observed(found)
-    if peaks is None and sure != found.peaks:
+    if peaks is None and sure != found.peaks and not gpu:
         remember(sure)
     if raised != found.peaks:
         found = _summarise(model, raised, recording, resident)
     return replace(found, measured_bytes=measured[0] if fresh and measured else None)
+
+
+def _of_gpu(model: Model) -> Peaks:
+    """The peaks of the GPU that a model was compiled for; of its architecture where it has no description here."""
+    try:
+        return gpu_peaks(Machine.load(model.manifest.target))
+    except TvmoptError:
+        return gpu_peaks(Machine.load(model.manifest.mcpu))
 
 
 def observed(found: Profile, least: float = 0.0) -> Peaks:
@@ -254,6 +264,8 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
     whole = sum(c.seconds for c in calls) if found.disturbed else latency
     for name in dict.fromkeys(found.names):
         mine = [c for c in calls if c.kernel == name]
+        if found.instrument == "cuda events" and name not in known:
+            continue  # the virtual machine's own work, which takes the GPU no time
         row = _row(name, mine, known.get(name), whole, peaks, model.manifest.precision)
         rows.append(replace(row, onnx_flops=onnx.get(name, 0.0)))
     return Profile(

@@ -26,15 +26,17 @@ import numpy as np
 from tvmopt.analysis.contention import Usage
 from tvmopt.errors import MissingDependency, TvmoptError
 from tvmopt.runtime.cuda_events import EventTimer, load_cudart
-from tvmopt.runtime.library import ffi
+from tvmopt.runtime.library import Session, ffi
 from tvmopt.runtime.model import Model
 from tvmopt.runtime.nvtx import Labels, instrument, load_nvtx
 from tvmopt.toolchain.linking import find_cc
 
 T = TypeVar("T")
+BUILTIN = "vm.builtin."
 
 LEAST = 20  # undisturbed runs of a mean: with 5 to 10 sums were up to 6 % off, with 14 and more 2.6 %
 PATIENCE = 3  # times as long again to wait for quiet runs on a busy machine
+BUILTIN = "vm.builtin."
 _LOCK = threading.Lock()  # the native instrument keeps its readings in static memory
 
 
@@ -67,7 +69,7 @@ class Recorder:
 
     def __init__(self, model: Model, feeds: Mapping[str, Any], *, native: bool = True) -> None:
         self.arguments = model.arguments(feeds)
-        self.session = model.session()
+        self.session, self.seen = model.session(), model.instrumented()
         self.wait = _cuda_wait() if model.manifest.kind == "cuda" else None
         self.native = _native() if native and self.wait is None else None
         cudart = load_cudart() if self.wait else None
@@ -77,10 +79,10 @@ class Recorder:
         self._open: list[int] = []
         self._inner: list[int] = []
 
-    def plain(self) -> float:
+    def plain(self, session: Session | None = None) -> float:
         """Seconds of one run."""
         start = time.perf_counter_ns()
-        self.session.main(*self.arguments)
+        (session or self.session).main(*self.arguments)
         if self.wait:
             self.wait()
         return (time.perf_counter_ns() - start) / 1e9
@@ -95,6 +97,7 @@ class Recorder:
     def _measure(self, runs: int, seconds: float) -> Recording:
         for _ in range(2):
             self.plain()
+            self.plain(self.seen)
         self._python()
         found = Recording(
             [symbol for symbol, _, _ in self.events],
@@ -125,48 +128,58 @@ class Recorder:
         library = self.native
         assert library is not None
         library["tvmopt_reset"]()
-        self.session.set_instrument(library["tvmopt_instrument"])
-        try:
-            total = self.plain()
-        finally:
-            self.session.set_instrument(None)
+        total = self._watched(library["tvmopt_instrument"])
         count = min(int(library["tvmopt_count"]()), 1 << 16)
         buffer = np.empty(2 * count, np.int64)
         library["tvmopt_take"](buffer.ctypes.data)
         return total, (buffer[count:] - buffer[:count]) / 1e9
 
     def _events(self) -> tuple[float, Any]:
-        """The same on a GPU, with CUDA events: one wait, at the end."""
+        """The same on a GPU, with CUDA events round the kernels: one wait, at the end. What the virtual machine itself
+        does takes the GPU no time."""
         timer, ranges = self.timer, self.ranges
         assert timer is not None
         timer.reset()
+        opened: list[int] = []
+        places: list[int] = []  # of each pair of events, among the calls as they end
+        ended = 0
 
         def around(function: Any, symbol: str, before: bool, result: Any, *arguments: Any) -> int:
+            nonlocal ended
+            kernel = not symbol.startswith(BUILTIN)
             if before:
                 if ranges:
                     ranges(function, symbol, True, result)
-                timer.begin()
+                if kernel:
+                    timer.begin()
+                    opened.append(len(places))
+                    places.append(0)
             else:
-                timer.end()
+                if kernel:
+                    timer.end()
+                    places[opened.pop()] = ended
+                ended += 1
                 if ranges:
                     ranges(function, symbol, False, result)
             return 0
 
-        self.session.set_instrument(around)
+        total = self._watched(around)
+        times = np.zeros(ended)
+        times[places] = timer.seconds()
+        return total, times
+
+    def _watched(self, instrument: Any) -> float:
+        """Seconds of one run with an instrument."""
+        self.seen.set_instrument(instrument)
         try:
-            total = self.plain()
+            return self.plain(self.seen)
         finally:
-            self.session.set_instrument(None)
-        return total, np.array(timer.seconds())
+            self.seen.set_instrument(None)
 
     def _python(self) -> tuple[float, Any]:
         """The same with an instrument in Python; it leaves symbols and readings in `events`."""
         self.events, self._open, self._inner = [], [], []
-        self.session.set_instrument(self._instrument)
-        try:
-            total = self.plain()
-        finally:
-            self.session.set_instrument(None)
+        total = self._watched(self._instrument)
         return total, np.array([end - start for _, start, end in self.events]) / 1e9
 
     def _instrument(self, function: Any, symbol: str, before: bool, result: Any, *arguments: Any) -> int:

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -191,13 +191,41 @@ def arity(library: Any) -> int:
     return int(library["vm_load_executable"]()["get_function_arity"]("main"))
 
 
-class Session:
-    """One TVM virtual machine over a library. Never share one between threads: its registers would be corrupted."""
+GRAPH = "vm.builtin.cuda_graph.run_or_capture"
 
-    def __init__(self, library: Any, *, cuda: bool = False) -> None:
+
+def launch(machine: Any, kernels: Any, arguments: Sequence[Any], *_: Any) -> Any:
+    """What the code of a CUDA graph does, without the graph: in place of TVM's :data:`GRAPH`, with its arguments."""
+    return ffi().get_global_func("vm.builtin.invoke_closure")(machine, kernels, *arguments)
+
+
+@contextmanager
+def without_graphs() -> Iterator[None]:
+    """Within: a virtual machine that is made launches the kernels of its CUDA graphs one by one, for as long as it
+    lives; instruments then see them."""
+    graph = ffi().get_global_func(GRAPH, allow_missing=True)
+    if graph is None:
+        yield
+        return
+    ffi().register_global_func(GRAPH, launch, override=True)
+    try:
+        yield
+    finally:
+        ffi().register_global_func(GRAPH, graph, override=True)
+
+
+class Session:
+    """One TVM virtual machine over a library. Never share one between threads: its registers would be corrupted.
+
+    Args:
+        graphs: replay CUDA graphs; else see :func:`without_graphs`.
+    """
+
+    def __init__(self, library: Any, *, cuda: bool = False, graphs: bool = True) -> None:
         self.module = library["vm_load_executable"]()
         devices = [2, 0, 2] if cuda else []  # device type, index, allocator (2: pooled)
-        self.module["vm_initialization"](*devices, 1, 0, 2)  # the CPU is always there: it runs shape functions
+        with nullcontext() if graphs else without_graphs():
+            self.module["vm_initialization"](*devices, 1, 0, 2)  # the CPU is always there: it runs shape functions
         self.main: Callable[..., Any] = self.module["main"]
 
     def set_instrument(self, instrument: Callable[..., int] | None) -> None:

@@ -357,6 +357,10 @@ class Model:
         """The virtual machine that all further calls of this thread use, for instruments (profilers)."""
         return self._of_this_thread().session
 
+    def instrumented(self) -> Session:
+        """The one that an instrument sees every kernel of: on a GPU, another that makes no CUDA graphs."""
+        return Session(self._library, cuda=True, graphs=False) if self._cuda else self.session()
+
     def arguments(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The TVM tensors that `session().main` takes: inputs, then weights."""
         instance = self._of_this_thread()
