@@ -1,8 +1,9 @@
 """The models of a run, by number: random graphs, graphs with constants for inputs, graphs whose indices leave their
-range, mutants of valid models, graphs with open sizes, and with sizes that values decide."""
+range, mutants of valid models, graphs with open sizes, with a single one, and with sizes that values decide."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from onnx import numpy_helper
 
 from fuzz import opened, typed
 from fuzz.build import BF16, F16, F32, F64, Builder
-from fuzz.inputs import feeds_of, kinds_for, numbers_of
+from fuzz.inputs import NUMBERS, feeds_of, inputs_of, kinds_for, numbers_of
 from fuzz.mutate import mutated
 from fuzz.rules import RULES, Rule, found, grow, indexed, integers
 
-KINDS = ("graphs", "mutants", "indices", "integers", "constants", "open", "found")
+KINDS = ("graphs", "mutants", "indices", "integers", "constants", "open", "found", "single")
 FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
     (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
@@ -37,6 +38,8 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
         return opened_graph(seed, index, real).SerializeToString()
     if kind == "found":
         return found_graph(seed, index, real).SerializeToString()
+    if kind == "single":
+        return single_size(seed, index, real).SerializeToString()
     if kind == "integers":
         return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
@@ -86,6 +89,25 @@ def found_graph(seed: int, index: int, real: str = "") -> onnx.ModelProto:
         if builder.nodes and chosen and numbers_of(model := builder.model()):
             return model
     raise RuntimeError(f"no graph with a selection for seed {seed}, {index}")
+
+
+def single_size(seed: int, index: int, real: str = "") -> onnx.ModelProto:
+    """A random model of which one size of one input is open, whatever the operators ask of it: most of them take no
+    other one than it was built with, and say so before a kernel runs."""
+    for attempt in range(100):
+        model = graph(seed, index, real=real) if not attempt else graph(seed + attempt, index, real=real)
+        rng = np.random.default_rng([seed, index, attempt, 19])
+        dims = [d for v in inputs_of(model) for d in v.type.tensor_type.shape.dim if d.dim_value > 1]
+        if not dims:
+            continue
+        chosen = dims[int(rng.integers(len(dims)))]
+        number, chosen.dim_param = chosen.dim_value, "n"
+        for value in model.graph.output:
+            for dim in value.type.tensor_type.shape.dim:
+                dim.Clear()
+        model.metadata_props.add(key=NUMBERS, value=json.dumps({"n": number}))
+        return model
+    raise RuntimeError(f"no graph with a size to open for seed {seed}, {index}")
 
 
 def folded(seed: int, index: int, real: str = "") -> onnx.ModelProto:

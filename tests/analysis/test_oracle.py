@@ -302,7 +302,7 @@ def test_a_cast_to_its_own_type_limits_nothing(to: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [
-    [helper.make_node("Compress", ["x", "c"], ["y"], axis=0)],
+    [helper.make_node("Gather", ["x", "c"], ["y"], axis=7)],
     [helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode="linear")],
     [helper.make_node("Reshape", ["x", "sizes"], ["y"])],
 ])  # fmt: skip

@@ -297,3 +297,16 @@ def test_scikit_learn(text: str) -> None:
         if isinstance(theirs, list):
             theirs = np.array([list(d.values()) for d in theirs])
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [5, "n"])
+def test_columns_that_are_not_there_are_refused(columns: int | str) -> None:
+    """Of a place that a call names: it would be read from beside the table."""
+    node = helper.make_node("ArrayFeatureExtractor", ["x", "i"], ["y"], domain=ML)
+    inputs = [value("x", (3, columns)), value("i", (2,), TensorProto.INT64)]
+    compiled = tvmopt.compile(model([node], inputs, [value("y", None)], domains={ML: 1}), threads=1).model
+    x = np.arange(15, dtype=np.float32).reshape(3, 5)
+    np.testing.assert_array_equal(compiled.run({"x": x, "i": np.array([4, 0])})["y"], x[:, [4, 0]])
+    for wrong in (5, 1 << 40, -1):
+        with pytest.raises(TvmoptError, match="out of range"):
+            compiled.run({"x": x, "i": np.array([0, wrong])})

@@ -62,9 +62,8 @@ def _axis_of(default: int) -> Rule:
     """The attribute `axis` lies in the first input's rank; a scalar has no axes to be wrong about."""
 
     def rule(given: Given) -> Texts:
-        shape = given.shape(0)
-        if shape:
-            yield from given.axes_fit([given.attrs.get("axis", default)], len(shape))
+        if rank := given.rank(0):
+            yield from given.axes_fit([given.attrs.get("axis", default)], rank)
 
     return rule
 
@@ -73,11 +72,11 @@ def _axes_of(index: int) -> Rule:
     """Axes, as an attribute or as input `index`, are distinct axes of the first input."""
 
     def rule(given: Given) -> Texts:
-        shape, axes = given.shape(0), given.listed("axes", index)
+        rank, axes = given.rank(0), given.listed("axes", index)
         if index and (found := given.shape(index)) is not None and len(found) > 1:
             yield f"its axes have shape {list(found)}; they are a list"
-        if shape is not None and axes is not None:
-            yield from given.axes_fit(axes, len(shape) + (len(axes) if given.node.op_type == "Unsqueeze" else 0))
+        if rank is not None and axes is not None:
+            yield from given.axes_fit(axes, rank + (len(axes) if given.node.op_type == "Unsqueeze" else 0))
 
     return rule
 
@@ -86,17 +85,17 @@ def _reduction(given: Given) -> Texts:
     found = given.shape(1)
     if found is not None and len(found) != 1:
         yield f"its axes have shape {list(found)}; they are a list"
-    shape, axes = given.shape(0), given.listed("axes", 1)
-    if shape is not None and axes is not None:  # onnxruntime reduces an axis that is named twice once
-        yield from given.axes_fit(axes, len(shape), distinct=False)
+    rank, axes = given.rank(0), given.listed("axes", 1)
+    if rank is not None and axes is not None:  # onnxruntime reduces an axis that is named twice once
+        yield from given.axes_fit(axes, rank, distinct=False)
 
 
 def _cumulative(given: Given) -> Texts:
-    shape, axis = given.shape(0), given.array(1)
+    rank, axis = given.rank(0), given.array(1)
     if axis is not None and axis.size != 1:
         yield f"its axis has {axis.size} values, not one"
-    if shape is not None and axis is not None:
-        yield from given.axes_fit(axis.ravel(), len(shape))
+    if rank is not None and axis is not None:
+        yield from given.axes_fit(axis.ravel(), rank)
 
 
 def _gemm(given: Given) -> Texts:
@@ -109,21 +108,21 @@ def _gemm(given: Given) -> Texts:
 
 
 def _one_hot(given: Given) -> Texts:
-    depth, values, shape = given.array(1), given.shape(2), given.shape(0)
+    depth, values, rank = given.array(1), given.shape(2), given.rank(0)
     if depth is not None and (depth.size != 1 or not float(depth.ravel()[0]) >= 1):
         yield f"its depth is {depth.tolist()}; it is one number, 1 or more"
     if values is not None and values != (2,):
         yield f"its values have shape {list(values)}; they are two, for off and on"
-    if shape is not None:
-        yield from given.axes_fit([given.attrs.get("axis", -1)], len(shape) + 1)
+    if rank is not None:
+        yield from given.axes_fit([given.attrs.get("axis", -1)], rank + 1)
 
 
 def _trilu(given: Given) -> Texts:
-    k, shape = given.shape(1), given.shape(0)
+    k, rank = given.shape(1), given.rank(0)
     if k is not None and k not in ((), (1,)):
         yield f"k has shape {list(k)}; it is one number"
-    if shape is not None and len(shape) < 2:
-        yield f"its input has {len(shape)} dimensions; it needs two or more"
+    if rank is not None and rank < 2:
+        yield f"its input has {rank} dimensions; it needs two or more"
 
 
 def _range(given: Given) -> Texts:
@@ -136,7 +135,7 @@ def _range(given: Given) -> Texts:
 
 
 def _slice(given: Given) -> Texts:
-    steps, shape = given.array(4), given.shape(0)
+    steps, rank = given.array(4), given.rank(0)
     starts, ends, axes = given.listed("starts", 1), given.listed("ends", 2), given.listed("axes", 3)
     if steps is not None and not np.all(steps != 0):
         yield "a step is 0"
@@ -145,25 +144,26 @@ def _slice(given: Given) -> Texts:
     }
     if len(lengths) > 1:
         yield f"starts, ends, axes and steps have different lengths: {sorted(lengths)}"
-    if shape is not None and axes is not None:
-        yield from given.axes_fit(axes, len(shape))
-    elif shape is not None and starts is not None and len(starts) > len(shape):
-        yield f"it has {len(starts)} starts for {len(shape)} dimensions"
+    if rank is not None and axes is not None:
+        yield from given.axes_fit(axes, rank)
+    elif rank is not None and starts is not None and len(starts) > rank:
+        yield f"it has {len(starts)} starts for {rank} dimensions"
 
 
 def _top_k(given: Given) -> Texts:
-    shape, k = given.shape(0), given.array(1)
+    shape, k, axis = given.sizes(0), given.array(1), given.attrs.get("axis", -1)
     if k is not None and (k.size != 1 or k.ndim > 1):
         yield f"K has shape {list(k.shape)}; it is a list of one number"
     if shape is None:
         return
-    yield from given.axes_fit([given.attrs.get("axis", -1)], len(shape))
-    if k is not None and not 0 <= int(k.ravel()[0]) <= shape[given.attrs.get("axis", -1)]:
-        yield f"K is {int(k.ravel()[0])} and the axis has {shape[given.attrs.get('axis', -1)]} elements"
+    yield from (problems := list(given.axes_fit([axis], len(shape))))
+    size = None if problems else shape[axis]
+    if k is not None and size is not None and not 0 <= int(k.ravel()[0]) <= size:
+        yield f"K is {int(k.ravel()[0])} and the axis has {size} elements"
 
 
 def _pad(given: Given) -> Texts:
-    shape, pads, axes = given.shape(0), given.listed("pads", 1), given.listed("axes", 3)
+    shape, pads, axes = given.sizes(0), given.listed("pads", 1), given.listed("axes", 3)
     if shape is None or pads is None:
         return
     if axes is not None:
@@ -175,6 +175,8 @@ def _pad(given: Given) -> Texts:
     mode = given.attrs.get("mode", "constant")
     for i, axis in enumerate(over):
         before, after, size = int(pads[i]), int(pads[i + len(over)]), shape[axis]
+        if size is None:
+            continue
         kept = size + min(before, 0) + min(after, 0)
         if kept < 0:
             yield f"its pads cut {-min(before, 0) - min(after, 0)} of the {size} elements of axis {axis}"
@@ -183,27 +185,28 @@ def _pad(given: Given) -> Texts:
 
 
 def _split(given: Given) -> Texts:
-    shape, sizes = given.shape(0), given.listed("split", 1)
+    shape, sizes = given.sizes(0), given.listed("split", 1)
     if shape is None:
         return
     axis = given.attrs.get("axis", 0)
-    yield from given.axes_fit([axis], len(shape))
+    yield from (problems := list(given.axes_fit([axis], len(shape))))
+    size = None if problems else shape[axis]
     outputs = len(given.node.output)
     if sizes is not None:
         if len(sizes) != outputs:
             yield f"it has {len(sizes)} sizes for {outputs} outputs"
-        if any(int(s) < 0 for s in sizes) or sum(int(s) for s in sizes) != shape[axis]:
-            yield f"its sizes {[int(s) for s in sizes]} do not add up to the {shape[axis]} elements of axis {axis}"
+        if any(int(s) < 0 for s in sizes) or (size is not None and sum(int(s) for s in sizes) != size):
+            yield f"its sizes {[int(s) for s in sizes]} do not add up to the {size} elements of axis {axis}"
     elif "num_outputs" in given.attrs and given.attrs["num_outputs"] != outputs:
         yield f"num_outputs is {given.attrs['num_outputs']}, and it has {outputs} outputs"
 
 
 def _repeated(given: Given) -> Texts:
-    shape, repeats = given.shape(0), given.array(1)
-    if repeats is None or shape is None:
+    rank, repeats = given.rank(0), given.array(1)
+    if repeats is None or rank is None:
         return
-    if repeats.ndim != 1 or len(repeats) != len(shape):
-        yield f"it has {repeats.size} repeats for {len(shape)} dimensions"
+    if repeats.ndim != 1 or len(repeats) != rank:
+        yield f"it has {repeats.size} repeats for {rank} dimensions"
     elif (repeats < 0).any():
         yield f"its repeats are {repeats.tolist()}; none can be negative"
 
@@ -221,13 +224,13 @@ def _block(given: Given) -> Texts:
 
 
 def _resize(given: Given) -> Texts:
-    shape, axes = given.shape(0), given.listed("axes", 99)
+    rank, axes = given.rank(0), given.listed("axes", 99)
     scales, sizes = given.array(1 if given.node.op_type == "Upsample" or given.opset < 11 else 2), given.array(3)
-    if shape is None:
+    if rank is None:
         return
     if axes is not None:
-        yield from given.axes_fit(axes, len(shape))
-    count = len(shape) if axes is None else len(axes)
+        yield from given.axes_fit(axes, rank)
+    count = rank if axes is None else len(axes)
     for what, values in (("scales", scales), ("sizes", sizes)):
         if values is None or not values.size:
             continue
@@ -247,9 +250,9 @@ def _vector(index: int, what: str) -> Rule:
 
 
 def _permutation(given: Given) -> Texts:
-    shape, perm = given.shape(0), given.attrs.get("perm")
-    if shape is not None and perm is not None and sorted(perm) != list(range(len(shape))):
-        yield f"perm {list(perm)} is not an order of {len(shape)} axes"
+    rank, perm = given.rank(0), given.attrs.get("perm")
+    if rank is not None and perm is not None and sorted(perm) != list(range(rank)):
+        yield f"perm {list(perm)} is not an order of {rank} axes"
 
 
 def _slope(given: Given) -> Texts:
@@ -262,12 +265,12 @@ def _slope(given: Given) -> Texts:
 
 
 def _crop(given: Given) -> Texts:
-    shape, wanted, axes = given.shape(0), given.array(1), given.attrs.get("axes")
-    if shape is None:
+    rank, wanted, axes = given.rank(0), given.array(1), given.attrs.get("axes")
+    if rank is None:
         return
     if axes is not None:
-        yield from given.axes_fit(axes, len(shape))
-    count = len(shape) if axes is None else len(axes)
+        yield from given.axes_fit(axes, rank)
+    count = rank if axes is None else len(axes)
     if wanted is not None and (wanted.size != count or (wanted < 0).any()):
         yield f"its shape {wanted.tolist()} does not fit {count} axes"
 

@@ -109,12 +109,11 @@ def _group_norm(given: Given) -> Texts:
 
 
 def _layer_norm(given: Given) -> Texts:
-    shape = given.shape(0)
-    if shape is None:
-        return
-    yield from given.axes_fit([given.attrs.get("axis", -1)], len(shape))
+    rank, shape = given.rank(0), given.shape(0)
+    if rank is not None:
+        yield from given.axes_fit([given.attrs.get("axis", -1)], rank)
     for i in (1, 2):
-        if (found := given.shape(i)) is not None and not broadcasts(found, shape):
+        if shape is not None and (found := given.shape(i)) is not None and not broadcasts(found, shape):
             yield f"'{given.node.input[i]}' is {list(found)}, which does not broadcast to {list(shape)}"
 
 

@@ -16,18 +16,20 @@ inference leaves out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-from tvmopt.errors import ModelError
+from tvmopt.errors import ModelError, UnsupportedOp
 from tvmopt.importer import blocked, contrib, control, own, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
 from tvmopt.importer.open_shapes import (
+    agree,
     classic_types,
     grouped_attention,
     open_types,
@@ -52,6 +54,7 @@ from tvmopt.importer.protos import (
     words,
 )
 from tvmopt.importer.schemas import schema_of
+from tvmopt.importer.symbols import CUT_BEFORE_SELECTION, Undecided
 from tvmopt.importer.walk import DATA_BYTES, Walk
 from tvmopt.importer.windows import POOLS, windows
 
@@ -91,10 +94,11 @@ class Folder(Walk):
     def infer_and_emit(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Infer types; fold the node, or expand it by its definition, or keep it."""
         key = (normal_domain(node.domain), node.op_type)
+        self._settle(node, lambda: agree(self, node))
         types, contradiction = self._infer(node)
         if self._open_value(node, types):
             return []
-        self._open_types(node, types)
+        self._settle(node, lambda: self._open_types(node, types))
         disagreement = self._disagreement(node, types)
         if disagreement:
             self.problems.append(disagreement)
@@ -175,6 +179,20 @@ class Folder(Walk):
             return False
         self.set_open_value(node, array, elem_type)
         return True
+
+    def _settle(self, node: onnx.NodeProto, step: Callable[[], str | None]) -> None:
+        """A step that says of open sizes what a node asks of them; it gives what contradicts that, if anything."""
+        try:
+            if text := step():
+                self.problems.append(self._contradiction(node, text))
+        except Undecided as error:
+            self.problems.append(
+                UnsupportedOp(
+                    f"{operator(node)} cannot be imported: {error}.",
+                    where=f"node '{node_name(node)}'",
+                    fix=CUT_BEFORE_SELECTION,
+                )
+            )
 
     def _open_types(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
         """Complete the inferred types by what is known of open sizes, in place."""

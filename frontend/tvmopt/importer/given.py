@@ -41,6 +41,11 @@ class Given:
         shape = self.walk.open_shape(self._name(index)) if self._name(index) else None
         return None if shape is None else tuple(d if isinstance(d, int) else None for d in shape)
 
+    def rank(self, index: int) -> int | None:
+        """The number of dimensions of an input; None where it is unknown or left out."""
+        sizes = self.sizes(index)
+        return None if sizes is None else len(sizes)
+
     def count(self, index: int) -> int:
         """Elements of an input, 0 where unknown."""
         shape = self.shape(index)

@@ -28,12 +28,12 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
 from tvmopt.dims import FOUND, Dim, OpenSize, Size, is_found, is_open, symbols_of
-from tvmopt.errors import ModelError, TvmoptError, collect
+from tvmopt.errors import ModelError, TvmoptError, UnsupportedOp, collect
 from tvmopt.extensions import converters
 from tvmopt.importer import decoder, open_model
 from tvmopt.importer.converters import CONVERTERS, Context, Inputs, find
 from tvmopt.importer.converters.common import Build
-from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, open_size, selected_by
+from tvmopt.importer.converters.context import open_size, selected_by
 from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.converters.static_inputs import COMPILE_TIME
 from tvmopt.importer.either import convert_either
@@ -52,6 +52,7 @@ from tvmopt.importer.protos import (
 from tvmopt.importer.provenance import NODES, Names, named
 from tvmopt.importer.roll import is_rolled
 from tvmopt.importer.sizes import LEAST_SIZES, NAMED_SIZES, from_tvm, shape_of, shape_to_tvm, sizes_of
+from tvmopt.importer.symbols import CUT_BEFORE_SELECTION
 from tvmopt.importer.types import Imported, TensorSpec
 
 STOCK_DOMAINS = {
@@ -320,8 +321,17 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         return Inputs(made)
 
     def _known_sizes(self, value: Any, output: str, binding: str) -> Any:
-        """The value with the sizes that the walk found, where TVM's own inference has others or none."""
+        """The value with the sizes that the walk found, where TVM's own inference has others or none.
+
+        Raises:
+            UnsupportedOp: neither has any: nothing could be compiled for it.
+        """
         known = self.types.get(output)
+        tensor = isinstance(value, relax.Var) and isinstance(value.ty, relax.TensorType)
+        if known is None and tensor and not isinstance(value.ty.shape, relax.ShapeExpr) and not self.dynamic:
+            raise UnsupportedOp(
+                f"The shape of '{output}' is not known.", where=f"node '{binding}'", fix=CUT_BEFORE_SELECTION
+            )
         if known is None or not is_open(known[1]) or not isinstance(value, relax.Var):
             return value
         if not isinstance(value.ty, relax.TensorType) or shape_of(value) == known[1]:

@@ -36,7 +36,14 @@ from tvmopt.runtime.roles import Roles
 UNKNOWN = 10**9
 """No axis is longer; exporters write larger ends of slices for "to the end"."""
 
+CUT_BEFORE_SELECTION = "export the network up to its raw boxes and scores, and select outside the model"
+"""How to mend a model whose sizes values decide."""
+
 Rewrite = Callable[[Mapping[str, Size]], None]
+
+
+class Undecided(OpenSize):
+    """Two sizes must be equal, and values decide whether they are: nothing could check it before kernels run."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ class Symbols:
         if condition.always(self.known()):
             return
         if self._is_decided(size, limit):
-            raise OpenSize(f"whether {condition} is decided in a run")
+            raise OpenSize(f"whether {condition} is decided by values, at run time")
         if isinstance(size, Dim) and size.is_symbol and isinstance(limit, int):
             name = str(size)
             if name not in self.most or limit < self.most[name][0]:
@@ -161,7 +168,7 @@ class Symbols:
             return a
         found = self._solved(*_reduced(a, b)) or _same_rows(a, b, self.names)
         if self._is_decided(a, b) and (found is None or not self._may_be(*found)):
-            raise OpenSize(f"whether {a} is {b} is decided in a run")
+            raise Undecided(f"whether {a} is {b} is decided by values, at run time")
         if found is None:
             kept, other = (b, a) if not isinstance(b, Dim) or len(str(b)) < len(str(a)) else (a, b)
             if (between := _numerator(other, kept)) is not None:

@@ -252,8 +252,10 @@ def _non_zero(call: Call, x: Array) -> Result:
 
 
 def _compress(call: Call, x: Array, condition: Array) -> Result:
+    """What a condition says beyond the axis is of nothing, as in onnxruntime."""
     axis = call.get("axis")
-    return np.compress(condition, x, None if axis is None else int(axis))
+    size = x.size if axis is None else x.shape[int(axis)]
+    return np.compress(condition[:size], x, None if axis is None else int(axis))
 
 
 TABLE: dict[str, Operator] = {

@@ -103,9 +103,6 @@ class Context:
         return self.stock_converter(inputs, attrs)
 
 
-CUT_BEFORE_SELECTION = "export the network up to its raw boxes and scores, and select outside the model"
-
-
 def open_size(node: onnx.NodeProto, inputs: Inputs) -> str:
     """Says which input has a size that only a run tells, or ""; it follows NonZero or NonMaxSuppression, or an If whose
     branches differ."""

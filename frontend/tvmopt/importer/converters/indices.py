@@ -15,8 +15,9 @@ from tvm import relax, tirx
 
 from tvmopt.dims import OpenSize, Size, interval, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
-from tvmopt.importer.converters.context import CUT_BEFORE_SELECTION, Context, Converter, Inputs, Result
+from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.sizes import from_tvm, shape_to_tvm
+from tvmopt.importer.symbols import CUT_BEFORE_SELECTION
 from tvmopt.operators.checks import Check, checked
 
 REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmopt.dims import Dim
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
@@ -53,7 +54,11 @@ def nonzero(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
 
 
 def compress(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Compress: the slices of an axis, or the elements in the order of memory, for which a condition holds."""
+    """Compress: the slices of an axis, or the elements in the order of memory, for which a condition holds.
+
+    What a condition says beyond the end of the axis is of nothing, as in onnxruntime; where the sizes are known it is
+    refused.
+    """
     b, x, condition = Build(bb, ctx.name), inputs[0], inputs[1]
     if "axis" not in attrs:
         x = b.reshape(x, (prod(shape_of(x)),))
@@ -63,6 +68,8 @@ def compress(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
         raise ctx.invalid(f"A condition of {length} elements chooses from an axis of {size}.", "repair the model", 1)
     if not length:
         return b.slice(x, axis, 0, 0)
+    if isinstance(length, Dim) or isinstance(size, Dim):  # at some sizes it may be longer than the axis
+        condition = b.both(condition, b.less(b.arange(length), b.number(size)))
     order, count = _chosen(b, condition)
     return relax.op.take(x, b.cut(order, 0, 0, count, ctx.decided(axis)), axis, "clip")
 

@@ -11,6 +11,7 @@ contrib    GroupQueryAttention and GatherBlockQuantized of com.microsoft
 classic    ai.onnx.ml
 own        our own operators: pictures of bytes, a detector's boxes
 selection  what chooses elements by their values: new sizes
+agreements which sizes of its inputs an operator takes for equal
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import onnx
 
 from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.open_shapes import moving, spatial
+from tvmopt.importer.open_shapes.agreements import agree
 from tvmopt.importer.open_shapes.classic import classic_types
 from tvmopt.importer.open_shapes.contrib import grouped_attention, packed_rows
 from tvmopt.importer.open_shapes.node import Node, Shape, Shapes
 from tvmopt.importer.open_shapes.own import own_types
 from tvmopt.importer.open_shapes.selection import selected_types
 from tvmopt.importer.protos import words
+from tvmopt.importer.symbols import Undecided
 from tvmopt.importer.walk import Walk
 
 
@@ -156,13 +159,20 @@ SAME_VALUES = words("Unsqueeze Squeeze Reshape Expand Cast Identity Slice Flatte
 """Operators whose result has only elements of their first input."""
 
 
-ALWAYS = ELEMENTWISE | words("MatMul Gemm Concat Slice TopK Reshape Expand MaxPool AveragePool LpPool LSTM GRU RNN Pad")
+ALWAYS = ELEMENTWISE | words(
+    """MatMul MatMulInteger QLinearMatMul Gemm Concat Slice TopK Reshape Expand MaxPool AveragePool LpPool LSTM GRU RNN
+    Pad"""
+)
 """Rules that know more than ONNX's inference even where that names each size: which sizes must be equal, where a slice
 ends."""
 
 
 def open_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> list[Shape | None]:
-    """The shapes of a node's outputs by its rule; none where there is no rule, no open size, or nothing to add."""
+    """The shapes of a node's outputs by its rule; none where there is no rule, no open size, or nothing to add.
+
+    Raises:
+        Undecided: whether two sizes are equal, as they must be, is decided by values.
+    """
     rule = RULES.get(node.op_type)
     if node.domain or not walk.symbols:
         return []
@@ -179,8 +189,10 @@ def open_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeProto
         return []
     try:
         return [None if shape is None else walk.settled(shape) for shape in rule(one) or []]
+    except Undecided:
+        raise
     except (OpenSize, ValueError, IndexError, KeyError, ZeroDivisionError, TypeError):
         return []
 
 
-__all__ = ["classic_types", "grouped_attention", "open_types", "own_types", "packed_rows", "selected_types"]
+__all__ = ["agree", "classic_types", "grouped_attention", "open_types", "own_types", "packed_rows", "selected_types"]

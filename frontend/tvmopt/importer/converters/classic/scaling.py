@@ -9,6 +9,7 @@ from tvm import relax
 
 from tvmopt.importer.converters.common import Build, const, dtype_of, like, shape_of, size
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.converters.indices import index
 
 
 def binarizer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -23,8 +24,9 @@ def array_feature_extractor(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[
     x = inputs[0]
     if len(shape_of(x)) == 1:
         x = b.reshape(x, (1, *shape_of(x)))
-    index = b.reshape(inputs[1], (size(shape_of(inputs[1])),))
-    return b.take(x, index, len(shape_of(x)) - 1)
+    last = len(shape_of(x)) - 1
+    chosen = index(b, ctx, 1, [shape_of(x)[last]], b.reshape(inputs[1], (size(shape_of(inputs[1])),)), wrap=False)
+    return b.take(x, chosen, last)
 
 
 def scaler(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

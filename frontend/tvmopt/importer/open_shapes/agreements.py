@@ -1,0 +1,428 @@
+"""Which sizes of its inputs an operator takes for equal - for the folding walk.
+
+    Conv(x [1, n, 17], w [4, 6, 5])     n == 6         the channels of the image and of the weights
+    GatherElements(x [n, 5], i [7, 3])  7 <= n         no index beyond the data, but along the axis
+    DepthToSpace(x [1, n, 3, 3])        4*(n//4) == n  whole blocks
+
+Kernels trust these: at other sizes they would read and write beside their tensors. ONNX's inference compares numbers
+only, and :mod:`tvmopt.importer.fit` shapes without open sizes. What is told here is solved for a symbol, or becomes a
+condition that is checked at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+
+import onnx
+
+from tvmopt.dims import OpenSize, Size, is_open
+from tvmopt.importer.open_shapes.node import Node, Shape
+from tvmopt.importer.protos import normal_domain
+from tvmopt.importer.symbols import Undecided
+from tvmopt.importer.walk import Walk
+from tvmopt.importer.windows import windows
+
+Facts = Iterator[tuple[str, Size, str, Size]]
+"""What is compared, and ``a == b`` or ``a <= b``."""
+
+
+def _at(n: Node, index: int) -> Shape | None:
+    return n.shapes[index] if index < len(n.shapes) else None
+
+
+def _one_each(n: Node, size: Size, *indices: int, what: str) -> Facts:
+    """These inputs are vectors of so many numbers."""
+    for i in indices:
+        if (found := _at(n, i)) is not None:
+            yield f"the {what} and the elements of '{n.node.input[i]}'", size, "==", found[0]
+
+
+def _alike(what: str, a: Sequence[Size], b: Sequence[Size]) -> Facts:
+    for one, other in zip(a, b, strict=True):
+        yield what, one, "==", other
+
+
+def _spread(what: str, small: Shape, large: Shape) -> Facts:
+    """`small` broadcasts to `large`."""
+    for one, other in zip(reversed(small), reversed(large), strict=False):
+        if one != 1:
+            yield what, one, "==", other
+
+
+def _convolution(data: int = 0, weight: int = 1, bias: int = 2, each: Sequence[int] = ()) -> Callable[[Node], Facts]:
+    def facts(n: Node) -> Facts:
+        x, w, group = n.shapes[data], n.shapes[weight], n.attrs.get("group", 1)
+        if w is None:
+            return
+        transposed = n.node.op_type == "ConvTranspose"
+        if x is not None:
+            yield "the channels of its input and its weights", x[1], "==", w[0] if transposed else w[1] * group
+        results = w[1] * group if transposed else w[0]
+        if bias:
+            yield from _one_each(n, results, bias, what="channels of its result")
+        for i in each:
+            if (_at(n, i) or (1,)) != (1,):
+                yield from _one_each(n, results, i, what="channels of its result")
+
+    return facts
+
+
+def _deformed(n: Node) -> Facts:
+    yield from _convolution(bias=3)(n)
+    x, w, offset, _, mask = (_at(n, i) for i in range(5))
+    if x is None or w is None:
+        return
+    places = w[2] * w[3] * n.attrs.get("offset_group", 1)
+    for found, many in ((offset, 2 * places), (mask, places)):
+        if found is not None:
+            yield from _alike(
+                "its offsets or mask and its windows", (x[0], many, *windows(n.attrs, x[2:], w[2:]).out), found
+            )
+
+
+def _per_channel(*indices: int) -> Callable[[Node], Facts]:
+    def facts(n: Node) -> Facts:
+        x = n.shapes[0]
+        if x is not None:
+            yield from _one_each(n, x[1] if len(x) > 1 else 1, *indices, what="channels of its input")
+
+    return facts
+
+
+def _group_norm(n: Node) -> Facts:
+    if n.walk.opsets.get("", 1) >= 21:
+        yield from _per_channel(1, 2)(n)
+
+
+def _scaled_rows(n: Node) -> Facts:
+    x = n.shapes[0]
+    for i in (1, 2):
+        if x is not None and (found := _at(n, i)) is not None:
+            yield from _spread("its input and its scale or bias", found, x)
+
+
+def _quantised(n: Node) -> Facts:
+    """One scale, one per slice of `axis`, or one per block along it."""
+    x, scale, zero = (_at(n, i) for i in range(3))
+    block = n.attrs.get("block_size", 0)
+    if scale is not None and zero is not None and len(scale) == len(zero) and (scale, zero) != ((1,), (1,)):
+        yield from _alike("its scales and zero points", scale, zero)
+    if x is None or not scale or (scale == (1,) and not block):
+        return
+    axis = n.attrs.get("axis", 1) % len(x)
+    if not block:
+        yield from _one_each(n, x[axis], 1, what=f"slices of axis {axis}")
+    else:
+        blocks = [(d + (block - 1)) // block if i == axis else d for i, d in enumerate(x)]
+        yield from _alike("its blocks and scales", blocks, scale)
+
+
+def _integer_product(left: int, right: int, zeros: Sequence[tuple[int, int]]) -> Callable[[Node], Facts]:
+    """A product of integers; zero points or scales of the rows and columns, where there is more than one."""
+
+    def facts(n: Node) -> Facts:
+        a, b = n.shapes[left], n.shapes[right]
+        if not a or not b:
+            return
+        yield "the columns of A and the rows of B", a[-1], "==", b[-2] if len(b) > 1 else b[-1]
+        for i, side in zeros:
+            found, whole = _at(n, i), (a, b)[side]
+            size = whole[-1 if side or len(whole) < 2 else -2]
+            if found is not None and len(found) == 1 and found != (1,):
+                yield f"the {('rows of A', 'columns of B')[side]} and '{n.node.input[i]}'", size, "==", found[0]
+
+    return facts
+
+
+def _recurrent(n: Node) -> Facts:
+    _, w, r, b = (_at(n, i) for i in range(4))
+    if r is None:
+        return
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[n.node.op_type]
+    yield "the rows of R and its hidden size", r[1], "==", r[2] * gates
+    if w is not None:
+        yield from _alike("W and R", w[:2], r[:2])
+    if b is not None:
+        yield from _alike("B and R", b, (r[0], 2 * r[1]))
+    for i in (5, 6):
+        if (state := _at(n, i)) is not None:
+            directions = state[1 if n.attrs.get("layout", 0) else 0]
+            yield from _alike("an initial state and R", (directions, state[2]), (r[0], r[2]))
+    if (peepholes := _at(n, 7)) is not None:
+        yield from _alike("P and R", peepholes, (r[0], 3 * r[2]))
+
+
+def _attention(n: Node) -> Facts:
+    """Q, K and V of 4 dimensions, or of 3 with the heads side by side; the cache before K and V; the mask."""
+    q, k, v, mask, *past = (_at(n, i) for i in range(6))
+    if q is None or k is None or v is None:
+        return
+    queries, keys = n.attrs.get("q_num_heads", 1), n.attrs.get("kv_num_heads", 1)
+    flat = len(q) == 3
+    yield from _alike("the batches of Q, K and V", (q[0], q[0]), (k[0], v[0]))
+    yield "a head of Q and one of K", q[-1] * (keys if flat else 1), "==", k[-1] * (queries if flat else 1)
+    yield "the positions of K and V", k[-2], "==", v[-2]
+    if not flat:
+        yield "the heads of K and V", k[1], "==", v[1]
+    for cache, side in zip(past, (k, v), strict=True):
+        if cache is not None:
+            wanted = (side[0], keys, cache[3] * keys) if flat else (side[0], side[1], cache[3])
+            yield from _alike("a cache and what follows it", wanted, (cache[0], cache[1], side[-1]))
+    first, second = past
+    if first is not None and second is not None:
+        yield "the positions of the caches", first[2], "==", second[2]
+    if mask is not None and (len(n.node.input) < 5 or not n.node.input[4] or first is not None):
+        scores = (q[0], queries if flat else q[1], q[-2])
+        yield from _spread("its mask and its scores", mask[:-1], scores)
+        yield "its mask and the positions of K", mask[-1], "<=", k[-2] + (first[2] if first is not None else 0)
+
+
+def _gather_elements(n: Node) -> Facts:
+    data, index, updates = (_at(n, i) for i in range(3))
+    if index is not None and updates is not None:
+        yield from _alike("its indices and updates", index, updates)
+    if data is None or index is None:
+        return
+    axis = n.attrs.get("axis", 0) % len(data)
+    for i, (one, other) in enumerate(zip(index, data, strict=True)):
+        if i != axis:
+            yield "its indices and data", one, "<=", other
+
+
+def _gather_nd(n: Node) -> Facts:
+    data, index = n.shapes
+    if data is not None and index is not None:
+        batch = n.attrs.get("batch_dims", 0)
+        yield from _alike("its indices and data", index[:batch], data[:batch])
+
+
+def _scatter_nd(n: Node) -> Facts:
+    data, index, updates = n.shapes
+    if data is not None and index is not None and updates is not None and isinstance(index[-1], int):
+        yield from _alike("its updates and indices", updates, (*index[:-1], *data[index[-1] :]))
+
+
+def _grid(n: Node) -> Facts:
+    image, grid = n.shapes
+    if image is not None and grid is not None:
+        yield "the batches of its image and its grid", image[0], "==", grid[0]
+        yield "the axes of its image and its grid", len(image) - 2, "==", grid[-1]
+
+
+def _rois(n: Node) -> Facts:
+    _, boxes, which = n.shapes
+    if boxes is not None:
+        yield "the corners of a box", boxes[1], "==", 4
+        if which is not None:
+            yield "its boxes and batch indices", boxes[0], "==", which[0]
+
+
+def _suppression(n: Node) -> Facts:
+    boxes, scores = n.shapes[:2]
+    if boxes is not None:
+        yield "the corners of a box", boxes[2], "==", 4
+        if scores is not None:
+            yield from _alike("its boxes and scores", boxes[:2], (scores[0], scores[2]))
+
+
+def _unpool(n: Node) -> Facts:
+    x, index = n.shapes[:2]
+    if x is not None and index is not None:
+        yield from _alike("its indices and data", x, index)
+
+
+def _lengths(n: Node) -> Facts:
+    x, lengths = n.shapes
+    if x is not None and lengths is not None:
+        yield "the sequences and their lengths", x[n.attrs.get("batch_axis", 1)], "==", lengths[0]
+
+
+def _loss(n: Node) -> Facts:
+    scores, target, weight = (_at(n, i) for i in range(3))
+    if scores is not None and target is not None:
+        yield from _alike("its scores and target", (scores[0], *scores[2:]), target)
+        if weight is not None:
+            yield "its scores and weights", scores[1], "==", weight[0]
+
+
+def _einsum(n: Node) -> Facts:
+    """Axes of one letter are alike; those under an ellipsis count from the right. An axis of one element is spread."""
+    terms = n.attrs["equation"].replace(" ", "").partition("->")[0]
+    sizes: dict[str | int, Size] = {}
+    for term, shape in zip(terms.split(","), n.shapes, strict=True):
+        if shape is None:
+            continue
+        before, dots, after = term.partition("...")
+        hidden = range(len(before) + len(after) - len(shape), 0) if dots else ()
+        for letter, size in zip((*before, *hidden, *after), shape, strict=True):
+            if term.count(str(letter)) > 1 or 1 not in (size, sizes.get(letter, 1)):
+                yield f"the axes '{letter}'", sizes.get(letter, size), "==", size
+            sizes[letter] = size if sizes.get(letter, 1) == 1 else sizes[letter]
+
+
+def _blocks(n: Node) -> Facts:
+    x, k = n.shapes[0], n.attrs["blocksize"]
+    if x is not None:
+        parts = [(x[1], k * k)] if n.node.op_type == "DepthToSpace" else [(x[2], k), (x[3], k)]
+        for size, part in parts:
+            yield f"its input and whole blocks of {k} x {k}", size // part * part, "==", size
+
+
+def _col2im(n: Node) -> Facts:
+    x, image, block = n.shapes[0], n.value(1), n.value(2)
+    if x is not None and image and block and not is_open((*image, *block)):
+        yield "its rows and whole blocks", x[1] // prod(block) * prod(block), "==", x[1]
+        yield "its columns and the blocks of its image", x[2], "==", prod(windows(n.attrs, image, block).out)
+
+
+def _reshape(n: Node) -> Facts:
+    """What -1 stands for times the other sizes is the whole."""
+    own, wanted = n.shapes[0], n.given(1, "shape")
+    if own is None or wanted is None or -1 not in wanted:
+        return
+    copied = not n.attrs.get("allowzero", 0)
+    sizes = [own[i] if d == 0 and copied and i < len(own) else d for i, d in enumerate(wanted) if d != -1]
+    if (rest := prod(sizes)) != 0:
+        yield "the elements of its input and its result", prod(own) // rest * rest, "==", prod(own)
+
+
+def _bounds(n: Node) -> Facts:
+    """Clip's bounds are one number each."""
+    for i in (1, 2):
+        for size in _at(n, i) or ():
+            yield "the elements of a bound", size, "==", 1
+
+
+def _affine(n: Node) -> Facts:
+    theta, size = n.shapes[0], n.value(1)
+    if theta is not None and size:
+        yield "its matrices and the batch of its grid", theta[0], "==", size[0]
+
+
+def _fused_product(n: Node) -> Facts:
+    a, b = n.shapes[:2]
+    if a and b and len(a) > 1 and len(b) > 1 and not (n.attrs.get("transBatchA", 0) or n.attrs.get("transBatchB", 0)):
+        inner = a[-2 if n.attrs.get("transA", 0) else -1], b[-1 if n.attrs.get("transB", 0) else -2]
+        yield "the columns of A and the rows of B", inner[0], "==", inner[1]
+
+
+def _added_row(n: Node) -> Facts:
+    x = n.shapes[0]
+    if x and (row := _at(n, 1)):
+        yield "the columns of its input and its bias", x[-1], "==", row[0]
+
+
+def _packed_attention(n: Node) -> Facts:
+    """One weight for queries, keys and values."""
+    x, w, b = (_at(n, i) for i in range(3))
+    if x is not None and w is not None:
+        yield "the columns of its input and the rows of its weights", x[2], "==", w[0]
+        if b is not None:
+            yield "the columns of its weights and its bias", w[1], "==", b[0]
+
+
+def _embedded(n: Node) -> Facts:
+    ids, _, words, positions = n.shapes[:4]
+    if ids is not None and positions is not None and _at(n, 8) is None:
+        yield "its tokens and its positions", ids[1], "<=", positions[0]
+    if words is not None:
+        for i in (3, 4):
+            if (table := _at(n, i)) is not None:
+                yield "the columns of its tables", words[1], "==", table[1]
+
+
+def _columns(*names: str) -> Callable[[Node], Facts]:
+    """Attributes with a number for each column, or with one for all."""
+
+    def facts(n: Node) -> Facts:
+        x = n.shapes[0]
+        for name in names:
+            if x and len(given := n.attrs.get(name) or ()) > 1:
+                yield f"the columns of its input and {name}", x[-1], "==", len(given)
+
+    return facts
+
+
+OTHER_DOMAINS: dict[tuple[str, str], Callable[[Node], Facts]] = {
+    ("ai.onnx.ml", "Imputer"): _columns("imputed_value_floats", "imputed_value_int64s"),
+    ("ai.onnx.ml", "Scaler"): _columns("offset", "scale"),
+    ("com.microsoft", "Attention"): _packed_attention,
+    ("com.microsoft", "BiasGelu"): _added_row,
+    ("com.microsoft", "EmbedLayerNormalization"): _embedded,
+    ("com.microsoft", "FusedMatMul"): _fused_product,
+    ("com.microsoft", "QAttention"): _packed_attention,
+}
+"""Of the operators that are imported as they are; most of these domains become operators of ai.onnx, which ask."""
+
+RULES: dict[str, Callable[[Node], Facts]] = {
+    "AffineGrid": _affine,
+    "Attention": _attention,
+    "BatchNormalization": _per_channel(1, 2, 3, 4),
+    "Clip": _bounds,
+    "Col2Im": _col2im,
+    "Conv": _convolution(),
+    "ConvInteger": _convolution(bias=0, each=(3,)),
+    "ConvTranspose": _convolution(),
+    "DeformConv": _deformed,
+    "DepthToSpace": _blocks,
+    "DequantizeLinear": _quantised,
+    "Einsum": _einsum,
+    "GRU": _recurrent,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "GridSample": _grid,
+    "GroupNormalization": _group_norm,
+    "InstanceNormalization": _per_channel(1, 2),
+    "LSTM": _recurrent,
+    "LayerNormalization": _scaled_rows,
+    "MatMulInteger": _integer_product(0, 1, ((2, 0), (3, 1))),
+    "MaxUnpool": _unpool,
+    "NegativeLogLikelihoodLoss": _loss,
+    "NonMaxSuppression": _suppression,
+    "QLinearConv": _convolution(0, 3, 8, (4, 5)),
+    "QLinearMatMul": _integer_product(0, 3, ((1, 0), (2, 0), (4, 1), (5, 1))),
+    "QuantizeLinear": _quantised,
+    "RMSNormalization": _scaled_rows,
+    "RNN": _recurrent,
+    "Reshape": _reshape,
+    "ReverseSequence": _lengths,
+    "RoiAlign": _rois,
+    "ScatterElements": _gather_elements,
+    "ScatterND": _scatter_nd,
+    "SoftmaxCrossEntropyLoss": _loss,
+    "SpaceToDepth": _blocks,
+}
+"""Of the operators of ai.onnx; elementwise operators, products and concatenations are in the rules for shapes."""
+
+
+def agree(walk: Walk, node: onnx.NodeProto) -> str:
+    """Take note of what a node asks of open sizes; what contradicts it, in words, or the empty string.
+
+    Raises:
+        Undecided: whether two sizes are equal is decided by values, in a run.
+    """
+    domain = normal_domain(node.domain)
+    rule = OTHER_DOMAINS.get((domain, node.op_type)) if domain else RULES.get(node.op_type)
+    if rule is None or not walk.symbols:
+        return ""
+    one = Node(walk, node)
+    if not one.reads_sizes() and not any(s is not None and is_open(s) for s in one.shapes):
+        return ""
+    try:
+        for what, a, sign, b in rule(one):
+            a, b = walk.settled((a, b))
+            if isinstance(a, int) and isinstance(b, int):
+                if (a != b) if sign == "==" else (a > b):
+                    return f"{what} do not agree: {a} and {b}"
+            elif sign == "==":
+                one.same(a, b)
+            else:
+                walk.symbols.at_most(a, b, one.where)
+    except Undecided:
+        raise
+    except OpenSize as error:
+        raise Undecided(str(error)) from error
+    except (ValueError, IndexError):
+        return "the ranks of its inputs do not belong together"
+    return ""

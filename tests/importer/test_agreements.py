@@ -1,0 +1,223 @@
+"""Which sizes an operator takes for equal: no other ones reach its kernel, which would read beside its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+import tvmopt
+from tests.importer.onnx_check import model, value
+from tvmopt.dims import Dim, at, holds
+from tvmopt.errors import InputError, ModelError, UnsupportedOp
+from tvmopt.importer import prepare
+from tvmopt.importer.open_model import read
+from tvmopt.importer.open_shapes.agreements import OTHER_DOMAINS, RULES
+from tvmopt.importer.protos import open_shape
+from tvmopt.importer.relax import has_converter
+
+INT64, INT32, UINT8, INT8, BOOL = (
+    TensorProto.INT64, TensorProto.INT32, TensorProto.UINT8, TensorProto.INT8, TensorProto.BOOL,
+)  # fmt: skip
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
+
+
+@dataclass
+class Case:
+    """An operator whose inputs have the size "n", and the sizes among `SIZES` that fit the other inputs."""
+
+    op: str
+    inputs: dict[str, Any]
+    fit: tuple[int, ...]
+    opset: int = 21
+    attrs: dict[str, Any] | None = None
+    domain: str = ""
+
+    def model(self) -> ModelProto:
+        """The operator alone; an array is a constant, a shape may have an element type in front."""
+        weights, inputs = {}, []
+        for name, given in self.inputs.items():
+            if isinstance(given, np.ndarray):
+                weights[name] = given
+            else:
+                kind, shape = given if len(given) == 2 and isinstance(given[1], tuple) else (TensorProto.FLOAT, given)
+                inputs.append(value(name, shape, kind))
+        node = helper.make_node(self.op, list(self.inputs), ["y"], domain=self.domain, **(self.attrs or {}))
+        domains = {self.domain: 1} if self.domain else None
+        result = model([node], inputs, [value("y", None)], weights, self.opset, domains)
+        kinds = {"ConvInteger": INT32, "MatMulInteger": INT32, "NonMaxSuppression": INT64}
+        kinds |= dict.fromkeys(("QLinearConv", "QLinearMatMul", "QuantizeLinear"), UINT8)
+        result.graph.output[0].type.tensor_type.elem_type = kinds.get(self.op, TensorProto.FLOAT)
+        return result
+
+
+def case(
+    op: str, fit: Any, opset: int = 21, attrs: dict[str, Any] | None = None, domain: str = "", **inputs: Any
+) -> Any:
+    fit = fit if isinstance(fit, tuple) else (fit,)
+    return pytest.param(Case(op, inputs, fit, opset, attrs, domain), id=f"{op}-{'-'.join(k for k in inputs)}-{fit[0]}")
+
+
+MS, ML = "com.microsoft", "ai.onnx.ml"
+HEADS = {"q_num_heads": 2, "kv_num_heads": 2}
+LOSS = {"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"}
+CASES = [
+    case("AffineGrid", 2, t=("n", 2, 3), s=np.array([2, 3, 4, 4])),
+    case("Attention", 4, opset=23, q=(2, 3, 5, 4), k=(2, 3, 7, "n"), v=(2, 3, 7, 6)),
+    case("Attention", 7, opset=23, attrs=HEADS, q=(2, 5, 8), k=(2, 7, 8), v=(2, "n", 8)),
+    case("Attention", 2, opset=23, attrs=HEADS, q=("n", 5, 8), k=(2, 7, 8), v=(2, 7, 8)),
+    case("Attention", 5, opset=23, q=(2, 3, 5, 4), k=(2, 3, 7, 4), v=(2, 3, 7, 6), m=("n", 7)),
+    case("Attention", 4, opset=23, attrs=HEADS | {"q_num_heads": 4}, q=(2, 5, 8), k=(2, 7, "n"), v=(2, 7, 6)),
+    case("BatchNormalization", 6, x=(1, "n", 17), a=(6,), b=(6,), c=(6,), d=(6,)),
+    case("Clip", 1, x=(5, 3), low=("n",)),
+    case("Col2Im", 9, x=(1, 12, "n"), a=np.array([4, 4]), b=np.array([2, 2])),
+    case("Conv", 6, x=(1, "n", 17), w=(4, 6, 5)),
+    case("Conv", 6, x=(1, 6, 17), w=(4, "n", 5)),
+    case("Conv", 6, attrs={"group": 2}, x=(1, "n", 17), w=(4, 3, 5)),
+    case("Conv", 7, x=(1, 6, 17), w=("n", 6, 5), b=(7,)),
+    case("ConvInteger", 6, x=(UINT8, (1, "n", 17)), w=(INT8, (4, 6, 5))),
+    case("ConvTranspose", 6, x=(1, "n", 17), w=(6, 4, 5), b=(4,)),
+    case("ConvTranspose", 7, x=(1, 6, 17), w=(6, "n", 5), b=(7,)),
+    case("DeformConv", 7, x=(1, 6, 17, 17), w=("n", 6, 5, 5), o=(1, 50, 13, 13), b=(7,)),
+    case("DeformConv", 1, x=(1, 6, 17, 17), w=(4, 6, 5, 5), o=("n", 50, 13, 13)),
+    case("DepthToSpace", (4, 8, 12, 16), attrs={"blocksize": 2}, x=(1, "n", 3, 3)),
+    case("DequantizeLinear", 6, x=(UINT8, (2, "n")), s=(6,), z=(UINT8, (6,))),
+    case("DequantizeLinear", (4, 5, 6), attrs={"block_size": 3}, x=(UINT8, (2, "n")), s=(2, 2)),
+    case("Einsum", 5, attrs={"equation": "ij,jk->ik"}, x=(2, "n"), w=(5, 4)),
+    case("Einsum", 5, attrs={"equation": "...j,jk->...k"}, x=(3, 2, "n"), w=(5, 4)),
+    case("Einsum", 5, attrs={"equation": "ii->i"}, x=(5, "n")),
+    case("GRU", 12, attrs={"hidden_size": 4}, x=(7, 1, 8), w=(1, "n", 8), r=(1, 12, 4)),
+    case("GatherElements", (7, 8, 9, 12, 16), attrs={"axis": 1}, x=("n", 5), i=(INT64, (7, 3))),
+    case("GatherElements", (1, 2, 3), attrs={"axis": 1}, x=(3, 5), i=(INT64, ("n", 3))),
+    case("GatherND", 7, attrs={"batch_dims": 1}, x=("n", 5), i=(INT64, (7, 1))),
+    case("GridSample", 2, x=("n", 3, 7, 7), g=(2, 5, 5, 2)),
+    case("GroupNormalization", 6, attrs={"num_groups": 3}, x=(1, "n", 17), a=(6,), b=(6,)),
+    case("InstanceNormalization", 6, x=(1, "n", 17), a=(6,), b=(6,)),
+    case("LSTM", 16, attrs={"hidden_size": 4}, x=(7, 1, 8), w=(1, "n", 8), r=(1, 16, 4)),
+    case("LayerNormalization", 5, x=(1, 7, "n"), a=(5,)),
+    case("LayerNormalization", 6, attrs={"axis": 1}, x=(1, "n", 5), a=(6, 5)),
+    case("MatMulInteger", 5, x=(UINT8, (2, "n")), w=(UINT8, (5, 4))),
+    case("MatMulInteger", 3, x=(UINT8, ("n", 5)), w=(UINT8, (5, 4)), zx=(UINT8, (3,)), zw=(UINT8, (4,))),
+    case("MaxUnpool", 4, attrs={"kernel_shape": [2], "strides": [2]}, x=(2, 3, "n"), i=(INT64, (2, 3, 4))),
+    *(case(op, 4, x=("n", 5), t=(INT64, (4,))) for op in sorted(LOSS)),
+    case("NonMaxSuppression", 6, x=(1, "n", 4), s=(1, 2, 6)),
+    case("NonMaxSuppression", 2, x=("n", 6, 4), s=(2, 2, 6)),
+    case(
+        "QLinearConv", 6, x=(UINT8, (1, "n", 17)), s=(), z=(UINT8, ()), w=(INT8, (4, 6, 5)), ws=(4,), wz=(INT8, (4,)),
+        ys=(), yz=(UINT8, ()),
+    ),
+    case(
+        "QLinearMatMul", 5, x=(UINT8, (2, "n")), s=(), z=(UINT8, ()), w=(UINT8, (5, 4)), ws=(), wz=(UINT8, ()), ys=(),
+        yz=(UINT8, ()),
+    ),
+    case("QuantizeLinear", 6, x=(2, "n"), s=(6,), z=(UINT8, (6,))),
+    case("QuantizeLinear", (4, 5, 6), attrs={"block_size": 3}, x=(2, "n"), s=(2, 2)),
+    case("RMSNormalization", 5, opset=23, x=(4, "n"), a=(5,)),
+    case("RNN", 4, attrs={"hidden_size": 4}, x=(7, 1, 8), w=(1, "n", 8), r=(1, 4, 4)),
+    case("Reshape", (4, 8, 12, 16), x=("n", 3), s=np.array([4, -1])),
+    case("ReverseSequence", 4, x=(5, "n", 3), l=(INT64, (4,))),
+    case("RoiAlign", 2, x=(2, 3, 7, 7), r=("n", 4), i=(INT64, (2,))),
+    case("ScatterElements", 7, attrs={"axis": 1}, x=(8, 5), i=(INT64, ("n", 3)), u=(7, 3)),
+    case("ScatterElements", (7, 8, 9, 12, 16), attrs={"axis": 1}, x=("n", 5), i=(INT64, (7, 3)), u=(7, 3)),
+    case("ScatterND", 3, x=(4, 5), i=(INT64, ("n", 1)), u=(3, 5)),
+    case("ScatterND", 5, x=(4, "n"), i=(INT64, (3, 1)), u=(3, 5)),
+    case("Attention", 8, attrs={"num_heads": 2}, domain=MS, x=(2, 3, "n"), w=(8, 24), b=(24,)),
+    case("BiasGelu", 5, domain=MS, x=(3, "n"), b=(5,)),
+    case("EmbedLayerNormalization", (1, 2, 3, 4, 5, 6), domain=MS, i=(INT32, (2, "n")), s=(INT32, (2, "n")), w=(10, 8),
+         p=(6, 8), t=(2, 8), g=(8,), b=(8,)),
+    case("FusedMatMul", 5, domain=MS, x=(3, "n"), w=(5, 4)),
+    case("FusedMatMul", 5, attrs={"transA": 1, "transB": 1}, domain=MS, x=("n", 3), w=(4, 5)),
+    case("Imputer", 5, attrs={"imputed_value_floats": [1.0] * 5}, domain=ML, x=(3, "n")),
+    case("QAttention", 8, attrs={"num_heads": 2}, domain=MS, x=(UINT8, (2, 3, "n")), w=(UINT8, (8, 24)), b=(24,), s=(),
+         v=()),
+    case("Scaler", 5, attrs={"offset": [1.0] * 5, "scale": [2.0]}, domain=ML, x=(3, "n")),
+    case("SpaceToDepth", (2, 4, 6, 8, 12, 16), attrs={"blocksize": 2}, x=(1, 2, 4, "n")),
+]  # fmt: skip
+
+
+def taken(made: ModelProto) -> tuple[int, ...]:
+    """The sizes `n` that a prepared model takes."""
+    prepared = prepare(made, has_converter=has_converter)
+    known, found = read(prepared), []
+    before = {v.name: open_shape(v.type) for v in made.graph.input}
+    for n in SIZES:
+        inside = all(r.min <= n <= r.max for name, r in known.ranges.items() if name == "n")
+        fits = all(
+            at((size,), {"n": n}) == (n if isinstance(was, Dim) else was,)
+            for v in prepared.graph.input
+            for size, was in zip(open_shape(v.type) or (), before[v.name] or (), strict=True)
+        )
+        if inside and fits and all(holds(c, {"n": n}) for c in known.conditions):
+            found.append(n)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("one", CASES)
+def test_only_sizes_that_agree_are_taken(one: Case) -> None:
+    assert taken(one.model()) == one.fit
+
+
+def test_every_rule_is_tested() -> None:
+    tested = {(one.values[0].domain, one.values[0].op) for one in CASES}
+    assert tested == {("", op) for op in RULES} | set(OTHER_DOMAINS)
+
+
+@pytest.mark.parametrize("one", [
+    case("Conv", 0, x=("n", 7, 17), w=(4, 6, 5)),
+    case("Conv", 0, x=("n", 6, 17), w=(4, 6, 5), b=(5,)),
+    case("DeformConv", 0, x=("n", 7, 17, 17), w=(4, 6, 5, 5), o=("n", 50, 13, 13)),
+    case("InstanceNormalization", 0, x=("n", 7, 17), a=(6,), b=(6,)),
+    case("Einsum", 0, attrs={"equation": "ij,jk->ik"}, x=("n", 6), w=(5, 4)),
+    case("CumSum", 0, x=("n", 3), a=np.array(2)),
+    case("Softmax", 0, attrs={"axis": 2}, x=("n", 3)),
+])  # fmt: skip
+def test_numbers_beside_an_open_size_must_agree_too(one: Case) -> None:
+    """The rules for known shapes do not look at a model whose batch is open."""
+    with pytest.raises(ModelError, match="does not fit its inputs"):
+        prepare(one.model())
+
+
+CALLED = ("Conv-x-w-6", "GridSample-x-g-2", "ReverseSequence-x-l-4")
+"""A kernel that reads beyond its picture, its grid, its lengths."""
+
+
+@pytest.mark.parametrize("one", [c for c in CASES if c.id in CALLED and "n" in c.values[0].inputs["x"]])
+def test_a_call_of_other_sizes_is_refused(one: Case) -> None:
+    compiled = tvmopt.compile(one.model(), threads=1, verify=False).model
+    feeds = {i.name: np.zeros(i.shape, i.dtype) for i in compiled.inputs}
+    assert compiled.run(feeds)
+    for n in set(SIZES) - set(one.fit):
+        feeds["x"] = np.zeros([n if d == "n" else d for d in one.inputs["x"]], np.float32)
+        with pytest.raises(InputError):
+            compiled.run(feeds)
+
+
+@pytest.mark.parametrize("nodes", [
+    [helper.make_node("Add", ["f", "b"], ["y"])],
+    [helper.make_node("MatMul", ["f", "m"], ["y"])],
+    [helper.make_node("Softmax", ["f"], ["g"]), helper.make_node("Add", ["g", "b"], ["h"]),
+     helper.make_node("ReduceSum", ["h"], ["y"], keepdims=0)],
+])  # fmt: skip
+def test_sizes_that_values_decide_are_not_taken_for_numbers(nodes: list[Any]) -> None:
+    """Nothing could be checked before the call: the kernel would multiply with rows that are not there."""
+    first = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Cast", ["i"], ["f"], to=1)]
+    inputs = [value("x", (5, 6)), value("b", (4,)), value("m", (4, 5))]
+    with pytest.raises(UnsupportedOp, match="is decided by values"):
+        prepare(model([*first, *nodes], inputs, [value("y", None)]))
+
+
+def test_a_condition_of_compress_may_be_longer_than_an_open_axis() -> None:
+    """What it says behind the end of the axis is of nothing, as in onnxruntime."""
+    made = model(
+        [helper.make_node("Compress", ["x", "c"], ["y"], axis=0)],
+        [value("x", ("n", 3)), value("c", (5,), BOOL)],
+        [value("y", None)],
+    )
+    compiled = tvmopt.compile(made, threads=1).model
+    c = np.array([True, False, True, True, True])
+    for n in (1, 2, 3, 4, 5, 8):
+        x = np.arange(3 * n, dtype=np.float32).reshape(n, 3)
+        np.testing.assert_array_equal(compiled.run({"x": x, "c": c})["y"], x[:5][c[:n]])
