@@ -227,6 +227,14 @@ def test_the_layout_of_a_tensor_with_nan_is_that_of_its_nan(seed: int) -> None:
     assert np.array_equal(placed, exact, equal_nan=True)
 
 
+@pytest.mark.parametrize("mean", [0.0, 1e3, 1e6])
+def test_the_layout_of_numbers_that_are_all_alike_is_told_by_what_they_differ_in(mean: float) -> None:
+    """Numbers round 1000 in another order are as near to each other as a thousandth of their size."""
+    expected = mean + np.random.default_rng(0).standard_normal((1, 5, 2))
+    written = expected.transpose(0, 2, 1).astype(np.float32)
+    np.testing.assert_allclose(fitted(expected, written)[0], expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_kernel_that_computes_the_sizes_of_a_sum_is_not_the_product_that_it_resembles(wrong: bool) -> None:
     """What a ReduceL1 adds up differs from its input, and what is behind it shows nothing of that but rounding."""

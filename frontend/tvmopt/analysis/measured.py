@@ -194,14 +194,20 @@ class Measured:
         """A tensor compared with the oracle from the model's inputs on, without allowance for rounding but that of
         registers where the model has 16 bits: what a kernel wrote need not be what the next one read. A norm may
         compute for itself the mean that another kernel writes, and keep more digits of it; so may attention the scores
-        that are an output in 16 bits."""
+        that are an output in 16 bits, and a comparison read numbers that are 0 in 16 bits."""
         kind = self.kinds[name]
         one = self.walk.compared(form, forms(self.alone[name]), found, kind)
-        if not one.ok and is_real(kind) and kind.itemsize < 4:
+        if not one.ok and (kind.itemsize < 4 if is_real(kind) else self.narrow):
             exact = ranged(forms(self.alone[name]), forms(self.alone_unlimited[name]), found)
             naturals = [forms(n[name]) for n in self.registers if name in n]
             one = self.walk.compared(form, exact, found, kind, naturals)
         return one
+
+    @cached_property
+    def narrow(self) -> bool:
+        """Whether the model has floats of 16 bits, or fewer."""
+        kinds = [*self.kinds.values(), *(np.asarray(a).dtype for a in self.feeds.values())]
+        return any(is_real(kind) and kind.itemsize < 4 for kind in kinds)
 
     @cached_property
     def registers(self) -> list[dict[str, Array]]:

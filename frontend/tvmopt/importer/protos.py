@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from tvmopt.dims import Dim, Size, parse
+from tvmopt.dims import LONGEST, Dim, Size, parse
 from tvmopt.importer.types import TensorSpec
 
 STRING = TensorProto.STRING
@@ -129,8 +129,15 @@ def input_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 
 
 def make_type(elem_type: int, shape: Iterable[Size]) -> onnx.TypeProto:
-    """A tensor type; open sizes as text."""
-    return helper.make_tensor_type_proto(elem_type, [str(d) if isinstance(d, Dim) else int(d) for d in shape])
+    """A tensor type; open sizes as text. A size of a longer text than is read stays unknown: a sum of what many
+    selections find."""
+    return helper.make_tensor_type_proto(elem_type, [_told(size) for size in shape])
+
+
+def _told(size: Size) -> int | str | None:
+    if not isinstance(size, Dim):
+        return int(size)
+    return text if len(text := str(size)) <= LONGEST else None
 
 
 def byte_size(elem_type: int, count: int) -> int:
