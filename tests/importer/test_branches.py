@@ -272,3 +272,41 @@ def test_a_branch_of_static_sizes_knows_its_shapes() -> None:
         {"w": floats(1, 12, 5), "v": floats(2, 12, 5), "whole": np.array([0, -1])},
     )
     agrees(made, [{"c": np.array(c), "x": floats(3, 2, 3, 4)} for c in (True, False)])
+
+
+def test_many_ifs_whose_first_branches_do_not_fit_cost_a_walk_each() -> None:
+    """Eight inputs whose windows are squeezed if there is one, and convolutions that take three dimensions: which If a
+    problem is about follows from where it stands, so that not all 256 ways are tried."""
+    nodes, inputs, results = [], [], []
+    for k in range(8):
+        nodes += [
+            node("MaxPool", [f"x{k}"], [f"p{k}"], kernel_shape=[4], strides=[4]), node("Shape", [f"p{k}"], [f"s{k}"]),
+            node("Gather", [f"s{k}", "index"], [f"l{k}"]), node("Equal", [f"l{k}", "one"], [f"c{k}"]),
+            either(
+                f"c{k}",
+                branch(node("Squeeze", [f"p{k}", "last"], [f"a{k}"])), branch(node("Identity", [f"p{k}"], [f"b{k}"])),
+                f"r{k}",
+            ),
+            node("Conv", [f"r{k}", "w"], [f"y{k}"], pads=[1, 1]),
+        ]  # fmt: skip
+        inputs.append(value(f"x{k}", (2, 3, f"t{k}")))
+        results.append(value(f"y{k}", None))
+    made = model(nodes, inputs, results, AXIS | {"w": floats(1, 5, 3, 3)})
+    ranges = read(prepare(made)).ranges
+    assert [ranges[f"t{k}"].min for k in range(8)] == [8] * 8
+
+
+def test_sizes_inside_a_branch_are_no_less_than_1() -> None:
+    """As in silero-vad of 2022: windows are cut in each branch, and none of its results has their number."""
+
+    def most(kernel: int) -> onnx.GraphProto:
+        return branch(
+            node("MaxPool", ["x"], ["p"], kernel_shape=[kernel], strides=[4]),
+            node("ReduceMax", ["p"], ["m"], axes=[2], keepdims=0),
+        )
+
+    made = model(
+        [either("c", most(9), most(4), "y")], [value("c", (), BOOL), value("x", ("n", 3, "t"))], [value("y", None)]
+    )
+    assert read(prepare(made)).ranges["t"].min == 9
+    agrees(made, [{"c": np.array(c), "x": floats(t, 2, 3, t)} for c in (True, False) for t in (9, 10, 33)])

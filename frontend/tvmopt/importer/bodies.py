@@ -8,6 +8,7 @@ import onnx
 from onnx import helper
 
 from tvmopt.importer.inline import instantiate
+from tvmopt.importer.protos import live
 from tvmopt.importer.walk import Nodes, Walk
 
 
@@ -36,8 +37,8 @@ def branch(
 
 
 def inside(walk: Walk, graph: onnx.GraphProto, prefix: str, actual: Sequence[str] = ()) -> tuple[Nodes, list[str]]:
-    """The folded nodes of a subgraph, which stay together, and the names of its results, each of which one of these
-    nodes computes; constants that it makes are the model's.
+    """The folded nodes of a subgraph that its results depend on, which stay together, and the names of the results,
+    each of which one of these nodes computes; constants that it makes are the model's.
 
     Args:
         actual: the values of its formal inputs.
@@ -58,7 +59,7 @@ def inside(walk: Walk, graph: onnx.GraphProto, prefix: str, actual: Sequence[str
                     walk.types[name] = walk.types[source]
                 source = name
             names.append(source)
-        return walk.nodes, names
+        return live(walk.nodes, names), names
     finally:
         walk.depth -= 1
         walk.nodes = outside

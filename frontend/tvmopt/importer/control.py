@@ -3,7 +3,8 @@ loops (:mod:`tvmopt.importer.roll`). If is in :mod:`tvmopt.importer.branches`.""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import onnx
@@ -32,12 +33,12 @@ def fold_loop(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     written = _written_out(walk, node, MOST_NODES)
     if written is not None:
         return written
-    mark = walk.mark()
+    back, before = _start(walk), len(walk.problems)
     kept = roll(walk, node)
-    if kept is not None and len(walk.problems) == mark[1]:
+    if kept is not None and len(walk.problems) == before:
         return kept
-    problems = walk.problems[mark[1] :]
-    walk.back_to(mark)
+    problems = walk.problems[before:]
+    back()
     written = _written_out(walk, node, MOST_OF_CHANGING_STATES)
     if written is None:
         walk.problems += problems
@@ -54,7 +55,7 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
     limit = min(limit, most // max(len(body.node), 1) + 1)
     carried = list(node.input[2:])
     scans: list[list[str]] = [[] for _ in node.output[len(carried) :]]
-    mark, prefix, weights = walk.mark(), node_name(node), dict[str, str]()
+    back, prefix, weights = _start(walk), node_name(node), dict[str, str]()
     trip = 0
     while alive and trip < limit:
         iteration, condition = walk.fresh(f"{prefix}/i"), walk.fresh(f"{prefix}/cond")
@@ -65,7 +66,7 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
         results = [walk.alias.get(r, r) for r in results]
         value = walk.array(results[0])
         if value is None:
-            walk.back_to(mark)
+            back()
             return None
         alive = bool(value.reshape(-1)[0])
         carried, outputs = results[1 : 1 + len(carried)], results[1 + len(carried) :]
@@ -73,9 +74,14 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
             values.append(output)
         trip += 1
     if (alive and trip < _loop_limit(walk, node)) or (not trip and any(node.output[len(carried) :])):
-        walk.back_to(mark)
+        back()
         return None
     return _finish(walk, node, carried, scans, [0] * len(scans))
+
+
+def _start(walk: Walk) -> Callable[[], None]:
+    """What takes back what is tried now; with open sizes, what it would have said of them, too."""
+    return walk.snapshot() if walk.symbols else partial(walk.back_to, walk.mark())
 
 
 def _loop_limit(walk: Walk, node: onnx.NodeProto) -> int:

@@ -2,12 +2,14 @@
 
     i = 0; while i < n: ...; i = i + 1        Loop("", Less(i, n), ..)  ->  Loop(n, "", ..)
 
-What they collect has a known length then, and bodies need no condition.
+What they collect has a known length then, and bodies need no condition. Of other loops, too, is known what their
+counters are in each trip, and how many trips there are at the most (:func:`counters`, for `places.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import onnx
@@ -21,6 +23,9 @@ from tvmopt.importer.walk import Walk
 WIDE = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.DOUBLE)
 """Types of numbers that a count is written in: in a narrower one it would wrap. A float32 counts exactly to 2^24, which
 is longer than any axis here."""
+
+ENDLESS = np.iinfo(np.int32).max
+"""From here on a limit is none."""
 
 LESS = {"Less": 0, "LessOrEqual": 1, "Greater": 0, "GreaterOrEqual": 1}
 """Comparisons, and what makes them ``a < b``: one more on the right where equal numbers fulfil them."""
@@ -44,11 +49,13 @@ def counted(walk: Walk, node: onnx.NodeProto) -> onnx.NodeProto | None:
     """The same loop with its trip count in place of conditions; None where it does not count.
 
     A loop goes on behind trip k as long as ``a + k step < b``, which holds for k = 0 .. ceil((b - a) / step) - 1; it
-    has one trip more than that.
+    has one trip more than that, and no more than it says itself.
     """
     body = next(a.g for a in node.attribute if a.name == "body")
-    if (node.input[0] and not _endless(walk, node.input[0])) or not body.output:
+    given = walk.array(node.input[0]) if node.input[0] else np.array(np.iinfo(np.int64).max)
+    if given is None or given.size != 1 or not body.output:
         return None
+    most = int(given.reshape(-1)[0])
     counters = _Body(walk, node, body)
     comparison = counters.comparison(body.output[0].name)
     if comparison is None or not _begins(walk, node, counters.outside):
@@ -58,18 +65,35 @@ def counted(walk: Walk, node: onnx.NodeProto) -> onnx.NodeProto | None:
         return None
     left = b.first + more - a.first
     if isinstance(left, Dim):
-        if interval(left, walk.symbols.known())[0] < 0:
+        if interval(left, walk.symbols.known())[0] < 0 or most < ENDLESS:
             return None
         limit = _sum(walk, node, b.name, b.more + more - a.first + 1)
     else:
         limit = walk.fresh(f"{node_name(node)}/trips")
-        walk.set_constant(limit, np.array(1 + max(0, -(-left // a.step)), np.int64))
+        walk.set_constant(limit, np.array(min(1 + max(0, -(-left // a.step)), max(most, 0)), np.int64))
     return _rewritten(walk, node, limit)
+
+
+def counters(walk: Walk, node: onnx.NodeProto) -> tuple[dict[int, tuple[Size, int]], Size | None]:
+    """What a loop counts: of each input of its body that is a counter, its value in the first trip and by how much it
+    grows; and the most trips that there can be, if there is a limit."""
+    body = next(a.g for a in node.attribute if a.name == "body")
+    known = _Body(walk, node, body)
+    found: dict[int, tuple[Size, int]] = {0: (0, 1)}
+    for index, formal in enumerate(body.input[2:], start=2):
+        number = known.number(formal.name)
+        if number is not None and number.step:
+            found[index] = (number.first, number.step)
+    most = known.most_trips(body.output[0].name) if body.output else []
+    limit = walk.sizes(node.input[0]) if node.input[0] and not _endless(walk, node.input[0]) else None
+    if limit is not None:
+        most += list(limit.ravel())
+    return found, reduce(walk.symbols.least, most) if most else None
 
 
 def _endless(walk: Walk, name: str) -> bool:
     limit = walk.array(name)
-    return limit is not None and int(limit.reshape(-1)[0]) >= np.iinfo(np.int32).max
+    return limit is not None and int(limit.reshape(-1)[0]) >= ENDLESS
 
 
 def _keeps(maker: onnx.NodeProto) -> bool:
@@ -135,6 +159,8 @@ class _Body:
             return None
         if maker.op_type in VIEWS:
             return self.comparison(maker.input[0])
+        if (added := self._added(maker)) is not None and added[1] == 0:  # of a truth value as a number
+            return self.comparison(added[0])
         if maker.op_type == "And":  # a limit that no loop reaches stands beside it
             sides = [self.comparison(i) for i in maker.input]
             left = [s for s in sides if s is None or not self._never(s)]
@@ -147,11 +173,24 @@ class _Body:
         a, b = numbers if maker.op_type.startswith("Less") else numbers[::-1]
         return a, b, LESS[maker.op_type]  # type: ignore[return-value]  # neither is None
 
+    def most_trips(self, name: str) -> list[Size]:
+        """How many trips a condition lets pass: one more than while it holds."""
+        maker = self.made.get(name)
+        if maker is not None and (maker.op_type in VIEWS or maker.op_type == "And"):
+            return [most for i in maker.input for most in self.most_trips(i)]
+        comparison = self.comparison(name)
+        if comparison is None or self._never(comparison):
+            return []
+        a, b, more = comparison
+        if a.step < 1 or b.step or isinstance(a.first, Dim) or (isinstance(b.first, Dim) and a.step > 1):
+            return []
+        return [1 + self.walk.symbols.most_of(-(-(b.first + more - a.first) // a.step), 0)]
+
     @staticmethod
     def _never(comparison: tuple[_Number, _Number, int]) -> bool:
         """Whether it holds for as many trips as anyone makes."""
         b = comparison[1]
-        return not b.step and not isinstance(b.first, Dim) and b.first >= np.iinfo(np.int32).max
+        return not b.step and not isinstance(b.first, Dim) and b.first >= ENDLESS
 
     def number(self, name: str, depth: int = 0) -> _Number | None:
         """A counter, or a number that is the same in each trip."""
@@ -195,7 +234,7 @@ class _Body:
             maker = self.made.get(result)
             if maker is None:
                 return None
-            if maker.op_type == "Identity":
+            if _keeps(maker):
                 result = maker.input[0]
             elif (added := self._added(maker)) is not None:
                 result, total = added[0], total + added[1]

@@ -24,7 +24,7 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from tvmopt.errors import ModelError, UnsupportedOp
-from tvmopt.importer import blocked, contrib, control, own, rules
+from tvmopt.importer import blocked, contrib, control, own, places, rules
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
@@ -54,7 +54,7 @@ from tvmopt.importer.protos import (
     words,
 )
 from tvmopt.importer.schemas import schema_of
-from tvmopt.importer.symbols import CUT_BEFORE_SELECTION, Undecided
+from tvmopt.importer.symbols import Undecided
 from tvmopt.importer.walk import DATA_BYTES, Walk
 from tvmopt.importer.windows import POOLS, windows
 
@@ -84,7 +84,7 @@ class Folder(Walk):
         key = (normal_domain(node.domain), node.op_type)
         if key in self.functions:
             return self._expand(node, self.functions[key])
-        known = (rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS)
+        known = (rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS, places.HANDLERS)
         handler = next((table[key] for table in known if key in table), None)
         expansion = handler(self, node) if handler else None
         if expansion is not None:
@@ -190,7 +190,7 @@ class Folder(Walk):
                 UnsupportedOp(
                     f"{operator(node)} cannot be imported: {error}.",
                     where=f"node '{node_name(node)}'",
-                    fix=CUT_BEFORE_SELECTION,
+                    fix=error.fix,
                 )
             )
 

@@ -106,6 +106,26 @@ def _range(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
     return np.arange(*(int(np.ravel(a)[0]) for a in args)).astype(object)
 
 
+def _cast(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
+    """The same numbers; as truth values, whether they are not 0."""
+    if attrs["to"] != onnx.TensorProto.BOOL:
+        return args[0]
+    return objects([int(not symbols.equal(v, 0)) for v in args[0].ravel()]).reshape(args[0].shape)
+
+
+def _quotient(symbols: Symbols, a: Size, b: Size) -> Size:
+    """A quotient of integers, which ONNX rounds towards zero; sizes round down, as they are seldom below 0."""
+    if not isinstance(b, Dim) and b < 0:
+        a, b = -a, -b
+    if not isinstance(b, Dim):
+        low, high = symbols.between(a)
+        if high < 0:
+            return -(-a // b)
+        if low < 0 and symbols.in_place(a):
+            raise OpenSize(f"whether {a} is below 0 differs from trip to trip")
+    return a // b
+
+
 def _by_element(function: Callable[..., Size]) -> Callable[[list[Array], dict[str, Any], Symbols], Array]:
     def whole(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
         spread = np.broadcast_arrays(*args)
@@ -126,12 +146,12 @@ VALUES: dict[str, Callable[[list[Array], dict[str, Any], Symbols], Array]] = {
     "ReduceMin": _extreme(lambda s, a, b: s.least(a, b)),
     "ReduceMax": _extreme(lambda s, a, b: s.most_of(a, b)),
     "Range": _range,
-    "Cast": lambda args, attrs, symbols: args[0],
+    "Cast": _cast,
     "Identity": lambda args, attrs, symbols: args[0],
     "Add": _by_element(lambda s, a, b: a + b),
     "Sub": _by_element(lambda s, a, b: a - b),
     "Mul": _by_element(lambda s, a, b: a * b),
-    "Div": _by_element(lambda s, a, b: a // b),
+    "Div": _by_element(lambda s, a, b: _quotient(s, a, b)),
     "Floor": lambda args, attrs, symbols: args[0],
     "Ceil": lambda args, attrs, symbols: args[0],
     "Mod": _by_element(lambda s, a, b: a % b),

@@ -25,6 +25,7 @@ from tvmopt.importer.protos import (
     copy_tensor,
     count,
     describe_type,
+    live,
     make_type,
     node_reads,
     normal_domain,
@@ -43,7 +44,7 @@ from tvmopt.targets.memory import free_memory
 OLDEST_IR = 8
 """IR version of prepared models: initialisers need not be inputs (4), opset 17 belongs to it (8)."""
 
-MOST_TRIES = 16
+MOST_TRIES = 32
 """How often a model is walked at the most, with other branches of Ifs that sizes decide."""
 
 Weights = dict[str, TensorProto]
@@ -232,7 +233,8 @@ def _walked(
     model: onnx.ModelProto, weights: Weights, has_converter: Callable[[str, str], bool], symbols: Symbols
 ) -> tuple[Folder, list[onnx.NodeProto], dict[str, Range]]:
     """The walk over a model, the nodes that an output depends on, and the ranges of its open sizes. Where one of two
-    ways was taken (`Walk.chosen`) and a problem stands behind it, the other one is tried, the last first.
+    ways was taken (`Walk.chosen`) and a problem stands behind it, the other one is tried: of the ways taken before the
+    first problem, the last one first. So Ifs whose problems stand before the next If cost one walk each.
 
     Raises:
         ModelError: the problems of the first try.
@@ -249,11 +251,11 @@ def _walked(
             folder.run()
             if problems := folder.problems + _wrong_outputs(folder):
                 raise collect(problems[:100])
-            nodes = _live(folder)
+            nodes = live(folder.nodes, folder.results)
             return folder, nodes, choose(folder, nodes) if folder.symbols else {}
         except TvmoptError as error:
             first = first or error
-        taken = [*choices, *[0] * (len(folder.asked) - len(choices))]
+        taken = [*choices, *[0] * (len(folder.asked) - len(choices))][: folder.in_doubt]
         left = [i for i, (way, ways) in enumerate(zip(taken, folder.asked, strict=False)) if way + 1 < ways]
         if not left:
             break
@@ -289,17 +291,6 @@ def _distinct(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The part of a broadcast view that is not repetition."""
     axes = zip(array.strides, array.shape, strict=True)
     return array[tuple(slice(0, 1) if stride == 0 and size else slice(None) for stride, size in axes)]
-
-
-def _live(folder: Folder) -> list[onnx.NodeProto]:
-    """The nodes that an output depends on, in order."""
-    wanted = set(folder.results)
-    live = []
-    for node in reversed(folder.nodes):
-        if wanted.intersection(node.output):
-            wanted |= node_reads(node)
-            live.append(node)
-    return live[::-1]
 
 
 def _skeleton(folder: Folder, source: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> onnx.ModelProto:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -208,6 +208,17 @@ def free_names(graph: onnx.GraphProto) -> set[str]:
         free |= node_reads(node) - bound
         bound.update(node.output)
     return free | ({o.name for o in graph.output} - bound)
+
+
+def live(nodes: Sequence[onnx.NodeProto], results: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes that a result depends on, in order."""
+    wanted = set(results)
+    found = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            wanted |= node_reads(node)
+            found.append(node)
+    return found[::-1]
 
 
 def node_reads(node: onnx.NodeProto) -> set[str]:

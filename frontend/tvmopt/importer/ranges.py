@@ -21,6 +21,7 @@ from tvmopt.dims import Dim, Range, Size, holds, is_open, lowest, near, told
 from tvmopt.errors import InputError, ModelError, collect
 from tvmopt.importer.branches import deciding_inputs
 from tvmopt.importer.protos import BITS, describe_type, node_name, node_reads
+from tvmopt.importer.roll import inner_names
 from tvmopt.importer.walk import Walk
 
 GUESSES = (("channel", 3), ("height", 224), ("width", 224), ("seq", 128), ("len", 128), ("time", 128), ("frame", 128))
@@ -213,7 +214,8 @@ class _Memory:
     """What the tensors of a model take at given sizes.
 
     Attributes:
-        sizes: each open size of a tensor, once; what values decide is apart, and may be 0.
+        sizes: each open size of a tensor, in bodies of loops and branches, too, once; what values decide is apart, and
+            may be 0.
         axes: for each symbol whether it counts samples, and the size to name.
     """
 
@@ -235,7 +237,8 @@ class _Memory:
             ]
             events.append((made, dead))
         self.events = events
-        sizes = list(dict.fromkeys(d for value in self.values for d in value if isinstance(d, Dim)))
+        inner = (walk.open_shape(name) or () for name in sorted(inner_names(nodes)))
+        sizes = list(dict.fromkeys(d for value in (*self.values, *inner) for d in value if isinstance(d, Dim)))
         self.decided = [d for d in sizes if d.symbols() & walk.symbols.decided.keys()]
         self.sizes: list[Dim] = [d for d in sizes if d not in self.decided]
         self.limits = walk.symbols.limits

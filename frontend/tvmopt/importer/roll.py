@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from tvmopt.dims import Dim, Size, is_open
 from tvmopt.errors import UnsupportedOp
 from tvmopt.importer.bodies import inside
+from tvmopt.importer.places import numbered
 from tvmopt.importer.protos import attributes, describe_type, make_type, node_name, subgraphs
 from tvmopt.importer.walk import Nodes, Walk
 
@@ -45,7 +46,8 @@ def roll(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     always = walk.fresh(f"{prefix}/true")
     walk.set_constant(always, np.array(True))  # else there is no such trip
     actual = [formals[0], always, *(a if same else f for a, f, same in zip(carried, formals[2:], fixed, strict=True))]
-    inner, names = inside(walk, body, prefix, actual)
+    with numbered(walk, node, formals):
+        inner, names = inside(walk, body, prefix, actual)
     if len(walk.problems) > mark[1]:
         return []
     varying = [i for i, same in enumerate(fixed) if not same]

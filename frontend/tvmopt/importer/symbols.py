@@ -19,6 +19,7 @@ from itertools import count as count_from
 from tvmopt.dims import (
     FOUND,
     Dim,
+    Interval,
     OpenSize,
     Range,
     Size,
@@ -43,7 +44,19 @@ Rewrite = Callable[[Mapping[str, Size]], None]
 
 
 class Undecided(OpenSize):
-    """Two sizes must be equal, and values decide whether they are: nothing could check it before kernels run."""
+    """Two sizes must be equal, and values decide whether they are: nothing could check it before kernels run.
+
+    Attributes:
+        fix: how to mend the model.
+    """
+
+    fix = CUT_BEFORE_SELECTION
+
+
+class Changing(Undecided):
+    """Two sizes must be equal, and are not in each trip of a loop."""
+
+    fix = "give what the loop computes the same shape in each trip"
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,7 @@ class Symbols:
         replaced: symbols that turned out to be another size.
         aliases: sizes that must equal another one that no symbol can be solved for.
         decided: what each size that values decide is at most.
+        places: what the number of a trip is at most, of each loop whose body is walked now.
         selections: the size that an operator decided of these inputs.
         decoder: what the inputs and outputs are, if it is one: the length of its caches may be 0.
     """
@@ -86,11 +100,12 @@ class Symbols:
     replaced: dict[str, tuple[Size, str]] = field(default_factory=dict)
     aliases: dict[Size, Size] = field(default_factory=dict)
     decided: dict[str, Size] = field(default_factory=dict)
+    places: dict[str, Size] = field(default_factory=dict)
     selections: dict[tuple[str, ...], Dim] = field(default_factory=dict)
     decoder: Roles = field(default_factory=Roles)
 
     def __bool__(self) -> bool:
-        return bool(self.names or self.decided)
+        return bool(self.names or self.decided or self.places)
 
     def known(self) -> dict[str, Range]:
         """Ranges as far as they are known."""
@@ -98,14 +113,48 @@ class Symbols:
         known = {n: self.ranges.get(n) or implied.get(n) or Range(lowest(n), UNKNOWN) for n in self.names}
         for name, limit in self.decided.items():  # in the order of the walk: a limit names earlier ones
             known[name] = Range(0, min(interval(limit, known)[1], UNKNOWN))
+        for name, limit in self.places.items():
+            known[name] = Range(0, max(0, min(interval(limit, known)[1], UNKNOWN)))
         return known
 
     def find(self, most: Size) -> Dim:
         """A new size that values decide, `most` at the most."""
-        taken = {*self.names, *self.decided, *self.replaced}
-        name = next(name for i in count_from(0) if (name := f"{FOUND}{i}") not in taken)
+        name = self._unused()
         self.decided[name] = most
         return Dim.symbol(name)
+
+    def place(self, most: Size) -> Dim:
+        """The number of a trip, counted from 0, `most` at the most: what is computed of it in the body of its loop are
+        sizes until :meth:`forget`."""
+        name = self._unused()
+        self.places[name] = most
+        return Dim.symbol(name)
+
+    def forget(self, place: Dim) -> None:
+        """The body of a loop has been walked."""
+        name = str(place)
+        most = self.places.pop(name)
+        self.decided = {k: replaced(limit, {name: most}) for k, limit in self.decided.items()}
+
+    def in_place(self, *sizes: Size) -> bool:
+        """Whether one of the sizes differs from trip to trip."""
+        return bool(symbols_of(sizes) & self.places.keys())
+
+    def _unused(self) -> str:
+        taken = {*self.names, *self.decided, *self.places, *self.replaced}
+        return next(name for i in count_from(0) if (name := f"{FOUND}{i}") not in taken)
+
+    def between(self, size: Size) -> Interval:
+        """The lowest and the highest value of a size. A trip number is put at its ends, which may be sizes: so
+        ``rows - trip`` is 1 or more in a loop over all rows."""
+        low = high = size
+        for name, limit in reversed(self.places.items()):
+            low, high = _at_an_end(low, name, limit, -1), _at_an_end(high, name, limit, 1)
+        known = self.known()
+        whole = interval(size, known)
+        if low is high:
+            return whole
+        return max(whole[0], interval(low, known)[0]), min(whole[1], interval(high, known)[1])
 
     def limits(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """What the sizes that values decide are at most, at these sizes of the inputs."""
@@ -115,22 +164,38 @@ class Symbols:
         return {name: found[name] for name in self.decided}
 
     def _is_decided(self, *sizes: Size) -> bool:
-        return bool(symbols_of(sizes) & self.decided.keys())
+        return bool(symbols_of(sizes) & (self.decided.keys() | self.places.keys()))
 
     def less(self, a: Size, b: Size) -> bool:
         """Whether ``a < b``; OpenSize where that differs from call to call."""
+        if self.in_place(a, b):
+            low, high = self.between(a - b)
+            if high < 0 or low >= 0:
+                return bool(high < 0)
         return less(a, b, self.known())
 
     def equal(self, a: Size, b: Size) -> bool:
         """Whether ``a == b``; OpenSize where that differs from call to call."""
+        if self.in_place(a, b):
+            low, high = self.between(a - b)
+            if low > 0 or high < 0:
+                return False
         return equal(a, b, self.known())
 
     def least(self, a: Size, b: Size) -> Size:
         """The smaller of two sizes."""
+        if self.in_place(a, b):
+            low, high = self.between(a - b)
+            if high <= 0 or low >= 0:
+                return a if high <= 0 else b
         return least(a, b, self.known())
 
     def most_of(self, a: Size, b: Size) -> Size:
         """The larger of two sizes."""
+        if self.in_place(a, b):
+            low, high = self.between(a - b)
+            if high <= 0 or low >= 0:
+                return b if high <= 0 else a
         return most(a, b, self.known())
 
     def canonical(self, size: Size) -> Size:
@@ -142,7 +207,7 @@ class Symbols:
     def at_most(self, size: Size, limit: Size, where: str) -> None:
         """Take note that ``size <= limit`` in every call, because of the node `where`."""
         condition = Condition(size, "<=", limit)
-        if condition.always(self.known()):
+        if self.between(size - limit)[1] <= 0:
             return
         if self._is_decided(size, limit):
             raise OpenSize(f"whether {condition} is decided by values, at run time")
@@ -168,6 +233,8 @@ class Symbols:
             return a
         found = self._solved(*_reduced(a, b)) or _same_rows(a, b, self.names)
         if self._is_decided(a, b) and (found is None or not self._may_be(*found)):
+            if self.in_place(a, b):
+                raise Changing(f"whether {a} is {b} differs from trip to trip of a loop")
             raise Undecided(f"whether {a} is {b} is decided by values, at run time")
         if found is None:
             kept, other = (b, a) if not isinstance(b, Dim) or len(str(b)) < len(str(a)) else (a, b)
@@ -199,6 +266,7 @@ class Symbols:
         rewrite(mapping)
         self.replaced = {k: (replaced(v, mapping), w) for k, (v, w) in self.replaced.items()}
         self.decided = {k: replaced(limit, mapping) for k, limit in self.decided.items()}
+        self.places = {k: replaced(limit, mapping) for k, limit in self.places.items()}
         if name in self.most:
             self.at_most(value, *self.most.pop(name))
         before, self.conditions, self.aliases = self.conditions, {}, {}
@@ -278,6 +346,23 @@ def _same_rows(a: Size, b: Size, names: tuple[str, ...]) -> tuple[str, Size] | N
             continue
         return str(below), Dim.symbol(min(map(str, monomial), key=names.index))
     return None
+
+
+def _at_an_end(size: Size, name: str, most: Size, end: int) -> Size:
+    """A size that adds or subtracts a multiple of a trip number, at the trip where it is largest (`end` 1) or smallest;
+    any other one as it is.
+
+    >>> from tvmopt.dims import parse
+    >>> [_at_an_end(parse("rows - trip"), "trip", parse("rows - 1"), end) for end in (-1, 1)]
+    [1, rows]
+    """
+    if not isinstance(size, Dim) or (name,) not in size.terms:
+        return size
+    count = size.terms[(name,)]
+    rest = size - count * Dim.symbol(name)
+    if name in symbols_of([rest]):
+        return size
+    return rest + count * most if (count > 0) == (end > 0) else rest
 
 
 def _is_sum(size: Size) -> bool:

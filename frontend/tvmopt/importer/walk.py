@@ -56,6 +56,7 @@ class Walk(ABC):
         depth: how many branches and bodies the node of now lies in that stay what they are.
         choices: where a rule may go several ways, which to go, in the order of the walk; behind them the first.
         asked: how many ways there were each time.
+        in_doubt: how many of these ways had been chosen when the first problem was found.
     """
 
     model: onnx.ModelProto
@@ -71,6 +72,7 @@ class Walk(ABC):
     depth: int = 0
     choices: tuple[int, ...] = ()
     asked: list[int] = field(default_factory=list)
+    in_doubt: int | None = None
 
     def __post_init__(self) -> None:
         graph = self.model.graph
@@ -101,6 +103,8 @@ class Walk(ABC):
         while stack:
             node = self._resolved(stack.pop())
             expansion = self._one(node)
+            if self.problems and self.in_doubt is None:
+                self.in_doubt = len(self.asked)
             stack.extend(reversed(expansion))
 
     def fresh(self, name: str) -> str:
@@ -196,6 +200,8 @@ class Walk(ABC):
         """Forget the nodes and problems since `mark`; constants made since are dropped as unused."""
         del self.nodes[mark[0] :]
         del self.problems[mark[1] :]
+        if not self.problems:
+            self.in_doubt = None
 
     def snapshot(self) -> Callable[[], None]:
         """What takes everything back to what is known now: nodes, names, types, and sizes found to be equal."""

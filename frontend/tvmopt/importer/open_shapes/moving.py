@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tvmopt.dims import Dim, Size, is_open
+from tvmopt.dims import Dim, OpenSize, Size, is_open
 from tvmopt.importer.open_shapes.node import Node, Shapes
 from tvmopt.importer.open_values import BEYOND
 from tvmopt.importer.walk import Walk
@@ -85,6 +85,9 @@ def slice_bounds(walk: Walk, size: Size, start: Size, end: Size, where: str) -> 
 
     An open end of an axis of known size is taken to be inside: a table of positions is as long as the model's longest
     text.
+
+    Raises:
+        OpenSize: that differs from trip to trip of a loop.
     """
 
     def inside(place: Size) -> Size:
@@ -96,6 +99,8 @@ def slice_bounds(walk: Walk, size: Size, start: Size, end: Size, where: str) -> 
             return size
         if walk.is_less(place, 0):
             return walk.symbols.most_of(size + place, 0)
+        if walk.symbols.in_place(place) and walk.symbols.between(place)[0] < 0:
+            raise OpenSize(f"whether {place} counts from the end differs from trip to trip")
         if isinstance(place, Dim) and isinstance(size, int):
             walk.symbols.at_most(place, size, where)
             return place

@@ -1,0 +1,289 @@
+"""What is cut or counted from a place on that a run computes: one row in each trip of a loop, and others of known
+length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import tvmopt
+from tests.importer.onnx_check import model, ops, run_ort, value
+from tvmopt.dims import parse
+from tvmopt.errors import InputError, UnsupportedOp
+from tvmopt.importer import load, prepare
+from tvmopt.importer.open_values import evaluate, objects
+from tvmopt.importer.symbols import Symbols
+
+node, BOOL, INT64, INT32, FLOAT = helper.make_node, TensorProto.BOOL, TensorProto.INT64, TensorProto.INT32, 1
+TRIP = [value("trip", (), INT64), value("go", (), BOOL)]
+
+
+def floats(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def loop(
+    nodes: list[onnx.NodeProto], limit: str = "n", condition: str = "go", axis: int = 0, counter: str = "next"
+) -> onnx.ModelProto:
+    """h = 0; for each trip: h = tanh(row + h / 2), where `nodes` compute `row` [1, 3] of `x` [t, 3] and, if they have
+    it, of a counter `i` [1] that begins at 0. The trips are as many as `limit` says, `n` is the length of x."""
+    steps = [] if any("next" in n.output for n in nodes) else [node("Add", ["i", "one1"], ["next"])]
+    body = helper.make_graph(
+        [
+            *steps,
+            *nodes,
+            node("Mul", ["h", "half"], ["less"]),
+            node("Add", ["row", "less"], ["sum"]),
+            node("Tanh", ["sum"], ["h_next"]),
+            node("Identity", [condition], ["goes"]),
+            node("Identity", ["h_next"], ["given"]),
+        ],
+        "body",
+        [*TRIP, value("i", (1,), INT64), value("h", (1, 3))],
+        [value("goes", (), BOOL), value(counter, (1,), INT64), value("h_next", None), value("given", None)],
+    )
+    before = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["n"]),
+        node("Unsqueeze", ["n", "zero1"], ["n1"]),
+    ]
+    whole = node("Loop", [limit, "", "zero1", "h0"], ["behind", "last", "rows"], name="loop", body=body)
+    constants = {
+        "zero": np.array(0), "zero1": np.array([0]), "one": np.array(1), "one1": np.array([1]), "two1": np.array([2]),
+        "three1": np.array([3]), "five1": np.array([5]), "half": np.float32(0.5), "h0": np.zeros((1, 3), np.float32),
+        "one_float": np.float32([1]), "many": np.array(400), "four": np.array(4),
+    }  # fmt: skip
+    outputs = [value("last", (1, 3)), value("rows", None)]
+    return model([*before, whole], [value("x", ("t", 3))], outputs, constants)
+
+
+def compared(made: onnx.ModelProto, cases: list[dict[str, Any]], **options: Any) -> Any:
+    """Compile a model and compare it with onnxruntime on every case; the compiled model."""
+    compiled = tvmopt.compile(made, threads=1, verify=False, **options).model
+    for feeds in cases:
+        for array, expected in zip(compiled.run(feeds).values(), run_ort(made, feeds), strict=True):
+            assert array.shape == expected.shape and array.dtype == expected.dtype
+            np.testing.assert_allclose(array, expected, 1e-5, 1e-5)
+    return compiled
+
+
+ROWS = {
+    "behind the counter": [node("Slice", ["x", "i", "next", "zero1"], ["row"])],
+    "behind the trip": [
+        node("Unsqueeze", ["trip", "zero1"], ["at"]),
+        node("Add", ["at", "one1"], ["end"]),
+        node("Slice", ["x", "at", "end", "zero1", "one1"], ["row"]),
+    ],
+    "no further than the end": [
+        node("Cast", ["i"], ["number"], to=FLOAT),
+        node("Add", ["number", "one_float"], ["larger"]),
+        node("Cast", ["larger"], ["end"], to=INT64),
+        node("Min", ["n1", "end"], ["most"]),
+        node("Slice", ["x", "i", "most", "zero1"], ["row"]),
+    ],
+    "from the back": [
+        node("Sub", ["n1", "i"], ["end"]),
+        node("Sub", ["end", "one1"], ["at"]),
+        node("Slice", ["x", "at", "end", "zero1"], ["row"]),
+    ],
+    "of both axes": [
+        node("Concat", ["i", "zero1"], ["starts"], axis=0),
+        node("Concat", ["next", "three1"], ["ends"], axis=0),
+        node("Slice", ["x", "starts", "ends"], ["row"]),
+    ],
+    "rounded towards zero": [
+        node("Sub", ["i", "i"], ["none"]),
+        node("Sub", ["none", "three1"], ["below"]),
+        node("Div", ["below", "two1"], ["more"]),
+        node("Add", ["i", "more"], ["before"]),
+        node("Add", ["before", "one1"], ["at"]),
+        node("Add", ["at", "one1"], ["end"]),
+        node("Slice", ["x", "at", "end", "zero1"], ["row"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_one_row_in_each_trip_over_an_open_size(rows: str) -> None:
+    compared(loop(ROWS[rows]), [{"x": floats(n, n, 3)} for n in (1, 7, 8, 9, 15, 33)])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_one_row_in_each_of_many_trips(rows: str) -> None:
+    made = loop(ROWS[rows])
+    assert "Loop" in ops(prepare(load(made), {"x": (401, 3)}))
+    compared(made, [{"x": floats(1, 401, 3)}], shape={"x": (401, 3)})
+
+
+def test_a_row_that_is_written() -> None:
+    """As paddle2onnx writes ``table[i] = row``: a Slice for its shape, and a ScatterElements at a Range."""
+    nodes = [
+        node("Min", ["n1", "next"], ["end"]),
+        node("Slice", ["x", "i", "end", "zero1", "one1"], ["row"]),
+        node("Slice", ["table", "i", "end", "zero1", "one1"], ["old"]),
+        node("Shape", ["old"], ["old_shape"]),
+        node("Expand", ["row", "old_shape"], ["new"]),
+        *(node("Squeeze", [name], [f"{name}_scalar"]) for name in ("i", "end", "one1")),
+        node("Range", ["i_scalar", "end_scalar", "one1_scalar"], ["places"]),
+        node("Reshape", ["places", "column"], ["upright"]),
+        node("Slice", ["old_shape", "one1", "two1", "zero1"], ["columns"]),
+        node("Concat", ["one1", "columns"], ["times"], axis=0),
+        node("Tile", ["upright", "times"], ["indices"]),
+        node("ScatterElements", ["table", "indices", "new"], ["table_next"], axis=0),
+        node("Add", ["i", "one1"], ["next"]),
+        node("Less", ["next", "n1"], ["goes"]),
+    ]
+    nodes = [nodes[-2], *nodes[:-2], nodes[-1]]
+    body = helper.make_graph(
+        nodes,
+        "body",
+        [value("trip", (1,), INT64), value("go", (1,), BOOL), value("i", (1,), INT64), value("table", None)],
+        [value("goes", (1,), BOOL), value("next", (1,), INT64), value("table_next", None)],
+    )
+    before = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "zero1"], ["n1"]),
+        node("ConstantOfShape", ["shape"], ["empty"]),
+        node("Loop", ["limit", "yes", "zero1", "empty"], ["behind", "y"], name="loop", body=body),
+    ]
+    constants = {
+        "zero1": np.array([0]), "one1": np.array([1]), "two1": np.array([2]), "column": np.array([-1, 1]),
+        "yes": np.array([True]), "limit": np.array([1024]),
+    }  # fmt: skip
+    made = model(before, [value("x", ("t", 5))], [value("y", ("t", 5))], constants)
+    assert ops(prepare(load(made), {"x": (100, 5)})).count("Loop") == 1
+    compared(made, [{"x": floats(1, 100, 5)}], shape={"x": (100, 5)})
+    compared(made, [{"x": floats(1, 1030, 5)}], shape={"x": (1030, 5)})
+
+
+@pytest.mark.parametrize("limit", ["", "four"])
+def test_what_stops_bounds_the_counter(limit: str) -> None:
+    """A trip follows while something computed says so, and there are rows: so each trip has one."""
+    nodes = [
+        node("Min", ["n1", "next"], ["end"]),
+        node("Slice", ["x", "i", "end", "zero1"], ["row"]),
+        node("ReduceMax", ["row"], ["largest"], keepdims=0),
+        node("Less", ["largest", "stop"], ["small"]),
+        node("Less", ["next", "n1"], ["inside"]),
+        node("Squeeze", ["inside"], ["within"]),
+        node("And", ["small", "within"], ["more"]),
+    ]
+    made = loop(nodes, limit, "more")
+    made.graph.input.append(value("stop", ()))
+    compared(
+        made,
+        [{"x": floats(n, n, 3), "stop": np.array(stop, np.float32)} for n in (1, 8, 33) for stop in (-9.0, 1.2, 9.0)],
+    )
+
+
+def test_a_loop_that_runs_past_the_last_row_ends_the_call() -> None:
+    """Nothing bounds the counter but the rows: a trip behind the last one would have none."""
+    compiled = compared(loop(ROWS["behind the counter"], "many"), [{"x": floats(1, 400, 3)}, {"x": floats(1, 512, 3)}])
+    with pytest.raises(InputError):
+        compiled.run({"x": floats(1, 399, 3)})
+
+
+def test_a_counter_as_a_truth_value_is_false_in_the_first_trip() -> None:
+    nodes = [
+        node("Cast", ["i"], ["later"], to=BOOL),
+        node("Not", ["later"], ["first"]),
+        node("Slice", ["x", "i", "next", "zero1"], ["own"]),
+        node("Where", ["first", "h", "own"], ["row"]),
+    ]
+    compared(loop(nodes), [{"x": floats(n, n, 3)} for n in (1, 2, 9)])
+
+
+def test_a_place_that_each_trip_computes() -> None:
+    """A state that is no counter: where the row's largest number is, is where the next trip looks."""
+    nodes = [
+        node("Add", ["i", "one1"], ["end"]),
+        node("Slice", ["x", "i", "end", "zero1"], ["row"]),
+        node("ArgMax", ["row"], ["next"], axis=1, keepdims=0),
+    ]
+    compared(loop(nodes), [{"x": floats(n, n, 3)} for n in (3, 8, 33)])
+
+
+def cut(length: int, step: int, kind: int = INT64) -> onnx.ModelProto:
+    """``x[:, p : p + length : step]`` and ``range(p, p + length, step)``, where `p` is an input."""
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    nodes = [
+        node("Unsqueeze", ["p", "zero1"], ["start"]),
+        node("Add", ["length", "start"], ["end"]),
+        node("Slice", ["x", "start", "end", "axis", "step1"], ["part"]),
+        node("Mul", ["part", "part"], ["y"]),
+        node("Squeeze", ["end"], ["end0"]),
+        node("Range", ["p", "end0", "step"], ["places"]),
+        node("Mul", ["places", "step"], ["z"]),
+    ]
+    constants = {
+        "zero1": np.array([0]), "axis": np.array([1], dtype), "length": np.array([length], dtype),
+        "step1": np.array([step], dtype), "step": np.array(step, dtype),
+    }  # fmt: skip
+    outputs = [value("y", None), value("z", None, kind)]
+    return model(nodes, [value("x", (2, 9)), value("p", (), kind)], outputs, constants)
+
+
+@pytest.mark.parametrize("kind", [INT64, INT32])
+@pytest.mark.parametrize("length, step", [(1, 1), (2, 1), (3, 2), (4, 3), (1, 7), (9, 1)])
+def test_a_place_that_is_an_input(length: int, step: int, kind: int) -> None:
+    made = cut(length, step, kind)
+    compiled = tvmopt.compile(made, threads=1, verify=False).model
+    wanted = -(-length // step)
+    right = 0
+    for place in (*range(-12, 13), np.iinfo(np.int32).min, np.iinfo(np.int32).max - 20):
+        feeds = {"x": floats(1, 2, 9), "p": np.array(place, helper.tensor_dtype_to_np_dtype(kind))}
+        expected = run_ort(made, feeds)
+        if expected[0].shape[1] != wanted:
+            with pytest.raises(InputError):
+                compiled.run(feeds)
+            continue
+        right += 1
+        for array, one in zip(compiled.run(feeds).values(), expected, strict=True):
+            np.testing.assert_array_equal(array, one)
+    assert right
+
+
+def test_a_length_that_no_size_tells_is_refused() -> None:
+    nodes = [
+        node("Slice", ["x", "zero1", "p", "zero1"], ["part"]),
+        node("ReduceSum", ["part", "zero1"], ["y"], keepdims=0),
+    ]
+    made = model(nodes, [value("x", (9, 3)), value("p", (1,), INT64)], [value("y", (3,))], {"zero1": np.array([0])})
+    with pytest.raises(UnsupportedOp, match="Slice"):
+        tvmopt.compile(made, threads=1, verify=False)
+
+
+def test_a_row_less_in_each_trip_is_refused_by_name() -> None:
+    nodes = [
+        node("Slice", ["x", "i", "n1", "zero1"], ["rest"]),
+        node("ReduceSum", ["rest", "zero1"], ["row"], keepdims=1),
+    ]
+    with pytest.raises(UnsupportedOp, match="Slice"):
+        tvmopt.compile(loop(nodes), threads=1, verify=False)
+
+
+@pytest.mark.parametrize(
+    "kind, attributes, arguments, elem_type, expected",
+    [
+        ("Cast", {"to": BOOL}, ["past"], BOOL, None),
+        ("Cast", {"to": BOOL}, ["past + 1"], BOOL, "1"),
+        ("Cast", {"to": BOOL}, ["0"], BOOL, "0"),
+        ("Cast", {"to": INT32}, ["past"], INT32, "past"),
+        ("Div", {}, ["-seq - 1", "2"], INT64, "-((seq + 1)//2)"),
+        ("Div", {}, ["seq + 1", "-2"], INT64, "-((seq + 1)//2)"),
+        ("Div", {}, ["seq + 1", "2"], INT64, "(seq + 1)//2"),
+        ("Div", {}, ["-7", "2"], INT64, "-3"),
+    ],
+)
+def test_truth_values_and_quotients_of_sizes(
+    kind: str, attributes: dict[str, int], arguments: list[str], elem_type: int, expected: str | None
+) -> None:
+    """A size that may be 0 is neither true nor false; a quotient is rounded towards zero."""
+    symbols = Symbols(names=("seq", "past"))
+    arrays = [objects([parse(text)]) for text in arguments]
+    found = evaluate(node(kind, ["a", "b"][: len(arrays)], ["c"], **attributes), arrays, elem_type, symbols)
+    assert (None if found is None else str(found[0])) == (None if expected is None else str(parse(expected)))
