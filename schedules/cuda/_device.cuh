@@ -63,7 +63,7 @@ TVMOPT_FN void mma_tf32(float* d, const unsigned* a, const unsigned* b) {
 struct f16 {};
 struct bf16 {};
 struct tf32 {};    // fp32 operands rounded to tf32
-struct tf32x3 {};  // fp32 operands in two tf32 parts, three products: fp32's accuracy up to the last two bits
+struct tf32x3 {};  // fp32 operands in two tf32 parts, three products: fp32's accuracy
 
 TVMOPT_FN int lane() { return threadIdx.x & 31; }
 template <class... T>
@@ -112,48 +112,40 @@ TVMOPT_FN void load_b_kn(unsigned* b, void* tile, int col0, int k0) {
 TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, f16) { mma_f16(d, a, b); }
 TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, bf16) { mma_bf16(d, a, b); }
 
-TVMOPT_FN unsigned nearest(unsigned x) { return (x + 0x1000u) & 0xffffe000u; }  // to 10 bits of mantissa; no NaN
-
-// An fp32 number that is the sum of two tf32 ones, to its last two bits. An infinity or NaN is `whole` alone: 0 times
-// infinity would be NaN in the cross products, which take `big`.
-struct Split {
-  unsigned whole, big, rest;
-};
-TVMOPT_FN Split split(unsigned x) {
-  unsigned whole = x & 0xffffe000u;  // cut off, not rounded: the sum of a NaN's bits and half a step is -0
-  float left = __uint_as_float(x) - __uint_as_float(whole);
-  bool finite = left == left;
-  return {whole, finite ? whole : 0u, finite ? nearest(__float_as_uint(left)) : 0u};
-}
+// To 10 bits of mantissa; the second of any number: half a step more would make an infinity of the largest, -0 of a NaN.
+TVMOPT_FN unsigned nearest(unsigned x) { return (x + 0x1000u) & 0xffffe000u; }
+TVMOPT_FN unsigned upper(unsigned x) { return (x + ((x & 0x7fffffffu) < 0x7f7ff000u ? 0x1000u : 0u)) & 0xffffe000u; }
+TVMOPT_FN unsigned cut(unsigned x) { return x & 0xffffe000u; }
+TVMOPT_FN unsigned rest(unsigned x, unsigned part) { return nearest(__float_as_uint(__uint_as_float(x) - __uint_as_float(part))); }
 
 TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, tf32) {
   unsigned x[4], y[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(a[i]) == __uint_as_float(a[i]) ? nearest(a[i]) : a[i];
+  for (int i = 0; i < 4; ++i) x[i] = upper(a[i]);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) y[i] = __uint_as_float(b[i]) == __uint_as_float(b[i]) ? nearest(b[i]) : b[i];
+  for (int i = 0; i < 2; ++i) y[i] = upper(b[i]);
   mma_tf32(d, x, y);
 }
 // Tensor cores cut off what they add to an accumulator: over K of 768 that is an error of 1e-5. So eight products are
-// summed there, and their sum is added in fp32, rounded to nearest.
+// summed there, and their sum is added in fp32, rounded to nearest. The product of the rests is left out; a is rounded,
+// so that its rest has either sign and what is left out does not add up, while b is cut off, which takes fewer registers.
+// The products with a rest are a thousandth of the others: they are finite, but for an infinity, which needs none and
+// whose rest is no number.
 TVMOPT_FN void mma(float* d, const unsigned* a, const unsigned* b, tf32x3) {
-  unsigned x[4], y[2], big_x[4], big_y[2], rest_x[4], rest_y[2];
+  unsigned x[4], y[2], u[4], v[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    Split s = split(a[i]);
-    x[i] = s.whole, big_x[i] = s.big, rest_x[i] = s.rest;
-  }
+  for (int i = 0; i < 4; ++i) x[i] = upper(a[i]), u[i] = rest(a[i], x[i]);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    Split s = split(b[i]);
-    y[i] = s.whole, big_y[i] = s.big, rest_y[i] = s.rest;
-  }
-  float sum[4] = {0.f, 0.f, 0.f, 0.f};
-  mma_tf32(sum, rest_x, big_y);
-  mma_tf32(sum, big_x, rest_y);
+  for (int i = 0; i < 2; ++i) y[i] = cut(b[i]), v[i] = rest(b[i], y[i]);
+  float sum[4] = {0.f, 0.f, 0.f, 0.f}, small[4] = {0.f, 0.f, 0.f, 0.f};
+  mma_tf32(small, u, y);
+  mma_tf32(small, x, v);
   mma_tf32(sum, x, y);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) d[i] += sum[i];
+  for (int i = 0; i < 4; ++i) {
+    if (fabsf(small[i]) < __uint_as_float(0x7f800000u)) sum[i] += small[i];
+    d[i] += sum[i];
+  }
 }
 
 // The warp's tile: acc[MI][NI][4] += A fragments * B fragments.

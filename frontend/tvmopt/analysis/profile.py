@@ -261,7 +261,8 @@ def _summarise(model: Model, peaks: Peaks, found: Recording, resident: int) -> P
     onnx = _onnx_flops(flow, known)
     calls = _calls(found.names, pick(found.times, axis=0), known)
     rows = []
-    whole = sum(c.seconds for c in calls) if found.disturbed else latency
+    apart = sum(c.seconds for c in calls)  # on a GPU kernels are launched one by one, with gaps that a graph has not
+    whole = apart if found.disturbed else max(latency, apart) if found.instrument == "cuda events" else latency
     for name in dict.fromkeys(found.names):
         mine = [c for c in calls if c.kernel == name]
         if found.instrument == "cuda events" and name not in known:

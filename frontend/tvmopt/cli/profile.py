@@ -141,6 +141,11 @@ def _show(found: Any, top: int) -> None:
     if found.peaks.raised:
         told = ", ".join(f"{name} ({by})" for name, by in found.peaks.raised.items())
         out.print(f"[yellow]note:[/] the measured peaks were too low; higher is what was declared or reached: {told}")
+    if found.instrument == "cuda events":
+        out.print(
+            "[yellow]note:[/] kernels were launched one by one, and a short one's time includes the gap before it: "
+            "as CUDA graphs they take the latency in the first line, not the sum"
+        )
     if not found.disturbed and found.instrument == "python":
         out.print("[yellow]note:[/] no C compiler: the Python instrument makes short kernels look slower")
 
