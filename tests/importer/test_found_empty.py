@@ -87,3 +87,17 @@ def test_a_scale_of_nothing_is_nothing() -> None:
     scales = {"roi": None, "scales": np.array([1, 1, 2, 1], np.float32)}
     compiled = tvmopt.compile(model("Resize", scales, mode="linear"), verify=False, threads=1)
     assert np.shape(compiled(**at(0))) == (1, 1, 0, COLUMNS)
+
+
+@pytest.mark.parametrize(("op", "more"), [("MeanVarianceNormalization", ()), ("GroupNormalization", ("s", "b"))])
+def test_operators_that_onnx_infers_nothing_for_have_empty_results_too(op: str, more: tuple[str, ...]) -> None:
+    """A mean of nothing divided by zero while it was lowered."""
+    node = helper.make_node(op, ["x", *more], ["y"], **({"num_groups": 1} if more else {}))
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 3, 0, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.ones(3, np.float32), n) for n in more],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    compiled = tvmopt.compile(made, threads=1, verify=False).model
+    assert compiled.run({"x": np.zeros((3, 3, 0, 1), np.float32)})["y"].shape == (3, 3, 0, 1)

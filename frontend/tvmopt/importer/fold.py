@@ -64,6 +64,9 @@ SAME_AS_FIRST = frozenset(
 )
 """Operators without a schema in onnx (com.microsoft) whose first output has the type of the first input."""
 
+NO_INFERENCE = frozenset({"MeanVarianceNormalization", "GroupNormalization"})
+"""Operators of ai.onnx whose result has the type of their first input, which onnx does not infer."""
+
 LONGEST = (1 << 31) - 1
 """Elements of an axis, at most."""
 PRODUCTS = frozenset({"MatMulNBits", "MatMulBnb4"})
@@ -161,6 +164,8 @@ class Folder(Walk):
                 schema, _in_full(node), known, self._data(node), opset_imports=imports, ir_version=8
             )
             self._windowed(node, types)
+            if not node.domain and node.op_type in NO_INFERENCE:
+                types[node.output[0]] = known[node.input[0]]
             return types, None
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -100,7 +100,7 @@ def slice_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
         return relax.op.flip(x, axes[0])
     b = Build(bb, ctx.name)
     if steps == [-1] and isinstance(own[axes[0]], Dim) and isinstance(starts[0], int | np.integer) and starts[0] >= 0:
-        return relax.op.flip(b.slice(x, axes[0], 0, int(starts[0]) + 1), axes[0])
+        return relax.op.flip(b.slice(x, axes[0], 0, out[axes[0]]), axes[0])
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         if step < 1:  # from the back to the front: where it begins and ends beyond the axis is for Python to say
             if any(isinstance(size, Dim) for size in (own[axis], start, end)):

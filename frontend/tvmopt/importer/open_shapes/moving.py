@@ -69,8 +69,7 @@ def slice_(n: Node) -> Shapes | None:
         if step == -1 and end <= -BEYOND and (start == -1 or start >= BEYOND):
             continue  # reversed as a whole
         if step == -1 and end <= -BEYOND and isinstance(start, int) and start >= 0:  # the first ones, reversed
-            n.walk.symbols.at_most(start + 1, size, n.where)
-            result[axis] = start + 1
+            result[axis] = n.walk.symbols.least(start + 1, size)
             continue
         if not isinstance(step, int) or step < 1:
             return None
