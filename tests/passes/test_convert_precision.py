@@ -40,6 +40,21 @@ def test_a_product_takes_16_bits_and_answers_in_float32(precision: str) -> None:
     assert [str(f.dtype) for f in after["main"].ret_ty.fields] == ["float32"]
 
 
+def test_numbers_of_a_quantized_tensor_are_not_rounded() -> None:
+    """Sums of bytes are exact in float32: rounded operands put 2 of 64 elements of a QLinearMatMul off by a step."""
+    scale, zero = relax.const(np.float32(0.05)), relax.const(np.int8(2))
+    log = DecisionLog()
+
+    def body(b: Any, x: Any) -> Any:
+        q = b.emit(R.quantize(x, scale, zero, out_dtype="int8"))
+        moved = b.emit(R.permute_dims(b.emit(R.dequantize(q, scale, zero)), [1, 0]))
+        return R.quantize(b.emit(R.matmul(moved, W)), relax.const(np.float32(0.1)), zero, out_dtype="int8")
+
+    mod = build({"x": (16, 7)}, body)
+    assert types(ConvertPrecision(log)(mod), "matmul") == [["float32", "float32"]]
+    assert [d.reason for d in log.decisions] == ["7: an operand is a quantized tensor's numbers"]
+
+
 def test_a_value_read_twice_exists_in_16_bits_only() -> None:
     def body(b: Any, x: Any) -> Any:
         y = b.emit(R.nn.relu(R.matmul(x, W)))

@@ -67,7 +67,10 @@ class ConvertPrecision:
                       and multiplies in float32; it is converted for half the bytes, where `unsupported` lets it
                    4. a weight does not fit into float16 (fp16 only: more than 65504)
                    5. the machine has no such kernel; `unsupported` says why
-                   6. the function has control flow: its values cross blocks.
+                   6. the function has control flow: its values cross blocks
+                   7. an operand is a quantized tensor's numbers, which 16 bits would round: the sum is exact in
+                      float32, and one that is quantized again would be off by a step. Whether bytes are multiplied as
+                      bytes was asked before (ConvertIntegerProducts).
     Gain           half the bytes of weights and activations, and the machine's 16-bit products.
     Order          after everything that looks for float32 patterns; before FoldConstant, which has nothing to
                    fold of ours, and CanonicalizeBindings.
@@ -119,8 +122,18 @@ class ConvertPrecision:
                 array = graph.array(operand)
                 if array is not None and array.size and float(np.abs(array).max()) > LARGEST_FP16:
                     return "4: a weight does not fit into float16"  # Decline 4
+        if name in HEAVY and any(_dequantized(graph, operand) for operand in operands):
+            return "7: an operand is a quantized tensor's numbers"  # Decline 7
         reason = self.unsupported(name, call)
         return None if reason is None else f"5: {reason}"  # Decline 5
+
+
+def _dequantized(graph: Graph, operand: Expr) -> bool:
+    """Whether a run computes an operand from bytes, and moves elements at most."""
+    value = graph.defs.get(operand) if isinstance(operand, relax.Var) else None
+    while value is not None and op_name(value) in MOVES and isinstance(value.args[0], relax.Var):
+        value = graph.defs.get(value.args[0])
+    return value is not None and op_name(value) == "dequantize"
 
 
 def _open(graph: Graph, name: str, operands: list[Expr]) -> str | None:
