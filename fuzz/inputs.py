@@ -56,10 +56,14 @@ def has_range(value: onnx.ValueInfoProto) -> bool:
 
 
 def numbers_of(model: onnx.ModelProto) -> dict[str, int]:
-    """The open sizes of a model by the names that its inputs give them, at numbers that fit; none: a static model."""
+    """The open sizes of a model by the names that its inputs give them, at numbers that fit; none: a static model, or
+    one whose metadata are damaged."""
     text = next((entry.value for entry in model.metadata_props if entry.key == NUMBERS), "{}")
     named = {d.dim_param for v in inputs_of(model) for d in v.type.tensor_type.shape.dim}
-    return {name: int(number) for name, number in json.loads(text).items() if name in named}
+    try:
+        return {name: int(number) for name, number in json.loads(text).items() if name in named}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def bound(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
