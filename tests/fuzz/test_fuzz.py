@@ -289,8 +289,10 @@ def test_wrong_sizes_have_to_be_refused_before_kernels_run() -> None:
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
 def test_corpus(worker: Worker, path: Path) -> None:
-    """What was found and mended; the name begins with the kind of run: graph, mutant, index or open."""
+    """What was found and mended; the name begins with the kind of run: graph, mutant, index or open. The seed of the
+    inputs that show it may stand at its end."""
     kind = path.stem.partition("-")[0]
     kinds = {"graph": (), "open": (), "mutant": ("normal", "edge", "zeros"), "index": (OUTSIDE, "normal")}[kind]
-    outcome = worker.check(path.read_bytes(), asdict(Options(kinds=kinds, valid=kind != "mutant")))
+    seed = int(path.stem.partition("@")[2] or 0)
+    outcome = worker.check(path.read_bytes(), asdict(Options(kinds=kinds, valid=kind != "mutant", seed=seed)))
     assert not outcome["findings"]

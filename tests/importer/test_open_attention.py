@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.importer.onnx_check import model, run_ort, runner, value
+from tvmopt.errors import UnsupportedOp
 from tvmopt.importer import import_model, prepare
 from tvmopt.importer.relax import to_relax
 
@@ -80,3 +81,11 @@ def test_an_open_batch_beside_a_known_one():
     inputs = [value("q", ("b", 9, 4, 8)), value("k", (2, 3, 6, 8)), value("v", (2, 3, 6, 8))]
     made = model([helper.make_node("Attention", ["q", "k", "v"], ["y"])], inputs, [value("y", None)], opset=24)
     assert next(i.shape for i in import_model(made).inputs) == (2, 9, 4, 8)
+
+
+def test_heads_that_an_open_number_of_queries_share():
+    """Their groups would be of an open size, which TVM's code generator cannot emit."""
+    inputs = [value("q", (2, "h", 4, 8)), value("k", (2, 3, 6, 8)), value("v", (2, 3, 6, 8))]
+    made = model([helper.make_node("Attention", ["q", "k", "v"], ["y"])], inputs, [value("y", None)], opset=24)
+    with pytest.raises(UnsupportedOp, match="how many heads share"):
+        import_model(made)

@@ -122,6 +122,7 @@ MODELS = {
     ),
     "stft": one("STFT", ("x", "step", "window"), {"step": np.int64(5), "window": np.hanning(16).astype("float32")},
         ("n", "t")),
+    "no times": one("Tile", ("x", "r"), {"r": ints(2, 0, 1)}),
     "the first ones, reversed": one("Slice", ("x", "b", "e", "a", "s"),
         {"b": ints(4), "e": ints(ALL), "a": ints(2), "s": ints(-1)}),
     "sorted": model(

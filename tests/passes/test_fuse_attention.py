@@ -351,9 +351,10 @@ def test_attention_of_doubles_keeps_huge_scores(size):
     np.testing.assert_allclose(found, (p / p.sum(-1, keepdims=True)) @ v, rtol=1e-12)
 
 
+@pytest.mark.parametrize("batch", [2, "n"])
 @pytest.mark.parametrize("broadcast", ["q", "k", "v", "none"])
-def test_a_batch_that_is_broadcast_stays_apart(broadcast: str, tmp_path) -> None:
-    shapes = {name: [1 if name == broadcast else 2, 3, 5, 8] for name in "qkv"}
+def test_a_batch_that_is_broadcast_stays_apart(broadcast: str, batch: int | str, tmp_path) -> None:
+    shapes = {name: [1 if name == broadcast else batch, 3, 5, 8] for name in "qkv"}
     nodes = [
         helper.make_node("Transpose", ["k"], ["t"], perm=[0, 1, 3, 2]),
         helper.make_node("MatMul", ["q", "t"], ["s"]),
@@ -362,7 +363,7 @@ def test_a_batch_that_is_broadcast_stays_apart(broadcast: str, tmp_path) -> None
     ]
     graph = helper.make_graph(
         nodes, "g", [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3, 5, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 3, 5, 8])],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     tvmopt.compile(model, output=tmp_path / "m.tvmopt")  # verified

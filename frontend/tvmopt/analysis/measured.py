@@ -296,11 +296,15 @@ class Measured:
         whole = self.exact[name].dtype.kind in "iub" and name in self.walk.outputs
         return whole and self.limited and self.compared(name).ok
 
+    def _wrote_an_output(self, kernel: Kernel) -> bool:
+        """Whether what a kernel wrote is an output, and right."""
+        return bool(kernel.output) and self.compared(kernel.output).ok
+
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
         for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
             kernel = self.suspects[name]
-            if kernel.output and self.compared(kernel.output).ok:
+            if self._wrote_an_output(kernel):
                 continue
             tried = self._tried(kernel)
             right = next((form for form, one in tried.items() if one.ok), "")
@@ -314,6 +318,8 @@ class Measured:
             for next_one in self.frontier[name]:
                 if self._by_range(next_one):
                     continue
+                if next_one in self.suspects and self._wrote_an_output(self.suspects[next_one]):
+                    continue  # which is right: the tensor that it resembles it did not write
                 ought = _distance(self.exact[next_one], self.found[next_one])
                 changed, rest = (_distance(own[next_one], t[next_one]) for t in (self.exact, self.found))
                 # what shows nothing of it (a saturated softmax, an element that a pool drops, numbers whose sizes alone

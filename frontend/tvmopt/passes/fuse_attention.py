@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmopt.dims import Size
+from tvmopt.dims import Size, is_open
 from tvmopt.importer.sizes import shape_to_tvm
 from tvmopt.operators import masked
 from tvmopt.passes.graph import (
@@ -210,9 +210,13 @@ def take_apart(graph: Graph, scores: Scores, expr: Expr) -> Scores | str:
 
 
 def _same_batch(scores: Scores, value: Expr) -> bool:
-    """Whether q, k and v have one size along each axis before their last two, as far as that is known."""
+    """Whether q, k and v have one size along each axis before their last two, as far as that is known: 1 is spread over
+    an open size."""
     known = [(sizes(t) or ())[:-2] for t in (scores.q, scores.keys, value.args[1])]
-    return all(len({n for n in along if isinstance(n, int)}) < 2 for along in zip(*known, strict=False))
+    return all(
+        len({n for n in along if isinstance(n, int)}) < 2 and (1 not in along or not is_open(along))
+        for along in zip(*known, strict=False)
+    )
 
 
 def _same_shape(a: Expr, b: Expr) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmopt.dims import Size, is_open
+from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
@@ -137,6 +137,8 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     if any(size != batches[0] for size in batches):
         told = " and ".join(str(size) for size in batches)
         raise ctx.unsupported(f"its queries, keys and values have batches of {told}", "bind them with --shape")
+    if is_open(heads := [shape_of(t)[1] for t in (q, k)]) and heads[0] != heads[1]:
+        raise OpenSize("how many heads share one of the keys is open")
     past: Size = 0
     if inputs[4] is not None:
         past = shape_of(inputs[4])[2]

@@ -149,7 +149,9 @@ class Build:
         return self.cast(a, "float32") if dtype_of(a) in LOW_FLOATS else a
 
     def reshape(self, a: Any, shape: Sequence[Size]) -> Any:
-        """Reshape to known dimensions (no 0 or -1), or nothing if it has that shape."""
+        """Reshape to known dimensions (no -1), or nothing if it has that shape."""
+        if 0 in shape:  # which TVM takes for "as before"
+            return self.zeros(shape, dtype_of(a))
         return a if shape_of(a) == tuple(shape) else self.emit(relax.op.reshape(a, sizes.shape_to_tvm(shape)))
 
     def zeros(self, shape: Sequence[Size], dtype: str) -> Any:

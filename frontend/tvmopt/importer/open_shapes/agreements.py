@@ -287,6 +287,19 @@ def _reshape(n: Node) -> Facts:
         yield "the elements of its input and its result", prod(own) // rest * rest, "==", prod(own)
 
 
+def _squeezed(n: Node) -> Facts:
+    x, axes = n.shapes[0], n.given(1, "axes")
+    if x is not None and axes is not None:
+        for axis in map(int, axes):
+            yield "an axis that is removed", x[axis], "==", 1
+
+
+def _square(n: Node) -> Facts:
+    x = n.shapes[0]
+    if x is not None:
+        yield "the rows and columns of its matrices", x[-2], "==", x[-1]
+
+
 def _bounds(n: Node) -> Facts:
     """Clip's bounds are one number each."""
     for i in (1, 2):
@@ -367,6 +380,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "DeformConv": _deformed,
     "DepthToSpace": _blocks,
     "DequantizeLinear": _quantised,
+    "Det": _square,
     "Einsum": _einsum,
     "GRU": _recurrent,
     "GatherElements": _gather_elements,
@@ -392,6 +406,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "ScatterND": _scatter_nd,
     "SoftmaxCrossEntropyLoss": _loss,
     "SpaceToDepth": _blocks,
+    "Squeeze": _squeezed,
 }
 """Of the operators of ai.onnx; elementwise operators, products and concatenations are in the rules for shapes."""
 
