@@ -325,7 +325,7 @@ class _Tiles:
         if few or pieces is None:
             tasks = tirx.const(self.tasks, "int32")
             return tirx.For(task, tirx.const(0, "int32"), tasks, kind, loops(number(0), tiles, True))
-        q, around, names = tirx.Var("q", "int64"), Names(), Names()
+        q, around, names = tirx.Var("q", "int64"), Names(self.buffers), Names(self.buffers)
         pieces = around.of("pieces", pieces)
         piece = names.of("piece", quotient(q, number(self.tasks)))
         begin = names.of("begin", quotient(tiles * piece, pieces))
@@ -349,7 +349,7 @@ class _Tiles:
     def by_rows(self) -> Any:
         """A parallel loop over pieces of the rows, in it that over tasks."""
         q, task = tirx.Var("q", "int64"), tirx.Var("task", "int32")
-        tiles, names = quotient(self.count, self.tiles.height), Names()
+        tiles, names = quotient(self.count, self.tiles.height), Names(self.buffers)
         pieces = tiles if self.tiles.height == 1 else tirx.max(tirx.min(tiles, number(self.tiles.pieces)), number(1))
         work, bases = pieces, list[Any]()
         for size in reversed(self.others):
@@ -375,7 +375,7 @@ class _Tiles:
 
     def _tiles(self, begin: Any, end: Any, last: Any, task: Any, bases: Sequence[Any]) -> Any:
         """The tiles from `begin` to `end` of one task, and where `last` holds the rows that are left over."""
-        height, steps, names = self.tiles.height, list[Any](), Names()
+        height, steps, names = self.tiles.height, list[Any](), Names(self.buffers)
         if self.tiles.fetching:
             fetching = tirx.Select(end - begin >= 2, end - begin, number(0))
             fetching, tile = names.of("fetching", fetching), tirx.Var("tile", "int64")

@@ -12,7 +12,6 @@ from typing import Any
 from tvm import tirx
 from tvm.s_tir import renew_defs
 from tvm.s_tir.stmt import SBlock, SBlockRealize
-from tvm_ffi import structural_map
 
 from tvmopt.errors import ScheduleError
 from tvmopt.scheduling.facts import itemsize
@@ -55,6 +54,7 @@ class Tasks:
         piece: Any = q
         if together is not None:  # a thread has one part of the tasks, whose weights stay in its cache, of all pieces
             number_of_parts = number(self.tiles.parts)
+            together = names.of("together", tirx.Select(together, number(1), number(0))).equal(number(1))
             around = tirx.Select(together, pieces, number(1))
             pieces = names.of("pieces", tirx.Select(together, number_of_parts, pieces))
             piece = inner.of("piece", tirx.Select(together, j, q))
@@ -62,7 +62,6 @@ class Tasks:
         picture, chunk = inner.of("picture", quotient(piece, chunks)), remainder(piece, chunks)
         first = inner.of("first", quotient(strips * chunk, chunks))
         last = inner.of("last", quotient(strips * (chunk + 1), chunks))
-        begin, stop = quotient(part * self.steps, parts), quotient((part + 1) * self.steps, parts)
         task, row = tirx.Var("task", "int32"), tirx.Var("row", "int64")
         top, end = first, last
         if height > 1:  # the last strip is moved back
@@ -75,10 +74,11 @@ class Tasks:
         body = tirx.SeqStmt([*strip.statements, body]) if strip.statements else body
         body = tirx.For(row, number(0), last - first, tirx.ForKind.SERIAL, body)
         body = self._rows(body, task, picture, top, end, border)
-        begin, many = tirx.Cast("int32", begin), tirx.Cast("int32", stop - begin)
-        step = tirx.Var("step", "int32")
-        body = structural_map(body, (tirx.Var, lambda v: step + begin if v.same_as(task) else v))
-        body = tirx.For(step, tirx.const(0, "int32"), many, tirx.ForKind.SERIAL, body)
+        if around is not None:  # asked, not counted from there: where a task begins is then in no place's arithmetic
+            begin, stop = (inner.of("step", quotient(p * self.steps, parts)).astype("int32") for p in (part, part + 1))
+            body = tirx.IfThenElse(tirx.And(task >= begin, task < stop), body, None)
+        steps = tirx.const(self.steps, "int32")
+        body = tirx.For(task, tirx.const(0, "int32"), steps, tirx.ForKind.SERIAL, body)
         fill = self._filled(border, picture, top, end)
         block = SBlock([], [], [], "task", tirx.SeqStmt([*fill, body]) if fill else body, None,
                        [] if border is None else [border], [], {})  # fmt: skip
