@@ -16,7 +16,7 @@ from tvm_ffi import structural_walk
 from tvmopt.errors import ScheduleError
 from tvmopt.report import DecisionLog
 from tvmopt.scheduling import dlight
-from tvmopt.scheduling.blocks import blocks_of
+from tvmopt.scheduling.blocks import blocks_of, inline_fixed
 from tvmopt.scheduling.discover import families
 from tvmopt.scheduling.family import Family, Knobs, PixelTiles, RowTiles
 from tvmopt.scheduling.normalize import normalize
@@ -137,6 +137,7 @@ def _schedule_open(
 ) -> tuple[tirx.PrimFunc, Scheduled]:
     """Schedule a function with an open size: in tiles of rows, where it has rows and its family can."""
     notes: list[str] = []
+    func = inline_fixed(func)
     if (found := _in_pixels(name, func, machine, log, notes)) is not None:
         return found
     rows = rows_of(func)

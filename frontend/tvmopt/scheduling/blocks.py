@@ -136,6 +136,35 @@ def _inline_operands(sch: Schedule, main: Any, elements: int) -> None:
         seen = seen or sch.get(block).name_hint == name
 
 
+OPERAND = 1 << 14
+"""Elements of an operand, at most, that is computed where it is read: a number a channel."""
+
+
+def inline_fixed(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function of open sizes around the kernel of a family, with what it computes of known size inlined where it is
+    read behind the kernel: the scale of a dynamic quantization, a bias in steps of it. No row or pixel leads there."""
+    if not any(block.annotations for block in blocks_of(func)):
+        return func
+    sch, found = Schedule(func), False
+    outputs = {sch.get(b).name_hint for b in sch.get_output_blocks(sch.get_sblock("root"))}
+    for block in root_blocks(sch):
+        here, readers = sch.get(block), [sch.get(c) for c in sch.get_consumers(block)]
+        if here.name_hint in outputs or any(one.annotations for one in (here, *readers)):
+            continue
+        shapes = [region.source.shape for region in here.writes]
+        if all(isinstance(d, tirx.IntImm) for shape in shapes for d in shape) and _elements(shapes) <= OPERAND:
+            try:
+                sch.compute_inline(block)
+                found = True
+            except ScheduleError:
+                continue  # it stays a stage of its own
+    return sch.mod["main"] if found else func
+
+
+def _elements(shapes: Sequence[Sequence[Any]]) -> int:
+    return sum(prod(int(d) for d in shape) for shape in shapes)
+
+
 def collapse_rows(sch: Schedule, main: Any, out: Any, rows: Sequence[int]) -> None:
     """Make the leading loops (`rows`) of `main` and `out`, and the buffer between them, one loop over their product.
 

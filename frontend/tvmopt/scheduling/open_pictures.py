@@ -275,7 +275,7 @@ def _resized(pictures: Pictures, size: tuple[int, int, int]) -> tirx.PrimFunc:
         )  # fmt: skip
 
     body = structural_mutate(core.body, ((tirx.For, loop), (SBlock, block)))
-    params = [smaller(p) for p in core.params if _shape(p)]
+    params = [smaller(p) for p in core.params if hasattr(p.ty, "shape")]  # a scalar tensor has an empty one
     body = structural_map(body, (tirx.Var, lambda v: buffers.get(v, v)))
     return tirx.PrimFunc(params, body, core.ret_type, core.attrs, core.span)
 

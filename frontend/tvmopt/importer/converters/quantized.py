@@ -112,13 +112,22 @@ def dynamic_quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     """DynamicQuantizeLinear: uint8 with the range of the data itself, zero included; of zeros only, the scale is 1."""
     b = Build(bb, ctx.name)
     x = inputs[0]
-    high = b.maximum(b.max(x, None), 0.0)
-    low = b.minimum(b.emit(relax.op.min(x)), 0.0)
+    high, low = b.maximum(_extreme(b, relax.op.max, x), 0.0), b.minimum(_extreme(b, relax.op.min, x), 0.0)
     scale = b.div(b.sub(high, low), 255.0)
     safe = b.where(b.equal(scale, 0.0), 1.0, scale)
     zero = b.minimum(b.maximum(b.emit(relax.op.round(b.div(b.sub(0.0, low), safe))), 0.0), 255.0)
     value = saturate(b, b.add(b.emit(relax.op.round(b.div(x, safe))), zero), TensorProto.UINT8)
     return value, safe, b.cast(zero, "uint8")
+
+
+def _extreme(b: Build, op: Any, x: Any) -> Any:
+    """The largest or the smallest number of a tensor. Of open sizes that of the longest known axis first, which has
+    vectors: numbers of an open length are looked at one by one."""
+    shape = shape_of(x)
+    known = [axis for axis, size in enumerate(shape) if not is_open([size]) and size > 1]
+    if is_open(shape) and known:
+        x = b.emit(op(x, max(known, key=lambda axis: shape[axis])))
+    return b.emit(op(x))
 
 
 def _centred(b: Build, x: Any, zero: Any, shape: tuple[int, ...] | None = None) -> Any:
@@ -292,16 +301,17 @@ def _conv_of_bytes(b: Build, inputs: Inputs, attrs: dict[str, Any]) -> Any | Non
     if values is None or dtype_of(x) != "uint8" or rank not in (3, 4) or values.ndim != rank or 0 in values.shape:
         return None
     split, each = _signed_weight(values, inputs[3], 0), values.shape[1]
-    if split is None or is_open(shape_of(x)) or (groups > 1 and each > 1 and each % 4):
+    if split is None or is_open(shape_of(x)[:2]) or (groups > 1 and each > 1 and each % 4):
         return None
     weight, rest = split
     if (rest.any() and groups > 1) or (x_zero is not None and int(np.prod(shape_of(x_zero))) != 1):
         return None
     places = windows(attrs, shape_of(x)[2:], values.shape[2:])
-    if min(*places.begin, *places.end) < 0 or 0 in places.out:
+    borders = (*places.begin, *places.end)
+    if is_open(borders) or min(borders) < 0 or 0 in places.out:
         return None
     zero = None if x_zero is None else b.cast(b.reshape(x_zero, ()), "int32")
-    if any((*places.begin, *places.end)):
+    if any(borders):
         width = [0, 0, 0, 0, *(n for pair in zip(places.begin, places.end, strict=True) for n in pair)]
         centred = b.cast(x, "int32") if zero is None else b.sub(b.cast(x, "int32"), zero)
         bordered = b.emit(relax.op.nn.pad(centred, width))
