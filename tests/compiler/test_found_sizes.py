@@ -275,6 +275,16 @@ def test_a_size_that_only_some_runs_have_is_refused(tmp_path):
         agrees(made, tmp_path, [])
 
 
+def test_two_selections_of_which_a_run_finds_other_numbers(tmp_path):
+    """The sizes are one in the model; where a run finds two, it ends before a kernel reads either as the other."""
+    nodes = [node("NonZero", ["x"], ["i"]), node("NonZero", ["z"], ["j"]), node("Add", ["i", "j"], ["y"])]
+    made = model(nodes, [value("x", (4,)), value("z", (7,))], [value("y", (1, None), INT64)])
+    loaded = agrees(made, tmp_path, [{"x": np.float32([0, 1, 0, 1]), "z": np.float32([1, 0, 0, 0, 0, 0, 1])}])
+    for many in (1, 3, 7):
+        with pytest.raises(InputError, match=f"select {many} elements and 2|select 2 elements and {many}"):
+            loaded.run({"x": np.float32([0, 1, 0, 1]), "z": (np.arange(7) < many).astype(np.float32)})
+
+
 def test_rows_of_a_loop_that_stops_by_itself(tmp_path):
     nodes = [node("Add", ["s", "step"], ["s2"]), node("Less", ["s2", "end"], ["more"])]
     made = model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,9 @@ from tvmopt.errors import InputError
 
 KIND = "InputError"
 """The kind that compiled code gives its errors; the text has the three parts of a `TvmoptError`."""
+
+APART = re.compile(r"\((\d+) vs\. (\d+)\) : ErrorContext\(match_cast, ty=R\.Shape\(\[found\d+\]\)\)")
+"""How TVM says that two sizes which values decide (`tvmopt.dims.FOUND`) are not one, as the model has it."""
 
 
 @contextmanager
@@ -25,6 +29,12 @@ def refusals(model: str) -> Iterator[None]:
 
 def refusal(error: Exception, model: str) -> InputError | None:
     """The `InputError` that an exception of the runtime stands for, None for any other exception."""
+    if apart := APART.search(str(error)):
+        return InputError(
+            f"the inputs select {apart[1]} elements and {apart[2]}, which the model takes together.",
+            where=model,
+            fix="pass inputs of which as many are selected",
+        )
     if str(getattr(getattr(error, "__tvm_ffi_error__", None), "kind", "")) != KIND:
         return None
     what, _, rest = str(error).partition("\n  where: ")
