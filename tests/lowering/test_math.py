@@ -102,6 +102,21 @@ def test_vectors_of_float64(name):
     np.testing.assert_allclose(out.numpy(), REFERENCE[name][0](values), rtol=1e-14)
 
 
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_tanh_of_float64_has_all_digits_near_zero(lanes):
+    """TVM's own is (e - 1) / (e + 1): of 1e-16 it leaves 0 or an epsilon."""
+    tvmopt_math.install()
+    x = te.placeholder((48,), "float64", name="x")
+    sch = Schedule(te.create_prim_func([x, te.compute((48,), lambda i: tirx.tanh(x[i]), name="y")]))
+    (loop,) = sch.get_loops(sch.get_sblock("y"))
+    if lanes > 1:
+        sch.vectorize(sch.split(loop, [None, lanes])[1])
+    values = np.concatenate([np.logspace(-300, 2, 42), [0.0, -0.0, np.inf, -np.inf, np.nan, -1e-16]])
+    out = tvm.runtime.tensor(np.zeros(48))
+    tvm.compile(sch.mod, target=Machine.load("cpu").tvm_target())["main"](tvm.runtime.tensor(values), out)
+    np.testing.assert_allclose(out.numpy(), np.tanh(values), rtol=1e-15)
+
+
 def test_install_twice_is_once():
     assert tvmopt_math.install() == tvmopt_math.install()
 
