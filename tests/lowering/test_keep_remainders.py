@@ -73,6 +73,38 @@ def test_a_place_stays_the_same_place(number: int) -> None:
     np.testing.assert_array_equal(result.numpy(), expected)
 
 
+def rows_and_columns(place, row, n: int, k: int):
+    """A kernel that reads a matrix of 64 columns at the quotient and the remainder of a place, `row` rows further."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((64, 64), "float32"), y: T.Buffer((n, k), "float32")):
+        for i, j in T.grid(n, k):
+            with T.sblock("copy"):
+                a, b = T.axis.remap("SS", [i, j])
+                y[a, b] = x[place(a, b) // 64 + row(a, b), place(a, b) % 64]
+
+    return kernel
+
+
+PAIRS = [
+    (lambda i, j: (j - 1) // 2 + i * 9 + 1, lambda i, j: (i + 1) // 2),
+    (lambda i, j: i * 70 + j, lambda i, j: 3 - i % 2),
+    (lambda i, j: (i * 3 + j + 15) // 8 + 60, lambda i, j: i - i),
+    (lambda i, j: 400 - i * 64 - j, lambda i, j: i + j % 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_a_row_and_a_column_of_one_number_stay_the_same_place(number: int) -> None:
+    place, row = PAIRS[number]
+    kernel = rows_and_columns(place, row, 5, 33).with_attr("global_symbol", "kernel")
+    built = compile_kernels(tvm.IRModule({"kernel": kernel}), Machine.load("cpu"))
+    x, result = np.arange(4096, dtype=np.float32).reshape(64, 64), tvm.runtime.tensor(np.zeros((5, 33), np.float32))
+    built["kernel"](tvm.runtime.tensor(x), result)
+    expected = [[x[place(i, j) // 64 + row(i, j), place(i, j) % 64] for j in range(33)] for i in range(5)]
+    np.testing.assert_array_equal(result.numpy(), expected)
+
+
 @pytest.mark.parametrize(("op", "repeats"), list(itertools.product(["ArgMin", "ArgMax"], [1, 2, 3, 8])))
 def test_the_last_of_equal_scores_of_a_repeated_tensor(op: str, repeats: int, tmp_path) -> None:
     x = np.array([[0.5, -1.0], [2.0, 3.0], [-4.0, -5.0]], np.float32)

@@ -161,20 +161,24 @@ class Plan:
 
     def cycles(self, machine: Machine) -> float:
         """What one core takes for all of it."""
-        c, vector = self.conv, self.lanes
+        c, vector, copies = self.conv, self.lanes, -(-self.parts(machine) // machine.cores)  # of each core
         tiles = self.tasks * self.panels * self.pixels / (vector * self.nv)
-        rows = self.tasks * c.channels // c.groups * self.planes * self.depth
+        rows = self.tasks * copies * c.channels // c.groups * self.planes * self.depth
         copy = rows * (ROW + COPY * (1 + (self.planes > 1)) * -(-self.pitch // vector))  # strides: taken apart
         if self.copied > machine.l2 // 2:
             copy *= 3
         results = c.n * c.outputs * c.out[0] * c.out[1] // self.columns
         unpack = results * (ROW + UNPACK * -(-self.columns // vector))
-        return self.tasks * TASK + tiles * (c.steps * self.step(machine) + TILE) + copy + unpack
+        return self.tasks * copies * TASK + tiles * (c.steps * self.step(machine) + TILE) + copy + unpack
+
+    def parts(self, machine: Machine) -> int:
+        """Into how many parts the blocks of output channels are cut, each of which copies anew."""
+        return self.panels // panels_of_task(self.tasks, self.panels, machine.cores)
 
     def time(self, machine: Machine) -> float:
-        """Cycles of the slowest core. Blocks of output channels are shared too, for which each core copies anew."""
-        parts = self.tasks * (self.panels if self.conv.groups == 1 else 1)
-        return self.cycles(machine) * -(-parts // machine.cores) / parts
+        """Cycles of the slowest core."""
+        shared = self.tasks * self.parts(machine)
+        return self.cycles(machine) * -(-shared // machine.cores) / shared
 
     def step(self, machine: Machine) -> float:
         """Cycles of one step of a tile's sum: it multiplies, loads, or waits for the last products; and for L2, from
@@ -184,6 +188,18 @@ class Plan:
         loads = (self.mr + self.nv * crossing) / machine.load_ports
         bound = max(self.mr * self.nv / machine.fma_ports, loads, machine.fma_latency)
         return bound + UNHIDDEN * loads + machine.unhidden * stream
+
+
+def panels_of_task(tasks: int, panels: int, cores: int) -> int:
+    """Blocks of output channels of one task: all of them, or so many that cores share the work where the pieces of the
+    pictures do not.
+
+    >>> [panels_of_task(*x) for x in ((5, 40, 2), (5, 37, 2), (4, 37, 2), (9, 37, 2))]
+    [20, 1, 37, 37]
+    """
+    if tasks % cores and tasks < 4 * cores:
+        return next((d for d in reversed(divisors(panels)) if panels // d >= cores), 1)
+    return panels
 
 
 def best_plan(conv: Convolution, machine: Machine) -> Plan:

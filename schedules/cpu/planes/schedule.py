@@ -17,6 +17,7 @@ from tvm import tirx
 from tvmopt.lowering.overlap import OVERLAP, vector_for
 from tvmopt.schedules.cpu._loops import vectorize_columns
 from tvmopt.schedules.cpu.planes.copy import FIRST, LAST, VECTOR
+from tvmopt.schedules.cpu.planes.plan import panels_of_task
 from tvmopt.scheduling.blocks import annotated, epilogue_of, extents
 from tvmopt.scheduling.cost_model import product_worth_threads
 from tvmopt.scheduling.facts import divisors
@@ -73,9 +74,7 @@ def recognise(func: tirx.PrimFunc, machine: Machine) -> PlanesProblem | None:
 
 def knobs(problem: PlanesProblem, machine: Machine) -> Space:
     """`panels`: blocks of output channels of a task; `unroll`: whether the taps of a row are written out."""
-    most = problem.panels
-    if problem.threads and problem.tasks % problem.cores and problem.tasks < 4 * problem.cores:
-        most = next((d for d in reversed(divisors(problem.panels)) if problem.panels // d >= problem.cores), 1)
+    most = panels_of_task(problem.tasks, problem.panels, problem.cores if problem.threads else 1)
     written = int(problem.k[2] * problem.mr * problem.tile // problem.lanes <= UNROLLED)
     return Space(
         {

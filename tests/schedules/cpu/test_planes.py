@@ -8,6 +8,7 @@ from tvm import relax
 
 from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import close, machines, module_of, rand, run
+from tvmopt import pipeline
 from tvmopt.pipeline import lower
 from tvmopt.schedules.cpu.planes import plan as plans
 from tvmopt.schedules.cpu.planes.choice import between_transposes
@@ -123,6 +124,31 @@ def test_channels_that_fill_the_cache_have_a_plan(columns):
     # 31 and 23 are the divisors nearest to 64, and no pieces
     plan = best_plan(problem(1 << 16, 2, columns, 8, 3), Machine.load("x86-64-v4"))
     assert (plan.rows, plan.columns) == (1, columns)
+
+
+@pytest.mark.parametrize("outputs", [511, 512, 514])
+def test_each_core_copies_a_picture_once(outputs):
+    """37 blocks of 14 channels cannot be halved: each was a task, with a copy of its own, 3.3 times the time."""
+    conv = Convolution(1, 512, (25, 19), outputs, (25, 19), 1, (1, 1), (1, 1), (1, 1), (0, 0))
+    plan = best_plan(conv, Machine.load("sapphirerapids").with_cores(2))
+    assert plan.tasks * plan.parts(Machine.load("sapphirerapids").with_cores(2)) <= 10
+
+
+@pytest.mark.parametrize("case", ["phases", "depthwise, strided"])
+def test_strided_rows_are_read_in_vectors(case):
+    """An odd border and a stride make a remainder that TVM may not touch; each lane was loaded alone."""
+    machine = Machine.load("x86-64-v4")
+    x, w, strides, pads, dilation, groups = arguments(case)
+
+    def build(bb, x):
+        options = dict(strides=strides, padding=pads, dilation=dilation, groups=groups)
+        return relax.op.nn.conv2d(x, relax.const(w), **options)
+
+    lowered = lower(module_of(build, [x]), machine)
+    assert [k.family for k in lowered.kernels] == ["planes"]
+    text = "\n".join(m.inspect_source("asm") for m in pipeline.build(lowered, machine).mod.imports if m.kind == "llvm")
+    assert "vfmadd" in text
+    assert text.count("vpextr") < 4
 
 
 def test_deep_layers_go_between_transposes_and_shallow_ones_do_not():
