@@ -56,19 +56,19 @@ PlainRemainders = tirx.transform.prim_func_pass(plain_remainders, opt_level=0, n
 
 def _load(node: Any, mutator: Any) -> Any:
     node = mutator.default_mutate(node)
-    indices = whole(node.indices, node.source.shape)
+    indices = None if len(node.source.strides) else whole(node.indices, node.source.shape)
     return node if indices is None else tirx.BufferLoad(node.source, indices)
 
 
 def _store(node: Any, mutator: Any) -> Any:
     node = mutator.default_mutate(node)
-    indices = whole(node.indices, node.buffer.shape)
+    indices = None if len(node.buffer.strides) else whole(node.indices, node.buffer.shape)
     return node if indices is None else tirx.BufferStore(node.buffer, node.value, indices)
 
 
 def whole(indices: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
-    """Indices of the same place without a number's quotient in one axis and its remainder in the next; None where there
-    are none.
+    """Indices of the same place, in a tensor whose rows lie one behind the other, without a number's quotient in one axis
+    and its remainder in the next; None where there are none.
 
     >>> i = tirx.Var("i", "int32")
     >>> whole([i // 7 + 2, i % 7], [tirx.const(5), tirx.const(7)])
