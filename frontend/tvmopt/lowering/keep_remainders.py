@@ -67,8 +67,8 @@ def _store(node: Any, mutator: Any) -> Any:
 
 
 def whole(indices: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
-    """Indices of the same place, in a tensor whose rows lie one behind the other, without a number's quotient in one axis
-    and its remainder in the next; None where there are none.
+    """Indices of the same place, in a tensor whose rows lie one behind the other, without a number's quotient in one
+    axis and its remainder in the next; None where there are none.
 
     >>> i = tirx.Var("i", "int32")
     >>> whole([i // 7 + 2, i % 7], [tirx.const(5), tirx.const(7)])
