@@ -46,6 +46,7 @@ def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch
                 image has tiles, which few tiles leave bound by FMA latency.
     Transforms  some vector operations an element of V and of M, (out+2)^2 of each a tile and channel.
     Weights     (out+2)^2 * C * O * 4 bytes, once: see :func:`stream_cycles`. Cores share memory, not the arithmetic.
+    Cores       share rows of tiles, and beyond these the panels of channels, for which each transforms anew.
 
     Its constants are fitted to 82 layers inside six networks, on one core and two of Zen 5: choosing by it costs 2 % of
     the time of the best choices (docs/performance.md).
@@ -55,5 +56,7 @@ def winograd_cycles(out: int, rows: int, cols: int, in_c: int, out_c: int, batch
     height = min(8, rows * cols)
     gemm = places * in_c * (out_c / lanes / 2) * (tiles / height) * step_cycles(height, 2, machine) / 0.9
     transforms = TRANSFORM[out] * places * (in_c + out_c) / lanes * tiles / machine.fma_ports
-    arithmetic, stream = (gemm + transforms) / machine.cores, stream_cycles(places * in_c * out_c * 4, machine)
+    pieces = batch * rows
+    shares = min(machine.cores, pieces), min(machine.cores, pieces * -(-out_c // (2 * lanes)))
+    arithmetic, stream = transforms / shares[0] + gemm / shares[1], stream_cycles(places * in_c * out_c * 4, machine)
     return float(max(arithmetic, stream) + machine.unhidden * min(arithmetic, stream))

@@ -3,7 +3,7 @@ loop nests that the generic fallback uses for any reduction.
 
     order      outer spatial | reduced axes | a strip of the contiguous spatial axis: every load of the innermost loop
                is contiguous, LLVM vectorises it, and the strip of accumulators stays in L1 (no sum across lanes)
-    strip      512 elements: 2 KB of accumulators beside the stream that passes
+    strip      512 elements: 2 KB of accumulators beside the stream that passes; narrower where one core had them all
     floor      bytes of the input / bandwidth
     Measured   Zen 5, 1 thread: mean of 1x7x7x2048 over 7x7 2.2 us (182 GB/s, L2); max of 1x49x2048 2.3 us
 
@@ -12,6 +12,7 @@ Reductions of the last axes are `rows`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,19 @@ from tvmopt.scheduling.family import Knobs, Space
 from tvmopt.scheduling.strides import vector_axis
 from tvmopt.targets import Machine
 
+STRIPS = (512, 64, 128, 256)
+STRIP, NARROWEST = 512, 64
+
 
 @dataclass(frozen=True)
 class ReductionProblem:
-    """machine: for its lanes; nanoseconds: one core's time, roughly."""
+    """machine: for its lanes; nanoseconds: one core's time, roughly; columns: of the contiguous axis; rows: results,
+    divided by these."""
 
     machine: Machine
     nanoseconds: float
+    rows: int
+    columns: int
 
 
 def recognise(func: Any, machine: Machine) -> ReductionProblem | None:
@@ -42,15 +49,21 @@ def recognise(func: Any, machine: Machine) -> ReductionProblem | None:
     here = reductions[0]
     if here.kernel != "reduce" and len(here.loads) != 2:  # the accumulator and one input: no products
         return None
-    if vector_axis(here, [i for i, kind in enumerate(here.kinds) if kind == "S"]) is None:
+    spatial = [i for i, kind in enumerate(here.kinds) if kind == "S"]
+    inner = vector_axis(here, spatial)
+    if inner is None:
         return None
-    return ReductionProblem(machine, sum(b.nanoseconds(machine) for b in blocks))
+    columns = here.extents[inner]
+    rows = math.prod(here.extents[i] for i in spatial) // columns
+    return ReductionProblem(machine, sum(b.nanoseconds(machine) for b in blocks), rows, columns)
 
 
 def knobs(problem: ReductionProblem, machine: Machine) -> Space:
     """Threads or not; elements of a strip."""
-    parallel = int(worth_threads(problem.nanoseconds, machine))
-    return Space({"parallel": (parallel, 1 - parallel), "strip": (512, 64, 128, 256)})
+    parallel, strip = int(worth_threads(problem.nanoseconds, machine)), STRIP
+    if parallel and problem.rows * -(-problem.columns // strip) < machine.cores:
+        strip = max(NARROWEST, problem.columns * problem.rows // machine.cores)
+    return Space({"parallel": (parallel, 1 - parallel), "strip": (strip, *(s for s in STRIPS if s != strip))})
 
 
 def apply(sch: Any, problem: ReductionProblem, knobs: Knobs) -> None:
