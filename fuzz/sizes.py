@@ -57,6 +57,7 @@ def evaluate_open(model: onnx.ModelProto, options: Options, say: Callable[[str],
             engine = _compiled(model, {}, options, say)
         except Exception as error:
             return refused(error, False)
+        ranges = {n: (r.min, r.max) for n, r in engine.model.symbols.items() if n in ranges}
     for sizes in _tried(ranges, numbers, rng):
         outcome.findings += _at(model, engine, reference, sizes, options, say, outcome, rng)
     for what, feeds in _wrong(model, engine, ranges, numbers):

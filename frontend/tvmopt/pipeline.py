@@ -54,7 +54,7 @@ from tvmopt.operators.stored import CHOICES, FLOAT
 from tvmopt.passes.bound_outputs import bound_outputs
 from tvmopt.passes.graph import sharing
 from tvmopt.passes.keep_caches import IN_PLACE, ONE_TOKEN, STORED
-from tvmopt.passes.keep_views import views_again
+from tvmopt.passes.keep_views import reshapes_to_views, views_again
 from tvmopt.passes.lift_constants import Weights, lift_constants
 from tvmopt.passes.lower_conv_transpose import LowerConvTranspose
 from tvmopt.passes.mark_planned import mark_planned
@@ -218,7 +218,8 @@ def fusion_stages() -> list[Stage]:
         Stage("tvmopt.SizesAgain", names.take_back, needed=True),  # before views are found by their sizes
         Stage("tvmopt.OrderSizes", order_sizes, needed=True),  # FuseOps orders kernels by their tensors alone
         Stage("tvmopt.ViewsAgain", views_again, needed=True),
-        stage(T.RewriteDataflowReshape()),  # before schedules: a reshape in threads or vectors is not seen as a view
+        # before schedules: a reshape in threads or vectors is not seen as a view
+        Stage("RewriteDataflowReshape", reshapes_to_views),
         stage(T.DeadCodeElimination()),
     ]
 

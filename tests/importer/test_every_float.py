@@ -215,3 +215,13 @@ def test_shrink_looks_below_first(dtype: str, bias: float, lambd: float) -> None
     wide = x.astype(np.float64)
     expected = np.where(wide < -lambd, wide + bias, np.where(wide > lambd, wide - bias, 0))
     np.testing.assert_allclose(found, expected.astype(dtype), rtol=1e-6)
+
+
+def test_shrink_leaves_large_integers_as_they_are() -> None:
+    """The largest one is no float64: it came out as the smallest."""
+    kind = onnx.TensorProto.INT64
+    ends = [helper.make_tensor_value_info(name, kind, [4]) for name in "xy"]
+    made = onnx_check.model([helper.make_node("Shrink", ["x"], ["y"])], ends[:1], ends[1:])
+    x = np.array([(1 << 63) - 1, -(1 << 63), 0, (1 << 53) + 1])
+    compiled = tvmopt.compile(made, threads=1).model  # verified
+    np.testing.assert_array_equal(compiled.run({"x": x})["y"], x)

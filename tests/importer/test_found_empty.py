@@ -101,3 +101,23 @@ def test_operators_that_onnx_infers_nothing_for_have_empty_results_too(op: str, 
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     compiled = tvmopt.compile(made, threads=1, verify=False).model
     assert compiled.run({"x": np.zeros((3, 3, 0, 1), np.float32)})["y"].shape == (3, 3, 0, 1)
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_the_place_of_an_extreme_of_a_found_vector_is_one_number(op: str) -> None:
+    """What ends the call where there is none made a vector of it."""
+    nodes = [
+        helper.make_node("Compress", ["x", "mask"], ["some"]),
+        helper.make_node(op, ["some"], ["y"], axis=0, keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5]),
+         helper.make_tensor_value_info("mask", TensorProto.BOOL, [5])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [])],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    compiled = tvmopt.compile(made, threads=1, verify=False).model
+    x, mask = np.float32([3, 1, 9, 0, 4]), np.array([True, True, False, False, True])
+    found = compiled.run({"x": x, "mask": mask})["y"]
+    assert found.shape == () and found == getattr(np, op.lower())(x[mask])

@@ -199,3 +199,27 @@ def test_a_model_whose_divisors_may_be_zero_is_compiled(tmp_path):
     onnx.save(model, tmp_path / "m.onnx")
     report = tvmopt.compile(tmp_path / "m.onnx").report
     assert not report.accuracy["verified"]
+
+
+@pytest.mark.parametrize("rows", [4, "n"])
+@pytest.mark.parametrize("behind", [[], ["Neg", "Abs"]])
+def test_the_only_element_of_an_axis_has_one_index(rows, behind):
+    """TVM takes the Gather for a reshape, which leaves the check of the index without a reader."""
+    nodes = [helper.make_node("Gather", ["x", "i"], ["v"], axis=1)]
+    nodes += [helper.make_node(op, ["v"], [op]) for op in behind]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in behind or ["v"]]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 1, 3]),
+        helper.make_tensor_value_info("i", TensorProto.INT64, []),
+    ]
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    made.ir_version = 9
+    compiled = tvmopt.compile(made, threads=1, verify=False).model
+    x = np.arange(12, dtype=np.float32).reshape(4, 1, 3)
+    for index in (0, -1):
+        assert compiled.run({"x": x, "i": np.array(index)})[outputs[-1].name].shape == (4, 3)
+    for index in (1, -2, 1 << 40):
+        with pytest.raises(InputError, match="out of range"):
+            compiled.run({"x": x, "i": np.array(index)})

@@ -22,6 +22,8 @@ from tvm import relax
 from tvmopt.operators.register import legalize_by, register
 
 OP = "tvmopt.checked"
+CHECKS = "tvmopt.checks"
+"""An attribute of kernels that end the call where a value is not allowed."""
 Array = np.ndarray[Any, Any]
 
 

@@ -1,14 +1,16 @@
-"""Leave reshapes between open sizes alone while kernels are fused."""
+"""Which reshapes are views: those between open sizes stay apart while kernels are fused, those of checked values are
+none."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmopt.lowering import between_expressions
+from tvmopt.operators.checks import CHECKS
 from tvmopt.operators.view import OP, view
 from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, op_name, rewrite_pass
 
@@ -49,3 +51,43 @@ def views_again(module: tvm.IRModule) -> tvm.IRModule:
     work = Reshapes(module)
     work.builder_.update_func(module.get_global_var("main"), work.visit_expr(main))
     return work.builder_.get()
+
+
+def reshapes_to_views(module: tvm.IRModule) -> tvm.IRModule:
+    """TVM's RewriteDataflowReshape, but for kernels that read a value which another one checks.
+
+        Before                                                 After TVM's alone
+        i = R.call_tir(check, (at,))                           y = R.reshape(x, (4, 3))
+        y = R.call_tir(take, (x [4, 1, 3], i))                 the check has no reader, and goes
+
+    An axis of one element has one index, so TVM sees a reshape. Without the check a call whose index is out of range
+    would be answered.
+    """
+    readers = _readers_of_checks(module)
+    if not readers:
+        return relax.transform.RewriteDataflowReshape()(module)
+    hidden = module.clone()
+    for name in readers:
+        hidden.update_func(name, module[name].with_body(tirx.Evaluate(tirx.const(0, "int32"))))
+    done = relax.transform.RewriteDataflowReshape()(hidden)
+    for name in readers:
+        done.update_func(done.get_global_var(name.name_hint), module[name])
+    return done
+
+
+def _readers_of_checks(module: tvm.IRModule) -> list[Any]:
+    """The kernels of `main` that read what one that checks wrote."""
+    checks = {name for name, f in module.functions_items() if f.attrs is not None and CHECKS in f.attrs}
+    checked: set[Any] = set()
+    readers: dict[Any, None] = {}
+    for block in module["main"].body.blocks if checks else ():
+        for binding in block.bindings:
+            call = binding.value
+            if not isinstance(call, relax.Call) or op_name(call) != "call_tir":
+                continue
+            name, given = call.args[0], call.args[1]
+            if name in checks:
+                checked.add(binding.var)
+            elif any(one in checked for one in getattr(given, "fields", ())):
+                readers[name] = None
+    return list(readers)

@@ -20,7 +20,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmopt.lowering.common import OPAQUE
 from tvmopt.lowering.loops import everything, load, seq, store
-from tvmopt.operators.checks import Check, check_of
+from tvmopt.operators.checks import CHECKS, Check, check_of
 from tvmopt.runtime.refused import KIND
 from tvmopt.targets import Machine
 
@@ -57,7 +57,8 @@ def kernel(shape: list[Any], dtype: str, rule: Check) -> tirx.PrimFunc:
     statements = seq([store(bad, tirx.const(0, "int32"), 0), body, said])
     root = SBlock([], [everything(x)], [everything(y)], "root", statements, alloc_buffers=[bad])
     function = tirx.PrimFunc([x, y], SBlockRealize([], tirx.const(True, "bool"), root))
-    return function.with_attrs({"tirx.noalias": True, "op_pattern": OPAQUE, "s_tir": True, "tirx.is_scheduled": True})
+    attrs = {"tirx.noalias": True, "op_pattern": OPAQUE, "s_tir": True, "tirx.is_scheduled": True, CHECKS: True}
+    return function.with_attrs(attrs)
 
 
 def _judged(value: Any, rule: Check, component: int) -> tuple[Any, Any]:

@@ -180,13 +180,15 @@ def thresholded_relu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
 
 def shrink(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Shrink: x + bias below -lambd, else x - bias above lambd, else 0, also for NaN. With a negative lambd numbers may
-    be both. The two are floats: integers are compared and moved as such."""
+    be both. The two are floats: integers are compared and moved as such, but for no bias: a float64 has not all of
+    their digits."""
     b, kind = Build(bb, ctx.name), np.dtype(dtype_of(inputs[0]))
     wide = "float64" if kind.itemsize > 2 else "float32"
     x = b.cast(inputs[0], wide) if kind.kind in "iu" else inputs[0]
     lambd, bias = attrs.get("lambd", 0.5), attrs.get("bias", 0.0)
-    above = b.where(b.emit(relax.op.greater(x, like(lambd, x))), b.sub(x, bias), 0.0)
-    return b.cast(b.where(b.emit(relax.op.less(x, like(-lambd, x))), b.add(x, bias), above), dtype_of(inputs[0]))
+    low, high = (inputs[0], inputs[0]) if not bias else (b.add(x, bias), b.sub(x, bias))
+    above = b.where(b.emit(relax.op.greater(x, like(lambd, x))), high, 0)
+    return b.cast(b.where(b.emit(relax.op.less(x, like(-lambd, x))), low, above), dtype_of(inputs[0]))
 
 
 def mish(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

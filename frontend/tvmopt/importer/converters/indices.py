@@ -132,7 +132,7 @@ def at_least(b: Build, ctx: Context, at: Any, size: Size, least: Size, what: str
     if interval(size - least, {})[0] >= 0:
         return at
     short = b.less(b.number(size), b.number(least))
-    nothing = _refused(b, ctx, 0, short, what, "pass values of which enough are chosen")
+    nothing = b.reshape(_refused(b, ctx, 0, short, what, "pass values of which enough are chosen"), ())
     return b.add(at, b.cast(nothing, dtype_of(at)))
 
 

@@ -438,6 +438,6 @@ def agree(walk: Walk, node: onnx.NodeProto) -> str:
         raise
     except OpenSize as error:
         raise Undecided(str(error)) from error
-    except (ValueError, IndexError):
+    except (ValueError, LookupError, ArithmeticError, TypeError):
         return "the ranks of its inputs do not belong together"
     return ""
