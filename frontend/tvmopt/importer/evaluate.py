@@ -26,13 +26,14 @@ LINEAR = words(
 """Operators that the reference computes with a few NumPy calls: time grows with the bytes moved."""
 
 LAYERS = words(
-    """Attention AveragePool Col2Im Conv ConvInteger ConvTranspose DeformConv Einsum GlobalAveragePool GlobalLpPool
-    GlobalMaxPool GridSample GroupNormalization GRU InstanceNormalization LayerNormalization LpPool LRN LSTM
-    MatMulInteger MaxUnpool MeanVarianceNormalization NegativeLogLikelihoodLoss QLinearConv QLinearMatMul Resize
-    RMSNormalization RNN RotaryEmbedding SoftmaxCrossEntropyLoss Upsample"""
+    """AffineGrid Attention AveragePool Col2Im Conv ConvInteger ConvTranspose DeformConv Einsum GlobalAveragePool
+    GlobalLpPool GlobalMaxPool GridSample GroupNormalization GRU InstanceNormalization LayerNormalization LpPool LRN
+    LSTM MatMulInteger MaxUnpool MeanVarianceNormalization NegativeLogLikelihoodLoss QLinearConv QLinearMatMul
+    Resize RMSNormalization RNN RotaryEmbedding SoftmaxCrossEntropyLoss Upsample"""
 )
 """Operators of networks, which no computation of shapes needs. The reference serves single test cases: it forgets the
-groups of a ConvTranspose, the second channel of an LRN, and interpolates what does not count."""
+groups of a ConvTranspose, the second channel of an LRN, divides by zero for the corners of an axis of one element, and
+interpolates what does not count."""
 
 NEVER = words(
     """Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike QuantizeLinear
