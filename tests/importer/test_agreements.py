@@ -175,6 +175,9 @@ def test_every_rule_is_tested() -> None:
     case("Einsum", 0, attrs={"equation": "ij,jk->ik"}, x=("n", 6), w=(5, 4)),
     case("CumSum", 0, x=("n", 3), a=np.array(2)),
     case("Softmax", 0, attrs={"axis": 2}, x=("n", 3)),
+    case("DequantizeLinear", 0, x=(UINT8, ()), s=("n",)),
+    case("GatherElements", 0, x=(), i=(INT64, ("n",))),
+    case("Col2Im", 0, x=(1, 12, "n"), a=np.array([4, 4]), b=np.array([0, 2])),
 ])  # fmt: skip
 def test_numbers_beside_an_open_size_must_agree_too(one: Case) -> None:
     """The rules for known shapes do not look at a model whose batch is open."""
@@ -209,6 +212,25 @@ def test_sizes_that_values_decide_are_not_taken_for_numbers(nodes: list[Any]) ->
     inputs = [value("x", (5, 6)), value("b", (4,)), value("m", (4, 5))]
     with pytest.raises(UnsupportedOp, match="is decided by values"):
         prepare(model([*first, *nodes], inputs, [value("y", None)]))
+
+
+def test_what_is_selected_of_an_axis_is_no_longer_than_it() -> None:
+    """Values decide how many rows remain, but never more than there are: the kernel reads no row beyond them."""
+    constants = {"zero": np.array([0]), "one": np.array([1]), "shape": np.array([1, 3])}
+    nodes = [
+        helper.make_node("NonZero", ["mask"], ["found"]),
+        helper.make_node("Squeeze", ["found", "zero"], ["rows"]),
+        helper.make_node("Unsqueeze", ["rows", "one"], ["column"]),
+        helper.make_node("Expand", ["column", "shape"], ["index"]),
+        helper.make_node("GatherElements", ["x", "index"], ["y"], axis=1),
+    ]
+    made = model(nodes, [value("mask", ("n",)), value("x", ("n", 40))], [value("y", None)], constants)
+    compiled = tvmopt.compile(made, threads=1, verify=False).model
+    x = np.arange(200, dtype=np.float32).reshape(5, 40)
+    for mask in ([0, 1, 1, 0, 1], [1] * 5, [0] * 5):
+        index = np.broadcast_to(np.flatnonzero(mask)[:, None], (sum(mask), 3))
+        found = compiled.run({"mask": np.array(mask, np.float32), "x": x})["y"]
+        np.testing.assert_array_equal(found, np.take_along_axis(x[: len(index)], index, 1))
 
 
 def test_a_condition_of_compress_may_be_longer_than_an_open_axis() -> None:

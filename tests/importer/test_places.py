@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 import tvmopt
 from tests.importer.onnx_check import model, ops, run_ort, value
 from tvmopt.dims import parse
-from tvmopt.errors import InputError, UnsupportedOp
+from tvmopt.errors import InputError, ModelError, UnsupportedOp
 from tvmopt.importer import load, prepare
 from tvmopt.importer.open_values import evaluate, objects
 from tvmopt.importer.symbols import Symbols
@@ -245,6 +245,51 @@ def test_a_place_that_is_an_input(length: int, step: int, kind: int) -> None:
         for array, one in zip(compiled.run(feeds).values(), expected, strict=True):
             np.testing.assert_array_equal(array, one)
     assert right
+
+
+BOUNDS = {"5 - n": range(3, 6), "n - 5": range(5, 13), "1 - n": range(2, 13), "-(n//2)": range(2, 13)}
+"""A bound of a Slice that is below 0 at some sizes, and the sizes (to 12) that the model takes."""
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_bound_on_both_sides_of_0(bound: str) -> None:
+    """Taken for one from the start at all sizes, it was a place before the tensor."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Slice", ["shape", "zero1", "one1"], ["n"]),
+        *{
+            "5 - n": [node("Sub", ["five1", "n"], ["at"])],
+            "n - 5": [node("Sub", ["n", "five1"], ["at"])],
+            "1 - n": [node("Sub", ["one1", "n"], ["at"])],
+            "-(n//2)": [node("Div", ["n", "two1"], ["half"]), node("Neg", ["half"], ["at"])],
+        }[bound],
+        node("Slice", ["x", "at", "far", "zero1"], ["y"]),
+    ]
+    numbers = {"zero1": 0, "one1": 1, "two1": 2, "five1": 5, "far": 2**62}
+    constants = {name: np.array([number]) for name, number in numbers.items()}
+    made = model(nodes, [value("x", ("n", 3))], [value("y", None)], constants)
+    compiled = compared(made, [{"x": floats(n, n, 3)} for n in BOUNDS[bound]])
+    for n in {*range(1, 13)} - {*BOUNDS[bound]}:
+        with pytest.raises(InputError):
+            compiled.run({"x": floats(n, n, 3)})
+
+
+@pytest.mark.parametrize("axes, steps", [("rest1", "one1"), ("both", "one1")])
+def test_cuts_that_contradict_themselves_are_refused_by_name(axes: str, steps: str) -> None:
+    """An axis that a call decides; a step for one of two axes."""
+    many = 1 if axes == "rest1" else 2
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Slice", ["shape", "zero1", "one1"], ["n"]),
+        node("Mod", ["n", "two1"], ["rest1"]),
+        node("Concat", ["p"] * many, ["starts"], axis=0),
+        node("Add", ["starts", "one1"], ["ends"]),
+        node("Slice", ["x", "starts", "ends", axes, steps], ["y"]),
+    ]
+    constants = {"zero1": np.array([0]), "one1": np.array([1]), "two1": np.array([2]), "both": np.array([0, 1])}
+    made = model(nodes, [value("x", ("n", 3)), value("p", (1,), INT64)], [value("y", None)], constants)
+    with pytest.raises(ModelError, match="Slice"):
+        tvmopt.compile(made, threads=1, verify=False)
 
 
 def test_a_length_that_no_size_tells_is_refused() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from tvmopt.dims import Dim, OpenSize, Size
+from tvmopt.dims import Dim, OpenSize, Size, interval
 from tvmopt.importer.protos import attributes, normal_domain
 from tvmopt.importer.symbols import Symbols
 
@@ -45,6 +45,16 @@ def objects(values: Any) -> Array:
     array = np.empty(len(flat), object)
     array[:] = flat
     return array.reshape(given.shape)
+
+
+def from_the_end(bound: Size) -> bool:
+    """Whether a bound of a Slice counts from the end of its axis; of an open one: whether it is above 0 at no size.
+
+    >>> from tvmopt.dims import parse
+    >>> [from_the_end(bound) for bound in (-1, parse("1 - seq"), parse("seq - 1"), parse("seq - 5"))]
+    [True, True, False, False]
+    """
+    return bool(interval(bound, {})[1] <= 0) if isinstance(bound, Dim) else bound < 0
 
 
 def _axes(args: list[Array], attrs: dict[str, Any]) -> list[int] | None:

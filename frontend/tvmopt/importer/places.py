@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvmopt.dims import Dim, Size
+from tvmopt.dims import Dim, Size, is_open
 from tvmopt.importer.branches import VIEWS
 from tvmopt.importer.counting import counters
 from tvmopt.importer.open_shapes.node import Node
@@ -77,9 +77,12 @@ def _slice(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
         return None
     size = _elements(walk, node.input[1])
     axes = n.value(3) if _given(node, 3) else list(range(size or 0))
-    if not size or size > len(own) or axes is None or len(axes) != size or _elements(walk, node.input[2]) != size:
+    if not size or size > len(own) or axes is None or is_open(axes) or _elements(walk, node.input[2]) != size:
         return None
-    cuts = [_cut(walk, node, k, own[axis % len(own)], (steps or [1] * size)[k]) for k, axis in enumerate(axes)]
+    steps = steps or [1] * size
+    if len(axes) != size or len(steps) != size:
+        return None
+    cuts = [_cut(walk, node, k, own[axis % len(own)], steps[k]) for k, axis in enumerate(axes)]
     moving = [k for k, cut in enumerate(cuts) if cut is not None]
     if not moving or any(cut is None and not _known(walk, node, k) for k, cut in enumerate(cuts)):
         return None
@@ -87,7 +90,7 @@ def _slice(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     x, left = node.input[0], [k for k in range(size) if k not in moving]
     if left:
         bounds = [made.number([_at(walk, name, k) for k in left], name) for name in node.input[1:3]]
-        more = [made.number([values[k] for k in left]) for values in (axes, steps or [1] * size)]
+        more = [made.number([values[k] for k in left]) for values in (axes, steps)]
         x = made.node("Slice", x, *bounds, *more)
     for k in moving:
         cut = cuts[k]

@@ -132,9 +132,7 @@ class Symbols:
 
     def forget(self, place: Dim) -> None:
         """The body of a loop has been walked."""
-        name = str(place)
-        most = self.places.pop(name)
-        self.decided = {k: replaced(limit, {name: most}) for k, limit in self.decided.items()}
+        del self.places[str(place)]
 
     def in_place(self, *sizes: Size) -> bool:
         """Whether one of the sizes differs from trip to trip."""
@@ -145,10 +143,10 @@ class Symbols:
         return next(name for i in count_from(0) if (name := f"{FOUND}{i}") not in taken)
 
     def between(self, size: Size) -> Interval:
-        """The lowest and the highest value of a size. A trip number is put at its ends, which may be sizes: so
-        ``rows - trip`` is 1 or more in a loop over all rows."""
+        """The lowest and the highest value of a size. A trip number, or what values decide, is put at its ends, which
+        may be sizes: so ``rows - trip`` is 1 or more in a loop over all rows."""
         low = high = size
-        for name, limit in reversed(self.places.items()):
+        for name, limit in reversed((self.decided | self.places).items()):
             low, high = _at_an_end(low, name, limit, -1), _at_an_end(high, name, limit, 1)
         known = self.known()
         whole = interval(size, known)
@@ -349,7 +347,7 @@ def _same_rows(a: Size, b: Size, names: tuple[str, ...]) -> tuple[str, Size] | N
 
 
 def _at_an_end(size: Size, name: str, most: Size, end: int) -> Size:
-    """A size that adds or subtracts a multiple of a trip number, at the trip where it is largest (`end` 1) or smallest;
+    """A size that adds or subtracts a multiple of a symbol from 0 to `most`, where it is largest (`end` 1) or smallest;
     any other one as it is.
 
     >>> from tvmopt.dims import parse

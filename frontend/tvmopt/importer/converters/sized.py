@@ -15,7 +15,7 @@ from tvmopt.importer.converters import indices as indexed
 from tvmopt.importer.converters import shape as static
 from tvmopt.importer.converters.common import Build, const, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.open_values import BEYOND
+from tvmopt.importer.open_values import BEYOND, from_the_end
 from tvmopt.importer.sizes import shape_to_tvm, to_tvm
 
 
@@ -140,11 +140,8 @@ def _place(size: Size, place: Size) -> Size:
     place = place if hasattr(place, "terms") else int(place)
     if isinstance(place, int) and abs(place) >= BEYOND:
         return size if place > 0 else 0
-    try:
-        if place < 0:
-            return most(size + place, 0)
-    except OpenSize:
-        pass
+    if from_the_end(place):
+        return most(size + place, 0)
     return place if not isinstance(place, int) and isinstance(size, int) else least(place, size)
 
 

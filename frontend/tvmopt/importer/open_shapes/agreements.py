@@ -271,7 +271,7 @@ def _blocks(n: Node) -> Facts:
 
 def _col2im(n: Node) -> Facts:
     x, image, block = n.shapes[0], n.value(1), n.value(2)
-    if x is not None and image and block and not is_open((*image, *block)):
+    if x is not None and image and block and not is_open((*image, *block)) and 0 not in block:
         yield "its rows and whole blocks", x[1] // prod(block) * prod(block), "==", x[1]
         yield "its columns and the blocks of its image", x[2], "==", prod(windows(n.attrs, image, block).out)
 

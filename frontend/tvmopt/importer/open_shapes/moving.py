@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from tvmopt.dims import Dim, OpenSize, Size, is_open
+from tvmopt.dims import Dim, Size, is_open
 from tvmopt.importer.open_shapes.node import Node, Shapes
-from tvmopt.importer.open_values import BEYOND
+from tvmopt.importer.open_values import BEYOND, from_the_end
 from tvmopt.importer.walk import Walk
 
 
@@ -83,10 +83,11 @@ def slice_bounds(walk: Walk, size: Size, start: Size, end: Size, where: str) -> 
     """Where a slice of step 1 or more begins and ends in an axis of this size.
 
     An open end of an axis of known size is taken to be inside: a table of positions is as long as the model's longest
-    text.
+    text. One that is not always on the same side of 0 counts from the start, or from the end where it is never above 0;
+    a call in which it would count from elsewhere is refused.
 
     Raises:
-        OpenSize: that differs from trip to trip of a loop.
+        OpenSize: values decide that, or it differs from trip to trip of a loop.
     """
 
     def inside(place: Size) -> Size:
@@ -96,10 +97,10 @@ def slice_bounds(walk: Walk, size: Size, start: Size, end: Size, where: str) -> 
             return 0
         if place == size:
             return size
-        if walk.is_less(place, 0):
+        if from_the_end(place):
+            walk.symbols.at_most(place, -1, where)
             return walk.symbols.most_of(size + place, 0)
-        if walk.symbols.in_place(place) and walk.symbols.between(place)[0] < 0:
-            raise OpenSize(f"whether {place} counts from the end differs from trip to trip")
+        walk.symbols.at_most(0, place, where)
         if isinstance(place, Dim) and isinstance(size, int):
             walk.symbols.at_most(place, size, where)
             return place
