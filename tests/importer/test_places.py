@@ -274,6 +274,32 @@ def test_a_bound_on_both_sides_of_0(bound: str) -> None:
             compiled.run({"x": floats(n, n, 3)})
 
 
+@pytest.mark.parametrize("factor, number, divisor, sizes", [
+    (1, -5, 2, range(5, 13)),
+    (1, -5, -2, range(1, 6)),
+    (-1, 5, 2, range(1, 6)),
+    (-1, 1, 2, range(1, 13)),
+    (2, -6, 2, range(1, 13)),
+    (1, 5, -2, range(1, 13)),
+])  # fmt: skip
+def test_quotients_below_0_are_rounded_towards_0_or_refused(
+    factor: int, number: int, divisor: int, sizes: range
+) -> None:
+    """Sizes are rounded down: ``(n - 5) / 2`` of 4 elements was -1."""
+    nodes = [
+        node("Shape", ["x"], ["n"]),
+        node("Mul", ["n", "factor"], ["some"]),
+        node("Add", ["some", "number"], ["more"]),
+        node("Div", ["more", "divisor"], ["y"]),
+    ]
+    constants = {"factor": np.array([factor]), "number": np.array([number]), "divisor": np.array([divisor])}
+    made = model(nodes, [value("x", ("n",))], [value("y", (1,), INT64)], constants)
+    compiled = compared(made, [{"x": floats(n, n)} for n in sizes])
+    for n in {*range(1, 13)} - {*sizes}:
+        with pytest.raises(InputError):
+            compiled.run({"x": floats(n, n)})
+
+
 @pytest.mark.parametrize("axes, steps", [("rest1", "one1"), ("both", "one1")])
 def test_cuts_that_contradict_themselves_are_refused_by_name(axes: str, steps: str) -> None:
     """An axis that a call decides; a step for one of two axes."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx
 
 from tvmopt.dims import Dim, OpenSize, Size, interval
-from tvmopt.importer.protos import attributes, normal_domain
+from tvmopt.importer.protos import attributes, node_name, normal_domain
 from tvmopt.importer.symbols import Symbols
 
 Array = npt.NDArray[Any]
@@ -124,16 +124,26 @@ def _cast(args: list[Array], attrs: dict[str, Any], symbols: Symbols) -> Array:
 
 
 def _quotient(symbols: Symbols, a: Size, b: Size) -> Size:
-    """A quotient of integers, which ONNX rounds towards zero; sizes round down, as they are seldom below 0."""
-    if not isinstance(b, Dim) and b < 0:
-        a, b = -a, -b
-    if not isinstance(b, Dim):
-        low, high = symbols.between(a)
-        if high < 0:
-            return -(-a // b)
-        if low < 0 and symbols.in_place(a):
-            raise OpenSize(f"whether {a} is below 0 differs from trip to trip")
-    return a // b
+    """A quotient of integers, which ONNX rounds towards zero, and sizes down: see `_keep_signs`."""
+    a, b = _above_0(a, b)
+    return -(-a // b) if symbols.between(a)[1] <= 0 else a // b
+
+
+def _above_0(a: Size, b: Size) -> tuple[Size, Size]:
+    """Dividend and divisor of the same quotient; the divisor is no negative number."""
+    return (-a, -b) if not isinstance(b, Dim) and b < 0 else (a, b)
+
+
+def _keep_signs(args: list[Array], symbols: Symbols, where: str) -> None:
+    """Calls have no dividend below 0 where at some sizes it is above 0: rounded down it would be another quotient.
+
+    Raises:
+        OpenSize: values decide that, or it differs from trip to trip of a loop.
+    """
+    for pair in zip(*(array.ravel() for array in np.broadcast_arrays(*args)), strict=True):
+        a, b = _above_0(*pair)
+        if a % b != 0 and symbols.between(a)[1] > 0:
+            symbols.at_most(0, a, where)
 
 
 def _by_element(function: Callable[..., Size]) -> Callable[[list[Array], dict[str, Any], Symbols], Array]:
@@ -193,9 +203,12 @@ def evaluate(node: onnx.NodeProto, args: list[Array], elem_type: int, symbols: S
     if sum(a.size for a in args) > LARGEST or any(a.dtype.kind not in "iubfO" for a in args):
         return None
     try:
-        found = np.asarray(function([objects(a) for a in args], attributes(node), symbols), object)
-        if node.op_type == "Div" and elem_type in FLOATS and (found * objects(args[1]) != objects(args[0])).any():
+        args = [objects(a) for a in args]
+        found = np.asarray(function(args, attributes(node), symbols), object)
+        if node.op_type == "Div" and elem_type in FLOATS and (found * args[1] != args[0]).any():
             return None
+        if node.op_type == "Div" and elem_type in WHOLE:
+            _keep_signs(args, symbols, node_name(node))
         return found
     except (OpenSize, TypeError, ValueError, IndexError, ZeroDivisionError):
         return None
