@@ -120,6 +120,24 @@ def test_a_loop_of_unknown_trips_stays_one():
     assert ops(prepare(load(made))) == ["Loop"]
 
 
+def test_loops_of_many_trips_in_each_other_are_walked_once():
+    """Each was tried to be written out in 500 trips of the one around it: four of them took days."""
+
+    def body(level):
+        inner = helper.make_node("Add", [f"h{level}", "one"], [f"a{level}"])
+        if level < 4:
+            inner = helper.make_node("Loop", ["many", "", f"h{level}"], [f"a{level}"], body=body(level + 1))
+        formal = [value(f"t{level}", (), TensorProto.INT64), value(f"go{level}", (), TensorProto.BOOL)]
+        same = helper.make_node("Identity", [f"go{level}"], [f"on{level}"])
+        results = [value(f"on{level}", (), TensorProto.BOOL), value(f"a{level}", (2, 3))]
+        return helper.make_graph([inner, same], f"b{level}", [*formal, value(f"h{level}", (2, 3))], results)
+
+    loop = helper.make_node("Loop", ["many", "", "x"], ["y"], body=body(1))
+    constants = {"many": np.array(1001), "one": np.float32(1)}
+    made = model([loop], [value("x", (2, 3))], [value("y", (2, 3))], constants)
+    assert ops(prepare(load(made))) == ["Loop"]
+
+
 def test_an_endless_loop_is_refused_quickly():
     made = model([node("Loop", ["", "", "x"], ["s", ""], body=loop_body())], [value("x", (3,))], [value("s", (3,))])
     with pytest.raises(UnsupportedOp):

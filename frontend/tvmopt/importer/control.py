@@ -52,7 +52,9 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
     limit, alive = _loop_start(walk, node)
     if limit is None or alive is None:
         return None
-    limit = min(limit, most // max(len(body.node), 1) + 1)
+    wanted, limit = limit, min(limit, most // max(len(body.node), 1) + 1)
+    if wanted > limit and _never_stops(body):
+        return None  # not after so many trips: each of them would try to write out the loops in it
     carried = list(node.input[2:])
     scans: list[list[str]] = [[] for _ in node.output[len(carried) :]]
     back, prefix, weights = _start(walk), node_name(node), dict[str, str]()
@@ -77,6 +79,17 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
         back()
         return None
     return _finish(walk, node, carried, scans, [0] * len(scans))
+
+
+def _never_stops(body: onnx.GraphProto) -> bool:
+    """Whether a body hands on the condition that it got."""
+    if len(body.input) < 2 or not body.output:
+        return False
+    made = {output: n.input[0] for n in body.node if n.op_type == "Identity" for output in n.output}
+    name = body.output[0].name
+    while name in made:
+        name = made[name]
+    return bool(name == body.input[1].name)
 
 
 def _start(walk: Walk) -> Callable[[], None]:
