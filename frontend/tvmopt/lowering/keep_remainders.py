@@ -20,16 +20,16 @@ Gain           the right element; TVM simplifies all other places as before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx.op import call_intrin
-from tvm_ffi import structural_equal, structural_map, structural_mutate
+from tvm_ffi import structural_map, structural_mutate
 
 from tvmopt.lowering.intrinsics import called, register
+from tvmopt.scheduling.open_loops import whole
 
 KEPT = "tvmopt.kept"
 DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
@@ -64,39 +64,6 @@ def _store(node: Any, mutator: Any) -> Any:
     node = mutator.default_mutate(node)
     indices = None if len(node.buffer.strides) else whole(node.indices, node.buffer.shape)
     return node if indices is None else tirx.BufferStore(node.buffer, node.value, indices)
-
-
-def whole(indices: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
-    """Indices of the same place, in a tensor whose rows lie one behind the other, without a number's quotient in one
-    axis and its remainder in the next; None where there are none.
-
-    >>> i = tirx.Var("i", "int32")
-    >>> whole([i // 7 + 2, i % 7], [tirx.const(5), tirx.const(7)])
-    [2, i]
-    """
-    found = list(indices)
-    for k in range(1, len(found)):
-        low = found[k]
-        if isinstance(low, tirx.FloorMod) and isinstance(low.b, tirx.IntImm) and structural_equal(low.b, shape[k]):
-            high = _without(found[k - 1], tirx.FloorDiv(low.a, low.b))
-            if high is not None:
-                found[k - 1 : k + 1] = [high, low.a]
-    return None if all(a is b for a, b in zip(found, indices, strict=True)) else found
-
-
-def _without(total: Any, term: Any) -> Any | None:
-    """A sum without one of its terms; None: it has no such term."""
-    if structural_equal(total, term):
-        return tirx.const(0, str(total.ty.dtype))
-    if isinstance(total, tirx.Add):
-        for one, other in ((total.a, total.b), (total.b, total.a)):
-            left = _without(one, term)
-            if left is not None:
-                return left + other
-    if isinstance(total, tirx.Sub):
-        left = _without(total.a, term)
-        return None if left is None else left - total.b
-    return None
 
 
 def _kept(node: Any) -> Any:

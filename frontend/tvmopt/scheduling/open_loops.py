@@ -38,7 +38,13 @@ def moved(statement: Any, targets: Mapping[Any, Target]) -> Any:
         return [i + added[k] if k in added else i for k, i in enumerate(indices)]
 
     def access(buffer: Any, indices: Sequence[Any]) -> list[Any]:
-        return at(buffer, _whole(buffer, targets[buffer][0], indices))
+        return at(buffer, whole(indices, fixed(buffer.shape, targets[buffer][0].shape)) or indices)
+
+    def fixed(shape: Sequence[Any], there: Sequence[Any]) -> list[Any]:
+        """The sizes that both buffers have; what is split by an axis that is longer there stays split."""
+        pairs = zip(shape, there, strict=True)
+        same = (all(isinstance(d, tirx.IntImm) for d in pair) and int(pair[0]) == int(pair[1]) for pair in pairs)
+        return [size if alike else None for size, alike in zip(shape, same, strict=True)]
 
     def load(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
@@ -69,19 +75,37 @@ def moved(statement: Any, targets: Mapping[Any, Target]) -> Any:
     return structural_mutate(statement, ((TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
 
 
-def _whole(buffer: Any, target: Any, indices: Sequence[Any]) -> list[Any]:
-    """Indices of a tile's buffer without the quotient and the remainder of one number by the size of an axis, side by
-    side. An axis that is open in `target` is longer there than in the tile: what is split by it stays split."""
-    found = list(indices)
+def whole(indices: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
+    """Indices of the same place, in a tensor whose rows lie one behind the other, without a number's quotient in one
+    axis and its remainder in the next; None where there are none.
+
+    >>> i = tirx.Var("i", "int32")
+    >>> whole([i // 7 + 2, i % 7], [tirx.const(5), tirx.const(7)])
+    [2, i]
+    """
+    found, split = list(indices), False
     for k in range(1, len(found)):
-        high, low, size, there = found[k - 1], found[k], buffer.shape[k], target.shape[k]
-        if not (isinstance(high, tirx.FloorDiv) and isinstance(low, tirx.FloorMod)):
-            continue
-        if not (isinstance(size, tirx.IntImm) and isinstance(there, tirx.IntImm) and int(size) == int(there)):
-            continue
-        if structural_equal(high.a, low.a) and structural_equal(high.b, size) and structural_equal(low.b, size):
-            found[k - 1 : k + 1] = [tirx.const(0, str(high.ty.dtype)), high.a]
-    return found
+        low = found[k]
+        if isinstance(low, tirx.FloorMod) and isinstance(low.b, tirx.IntImm) and structural_equal(low.b, shape[k]):
+            high = _without(found[k - 1], tirx.FloorDiv(low.a, low.b))
+            if high is not None:
+                found[k - 1 : k + 1], split = [high, low.a], True
+    return found if split else None
+
+
+def _without(total: Any, term: Any) -> Any | None:
+    """A sum without one of its terms; None: it has no such term."""
+    if structural_equal(total, term):
+        return tirx.const(0, str(total.ty.dtype))
+    if isinstance(total, tirx.Add):
+        for one, other in ((total.a, total.b), (total.b, total.a)):
+            left = _without(one, term)
+            if left is not None:
+                return left + other
+    if isinstance(total, tirx.Sub):
+        left = _without(total.a, term)
+        return None if left is None else left - total.b
+    return None
 
 
 def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc) -> tirx.PrimFunc:
