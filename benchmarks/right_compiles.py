@@ -149,9 +149,7 @@ def judged(case: Case) -> dict[str, Any]:
         verified = time.perf_counter()
         found |= {"status": "accepted" if verdict.trials else "not verified", "text": verdict.reason}
         found |= {"compile": compiled - start, "verify": verified - compiled}
-        if (
-            verdict.trials and not done.artifact.manifest.symbols
-        ):  # `verify` has looked at a model of open sizes at several
+        if verdict.trials and not done.artifact.manifest.symbols:  # at open sizes `verify` has looked at several
             found |= in_full(done.artifact, path, case)
     return found
 

@@ -8,7 +8,7 @@
 Steps, in order; a step whose needs are missing is reported and left out, and a failure of numbers or races stops the
 rest:
 
-    numbers   `pytest -m cuda`: every artifact against onnxruntime on the CPU, within the precision's tolerance
+    numbers   the tests of the CUDA kernels: where there is a GPU they run on it, five times each with the same bits
     races     compute-sanitizer --tool racecheck, then memcheck, over the same tests
     peers     benchmarks/gpu_peers.py: ResNet-50 (batch 1 and 32), BERT-base, ViT-B and a GEMM of 4096x4096x4096 in fp16
               against eager torch (cuDNN, cuBLAS), torch.compile (max-autotune, CUDA graphs) and onnxruntime's CUDA
@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("resnet50", "bert_base", "vit_base")
 STEPS = ("numbers", "races", "peers", "bench")
 BATCHES = {"resnet50": (1, 32)}
+KERNEL_TESTS = ("tests/schedules/cuda", "tests/runtime/test_cuda.py")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _answer(code: str) -> str:
 
 def commands(step: str, models: Sequence[str], folder: Path, sources: Path) -> list[list[str]]:
     """What a step runs."""
-    tests = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests"]
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not models", *KERNEL_TESTS]
     if step == "numbers":
         return [tests]
     if step == "races":

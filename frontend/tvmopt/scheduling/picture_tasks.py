@@ -75,7 +75,8 @@ class Tasks:
         body = tirx.For(row, number(0), last - first, tirx.ForKind.SERIAL, body)
         body = self._rows(body, task, picture, top, end, border)
         if around is not None:  # asked, not counted from there: where a task begins is then in no place's arithmetic
-            begin, stop = (inner.of("step", quotient(p * self.steps, parts)).astype("int32") for p in (part, part + 1))
+            begin = inner.of("begin", quotient(part * self.steps, parts)).astype("int32")
+            stop = inner.of("stop", quotient((part + 1) * self.steps, parts)).astype("int32")
             body = tirx.IfThenElse(tirx.And(task >= begin, task < stop), body, None)
         steps = tirx.const(self.steps, "int32")
         body = tirx.For(task, tirx.const(0, "int32"), steps, tirx.ForKind.SERIAL, body)

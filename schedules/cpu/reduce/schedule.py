@@ -24,7 +24,8 @@ from tvmopt.scheduling.strides import vector_axis
 from tvmopt.targets import Machine
 
 STRIPS = (512, 64, 128, 256)
-STRIP, NARROWEST = 512, 64
+"""Elements of a strip: what is usual, and what else is tried."""
+NARROWEST = 64
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def recognise(func: Any, machine: Machine) -> ReductionProblem | None:
 
 def knobs(problem: ReductionProblem, machine: Machine) -> Space:
     """Threads or not; elements of a strip."""
-    parallel, strip = int(worth_threads(problem.nanoseconds, machine)), STRIP
+    parallel, strip = int(worth_threads(problem.nanoseconds, machine)), STRIPS[0]
     if parallel and problem.rows * -(-problem.columns // strip) < machine.cores:
         strip = max(NARROWEST, problem.columns * problem.rows // machine.cores)
     return Space({"parallel": (parallel, 1 - parallel), "strip": (strip, *(s for s in STRIPS if s != strip))})
