@@ -164,6 +164,33 @@ def test_comparisons_and_positions() -> None:
         np.testing.assert_array_equal(outputs[name], want, err_msg=name)
 
 
+@pytest.mark.parametrize("op", ["Sigmoid", "Tanh", "Erf", "Exp", "Sin", "Max"])
+@pytest.mark.parametrize("size", [8, 15, 16, 17, 33])
+def test_a_function_of_truths(op: str, size: int) -> None:
+    """A vector of truths as numbers that a function uses twice: TVM's analyzer failed at its name."""
+    x = np.random.default_rng(size).standard_normal((9, 31, size)).astype("float32")
+    nodes = [h.make_node("Hardmax", ["x"], ["m"]), h.make_node(op, ["m", "x"] if op == "Max" else ["m"], ["y"])]
+    ends = [[h.make_tensor_value_info(n, 1, x.shape)] for n in "xy"]
+    model = h.make_model(h.make_graph(nodes, "g", *ends), opset_imports=[h.make_opsetid("", 20)], ir_version=9)
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})["y"]
+    m = np.eye(size)[x.argmax(-1)]
+    functions = {"Sigmoid": special.expit, "Tanh": np.tanh, "Erf": special.erf, "Exp": np.exp, "Sin": np.sin}
+    want = np.maximum(m, x) if op == "Max" else functions[op](m)
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("to", [1, 10, 16, 6, 3, 2, 7])
+@pytest.mark.parametrize("size", [15, 17, 64])
+def test_truths_as_numbers(to: int, size: int) -> None:
+    """A comparison as numbers of each type."""
+    x = np.resize(EDGES, (2, 5, size)).astype("float32")
+    nodes = [h.make_node("Greater", ["x", "z"], ["b"]), h.make_node("Cast", ["b"], ["c"], to=to)]
+    ends = [h.make_tensor_value_info(n, 1, x.shape) for n in "xz"], [h.make_tensor_value_info("c", to, x.shape)]
+    model = h.make_model(h.make_graph(nodes, "g", *ends), opset_imports=[h.make_opsetid("", 20)], ir_version=9)
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x, "z": x[::-1].copy()})["c"]
+    np.testing.assert_array_equal(found.astype(float), (x > x[::-1]).astype(float))
+
+
 def test_scalars() -> None:
     """A scalar 0 hides no NaN in a product, and divides; infinity is an exponent."""
     x = edges(17)

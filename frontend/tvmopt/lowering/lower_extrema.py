@@ -6,6 +6,7 @@
     for a GPU        let v = x in select(v < 0, 0, v);  let v = a, w = b in select(v >= v, select(v > w, v, w), v)
 
     a != b           not (a == b)                                         TVM's own code says false where one is NaN
+    cast(a < b)      select(a < b, 1, 0), of vectors                      TVM's analyzer fails at a let of the former
 
 TVM's `max(a, b)` of floats is select(a > b, a, b), on x86 one `vmaxps`: b where one of them is NaN. So Relu(NaN) would
 be 0, and a model that has diverged would look healthy. CUDA's `fmaxf` returns the number where the other one is NaN.
@@ -34,9 +35,10 @@ def larger(a: Expr, b: Expr) -> Expr:
 def lower_extrema(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text. Integers stay as they are."""
     target = func.attrs.get("target", None)
-    lower = _select if target is not None and target.kind.name == "cuda" else _ordered
-    extreme = partial(_float, lower)
-    body = structural_map(func.body, ((tirx.Max, extreme), (tirx.Min, extreme), (tirx.NE, _unequal)))
+    cuda = target is not None and target.kind.name == "cuda"
+    extreme = partial(_float, _select if cuda else _ordered)
+    rules: list[tuple[Any, Any]] = [(tirx.Max, extreme), (tirx.Min, extreme), (tirx.NE, _unequal)]
+    body = structural_map(func.body, rules if cuda else [*rules, (tirx.Cast, _number)])
     return func if body.same_as(func.body) else func.with_body(body)
 
 
@@ -56,6 +58,15 @@ def _float(lower: Callable[[Any, Expr, Expr], Expr], node: Any) -> Any:
 
 def _unequal(node: Any) -> Any:
     return tirx.Not(tirx.EQ(node.a, node.b)) if str(node.a.ty.dtype).startswith(("float", "bfloat")) else node
+
+
+def _number(node: Any) -> Any:
+    """A vector of truths as one of numbers: what stands in a select is nothing that TVM's analyzer looks at."""
+    lanes = int(node.value.ty.dtype.lanes)
+    if lanes == 1 or not str(node.value.ty.dtype).startswith("bool"):
+        return node
+    one, zero = (tirx.Broadcast(tirx.const(n, str(node.ty.dtype).split("x")[0]), lanes) for n in (1, 0))
+    return tirx.Select(node.value, one, zero)
 
 
 def _ordered(kind: Any, a: Expr, b: Expr) -> Expr:
