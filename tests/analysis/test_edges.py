@@ -101,3 +101,34 @@ def test_an_integer_of_a_number_beyond_its_type(op):
     low, high = np.iinfo(np.int64).min, 2**63 - 1024
     for y, right in (([high, low, 7], True), ([low, low, 7], True), ([low, low, 8], False), ([high, 0, 7], False)):
         assert Judge(made).judged({"x": x}, {"y": np.array(y)}, None).ok == right
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT64, TensorProto.UINT32, TensorProto.UINT16, TensorProto.INT8])
+def test_an_integer_of_nan(kind):
+    """Any integer of a NaN or of what is far beyond the type, as engines differ; others stay what they are."""
+    x = np.array([np.nan, 1e30, -1e30, 7.0, 100.5], "f")
+    made = model([node("Cast", ["x"], ["y"], to=kind)], [value("x", x.shape)], [value("y", x.shape, kind)])
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    for ends in ([low, high, low], [high, low, high], [0, 0, 0]):
+        assert Judge(made).judged({"x": x}, {"y": np.array([*ends, 7, 100], dtype)}, None).ok
+    for wrong in ([0, high, low, 8, 100], [0, high, low, 7, 102]):
+        assert not Judge(made).judged({"x": x}, {"y": np.array(wrong, dtype)}, None).ok
+
+
+def test_an_integer_of_a_number_that_rounding_takes_to_the_other_end():
+    """A sum of large numbers has another sign in bfloat16, so that Clip has its other end: a byte of it is what
+    rounding makes, where a number that is moved farther wraps. Elsewhere it has to be right."""
+    nodes = [node("MatMul", ["x", "w"], ["p"]), node("Clip", ["p", "l", "h"], ["c"]), node("Cast", ["c"], ["y"], to=3)]
+    w = np.float32([0.21645826, -0.67564446, -0.7118605, -0.2500617, 0.71877986, 0.21845421])
+    weights = {"w": w[:, None], "l": np.float32(-100), "h": np.float32(100)}
+    x = 1e18 * np.sign(w) * np.ones((64, 6), "f")
+    x[5] = [-1.8511139e18, 5.5198215e17, 1.1641063e18, 3.0624718e17, 2.1301967e18, 6.8336737e17]
+    made = model(nodes, [value("x", x.shape)], [value("y", (64, 1), TensorProto.INT8)], weights)
+    found = np.full((64, 1), 100, np.int8)
+    for end in (100, -100):
+        found[5] = end
+        assert Judge(made, "bf16").judged({"x": x}, {"y": found}, None).ok
+        assert Judge(made).judged({"x": x}, {"y": found}, None).ok == (end > 0)
+    found[7] = -100
+    assert not Judge(made, "bf16").judged({"x": x}, {"y": found}, None).ok

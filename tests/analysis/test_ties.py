@@ -76,6 +76,21 @@ def test_settle():
     assert settle(WRONG, Choice("s", 0), np.array([0, 0, 0]), np.array([1, 0, 0]), scores, 0.4).ok
 
 
+@pytest.mark.parametrize(
+    ("found", "fine"),
+    [([1, 7, 6], True), ([2, 7, 6], True), ([0, 7, 6], False), ([3, 7, 6], False), ([1, 4, 6], False)],
+)
+def test_settle_the_places_of_a_pool(found, fine):
+    """Of two nearly equal numbers of one window either may be the largest: not a lower one, or one of elsewhere."""
+    pool = helper.make_node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2])
+    graph = helper.make_graph([pool], "g", [], [helper.make_tensor_value_info("i", INT64, [1, 2, 3])])
+    choice = choices(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))["i"]
+    assert choice == Choice("x", window=(1,))
+    scores = np.array([[[1.0, 2.0, 2.0, 2.0, 5.0], [2.0, 5.0, 5.0, 8.0, 7.0]]], "float32")
+    settled = settle(WRONG, choice, np.array([1, 7, 6]), np.array(found), scores, 0.01)
+    assert settled.ok is fine
+
+
 def test_settle_the_ones_of_a_hardmax():
     scores = np.array([[1.0, 0.99, 0.5], [0.2, -1.0, 0.3]], "float32")
     right, tie, other = (np.eye(3, dtype="float32")[i] for i in ([0, 2], [1, 2], [2, 2]))

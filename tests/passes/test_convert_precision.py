@@ -124,6 +124,21 @@ def test_a_part_of_an_input_is_rounded_behind_the_split() -> None:
     assert types(after, "split") == [["float32"]]
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_others_read_an_input_with_all_its_digits(half: bool) -> None:
+    """Also in another shape, and one of float16: it is there as float32 anyway."""
+
+    def body(b: Any, x: Any) -> Any:
+        y = b.emit(R.astype(x, "float32")) if half else b.emit(R.squeeze(x, [0]))
+        y = b.emit(R.squeeze(y, [0])) if half else y
+        return R.add(b.emit(R.matmul(y, W)), y)
+
+    mod = build({"x": ((1, 5, 16), "float16" if half else "float32")}, body)
+    after = ConvertPrecision(DecisionLog())(mod)
+    assert types(after, "add") == [["float32", "float32"]]
+    assert types(after, "astype") == [*([["float16"]] if half else []), ["float32"]]
+
+
 def test_attention_answers_in_16_bits_and_its_mask_stays() -> None:
     def body(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
         return R.matmul(R.reshape(R.nn.attention(q, k, v, m), (6, 16)), W)

@@ -1,5 +1,5 @@
-"""Index outputs (ArgMax, ArgMin, TopK; Hardmax, whose one is an index): where two engines choose differently, is it a
-tie? - for who judges results.
+"""Index outputs (ArgMax, ArgMin, TopK, MaxPool; Hardmax, whose one is an index): where two engines choose differently,
+is it a tie? - for who judges results.
 
 An index has no rounding error; the scores that it was chosen from have. If each score may be off by t, an element is
 rightly chosen where its score is within 2 t of the reference's choice: there are scores within the tolerance for which
@@ -30,16 +30,19 @@ class Choice:
     Attributes:
         scores: the tensor chosen from; axis: along which.
         marked: the output is of the scores' shape, 1 at the chosen element and 0 elsewhere.
+        window: of a MaxPool, whose indices are places in all of the scores: how far apart two elements of a window may
+            be, by spatial axis.
     """
 
     scores: str
-    axis: int
+    axis: int = 0
     marked: bool = False
+    window: tuple[int, ...] = ()
 
 
 def choices(model: onnx.ModelProto) -> dict[str, Choice]:
-    """Outputs that are indices of an ArgMax, ArgMin or TopK, with nothing behind it but casts and new shapes, or those
-    of a Hardmax along one axis."""
+    """Outputs that are indices of an ArgMax, ArgMin, TopK or MaxPool, with nothing behind it but casts and new shapes,
+    or those of a Hardmax along one axis."""
     along = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0) >= 13
     makers = {name: node for node in model.graph.node for name in node.output if name}
     found = {}
@@ -54,7 +57,18 @@ def choices(model: onnx.ModelProto) -> dict[str, Choice]:
         if top or marked or node.op_type in ("ArgMax", "ArgMin"):
             axis = next((a.i for a in node.attribute if a.name == "axis"), -1 if top or marked else 0)
             found[output.name] = Choice(node.input[0], axis, marked)
+        elif node.op_type == "MaxPool" and name == node.output[1] and (window := _window(node)):
+            found[output.name] = Choice(node.input[0], window=window)
     return found
+
+
+def _window(pool: onnx.NodeProto) -> tuple[int, ...]:
+    """How far apart two elements of its window may be; none where it counts places by columns."""
+    ints = {a.name: list(a.ints) for a in pool.attribute}
+    if any(a.name == "storage_order" and a.i for a in pool.attribute):
+        return ()
+    kernel = ints["kernel_shape"]
+    return tuple((k - 1) * d for k, d in zip(kernel, ints.get("dilations") or [1] * len(kernel), strict=True))
 
 
 def settle(
@@ -72,12 +86,19 @@ def settle(
     """
     if scores is None or not scores.size or scores.dtype.kind not in "fiu" or expected.shape != found.shape:
         return one
+    wide = scores.astype(np.float64)
     axis = choice.axis % max(1, scores.ndim)
-    read = _marked if choice.marked else _indices
-    right, chosen = read(expected, scores, axis), read(found, scores, axis)
+    right: Array | None = expected.reshape(-1)
+    chosen: Array | None = found.reshape(-1)
+    if not choice.window:
+        read = _marked if choice.marked else _indices
+        right, chosen = read(expected, scores, axis), read(found, scores, axis)
+    elif _within(expected, found, scores.shape, choice.window):
+        wide, axis = wide.reshape(-1), 0
+    else:
+        return one
     if right is None or chosen is None:
         return one
-    wide = scores.astype(np.float64)
     best, ours = np.take_along_axis(wide, right, axis), np.take_along_axis(wide, chosen, axis)
     with np.errstate(invalid="ignore"):  # of infinite scores
         gap = np.where(right == chosen, 0.0, np.abs(ours - best))
@@ -101,6 +122,16 @@ def settle(
         float(ours[worst]),
         float(np.ptp(finite)) if finite.size else 0.0,
     )
+
+
+def _within(expected: Array, found: Array, shape: tuple[int, ...], window: tuple[int, ...]) -> bool:
+    """Whether places in a tensor of a shape are in one window with the expected ones."""
+    size = int(np.prod(shape))
+    if not expected.size or min(expected.min(), found.min()) < 0 or max(expected.max(), found.max()) >= size:
+        return False
+    at, other = (np.array(np.unravel_index(a.reshape(-1), shape)) for a in (expected, found))
+    reach = (*(0 for _ in shape[: len(shape) - len(window)]), *window)
+    return bool((np.abs(at - other) <= np.array(reach)[:, None]).all())
 
 
 def _marked(array: Array, scores: Array, axis: int) -> Array | None:

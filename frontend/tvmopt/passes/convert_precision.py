@@ -34,6 +34,7 @@ MOVES = (  # move or choose elements, so that rounding before is rounding after
     "reshape", "squeeze", "expand_dims", "flatten", "permute_dims", "concat", "split", "strided_slice",
     "nn.max_pool2d",
 )  # fmt: skip
+VIEWS = ("reshape", "squeeze", "expand_dims", "flatten")  # the same bytes
 LARGEST_FP16 = 65504.0
 SHORT = 2  # a reduction of fewer terms is no product of pairs
 
@@ -57,7 +58,8 @@ class ConvertPrecision:
     reader widens it, and these casts fuse into their readers. Casts move up through operators that only move
     elements (a transpose, a concatenation, maximum pooling), so that these move half the bytes. A value that
     no heavy operator reads (the residual stream before a LayerNorm, logits) stays in float32. The model's inputs are
-    in float32 anyway: their other readers read that.
+    in float32 anyway, in another shape as well, or follow from those of float16 as they are read: their other readers
+    read that.
 
     Applies when   the operator is one of HEAVY or ATTENTION on float32 tensors. Of data with open sizes: where the
                    second operand is a constant, so that what is open are rows, samples or pixels.
@@ -168,7 +170,7 @@ class _Conversion:
         self.narrow: dict[Var, Var] = {}  # a float32 variable -> its 16-bit form
         self.out: list[Any] = []
         self.bound: set[Expr] = set(graph.func.params)  # variables that exist in float32
-        self.params = set(graph.func.params)
+        self.inputs = _inputs(graph)  # those that do whoever reads them besides
         self.wanted: set[Var] = set()
         self.flow = isinstance(graph.func.body.blocks[0], relax.DataflowBlock)
         self.casts = [0, 0]
@@ -193,7 +195,7 @@ class _Conversion:
     def _moved(self, var: Var) -> list[Expr]:
         """The float32 tensors that the value of `var` only moves; none where it computes, or moves an input
         of the model (there the cast fuses into the move, and would be a kernel of its own before it)."""
-        value = self.graph.defs.get(var)
+        value = self.graph.defs.get(var) if var not in self.inputs else None
         if isinstance(value, relax.TupleGetItem):
             source = value.tuple_value
             return [source] if self._moved(source) else []  # a split, but not of an input
@@ -292,8 +294,8 @@ class _Conversion:
     def _wide(self, arg: Expr, name: str) -> Expr:
         if isinstance(arg, relax.Tuple):
             return relax.Tuple([self._wide(f, name) for f in arg.fields])
-        narrow = isinstance(arg, relax.Var) and arg in self.narrow and arg not in self.params
-        if narrow and dtype(arg) == "float32":  # an input of the model is in float32, whoever reads it besides
+        narrow = isinstance(arg, relax.Var) and arg in self.narrow and arg not in self.inputs
+        if narrow and dtype(arg) == "float32":
             self.casts[1] += 1
             return self._emit(relax.op.astype(self.narrow[arg], "float32"), name)
         return arg
@@ -311,6 +313,15 @@ class _Conversion:
     def _bind(self, var: Var, value: Expr) -> None:
         self.bound.add(var)
         self.out.append(relax.VarBinding(var, self.builder.normalize(value)))
+
+
+def _inputs(graph: Graph) -> set[Var]:
+    """The model's inputs, views of them, and those of 16 bits as float32."""
+    found = set(graph.func.params)
+    for var, value in graph.defs.items():
+        if op_name(value) in (*VIEWS, "astype") and value.args[0] in found and dtype(var) == "float32":
+            found.add(var)
+    return found
 
 
 def _used(bindings: list[Any], result: Expr) -> list[Any]:

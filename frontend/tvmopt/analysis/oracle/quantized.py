@@ -57,10 +57,17 @@ def _narrowed(call: Call, x: Array, to: np.dtype[Any]) -> Array:
 
 
 def _undefined(call: Call, x: Array, whole: Array) -> Array:
-    """The integers; in a run that rounds down, what x86 makes of a NaN, and of what is out of range."""
-    if call.arithmetic.edge >= 0 or whole.dtype not in (np.int32, np.int64):
+    """The integers; in a run that rounds down those of NaN and of numbers out of range are what x86 makes of them, the
+    lowest, or of types for which it has no instruction the end that is farther: engines differ there. Those of 8 and
+    16 bits are taken from 32 bits, and wrap."""
+    if call.arithmetic.edge >= 0:
         return whole
-    return np.where(np.abs(x) < 2.0 ** (8 * whole.dtype.itemsize - 1), whole, np.iinfo(whole.dtype).min)
+    own = np.iinfo(whole.dtype)
+    ends = own if own.bits >= 32 else np.iinfo(np.int32)
+    outside = ~((x > float(ends.min) - 1) & (x < float(ends.max) + 1))
+    middle = (float(own.max) + own.min) / 2
+    other: Any = own.min if whole.dtype in (np.int32, np.int64) else np.where(whole > middle, own.min, own.max)
+    return np.where(outside, np.asarray(other, whole.dtype), whole)
 
 
 def _truncated(x: Array, to: np.dtype[Any]) -> Result:

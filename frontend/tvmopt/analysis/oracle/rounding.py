@@ -29,6 +29,8 @@ EDGES = {
     *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "ArgMax", "ArgMin", "NonMaxSuppression"),
     *(SELECT, ANY, "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
 }
+INTEGERS = {"Cast", "CastLike", "QuantizeLinear", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"}
+"""Those of them that make integers or booleans of one number each."""
 CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax", "MaxPool"}
 JUMPS = {"ThresholdedRelu": 0, "Shrink": 0, "GridSample": 1, "MaxRoiPool": 1, "MaxPool": 0, "TopK": 0}
 """Operators whose result jumps for some values of an input, which is named, and else follows it, or does not change:
@@ -189,12 +191,15 @@ class Rounded(Oracle):
         if jumps(call):
             return self._jumped(call, domain, values)
         stays = call.op == "Equal" and self.sign > 0  # numbers that rounding makes equal are so where they stay
+        given = values
         if has_edges(call) and not stays and values and values[0] is not None and is_real(values[0].kind):
             if call.op in (SELECT, ANY, "NonMaxSuppression"):
                 values = self._boxes_moved(call, values)
             else:
                 values = [self._moved(call, values), *values[1:]]
         results = super().evaluate(call, domain, values)
+        if values is not given and call.op in INTEGERS:
+            results = self._farther(call, domain, given, results)
         if call.op in (SELECT, ANY):
             results = [self._doubtful_moved(call, results[0])]
         for index, name in enumerate(call.node.output[: len(results)]):
@@ -202,6 +207,26 @@ class Rounded(Oracle):
             if name in self.narrow and value is not None and is_real(value.kind):
                 results[index] = Value(self.arithmetic.rounded(value.array), value.kind)
         return results
+
+    def _farther(
+        self, call: Call, domain: str, given: list[Value | None], moved: list[Value | None]
+    ) -> list[Value | None]:
+        """Results of moved numbers or of the numbers that were `given`, whichever are farther from the exact ones: a
+        number that rounding takes to another end of its range is beyond that range when it is moved, and wraps."""
+        edges = self.edges.get(call.node.output[0])
+        if edges is None or len(edges) != len(given):
+            return moved
+        exact = [None if v is None or e is None else Value(e, v.kind) for v, e in zip(given, edges, strict=True)]
+        right, plain = (super(Rounded, self).evaluate(call, domain, v)[0] for v in (exact, given))
+        first = moved[0]
+        if first is None or right is None or plain is None or is_real(first.kind):
+            return moved
+        arrays = [np.asarray(v.array) for v in (right, plain, first)]
+        if len({a.shape for a in arrays}) > 1:
+            return moved
+        a, b, c = (x.astype(np.float64) for x in arrays)
+        found = np.where(np.abs(b - a) > np.abs(c - a), arrays[1], arrays[2])
+        return [Value(found, first.kind), *moved[1:]]
 
     def kept(self, name: str, array: Array, kind: str) -> Array:
         """Numbers as a cache has them, each row moved by a little more than its own error."""
