@@ -86,11 +86,10 @@ class Reference:
 
     def agrees(self, expected: dict[str, Array], found: dict[str, Array], feeds: Feeds) -> str:
         """Empty where our outputs are about as good as the reference's; else what is wrong with them."""
-        constants = [numpy_helper.to_array(t) for t in self.model.graph.initializer if t.data_type in EPSILON]
         broken = any(a.dtype.kind in "fV" and not np.isfinite(_wide(a)).all() for a in feeds.values())
         if broken and any(map(_takes_nearest, self.model.graph.node)):
             return ""
-        spreads = any(not np.isfinite(_wide(a)).all() for a in constants)
+        spreads = self._spreads()
         if broken:
             found = self._hidden(expected, found, feeds)
         large = any(a.dtype.kind in "fV" and (np.abs(_wide(a)) > LARGE).any() for a in feeds.values())
@@ -130,6 +129,13 @@ class Reference:
             and self._as_written(ours, feeds, slack, large, broken)
             and problem
         )
+
+    def _spreads(self) -> bool:
+        """Whether a weight, or what nodes make of weights alone, is no number."""
+        from tvmopt.analysis.deviation import has_nan
+
+        constants = [numpy_helper.to_array(t) for t in self.model.graph.initializer if t.data_type in EPSILON]
+        return any(not np.isfinite(_wide(a)).all() for a in constants) or has_nan(self.model)
 
     def _of_infinite_scores(self, feeds: Feeds) -> set[str]:
         """Outputs that are chosen from scores of 16 bits which overflow: which element it is depends on what an engine

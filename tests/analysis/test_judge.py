@@ -322,6 +322,15 @@ def test_nan_of_a_weight_may_spread_and_must_not_get_lost() -> None:
     assert not judge(truth, {"y": np.float32([[np.nan, 11]])}).ok
 
 
+def test_what_follows_from_weights_is_a_weight() -> None:
+    nodes = [helper.make_node("Acosh", ["w"], ["a"]), helper.make_node("MatMul", ["x", "a"], ["y"])]
+    x, w = np.ones((1, 2), np.float32), np.float32([[1, 1], [0.5, 1]])  # there is no acosh of 0.5
+    judge = Judge(made(nodes, {"x": [1, 2]}, {"y": (1, [1, 2])}, {"w": w}))
+    truth = judge.truth({"x": x})
+    assert judge(truth, {"y": np.float32([[np.nan, 0]])}).ok and judge(truth, {"y": np.float32([[np.nan] * 2])}).ok
+    assert not judge(truth, {"y": np.float32([[0, 0]])}).ok and not judge(truth, {"y": np.float32([[np.nan, 1]])}).ok
+
+
 def test_a_sum_beyond_its_type_may_become_any_of_three() -> None:
     exact, found, number = np.float64([-np.inf, 1.0]), np.float32([np.inf, 1.0]), np.float32([3e38, 1.0])
     limits = LIMITS["fp32"]

@@ -13,13 +13,14 @@ by no more.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.oracle.values import DIGITS
+from tvmopt.analysis.oracle.values import DIGITS, Unsupported
 
 LEAST = 64
 """Elements of a slice: the rms of fewer says little."""
@@ -35,6 +36,8 @@ SQUARABLE = (1e-12, 1e15)
 """Between these lies the largest number of a tensor whose squares can be added up in float32."""
 PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
 """Operators of which a kernel may multiply by zeros what is padding or another part of a tile."""
+RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+"""Operators whose result follows from nothing."""
 UNMOVED = "elements differ where rounding changes nothing"
 FILL = 100.0
 """How much larger than all other values a fill is."""
@@ -312,19 +315,32 @@ def spread(exact: Array, found: Array) -> Array:
 
 def has_nan(model: Any) -> bool:
     """Whether a weight of an ONNX model has a NaN, or an operand of a product an infinity: times zero that is NaN, too.
-    The infinities of masks are none of these."""
+    The infinities of masks are none of these. What nodes make of weights alone is a weight."""
+    products = {name for n in model.graph.node if n.op_type in PRODUCTS for name in n.input}
+    return any(np.isnan(array).any() or (name in products and np.isinf(array).any()) for name, array in _weights(model))
+
+
+def _weights(model: Any) -> Iterator[tuple[str, Array]]:
+    """The real constants of a model, and what follows from constants alone."""
     from onnx import TensorProto
 
+    from tvmopt.analysis.oracle.evaluate import Oracle, reads
     from tvmopt.importer.external import array_of
 
     real = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
-    products = {name for n in model.graph.node if n.op_type in PRODUCTS for name in n.input}
     for tensor in model.graph.initializer:
         if tensor.data_type in real:
-            array = array_of(tensor)
-            if np.isnan(array).any() or (tensor.name in products and np.isinf(array).any()):
-                return True
-    return False
+            yield tensor.name, array_of(tensor)
+    fixed = {t.name for t in model.graph.initializer}
+    made: list[str] = []
+    for node in model.graph.node:
+        if node.op_type not in RANDOM and fixed.issuperset(reads(node)):
+            made += [n for n in node.output if n]
+            fixed.update(made)
+    with suppress(Unsupported):
+        for name, array in Oracle(model).run({}, made, known={}).items():
+            if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+                yield name, array
 
 
 def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:
