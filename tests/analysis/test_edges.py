@@ -132,3 +132,14 @@ def test_an_integer_of_a_number_that_rounding_takes_to_the_other_end():
         assert Judge(made).judged({"x": x}, {"y": found}, None).ok == (end > 0)
     found[7] = -100
     assert not Judge(made, "bf16").judged({"x": x}, {"y": found}, None).ok
+
+
+def test_a_sum_of_bytes_that_rounding_moves_each_by_itself():
+    """Two halves become 0 or 1 each: 9, -8 and 1 are right for 9 a - 8 b, and what no bytes give is not."""
+    nodes = [node("Mul", ["x", "third"], ["p"]), node("QuantizeLinear", ["p", "one", "zero"], ["q"])]
+    nodes.append(node("MatMulInteger", ["q", "w"], ["y"]))
+    weights = {"third": THIRD, "one": np.float32(1), "zero": np.uint8(0), "w": np.array([[9], [-8]], np.int8)}
+    made = model(nodes, [value("x", (1, 2))], [value("y", (1, 1), TensorProto.INT32)], weights)
+    x = np.full((1, 2), 1.5, "f")
+    for y, right in ((0, True), (1, True), (9, True), (-8, True), (17, False), (-17, False)):
+        assert Judge(made).judged({"x": x}, {"y": np.array([[y]], np.int32)}, None).ok == right, y

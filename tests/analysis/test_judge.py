@@ -223,6 +223,7 @@ def test_a_constant_that_was_folded_wrongly_shows(factor):
     peer = {"y": feeds["x"] * np.linspace(1, 2, 33, dtype=np.float32)}
     assert Examiner(wrong, bad, bad).fully(feeds, None).ok
     assert not Examiner(wrong, good, bad).fully(feeds, peer).ok
+    assert not Examiner(wrong, good, bad).fully(feeds, None).ok  # also where onnxruntime does not run the file
 
 
 def test_batch_norm_of_constants_is_right(tmp_path):

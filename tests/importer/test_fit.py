@@ -52,6 +52,7 @@ def recurrent(op: str, **changed: Any) -> Any:
 
 
 CONV = {"w": ones(4, 2, 3, 3), "b": ones(4)}
+DEFORMED = {"w": ones(1, 2, 2, 2), "o": ones(1, 8, 2, 2)}
 ROTARY = {"c": ones(9, 2), "s": ones(9, 2), "p": np.zeros((2, 3), "int64")}
 DAMAGED = {
     "LSTM R": (recurrent("LSTM", r=(6, 24, 1)), "R has shape"),
@@ -75,6 +76,13 @@ DAMAGED = {
     "Conv channels": (one_node("Conv", (1, 3, 9, 9), CONV, {}), "channels do not match"),
     "Conv group": (one_node("Conv", (1, 6, 9, 9), CONV, {"group": 3}), "divide into 3 groups"),
     "Conv bias": (one_node("Conv", (1, 2, 9, 9), {**CONV, "b": ones(3)}, {}), "bias has shape"),
+    **{
+        f"DeformConv {name}": (
+            one_node("DeformConv", (1, 2, 3, 3), DEFORMED, {name: [1, 1, 1]}, opset=22),
+            f"3 {name} for 2 axes",
+        )
+        for name in ("pads", "strides", "dilations")
+    },
     "ConvTranspose": (one_node("ConvTranspose", (1, 2, 9, 9), CONV, {}), "channels do not match"),
     "Gemm C": (one_node("Gemm", (3, 4), {"b": ones(4, 5), "c": ones(4)}, {}), "does not broadcast"),
     "BatchNorm": (

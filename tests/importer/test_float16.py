@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
+from tests.importer.onnx_check import model, value
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.runtime.model import Model
 
@@ -76,3 +77,18 @@ def test_is_nan_of_bfloat16(tmp_path):
     _, ours = compiled("IsNaN", (3,), {}, {}, tmp_path, **kinds)
     x = np.array([1, np.nan, np.inf]).astype(helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16))
     assert ours.run({"x": x})["y"].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT16])
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceL2", "ReduceMean", "Softmax", "CumSum"])
+def test_constants_of_16_bits_are_added_up_in_float32(op: str, kind: int) -> None:
+    """NumPy adds up bfloat16 in bfloat16: 1,536 ones are 256, which verification accepted as the file's constant."""
+    array = np.ones((3, 512), np.float32) if op != "Softmax" else np.zeros((3, 512), np.float32)
+    constant = array.astype(helper.tensor_dtype_to_np_dtype(kind))
+    values = {"c": constant} | ({"axis": np.array(1 if op == "CumSum" else [1])} if op != "Softmax" else {})
+    nodes = [helper.make_node(op, list(values), ["s"]), helper.make_node("Add", ["x", "s"], ["y"])]
+    made = model(nodes, [value("x", (3, 512), kind)], [value("y", (3, 512), kind)], values, opset=20)
+    found = tvmopt.compile(made, records=False).model.run({"x": np.zeros_like(constant)})["y"]
+    sums = {"ReduceSum": 512.0, "ReduceL2": 512**0.5, "ReduceMean": 1.0, "Softmax": 1 / 512}
+    want = np.cumsum(array, 1) if op == "CumSum" else np.full_like(array, sums[op])
+    np.testing.assert_allclose(found.astype(float), want, rtol=2**-8)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
@@ -39,6 +40,8 @@ PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 """Operators whose result follows from nothing."""
 UNMOVED = "elements differ where rounding changes nothing"
+BEYOND = 8.0
+"""How many times what a run that only rounds differs a number may be from the largest one of its type."""
 FILL = 100.0
 """How much larger than all other values a fill is."""
 
@@ -136,7 +139,7 @@ def deviation(
         return steps(name, exact, found, naturals)
     wide = np.result_type(exact.dtype, np.float32)
     a, b = squarable(exact.astype(wide, copy=False), found)
-    problem = placement(a, b, naturals)
+    problem = placement(a, b, naturals, float(ml_dtypes.finfo(found.dtype).max) if found.dtype.kind in "fV" else np.inf)
     finite = np.isfinite(a) & np.isfinite(b)
     with np.errstate(all="ignore"):
         error = np.abs(b - a)
@@ -343,12 +346,15 @@ def _weights(model: Any) -> Iterator[tuple[str, Array]]:
                 yield name, array
 
 
-def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:
+def placement(a: Array, b: Array, naturals: Sequence[Array] = (), top: float = np.inf) -> str:
     """How NaN and Inf differ in place, in words.
 
     Where a run that only rounds has what `b` has, it is no difference. Nor is it where neither `a` nor `b` is a number
     and such a run has another one of the three than `a`: a sum left its type, and the order of its terms decides what
-    it becomes.
+    it becomes. A number may be infinite where several times what such runs differ leads beyond the largest one.
+
+    Args:
+        top: the largest number of the type that `b` is stored in.
     """
     if np.isfinite(a).all() and np.isfinite(b).all():
         return ""
@@ -359,6 +365,9 @@ def placement(a: Array, b: Array, naturals: Sequence[Array] = ()) -> str:
             other = _class(natural)
             undecided = (other != expected) & (expected > 0) & (found > 0) & (other > 0)
             wrong &= (other != found) & ~undecided
+            with np.errstate(all="ignore"):
+                far = np.abs(a) + BEYOND * np.abs(natural.astype(a.dtype) - a)
+                wrong &= ~((far > top) & np.isinf(b) & (np.sign(a) == np.sign(b)))
     for number, what in enumerate(("NaN", "+Inf", "-Inf"), 1):
         here = wrong & ((expected == number) | (found == number))
         if here.any():

@@ -180,9 +180,10 @@ class Examiner:
             return Examined(compared, reference="onnxruntime", notes=("the oracle cannot evaluate the model",))
 
     def _as_in_the_file(self, examined: Examined, run: Run) -> Examined:
-        """The oracle on the file itself, where what fits the prepared model is far from onnxruntime's: the importer may
-        have folded a wrong constant, which the prepared model has, too."""
-        if not examined.ok or run.peer is None or not self.path or (self._apart <= FAR and not self._elsewhere):
+        """The oracle on the file itself, where what fits the prepared model is far from onnxruntime's, or that does not
+        run the model: the importer may have folded a wrong constant, which the prepared model has, too."""
+        beside = run.peer is not None and self._apart <= FAR and not self._elsewhere
+        if not examined.ok or not self.path or beside:
             return examined
         judge = Judge(self.path, self.precision, self.judge.rtol, self.judge.atol)
         mark(judge.model, self.rounded)

@@ -28,7 +28,16 @@ from tvmopt.analysis.doubles import DOUBLE, SINGLE, Doubles
 from tvmopt.analysis.kept import Kept, as_found, kept, stepped
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
-from tvmopt.analysis.oracle.rounding import Moves, Recorder, Rounded, arithmetic_of, completed, nudges, roundings
+from tvmopt.analysis.oracle.rounding import (
+    Moves,
+    Recorder,
+    Rounded,
+    arithmetic_of,
+    completed,
+    nudges,
+    roundings,
+    scattered,
+)
 from tvmopt.analysis.oracle.values import UNLIMITED, Unfit, Unsupported, Value, limit
 from tvmopt.analysis.ranked import ranked
 from tvmopt.analysis.selections import Selection, chosen_by, doubtful, selections
@@ -58,6 +67,7 @@ class Truth:
     _edges: dict[str, list[Any]] = field(default_factory=dict)
     _rounded: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _more: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
+    _scattered: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _unlimited: dict[str, Array] = field(default_factory=dict)
     _wider: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _undecided: dict[str, Array] = field(default_factory=dict)
@@ -88,6 +98,14 @@ class Truth:
             runs = nudges(self.model, precision, self._edges, _allowed(precision), self._moves)
             self._more[precision] = self._outputs(runs)
         return [*self.naturals(precision), *self._more[precision]]
+
+    def scattered(self, precision: str) -> list[dict[str, Array]]:
+        """Outputs of runs that round in which each input of an edge jumps by itself: asked where a sum of integers is
+        none of what it is where all of them do."""
+        if precision not in self._scattered:
+            runs = scattered(self.model, precision, self._edges, _allowed(precision), self._moves)
+            self._scattered[precision] = self._outputs(runs)
+        return self._scattered[precision]
 
     def unlimited(self) -> dict[str, Array]:
         """Outputs as if intermediate results had no largest number: asked where a NaN or an infinity is misplaced."""
@@ -309,8 +327,11 @@ class Judge:
                 )  # runs that round say little of ones
                 if marked or (not one.ok and one.name in self.choices):
                     one = self._settled(one, truth, found, precision, naturals)
-                if one.problem == "differs":
+                if one.problem == "differs" or jumped(one):
                     one = self._one(one.name, truth, found, peer, precision, truth.more(precision))
+                if jumped(one):
+                    runs = [*truth.more(precision), *truth.scattered(precision)]
+                    one = self._one(one.name, truth, found, peer, precision, runs)
                 if misplaced(one) or ((one.problem == "differs" or jumped(one)) and truth.limited(one.name)):
                     runs = [*truth.more(precision), *truth.wider(precision)]
                     one = self._one(one.name, truth, found, peer, precision, runs, ranges=True)

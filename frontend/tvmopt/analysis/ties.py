@@ -57,7 +57,7 @@ def choices(model: onnx.ModelProto) -> dict[str, Choice]:
         if top or marked or node.op_type in ("ArgMax", "ArgMin"):
             axis = next((a.i for a in node.attribute if a.name == "axis"), -1 if top or marked else 0)
             found[output.name] = Choice(node.input[0], axis, marked)
-        elif node.op_type == "MaxPool" and name == node.output[1] and (window := _window(node)):
+        elif node.op_type == "MaxPool" and name in node.output[1:] and (window := _window(node)):
             found[output.name] = Choice(node.input[0], window=window)
     return found
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -36,16 +37,19 @@ groups of a ConvTranspose, the second channel of an LRN, divides by zero for the
 interpolates what does not count."""
 
 NEVER = words(
-    """Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike QuantizeLinear
+    """BitCast Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike QuantizeLinear
     DynamicQuantizeLinear Dropout ImageDecoder LpNormalization BatchNormalization RoiAlign MaxPool TopK LogSoftmax"""
 )
-"""Random operators; Q/DQ pairs, which carry the precision of a quantised model; untrusted image files; and what the
-reference gets wrong: its 1-norm adds up numbers, not their sizes; BatchNormalization before opset 14 takes the batch's
-own statistics; RoiAlign before opset 16 moves by half a pixel; indices of maxima count within a picture; TopK is wrong
-for -2^63; LogSoftmax is the logarithm of a softmax, so that -200 becomes minus infinity."""
+"""What depends on how a number is stored; random operators; Q/DQ pairs, which carry the precision of a quantised model;
+untrusted image files; and what the reference gets wrong: its 1-norm adds up numbers, not their sizes;
+BatchNormalization before opset 14 takes the batch's own statistics; RoiAlign before opset 16 moves by half a pixel;
+indices of maxima count within a picture; TopK is wrong for -2^63; LogSoftmax is the logarithm of a softmax, so that
+-200 becomes minus infinity."""
 
 SUB_BYTE = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 """Weights that TVM cannot hold as constants: their DequantizeLinear is folded, others are kept."""
+
+NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 MOST_ELEMENTS = 1 << 16
 """Limit of inputs and outputs together for operators outside :data:`LINEAR`: they may loop in Python."""
@@ -87,7 +91,8 @@ def evaluate(
     if node.op_type in ("Div", "Mod") and (y := inputs[node.input[1]]).dtype.kind in "iu" and not y.all():
         return None  # NumPy's integers make 0 of it
     outputs = [o for o in node.output if o]
-    names = list(inputs)
+    names, narrow = list(inputs), any(a.dtype in NARROW for a in inputs.values())
+    inputs = {n: _widened(a) for n, a in inputs.items()}
     function = helper.make_function("tvmopt", "fold", names, outputs, [node], [helper.make_opsetid("", opset)])
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -110,10 +115,19 @@ def evaluate(
             if shape is not None and array.shape != shape:
                 return None
             dtype = np.dtype(helper.tensor_dtype_to_np_dtype(elem_type))
+            if dtype in NARROW and array.dtype == np.float32:
+                array = array.astype(dtype)
             if array.dtype != dtype and array.dtype.kind != "U":
                 return None
+        elif array.dtype == np.float32 and narrow:
+            return None  # it may have to be narrow, too
         values[name] = array
     return values
+
+
+def _widened(array: Array) -> Array:
+    """Numbers of 16 bits as float32: NumPy adds up bfloat16 in bfloat16, and 1,536 ones are 256."""
+    return array.astype(np.float32) if array.dtype in NARROW else array
 
 
 def _constant_of_shape(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> Array:

@@ -320,6 +320,9 @@ def _deformed(given: Given) -> Texts:
     if w[1] * groups != x[1] or w[0] % groups or parts < 1 or x[1] % parts:
         yield f"weights of {list(w)} do not fit {x[1]} channels in {groups} groups and {parts} groups of offsets"
         return
+    if lists := list(_window_lists(given, 2)):
+        yield from lists
+        return
     found = windows(given.attrs, x[2:], w[2:])
     wanted = (x[0], parts * w[2] * w[3] * 2, *found.out)
     if offset != wanted:

@@ -150,7 +150,7 @@ def _qlinear_matmul(
     total = integer_product(a, b, a_zero, b_zero)
     rows = a_scale[:, None] if a_scale.ndim == 1 and a_scale.size > 1 else a_scale
     factor = rows.astype(np.float64) * b_scale.astype(np.float64) / y_scale.astype(np.float64)
-    return steps(total * factor * (1 + call.arithmetic.edge), np.asarray(1.0), y_zero, y_zero.dtype)
+    return steps(call.arithmetic.moved(total * factor), np.asarray(1.0), y_zero, y_zero.dtype)
 
 
 def _qlinear_conv(
@@ -163,7 +163,7 @@ def _qlinear_conv(
     if bias is not None:
         total = total + bias.astype(np.float64).reshape(1, -1, *tail)
     factor = x_scale.astype(np.float64) * w_scale.astype(np.float64).reshape(-1, *tail) / y_scale.astype(np.float64)
-    return steps(total * factor * (1 + call.arithmetic.edge), np.asarray(1.0), y_zero, y_zero.dtype)
+    return steps(call.arithmetic.moved(total * factor), np.asarray(1.0), y_zero, y_zero.dtype)
 
 
 TABLE: dict[str, Operator] = {

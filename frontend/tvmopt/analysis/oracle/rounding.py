@@ -69,6 +69,8 @@ FLUSHED = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 """Types whose numbers below the smallest normal float32 may become 0."""
 MORE = 4
 """Further runs that round."""
+SIDES = 16
+"""Those that move each input of an edge to a side of its own."""
 Moves = Literal["everywhere", "there", "rounding"]
 """By how much a run that rounds moves what is quantised, besides rounding: all of it by what the tensor differs from
 the exact run, each element by what that element does, or none."""
@@ -287,11 +289,15 @@ class Rounded(Oracle):
             width = np.broadcast_to(width, np.broadcast_shapes(width.shape, first.array.shape))
             if width.shape != first.array.shape:
                 width = np.asarray(width.max(initial=0.0))
-        way: Any = self.sign
+        way: Any = self._ways(first.array.shape)
         if call.op in CHOICES:
             way = self.generator.uniform(-1, 1, first.array.shape)
         moved: Array = first.array + (way * width).astype(first.array.dtype)
         return Value(moved, first.kind)
+
+    def _ways(self, shape: tuple[int, ...]) -> Any:
+        """Where each input of an edge is moved: all to one side."""
+        return self.sign
 
     def _boxes_moved(self, call: Call, values: list[Value | None]) -> list[Value | None]:
         """Boxes and their scores, each moved by chance by a little more than its own rounding error."""
@@ -343,18 +349,24 @@ class Nudged(Rounded):
 
     One run is one sample of what rounding does, and a chain of a few numbers may have none by chance. An error of a sum
     is relative to its terms, so these are moved, and not the sum. Operands that are rounded to 16 bits are moved by as
-    much as that does: behind a factor that is folded into weights they are rounded to other numbers. A 3x3 convolution
-    in float32 is computed in tiles, whose transforms round as the largest number of a tile asks. Every other run has 0
-    for numbers below the smallest normal float32, as our Exp and products of bfloat16 have.
+    much as that does: behind a factor that is folded into weights they are rounded to other numbers. So is a result of
+    16 bits: an engine may keep it wider for one reader and store it for another. A 3x3 convolution in float32 is
+    computed in tiles, whose transforms round as the largest number of a tile asks. Every other run has 0 for numbers
+    below the smallest normal float32, as our Exp and products of bfloat16 have.
+
+    Args:
+        scatters: each input of an edge is moved to a side of its own: several behind one result need not jump together.
     """
 
     def __init__(
         self, model: Any, arithmetic: Arithmetic, edges: dict[str, list[Any]], seed: int, allowed: float,
-        moves: Moves = "everywhere",
+        moves: Moves = "everywhere", scatters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed, moves)
         self.random = np.random.default_rng(seed)
-        self.flushes = seed % 2 == 1
+        self.flushes, self.scatters = seed % 2 == 1, scatters
+        if scatters:
+            self.arithmetic = replace(self.arithmetic, sides=self.random)
 
     def rounded(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         adds = call.op in SUMS or call.op.startswith("Reduce") or call.op.endswith(NORM)
@@ -365,10 +377,13 @@ class Nudged(Rounded):
         tiled = self._by_tiles(call, values)
         results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
         if not (adds or call.op in MOVES or has_edges(call)):
-            results = [self._nudged(r) for r in results]
+            results = [self._nudged(r, _rounding_of(r)) for r in results]
         if call.op in TAILS:
             results = [self._tail_moved(values, results[0]), *results[1:]]
         return [self._flushed(r) for r in results] if self.flushes else results
+
+    def _ways(self, shape: tuple[int, ...]) -> Any:
+        return self.random.choice([-1.0, 1.0], shape) if self.scatters else self.sign
 
     def _tail_moved(self, values: list[Value | None], result: Value | None) -> Value | None:
         """One of :data:`TAILS`, moved by an epsilon of what it reads."""
@@ -406,12 +421,23 @@ class Nudged(Rounded):
         return Value(moved, value.kind)
 
 
+def _rounding_of(value: Value | None) -> float:
+    """By how much of itself a number of this type is rounded; float32's, where that is more."""
+    narrow = value is not None and is_real(value.kind) and value.kind.itemsize == 2
+    return float(ml_dtypes.finfo(value.kind).eps) / 2 if value is not None and narrow else EPSILON
+
+
 def nudges(
-    model: Any,
-    precision: str,
-    edges: dict[str, list[Any]],
-    allowed: float,
-    moves: Moves = "everywhere",
+    model: Any, precision: str, edges: dict[str, list[Any]], allowed: float, moves: Moves = "everywhere"
 ) -> list[Nudged]:
     """Further runs that round, each otherwise: for what the first ones do not explain."""
     return [Nudged(model, arithmetic_of(precision), edges, seed, allowed, moves) for seed in range(MORE)]
+
+
+def scattered(
+    model: Any, precision: str, edges: dict[str, list[Any]], allowed: float, moves: Moves = "everywhere"
+) -> list[Nudged]:
+    """Runs in which inputs of edges jump each by itself: for sums of integers that the others do not explain; none
+    where a model has no edges."""
+    arithmetic = arithmetic_of(precision)
+    return [Nudged(model, arithmetic, edges, seed, allowed, moves, True) for seed in range(SIDES if edges else 0)]

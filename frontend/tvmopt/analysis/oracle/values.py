@@ -37,6 +37,7 @@ class Arithmetic:
         operands: a 16-bit type that operands of products and convolutions are rounded to.
         stores: whether the result of each node is rounded to its declared type.
         edge: by how much of itself a number is moved before an operator rounds it to a whole one.
+        sides: draws for each such number to which side; None: all to one.
         limits: whether a result beyond the largest number of its declared type is infinite.
     """
 
@@ -44,6 +45,7 @@ class Arithmetic:
     operands: Any = None
     stores: bool = False
     edge: float = 0.0
+    sides: Any = None
     limits: bool = True
 
     def rounded(self, array: Array) -> Array:
@@ -51,6 +53,11 @@ class Arithmetic:
         if self.operands is None or array.dtype != self.work:
             return array
         return np.asarray(array.astype(self.operands).astype(self.work))
+
+    def moved(self, array: Array) -> Array:
+        """Numbers before they are rounded to whole ones."""
+        ways: Any = 1.0 if self.sides is None else self.sides.choice([-1.0, 1.0], array.shape)
+        return np.asarray(array * (1 + self.edge * ways)) if self.edge else array
 
 
 EXACT = Arithmetic()
