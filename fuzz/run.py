@@ -27,7 +27,7 @@ class Plan:
     """What a run does.
 
     Attributes:
-        kind: "graphs", "constants", "mutants", "indices", "integers", "open" or "found".
+        kind: one of `fuzz.sources.KINDS`.
         seed, start: models are numbered from `start` on; the same seed and number is the same model.
         count, seconds: it ends after so many models, or so much time.
         shrinks: so many findings of one signature are shrunk and written, of further ones the number is told; 0: one is

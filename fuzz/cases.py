@@ -1,0 +1,99 @@
+"""ONNX's own node tests in other types, and with constants for inputs: the kind "cases".
+
+A test comes with inputs that its operator accepts. Integers and truths stay as they are there, as constants; numbers
+come from outside or are constants, too, which makes the importer evaluate the node, and are of any floating-point type
+that the operator takes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from fuzz.build import BF16, F16, F32, F64
+
+SMALL = 1 << 16
+"""Bytes of a model, and elements of an input."""
+TYPES = (F32, F16, BF16, F64)
+WAYS = ("outside", "constants", "mixed")
+"""Where the numbers come from: from outside, from the model, or the first from outside and the others from it."""
+SKIPPED = {"ImageDecoder", "Bernoulli", "RandomUniformLike", "RandomNormalLike", "Multinomial"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One of ONNX's node tests: its model, and the inputs of the test by name."""
+
+    model: bytes
+    inputs: dict[str, np.ndarray]
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """The tests whose inputs are tensors, each model once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.loader import load_model_tests
+
+        found = {}
+        for test in load_model_tests(kind="node"):
+            if test.model is None or not test.data_sets or "_expanded" in test.name:
+                continue
+            arrays = test.data_sets[0][0]
+            plain = all(isinstance(a, np.ndarray) and a.dtype.kind in "fiubV" and a.size < SMALL for a in arrays)
+            operators = {n.op_type for n in test.model.graph.node}
+            if plain and not operators & SKIPPED and test.model.ByteSize() < SMALL:
+                named = dict(zip((v.name for v in test.model.graph.input), arrays, strict=False))
+                found[test.model.SerializeToString()] = Case(test.model.SerializeToString(), named)
+    return tuple(found[key] for key in sorted(found))
+
+
+def case(index: int) -> onnx.ModelProto:
+    """The model number `index`: each test in each type with each way, in an order that mixes them."""
+    tests = cases()
+    order = np.random.default_rng(0).permutation(len(tests) * len(TYPES) * len(WAYS))
+    number = int(order[index % len(order)])
+    which, rest = divmod(number, len(TYPES) * len(WAYS))
+    kind, way = TYPES[rest // len(WAYS)], WAYS[rest % len(WAYS)]
+    return in_type(tests[which], kind, way)
+
+
+def in_type(test: Case, kind: int, way: str) -> onnx.ModelProto:
+    """A test with numbers of a type, from where a way says."""
+    model = onnx.ModelProto.FromString(test.model)
+    model.ir_version = max(model.ir_version, 10)
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == F32:
+            value.type.tensor_type.elem_type = kind
+    for tensor in model.graph.initializer:
+        if tensor.data_type == F32:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.INT and attribute.name in ("to", "dtype") and attribute.i == F32:
+                attribute.i = kind
+    kept = []
+    for value in model.graph.input:
+        array = test.inputs.get(value.name)
+        number = value.type.tensor_type.elem_type in TYPES
+        if array is None or (number and (way == "outside" or (way == "mixed" and not kept))):
+            kept.append(value)
+            continue
+        given = array.astype(dtype) if array.dtype == np.float32 else array
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16 and given.dtype != ml_dtypes.bfloat16:
+            given = array.view(ml_dtypes.bfloat16) if array.dtype == np.uint16 else given
+        model.graph.initializer.append(numpy_helper.from_array(given, value.name))
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    if not kept:  # a model of constants alone is no model: something has to come in
+        model.graph.input.append(helper.make_tensor_value_info("fuzz_in", F32, [2]))
+        model.graph.output.append(helper.make_tensor_value_info("fuzz_out", F32, [2]))
+        model.graph.node.append(helper.make_node("Abs", ["fuzz_in"], ["fuzz_out"]))
+    return model
