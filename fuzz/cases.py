@@ -26,6 +26,10 @@ WAYS = ("outside", "constants", "mixed")
 SKIPPED = {"ImageDecoder", "Bernoulli", "RandomUniformLike", "RandomNormalLike", "Multinomial"}
 
 
+FIXED = {"Range"}
+"""Operators whose numbers decide a size."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One of ONNX's node tests: its model, and the inputs of the test by name."""
@@ -79,10 +83,14 @@ def in_type(test: Case, kind: int, way: str) -> onnx.ModelProto:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.INT and attribute.name in ("to", "dtype") and attribute.i == F32:
                 attribute.i = kind
-    kept = []
+            if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == F32:
+                attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(dtype)))
+    kept, operators = [], {node.op_type for node in model.graph.node}
     for value in model.graph.input:
         array = test.inputs.get(value.name)
-        number = value.type.tensor_type.elem_type in TYPES
+        number = value.type.tensor_type.elem_type in TYPES and not FIXED & operators
+        if "scale" in value.name:
+            value.doc_string = "positive"
         if array is None or (number and (way == "outside" or (way == "mixed" and not kept))):
             kept.append(value)
             continue
@@ -96,4 +104,6 @@ def in_type(test: Case, kind: int, way: str) -> onnx.ModelProto:
         model.graph.input.append(helper.make_tensor_value_info("fuzz_in", F32, [2]))
         model.graph.output.append(helper.make_tensor_value_info("fuzz_out", F32, [2]))
         model.graph.node.append(helper.make_node("Abs", ["fuzz_in"], ["fuzz_out"]))
+        if not any(o.domain in ("", "ai.onnx") for o in model.opset_import):
+            model.opset_import.add(domain="", version=20)
     return model

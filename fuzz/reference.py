@@ -106,6 +106,8 @@ class Reference:
             truth = oracle(self.model, feeds)
             truth = _without_signs(truth) if large else truth
             known = _spread(truth, ours) if broken else ours
+            # of loops without a step onnxruntime does not know the shape
+            expected = {n: truth[n] if not a.size and not truth[n].size else a for n, a in expected.items()}
             own = {n: EXCESS * _worst(expected[n], truth[n]) for n in expected}
             if not self._compare(truth, known, own):
                 return ""

@@ -143,3 +143,15 @@ def test_a_sum_of_bytes_that_rounding_moves_each_by_itself():
     x = np.full((1, 2), 1.5, "f")
     for y, right in ((0, True), (1, True), (9, True), (-8, True), (17, False), (-17, False)):
         assert Judge(made).judged({"x": x}, {"y": np.array([[y]], np.int32)}, None).ok == right, y
+
+
+def test_a_quotient_in_the_type_of_its_scale():
+    """ONNX divides by a scale of bfloat16 in bfloat16: 1000 / 1.5 is 667, and 668 there."""
+    nodes = [node("QuantizeLinear", ["x", "s"], ["y"], output_dtype=TensorProto.INT16)]
+    kind = TensorProto.BFLOAT16
+    bf16 = helper.tensor_dtype_to_np_dtype(kind)
+    weights = {"s": np.array(1.5).astype(bf16)}
+    made = model(nodes, [value("x", (1,), kind)], [value("y", (1,), TensorProto.INT16)], weights, opset=23)
+    for y, right in ((667, True), (668, True), (660, False)):
+        feeds = {"x": np.array([1000]).astype(bf16)}
+        assert Judge(made).judged(feeds, {"y": np.array([y], np.int16)}, None).ok == right

@@ -317,3 +317,22 @@ def test_operands_that_do_not_fit_are_no_defect_of_numpy(nodes) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     with pytest.raises(Unfit, match=nodes[0].op_type):
         Oracle(model).run({"x": np.ones((3, 5), np.float32)})
+
+
+@pytest.mark.parametrize("trips", [0, 2])
+def test_a_loop_of_no_step_has_the_shape_that_its_body_declares(trips: int) -> None:
+    """onnxruntime has [0, 0] of no step."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["go"]), helper.make_node("Abs", ["s"], ["t"]),
+         helper.make_node("Identity", ["t"], ["scan"])],
+        "b", [value("i", 7, []), value("c", 9, []), value("s", 1, [3])],
+        [value("go", 9, []), value("t", 1, [3]), value("scan", 1, [3])],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y", "z"], body=body)
+    graph = helper.make_graph(
+        [loop], "g", [value("n", 7, []), value("x", 1, [3])], [value("y", 1, [3]), value("z", 1, None)]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    found = Oracle(model).run({"n": np.array(trips), "x": -np.ones(3, np.float32)})
+    assert found["z"].shape == (trips, 3)

@@ -225,3 +225,39 @@ def test_shrink_leaves_large_integers_as_they_are() -> None:
     x = np.array([(1 << 63) - 1, -(1 << 63), 0, (1 << 53) + 1])
     compiled = tvmopt.compile(made, threads=1).model  # verified
     np.testing.assert_array_equal(compiled.run({"x": x})["y"], x)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_places_and_transforms_of_every_float(dtype: str) -> None:
+    """Grids of float64 were computed in float32, transforms and sums of blocks of 16 bits in 16 bits: with numbers
+    around 1000, of which little is left, nothing was right."""
+    kind = numpy_dtype(dtype)
+    number = helper.np_dtype_to_tensor_dtype(kind)
+    rng = np.random.default_rng(2)
+    size, image, block = (np.array(n, np.int64) for n in ([2, 3, 4, 5, 6], [9, 9], [3, 3]))
+    weights = {"size": size, "image": image, "block": block, "w": (rng.standard_normal((4, 3, 3, 3)) / 5).astype(kind)}
+    nodes = [
+        helper.make_node("AffineGrid", ["theta", "size"], ["corners"], align_corners=1),
+        helper.make_node("AffineGrid", ["theta", "size"], ["centres"]),
+        helper.make_node("DFT", ["signal"], ["spectrum"], inverse=1),
+        helper.make_node("Col2Im", ["blocks", "image", "block"], ["pixels"]),
+        helper.make_node("DeformConv", ["x", "w", "offset"], ["deformed"], pads=[1, 1, 1, 1]),
+    ]
+    shapes = {
+        "theta": (2, 3, 4), "signal": (3, 17, 2), "blocks": (1, 9, 49), "x": (1, 3, 33, 33), "offset": (1, 18, 33, 33),
+    }  # fmt: skip
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value(n, number, s) for n, s in shapes.items()],
+        [value(n.output[0], number, None) for n in nodes], [numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    feeds = {n: rng.standard_normal(s).astype(kind) for n, s in shapes.items()}
+    feeds["signal"] = (1000 + feeds["signal"]).astype(kind)
+    found = tvmopt.compile(model, records=False).model.run(feeds)
+    for name, want in Oracle(model).run(feeds).items():
+        largest = np.abs(want).max()  # of the spectrum the mean, which the other terms cancel
+        error = np.abs(found[name].astype(np.float64) - want)[:, 1 if name == "spectrum" else 0 :].max()
+        tolerance = {"float64": 1e-12, "float32": 3e-6, "float16": 2e-3, "bfloat16": 1e-2}[dtype]
+        own = np.abs(want[:, 1:]).max() if name == "spectrum" and kind.itemsize == 2 else largest
+        assert error <= tolerance * (own + 1e-3 * largest), name

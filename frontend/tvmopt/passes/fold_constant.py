@@ -42,8 +42,11 @@ def _axes(call: Call, ndim: int) -> tuple[int, ...] | None:
 
 
 def _reduce(fn: Callable[..., Array]) -> Callable[[Call, list[Array]], Array]:
+    """A reduction; numbers of 16 bits are added up in float32, as at run time."""
+
     def run(call: Call, a: list[Array]) -> Array:
-        return fn(a[0], axis=_axes(call, a[0].ndim), keepdims=bool(call.attrs.keepdims))
+        wide = a[0].astype(np.float32) if dtype(call.args[0]) in ("float16", "bfloat16") else a[0]
+        return fn(wide, axis=_axes(call, wide.ndim), keepdims=bool(call.attrs.keepdims))
 
     return run
 
@@ -201,7 +204,8 @@ class FoldConstant(Rewrite):
     Applies when   every operand is a constant and the result's shape is static.
     Declines when  1. the result would exceed 2 GiB
                    2. neither NumPy nor (up to 65536 elements) TVM evaluates the operator
-                      (which loses what is no number, so it is not asked where an operand has a NaN or an infinity)
+                      (which loses what is no number, and makes something up for a maximum of nothing, so it is not
+                      asked where an operand has a NaN or an infinity, or no elements)
                    3. the result has no elements: an executable with a constant of no bytes cannot be loaded
     Gain           the whole expression, at every inference. Evaluated in the operands' own element type, as
                    at run time; erf and sigmoid by SciPy.
@@ -253,10 +257,11 @@ class FoldConstant(Rewrite):
 
     @staticmethod
     def _all_numbers(graph: Graph, call: Call) -> bool:
-        """Whether no operand has a NaN or an infinity, which TVM's own kernels lose."""
+        """Whether no operand has a NaN or an infinity, which TVM's own kernels lose, or no elements, of which they
+        reduce to what was in memory."""
         tensors = [t for a in call.args for t in (a.fields if isinstance(a, relax.Tuple) else [a])]
         arrays = [a for t in tensors if (a := graph.array(t)) is not None]
-        return all(a.dtype.kind in "iub" or bool(np.isfinite(a).all()) for a in arrays)
+        return all(a.size and (a.dtype.kind in "iub" or bool(np.isfinite(a).all())) for a in arrays)
 
     @staticmethod
     def _evaluate(graph: Graph, name: str, call: Call) -> Array | None:

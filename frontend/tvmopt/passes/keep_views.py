@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvmopt.lowering import between_expressions
 from tvmopt.operators.checks import CHECKS
 from tvmopt.operators.view import OP, view
-from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, op_name, rewrite_pass
+from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, op_name, rewrite_pass, shape
 
 
 @rewrite_pass("tvmopt.KeepViews")
@@ -63,6 +63,8 @@ def reshapes_to_views(module: tvm.IRModule) -> tvm.IRModule:
     An axis of one element has one index, so TVM sees a reshape. Without the check a call whose index is out of range
     would be answered.
     """
+    if _has_empty(module):  # TVM's reshape takes a size of 0 for the one that stood there
+        return module
     readers = _readers_of_checks(module)
     if not readers:
         return relax.transform.RewriteDataflowReshape()(module)
@@ -73,6 +75,12 @@ def reshapes_to_views(module: tvm.IRModule) -> tvm.IRModule:
     for name in readers:
         done.update_func(done.get_global_var(name.name_hint), module[name])
     return done
+
+
+def _has_empty(module: tvm.IRModule) -> bool:
+    """Whether a tensor of `main` has no elements."""
+    bound = [binding.var for block in module["main"].body.blocks for binding in block.bindings]
+    return any(0 in (shape(var) or ()) for var in (*module["main"].params, *bound))
 
 
 def _readers_of_checks(module: tvm.IRModule) -> list[Any]:

@@ -191,4 +191,5 @@ def phase_kernel(weight: np.ndarray, strides: list[int], groups: int) -> tuple[n
     pairs = [extent for pair in zip(taps, strides, strict=True) for extent in pair]
     phases = np.flip(padded.reshape(groups, in_g, out_g, *pairs), tuple(3 + 2 * a for a in axes))
     phases = phases.transpose(0, *(4 + 2 * a for a in axes), 2, 1, *(3 + 2 * a for a in axes))
-    return np.ascontiguousarray(phases.reshape(-1, in_g, *taps)), taps, in_g
+    planes = groups * int(np.prod(strides)) * out_g
+    return np.ascontiguousarray(phases.reshape(planes, in_g, *taps)), taps, in_g

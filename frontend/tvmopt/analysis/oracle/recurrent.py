@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 
 from tvmopt.analysis.oracle.elementwise import sigmoid
-from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported, Value
+from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported, Value, is_real
 
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -168,13 +169,19 @@ def _loop(call: Call, trips: Array | None, condition: Array | None, *carried: Ar
         for kept, value in zip(collected, result[1 + len(state) :], strict=True):
             kept.append(value)
         step += 1
-    return [*state, *(_stacked(kept, 0) for kept in collected)]
+    return [*state, *(_stacked(k, 0, made) for k, made in zip(collected, body.output[1 + len(state) :], strict=True))]
 
 
-def _stacked(kept: list[Value], axis: int) -> Value:
-    if not kept:
-        raise Unsupported("a Loop of no step with scan outputs")
-    return Value(np.stack([v.array for v in kept], axis), kept[0].kind)
+def _stacked(kept: list[Value], axis: int, made: Any) -> Value:
+    """What the steps made, in one tensor; of no step none, of the shape that the body declares for it."""
+    if kept:
+        return Value(np.stack([v.array for v in kept], axis), kept[0].kind)
+    tensor = made.type.tensor_type
+    dims = [d.dim_value for d in tensor.shape.dim]
+    if not tensor.HasField("shape") or not tensor.elem_type or not all(dims):
+        raise Unsupported("a loop of no step, whose body does not say what a step would make")
+    kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    return Value(np.zeros((*dims[:axis], 0, *dims[axis:]), np.float64 if is_real(kind) else kind), kind)
 
 
 def _scan(call: Call, *inputs: Array) -> Result:
@@ -198,7 +205,10 @@ def _scan(call: Call, *inputs: Array) -> Result:
             kept.append(value)
     turned = call.get("scan_output_directions") or [0] * len(collected)
     into = call.get("scan_output_axes") or [0] * len(collected)
-    made = [_stacked(k[::-1] if back else k, axis) for k, axis, back in zip(collected, into, turned, strict=True)]
+    made = [
+        _stacked(k[::-1] if back else k, axis, own)
+        for k, axis, back, own in zip(collected, into, turned, body.output[count:], strict=True)
+    ]
     return [*state, *made]
 
 

@@ -283,8 +283,11 @@ class Rounded(Oracle):
             width = width + MARGIN * (error + spread)
             if spread and call.op not in CHOICES:
                 width = width + self.allowed * _rms(exact)
-        if call.op == "QuantizeLinear":  # one engine divides, another multiplies by the reciprocal
-            width = width + 2.0**-22 * np.abs(first.array)
+        if call.op == "QuantizeLinear":  # one engine divides, in the type of the scale, another multiplies
+            scale = values[1]
+            narrow = scale is not None and is_real(scale.kind) and scale.kind.itemsize == 2
+            share = float(ml_dtypes.finfo(scale.kind).eps) if scale is not None and narrow else 2.0**-22
+            width = width + share * np.abs(first.array)
         if width.shape != first.array.shape:
             width = np.broadcast_to(width, np.broadcast_shapes(width.shape, first.array.shape))
             if width.shape != first.array.shape:

@@ -11,6 +11,7 @@ from tvmopt.analysis.oracle import (
     attention,
     boxes,
     contrib,
+    deform_conv,
     elementwise,
     grid_sample,
     movement,
@@ -27,8 +28,8 @@ from tvmopt.analysis.oracle.values import Array, Call, Operator, is_real
 from tvmopt.importer.own import DOMAIN
 
 _GROUPS = (
-    attention, elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize, signal,
-    windows,
+    attention, deform_conv, elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize,
+    signal, windows,
 )  # fmt: skip
 
 OPERATORS: dict[tuple[str, str], Operator] = {

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.dims import OpenSize, is_open
-from tvmopt.importer.converters.common import LOW_FLOATS, Build, dtype_of, shape_of
+from tvmopt.importer.converters.common import LOW_FLOATS, Build, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.padding import pad_open
 from tvmopt.importer.windows import windows
@@ -113,6 +113,12 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
         pads = list(attrs.get("pads", [0] * (2 * n))) if mode != "VALID" else [0] * (2 * n)
         begin, end = pads[:n], pads[n:]
     grow = [max(-e, 0) for e in end]
+    if 0 in shape_of(w)[:1]:  # no channel: TVM's kernel would not write its sums of nothing
+        kind = dtype_of(x)
+        sums = [f - s - max(e, 0) for f, s, e in zip(full, begin, end, strict=True)]
+        shape = (shape_of(x)[0], shape_of(w)[1] * attrs.get("group", 1), *sums)
+        zeros = b.zeros(shape, "float32" if kind in LOW_FLOATS else kind)
+        return _biased(b, b.pad(zeros, [0] * (n + 2), [0, 0, *grow]), bias, kind)
     out = b.emit(
         _TRANSPOSED[n](
             b.wide(x),
@@ -218,6 +224,6 @@ def col2im(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Conv"): conv,
     ("", "ConvTranspose"): conv_transpose,
-    ("", "DeformConv"): deform_conv,
-    ("", "Col2Im"): col2im,
+    ("", "DeformConv"): in_float32(deform_conv),
+    ("", "Col2Im"): in_float32(col2im),
 }

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvmopt.dims import Dim
-from tvmopt.importer.converters.common import Build, dtype_of, in_float32, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least
 
@@ -113,15 +113,27 @@ def grid_sample(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
 
 
 def affine_grid(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """AffineGrid, but for the corners of an axis of one element: onnxruntime has it at 1, ONNX's reference at -1."""
+    """AffineGrid of a known size: the product of a matrix [axes, axes + 1] and of the places of all elements, which is
+    a constant. Not for the corners of an axis of one element: onnxruntime has it at 1, ONNX's reference at -1."""
     size = ctx.array(inputs[1], "size")
     if attrs.get("align_corners", 0) and size is not None and any(d == 1 for d in np.ravel(size)[2:]):
         told = f"size {[int(d) for d in np.ravel(size)]} has an axis of one element, and its two corners are apart"
         raise ctx.unsupported(told, "export the model with align_corners=0, or without this node")
-    return ctx.stock(inputs, attrs)
+    if size is None:
+        return ctx.stock(inputs, attrs)
+    b, theta = Build(bb, ctx.name), inputs[0]
+    sizes = [int(n) for n in np.ravel(size)[2:]]
+    if attrs.get("align_corners", 0):
+        axes = [np.linspace(-1, 1, n) for n in sizes]
+    else:
+        axes = [(2 * np.arange(n) + 1) / n - 1 for n in sizes]
+    places = np.meshgrid(*axes, indexing="ij")[::-1]  # the last axis comes first
+    rows = np.stack([*places, np.ones(sizes)], -1).reshape(-1, len(sizes) + 1)
+    grid = b.matmul(const(rows[None], dtype_of(theta)), b.transpose(theta, [0, 2, 1]))
+    return b.reshape(grid, (shape_of(theta)[0], *sizes, len(sizes)))
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "GridSample"): in_float32(grid_sample),
-    ("", "AffineGrid"): affine_grid,
+    ("", "AffineGrid"): in_float32(affine_grid),
 }

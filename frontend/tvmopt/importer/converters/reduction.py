@@ -125,6 +125,8 @@ def det(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
     b = Build(bb, ctx.name)
     shape = shape_of(inputs[0])
     n, batch = shape[-1], int(np.prod(shape[:-2]))
+    if n == 0:  # the product of nothing
+        return const(np.ones(shape[:-2]), str(inputs[0].ty.dtype))
     if n > 64:
         raise ctx.unsupported(f"matrices of {n} x {n}; elimination is unrolled up to 64")
     m, dtype = b.cast(b.reshape(inputs[0], (batch, n, n)), "float64"), "float64"

@@ -10,7 +10,7 @@ from onnx import helper
 from tvm import relax
 
 from tvmopt.dims import Dim, OpenSize, Size
-from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 FINITE = 1e30
@@ -144,8 +144,8 @@ def _window(coefficients: tuple[float, ...]) -> Converter:
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
-    ("", "DFT"): dft,
-    ("", "STFT"): stft,
+    ("", "DFT"): in_float32(dft),
+    ("", "STFT"): in_float32(stft),
     ("", "HannWindow"): _window((0.5, -0.5)),
     ("", "HammingWindow"): _window((25 / 46, -21 / 46)),
     ("", "BlackmanWindow"): _window((0.42, -0.5, 0.08)),

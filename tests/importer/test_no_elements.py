@@ -1,0 +1,73 @@
+"""Results that have elements, of inputs that have none: the sum of nothing, and never what was in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import tvmopt
+from tests.importer.onnx_check import model, value
+
+node = helper.make_node
+
+
+def zeros(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+CASES: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any], Any]] = {
+    "Gemm": (
+        node("Gemm", ["x", "w", "b"], ["y"], transA=1, transB=1),
+        {"x": (0, 1)}, {"w": zeros(48, 0), "b": np.ones((1, 48), np.float32)}, np.ones((1, 48)),
+    ),
+    "MatMul": (node("MatMul", ["x", "w"], ["y"]), {"x": (2, 3, 0)}, {"w": zeros(2, 0, 4)}, np.zeros((2, 3, 4))),
+    "Conv": (
+        node("Conv", ["x", "w", "b"], ["y"]),
+        {"x": (1, 0, 5, 5)}, {"w": zeros(4, 0, 3, 3), "b": np.ones(4, np.float32)}, np.ones((1, 4, 3, 3)),
+    ),
+    "ConvTranspose": (
+        node("ConvTranspose", ["x", "w", "b"], ["y"], strides=[2, 2], pads=[1, 0, 0, 1], output_padding=[1, 0]),
+        {"x": (1, 0, 5, 5)}, {"w": zeros(0, 4, 3, 3), "b": np.ones(4, np.float32)}, np.ones((1, 4, 11, 10)),
+    ),
+    "Det": (node("Det", ["x"], ["y"]), {"x": (2, 0, 0)}, {}, np.ones(2)),
+    "ReduceMax": (node("ReduceMax", ["x"], ["y"], keepdims=0), {"x": (0, 3)}, {}, np.array(-np.inf)),
+    "ReduceSum": (node("ReduceSum", ["x"], ["y"], keepdims=0), {"x": (0, 3)}, {}, np.array(0.0)),
+    "Einsum": (
+        node("Einsum", ["x", "w"], ["y"], equation="ij,jk->ik"), {"x": (3, 0)}, {"w": zeros(0, 4)}, np.zeros((3, 4)),
+    ),
+}  # fmt: skip
+
+
+def dirtied() -> None:
+    """Leave numbers in memory that is free then."""
+    for number in (7e7, np.nan):
+        held = [np.full(1 << 12, number, np.float32) for _ in range(50)]
+        del held
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_of_no_elements(name: str, precision: str) -> None:
+    made, inputs, weights, want = CASES[name]
+    file = model([made], [value(n, s) for n, s in inputs.items()], [value("y", want.shape)], weights, opset=20)
+    compiled = tvmopt.compile(file, precision=precision, records=False).model
+    for _ in range(3):
+        dirtied()
+        np.testing.assert_array_equal(compiled.run({n: zeros(*s) for n, s in inputs.items()})["y"], want)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_the_scale_of_no_numbers_is_one(constant: bool) -> None:
+    """The largest of no constants was whatever the evaluator found in memory."""
+    nodes = [node("DynamicQuantizeLinear", ["c"], ["q", "s", "z"]), node("Abs", ["x"], ["y"])]
+    inputs = [value("x", (2,)), *([] if constant else [value("c", (0, 4))])]
+    outputs = [value("y", (2,)), value("s", ()), value("z", (), TensorProto.UINT8)]
+    file = model(nodes, inputs, outputs, {"c": zeros(0, 4)} if constant else {}, opset=20)
+    for _ in range(3):
+        dirtied()
+        compiled = tvmopt.compile(file, records=False).model
+        found = compiled.run({"x": zeros(2)} | ({} if constant else {"c": zeros(0, 4)}))
+        assert found["s"] == 1 and found["z"] == 0
