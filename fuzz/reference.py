@@ -106,8 +106,6 @@ class Reference:
             truth = oracle(self.model, feeds)
             truth = _without_signs(truth) if large else truth
             known = _spread(truth, ours) if broken else ours
-            # of loops without a step onnxruntime does not know the shape
-            expected = {n: truth[n] if not a.size and not truth[n].size else a for n, a in expected.items()}
             own = {n: EXCESS * _worst(expected[n], truth[n]) for n in expected}
             if not self._compare(truth, known, own):
                 return ""
@@ -247,6 +245,8 @@ class Reference:
             if name not in found:
                 return f"{name} is missing"
             got = found[name]
+            if not got.size and not want.size and got.ndim == want.ndim and got.dtype == want.dtype:
+                continue  # of loops without a step onnxruntime does not know the shape
             if got.shape != want.shape or got.dtype != want.dtype:
                 return f"{name} is {got.dtype}{list(got.shape)}, expected {want.dtype}{list(want.shape)}"
             few = FEW if coarse else 0.0
