@@ -1,4 +1,5 @@
-"""ONNX's own node tests in other types, and with constants for inputs: the kind "cases".
+"""ONNX's own node tests in other types, and with constants for inputs: the kind "cases"; in older versions of their
+operators: the kind "older".
 
 A test comes with inputs that its operator accepts. Integers and truths stay as they are there, as constants; numbers
 come from outside or are constants, too, which makes the importer evaluate the node, and are of any floating-point type
@@ -8,6 +9,7 @@ that the operator takes.
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -68,10 +70,50 @@ def case(index: int) -> onnx.ModelProto:
     return in_type(tests[which], kind, way)
 
 
+@cache
+def old_cases() -> tuple[bytes, ...]:
+    """The tests that are valid in an older version of their operators, once for each: it may mean something else
+    there."""
+    versions: dict[str, set[int]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain and not schema.deprecated:
+            versions.setdefault(schema.name, set()).add(schema.since_version)
+    found = []
+    for test in cases():
+        model = onnx.ModelProto.FromString(test.model)
+        if any(node.domain for node in model.graph.node) or len(model.opset_import) > 1:
+            continue
+        operators, newest = {node.op_type for node in model.graph.node}, model.opset_import[0].version
+        in_force = {op: _version(op, newest) for op in operators}
+        for version in sorted({v for op in operators for v in versions[op] if v < newest}):
+            if all(_version(op, version) == in_force[op] for op in operators):
+                continue
+            model.opset_import[0].version = version
+            with suppress(Exception):  # the checker is C++ and has a class for each thing
+                onnx.checker.check_model(model, full_check=True)
+                found.append(in_type(Case(model.SerializeToString(), test.inputs), F32, "outside").SerializeToString())
+    return tuple(found)
+
+
+def _version(operator: str, opset: int) -> int:
+    """The version of an operator that an opset has; 0 for none."""
+    try:
+        return int(onnx.defs.get_schema(operator, opset, "").since_version)
+    except onnx.defs.SchemaError:
+        return 0
+
+
+def older(index: int) -> onnx.ModelProto:
+    """The model number `index` of :func:`old_cases`, in an order that mixes them."""
+    models = old_cases()
+    order = np.random.default_rng(0).permutation(len(models))
+    return onnx.ModelProto.FromString(models[order[index % len(order)]])
+
+
 def in_type(test: Case, kind: int, way: str) -> onnx.ModelProto:
     """A test with numbers of a type, from where a way says."""
     model = onnx.ModelProto.FromString(test.model)
-    model.ir_version = max(model.ir_version, 10)
+    model.ir_version = 10  # before 4 initializers are inputs, and onnxruntime knows no newer ones than its own
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         if value.type.tensor_type.elem_type == F32:

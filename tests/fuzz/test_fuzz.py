@@ -56,7 +56,7 @@ def test_a_fork_that_hangs_is_seen_and_ended(tmp_path: Path) -> None:
     assert not stat.exists() or ") Z " in stat.read_text()  # nobody may have waited for it
 
 
-@pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers", "cases", "open", "found"])
+@pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers", "cases", "older", "open", "found"])
 def test_a_seed_and_a_number_are_a_model(kind: str) -> None:
     made = [model_bytes(kind, 5, i) for i in range(20)]
     assert made == [model_bytes(kind, 5, i) for i in range(20)]
