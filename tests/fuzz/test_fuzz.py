@@ -21,7 +21,7 @@ from fuzz.inputs import OUTSIDE, bound, feeds_of, inputs_of, kinds_for, noted, n
 from fuzz.reference import Reference, Unable
 from fuzz.shrink import shrink
 from fuzz.sizes import selects, wrongly_answered
-from fuzz.sources import found_graph, graph, model_bytes, opened_graph
+from fuzz.sources import KINDS, found_graph, graph, model_bytes, opened_graph
 from fuzz.worker import ROOT, Child, Worker
 from tvmopt.errors import InputError
 
@@ -56,7 +56,7 @@ def test_a_fork_that_hangs_is_seen_and_ended(tmp_path: Path) -> None:
     assert not stat.exists() or ") Z " in stat.read_text()  # nobody may have waited for it
 
 
-@pytest.mark.parametrize("kind", ["graphs", "constants", "mutants", "indices", "integers", "cases", "older", "open", "found"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_and_a_number_are_a_model(kind: str) -> None:
     made = [model_bytes(kind, 5, i) for i in range(20)]
     assert made == [model_bytes(kind, 5, i) for i in range(20)]
