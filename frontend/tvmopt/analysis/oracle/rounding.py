@@ -17,6 +17,7 @@ import numpy as np
 
 from tvmopt.analysis.oracle.boxes import selected
 from tvmopt.analysis.oracle.evaluate import Oracle, reads
+from tvmopt.analysis.oracle.quantized import number_type
 from tvmopt.analysis.oracle.tiles import conv_by_tiles, has_tiles
 from tvmopt.analysis.oracle.values import DIGITS, EXACT, ROUNDS, Arithmetic, Array, Call, Unfit, Value, is_real
 from tvmopt.importer.boxes import ANY, SELECT
@@ -90,7 +91,11 @@ def roundings(
 
 
 def has_edges(call: Call) -> bool:
-    """Whether a result jumps where an input is near an edge: of rows that are rounded to 8 bits, too."""
+    """Whether a result jumps where an input is near an edge: of rows that are rounded to 8 bits, too. A cast from one
+    real type to another only rounds."""
+    if call.op in ("Cast", "CastLike"):
+        to = call.kinds[1] if call.op == "CastLike" else number_type(int(call.get("to")))
+        return to is None or not is_real(to)
     return call.op in EDGES or bool(call.get(ROUNDS, 0)) or jumps(call)
 
 
