@@ -132,10 +132,10 @@ class Reference:
 
     def _spreads(self) -> bool:
         """Whether a weight, or what nodes make of weights alone, is no number."""
-        from tvmopt.analysis.deviation import has_nan
+        from tvmopt.analysis.deviation import spreading
 
         constants = [numpy_helper.to_array(t) for t in self.model.graph.initializer if t.data_type in EPSILON]
-        return any(not np.isfinite(_wide(a)).all() for a in constants) or has_nan(self.model)
+        return any(not np.isfinite(_wide(a)).all() for a in constants) or bool(spreading(self.model))
 
     def _of_infinite_scores(self, feeds: Feeds) -> set[str]:
         """Outputs that are chosen from scores of 16 bits which overflow: which element it is depends on what an engine

@@ -323,6 +323,41 @@ def test_nan_of_a_weight_may_spread_and_must_not_get_lost() -> None:
     assert not judge(truth, {"y": np.float32([[np.nan, 11]])}).ok
 
 
+def test_numbers_that_are_chosen_are_not_rounded() -> None:
+    """Clip(x) > x where x is below the range, and nowhere else; the fill of a mask stays the largest number."""
+    nodes = [
+        helper.make_node("Clip", ["x", "", "high"], ["c"]), helper.make_node("Less", ["c", "x"], ["y"]),
+        helper.make_node("Where", ["m", "x", "fill"], ["z"]),
+    ]  # fmt: skip
+    lowest = np.finfo(np.float32).min
+    weights = {"high": np.float32(0.5), "fill": lowest, "m": np.arange(64) % 2 == 0}
+    model = made(nodes, {"x": [64]}, {"y": (TensorProto.BOOL, [64]), "z": (1, [64])}, weights)
+    x = np.random.default_rng(0).standard_normal(64).astype("f")
+    judge = Judge(model)
+    right = {"y": x > 0.5, "z": np.where(weights["m"], x, lowest)}
+    assert judge.judged({"x": x}, right, None).ok
+    flipped = right["y"].copy()
+    flipped[np.argmin(x)] = True
+    assert not judge.judged({"x": x}, {**right, "y": flipped}, None).ok
+    assert not judge.judged({"x": x}, {**right, "z": np.where(weights["m"], x, -np.inf).astype("f")}, None).ok
+
+
+def test_a_nan_spreads_behind_products_only() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"]),
+        helper.make_node("Abs", ["x"], ["z"]), helper.make_node("Add", ["x", "w"], ["s"]),
+    ]  # fmt: skip
+    w = np.float32([[1, 2], [np.nan, 3]])
+    model = made(nodes, {"x": [2, 2]}, {"y": (1, [2, 2]), "z": (1, [2, 2]), "s": (1, [2, 2])}, {"w": w})
+    judge, x = Judge(model), np.ones((2, 2), np.float32)
+    truth = judge.truth({"x": x})
+    right = {"y": np.float32([[np.nan, 5]] * 2), "z": x, "s": x + w}
+    assert judge(truth, right).ok
+    assert judge(truth, {**right, "y": np.full_like(x, np.nan)}).ok
+    assert not judge(truth, {**right, "z": np.float32([[1, np.nan], [1, 1]])}).ok
+    assert not judge(truth, {**right, "s": np.full_like(x, np.nan)}).ok
+
+
 @pytest.mark.parametrize("op", ["Cast", "CastLike", "Attention"])
 def test_a_cast_to_a_real_type_hides_nothing(op: str) -> None:
     """It is no edge: a run that rounds moved what it reads by thousands of its rounding errors, and Attention of

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
+from tvmopt.analysis.oracle.evaluate import Oracle, reads
 from tvmopt.analysis.oracle.values import DIGITS, Unsupported
 
 LEAST = 64
@@ -309,25 +310,37 @@ def slope(exact: Array, found: Array, product: Array, epsilon: float = 0.0) -> f
 
 
 def spread(exact: Array, found: Array) -> Array:
-    """`found` without NaN where the oracle has numbers: for models with NaN among their weights. A kernel that computes
-    whole tiles, or multiplies by a zero what another leaves out, spreads a NaN; it must not lose one."""
+    """`found` without NaN where the oracle has numbers: for what is behind a NaN among the weights. A kernel that
+    computes whole tiles, or multiplies by a zero what another leaves out, spreads a NaN; it must not lose one."""
     if exact.dtype.kind not in "fc" or found.shape != exact.shape or not np.isnan(found).any():
         return found
     return np.where(np.isnan(found) & np.isfinite(exact), exact, found).astype(found.dtype)
 
 
-def has_nan(model: Any) -> bool:
-    """Whether a weight of an ONNX model has a NaN, or an operand of a product an infinity: times zero that is NaN, too.
-    The infinities of masks are none of these. What nodes make of weights alone is a weight."""
+def spreading(model: Any) -> frozenset[str]:
+    """Tensors in which a NaN may stand that the oracle does not have: behind a product that reads a weight which has
+    one, or an infinity, which times zero is one. What nodes make of weights alone is a weight; the infinities of masks
+    are no operands."""
     products = {name for n in model.graph.node if n.op_type in PRODUCTS for name in n.input}
-    return any(np.isnan(array).any() or (name in products and np.isinf(array).any()) for name, array in _weights(model))
+    bad = {
+        name for name, array in _weights(model) if np.isnan(array).any() or (name in products and np.isinf(array).any())
+    }
+    if not bad:
+        return frozenset()
+    found: set[str] = set()
+    for node in model.graph.node:
+        read = {*reads(node)}
+        if read & found or (node.op_type in PRODUCTS and read & bad):
+            found.update(node.output)
+        if read & bad:
+            bad.update(node.output)
+    return frozenset(found)
 
 
 def _weights(model: Any) -> Iterator[tuple[str, Array]]:
     """The real constants of a model, and what follows from constants alone."""
     from onnx import TensorProto
 
-    from tvmopt.analysis.oracle.evaluate import Oracle, reads
     from tvmopt.importer.external import array_of
 
     real = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, Comparison, OutputComparison
-from tvmopt.analysis.deviation import decided, deviation, has_nan, jumped, limits_of, misplaced, ranged, spread
+from tvmopt.analysis.deviation import decided, deviation, jumped, limits_of, misplaced, ranged, spread, spreading
 from tvmopt.analysis.doubles import DOUBLE, SINGLE, Doubles
 from tvmopt.analysis.kept import Kept, as_found, kept, stepped
 from tvmopt.analysis.oracle.evaluate import Observe, Oracle
@@ -256,8 +256,8 @@ class Judge:
         return Truth(*given, caches=caches)
 
     @cached_property
-    def _nan_inside(self) -> bool:
-        return has_nan(self.model)
+    def _spreading(self) -> frozenset[str]:
+        return spreading(self.model)
 
     @property
     def overruled(self) -> bool:
@@ -371,7 +371,7 @@ class Judge:
         samples = [n[name] for n in naturals]
         if naturals and theirs is not None:
             samples.append(theirs)
-        if exact.dtype.kind == "f" and np.isnan(mine).any() and self._nan_inside:
+        if exact.dtype.kind == "f" and np.isnan(mine).any() and name in self._spreading:
             mine = spread(exact, mine)
         if ranges:
             exact = decided(exact, truth.undecided()[name], mine)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import has_nan, limits_of
+from tvmopt.analysis.deviation import limits_of, spreading
 from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.kept import as_found, kept
@@ -85,7 +85,8 @@ def check_kernels(
     kernels = kernels_of(model, seen)
     grids = Grids.of(model, limits_of(precision, np.dtype(np.float32)))
     chosen = choices(model)  # the judge of the outputs asks their scores
-    spreads = any(is_real(a.dtype) and np.isnan(a).any() for a in outputs.values()) and has_nan(model)
+    has_nan = any(is_real(a.dtype) and np.isnan(a).any() for a in outputs.values())
+    spreads = spreading(model) if has_nan else frozenset[str]()
     oracle = Oracle(model, Arithmetic(np.float32))
     caches = kept(model)  # it judges these, too; here attention reads what they hold
     held = as_found(caches, outputs)

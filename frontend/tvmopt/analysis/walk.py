@@ -95,7 +95,7 @@ class Walk:
     grids: Grids
     doubles: Doubles
     skipped: Collection[str] = ()
-    spreads: bool = False
+    spreads: Collection[str] = ()
     taken: dict[str, Value] = field(default_factory=dict)
     wrong: dict[str, OutputComparison] = field(default_factory=dict)
     products: dict[str, Array] = field(default_factory=dict)
@@ -210,8 +210,9 @@ class Walk:
         """A tensor in steps, where it is on a grid, else within the limits of the precision."""
         if name in self.grids and (name not in self.grids.source or self.precision == "fp32"):
             return self.grids.compared(name, exact, found, naturals)
-        found = spread(exact, found) if self.spreads else found
-        kind = self.doubles.kind(name.removesuffix(PLAIN), kind)
+        own = name.removesuffix(PLAIN)
+        found = spread(exact, found) if own in self.spreads else found
+        kind = self.doubles.kind(own, kind)
         return deviation(name, exact, found, limits_of(self.precision, kind), naturals)
 
     def _take(self, name: str, found: Array, value: Value) -> Value:

@@ -44,6 +44,12 @@ MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
     *("Pad", "Identity", "Expand", "Dropout"),
 }
+CHOOSE = MOVES | {
+    *("Abs", "Clip", "Max", "Min", "Neg", "Relu", "Where", "ReduceMax", "ReduceMin", "GlobalMaxPool", "MaxUnpool"),
+    *("Compress", "DepthToSpace", "GatherElements", "GatherND", "OneHot", "ReverseSequence", "ScatterElements"),
+    *("ScatterND", "SpaceToDepth", "Tile", "TopK", "Trilu", "Unique"),
+}
+"""Operators whose results are numbers that they read, or 0, or the negative of one: nothing is rounded."""
 SUMS = HEAVY | {"GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax", "DFT", "STFT"}
 """Operators that add up in an order of their own, besides the reductions and the norms: the mean of equal numbers may
 be another number, which a norm then divides by the root of its epsilon."""
@@ -384,7 +390,7 @@ class Nudged(Rounded):
             values = [self._nudged(v, epsilon) for v in values]
         tiled = self._by_tiles(call, values)
         results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
-        if not (adds or call.op in MOVES or has_edges(call)):
+        if not (adds or call.op in CHOOSE or has_edges(call)):
             results = [self._nudged(r, _rounding_of(r)) for r in results]
         if call.op in TAILS:
             results = [self._tail_moved(values, results[0]), *results[1:]]
@@ -426,7 +432,8 @@ class Nudged(Rounded):
         for start in range(0, given.size, PIECE):  # drawn in double precision, which of a large weight is much memory
             part = given[start : start + PIECE]
             to[start : start + PIECE] = part * (1 + epsilon * self.random.uniform(-1, 1, part.shape))
-        return Value(moved, value.kind)
+        beyond = np.isinf(moved) & np.isfinite(value.array)  # the fill of a mask is the largest number there is
+        return Value(np.where(beyond, value.array, moved) if beyond.any() else moved, value.kind)
 
 
 def _rounding_of(value: Value | None) -> float:
