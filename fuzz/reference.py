@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +90,8 @@ class Reference:
         broken = any(a.dtype.kind in "fV" and not np.isfinite(_wide(a)).all() for a in feeds.values())
         if broken and any(map(_takes_nearest, self.model.graph.node)):
             return ""
-        spreads = self._spreads()
+        lost = any(a.dtype.kind in "fV" and np.isnan(_wide(a)).any() for a in found.values())
+        spreads = lost and self._spreads(feeds)
         if broken:
             found = self._hidden(expected, found, feeds)
         large = any(a.dtype.kind in "fV" and (np.abs(_wide(a)) > LARGE).any() for a in feeds.values())
@@ -130,12 +132,18 @@ class Reference:
             and problem
         )
 
-    def _spreads(self) -> bool:
-        """Whether a weight, or what nodes make of weights alone, is no number."""
+    def _spreads(self, feeds: Feeds) -> bool:
+        """Whether a weight, or what a product reads in this run, is no number."""
         from tvmopt.analysis.deviation import spreading
+        from tvmopt.analysis.oracle.rounding import Recorder
 
         constants = [numpy_helper.to_array(t) for t in self.model.graph.initializer if t.data_type in EPSILON]
-        return any(not np.isfinite(_wide(a)).all() for a in constants) or bool(spreading(self.model))
+        if any(not np.isfinite(_wide(a)).all() for a in constants):
+            return True
+        recorder = Recorder(self.model)
+        with suppress(Exception):  # a damaged model: whatever NumPy says of it
+            recorder.run(feeds)
+        return bool(spreading(self.model, recorder.hurt))
 
     def _of_infinite_scores(self, feeds: Feeds) -> set[str]:
         """Outputs that are chosen from scores of 16 bits which overflow: which element it is depends on what an engine

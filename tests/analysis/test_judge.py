@@ -323,6 +323,23 @@ def test_nan_of_a_weight_may_spread_and_must_not_get_lost() -> None:
     assert not judge(truth, {"y": np.float32([[np.nan, 11]])}).ok
 
 
+def test_what_a_product_reads_may_be_no_number_inside() -> None:
+    """The square root of a negative number, which a kernel of whole tiles spreads: no error of the compiled model."""
+    nodes = [helper.make_node("Sqrt", ["x"], ["r"]), helper.make_node("Conv", ["r", "w"], ["y"], pads=[1] * 4)]
+    nodes.append(helper.make_node("Abs", ["r"], ["z"]))
+    w = np.random.default_rng(0).standard_normal((1, 1, 3, 3)).astype("f")
+    model = made(nodes, {"x": [1, 1, 9, 9]}, {"y": (1, [1, 1, 9, 9]), "z": (1, [1, 1, 9, 9])}, {"w": w})
+    x = np.ones((1, 1, 9, 9), "f")
+    x[0, 0, 1, 1] = -1
+    judge = Judge(model)
+    truth = judge.truth({"x": x})
+    right = {n: truth.exact[n].astype("f") for n in "yz"}
+    wide, lost = right["y"].copy(), right["y"].copy()
+    wide[0, 0, :6, :6], lost[0, 0, 1, 1] = np.nan, 1.0
+    assert judge(truth, {**right, "y": wide}).ok and not judge(truth, {**right, "y": lost}).ok
+    assert not judge(truth, {**right, "z": np.where(np.isnan(wide), np.nan, right["z"])}).ok
+
+
 def test_numbers_that_are_chosen_are_not_rounded() -> None:
     """Clip(x) > x where x is below the range, and nowhere else; the fill of a mask stays the largest number."""
     nodes = [

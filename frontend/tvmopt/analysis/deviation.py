@@ -12,7 +12,7 @@ by no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
 from tvmopt.analysis.oracle.evaluate import Oracle, reads
+from tvmopt.analysis.oracle.rounding import PRODUCTS
 from tvmopt.analysis.oracle.values import DIGITS, Unsupported
 
 LEAST = 64
@@ -36,8 +37,6 @@ LEAST_SINGLE, TIMES_SINGLE = 4.0, 6.0
 least, and how many times the largest one of a run that only rounds."""
 SQUARABLE = (1e-12, 1e15)
 """Between these lies the largest number of a tensor whose squares can be added up in float32."""
-PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
-"""Operators of which a kernel may multiply by zeros what is padding or another part of a tile."""
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 """Operators whose result follows from nothing."""
 UNMOVED = "elements differ where rounding changes nothing"
@@ -317,17 +316,21 @@ def spread(exact: Array, found: Array) -> Array:
     return np.where(np.isnan(found) & np.isfinite(exact), exact, found).astype(found.dtype)
 
 
-def spreading(model: Any) -> frozenset[str]:
+def spreading(model: Any, hurt: Collection[str] = ()) -> frozenset[str]:
     """Tensors in which a NaN may stand that the oracle does not have: behind a product that reads a weight which has
     one, or an infinity, which times zero is one. What nodes make of weights alone is a weight; the infinities of masks
-    are no operands."""
+    are no operands.
+
+    Args:
+        hurt: results of products which in this run read what is no number.
+    """
     products = {name for n in model.graph.node if n.op_type in PRODUCTS for name in n.input}
     bad = {
         name for name, array in _weights(model) if np.isnan(array).any() or (name in products and np.isinf(array).any())
     }
-    if not bad:
+    found = set(hurt)
+    if not bad and not found:
         return frozenset()
-    found: set[str] = set()
     for node in model.graph.node:
         read = {*reads(node)}
         if read & found or (node.op_type in PRODUCTS and read & bad):

@@ -65,6 +65,7 @@ class Truth:
     exact: dict[str, Array] = field(default_factory=dict)
     notes: Sequence[str] = ()
     _edges: dict[str, list[Any]] = field(default_factory=dict)
+    _hurt: set[str] = field(default_factory=set)
     _rounded: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _more: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
     _scattered: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class Truth:
         recorder = Recorder(self.model)
         self.doubles = Doubles(recorder.graph)
         self.exact = self._run(recorder, self.doubles.see)
-        self.notes, self._edges = recorder.notes, recorder.edges
+        self.notes, self._edges, self._hurt = recorder.notes, recorder.edges, recorder.hurt
 
     @property
     def _moves(self) -> Moves:
@@ -106,6 +107,11 @@ class Truth:
             runs = scattered(self.model, precision, self._edges, _allowed(precision), self._moves)
             self._scattered[precision] = self._outputs(runs)
         return self._scattered[precision]
+
+    @cached_property
+    def spreading(self) -> frozenset[str]:
+        """Outputs in which a kernel may spread a NaN: asked where it has more of them."""
+        return spreading(self.model, self._hurt)
 
     def unlimited(self) -> dict[str, Array]:
         """Outputs as if intermediate results had no largest number: asked where a NaN or an infinity is misplaced."""
@@ -255,10 +261,6 @@ class Judge:
                 return Truth(*given, as_found(caches, found), caches)
         return Truth(*given, caches=caches)
 
-    @cached_property
-    def _spreading(self) -> frozenset[str]:
-        return spreading(self.model)
-
     @property
     def overruled(self) -> bool:
         """Whether the user gave tolerances."""
@@ -371,7 +373,7 @@ class Judge:
         samples = [n[name] for n in naturals]
         if naturals and theirs is not None:
             samples.append(theirs)
-        if exact.dtype.kind == "f" and np.isnan(mine).any() and name in self._spreading:
+        if exact.dtype.kind == "f" and np.isnan(mine).any() and name in truth.spreading:
             mine = spread(exact, mine)
         if ranges:
             exact = decided(exact, truth.undecided()[name], mine)

@@ -27,7 +27,7 @@ from tvmopt.analysis.kept import as_found, kept
 from tvmopt.analysis.measured import Measured
 from tvmopt.analysis.observe import Seen, bindings, candidates
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.rounding import HEAVY
+from tvmopt.analysis.oracle.rounding import HEAVY, Recorder
 from tvmopt.analysis.oracle.values import Arithmetic, is_real
 from tvmopt.analysis.ties import choices
 from tvmopt.analysis.walk import PLAIN, Kernel, Walk
@@ -86,10 +86,14 @@ def check_kernels(
     grids = Grids.of(model, limits_of(precision, np.dtype(np.float32)))
     chosen = choices(model)  # the judge of the outputs asks their scores
     has_nan = any(is_real(a.dtype) and np.isnan(a).any() for a in outputs.values())
-    spreads = spreading(model) if has_nan else frozenset[str]()
     oracle = Oracle(model, Arithmetic(np.float32))
     caches = kept(model)  # it judges these, too; here attention reads what they hold
     held = as_found(caches, outputs)
+    spreads = frozenset[str]()
+    if has_nan:
+        recorder = Recorder(model)
+        recorder.run(feeds, known=held or None)
+        spreads = spreading(model, recorder.hurt)
     told = {n: a for n, a in outputs.items() if n not in chosen and n not in caches}
     walk = Walk(precision, told, kernels, grids, Doubles(oracle.graph), {*chosen, *caches, *held}, spreads)
     walk.begin(feeds)

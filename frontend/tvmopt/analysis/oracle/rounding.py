@@ -36,10 +36,9 @@ CHOICES = {"ArgMax", "ArgMin", "TopK", "Hardmax", "MaxPool"}
 JUMPS = {"ThresholdedRelu": 0, "Shrink": 0, "GridSample": 1, "MaxRoiPool": 1, "MaxPool": 0, "TopK": 0}
 """Operators whose result jumps for some values of an input, which is named, and else follows it, or does not change:
 the number at the threshold, the coordinate between two pixels, the places of two nearly equal numbers."""
-HEAVY = {
-    *("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "FusedMatMul"),
-    *("Attention", "MultiHeadAttention", "GroupQueryAttention"),
-}
+PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "FusedMatMul"}
+"""Operators of which a kernel may multiply by zeros what is padding or another part of a tile."""
+HEAVY = PRODUCTS | {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
     *("Pad", "Identity", "Expand", "Dropout"),
@@ -148,14 +147,19 @@ def completed(runs: Iterable[Rounded], once: Callable[[Rounded], dict[str, Any]]
 
 
 class Recorder(Oracle):
-    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output; and numbers
-    before a cache rounds them, by the name of their tensor."""
+    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output; numbers
+    before a cache rounds them, by the name of their tensor; and the results of products that read what is no number:
+    `hurt`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, EXACT)
         self.edges: dict[str, list[Any]] = {}
+        self.hurt: set[str] = set()
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        read = [v.array for v in values if v is not None and is_real(v.kind)] if call.op in PRODUCTS else []
+        if not all(np.isfinite(array).all() for array in read):
+            self.hurt.update(call.node.output)
         if has_edges(call) or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind)):
             self.edges[call.node.output[0]] = [v.array if v is not None else None for v in values]
         return super().evaluate(call, domain, values)
