@@ -28,7 +28,8 @@ OPERANDS = {
 
 
 def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
-    """Pack W[..., K, N] into panels [..., ceil(N/nr), K, nr], zeros beyond N.
+    """W[..., K, N] as panels [..., ceil(N/nr), K, nr], zeros beyond N: a view, which whoever makes a constant of it
+    copies, where N is a multiple of nr.
 
     >>> pack_panels(np.arange(6.0).reshape(2, 3), 2)[1]
     array([[2., 0.],
@@ -36,9 +37,11 @@ def pack_panels(weight: np.ndarray, nr: int) -> np.ndarray:
     """
     *lead, k, n = weight.shape
     panels = -(-n // nr)
-    padded = np.zeros((*lead, k, panels * nr), weight.dtype)
-    padded[..., :n] = weight
-    return np.ascontiguousarray(np.moveaxis(padded.reshape(*lead, k, panels, nr), -2, -3))
+    if n % nr:
+        padded = np.zeros((*lead, k, panels * nr), weight.dtype)
+        padded[..., :n] = weight
+        weight = padded
+    return np.moveaxis(weight.reshape(*lead, k, panels, nr), -2, -3)
 
 
 def weight_panels(value: np.ndarray, nr: int) -> relax.Expr:
