@@ -264,7 +264,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
     _, host, device = default_s_tir_pipeline()
     return [
         Stage("tirx.BindTarget", tirx.transform.BindTarget(_with_host(machine)), needed=True),
-        Stage("s_tir.Loops", all_loop_passes(), needed=True),  # TVM's own passes of loops, some fifty
+        Stage("s_tir.Loops", all_loop_passes(machine.kind), needed=True),  # TVM's own passes of loops, some fifty
         # behind the simplifier, which would fold `v != v`, and behind the reductions of GPU threads
         stage(LowerExtrema),
         stage(LowerRounding),  # likewise: it looks at values, not at places

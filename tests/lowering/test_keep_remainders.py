@@ -11,6 +11,9 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.script import tirx as T
 
 import tvmopt
+from tvmopt import pipeline
+from tvmopt.compiler.kernels import loops, named
+from tvmopt.importer import import_model
 from tvmopt.lowering.loop_passes import all_loop_passes
 from tvmopt.pipeline import compile_kernels
 from tvmopt.targets import Machine
@@ -35,6 +38,21 @@ def test_the_passes_are_those_of_tvm() -> None:
     own = ["tvmopt.KeepRemainders", "tvmopt.PlainRemainders"]
     assert [name for name in ours if name in own] == own
     assert [name for name in ours if name not in own] == run_by(default_s_tir_pipeline()[0])
+
+
+def test_what_only_gpus_need_changes_no_kernel_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+    weight = numpy_helper.from_array(np.ones((8, 8, 3, 3), np.float32), "w")
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8, 24, 24]) for name in "xy"]
+    model = helper.make_model(helper.make_graph([node], "g", infos[:1], infos[1:], [weight]))
+    machine = Machine.load("cpu")
+    whole = pipeline.plan_memory(pipeline.lower(import_model(model).module, machine), machine)[0].module
+    few = [loops(func, name, whole, machine) for name, func in named(whole)]
+    monkeypatch.setattr(pipeline, "all_loop_passes", lambda kind: all_loop_passes())
+    every = [loops(func, name, whole, machine) for name, func in named(whole)]
+    assert len(run_by(all_loop_passes("llvm"))) < len(run_by(all_loop_passes())) and few
+    for one, other in zip(few, every, strict=True):
+        tvm.ir.assert_structural_equal(one, other, map_free_vars=True)
 
 
 def taken(place, n: int, k: int):

@@ -29,7 +29,7 @@ from typing import Any
 import tvm
 from tvm import ir, tirx
 from tvm.tirx.analysis import undefined_vars
-from tvm_ffi import structural_walk
+from tvm_ffi import structural_visit
 
 SHAPE = 17
 """What TVM's `tvm_struct_get` calls a number of a shape or of strides (tvm.tirx, TVMStructFieldKind)."""
@@ -67,11 +67,16 @@ class _Checks:
 
     def __init__(self, body: Any) -> None:
         self.sizes: list[Any] = []
-        structural_walk(body, ((tirx.Bind, self._bind),))
+        structural_visit(body, ((tirx.Bind, self._bind), (tirx.AttrStmt, self._around)))
 
-    def _bind(self, node: Any) -> None:
+    def _bind(self, node: Any, visitor: Any) -> None:
         if _reads_shape(node.value):
             self.sizes.append(node.var)
+
+    def _around(self, node: Any, visitor: Any) -> None:
+        """The loops are not looked through: they are nearly all of a kernel, and read no shapes."""
+        if node.attr_key != LOOPS:
+            visitor.default_visit(node)
 
     def dropped(self, stmt: Any) -> Any:
         """A statement without the assertions in front of the loops; None where nothing is left."""

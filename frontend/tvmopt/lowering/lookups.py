@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.ir import StringImm
 from tvm.ir.expr import TensorLoad
 from tvm.target.codegen import target_has_features
-from tvm_ffi import structural_map
+from tvm_ffi import structural_map, structural_walk
 
 from tvmopt.lowering.intrinsics import llvm_type
 from tvmopt.lowering.loops import vector_type
@@ -33,6 +33,8 @@ def lower_lookups(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> ti
     """See the module's text."""
     target = func.attrs.get("target", None)
     if target is None or target.kind.name != "llvm" or not target_has_features(FEATURE, target):
+        return func
+    if not _has_table(func.body):
         return func
     widths: set[int] = set()
 
@@ -56,13 +58,26 @@ def lower_lookups(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> ti
 LowerLookups = tirx.transform.prim_func_pass(lower_lookups, opt_level=0, name="tvmopt.LowerLookups")
 
 
-def _bytes_of_a_table(node: Any, index: Any) -> bool:
-    shape = node.source.shape
+def _has_table(body: Any) -> bool:
+    """Whether a buffer of the kernel may be a table: there are a few, and thousands of loads."""
+    found: list[Any] = []
+    structural_walk(body, ((tirx.DeclBuffer, tirx.AllocBuffer), lambda node: found.append(node.buffer)))
+    return any(map(_is_table, found))
+
+
+def _is_table(buffer: Any) -> bool:
+    shape = buffer.shape
     return (
-        str(node.source.dtype) in ("uint8", "int8")
+        str(buffer.dtype) in ("uint8", "int8")
         and len(shape) == 1
         and isinstance(shape[0], tirx.IntImm)
         and int(shape[0]) == ENTRIES
+    )
+
+
+def _bytes_of_a_table(node: Any, index: Any) -> bool:
+    return (
+        _is_table(node.source)
         and isinstance(index, tirx.Cast)
         and str(index.value.ty.dtype).startswith("uint8x")
         and 1 < int(index.ty.dtype.lanes) <= REGISTER
