@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,6 +64,20 @@ def test_the_second_compile_has_the_bytes_of_the_first(place: Path, model: Path,
     assert stripped.report.cached and read(tmp_path / "d.tvmopt").manifest.stripped
     assert "1 files" in command("cache", "list").stdout.splitlines()[2]
     assert "removed" in command("cache", "clear").stdout and not list(place.rglob("*.tvmopt"))
+
+
+@pytest.mark.parametrize("within_the_kernel", [True, False])
+def test_a_copy_has_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within_the_kernel: bool) -> None:
+    def across(*given: object) -> int:
+        raise OSError(errno.EXDEV, "two file systems")
+
+    if not within_the_kernel:
+        monkeypatch.setattr(os, "copy_file_range", across)
+    content = np.random.default_rng(0).bytes(3_000_001)
+    (tmp_path / "kept").write_bytes(content)
+    assert copied(tmp_path / "kept", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == content
+    assert not copied(tmp_path / "gone", tmp_path / "copy")
 
 
 def test_in_python_too(place: Path, model: Path) -> None:
