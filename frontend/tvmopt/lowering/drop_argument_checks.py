@@ -31,6 +31,8 @@ from tvm import ir, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_visit
 
+from tvmopt.lowering.loops import with_body
+
 SHAPE = 17
 """What TVM's `tvm_struct_get` calls a number of a shape or of strides (tvm.tirx, TVMStructFieldKind)."""
 
@@ -52,7 +54,7 @@ def drop_argument_checks(func: tirx.PrimFunc, module: tvm.IRModule, context: Any
         return func
     body = _Checks(func.body).dropped(func.body)
     assert body is not None
-    return func.with_body(body)
+    return with_body(func, body)
 
 
 DropArgumentChecks = tirx.transform.prim_func_pass(drop_argument_checks, opt_level=0, name="tvmopt.DropArgumentChecks")

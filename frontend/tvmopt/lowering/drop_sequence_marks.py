@@ -18,13 +18,15 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
+from tvmopt.lowering.loops import with_body
+
 MARK = ("pragma_scope", "seq")
 
 
 def drop_sequence_marks(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
     body = structural_map(func.body, ((tirx.AttrStmt, _without_mark),))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return func if body.same_as(func.body) else with_body(func, body)
 
 
 DropSequenceMarks = tirx.transform.prim_func_pass(drop_sequence_marks, opt_level=0, name="tvmopt.DropSequenceMarks")

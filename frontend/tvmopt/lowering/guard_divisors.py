@@ -19,6 +19,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
+from tvmopt.lowering.loops import with_body
+
 DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -26,7 +28,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 def guard_divisors(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
     body = structural_map(func.body, tuple((kind, _guarded) for kind in DIVISIONS))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return func if body.same_as(func.body) else with_body(func, body)
 
 
 GuardDivisors = tirx.transform.prim_func_pass(guard_divisors, opt_level=0, name="tvmopt.GuardDivisors")

@@ -29,6 +29,7 @@ from tvm.tirx.op import call_intrin
 from tvm_ffi import structural_map, structural_mutate
 
 from tvmopt.lowering.intrinsics import called, register
+from tvmopt.lowering.loops import with_body
 from tvmopt.scheduling.open_loops import whole
 
 KEPT = "tvmopt.kept"
@@ -41,13 +42,13 @@ def keep_remainders(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> 
     """See the module's text: before FlattenBuffer."""
     body = structural_mutate(func.body, ((TensorLoad, _load), (tirx.BufferStore, _store)))
     body = structural_map(body, (DIVISIONS, _kept))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return func if body.same_as(func.body) else with_body(func, body)
 
 
 def plain_remainders(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """The calls taken away: behind it."""
     body = structural_map(func.body, (tvm.ir.Call, _plain))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return func if body.same_as(func.body) else with_body(func, body)
 
 
 KeepRemainders = tirx.transform.prim_func_pass(keep_remainders, opt_level=0, name="tvmopt.KeepRemainders")

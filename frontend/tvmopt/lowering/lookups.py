@@ -20,7 +20,7 @@ from tvm.target.codegen import target_has_features
 from tvm_ffi import structural_map, structural_walk
 
 from tvmopt.lowering.intrinsics import llvm_type
-from tvmopt.lowering.loops import vector_type
+from tvmopt.lowering.loops import vector_type, with_body
 from tvmopt.operators.lookup import ENTRIES
 
 FUNCTION = "tvmopt_lookup"
@@ -52,7 +52,7 @@ def lower_lookups(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> ti
     if not widths:
         return func
     text = StringImm("".join(llvm_function(n) for n in sorted(widths)))
-    return func.with_body(tirx.AttrStmt(StringImm(""), "pragma_import_llvm", text, body))
+    return with_body(func, tirx.AttrStmt(StringImm(""), "pragma_import_llvm", text, body))
 
 
 LowerLookups = tirx.transform.prim_func_pass(lower_lookups, opt_level=0, name="tvmopt.LowerLookups")

@@ -24,6 +24,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
+from tvmopt.lowering.loops import with_body
+
 Expr = Any
 
 
@@ -39,7 +41,7 @@ def lower_extrema(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> ti
     extreme = partial(_float, _select if cuda else _ordered)
     rules: list[tuple[Any, Any]] = [(tirx.Max, extreme), (tirx.Min, extreme), (tirx.NE, _unequal)]
     body = structural_map(func.body, rules if cuda else [*rules, (tirx.Cast, _number)])
-    return func if body.same_as(func.body) else func.with_body(body)
+    return func if body.same_as(func.body) else with_body(func, body)
 
 
 LowerExtrema = tirx.transform.prim_func_pass(lower_extrema, opt_level=0, name="tvmopt.LowerExtrema")

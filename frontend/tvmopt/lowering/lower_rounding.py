@@ -22,7 +22,7 @@ from tvm.target import Target
 from tvm_ffi import structural_map
 
 from tvmopt.lowering.intrinsics import called
-from tvmopt.lowering.loops import vector_type
+from tvmopt.lowering.loops import vector_type, with_body
 from tvmopt.targets.detect import host_arch
 
 ROUND = ("tirx.round", "tirx.nearbyint")
@@ -37,7 +37,7 @@ def lower_rounding(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> t
     if not _for_x86(func.attrs.get("target", None)):
         return func
     body = structural_map(func.body, (tirx.Cast, _cast))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return func if body.same_as(func.body) else with_body(func, body)
 
 
 LowerRounding = tirx.transform.prim_func_pass(lower_rounding, opt_level=0, name="tvmopt.LowerRounding")

@@ -25,6 +25,7 @@ from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm_ffi import structural_equal, structural_mutate, structural_walk
 
+from tvmopt.lowering.loops import with_body
 from tvmopt.scheduling.blocks import asks
 
 HINT = "pragma_loop_partition_hint"
@@ -39,7 +40,7 @@ def bound_partitions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     body = structural_mutate(
         func.body, ((tirx.For, scope.loop), (SBlockRealize, scope.realize), (_COMPARISONS, scope.comparison))
     )
-    return func if body.same_as(func.body) else func.with_body(body)
+    return func if body.same_as(func.body) else with_body(func, body)
 
 
 @dataclass

@@ -25,6 +25,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
+from tvmopt.lowering.loops import with_body
+
 MOST = 4096
 """Bytes. Threads of other people's programs may have little stack."""
 
@@ -35,7 +37,7 @@ ON_STACK = "disable_lower_builtin"
 def stack_buffers(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
     body = structural_map(func.body, ((tirx.AllocBuffer, _on_stack),))
-    return func if body.same_as(func.body) else func.with_body(body)
+    return func if body.same_as(func.body) else with_body(func, body)
 
 
 StackBuffers = tirx.transform.prim_func_pass(stack_buffers, opt_level=0, name="tvmopt.StackBuffers")
