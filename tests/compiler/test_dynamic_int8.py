@@ -63,7 +63,8 @@ def quantized(
 def test_dynamically_quantized_convolutions_of_open_width(made: onnx.ModelProto, family: str) -> None:
     result = tvmopt.compile(made, threads=2, verify=False)
     if family:
-        assert family in {k.family for k in result.report.kernels if "conv" in k.name}
+        found_families = {k.family.removeprefix("amx_") for k in result.report.kernels if "conv" in k.name}
+        assert family in found_families, found_families
     rank = len(made.graph.input[0].type.tensor_type.shape.dim)
     channels = made.graph.input[0].type.tensor_type.shape.dim[1].dim_value
     for size in SIZES:

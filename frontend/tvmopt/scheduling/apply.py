@@ -148,6 +148,9 @@ def _schedule_open(
                 problem = family.recognise(one, machine) if family.open_rows else None
                 if problem is not None and family.open_rows is not None:
                     tiles = family.open_rows(problem, machine)
+                    if tiles.together and not rows.together:
+                        notes.append(f"{family.NAME} takes rows that lie one behind the other")
+                        continue
                     done = _in_tiles(func, rows, family, tiles, machine)
                     log.applied(STAGE, name, f"{family.NAME}, tiles of {tiles.height} open rows")
                     return done, Scheduled(family.NAME, "analytic", {"open_rows": tiles.height})

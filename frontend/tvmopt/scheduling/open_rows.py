@@ -53,6 +53,17 @@ class Rows:
     axes: tirx.PrimFunc
     sizes: tuple[tuple[Any, ...], ...]
 
+    @property
+    def together(self) -> bool:
+        """Whether the rows of a tile lie one behind the other: no axis of a known size stands before theirs."""
+        last = len(self.groups) - 1
+        for param, axes in zip(self.axes.params, self.moved, strict=True):
+            first = min((axis for axis, group in axes.items() if group == last), default=0)
+            before = [d for d in _shape(param)[:first] if isinstance(d, tirx.IntImm)]
+            if any(int(d) != 1 for d in before):
+                return False
+        return True
+
     def at(self, rows: int) -> tirx.PrimFunc:
         """The function of so many rows of the last group, one of each other."""
         *_, last = [v for group in self.sizes for v in group]

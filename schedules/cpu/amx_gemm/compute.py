@@ -57,6 +57,9 @@ def gemm(
     (k_len, n_len), word = value.shape, TERMS[str(x.ty.dtype)]
     if 0 in (*rows, k_len, n_len) or not pays(named_size(bb, rows), n_len, k_len, machine, word):
         return Declined("vectors are as fast as tiles")
+    first = next((i for i, size in enumerate(rows) if is_open([size])), 0)
+    if any(size != 1 for size in rows[:first]):  # a tile is loaded from an address on, at one distance
+        return Declined("rows of an open size behind a known one do not lie one behind the other")
     steps, width = Steps.of(k_len, word), panel_width(n_len)
     panels = relax.const(pack_steps(value, steps, width))
 

@@ -94,11 +94,12 @@ def open_rows(problem: AmxGemmProblem, machine: Machine) -> RowTiles:
     """Blocks of two tiles for an open number of rows, what is left in one block of its own height; or single samples
     that have rows enough."""
     if problem.m >= HEIGHT_OF_TILES:
-        return RowTiles()
+        return RowTiles(together=True)
     height = max(1, HEIGHT_OF_TILES // problem.m)
     uneven = -(-problem.panels // problem.cores) * problem.cores / problem.panels
     return RowTiles(
         height,
+        together=True,
         pieces=2 * problem.cores if uneven > 1.1 else 1,
         knobs=lambda tile: {"height": min(tile.m, HEIGHT_OF_TILES), "rows_outer": 0, "m_chunks": 1},
     )
