@@ -391,7 +391,8 @@ class Nudged(Rounded):
         if adds:
             narrow = call.op in HEAVY and self.arithmetic.operands is not None
             epsilon = float(ml_dtypes.finfo(self.arithmetic.operands).eps) / 2 if narrow else EPSILON
-            values = [self._nudged(v, epsilon) for v in values]
+            heavy = call.op in HEAVY  # a factor is folded into weights of 16 bits, too
+            values = [self._nudged(v, max(epsilon, _rounding_of(v)) if heavy else epsilon) for v in values]
         tiled = self._by_tiles(call, values)
         results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
         if not (adds or call.op in CHOOSE or has_edges(call)):
