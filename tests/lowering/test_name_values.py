@@ -1,13 +1,17 @@
 """Functions inside functions: the numbers stay, and so does the time to compile them."""
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from scipy import special
 from tvm import relax, tirx
 from tvm.ir import Range
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
+import tvmopt
 from tests.schedules.harness import machines, run
 from tvmopt.lowering.name_values import name_values
 
@@ -108,3 +112,19 @@ def test_a_bfloat16_that_is_computed_goes_to_all_lanes(machine, made):
     }[made]
     (y,), _ = run(lambda bb, x: relax.op.broadcast_to(bb.emit(step(x)), (3, 4, 33)), [x], machine)
     np.testing.assert_allclose(y.astype("float32"), np.broadcast_to(exact, y.shape), rtol=2**-7)
+
+
+@pytest.mark.parametrize("op", ["Tanh", "Erf"])
+def test_functions_of_functions_of_float64(op: str) -> None:
+    """Each lane of such a function reads its whole argument: six in a row took minutes, eight had no end."""
+    kind, names = TensorProto.DOUBLE, [*"xabcdefgh"]
+    nodes = [helper.make_node(op, [a], [b]) for a, b in pairwise(names)]
+    ends = [[helper.make_tensor_value_info(n, kind, [33, 2])] for n in (names[0], names[-1])]
+    graph = helper.make_graph(nodes, "g", *ends)
+    file = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    x = np.random.default_rng(0).standard_normal((33, 2))
+    found = tvmopt.compile(file, records=False).model.run({"x": x})["h"]
+    want = x
+    for _ in nodes:
+        want = np.tanh(want) if op == "Tanh" else special.erf(want)
+    np.testing.assert_allclose(found, want, rtol=1e-6)

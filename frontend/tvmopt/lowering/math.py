@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from tvm import tirx
@@ -322,13 +322,25 @@ def _exact_tanh(x: Expr) -> Expr:
     """libm's tanh of float64: TVM's quotient of exponentials has no digit left of a number of 1e-16."""
     if _lanes(x) == 1:
         return tirx.call_pure_extern("float64", "tanh", x)
-    return tirx.Shuffle([_exact_tanh(tirx.Shuffle([x], [i])) for i in range(_lanes(x))], list(range(_lanes(x))))
+    lanes = range(_lanes(x))
+    # a name, without which eight lanes of a tanh of a tanh are 64 of the first
+    return _let(x, lambda v: tirx.Shuffle([_exact_tanh(tirx.Shuffle([v], [i])) for i in lanes], list(lanes)), "lanes")
 
 
 def expansion(call: Expr) -> Callable[[Expr], Expr] | None:
-    """The builder for a call of one of these functions on float32, else None."""
-    builder = _RULES.get(getattr(call.op, "name", ""))
-    return builder if builder is not None and _is_float32(call.args[0]) else None
+    """The builder for a call of one of these functions on float32, or of one on float64 that goes lane by lane; None
+    for what reads its argument once."""
+    name = getattr(call.op, "name", "")
+    builder = _RULES.get(name)
+    if builder is None or _is_float32(call.args[0]):
+        return builder
+    if _kind(call.args[0]) == "float64":
+        return _exact_tanh if name == "tirx.tanh" else _BY_LANES.get(name)
+    return None
+
+
+_BY_LANES: dict[str, Callable[[Expr], Expr]] = {}
+"""Functions that other types than float32 have for single numbers only."""
 
 
 @lru_cache(maxsize=1)
@@ -348,6 +360,7 @@ def _register(name: str, builder: Callable[[Expr], Expr]) -> None:
     stock = op.get_attr("llvm.FLowerIntrinsic") or op.get_attr("default.FLowerIntrinsic")
     scalar_only = not op.get_attr("TVectorizable")
     if scalar_only:  # erf: TVM's vectorizer would make a loop over the lanes, of float32 too
+        _BY_LANES[name] = partial(_lane_by_lane, name)
         op.set_attr("TVectorizable", True)
 
     def rule(call: Any) -> Any:

@@ -359,7 +359,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Elu"): elu,
     ("", "LeakyRelu"): leaky_relu,
     ("", "Celu"): celu,
-    ("", "PRelu"): prelu,
+    ("", "PRelu"): in_float32(prelu),
     ("", "Swish"): swish,
     ("com.microsoft", "QuickGelu"): swish,
     ("", "SwiGLU"): swiglu,
