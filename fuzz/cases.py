@@ -12,6 +12,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,13 +22,12 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from fuzz.build import BF16, F16, F32, F64
 
 SMALL = 1 << 16
-"""Bytes of a model, and elements of an input."""
+"""Bytes of a model, and elements of an input: larger ones hide most mutations in their weights."""
 TYPES = (F32, F16, BF16, F64)
 WAYS = ("outside", "constants", "mixed")
 """Where the numbers come from: from outside, from the model, or the first from outside and the others from it."""
 SKIPPED = {"ImageDecoder", "Bernoulli", "RandomUniformLike", "RandomNormalLike", "Multinomial"}
-
-
+"""Operators whose results are no matter of numbers, or random."""
 FIXED = {"Range"}
 """Operators whose numbers decide a size."""
 
@@ -41,22 +41,28 @@ class Case:
 
 
 @cache
-def cases() -> tuple[Case, ...]:
-    """The tests whose inputs are tensors, each model once."""
+def node_tests() -> tuple[Any, ...]:
+    """ONNX's own node tests that have a model, as ONNX's loader gives them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.backend.test.loader import load_model_tests
 
-        found = {}
-        for test in load_model_tests(kind="node"):
-            if test.model is None or not test.data_sets or "_expanded" in test.name:
-                continue
-            arrays = test.data_sets[0][0]
-            plain = all(isinstance(a, np.ndarray) and a.dtype.kind in "fiubV" and a.size < SMALL for a in arrays)
-            operators = {n.op_type for n in test.model.graph.node}
-            if plain and not operators & SKIPPED and test.model.ByteSize() < SMALL:
-                named = dict(zip((v.name for v in test.model.graph.input), arrays, strict=False))
-                found[test.model.SerializeToString()] = Case(test.model.SerializeToString(), named)
+        return tuple(test for test in load_model_tests(kind="node") if test.model is not None)
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """The tests whose inputs are tensors, each model once."""
+    found = {}
+    for test in node_tests():
+        if not test.data_sets or "_expanded" in test.name:
+            continue
+        arrays, model = test.data_sets[0][0], test.model.SerializeToString()
+        plain = all(isinstance(a, np.ndarray) and a.dtype.kind in "fiubV" and a.size < SMALL for a in arrays)
+        operators = {n.op_type for n in test.model.graph.node}
+        if plain and not operators & SKIPPED and len(model) < SMALL:
+            names = (v.name for v in test.model.graph.input)
+            found[model] = Case(model, dict(zip(names, arrays, strict=False)))
     return tuple(found[key] for key in sorted(found))
 
 

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from fuzz import opened, typed
 from fuzz.build import BF16, F16, F32, F64, Builder
-from fuzz.cases import case, older
+from fuzz.cases import SMALL, case, node_tests, older
 from fuzz.inputs import NUMBERS, feeds_of, inputs_of, kinds_for, numbers_of
 from fuzz.mutate import mutated
 from fuzz.rules import RULES, Rule, found, grow, indexed, integers
@@ -23,8 +23,6 @@ FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
     (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
 ]
-SMALL = 1 << 16
-"""Bytes of a file that is mutated: larger ones hide most mutations in their weights."""
 
 
 def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = "") -> bytes:
@@ -131,14 +129,7 @@ def folded(seed: int, index: int, real: str = "") -> onnx.ModelProto:
 @cache
 def node_cases() -> tuple[bytes, ...]:
     """The models of ONNX's own node tests."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnx.backend.test.loader import load_model_tests
-
-        found = [c.model.SerializeToString() for c in load_model_tests(kind="node") if c.model is not None]
-    return tuple(sorted(m for m in found if len(m) < SMALL))
+    return tuple(sorted(m for test in node_tests() if len(m := test.model.SerializeToString()) < SMALL))
 
 
 @cache

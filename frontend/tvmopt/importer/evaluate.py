@@ -50,6 +50,7 @@ SUB_BYTE = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 """Weights that TVM cannot hold as constants: their DequantizeLinear is folded, others are kept."""
 
 NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+"""Types that are widened to float32 before anything is computed."""
 
 MOST_ELEMENTS = 1 << 16
 """Limit of inputs and outputs together for operators outside :data:`LINEAR`: they may loop in Python."""

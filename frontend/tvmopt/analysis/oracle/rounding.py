@@ -389,9 +389,9 @@ class Nudged(Rounded):
     def rounded(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         adds = call.op in SUMS or call.op.startswith("Reduce") or call.op.endswith(NORM)
         if adds:
-            narrow = call.op in HEAVY and self.arithmetic.operands is not None
-            epsilon = float(ml_dtypes.finfo(self.arithmetic.operands).eps) / 2 if narrow else EPSILON
             heavy = call.op in HEAVY  # a factor is folded into weights of 16 bits, too
+            narrow = heavy and self.arithmetic.operands is not None
+            epsilon = float(ml_dtypes.finfo(self.arithmetic.operands).eps) / 2 if narrow else EPSILON
             values = [self._nudged(v, max(epsilon, _rounding_of(v)) if heavy else epsilon) for v in values]
         tiled = self._by_tiles(call, values)
         results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
