@@ -1,5 +1,5 @@
-"""A family with traps, for workers: `mode` 0 is right, the others are wrong, crash, abort, hang - while scheduling,
-building or running. Imported by the fork server (`LocalRunner(preload=...)`) and by tests."""
+"""A family with traps: `mode` 0 is right, the others are wrong, crash, abort, hang - while scheduling, building or
+running. Importing this changes nothing; `planted_local`, which workers import first, sets the traps."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ _build = kernel.Bench.build
 
 
 def build(self: kernel.Bench, candidate: Candidate) -> None:
+    """In place of `Bench.build`: the trap that shows when the candidate runs."""
     _build(self, candidate)
     mode = candidate.knobs["mode"]
     if mode == MODES["dies running"]:
@@ -62,11 +63,6 @@ def build(self: kernel.Bench, candidate: Candidate) -> None:
         self.built[candidate.id] = lambda *a: [function(*a) for _ in range(8)]
     if mode == MODES["hangs running"]:
         self.built[candidate.id] = lambda *_: time.sleep(1000)
-
-
-kernel.Bench.scheduled = scheduled
-kernel.Bench.build = build
-kernel.disturbed = lambda seconds, delay: False  # or a busy machine would have no samples; a trap is 8 times slower
 
 
 def task(machine: Machine) -> Task:

@@ -54,7 +54,7 @@ def tell(**found: Any) -> None:
 def killed(cluster: Any, victim: Any, folder: Path) -> None:
     """A machine is killed while its candidates are measured."""
     said: list[str] = []
-    options = {"preload": "tests.tuning.planted", "run_timeout": 10.0, "build_timeout": 10.0}
+    options = {"preload": "tests.tuning.planted_local", "run_timeout": 10.0, "build_timeout": 10.0}
     runner = RayRunner.connect("cpu", cluster.address, tell=said.append, options=options, effort=EFFORT)
     machines = [*runner.machines]
     task = planted.task(runner.machine)

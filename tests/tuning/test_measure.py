@@ -43,7 +43,7 @@ class Impatient(LocalRunner):
 @pytest.fixture(scope="module")
 def runner() -> Iterator[LocalRunner]:
     effort = Effort(seconds=0.02, rounds=20, flush="no")
-    with Impatient(MACHINE, 2, effort, build_timeout=FOREVER, preload="tests.tuning.planted") as made:
+    with Impatient(MACHINE, 2, effort, build_timeout=FOREVER, preload="tests.tuning.planted_local") as made:
         yield made
 
 
@@ -95,7 +95,7 @@ def test_a_reference_that_does_not_run_is_an_error(runner: LocalRunner, task) ->
 
 
 def test_workers_end_with_their_runner(task) -> None:
-    with LocalRunner(MACHINE, 1, preload="tests.tuning.planted") as made:
+    with LocalRunner(MACHINE, 1, preload="tests.tuning.planted_local") as made:
         worker = made.fork()
         folder = made._folder
         assert worker.runs()
@@ -108,7 +108,7 @@ def test_nothing_is_left_where_nobody_reaps_orphans(task) -> None:
     become_reaper, libc = 36, ctypes.CDLL(None)
     assert libc.prctl(become_reaper, 1, 0, 0, 0) == 0
     try:
-        with LocalRunner(MACHINE, 1, preload="tests.tuning.planted") as made:
+        with LocalRunner(MACHINE, 1, preload="tests.tuning.planted_local") as made:
             workers = [made.fork().pid for _ in range(3)]
         assert not [pid for pid in workers if psutil.pid_exists(pid)]
     finally:
