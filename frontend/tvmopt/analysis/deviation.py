@@ -89,6 +89,15 @@ def limits_of(precision: str, dtype: np.dtype[Any]) -> Limits:
     return named if named.rms >= LIMITS[own].rms else LIMITS[own]
 
 
+def is_coarse(precision: str, dtype: np.dtype[Any]) -> bool:
+    """Whether a tensor is stored, or products are computed, in 16 bits.
+
+    >>> is_coarse("fp32", np.dtype(np.float16)), is_coarse("fp32", np.dtype(np.float32))
+    (True, False)
+    """
+    return limits_of(precision, dtype).rms > LIMITS["fp32"].rms
+
+
 def partitions(shape: tuple[int, ...], least: int = LEAST) -> Iterator[tuple[int, ...]]:
     """Sets of axes to take a slice over: all; the last ones; all but the channels, in either layout; the channels of
     one pixel, which many kernels write as one row, or the last axis alone, where less than :data:`LEAST` are wanted.

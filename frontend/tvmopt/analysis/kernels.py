@@ -24,6 +24,7 @@ from tvmopt.analysis.deviation import limits_of, spreading
 from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
 from tvmopt.analysis.kept import as_found, kept
+from tvmopt.analysis.local import Local
 from tvmopt.analysis.measured import Measured
 from tvmopt.analysis.observe import Seen, bindings, candidates
 from tvmopt.analysis.oracle.evaluate import Oracle
@@ -95,7 +96,8 @@ def check_kernels(
         recorder.run(feeds, known=held or None)
         spreads = spreading(model, recorder.hurt)
     told = {n: a for n, a in outputs.items() if n not in chosen and n not in caches}
-    walk = Walk(precision, told, kernels, grids, Doubles(oracle.graph), {*chosen, *caches, *held}, spreads)
+    local = Local(model, feeds, precision, limits_of(precision, np.dtype(np.float32)).rms)
+    walk = Walk(precision, told, kernels, grids, Doubles(oracle.graph), local, {*chosen, *caches, *held}, spreads)
     walk.begin(feeds)
     walk.taken.update(held)
     oracle.run(feeds, observe=walk, known=held or None)

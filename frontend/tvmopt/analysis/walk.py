@@ -10,9 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import SLOPE, deviation, limits_of, slope, spread
+from tvmopt.analysis.deviation import SLOPE, deviation, is_coarse, limits_of, nearly, slope, spread
 from tvmopt.analysis.doubles import Doubles
 from tvmopt.analysis.grids import Grids
+from tvmopt.analysis.local import Local
 from tvmopt.analysis.observe import Seen, fitted
 from tvmopt.analysis.oracle.values import Value, is_real
 
@@ -94,6 +95,7 @@ class Walk:
     kernels: Sequence[Kernel]
     grids: Grids
     doubles: Doubles
+    local: Local
     skipped: Collection[str] = ()
     spreads: Collection[str] = ()
     taken: dict[str, Value] = field(default_factory=dict)
@@ -141,6 +143,8 @@ class Walk:
         if found.shape != value.array.shape:
             return None  # the comparison of the outputs tells it
         one = self.compared(name, value.array, found, value.kind)
+        if self._asks(name, one, value):
+            one = self.compared(name, value.array, found, value.kind, [*self.local(name, self.taken)])
         writers = [k for k in self.kernels if not k.tensor and name in k.names and k.seen.array.size == found.size]
         for kernel in writers[-1:]:
             kernel.tensor, kernel.comparison = name, one
@@ -169,6 +173,7 @@ class Walk:
         if (found.dtype.kind in "iub") != (value.array.dtype.kind in "iub"):
             return None
         agreeing: dict[str, tuple[float, Array, OutputComparison]] = {}
+        samples: list[Array] | None = None
         for form, exact in kernel.forms(name, value.array).items():
             if agreeing and not self._completed(kernel, name):
                 break
@@ -177,11 +182,11 @@ class Walk:
             if error > ALIKE * scale and error > 0:
                 kernel.unlike[form] = error / (scale or 1.0)
                 continue
-            one = self.compared(form, exact, placed, value.kind)
-            if name not in self.grids:  # steps are exact, or free
-                one = along(
-                    one, exact, placed, [self.products.get(p) for p in kernel.products], self.precision, value.kind
-                )
+            one = self._form(kernel, form, exact, placed, value.kind)
+            if self._asks(name, one, value):
+                samples = [*self.local(name, self.taken)] if samples is None else samples
+                naturals = [kernel.forms(name, sample)[form] for sample in samples]
+                one = self._form(kernel, form, exact, placed, value.kind, naturals)
             if one.ok:
                 agreeing[form] = error, placed, one
             else:
@@ -197,6 +202,21 @@ class Walk:
         if form == name and value.array.dtype.kind == "f" and self._completed(kernel, name):
             return None
         return self._take(name, kernel.tensor_of(form, agreeing[form][1]), value)
+
+    def _form(
+        self, kernel: Kernel, form: str, exact: Array, placed: Array, kind: Any, naturals: Sequence[Array] = ()
+    ) -> OutputComparison:
+        """What a kernel wrote, compared with a form of a tensor."""
+        one = self.compared(form, exact, placed, kind, naturals)
+        if form.removesuffix(PLAIN) in self.grids:  # steps are exact, or free
+            return one
+        products = [self.products.get(p) for p in kernel.products]
+        return along(one, exact, placed, products, self.precision, kind, naturals)
+
+    def _asks(self, name: str, one: OutputComparison, value: Value) -> bool:
+        """Whether runs that only round, from the kernels right before it, may explain how a tensor differs."""
+        real = is_real(value.kind) and name not in self.grids
+        return real and nearly(one) and is_coarse(self.precision, value.kind)
 
     def _completed(self, kernel: Kernel, name: str) -> bool:
         """Whether another kernel may have written this tensor of both, or be the one that completes it."""
@@ -240,7 +260,8 @@ def along(
     one: OutputComparison, exact: Array, found: Array, products: Iterable[Array | None], precision: str, kind: Any,
     naturals: Sequence[Array] = (),
 ) -> OutputComparison:  # fmt: skip
-    """The comparison, failed where the error is a share of a product that the kernel computes.
+    """The comparison, failed where the error is a share of a product that the kernel computes or, in 16 bits, of its
+    whole result.
 
     Args:
         kind: the type that the result is stored in.
@@ -250,11 +271,12 @@ def along(
     if not one.ok or exact.dtype.kind != "f":
         return one
     epsilon = float(ml_dtypes.finfo(kind).eps) if is_real(kind) and kind.itemsize < 4 else 0.0
-    for product in products:
+    itself = [exact] if naturals and is_coarse(precision, kind) else []
+    for product in [*products, *itself]:
         share = slope(exact, found, product, epsilon) if product is not None else 0.0
         if product is None or abs(share) <= SLOPE.get(precision, SLOPE["fp32"]):
             continue
         usual = max((abs(slope(exact, n, product, epsilon)) for n in naturals), default=0.0)
         if abs(share) > LEANING * usual:
-            return replace(one, problem=f"differs by {share:.2%} of its product")
+            return replace(one, problem=f"differs by {share:.2%} of {'itself' if product is exact else 'its product'}")
     return one

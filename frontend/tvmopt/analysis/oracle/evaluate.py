@@ -114,7 +114,7 @@ class Oracle:
         self._known = {n: Value(widened(v.array, self.arithmetic.work), v.kind) for n, v in (known or {}).items()}
         scope |= self._known
         if known is not None:
-            nodes = self._needed(wanted, known)
+            nodes = self.needed(wanted, known)
         with np.errstate(all="ignore"):
             self._run_nodes(nodes, scope, self._last_uses(nodes, wanted), observe, known or {})
         missing = [n for n in wanted if n not in scope and n not in self.large]
@@ -131,7 +131,7 @@ class Oracle:
 
     # -- graphs ------------------------------------------------------------------------------------------
 
-    def _needed(self, wanted: Iterable[str], known: Collection[str]) -> list[Any]:
+    def needed(self, wanted: Iterable[str], known: Collection[str]) -> list[Any]:
         """The nodes that compute these tensors from those that are known."""
         need, kept = set(wanted), []
         for node in reversed(self.graph.node):
