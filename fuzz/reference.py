@@ -447,9 +447,12 @@ def oracle(model: onnx.ModelProto, feeds: Feeds, arithmetic: Any = None, kind: A
             outputs = model.graph.output
             if not all(o.type.tensor_type.elem_type for o in outputs):  # a file may leave types to be inferred
                 outputs = onnx.shape_inference.infer_shapes(model).graph.output
-            kinds = {o.name: helper.tensor_dtype_to_np_dtype(o.type.tensor_type.elem_type) for o in outputs}
+            declared = {o.name: o.type.tensor_type.elem_type for o in [*outputs, *model.graph.input]}
             arrays = {n: np.asarray(r) for n, r in results.items()}
-            return {n: a.astype(kinds[n]) if a.dtype.kind == "f" else a for n, a in arrays.items()}
+            return {
+                n: a.astype(helper.tensor_dtype_to_np_dtype(declared[n])) if a.dtype.kind == "f" else a
+                for n, a in arrays.items()
+            }
     except Exception as error:  # a damaged model: whatever NumPy says of it
         raise Unable(f"oracle: {_brief(error)}") from None
 

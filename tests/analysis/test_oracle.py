@@ -245,6 +245,15 @@ def test_a_small_channel_beside_a_large_one_keeps_its_digits() -> None:
         np.testing.assert_allclose(found.reshape(-1), x.reshape(-1) / (windows / size), 1e-12)
 
 
+@pytest.mark.parametrize("number", [0.0, 2.0])
+def test_a_scalar_has_no_places(number: float) -> None:
+    """ONNX says so; NumPy and onnxruntime take it for a list of one number."""
+    made = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> g (float x) => (int64[n, m] y) { y = NonZero(x) }'
+    )
+    assert Oracle(made).run({"x": np.float32(number)})["y"].shape == (0, int(number != 0))
+
+
 def test_an_optional_value_is_itself() -> None:
     nodes = [
         helper.make_node("Optional", ["x"], ["o"]),

@@ -37,6 +37,29 @@ def test_an_if_of_a_constant_is_its_branch(condition):
     assert ops(same(made)) == ["Add" if condition else "Neg", "Relu"]
 
 
+@pytest.mark.parametrize("operator", ["If", "Loop"])
+def test_a_condition_is_a_boolean(operator):
+    """A number reached the compiler, which ended in an error of TVM's."""
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"]), node("Add", ["s", "s"], ["t"])],
+        "body",
+        [value("i", (), INT64), value("go", (), BOOL), value("s", (3,))],
+        [value("on", (), BOOL), value("t", (3,))],
+    )
+    made = model(
+        [
+            node("ReduceSum", ["x"], ["c"], keepdims=0),
+            node("If", ["c"], ["y"], **branches())
+            if operator == "If"
+            else node("Loop", ["n", "c", "x"], ["y"], body=body),
+        ],
+        [value("x", (3,)), value("n", (), INT64)],
+        [value("y", (3,))],
+    )
+    with pytest.raises(ModelError, match="its input 'cond' cannot be float32"):
+        import_model(made)
+
+
 def test_an_if_of_an_input_stays_with_folded_branches():
     then = helper.make_graph(
         [

@@ -51,6 +51,13 @@ def recurrent(op: str, **changed: Any) -> Any:
     return one_node(op, (5, 2, 7), weights, attrs)
 
 
+def _quantised(**changed: float) -> dict[str, Any]:
+    """What a QLinearConv reads besides its input; a scale as `changed` says."""
+    scales = {n: np.float32(changed.get(n, 0.1)) for n in ("xs", "ws", "ys")}
+    zero, w = np.uint8(3), np.ones((2, 1, 2, 2), "uint8")
+    return {"xs": scales["xs"], "xz": zero, "w": w, "ws": scales["ws"], "wz": zero, "ys": scales["ys"], "yz": zero}
+
+
 CONV = {"w": ones(4, 2, 3, 3), "b": ones(4)}
 DEFORMED = {"w": ones(1, 2, 2, 2), "o": ones(1, 8, 2, 2)}
 ROTARY = {"c": ones(9, 2), "s": ones(9, 2), "p": np.zeros((2, 3), "int64")}
@@ -114,6 +121,12 @@ DAMAGED = {
         one_node("DequantizeLinear", (2,), {"s": np.array([1, np.nan], "f")}, {"axis": 0}, dtype=TensorProto.INT8),
         "scales are finite",
     ),
+    **{
+        f"scale of {what}": (
+            one_node("QLinearConv", (1, 1, 3, 3), _quantised(**{what: number}), {}, dtype=TensorProto.UINT8), words
+        )
+        for what, number, words in (("xs", -np.inf, "finite"), ("ws", np.nan, "finite"), ("ys", 0, "positive"))
+    },
     "scales": (one_node("DequantizeLinear", (2, 4), {"s": ones(3)}, {"axis": 1}, dtype=TensorProto.INT8), "3 scales"),
     "Resize": (one_node("Resize", (1, 1, 4, 4), {"_r": 0, "_s": 0, "z": np.array([1, 1, 0, 4])}, {}), "positive"),
     "ScatterElements": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import pytest
@@ -233,6 +235,13 @@ def test_expensive_operators_are_folded_only_when_small():
 def test_operators_of_networks_are_not_folded(name):
     """The reference's implementations of some are wrong."""
     assert not foldable(node(name, ["a"], ["c"]), {"a": np.ones((1, 2, 3, 3), "float32")}, 9)
+
+
+def test_erf_of_float64_keeps_its_digits():
+    """The reference has those of float32."""
+    x = np.float64([-0.6483708, 0.1680580])
+    found = evaluate(node("Erf", ["a"], ["c"]), {"a": x}, 17, {"c": (TensorProto.DOUBLE, (2,))})
+    np.testing.assert_array_equal(found["c"], [math.erf(v) for v in x])
 
 
 def test_nodes_that_give_nothing_are_constants():

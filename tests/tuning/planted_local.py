@@ -1,5 +1,5 @@
-"""Sets the traps of `planted`. Imported by the fork server of workers (`LocalRunner(preload=...)`), never by a test: its
-process would be left with them, and the tests behind it, too."""
+"""Sets the traps of `planted`. The fork server of workers imports it (`LocalRunner(preload=...)`), no test does: the
+tests behind it would meet the traps."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tvmopt.analysis.comparator import Array, OutputComparison
 from tvmopt.analysis.deviation import decided, jumped, largest, limits_of, misplaced, nearly, ranged
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import LARGEST, Undecided
-from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings
+from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings, scattered
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.walk import LEANING, PLAIN, Kernel, Walk, along
 
@@ -60,7 +60,7 @@ class Measured:
         whole = {n: Value(self.exact[n], self.kinds[n]) for n in mine}
         self.known = {**walk.taken, **whole}
         self.naturals = self._rounded()
-        self._all = False
+        self._all = self._scattered = False
         self.right: dict[str, Value] = {}  # what suspects wrote that turned out to be right
 
     def _behind(self, name: str) -> list[str]:
@@ -107,6 +107,14 @@ class Measured:
             runs = roundings(self.model, arithmetic, self.edges, self._allowed, "there")
             self.naturals += self._through(runs, in_range(self.known))
         self._all = True
+        return True
+
+    def _sides(self) -> bool:
+        """Ask runs that move each input of an edge by itself, once; False where they were asked."""
+        if self._scattered:
+            return False
+        self.naturals += self._through(scattered(self.model, self.precision, self.edges, self._allowed, "there"))
+        self._scattered = True
         return True
 
     def _run(self, oracle: Oracle, taken: Mapping[str, Value]) -> dict[str, Value]:
@@ -159,8 +167,9 @@ class Measured:
             exact = ranged(exact, self.unlimited[name], self.found[name])
             one = self.walk.compared(name, exact, self.found[name], self.kinds[name], naturals)
         # it is this tensor for certain, however large the difference
-        asked = one.problem == "differs" or misplaced(one) or (jumped(one) and self.limited)
-        if asked and self._more():
+        if (one.problem == "differs" or misplaced(one) or jumped(one)) and self._more():
+            return self.compared(name)
+        if jumped(one) and self._sides():
             return self.compared(name)
         alone = one if one.ok else self._from_inputs(name, name, self.found[name])
         if alone.ok or name not in self.behind_settled:

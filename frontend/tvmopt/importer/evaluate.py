@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -28,9 +29,9 @@ LINEAR = words(
 
 LAYERS = words(
     """AffineGrid Attention AveragePool Col2Im Conv ConvInteger ConvTranspose DeformConv Einsum GlobalAveragePool
-    GlobalLpPool GlobalMaxPool GridSample GroupNormalization GRU InstanceNormalization LayerNormalization LpPool LRN
-    LSTM MatMulInteger MaxUnpool MeanVarianceNormalization NegativeLogLikelihoodLoss QLinearConv QLinearMatMul
-    Resize RMSNormalization RNN RotaryEmbedding SoftmaxCrossEntropyLoss Upsample"""
+    GlobalLpPool GlobalMaxPool GridSample GroupNormalization GRU InstanceNormalization LayerNormalization
+    LinearAttention LpPool LRN LSTM MatMulInteger MaxUnpool MeanVarianceNormalization NegativeLogLikelihoodLoss
+    QLinearConv QLinearMatMul Resize RMSNormalization RNN RotaryEmbedding SoftmaxCrossEntropyLoss Upsample"""
 )
 """Operators of networks, which no computation of shapes needs. The reference serves single test cases: it forgets the
 groups of a ConvTranspose, the second channel of an LRN, divides by zero for the corners of an axis of one element, and
@@ -38,13 +39,14 @@ interpolates what does not count."""
 
 NEVER = words(
     """BitCast Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike QuantizeLinear
-    DynamicQuantizeLinear Dropout ImageDecoder LpNormalization BatchNormalization RoiAlign MaxPool TopK LogSoftmax"""
+    DynamicQuantizeLinear Dropout ImageDecoder LpNormalization BatchNormalization RoiAlign MaxPool TopK LogSoftmax
+    HardSwish"""
 )
 """What depends on how a number is stored; random operators; Q/DQ pairs, which carry the precision of a quantised model;
 untrusted image files; and what the reference gets wrong: its 1-norm adds up numbers, not their sizes;
 BatchNormalization before opset 14 takes the batch's own statistics; RoiAlign before opset 16 moves by half a pixel;
 indices of maxima count within a picture; TopK is wrong for -2^63; LogSoftmax is the logarithm of a softmax, so that
--200 becomes minus infinity."""
+-200 becomes minus infinity; a sixth is one of float32 in a HardSwish of float64."""
 
 SUB_BYTE = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 """Weights that TVM cannot hold as constants: their DequantizeLinear is folded, others are kept."""
@@ -98,8 +100,8 @@ def evaluate(
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            if node.op_type in BROADCASTS:
-                results = [BROADCASTS[node.op_type](node, inputs)]
+            if (own := OWN.get(node.op_type)) is not None:
+                results = [own(node, inputs)]
             else:
                 results = ReferenceEvaluator(function).run(None, dict(inputs), attributes={})
     except MemoryError:
@@ -145,5 +147,14 @@ def _expand(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> Array:
     return np.broadcast_to(array, target)
 
 
+def _erf(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> Array:
+    """The reference computes float64 in float32."""
+    (x,) = inputs.values()
+    found: Array = np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+    return found
+
+
 BROADCASTS = {"ConstantOfShape": _constant_of_shape, "Expand": _expand}
 """Operators whose value is one small array repeated."""
+OWN = {**BROADCASTS, "Erf": _erf}
+"""Those and others that are computed here."""

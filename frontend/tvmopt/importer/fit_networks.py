@@ -216,11 +216,8 @@ def _rotary(given: Given) -> Texts:
 
 def _quantised(given: Given) -> Texts:
     """QuantizeLinear and DequantizeLinear: one scale, one per slice of `axis`, or one per block along it."""
-    x, scale, zero, values = given.shape(0), given.shape(1), given.shape(2), given.array(1)
-    if values is not None:
-        numbers, divides = values.astype(np.float64).ravel(), given.node.op_type == "QuantizeLinear"
-        if (wrong := ~np.isfinite(numbers) | (divides & (numbers <= 0))).any():
-            yield f"a scale is {values.ravel()[wrong][0]}; scales are {'positive' if divides else 'finite'}"
+    x, scale, zero = given.shape(0), given.shape(1), given.shape(2)
+    yield from _scales(given, 1, divides=given.node.op_type == "QuantizeLinear")
     if scale is not None and zero is not None and scale != zero and (count(scale), count(zero)) != (1, 1):
         yield f"its scale has shape {list(scale)} and its zero point {list(zero)}"
     if x is None or scale is None or not len(scale):
@@ -235,6 +232,22 @@ def _quantised(given: Given) -> Texts:
         yield from problems
         if not problems and scale[0] != x[axis]:
             yield f"it has {scale[0]} scales for the {x[axis]} slices of axis {axis}"
+
+
+def _scales(given: Given, index: int, divides: bool) -> Texts:
+    """Scales are finite numbers; those that numbers are divided by, positive ones."""
+    if (values := given.array(index)) is None:
+        return
+    numbers = values.astype(np.float64).ravel()
+    if (wrong := ~np.isfinite(numbers) | (divides & (numbers <= 0))).any():
+        yield f"a scale is {values.ravel()[wrong][0]}; scales are {'positive' if divides else 'finite'}"
+
+
+def _quantised_product(given: Given) -> Texts:
+    """QLinearConv and QLinearMatMul: the scales of both operands and of the result."""
+    yield from _scales(given, 1, divides=False)
+    yield from _scales(given, 4, divides=False)
+    yield from _scales(given, 6, divides=True)
 
 
 def _blocks(given: Given, x: Shape, scale: Shape, axis: int, block: int) -> Texts:
@@ -369,6 +382,7 @@ RULES: dict[str, Rule] = {
     "NegativeLogLikelihoodLoss": _loss,
     "NonMaxSuppression": _suppression,
     "QLinearConv": _convolution(0, 3, 8),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul"), _quantised_product),
     "QuantizeLinear": _quantised,
     "RMSNormalization": _layer_norm,
     "RotaryEmbedding": _rotary,

@@ -87,6 +87,8 @@ class Folder(Walk):
         key = (normal_domain(node.domain), node.op_type)
         if key in self.functions:
             return self._expand(node, self.functions[key])
+        if key in control.HANDLERS and (reason := misfit(self, node, self._schema(node))):
+            raise self._contradiction(node, reason)
         known = (rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS, places.HANDLERS)
         handler = next((table[key] for table in known if key in table), None)
         expansion = handler(self, node) if handler else None

@@ -248,7 +248,8 @@ def _top_k(call: Call, x: Array, k: Array | None = None) -> Result:
 
 
 def _non_zero(call: Call, x: Array) -> Result:
-    return np.array(np.nonzero(np.atleast_1d(x)), np.int64)
+    """[rank, number of them]: [0, 0] or [0, 1] of a scalar, unlike NumPy's and onnxruntime's."""
+    return np.array(np.nonzero(np.atleast_1d(x)), np.int64)[: x.ndim]
 
 
 def _compress(call: Call, x: Array, condition: Array) -> Result:

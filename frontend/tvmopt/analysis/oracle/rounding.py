@@ -374,6 +374,7 @@ class Nudged(Rounded):
 
     Args:
         scatters: each input of an edge is moved to a side of its own: several behind one result need not jump together.
+            In every other two of such runs by a part of its width: a remainder of a large number may be any number.
     """
 
     def __init__(
@@ -382,7 +383,7 @@ class Nudged(Rounded):
     ) -> None:  # fmt: skip
         super().__init__(model, arithmetic, edges, 1 if seed % 2 else -1, allowed, moves)
         self.random = np.random.default_rng(seed)
-        self.flushes, self.scatters = seed % 2 == 1, scatters
+        self.flushes, self.scatters, self.partly = seed % 2 == 1, scatters, seed % 4 > 1
         if scatters:
             self.arithmetic = replace(self.arithmetic, sides=self.random)
 
@@ -402,7 +403,9 @@ class Nudged(Rounded):
         return [self._flushed(r) for r in results] if self.flushes else results
 
     def _ways(self, shape: tuple[int, ...]) -> Any:
-        return self.random.choice([-1.0, 1.0], shape) if self.scatters else self.sign
+        if not self.scatters:
+            return self.sign
+        return self.random.uniform(-1.0, 1.0, shape) if self.partly else self.random.choice([-1.0, 1.0], shape)
 
     def _tail_moved(self, values: list[Value | None], result: Value | None) -> Value | None:
         """One of :data:`TAILS`, moved by an epsilon of what it reads."""
