@@ -20,13 +20,14 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from fuzz.build import BF16, F16, F32, F64
+from tvmopt.importer.evaluate import RANDOM
 
 SMALL = 1 << 16
 """Bytes of a model, and elements of an input: larger ones hide most mutations in their weights."""
 TYPES = (F32, F16, BF16, F64)
 WAYS = ("outside", "constants", "mixed")
 """Where the numbers come from: from outside, from the model, or the first from outside and the others from it."""
-SKIPPED = {"ImageDecoder", "Bernoulli", "RandomUniformLike", "RandomNormalLike", "Multinomial"}
+SKIPPED = RANDOM | {"ImageDecoder"}
 """Operators whose results are no matter of numbers, or random."""
 FIXED = {"Range"}
 """Operators whose numbers decide a size."""

@@ -24,6 +24,7 @@ from tvmopt.analysis.comparator import Array, OutputComparison
 from tvmopt.analysis.oracle.evaluate import Oracle, reads
 from tvmopt.analysis.oracle.rounding import PRODUCTS
 from tvmopt.analysis.oracle.values import DIGITS, Unsupported
+from tvmopt.importer.evaluate import RANDOM
 
 LEAST = 64
 """Elements of a slice: the rms of fewer says little."""
@@ -37,8 +38,6 @@ LEAST_SINGLE, TIMES_SINGLE = 4.0, 6.0
 least, and how many times the largest one of a run that only rounds."""
 SQUARABLE = (1e-12, 1e15)
 """Between these lies the largest number of a tensor whose squares can be added up in float32."""
-RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
-"""Operators whose result follows from nothing."""
 UNMOVED = "elements differ where rounding changes nothing"
 BEYOND = 8.0
 """How many times what a run that only rounds differs a number may be from the largest one of its type."""

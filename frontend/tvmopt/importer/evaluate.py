@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from tvmopt.floats import HALVES
 from tvmopt.importer.protos import attributes, normal_domain, subgraphs, words
 
 Array = npt.NDArray[Any]
@@ -37,10 +37,12 @@ LAYERS = words(
 groups of a ConvTranspose, the second channel of an LRN, divides by zero for the corners of an axis of one element, and
 interpolates what does not count."""
 
-NEVER = words(
-    """BitCast Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike QuantizeLinear
-    DynamicQuantizeLinear Dropout ImageDecoder LpNormalization BatchNormalization RoiAlign MaxPool TopK LogSoftmax
-    HardSwish"""
+RANDOM = words("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike")
+"""Operators whose result follows from nothing."""
+
+NEVER = RANDOM | words(
+    """BitCast QuantizeLinear DynamicQuantizeLinear Dropout ImageDecoder LpNormalization BatchNormalization RoiAlign
+    MaxPool TopK LogSoftmax HardSwish"""
 )
 """What depends on how a number is stored; random operators; Q/DQ pairs, which carry the precision of a quantised model;
 untrusted image files; and what the reference gets wrong: its 1-norm adds up numbers, not their sizes;
@@ -50,9 +52,6 @@ indices of maxima count within a picture; TopK is wrong for -2^63; LogSoftmax is
 
 SUB_BYTE = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 """Weights that TVM cannot hold as constants: their DequantizeLinear is folded, others are kept."""
-
-NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-"""Types that are widened to float32 before anything is computed."""
 
 MOST_ELEMENTS = 1 << 16
 """Limit of inputs and outputs together for operators outside :data:`LINEAR`: they may loop in Python."""
@@ -94,7 +93,7 @@ def evaluate(
     if node.op_type in ("Div", "Mod") and (y := inputs[node.input[1]]).dtype.kind in "iu" and not y.all():
         return None  # NumPy's integers make 0 of it
     outputs = [o for o in node.output if o]
-    names, narrow = list(inputs), any(a.dtype in NARROW for a in inputs.values())
+    names, narrow = list(inputs), any(a.dtype.name in HALVES for a in inputs.values())
     inputs = {n: _widened(a) for n, a in inputs.items()}
     function = helper.make_function("tvmopt", "fold", names, outputs, [node], [helper.make_opsetid("", opset)])
     try:
@@ -118,7 +117,7 @@ def evaluate(
             if shape is not None and array.shape != shape:
                 return None
             dtype = np.dtype(helper.tensor_dtype_to_np_dtype(elem_type))
-            if dtype in NARROW and array.dtype == np.float32:
+            if dtype.name in HALVES and array.dtype == np.float32:
                 array = array.astype(dtype)
             if array.dtype != dtype and array.dtype.kind != "U":
                 return None
@@ -129,8 +128,8 @@ def evaluate(
 
 
 def _widened(array: Array) -> Array:
-    """Numbers of 16 bits as float32: NumPy adds up bfloat16 in bfloat16, and 1,536 ones are 256."""
-    return array.astype(np.float32) if array.dtype in NARROW else array
+    """Numbers of 16 bits as float32."""
+    return array.astype(np.float32) if array.dtype.name in HALVES else array
 
 
 def _constant_of_shape(node: onnx.NodeProto, inputs: Mapping[str, Array]) -> Array:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from tvm import relax
 
+from tvmopt.floats import HALVES
 from tvmopt.passes.graph import Call, Expr, Graph, Rewrite, Var, dtype, name_of, op_name, rewrite_pass
 from tvmopt.report import DecisionLog
-
-NARROW = ("float16", "bfloat16")
 
 
 @rewrite_pass("tvmopt.ConvertSoftmax")
@@ -35,7 +34,7 @@ class ConvertSoftmax(Rewrite):
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite a softmax."""
         name = op_name(value)
-        if name not in ("nn.softmax", "nn.log_softmax") or dtype(value) not in NARROW:
+        if name not in ("nn.softmax", "nn.log_softmax") or dtype(value) not in HALVES:
             return None
         if self.summed_wide(value):
             self.declined(var, "1: its kernel adds up in float32")  # Decline 1

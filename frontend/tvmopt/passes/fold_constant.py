@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmopt.floats import HALVES
 from tvmopt.operators.checks import OP, check_of
 from tvmopt.passes.graph import (
     Array,
@@ -45,7 +46,7 @@ def _reduce(fn: Callable[..., Array]) -> Callable[[Call, list[Array]], Array]:
     """A reduction; numbers of 16 bits are added up in float32, as at run time."""
 
     def run(call: Call, a: list[Array]) -> Array:
-        wide = a[0].astype(np.float32) if dtype(call.args[0]) in ("float16", "bfloat16") else a[0]
+        wide = a[0].astype(np.float32) if dtype(call.args[0]) in HALVES else a[0]
         return fn(wide, axis=_axes(call, wide.ndim), keepdims=bool(call.attrs.keepdims))
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
+from tvmopt.floats import HALVES
 from tvmopt.passes.affine import LINEAR, channel_vector, find_linear, fits, may_scale, scaled
 from tvmopt.passes.graph import (
     Expr,
@@ -20,9 +21,6 @@ from tvmopt.passes.graph import (
     rewrite_pass,
     sizes,
 )
-
-HALVES = ("float16", "bfloat16")
-"""Types of 16 bits."""
 
 
 @rewrite_pass("tvmopt.FoldScaleShift")

@@ -13,7 +13,8 @@ import numpy as np
 from tvm import relax
 
 from tvmopt.dims import OpenSize, Size, is_open
-from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, shape_of
+from tvmopt.floats import HALVES
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import within
 
@@ -150,7 +151,7 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     queries, keys = shape_of(q)[2], shape_of(k)[2]
     scale = attrs.get("scale") or 1 / math.sqrt(shape_of(q)[3])
     transposed = b.transpose(k, (0, 1, 3, 2))
-    if dtype in LOW_FLOATS:  # the standard scales both sides, which keeps the product in range
+    if dtype in HALVES:  # the standard scales both sides, which keeps the product in range
         root = math.sqrt(scale)
         scores = b.matmul(b.mul(q, root), b.mul(transposed, root))
     else:
@@ -171,7 +172,7 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     weights = b.softmax(
         b.cast(
             scores,
-            precision if precision not in (None, *LOW_FLOATS) else "float32" if dtype in LOW_FLOATS else dtype,
+            precision if precision not in (None, *HALVES) else "float32" if dtype in HALVES else dtype,
         )
     )
     weights = _guard(b, ctx, b.cast(weights, dtype), bias)

@@ -13,11 +13,9 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvmopt.dims import Dim, OpenSize, Size, is_open
+from tvmopt.floats import HALVES
 from tvmopt.importer import sizes
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-
-LOW_FLOATS = ("float16", "bfloat16")
-"""Dtypes whose sums are kept in float32, as onnxruntime does."""
 
 
 def shape_of(expr: Any) -> tuple[Size, ...]:
@@ -146,7 +144,7 @@ class Build:
 
     def wide(self, a: Any) -> Any:
         """float16 and bfloat16 in float32; others as they are."""
-        return self.cast(a, "float32") if dtype_of(a) in LOW_FLOATS else a
+        return self.cast(a, "float32") if dtype_of(a) in HALVES else a
 
     def reshape(self, a: Any, shape: Sequence[Size]) -> Any:
         """Reshape to known dimensions (no -1), or nothing if it has that shape."""
@@ -221,7 +219,7 @@ class Build:
     def matmul(self, a: Any, b: Any) -> Any:
         """Matrix product; low-precision floats are summed in float32."""
         dtype = dtype_of(a)
-        if dtype in LOW_FLOATS:
+        if dtype in HALVES:
             return self.cast(self.emit(relax.op.matmul(a, b, out_dtype="float32")), dtype)
         return self.emit(relax.op.matmul(a, b))
 
@@ -248,7 +246,7 @@ def in_float32(convert: Converter) -> Converter:
     """
 
     def run(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-        narrow = next((d for x in inputs if x is not None and (d := dtype_of(x)) in LOW_FLOATS), None)
+        narrow = next((d for x in inputs if x is not None and (d := dtype_of(x)) in HALVES), None)
         if narrow is None:
             return convert(bb, inputs, attrs, ctx)
         b = Build(bb, ctx.name)

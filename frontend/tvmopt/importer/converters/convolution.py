@@ -9,7 +9,8 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvmopt.dims import OpenSize, is_open
-from tvmopt.importer.converters.common import LOW_FLOATS, Build, dtype_of, in_float32, shape_of
+from tvmopt.floats import HALVES
+from tvmopt.importer.converters.common import Build, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.padding import pad_open
 from tvmopt.importer.windows import windows
@@ -29,7 +30,7 @@ def convolve(b: Build, ctx: Context, x: Any, w: Any, attrs: dict[str, Any]) -> A
     found = windows(attrs, shape_of(x)[2:], kernel)
     if 0 in shape_of(w)[1:]:  # no channel: TVM's kernel would not write its sums of nothing
         kind = dtype_of(x)
-        return b.zeros((shape_of(x)[0], shape_of(w)[0], *found.out), "float32" if kind in LOW_FLOATS else kind)
+        return b.zeros((shape_of(x)[0], shape_of(w)[0], *found.out), "float32" if kind in HALVES else kind)
     pads = [*found.begin, *found.end]
     if is_open(pads):
         x, pads = pad_open(b, x, [0, 0, *found.begin], [0, 0, *found.end]), [0] * (2 * n)
@@ -43,7 +44,7 @@ def convolve(b: Build, ctx: Context, x: Any, w: Any, attrs: dict[str, Any]) -> A
         padding=pads,
         dilation=list(dilations),
         groups=attrs.get("group", 1),
-        **({"out_dtype": "float32"} if dtype in LOW_FLOATS else {}),
+        **({"out_dtype": "float32"} if dtype in HALVES else {}),
     )
     return b.emit(out)
 
@@ -117,7 +118,7 @@ def conv_transpose(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any]
         kind = dtype_of(x)
         sums = [f - s - max(e, 0) for f, s, e in zip(full, begin, end, strict=True)]
         shape = (shape_of(x)[0], shape_of(w)[1] * attrs.get("group", 1), *sums)
-        zeros = b.zeros(shape, "float32" if kind in LOW_FLOATS else kind)
+        zeros = b.zeros(shape, "float32" if kind in HALVES else kind)
         return _biased(b, b.pad(zeros, [0] * (n + 2), [0, 0, *grow]), bias, kind)
     out = b.emit(
         _TRANSPOSED[n](

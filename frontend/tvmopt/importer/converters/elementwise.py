@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmopt.floats import HALVES
 from tvmopt.importer.converters.common import (
-    LOW_FLOATS,
     Build,
     const,
     dtype_of,
@@ -326,12 +326,12 @@ def gemm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
     infinity made NaN.
     """
     kind = dtype_of(inputs[0])
-    if kind not in LOW_FLOATS and (not is_float(kind) or attrs.get("alpha", 1.0) == 1):
+    if kind not in HALVES and (not is_float(kind) or attrs.get("alpha", 1.0) == 1):
         return ctx.stock(inputs, attrs)
     b = Build(bb, ctx.name)
     left = b.transpose(inputs[0], (1, 0)) if attrs.get("transA", 0) else inputs[0]
     right = b.transpose(inputs[1], (1, 0)) if attrs.get("transB", 0) else inputs[1]
-    total = b.emit(relax.op.matmul(left, right, out_dtype="float32" if kind in LOW_FLOATS else kind))
+    total = b.emit(relax.op.matmul(left, right, out_dtype="float32" if kind in HALVES else kind))
     total = total if attrs.get("alpha", 1.0) == 1 else b.mul(total, attrs["alpha"])
     if inputs[2] is not None:
         added = b.wide(inputs[2])

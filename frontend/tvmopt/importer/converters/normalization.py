@@ -10,7 +10,8 @@ import numpy as np
 from tvm import relax
 
 from tvmopt.dims import OpenSize
-from tvmopt.importer.converters.common import LOW_FLOATS, Build, const, dtype_of, in_float32, shape_of
+from tvmopt.floats import HALVES
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 WIDEST_WINDOW = 64
@@ -81,7 +82,7 @@ def batch_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     channel = (1, shape[1], *[1] * (len(shape) - 2))
     if not attrs.get("training_mode", 0):
         known = all(dtype_of(v) == dtype and ctx.array(v) is not None for v in (scale, bias, mean, variance))
-        if known or dtype not in LOW_FLOATS:
+        if known or dtype not in HALVES:
             return ctx.stock(inputs, attrs)
         scale, bias, mean, variance = (b.reshape(b.wide(v), channel) for v in (scale, bias, mean, variance))
         inverse = b.emit(relax.op.rsqrt(b.add(variance, attrs.get("epsilon", 1e-5))))
@@ -144,7 +145,7 @@ def group_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
         axes=list(range(2, len(shape))),
         epsilon=attrs.get("epsilon", 1e-5),
     )
-    return b.cast(b.emit(y), dtype) if dtype in LOW_FLOATS else y
+    return b.cast(b.emit(y), dtype) if dtype in HALVES else y
 
 
 def instance_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -157,7 +158,7 @@ def instance_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any],
         b.wide(x), b.wide(inputs[1]), b.wide(inputs[2]), channel_axis=1, axes=list(range(2, len(shape_of(x)))),
         epsilon=attrs.get("epsilon", 1e-5),
     )  # fmt: skip
-    return b.cast(b.emit(y), dtype) if dtype in LOW_FLOATS else y
+    return b.cast(b.emit(y), dtype) if dtype in HALVES else y
 
 
 def lrn(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
