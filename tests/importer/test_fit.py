@@ -122,10 +122,12 @@ DAMAGED = {
         "scales are finite",
     ),
     **{
-        f"scale of {what}": (
+        f"scale of {what} {number}": (
             one_node("QLinearConv", (1, 1, 3, 3), _quantised(**{what: number}), {}, dtype=TensorProto.UINT8), words
         )
-        for what, number, words in (("xs", -np.inf, "finite"), ("ws", np.nan, "finite"), ("ys", 0, "positive"))
+        for what, number, words in (
+            ("xs", -np.inf, "finite"), ("ws", np.nan, "finite"), ("ys", 0, "positive"), ("ws", -3.4e38, "float32"),
+        )
     },
     "scales": (one_node("DequantizeLinear", (2, 4), {"s": ones(3)}, {"axis": 1}, dtype=TensorProto.INT8), "3 scales"),
     "Resize": (one_node("Resize", (1, 1, 4, 4), {"_r": 0, "_s": 0, "z": np.array([1, 1, 0, 4])}, {}), "positive"),

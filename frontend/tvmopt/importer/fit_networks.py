@@ -245,9 +245,14 @@ def _scales(given: Given, index: int, divides: bool) -> Texts:
 
 def _quantised_product(given: Given) -> Texts:
     """QLinearConv and QLinearMatMul: the scales of both operands and of the result."""
-    yield from _scales(given, 1, divides=False)
-    yield from _scales(given, 4, divides=False)
-    yield from _scales(given, 6, divides=True)
+    for index in (1, 4, 6):
+        yield from _scales(given, index, divides=index == 6)
+    known = [given.array(index) for index in (1, 4, 6)]
+    if not any(values is None or not values.size for values in known):
+        a, b, result = (np.abs(values.astype(np.float64)) for values in known if values is not None)
+        largest = a.max() * b.max() * max(1.0, 1.0 / (result.min() or 1.0)) * 2.0**31
+        if np.isfinite(largest) and largest > np.finfo(np.float32).max:
+            yield f"its scales multiply sums of bytes to {largest:.3g}, beyond float32"
 
 
 def _blocks(given: Given, x: Shape, scale: Shape, axis: int, block: int) -> Texts:
