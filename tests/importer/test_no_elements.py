@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 import tvmopt
 from tests.importer.onnx_check import model, value
+from tvmopt.errors import TvmoptError
 
 node = helper.make_node
 
@@ -71,3 +72,22 @@ def test_the_scale_of_no_numbers_is_one(constant: bool) -> None:
         compiled = tvmopt.compile(file, records=False).model
         found = compiled.run({"x": zeros(2)} | ({} if constant else {"c": zeros(0, 4)}))
         assert found["s"] == 1 and found["z"] == 0
+
+
+def test_a_window_that_a_later_node_makes_too_large() -> None:
+    """The updates of a ScatterND say that the image has no columns, once the convolution is through."""
+    made = model(
+        [
+            node("Conv", ["x", "w"], ["y"], kernel_shape=[1, 5], pads=[0, 2, 0, 2]),
+            node("Reshape", ["d", "s"], ["r"]),
+            node("ScatterND", ["r", "i", "u"], ["z"]),
+        ],
+        [value("x", ("n", 2, 3, "n")), value("d", (2, "n"))],
+        [value("y", ("n", 4, 3, "n")), value("z", (2, "n", 1))],
+        {
+            "w": np.ones((4, 2, 1, 5), np.float32), "s": np.array([0, -1, 1]), "i": np.zeros((1, 1), np.int64),
+            "u": zeros(1, 0, 1),
+        },
+    )  # fmt: skip
+    with pytest.raises(TvmoptError, match="larger than the padded image"):
+        tvmopt.compile(made, records=False)

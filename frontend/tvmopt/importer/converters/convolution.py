@@ -28,6 +28,8 @@ def convolve(b: Build, ctx: Context, x: Any, w: Any, attrs: dict[str, Any]) -> A
         raise OpenSize("the size of its kernel is open")
     strides, dilations = attrs.get("strides", [1] * n), attrs.get("dilations", [1] * n)
     found = windows(attrs, shape_of(x)[2:], kernel)
+    if any(isinstance(size, int) and size == 0 for size in found.out):  # which a later node has told
+        raise ctx.unsupported(f"a window of {list(kernel)} that is larger than the padded image")
     if 0 in shape_of(w)[1:]:  # no channel: TVM's kernel would not write its sums of nothing
         kind = dtype_of(x)
         return b.zeros((shape_of(x)[0], shape_of(w)[0], *found.out), "float32" if kind in HALVES else kind)
