@@ -7,12 +7,13 @@ import re
 import numpy as np
 import onnx
 import pytest
+import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
 from tvmopt.compiler.kernels import compiled as kernel
 from tvmopt.errors import InputError
-from tvmopt.lowering.drop_argument_checks import PLANNED, DropArgumentChecks
+from tvmopt.lowering.drop_argument_checks import OUTSIDE, DropArgumentChecks
 from tvmopt.targets import Machine
 
 
@@ -65,6 +66,38 @@ def test_only_the_first_kernel_checks(kernels: list[str]) -> None:
     w, v = (numpy_helper.to_array(one).astype(np.float64) for one in chain().graph.initializer[:2])
     a = x @ w
     np.testing.assert_allclose(compiled(x), (a - a.max(1, keepdims=True)) @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_kernel_checks_its_input_alone(kernels: list[str]) -> None:
+    tvmopt.compile(chain(), verify=False, threads=1)
+    (text,) = (text for text in kernels if "assert" in text)
+    checks = [line for line in text.splitlines() if line.strip().startswith("assert")]
+    conditions = [line.partition(', ("')[0] for line in checks]
+    assert len(conditions) > 5 and not any("arg1" in one or "unpack" in one for one in conditions), conditions
+
+
+@pytest.mark.parametrize("spoil", ["dtype", "rank", "size", "strides", "kind"])
+def test_an_argument_from_outside_is_looked_at(spoil: str) -> None:
+    """A kernel whose first argument is an input of the model; the second one is taken as it is."""
+    import tvm
+    from tvm import te
+
+    x = te.placeholder((4, 8), name="x")
+    func = te.create_prim_func([x, te.compute((4, 8), lambda i, j: x[i, j] + 1.0, name="y")])
+    func = func.with_attr(OUTSIDE, [0])
+    add = kernel(func, "add", tvm.IRModule({"add": func}), Machine.load("x86-64-v3"))["add"]
+    good, out = (tvm.runtime.tensor(np.zeros((4, 8), np.float32)) for _ in range(2))
+    bad = {
+        "dtype": lambda: tvm.runtime.tensor(np.zeros((4, 8), np.int32)),
+        "rank": lambda: tvm.runtime.tensor(np.zeros((32,), np.float32)),
+        "size": lambda: tvm.runtime.tensor(np.zeros((4, 7), np.float32)),
+        "strides": lambda: tvm_ffi.from_dlpack(np.zeros((8, 4), np.float32).T),
+        "kind": lambda: 3,
+    }[spoil]()
+    with pytest.raises(Exception, match=r"Mismatched|Invalid"):
+        add(bad, out)
+    add(good, out)
+    np.testing.assert_array_equal(out.numpy(), np.ones((4, 8)))
 
 
 def test_left_out_everything_is_checked(kernels: list[str]) -> None:
@@ -120,7 +153,7 @@ def test_a_wrong_size_is_an_error_and_no_foreign_memory() -> None:
     n = te.var("n", "int64")
     x = te.placeholder((n, 8), name="x")
     func = te.create_prim_func([x, te.compute((n, 8), lambda i, j: x[i, j] + 1.0, name="y")])
-    func = func.with_attr(PLANNED, True)
+    func = func.with_attr(OUTSIDE, [])
     add = kernel(func, "add", tvm.IRModule({"add": func}), Machine.load("x86-64-v3"))["add"]
     a, b = (tvm.runtime.tensor(np.zeros((rows, 8), np.float32)) for rows in (5, 4))
     with pytest.raises(Exception, match=r"Mismatched y.shape\[0\]"):

@@ -1,13 +1,12 @@
-"""Mark the kernels whose tensors all come from the memory plan - for `lowering/drop_argument_checks.py`.
+"""Say which arguments of a kernel do not come from the memory plan - for `lowering/drop_argument_checks.py`.
 
     Before                                After
     main: h = conv(x, w0); y = add(h, w1)
-    def conv(...):                        the same: x is an input, which a caller has made
-    def add(...):                         add has the attribute `tvmopt.planned`
+    def conv(...):                        conv has the attribute `tvmopt.outside = [0]`: a caller has made the input x
+    def add(...):                         add has the attribute `tvmopt.outside = []`
 
-Applies when   no argument of a kernel is an input of the model, or a view of one, and all are tensors.
-Declines when  1. an argument may be an input: the checks at the kernel's entry are the only ones of strides and offsets
-               2. a size is handed over beside the tensors
+Applies when   all arguments are tensors.
+Declines when  1. a size is handed over beside the tensors
 Gain           see `lowering/drop_argument_checks.py`.
 
 Like RelaxAlignment it runs before memory is planned, where a view of an input is still a reshape.
@@ -18,7 +17,7 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
-from tvmopt.lowering.drop_argument_checks import PLANNED
+from tvmopt.lowering.drop_argument_checks import OUTSIDE
 from tvmopt.passes.relax_alignment import places_of_inputs
 
 
@@ -26,8 +25,8 @@ def mark_planned(module: tvm.IRModule) -> tvm.IRModule:
     """See the module's text."""
     outside = places_of_inputs(module)
     functions = {
-        gvar: func.with_attr(PLANNED, True)
-        if isinstance(func, tirx.PrimFunc) and gvar.name_hint not in outside and _of_tensors(func)
+        gvar: func.with_attr(OUTSIDE, sorted(outside.get(gvar.name_hint, ())))
+        if isinstance(func, tirx.PrimFunc) and _of_tensors(func)
         else func
         for gvar, func in module.functions_items()
     }

@@ -157,10 +157,10 @@ def _without_checks(module: tvm.IRModule) -> tvm.IRModule:
     import tvm
     from tvm import tirx
 
-    from tvmopt.lowering.drop_argument_checks import PLANNED
+    from tvmopt.lowering.drop_argument_checks import OUTSIDE
 
     functions = {
-        gvar: func.with_attr(PLANNED, True) if isinstance(func, tirx.PrimFunc) else func
+        gvar: func.with_attr(OUTSIDE, []) if isinstance(func, tirx.PrimFunc) else func
         for gvar, func in module.functions_items()
     }
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
