@@ -217,6 +217,16 @@ def test_what_is_behind_a_tie_follows_the_side_that_was_taken(wrong: bool) -> No
     assert bool(found.wrong) is wrong
 
 
+def test_a_layout_is_found_where_a_kernel_keeps_what_its_type_cannot_hold() -> None:
+    """The oracle has infinities of float16 where a kernel still has numbers: they tell layouts apart, too."""
+    wide = np.random.default_rng(0).standard_normal((3, 17, 5)).astype(np.float32) * 10 ** np.arange(5)
+    with np.errstate(over="ignore"):
+        exact = (wide * 100).astype(np.float16).astype(np.float64)
+    assert np.isinf(exact).any()
+    placed, _ = fitted(exact, (wide * 100).transpose(0, 2, 1))
+    np.testing.assert_array_equal(placed, wide * 100)
+
+
 @pytest.mark.parametrize("seed", range(5, 20))
 def test_the_layout_of_a_tensor_with_nan_is_that_of_its_nan(seed: int) -> None:
     """Half of the powers of negative numbers are none, and what was left to compare was nearer to another layout's."""

@@ -121,10 +121,16 @@ def _orders(rank: int) -> Iterator[tuple[int, ...]]:
         yield from (order for order in permutations(plain) if order not in first)
 
 
+def _largest(values: Array) -> float:
+    """The largest size of the finite numbers."""
+    return float(np.abs(values).max(initial=0.0, where=np.isfinite(values)))
+
+
 def fitted(expected: Array, found: Array) -> tuple[Array, float]:
     """(`found` in the layout of `expected` that a sample fits best, the mean error of that sample).
 
-    What is no number has to be in its place first: of tensors that have many, few elements are left to compare.
+    What is no number has to be in its place first: of tensors that have many, few elements are left to compare. An
+    infinity is as large as the largest number, which a kernel may keep in a wider type.
     """
     if not expected.size:
         return found.reshape(expected.shape), 0.0
@@ -140,7 +146,8 @@ def fitted(expected: Array, found: Array) -> tuple[Array, float]:
             index[axes[k]] = position
         with np.errstate(all="ignore"):
             values = expected[tuple(index)].astype(np.float64)
-            errors = np.minimum(np.abs(values - flat), 1e30)
+            top = max(_largest(values), _largest(flat))
+            errors = np.minimum(np.abs(np.clip(values, -top, top) - np.clip(flat, -top, top)), 1e30)
         numbers = ~np.isnan(errors)
         error = float(errors[numbers].mean()) if numbers.any() else 0.0
         misplaced = float((np.isnan(values) != np.isnan(flat)).sum())
