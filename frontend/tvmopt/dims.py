@@ -33,8 +33,12 @@ Size = Any
 Shapes = Mapping[str, Sequence[int | str] | str]
 """Sizes that a caller gives: by the name of an input, or of an open size. A size may be the text of a `Range`."""
 
-LONGEST = 1000
+LONGEST = 8000
 """Characters of a text that is read as a size; longer ones come from nobody."""
+
+
+FEW = 6
+"""Minima and maxima in a sum that bounds are found through."""
 
 
 PAST = "past"
@@ -414,45 +418,75 @@ def interval(size: Size, ranges: Ranges) -> Interval:
     >>> interval(parse("batch*seq - 1"), {"seq": Range(1, 512, 128)})
     (0, inf)
     """
-    if not isinstance(size, Dim):
-        return size, size
-    low, high = _sum(size.terms, ranges)
-    terms, slack = _without_quotients(size.terms)
-    closer = _sum(terms, ranges)
-    low, high = max(low, closer[0] + slack[0]), min(high, closer[1] + slack[1])
-    for ends in _without_extremes(size, ranges):
-        low, high = max(low, ends[0]), min(high, ends[1])
-    return (math.ceil(low) if math.isfinite(low) else low), (math.floor(high) if math.isfinite(high) else high)
+    return _Intervals(ranges)(size)
 
 
-def _without_extremes(size: Dim, ranges: Ranges) -> Iterator[Interval]:
-    """Bounds of a size by those with ``a`` or ``b`` in place of ``min(a, b)`` or ``max(a, b)``, so that they cancel, as
-    in ``min(300, n) - n``: the minimum is neither more than `a` nor more than `b`.
+class _Intervals:
+    """The intervals of sizes and of what they are made of, each once: minima in minima would double them each time."""
 
-    >>> interval(parse("min(300, n) - n"), {})
-    (-inf, 0)
-    """
-    for monomial, count in size.terms.items():
-        (atom, *more) = monomial or ("",)
-        if more or isinstance(atom, str) or atom.op == "//":
-            continue
-        above = (atom.op == "min") == (count > 0)  # what is put in its place gives an upper bound
-        rest = Dim({k: v for k, v in size.terms.items() if k != monomial})
-        for side in (atom.a, atom.b):
-            low, high = interval(rest + side * count, ranges)
-            yield (-math.inf, high) if above else (low, math.inf)
-        return  # the others are replaced there
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+        self.known: dict[Dim, Interval] = {}
 
+    def __call__(self, size: Size) -> Interval:
+        if not isinstance(size, Dim):
+            return size, size
+        if size not in self.known:
+            self.known[size] = self._found(size)
+        return self.known[size]
 
-def _sum(terms: Mapping[Monomial, Any], ranges: Ranges) -> Interval:
-    low: Any = 0
-    high: Any = 0
-    for monomial, count in terms.items():
-        span: Interval = (count, count)
-        for factor in monomial:
-            span = _product(span, _span(factor, ranges))
-        low, high = low + span[0], high + span[1]
-    return low, high
+    def _found(self, size: Dim) -> Interval:
+        low, high = self._sum(size.terms)
+        terms, slack = _without_quotients(size.terms)
+        closer = self._sum(terms)
+        low, high = max(low, closer[0] + slack[0]), min(high, closer[1] + slack[1])
+        for ends in self._without_extremes(size):
+            low, high = max(low, ends[0]), min(high, ends[1])
+        return (math.ceil(low) if math.isfinite(low) else low), (math.floor(high) if math.isfinite(high) else high)
+
+    def _without_extremes(self, size: Dim) -> Iterator[Interval]:
+        """Bounds of a size by those with ``a`` or ``b`` in place of ``min(a, b)`` or ``max(a, b)``: so they cancel,
+        as in ``min(300, n) - n``: the minimum is neither more than `a` nor more than `b`. Each of them doubles what
+        there is to look at, so there are none of more than :data:`FEW`.
+
+        >>> interval(parse("min(300, n) - n"), {})
+        (-inf, 0)
+        """
+        if sum(len(m) == 1 and not isinstance(m[0], str) and m[0].op != "//" for m in size.terms) > FEW:
+            return
+        for monomial, count in size.terms.items():
+            (atom, *more) = monomial or ("",)
+            if more or isinstance(atom, str) or atom.op == "//":
+                continue
+            above = (atom.op == "min") == (count > 0)  # what is put in its place gives an upper bound
+            rest = Dim({k: v for k, v in size.terms.items() if k != monomial})
+            for side in (atom.a, atom.b):
+                low, high = self(rest + side * count)
+                yield (-math.inf, high) if above else (low, math.inf)
+            return  # the others are replaced there
+
+    def _sum(self, terms: Mapping[Monomial, Any]) -> Interval:
+        low: Any = 0
+        high: Any = 0
+        for monomial, count in terms.items():
+            span: Interval = (count, count)
+            for factor in monomial:
+                span = _product(span, self._span(factor))
+            low, high = low + span[0], high + span[1]
+        return low, high
+
+    def _span(self, factor: Factor) -> Interval:
+        if isinstance(factor, str):
+            known = self.ranges.get(factor)
+            return (known.min, known.max) if known else (lowest(factor), math.inf)
+        a, b = self(factor.a), self(factor.b)
+        if factor.op == "//":
+            if b[0] <= 0:
+                return -math.inf, math.inf
+            ends = [_quotient(x, y) for x in a for y in b]
+            return min(ends), max(ends)
+        pick = min if factor.op == "min" else max
+        return pick(a[0], b[0]), pick(a[1], b[1])
 
 
 def _without_quotients(terms: Mapping[Monomial, int]) -> tuple[dict[Monomial, Any], Interval]:
@@ -469,20 +503,6 @@ def _without_quotients(terms: Mapping[Monomial, int]) -> tuple[dict[Monomial, An
         ends = (Fraction(0), -share * (quotient.b - 1))
         low, high = low + min(ends), high + max(ends)
     return {k: v for k, v in left.items() if v}, (low, high)
-
-
-def _span(factor: Factor, ranges: Ranges) -> Interval:
-    if isinstance(factor, str):
-        known = ranges.get(factor)
-        return (known.min, known.max) if known else (lowest(factor), math.inf)
-    a, b = interval(factor.a, ranges), interval(factor.b, ranges)
-    if factor.op == "//":
-        if b[0] <= 0:
-            return -math.inf, math.inf
-        ends = [_quotient(x, y) for x in a for y in b]
-        return min(ends), max(ends)
-    pick = min if factor.op == "min" else max
-    return pick(a[0], b[0]), pick(a[1], b[1])
 
 
 def _quotient(x: float, y: float) -> float:

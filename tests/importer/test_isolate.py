@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.waiting import until
 from tvmopt.errors import ModelError, UnsupportedOp
 from tvmopt.importer.isolate import isolated
 
@@ -72,3 +76,23 @@ def test_no_child_is_left():
         isolated(lambda: None, "test")
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_child_dies_with_its_parent(tmp_path):
+    """Killed by a time limit, a compile left the child behind that imported its model."""
+    told = tmp_path / "pid"
+    step = f"open({str(told)!r}, 'w').write(str(os.getpid())) and time.sleep(3600)"
+    code = f"import os, time; from tvmopt.importer.isolate import isolated; isolated(lambda: {step}, 'test')"
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        until(lambda: told.exists() and told.read_text(), "the child begins")
+        child = int(told.read_text())
+        parent.kill()
+    until(lambda: not alive(child), "the child dies")
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"

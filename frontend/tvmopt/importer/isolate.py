@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from tvmopt.children import scarce_memory
+from tvmopt.children import die_with_parent, scarce_memory
 from tvmopt.errors import ModelError, TvmoptError
 from tvmopt.targets.memory import free_memory
 
@@ -86,6 +86,7 @@ def _child(step: Callable[[], Any], write: int) -> None:
     """Run, send, and leave without the parent's clean-up handlers."""
     gc.freeze()  # what the parent left to collect is not ours: an engine's session would wait for threads of the parent
     try:
+        die_with_parent()
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
         os.dup2(devnull, 2)
