@@ -40,6 +40,12 @@ def vector_for(extent: int, lanes: int) -> int:
     return 1 << (min(extent, lanes).bit_length() - 1)
 
 
+def loop_of(var: tirx.Var, count: int, kind: Any, body: Any, notes: Any = None) -> tirx.For:
+    """A loop from 0 on, in the type of its variable: kernels of 64-bit integers count in 64 bits."""
+    start, extent = (tirx.const(number, str(var.ty.dtype)) for number in (0, count))
+    return tirx.For(var, start, extent, kind, body, None, notes)
+
+
 def overlap_vectors(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with the vectors that its loops' annotations ask for."""
     if not asks(func, OVERLAP):
@@ -50,11 +56,11 @@ def overlap_vectors(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if OVERLAP not in notes:
             return mutator.default_mutate(node)
         width, extent = int(notes.pop(OVERLAP)), int(notes.pop(ROW, node.extent))
-        vector, lane = tirx.Var("vector", "int32"), tirx.Var("lane", "int32")
+        vector, lane = (tirx.Var(name, node.loop_var.ty) for name in ("vector", "lane"))
         place = tirx.min(vector * width, extent - width) + lane
         body = structural_map(node.body, (tirx.Var, lambda var: place if var.same_as(node.loop_var) else var))
-        inner, count = tirx.For(lane, 0, width, tirx.ForKind.VECTORIZED, body), -(-extent // width)
+        inner, count = loop_of(lane, width, tirx.ForKind.VECTORIZED, body), -(-extent // width)
         kind = tirx.ForKind.UNROLLED if count <= UNROLLED else tirx.ForKind.SERIAL
-        return tirx.For(vector, 0, count, kind, inner, None, notes)
+        return loop_of(vector, count, kind, inner, notes)
 
     return func.with_body(structural_mutate(func.body, ((tirx.For, loop),)))

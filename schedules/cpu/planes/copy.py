@@ -16,7 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm_ffi import structural_map, structural_mutate
 
-from tvmopt.lowering.overlap import UNROLLED
+from tvmopt.lowering.overlap import UNROLLED, loop_of
 from tvmopt.scheduling.blocks import asks
 
 FIRST, LAST, VECTOR = "tvmopt.row_first", "tvmopt.row_last", "tvmopt.row_vector"
@@ -45,13 +45,14 @@ def _at(node: Any, place: Any) -> Any:
 
 
 def _plain(node: Any, start: int, end: int) -> Any:
-    at = tirx.Var("column", "int32")
-    return tirx.For(at, 0, end - start, tirx.ForKind.SERIAL, _at(node, at + start))
+    at = tirx.Var("column", node.loop_var.ty)
+    return loop_of(at, end - start, tirx.ForKind.SERIAL, _at(node, at + start))
 
 
 def _vectors(node: Any, first: int, last: int, width: int) -> Any:
-    vector, lane, count = tirx.Var("vector", "int32"), tirx.Var("lane", "int32"), -(-(last - first) // width)
+    vector, lane = (tirx.Var(name, node.loop_var.ty) for name in ("vector", "lane"))
+    count = -(-(last - first) // width)
     place = first + tirx.min(vector * width, last - first - width) + lane
-    inner = tirx.For(lane, 0, width, tirx.ForKind.VECTORIZED, _at(node, place))
+    inner = loop_of(lane, width, tirx.ForKind.VECTORIZED, _at(node, place))
     kind = tirx.ForKind.UNROLLED if count <= UNROLLED else tirx.ForKind.SERIAL
-    return tirx.For(vector, 0, count, kind, inner)
+    return loop_of(vector, count, kind, inner)

@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+import tvmopt
 from tests.schedules.cpu.reference import definition
 from tests.schedules.harness import close, machines, module_of, rand, run
 from tvmopt import pipeline
@@ -200,3 +203,23 @@ def test_a_network_stays_in_channels_last():
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_other_precisions_stay_in_channels_last(precision):
     assert "planes" not in kernels(lone, (1, 8, 52, 52), precision=precision)
+
+
+@pytest.mark.parametrize(("side", "taps"), [(8, 3), (1, 3), (9, 7)])
+def test_what_is_stored_as_64_bit_integers(side, taps):
+    """Such a kernel counts in 64 bits, and the loops of its rows counted in 32: TVM refused them."""
+    rng = np.random.default_rng(side)
+    x, w = rng.standard_normal((1, 9, side, 8)).astype("f"), rng.standard_normal((33, 9, taps, taps)).astype("f")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[taps // 2] * 4),
+        helper.make_node("Cast", ["a"], ["y"], to=TensorProto.INT64),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, None)], [numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    found = tvmopt.compile(model, records=False)
+    assert [k.family for k in found.report.kernels if "conv" in k.name] == ["planes"]
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    assert (found(x) == expected).mean() > 0.99 and expected.std() > 2
