@@ -222,3 +222,12 @@ def _wide(array: Array) -> Array:
 
 def _scale(array: Array) -> float:
     return float(np.abs(array).max(initial=0.0))
+
+
+def largest(a: Array) -> float:
+    """The largest size of the finite numbers of a tensor."""
+    low, high = float(a.min(initial=0.0)), float(a.max(initial=0.0))
+    if np.isfinite(low) and np.isfinite(high):  # so are all others: an infinity or a NaN would be one of them
+        return max(-low, high)
+    with np.errstate(all="ignore"):
+        return float(np.abs(a).max(initial=0.0, where=np.isfinite(a)))

@@ -20,7 +20,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tvmopt.analysis.comparator import Array, OutputComparison
+from tvmopt.analysis.comparator import Array, OutputComparison, largest
 from tvmopt.analysis.oracle.evaluate import Oracle, reads
 from tvmopt.analysis.oracle.rounding import PRODUCTS
 from tvmopt.analysis.oracle.values import DIGITS, Unsupported
@@ -191,15 +191,6 @@ def squarable(a: Array, b: Array) -> tuple[Array, Array]:
     if top and not SQUARABLE[0] < top < SQUARABLE[1]:
         a = a.astype(np.float64)
     return a, b.astype(a.dtype, copy=False)
-
-
-def largest(a: Array) -> float:
-    """The largest size of the finite numbers of a tensor."""
-    low, high = float(a.min(initial=0.0)), float(a.max(initial=0.0))
-    if np.isfinite(low) and np.isfinite(high):  # so are all others: an infinity or a NaN would be one of them
-        return max(-low, high)
-    with np.errstate(all="ignore"):
-        return float(np.abs(a).max(initial=0.0, where=np.isfinite(a)))
 
 
 def _natural(a: Array, other: Array, finite: Array) -> Array:

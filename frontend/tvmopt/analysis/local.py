@@ -13,7 +13,7 @@ from typing import Any
 
 from tvmopt.analysis.comparator import Array
 from tvmopt.analysis.oracle.evaluate import reads
-from tvmopt.analysis.oracle.rounding import MORE, Nudged, Recorder, Rounded, arithmetic_of, completed
+from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges
 from tvmopt.analysis.oracle.values import Value
 
 FAR = 32
@@ -38,7 +38,7 @@ class Local:
     def _runs(self) -> list[Rounded]:
         model, arithmetic, edges = self.model, arithmetic_of(self.precision), self._recorder.edges
         first = [Rounded(model, arithmetic, edges, sign, self.allowed, "there") for sign in (1, -1)]
-        return [*first, *(Nudged(model, arithmetic, edges, seed, self.allowed, "there") for seed in range(MORE))]
+        return [*first, *nudges(model, self.precision, edges, self.allowed, "there")]
 
     def __call__(self, name: str, known: Mapping[str, Value]) -> Iterator[Array]:
         """The tensor in each run; nothing where all that is known is far from it.

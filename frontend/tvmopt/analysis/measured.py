@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.analysis.comparator import Array, OutputComparison
-from tvmopt.analysis.deviation import decided, jumped, largest, limits_of, misplaced, nearly, ranged
+from tvmopt.analysis.comparator import Array, OutputComparison, largest
+from tvmopt.analysis.deviation import decided, jumped, limits_of, misplaced, nearly, ranged
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import LARGEST, Undecided
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings, scattered

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmopt.analysis.comparator import Array
+from tvmopt.analysis.comparator import Array, largest
 from tvmopt.runtime.refused import refusals
 from tvmopt.runtime.tensors import TensorInfo, from_ffi
 
@@ -121,11 +121,6 @@ def _orders(rank: int) -> Iterator[tuple[int, ...]]:
         yield from (order for order in permutations(plain) if order not in first)
 
 
-def _largest(values: Array) -> float:
-    """The largest size of the finite numbers."""
-    return float(np.abs(values).max(initial=0.0, where=np.isfinite(values)))
-
-
 def fitted(expected: Array, found: Array) -> tuple[Array, float]:
     """(`found` in the layout of `expected` that a sample fits best, the mean error of that sample).
 
@@ -138,6 +133,7 @@ def fitted(expected: Array, found: Array) -> tuple[Array, float]:
     best, least = found.reshape(expected.shape), (float("inf"), float("inf"))
     picks = np.random.default_rng(0).integers(0, max(1, found.size), min(SAMPLE, found.size))
     flat = found.reshape(-1)[picks].astype(np.float64)
+    own = largest(flat)
     for order in _orders(len(axes)):
         sizes = [expected.shape[axes[k]] for k in order]
         where = np.unravel_index(picks, sizes) if sizes else ()
@@ -146,7 +142,7 @@ def fitted(expected: Array, found: Array) -> tuple[Array, float]:
             index[axes[k]] = position
         with np.errstate(all="ignore"):
             values = expected[tuple(index)].astype(np.float64)
-            top = max(_largest(values), _largest(flat))
+            top = max(largest(values), own)
             errors = np.minimum(np.abs(np.clip(values, -top, top) - np.clip(flat, -top, top)), 1e30)
         numbers = ~np.isnan(errors)
         error = float(errors[numbers].mean()) if numbers.any() else 0.0
