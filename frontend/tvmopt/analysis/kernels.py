@@ -83,7 +83,7 @@ def check_kernels(
         model: prepared: the graph whose nodes the kernels name.
         outputs: of the compiled model in the same run.
     """
-    kernels = kernels_of(model, seen)
+    kernels = kernels_of(model, seen, feeds)
     grids = Grids.of(model, limits_of(precision, np.dtype(np.float32)))
     chosen = choices(model)  # the judge of the outputs asks their scores
     has_nan = any(is_real(a.dtype) and np.isnan(a).any() for a in outputs.values())
@@ -128,10 +128,10 @@ def check_kernels(
     return Found(tuple(wrong), title, walk.agreed, tuple(calls))
 
 
-def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
-    """The kernels that name nodes of the model, each with what it may have written."""
+def kernels_of(model: Any, seen: Sequence[Seen], feeds: Mapping[str, Array]) -> list[Kernel]:
+    """The kernels that name nodes of the model, each with what it may have written in a run of these inputs."""
     nodes = list(model.graph.node)
-    constants = {t.name: t for t in model.graph.initializer}
+    known = {t.name: t for t in model.graph.initializer} | dict(feeds)
     index = bindings(nodes)
     mine = [sorted({index[n] for n in s.nodes if n in index}) for s in seen]
     times = Counter(i for inside in mine for i in inside)
@@ -150,7 +150,7 @@ def kernels_of(model: Any, seen: Sequence[Seen]) -> list[Kernel]:
             biases = {
                 n: b
                 for i in inside
-                if (n := nodes[i].output[0]) in names and (b := bias_of(nodes[i], constants)) is not None
+                if (n := nodes[i].output[0]) in names and (b := bias_of(nodes[i], known)) is not None
             }
             flips = any(attribute.name in FLIPS and attribute.i for i in inside for attribute in nodes[i].attribute)
             found += [
@@ -169,16 +169,22 @@ def with_views(model: Any, kernels: Sequence[Kernel], right: set[str]) -> set[st
     return found
 
 
-def bias_of(node: Any, constants: Mapping[str, Any]) -> Array | None:
-    """What a convolution or Gemm adds to its product, in a shape that broadcasts; None where it is no constant."""
+def bias_of(node: Any, known: Mapping[str, Any]) -> Array | None:
+    """What a convolution or Gemm adds to its product, in a shape that broadcasts; None where it is computed.
+
+    Args:
+        known: weights of the model, as tensors, and its inputs, as arrays.
+    """
     from tvmopt.importer.external import array_of
 
-    if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3 or node.input[2] not in constants:
+    if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3 or node.input[2] not in known:
         return None
-    bias: Array = array_of(constants[node.input[2]]).astype(np.float64)
+    given = known[node.input[2]]
+    bias: Array = np.asarray(given if isinstance(given, np.ndarray) else array_of(given)).astype(np.float64)
     if node.op_type == "Gemm":
         return bias * next((a.f for a in node.attribute if a.name == "beta"), 1.0)
-    rank = len(constants[node.input[1]].dims) if node.input[1] in constants else 0
+    kernel = known.get(node.input[1])
+    rank = 0 if kernel is None else kernel.ndim if isinstance(kernel, np.ndarray) else len(kernel.dims)
     return bias.reshape(1, -1, *(1,) * (rank - 2)) if rank > 2 else None
 
 

@@ -171,7 +171,8 @@ class Measured:
             return self.compared(name)
         if jumped(one) and self._sides():
             return self.compared(name)
-        alone = one if one.ok else self._from_inputs(name, name, self.found[name])
+        alone = one if one.ok else self._apart(name, name, self.found[name])
+        alone = alone if alone.ok else self._from_inputs(name, name, self.found[name])
         if alone.ok or name not in self.behind_settled:
             return alone if alone.ok else one
         behind = self.walk.compared(name, self.behind_settled[name], self.found[name], self.kinds[name], naturals)
@@ -186,6 +187,31 @@ class Measured:
             if self.exact[name].dtype.kind in "iu" and self.written(kernel.likeliest, kernel).ok:
                 settled[name] = Value(self.found[name], self.kinds[name])
         return self._exact({**self.walk.taken, **settled}) if settled else {}
+
+    @cached_property
+    def twice(self) -> dict[str, Value]:
+        """What is known but for the tensors that several kernels compute, each with its own rounding: the kernel behind
+        them need not have read the one that was seen."""
+        shared = {name for kernel in self.walk.kernels for name in kernel.shared}
+        return {n: v for n, v in self.walk.taken.items() if n not in shared}
+
+    @cached_property
+    def behind_twice(self) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+        """(Tensors in float64, runs that only round) from those."""
+        recorder = Recorder(self.model)
+        exact = {n: v.array for n, v in self._run(recorder, self.twice).items()}
+        runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed, "there")
+        return exact, self._through(runs, self.twice)
+
+    def _apart(
+        self, name: str, form: str, found: Array, forms: Callable[[Array], Array] = lambda a: a
+    ) -> OutputComparison:
+        """A tensor compared with what it is if none of the kernels that compute a tensor together wrote it alone."""
+        if len(self.twice) == len(self.walk.taken):
+            return self.walk.compared(form, forms(self.exact[name]), found, self.kinds[name])
+        exact, naturals = self.behind_twice
+        samples = [forms(n[name]) for n in naturals if name in n]
+        return self.walk.compared(form, forms(exact[name]), found, self.kinds[name], samples)
 
     @cached_property
     def alone(self) -> dict[str, Array]:
@@ -240,12 +266,23 @@ class Measured:
             return self.written(form, kernel)
         if name in self.walk.grids:
             return one
-        alone = one if one.ok else self._from_inputs(name, form, found, lambda a: kernel.forms(name, a)[form])
-        if alone.ok and not one.ok:  # its direction is measured from there, too
-            leaning = self._leaning(form, kernel, alone, self.alone, self.registers)
-        else:
-            leaning = self._leaning(form, kernel, one, self.exact, self.naturals)
+        leaning = self._from_elsewhere(form, kernel, found) if not one.ok else None
+        leaning = leaning or self._leaning(form, kernel, one, self.exact, self.naturals)
         return self.written(form, kernel) if leaning.ok < one.ok and self._more() else leaning
+
+    def _from_elsewhere(self, form: str, kernel: Kernel, found: Array) -> OutputComparison | None:
+        """What a kernel wrote, where it is right from other numbers than those that were seen before it; its direction
+        is measured from there, too. None where it is not."""
+        name = form.removesuffix(PLAIN)
+
+        def forms(array: Array) -> Array:
+            return kernel.forms(name, array)[form]
+
+        if (one := self._apart(name, form, found, forms)).ok:
+            return self._leaning(form, kernel, one, *self.behind_twice)
+        if (one := self._from_inputs(name, form, found, forms)).ok:
+            return self._leaning(form, kernel, one, self.alone, self.registers)
+        return None
 
     def _one(
         self, form: str, kernel: Kernel, exact: Mapping[str, Array], naturals: Sequence[Mapping[str, Array]]
@@ -309,6 +346,12 @@ class Measured:
         """Whether what a kernel wrote is an output, and right."""
         return bool(kernel.output) and self.compared(kernel.output).ok
 
+    def _certainly(self, name: str, kernel: Kernel) -> bool:
+        """Whether a kernel wrote this tensor for certain, with some wrong elements: most are right, and it does not
+        begin a node that reads the tensor and that another kernel ends (the sizes of numbers, which a norm adds up)."""
+        begun = any(name in node.input and kernel.shared & set(node.output) for node in self.model.graph.node)
+        return not begun and _mostly(self.exact[name], self.found[name])
+
     def guilty(self) -> str | None:
         """The first kernel's tensor that is written wrongly, as those behind it show."""
         for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
@@ -334,7 +377,7 @@ class Measured:
                 # what shows nothing of it (a saturated softmax, an element that a pool drops, numbers whose sizes alone
                 # are added up) says nothing of a guess
                 least = max(SHOWN * ought, LEANING * self._rounding(next_one))
-                if changed <= least and not _mostly(self.exact[name], self.found[name]):
+                if changed <= least and not self._certainly(name, kernel):
                     continue
                 if next_one in self.suspects:
                     fits = rest**2 <= ought**2 - GUESSED * changed**2
