@@ -13,13 +13,13 @@ op, nn, c = relax.op, relax.op.nn, relax.const
 def split_gemm(bb, x, width, sections, axis=2, bias=True):
     """The parts of a GEMM's result."""
     y = bb.emit(op.matmul(x, c(rand(int(x.ty.shape[-1]), width))))
-    y = bb.emit(op.add(y, c(rand(width)))) if bias else y
+    y = bb.emit(op.add(y, c(rand(1 if bias == "one" else width)))) if bias else y
     parts = bb.emit(op.split(y, sections, axis=axis))
     return y, tuple(bb.emit(parts[i]) for i in range(len(parts.ty.fields)))
 
 
 @pytest.mark.parametrize("rows", [32, 33, 47])
-@pytest.mark.parametrize("sections, bias", [(3, True), ([6, 18], True), (2, False)])
+@pytest.mark.parametrize("sections, bias", [(3, True), ([6, 18], True), (2, False), (4, "one")])
 def test_parts(rows, sections, bias):
     mod = build({"x": (1, rows, 9)}, lambda bb, x: split_gemm(bb, x, 24, sections, bias=bias)[1])
     parts = len(sections) + 1 if isinstance(sections, list) else sections

@@ -11,7 +11,8 @@ vectorizer does not widen a buffer that is allocated inside one: it stores all l
 
 A bfloat16 that all lanes take (the Expand of a column, a picture of one pixel) is stored by a plain loop, which LLVM
 makes vectors of: TVM 0.27 makes 16-bit integers of bfloat16 behind its vectorizer, and leaves the type of a broadcast
-as it was: "dtype mismatch on BufferStore".
+as it was: "dtype mismatch on BufferStore". A boolean is kept as a byte: TVM makes bytes of its buffer in any case, and
+its vectorizer then reads vectors of bytes where a condition is expected.
 """
 
 from __future__ import annotations
@@ -148,6 +149,9 @@ def _flat(value: Any, local: Callable[[Any], Any], outermost: bool = False, guar
     """
 
     def named(bound: Any) -> Any:
+        if str(bound.ty.dtype) == "bool":
+            byte = named(tirx.Select(bound, tirx.const(1, "uint8"), tirx.const(0, "uint8")))
+            return byte != tirx.const(0, "uint8")
         return local(bound if guard is None else tirx.if_then_else(guard, bound, tirx.const(0, str(bound.ty.dtype))))
 
     def let(node: Any, _mutator: Any) -> Any:

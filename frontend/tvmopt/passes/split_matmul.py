@@ -75,6 +75,7 @@ class SplitMatmul(Rewrite):
         if math.prod(dims[:-1]) < FEW_ROWS:
             self.declined(var, f"2: {math.prod(dims[:-1])} rows")
             return None
+        bias = None if bias is None else np.broadcast_to(bias, weight.shape[1:])  # it may be one number
         cuts = _cuts(split, dims[-1])
         self.applied(var, f"{len(cuts) + 1} GEMMs of {math.prod(dims[:-1])} rows")
         return [self._part(graph, node, gemm, w, b) for w, b in _pieces(weight, bias, cuts)]
