@@ -73,3 +73,25 @@ def test_coordinates_that_are_no_numbers_stay_inside(wrong, mode):
         bad[0, column] = wrong
         found = ours(x, np.concatenate([bad, good]), **options)
         np.testing.assert_allclose(found[1:], theirs(x, good, **options), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0, 2])
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
+def test_the_largest_corner_compares_as_the_reference_does(wrong, ratio):
+    """An infinite corner of weight 0 is no number, and neither is a result only where that one comes first."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((1, 2, 9, 8)).astype("float32")
+    x[0, :, rng.integers(0, 9, 12), rng.integers(0, 8, 12)] = wrong
+    whole = np.floor(boxes(rng, 9, 7)).clip(0, 7)
+    rois = np.concatenate([boxes(rng, 9, 7).clip(0.1, 6.9), whole])
+    options = {
+        "mode": "max", "coordinate_transformation_mode": "output_half_pixel",
+        "sampling_ratio": ratio, "output_height": 3, "output_width": 2,
+    }  # fmt: skip
+    np.testing.assert_allclose(ours(x, rois, **options), theirs(x, rois, **options), rtol=1e-4, atol=1e-5)
+
+
+def test_a_scale_that_is_no_number_is_refused():
+    model, _ = model_and_feeds(np.ones((1, 1, 4, 4), "float32"), np.ones((1, 4), "float32"), spatial_scale=np.inf)
+    with pytest.raises(tvmopt.UnsupportedOp, match="spatial_scale is inf"):
+        tvmopt.compile(model, verify=False, records=False)

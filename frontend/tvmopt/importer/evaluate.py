@@ -66,6 +66,8 @@ def foldable(node: onnx.NodeProto, inputs: Mapping[str, Array], output_elements:
     """
     if normal_domain(node.domain) or node.op_type in NEVER | LAYERS or any(True for _ in subgraphs(node)):
         return False
+    if any(isinstance(v, float) and not math.isfinite(v) for v in attributes(node).values()):
+        return False  # the reference multiplies zeros by what it does not choose: a slope, a factor below a bound
     if node.op_type == "DequantizeLinear" and inputs[node.input[0]].dtype.name not in SUB_BYTE:
         return False
     if node.op_type in BROADCASTS:

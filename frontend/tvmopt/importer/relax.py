@@ -172,7 +172,7 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             return shape_as_data(Build(self.bb, name), value, self.types[name][0])
         if isinstance(value, tvm.ir.GenericConst) and value.value.numpy().size == 0:
             shape = [int(d) for d in value.ty.shape]
-            return self.bb.emit(relax.op.zeros(shape, str(value.ty.dtype)), name)
+            return Build(self.bb, name).emit(relax.op.zeros(shape, str(value.ty.dtype)))
         return value
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:

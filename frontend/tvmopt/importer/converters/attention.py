@@ -316,11 +316,13 @@ def causal_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
     """CausalConvWithState: depthwise Conv1d over the past k-1 positions and the input, then an optional SiLU."""
     b = Build(bb, ctx.name)
     x, weight, bias, past = inputs[0], inputs[1], inputs[2], inputs[3]
-    batch, channels, _ = shape_of(x)
+    batch, channels, length = shape_of(x)
     taps = shape_of(weight)[2]
     dtype = dtype_of(x)
     if past is None:
         past = const(np.zeros((batch, channels, taps - 1)), dtype)
+    if length == 0:
+        return x, past
     padded = b.concat([past, x], 2)
     out = b.emit(relax.op.nn.conv1d(b.wide(padded), b.wide(weight), groups=channels))
     if bias is not None:

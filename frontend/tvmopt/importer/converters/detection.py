@@ -60,7 +60,9 @@ def best_boxes(
 def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """RoiAlign; mode "max" takes the largest weighted corner of all samples of a bin, as onnxruntime does.
 
-    TVM's own converter moves a region by half a pixel before it scales it; ONNX scales first.
+    A corner that is not a number counts there only where it is the first of its sample, and such a sample only where it
+    is the first of its bin: that is what the comparisons of ONNX's reference and of onnxruntime leave. TVM's own
+    converter moves a region by half a pixel before it scales it; ONNX scales first.
     """
     b = Build(bb, ctx.name)
     x, rois, batch = inputs[0], inputs[1], within(b, ctx, 2, "the number of a picture", 0, shape_of(inputs[0])[0] - 1)
@@ -69,6 +71,8 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     _, channels, height, width = shape_of(x)
     rows, columns = attrs.get("output_height", 1), attrs.get("output_width", 1)
     scale = attrs.get("spatial_scale", 1.0)
+    if not np.isfinite(scale):
+        raise ctx.unsupported(f"its spatial_scale is {scale}", "regions are scaled by a finite number")
     half = ctx.opset >= 16 and attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     shift = 0.5 if half else 0.0
 
@@ -101,23 +105,39 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
             part = tirx.Select(low >= size - 1, number(0.0), te.max(at, number(0.0)) - number(low))
             return outside, low, high, part
 
-        def one(r: Any, c: Any, i: Any, j: Any) -> Any:
-            down, across = line(r, 1, rows)[2], line(r, 0, columns)[2]
-            iy, ix = te.reduce_axis((0, down), "iy"), te.reduce_axis((0, across), "ix")
+        def corners(r: Any, c: Any, i: Any, j: Any, iy: Any, ix: Any) -> tuple[Any, list[Any]]:
+            """Whether a sample is outside, and its four weighted corners."""
             out_y, y0, y1, fy = axis(r, 1, rows, i, iy, height)
             out_x, x0, x1, fx = axis(r, 0, columns, j, ix, width)
             n, gy, gx = owner(r), number(1.0) - fy, number(1.0) - fx
-            corners = [
+            return tirx.any(out_y, out_x), [
                 data(n, c, y0, x0) * gy * gx, data(n, c, y0, x1) * gy * fx,
                 data(n, c, y1, x0) * fy * gx, data(n, c, y1, x1) * fy * fx,
             ]  # fmt: skip
-            value = te.max(te.max(corners[0], corners[1]), te.max(corners[2], corners[3])) if most else sum(corners)
-            value = tirx.Select(tirx.any(out_y, out_x), number(0.0), value)
-            if most:
-                return te.max(value, axis=[iy, ix])
-            return te.sum(value / number(down * across), axis=[iy, ix])
 
-        return te.compute((regions.shape[0], channels, rows, columns), one, name="roi_align")
+        def one(r: Any, c: Any, i: Any, j: Any) -> Any:
+            down, across = line(r, 1, rows)[2], line(r, 0, columns)[2]
+            iy, ix = te.reduce_axis((0, down), "iy"), te.reduce_axis((0, across), "ix")
+            outside, weighted = corners(r, c, i, j, iy, ix)
+            if not most:
+                value = tirx.Select(outside, number(0.0), sum(weighted))
+                return te.sum(value / number(down * across), axis=[iy, ix])
+            first, second, third, fourth = (tirx.Select(tirx.isnan(v), lowest, v) for v in weighted)
+            value = te.max(te.max(first, second), te.max(third, fourth))
+            lost = tirx.Select(tirx.isnan(weighted[0]), lowest, value)
+            return te.max(tirx.Select(outside, number(0.0), lost), axis=[iy, ix])
+
+        lowest = number(float("-inf"))
+        found = te.compute((regions.shape[0], channels, rows, columns), one, name="roi_align")
+        if not most:
+            return found
+
+        def or_lost(r: Any, c: Any, i: Any, j: Any) -> Any:
+            outside, (corner, *_) = corners(r, c, i, j, tirx.const(0, "int32"), tirx.const(0, "int32"))
+            lost = tirx.all(tirx.Not(outside), tirx.isnan(corner))
+            return tirx.Select(lost, number(float("nan")), found(r, c, i, j))
+
+        return te.compute(found.shape, or_lost, name="roi_align_max")
 
     sampled.__name__ = f"roi_align_{'max' if most else 'avg'}"
     return b.te(sampled, x, rois, batch)

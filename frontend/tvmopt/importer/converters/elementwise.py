@@ -281,7 +281,8 @@ def selu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Con
 
     def fn(x: Any) -> Any:
         low = b.mul(b.sub(b.emit(relax.op.exp(b.minimum(x, 0.0))), 1.0), alpha)
-        return relax.op.multiply(b.where(b.less(x, 0.0), low, x), like(gamma, x))
+        below = b.less(x, 0.0) if np.isfinite(alpha) else b.less_equal(x, 0.0)  # zero times infinity is no number
+        return relax.op.multiply(b.where(below, low, x), like(gamma, x))
 
     return b.unary(fn, inputs[0])
 

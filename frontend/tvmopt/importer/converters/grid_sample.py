@@ -113,8 +113,9 @@ def grid_sample(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
 
 
 def affine_grid(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """AffineGrid of a known size: the product of a matrix [axes, axes + 1] and of the places of all elements, which is
-    a constant. Not for the corners of an axis of one element: onnxruntime has it at 1, ONNX's reference at -1."""
+    """AffineGrid of a known size: a matrix [axes, axes + 1] times the places of all elements, which are constants, as
+    sums of three or four terms: a matrix product would keep 8 binary digits in bf16, and a place needs all. Not for the
+    corners of an axis of one element: onnxruntime has it at 1, ONNX's reference at -1."""
     size = ctx.array(inputs[1], "size")
     if attrs.get("align_corners", 0) and size is not None and any(d == 1 for d in np.ravel(size)[2:]):
         told = f"size {[int(d) for d in np.ravel(size)]} has an axis of one element, and its two corners are apart"
@@ -128,9 +129,15 @@ def affine_grid(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
     else:
         axes = [(2 * np.arange(n) + 1) / n - 1 for n in sizes]
     places = np.meshgrid(*axes, indexing="ij")[::-1]  # the last axis comes first
-    rows = np.stack([*places, np.ones(sizes)], -1).reshape(-1, len(sizes) + 1)
-    grid = b.matmul(const(rows[None], dtype_of(theta)), b.transpose(theta, [0, 2, 1]))
-    return b.reshape(grid, (shape_of(theta)[0], *sizes, len(sizes)))
+    batch, rank = shape_of(theta)[0], len(sizes)
+
+    def column(k: int) -> Any:
+        return b.reshape(b.slice(theta, 2, k, k + 1), (batch, *[1] * rank, rank))
+
+    grid = column(rank)
+    for k, place in enumerate(places):
+        grid = b.add(b.mul(const(place[None, ..., None], dtype_of(theta)), column(k)), grid)
+    return grid
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
