@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import tvmopt
+from tvmopt.errors import UnsupportedOp
 
 
 def model_and_feeds(x, rois, opset=16, **attributes):
@@ -93,5 +94,5 @@ def test_the_largest_corner_compares_as_the_reference_does(wrong, ratio):
 
 def test_a_scale_that_is_no_number_is_refused():
     model, _ = model_and_feeds(np.ones((1, 1, 4, 4), "float32"), np.ones((1, 4), "float32"), spatial_scale=np.inf)
-    with pytest.raises(tvmopt.UnsupportedOp, match="spatial_scale is inf"):
+    with pytest.raises(UnsupportedOp, match="spatial_scale is inf"):
         tvmopt.compile(model, verify=False, records=False)
