@@ -90,3 +90,18 @@ def test_places_of_a_grid_are_sums_that_no_precision_shortens() -> None:
     y = tvmopt.compile(model, verify=False, records=False).model.run({"t": theta})["y"]
     expected = ReferenceEvaluator(model).run(None, {"t": theta.astype(np.float64)})[0]
     np.testing.assert_allclose(y, expected, atol=3e-4)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 7, 8])
+@pytest.mark.parametrize("pictures", [1, 33, 144])
+def test_short_rows_that_are_stored_again(pictures: int, width: int) -> None:
+    """Behind a loop over 32 or more LLVM took `i & 7` for places that lie behind each other: 56 % were wrong."""
+    x = np.random.default_rng(0).standard_normal((pictures, 3, width)).astype(np.float32)
+    for index in (np.repeat([0, 1, 2], [8, 7, 1]), np.repeat([2, 0], [16, 16]), np.repeat([1, 2, 1], [32, 4, 9])):
+        text = f"""g (float[{pictures},3,{width}] x) => (float[{pictures},{len(index)},{width}] y)
+            {{ y = Gather<axis: int = 1>(x, i) }}"""
+        np.testing.assert_array_equal(run(text, {"x": x}, i=index)["y"], x[:, index])
+    text = f"""g (float[{pictures},3,{width}] x) => (float[{pictures},17,{width}] y)
+        {{ y = Pad<mode: string = "edge">(x, pads) }}"""
+    found = run(text, {"x": x}, pads=np.int64([0, 6, 0, 0, 8, 0]))["y"]
+    np.testing.assert_array_equal(found, np.pad(x, ((0, 0), (6, 8), (0, 0)), "edge"))

@@ -8,7 +8,8 @@ transpose      two axes matter: the one contiguous in the store and the one cont
                16 x 16, so that a line is used whole while it is in L1 (untiled, every element of a
                power-of-two matrix misses: 277 us for 512 x 512, tiled 60, in registers 32)
 seams          a condition on the last axis (concatenation, padding) cuts its loop into pieces without
-               conditions (`pragma_loop_partition_hint`); on another axis it is one branch a row
+               conditions (`pragma_loop_partition_hint`); on another axis it is one branch a row. Short rows
+               behind it are one loop with it where loads and stores go on alike, as in a concatenation
 otherwise      as `elementwise`: contiguous suffix innermost, outer loop to threads
 floor          bytes read and written once / bandwidth
 """
@@ -70,6 +71,9 @@ def apply(sch: Any, problem: LayoutProblem, knobs: Knobs) -> None:
             _shuffle(sch, block, ways, knobs)
         else:
             seam = _seam(here) if here is not None and len(sch.get_loops(block)) == len(here.extents) else 0
+            if seam > 1 and here is not None and not _runs_on(here, len(here.extents) - seam):
+                _rows_again(sch, block, seam, knobs)
+                continue
             if seam > 1:
                 sch.fuse(*sch.get_loops(block)[-seam:])
             spatial_nest(sch, block, bool(knobs["parallel"]), knobs["chunk"], 0 if seam else problem.lanes)
@@ -87,6 +91,40 @@ def _seam(here: BlockFacts) -> int:
             axes, behind = len(here.extents) - first, math.prod(here.extents[first + 1 :])
             return axes if axes == 1 or (behind <= SHORT and here.trivial) else 0
     return 0
+
+
+def _runs_on(here: BlockFacts, first: int) -> bool:
+    """Whether every load goes on where it is, as the store does, along the axes from `first` on."""
+    for load in here.loads:
+        readers = [reader(index, here.variables) for index in load.indices]
+        shape = [int(d) for d in load.buffer.shape]
+        strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+
+        def place(axis: int, at: int, readers: Any = readers, strides: Any = strides) -> int | None:
+            index = [read([at if k == axis else 0 for k in range(len(here.extents))]) for read in readers]
+            if any(i is None for i in index):
+                return None
+            return sum(int(i or 0) * int(stride) for i, stride in zip(index, strides, strict=True))
+
+        for axis in range(first, len(here.extents)):
+            ends = place(axis, 0), place(axis, 1)
+            if here.extents[axis] > 1 and (
+                ends[0] is None or ends[1] is None or ends[1] - ends[0] != math.prod(here.extents[axis + 1 :])
+            ):
+                return False
+    return True
+
+
+def _rows_again(sch: Any, block: Any, seam: int, knobs: Knobs) -> None:
+    """Short rows that are stored again and again (an edge, a gather of few rows), each a loop of its own.
+
+    As one loop the place in a row is `i mod 8`, which TVM writes as `i & 7`: inside another loop LLVM takes that for
+    consecutive places, and vectors of 32 read the rows behind.
+    """
+    *outer, first = sch.get_loops(block)[: len(sch.get_loops(block)) - seam + 1]
+    sch.annotate(first, "pragma_loop_partition_hint", 1)
+    if outer and knobs["parallel"]:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
 
 
 def interleaved(here: BlockFacts) -> int | None:
