@@ -358,3 +358,17 @@ def test_truth_values_and_quotients_of_sizes(
     arrays = [objects([parse(text)]) for text in arguments]
     found = evaluate(node(kind, ["a", "b"][: len(arrays)], ["c"], **attributes), arrays, elem_type, symbols)
     assert (None if found is None else str(found[0])) == (None if expected is None else str(parse(expected)))
+
+
+def test_a_range_to_no_number_is_refused():
+    """The end is the shape of nothing: a vector without elements."""
+    nodes = [
+        node("Shape", ["x"], ["end"], start=-2, end=-1),
+        node("Range", ["zero", "end", "one"], ["places"]),
+        node("Cast", ["places"], ["y"], to=FLOAT),
+        node("Relu", ["x"], ["z"]),
+    ]
+    weights = {"zero": np.int64(0), "one": np.int64(1)}
+    made = model(nodes, [value("x", ("n",))], [value("y", None), value("z", ("n",))], weights)
+    with pytest.raises(ModelError, match="Range"):
+        tvmopt.compile(made, verify=False, records=False)

@@ -164,9 +164,9 @@ def _known(walk: Walk, node: onnx.NodeProto, k: int) -> bool:
 
 
 def _at(walk: Walk, name: str, k: int) -> Size | None:
-    """The element number `k` of a tensor, if it is a number or a size."""
+    """The element number `k` of a tensor, if it is a number or a size, and there is one."""
     sizes = walk.sizes(name)
-    return None if sizes is None else objects(sizes.ravel()[k : k + 1])[0]
+    return None if sizes is None or sizes.size <= k else objects(sizes.ravel()[k : k + 1])[0]
 
 
 def _apart(walk: Walk, start: str, end: str, k: int) -> Size | None:
