@@ -263,6 +263,19 @@ def test_a_loop_that_nothing_stops_is_refused():
             prepare(load(made))
 
 
+def test_a_body_with_an_operator_that_nobody_knows_is_refused():
+    """Its condition has no type, which the rolled loop would have to say."""
+    inside = body([node("Next", ["go"], ["t"], domain="my.own"), node("Neg", ["s"], ["u"])], {"s": (3,)}, ["u"], "t")
+    made = model(
+        [node("Loop", ["n", "", "x"], ["y"], body=inside)],
+        [value("n", (), INT64), value("x", (3,))],
+        [value("y", (3,))],
+        domains={"my.own": 1},
+    )
+    with pytest.raises(UnsupportedOp, match="computes is not known"):
+        prepare(load(made))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_bodies(seed):
     """Chains of operators on states, inputs and constants, with a stop that depends on what is computed."""

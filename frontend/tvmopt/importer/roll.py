@@ -60,6 +60,12 @@ def roll(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     if reason:
         walk.problems.append(_refused(node, walk.opsets.get("", 1), reason))
         return []
+    makers = {name: ".".join(filter(None, (one.domain, one.op_type))) for one in inner for name in one.output}
+    unknown = next((name for name in (*results, *(name for name, _ in rows)) if name not in walk.types), None)
+    if unknown is not None:
+        what = f"the type of what its body's {makers.get(unknown, 'graph')} computes is not known"
+        walk.problems.append(_refused(node, walk.opsets.get("", 1), what))
+        return []
     graph = helper.make_graph(
         inner,
         body.name or "body",
