@@ -189,27 +189,24 @@ class Measured:
         return self._exact({**self.walk.taken, **settled}) if settled else {}
 
     @cached_property
-    def twice(self) -> dict[str, Value]:
+    def written_once(self) -> dict[str, Value]:
         """What is known but for the tensors that several kernels compute, each with its own rounding: the kernel behind
         them need not have read the one that was seen."""
         shared = {name for kernel in self.walk.kernels for name in kernel.shared}
         return {n: v for n, v in self.walk.taken.items() if n not in shared}
 
     @cached_property
-    def behind_twice(self) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+    def behind_written_once(self) -> tuple[dict[str, Array], list[dict[str, Array]]]:
         """(Tensors in float64, runs that only round) from those."""
-        recorder = Recorder(self.model)
-        exact = {n: v.array for n, v in self._run(recorder, self.twice).items()}
-        runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed, "there")
-        return exact, self._through(runs, self.twice)
+        return self._from(self.written_once)
 
     def _apart(
         self, name: str, form: str, found: Array, forms: Callable[[Array], Array] = lambda a: a
     ) -> OutputComparison:
         """A tensor compared with what it is if none of the kernels that compute a tensor together wrote it alone."""
-        if len(self.twice) == len(self.walk.taken):
+        if len(self.written_once) == len(self.walk.taken):
             return self.walk.compared(form, forms(self.exact[name]), found, self.kinds[name])
-        exact, naturals = self.behind_twice
+        exact, naturals = self.behind_written_once
         samples = [forms(n[name]) for n in naturals if name in n]
         return self.walk.compared(form, forms(exact[name]), found, self.kinds[name], samples)
 
@@ -279,7 +276,7 @@ class Measured:
             return kernel.forms(name, array)[form]
 
         if (one := self._apart(name, form, found, forms)).ok:
-            return self._leaning(form, kernel, one, *self.behind_twice)
+            return self._leaning(form, kernel, one, *self.behind_written_once)
         if (one := self._from_inputs(name, form, found, forms)).ok:
             return self._leaning(form, kernel, one, self.alone, self.registers)
         return None
@@ -306,7 +303,11 @@ class Measured:
         """(Tensors in float64, runs that only round) from what the kernels before them wrote - those too that are right
         only as runs which round are: behind twenty layers in 16 bits a few runs do not show all that the last ones may
         make of the errors of the first ones."""
-        known, recorder = {**self.walk.taken, **self.right}, Recorder(self.model)
+        return self._from({**self.walk.taken, **self.right})
+
+    def _from(self, known: Mapping[str, Value]) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+        """(Tensors in float64, runs that only round) from these tensors of the compiled model."""
+        recorder = Recorder(self.model)
         exact = {n: v.array for n, v in self._run(recorder, known).items()}
         runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed, "there")
         return exact, self._through(runs, known)

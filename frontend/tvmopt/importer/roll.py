@@ -17,7 +17,7 @@ from tvmopt.dims import Dim, Size, is_open
 from tvmopt.errors import UnsupportedOp
 from tvmopt.importer.bodies import inside
 from tvmopt.importer.places import numbered
-from tvmopt.importer.protos import attributes, describe_type, make_type, node_name, subgraphs
+from tvmopt.importer.protos import attributes, describe_type, make_type, node_name, operator, subgraphs
 from tvmopt.importer.walk import Nodes, Walk
 
 ROLLED = "tvmopt: computed trip by trip"
@@ -57,14 +57,11 @@ def roll(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     going = walk.array(copied.get(names[0], names[0]))
     always_on = going is not None and bool(going.reshape(-1)[0])
     reason = _why_not(walk, node, [(formals[2 + i], names[1 + i]) for i in varying], always_on, [n for n, _ in rows])
+    if not reason and names[0] not in walk.types:
+        maker = next((operator(one) for one in inner if names[0] in one.output), "graph")
+        reason = f"the type of what its body's {maker} computes is not known"
     if reason:
         walk.problems.append(_refused(node, walk.opsets.get("", 1), reason))
-        return []
-    makers = {name: ".".join(filter(None, (one.domain, one.op_type))) for one in inner for name in one.output}
-    unknown = next((name for name in (*results, *(name for name, _ in rows)) if name not in walk.types), None)
-    if unknown is not None:
-        what = f"the type of what its body's {makers.get(unknown, 'graph')} computes is not known"
-        walk.problems.append(_refused(node, walk.opsets.get("", 1), what))
         return []
     graph = helper.make_graph(
         inner,

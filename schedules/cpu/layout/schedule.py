@@ -17,6 +17,7 @@ floor          bytes read and written once / bandwidth
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -93,25 +94,32 @@ def _seam(here: BlockFacts) -> int:
     return 0
 
 
+def _places(here: BlockFacts, load: Any) -> Callable[[list[int]], int | None]:
+    """Where a load reads its buffer at a point of the loops: the number of an element, None where that is not known."""
+    readers = [reader(index, here.variables) for index in load.indices]
+    shape = [int(d) for d in load.buffer.shape]
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+
+    def place(point: list[int]) -> int | None:
+        index = [read(point) for read in readers]
+        if any(i is None for i in index):
+            return None
+        return sum(int(i or 0) * stride for i, stride in zip(index, strides, strict=True))
+
+    return place
+
+
 def _runs_on(here: BlockFacts, first: int) -> bool:
     """Whether every load goes on where it is, as the store does, along the axes from `first` on."""
+    origin = [0] * len(here.extents)
     for load in here.loads:
-        readers = [reader(index, here.variables) for index in load.indices]
-        shape = [int(d) for d in load.buffer.shape]
-        strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-
-        def place(axis: int, at: int, readers: Any = readers, strides: Any = strides) -> int | None:
-            index = [read([at if k == axis else 0 for k in range(len(here.extents))]) for read in readers]
-            if any(i is None for i in index):
-                return None
-            return sum(int(i or 0) * int(stride) for i, stride in zip(index, strides, strict=True))
-
+        place = _places(here, load)
+        start = place(origin)
         for axis in range(first, len(here.extents)):
-            ends = place(axis, 0), place(axis, 1)
-            if here.extents[axis] > 1 and (
-                ends[0] is None or ends[1] is None or ends[1] - ends[0] != math.prod(here.extents[axis + 1 :])
-            ):
-                return False
+            if here.extents[axis] > 1:
+                end = place([*origin[:axis], 1, *origin[axis + 1 :]])
+                if start is None or end is None or end - start != math.prod(here.extents[axis + 1 :]):
+                    return False
     return True
 
 
@@ -121,7 +129,8 @@ def _rows_again(sch: Any, block: Any, seam: int, knobs: Knobs) -> None:
     As one loop the place in a row is `i mod 8`, which TVM writes as `i & 7`: inside another loop LLVM takes that for
     consecutive places, and vectors of 32 read the rows behind.
     """
-    *outer, first = sch.get_loops(block)[: len(sch.get_loops(block)) - seam + 1]
+    loops = sch.get_loops(block)
+    outer, first = loops[:-seam], loops[-seam]
     sch.annotate(first, "pragma_loop_partition_hint", 1)
     if outer and knobs["parallel"]:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
@@ -135,19 +144,17 @@ def interleaved(here: BlockFacts) -> int | None:
     if here.store is None or not here.extents or len(here.loads) != 1 or here.variables[-1] in here.guarded:
         return None
     last, load = here.extents[-1], here.loads[0]
-    readers = [reader(index, here.variables) for index in load.indices]
-    shape = [int(d) for d in load.buffer.shape]
-    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    place = _places(here, load)
     for ways in range(2, SHORT + 1):
         if last % ways or last < 4 * ways:
             continue
         point = [0] * len(here.variables)
         places = []
         for point[-1] in range(0, min(last, 64 * ways), ways):
-            index = [read(point) for read in readers]
-            if any(i is None for i in index):
+            at = place(point)
+            if at is None:
                 return None
-            places.append(sum((i or 0) * stride for i, stride in zip(index, strides, strict=True)))
+            places.append(at)
         if all(b - a == 1 for a, b in pairwise(places)):
             return ways
     return None

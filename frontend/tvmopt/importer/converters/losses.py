@@ -28,15 +28,13 @@ def _nll(b: Build, ctx: Context, log_prob: Any, target: Any, weight: Any, attrs:
     index = within(b, ctx, 1, "a class", 0, shape[1] - 1, index)
     picked = b.emit(relax.op.gather_elements(log_prob, b.reshape(index, (shape[0], 1, *shape[2:])), 1))
     loss = b.emit(relax.op.negative(b.reshape(picked, flat)))
-    weights = kept = None
+    weights = None
     if weight is not None:
         weights = b.reshape(b.take(weight, b.reshape(index, (int(np.prod(flat)),)), 0), flat)
+        loss = b.mul(loss, weights)
     if valid is not None:
         kept = b.cast(valid, dtype)
         weights = kept if weights is None else b.mul(weights, kept)
-    if weights is not None and weights is not kept:
-        loss = b.mul(loss, weights)
-    if valid is not None:
         loss = b.where(valid, loss, 0.0)  # of an infinite loss zero times it would be no number
     reduction = attrs.get("reduction", "mean")
     if reduction == "none":
