@@ -105,3 +105,11 @@ def test_short_rows_that_are_stored_again(pictures: int, width: int) -> None:
         {{ y = Pad<mode: string = "edge">(x, pads) }}"""
     found = run(text, {"x": x}, pads=np.int64([0, 6, 0, 0, 8, 0]))["y"]
     np.testing.assert_array_equal(found, np.pad(x, ((0, 0), (6, 8), (0, 0)), "edge"))
+
+
+@pytest.mark.parametrize("length", [7, 15, 31, 33])
+def test_the_mean_of_equal_numbers_is_that_number(length: int) -> None:
+    """A product with the reciprocal of the length rounds once more."""
+    x = np.full((3, length), 999.5, np.float32)
+    found = run(f"g (float[3,{length}] x) => (float[3,1] y) {{ y = ReduceMean<axes: ints = [1]>(x) }}", {"x": x})["y"]
+    assert (found == 999.5).all()

@@ -308,11 +308,11 @@ def slope(exact: Array, found: Array, product: Array, epsilon: float = 0.0) -> f
 
 
 def spread(exact: Array, found: Array) -> Array:
-    """`found` without NaN where the oracle has numbers: for what is behind a NaN among the weights. A kernel that
-    computes whole tiles, or multiplies by a zero what another leaves out, spreads a NaN; it must not lose one."""
+    """`found` without NaN where the oracle has none: for what is behind a NaN among the weights. A kernel that computes
+    whole tiles, or multiplies by a zero what another leaves out, spreads a NaN; it must not lose one."""
     if exact.dtype.kind not in "fc" or found.shape != exact.shape or not np.isnan(found).any():
         return found
-    return np.where(np.isnan(found) & np.isfinite(exact), exact, found).astype(found.dtype)
+    return np.where(np.isnan(found) & ~np.isnan(exact), exact, found).astype(found.dtype)
 
 
 def spreading(model: Any, hurt: Collection[str] = ()) -> frozenset[str]:

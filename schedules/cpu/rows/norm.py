@@ -198,8 +198,8 @@ def reduce_program(kind: str) -> Program:
         x, y = buffers
         combine, identity = {"max": (_max, -_INF), "min": (_min, _INF)}.get(kind, (_add, 0.0))
         value = row.reduce(lambda i: load(x, *at, i), combine, identity)
-        if kind == "mean":
-            value = value * tirx.const(1.0 / row.length, "float32")
+        if kind == "mean":  # a product with the reciprocal may make another number of equal ones
+            value = value / tirx.const(float(row.length), "float32")
         ones = [tirx.const(0, INDEX)] * (len(y.shape) - len(at))
         row.statements.append(store(y, value, *at, *ones))
 

@@ -38,6 +38,9 @@ JUMPS = {"ThresholdedRelu": 0, "Shrink": 0, "GridSample": 1, "MaxRoiPool": 1, "M
 the number at the threshold, the coordinate between two pixels, the places of two nearly equal numbers."""
 PRODUCTS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "FusedMatMul"}
 """Operators of which a kernel may multiply by zeros what is padding or another part of a tile."""
+INTERPOLATES = {"Resize": "nearest", "Upsample": "nearest", "GridSample": "linear"}
+"""Operators that weigh neighbours, and their mode by default. A neighbour of weight 0 is read by one engine and left
+out by another, so that its NaN may stand in the result or not."""
 HEAVY = PRODUCTS | {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 MOVES = {
     *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "MaxPool", "Gather"),
@@ -49,7 +52,9 @@ CHOOSE = MOVES | {
     *("ScatterND", "SpaceToDepth", "Tile", "TopK", "Trilu", "Unique"),
 }
 """Operators whose results are numbers that they read, or 0, or the negative of one: nothing is rounded."""
-SUMS = HEAVY | {"GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax", "DFT", "STFT"}
+SUMS = HEAVY | {
+    *("GlobalAveragePool", "AveragePool", "CumSum", "Mean", "Sum", "Softmax", "LogSoftmax", "DFT", "STFT", "Det"),
+}
 """Operators that add up in an order of their own, besides the reductions and the norms: the mean of equal numbers may
 be another number, which a norm then divides by the root of its epsilon."""
 TAILS = {"Gelu", "BiasGelu", "FastGelu"}
@@ -112,6 +117,12 @@ def jumps(call: Call) -> bool:
     return call.op in JUMPS and (call.op != "MaxPool" or call.outputs > 1)
 
 
+def _weighs(call: Call) -> bool:
+    """Whether a result is a sum of products, some of them perhaps with zeros that an engine may leave out."""
+    usual = INTERPOLATES.get(call.op)
+    return call.op in PRODUCTS or (usual is not None and call.get("mode", usual) != "nearest")
+
+
 def operands(nodes: Sequence[Any]) -> set[str]:
     """Tensors that products read, also behind data movement: they are in memory in 16 bits, for every reader. The
     model's inputs are not: what reads them besides has all their digits."""
@@ -148,8 +159,8 @@ def completed(runs: Iterable[Rounded], once: Callable[[Rounded], dict[str, Any]]
 
 class Recorder(Oracle):
     """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output; numbers
-    before a cache rounds them, by the name of their tensor; and the results of products that read what is no number:
-    `hurt`."""
+    before a cache rounds them, by the name of their tensor; and the results of products and interpolations that read
+    what is no number: `hurt`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, EXACT)
@@ -157,7 +168,7 @@ class Recorder(Oracle):
         self.hurt: set[str] = set()
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
-        read = [v.array for v in values if v is not None and is_real(v.kind)] if call.op in PRODUCTS else []
+        read = [v.array for v in values if v is not None and is_real(v.kind)] if _weighs(call) else []
         if not all(np.isfinite(array).all() for array in read):
             self.hurt.update(call.node.output)
         if has_edges(call) or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind)):
