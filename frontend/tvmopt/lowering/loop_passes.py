@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 from tvm.ir.transform import Sequential
 
 from tvmopt.lowering.keep_remainders import KeepRemainders, PlainRemainders
+from tvmopt.lowering.widen_zeros import WidenZeros
 
 ON_GPUS = frozenset({
     "s_tir.LowerCrossThreadReduction", "s_tir.LiftThreadBinding", "s_tir.ManifestSharedMemoryLocalStage",
@@ -34,13 +35,13 @@ def loop_passes() -> list[Any]:
         s.LowerMatchBuffer(), s.StmtSimplify(), s.InjectPermutedLayout(), s.AnnotateIrregularLoop(),
         s.InjectSoftwarePipeline(), s.TransformMmaBufferLayout(), s.LowerOpaqueBlock(),
         KeepRemainders, t.FlattenBuffer(), PlainRemainders,
-        t.BF16ComputeLegalize(), t.NarrowDataType(32), s.LoopPartition(), t.VectorizeLoop(), s.InjectVirtualThread(),
-        s.InjectDoubleBuffer(), t.StorageRewrite(), s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(),
-        t.StmtSimplify(), t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(), t.FP8ComputeLegalize(),
-        s.VerifyVTCMLimit(), s.LowerVtcmAlloc(), t.VerifyMemory(), t.AnnotateEntryFunc(), s.ThreadSync("shared"),
-        s.ThreadSync("shared.dyn"), s.ThreadSync("warp"), s.InferFragment(), s.LowerThreadAllreduce(),
-        s.MergeSharedMemoryAllocations(), t.SplitHostDevice(), t.MakePackedAPI(), t.FP8StorageLegalize(),
-        t.BF16StorageLegalize(),
+        t.BF16ComputeLegalize(), t.NarrowDataType(32), s.LoopPartition(), WidenZeros, t.VectorizeLoop(),
+        s.InjectVirtualThread(), s.InjectDoubleBuffer(), t.StorageRewrite(), s.HoistIfThenElse(), t.UnrollLoop(),
+        s.RenormalizeSplitPattern(), t.StmtSimplify(), t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(),
+        t.FP8ComputeLegalize(), s.VerifyVTCMLimit(), s.LowerVtcmAlloc(), t.VerifyMemory(), t.AnnotateEntryFunc(),
+        s.ThreadSync("shared"), s.ThreadSync("shared.dyn"), s.ThreadSync("warp"), s.InferFragment(),
+        s.LowerThreadAllreduce(), s.MergeSharedMemoryAllocations(), t.SplitHostDevice(), t.MakePackedAPI(),
+        t.FP8StorageLegalize(), t.BF16StorageLegalize(),
     ]  # fmt: skip
 
 
