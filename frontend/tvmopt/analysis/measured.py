@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -93,9 +93,11 @@ class Measured:
     def _allowed(self) -> float:
         return limits_of(self.precision, np.dtype(np.float32)).rms
 
-    def _through(self, runs: Sequence[Rounded], known: Mapping[str, Value] | None = None) -> list[dict[str, Array]]:
+    def _through(
+        self, runs: Sequence[Rounded], known: Mapping[str, Value] | None = None, names: Collection[str] = ()
+    ) -> list[dict[str, Array]]:
         taken = self.known if known is None else known
-        return completed(runs, lambda run: {n: v.array for n, v in self._run(run, taken).items()})
+        return completed(runs, lambda run: {n: v.array for n, v in self._run(run, taken, names).items()})
 
     def _more(self) -> bool:
         """Ask further runs that round, once; False where they were asked."""
@@ -117,15 +119,17 @@ class Measured:
         self._scattered = True
         return True
 
-    def _run(self, oracle: Oracle, taken: Mapping[str, Value]) -> dict[str, Value]:
-        """The wanted tensors as they are computed; what reads one of `taken` gets the compiled model's."""
+    def _run(self, oracle: Oracle, taken: Mapping[str, Value], names: Collection[str] = ()) -> dict[str, Value]:
+        """These of the wanted tensors, all where none is named, as they are computed; what reads one of `taken` gets
+        the compiled model's."""
         made: dict[str, Value] = {}
+        wanted = [n for n in self.wanted if n in names] if names else self.wanted
 
         def seen(name: str, value: Value) -> None:
-            if name in self.wanted:
+            if name in wanted:
                 made[name] = value
 
-        oracle.run(self.feeds, self.wanted, seen, taken)
+        oracle.run(self.feeds, wanted, seen, taken)
         return made
 
     def _written(self, name: str, kernel: Kernel) -> Array:
@@ -299,25 +303,27 @@ class Measured:
         products = [exact.get(p) for p in kernel.products]
         return along(one, ought, kernel.placed(ought)[0], products, self.precision, self.kinds[name], samples)
 
-    def _behind_right(self) -> tuple[dict[str, Array], list[dict[str, Array]]]:
-        """(Tensors in float64, runs that only round) from what the kernels before them wrote - those too that are right
+    def _behind_right(self, names: Collection[str]) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+        """(These tensors in float64, runs that only round) from what the kernels before them wrote - those too that are right
         only as runs which round are: behind twenty layers in 16 bits a few runs do not show all that the last ones may
         make of the errors of the first ones."""
-        return self._from({**self.walk.taken, **self.right})
+        return self._from({**self.walk.taken, **self.right}, names)
 
-    def _from(self, known: Mapping[str, Value]) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+    def _from(
+        self, known: Mapping[str, Value], names: Collection[str] = ()
+    ) -> tuple[dict[str, Array], list[dict[str, Array]]]:
         """(Tensors in float64, runs that only round) from these tensors of the compiled model."""
         recorder = Recorder(self.model)
-        exact = {n: v.array for n, v in self._run(recorder, known).items()}
+        exact = {n: v.array for n, v in self._run(recorder, known, names).items()}
         runs = roundings(self.model, arithmetic_of(self.precision), recorder.edges, self._allowed, "there")
-        return exact, self._through(runs, known)
+        return exact, self._through(runs, known, names)
 
     def output(self, name: str) -> OutputComparison:
         """An output, from what the kernels before it wrote, once :meth:`guilty` knows which of them are right."""
         one = self.compared(name)
         if one.ok or not self.right:
             return one
-        exact, naturals = self._behind_right()
+        exact, naturals = self._behind_right([name])
         samples = [n[name] for n in naturals if name in n]
         behind = self.walk.compared(name, exact[name], self.found[name], self.kinds[name], samples)
         return behind if behind.ok else one
@@ -326,7 +332,8 @@ class Measured:
         """What a kernel wrote, as each form of a tensor that it may be."""
         tried = {form: self.written(form, kernel) for form in kernel.alike}
         if self.right and tried and not any(one.ok for one in tried.values()):
-            exact, naturals = self._behind_right()
+            names = {*(form.removesuffix(PLAIN) for form in tried), *kernel.products}
+            exact, naturals = self._behind_right(names)
             for form in tried:
                 tried[form] = self._leaning(form, kernel, self._one(form, kernel, exact, naturals), exact, naturals)
         return tried
