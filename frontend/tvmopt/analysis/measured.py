@@ -304,9 +304,9 @@ class Measured:
         return along(one, ought, kernel.placed(ought)[0], products, self.precision, self.kinds[name], samples)
 
     def _behind_right(self, names: Collection[str]) -> tuple[dict[str, Array], list[dict[str, Array]]]:
-        """(These tensors in float64, runs that only round) from what the kernels before them wrote - those too that are right
-        only as runs which round are: behind twenty layers in 16 bits a few runs do not show all that the last ones may
-        make of the errors of the first ones."""
+        """(These tensors in float64, runs that only round) from what the kernels before them wrote - those too that are
+        right only as runs which round are: behind twenty layers in 16 bits a few runs do not show all that the last
+        ones may make of the errors of the first ones."""
         return self._from({**self.walk.taken, **self.right}, names)
 
     def _from(
