@@ -42,6 +42,7 @@ from tvmopt.lowering.loop_passes import all_loop_passes
 from tvmopt.lowering.lower_extrema import LowerExtrema
 from tvmopt.lowering.lower_infinities import LowerInfinities
 from tvmopt.lowering.lower_rounding import LowerRounding
+from tvmopt.lowering.masked_stores import PLAIN, overruns
 from tvmopt.lowering.name_values import name_values
 from tvmopt.lowering.order_stores import order_stores
 from tvmopt.lowering.overlap import overlap_vectors
@@ -533,7 +534,9 @@ def compile_kernels(module: tvm.IRModule, machine: Machine) -> tvm.runtime.Execu
     """Scheduled kernels alone, with the code that they have in a model."""
     rewrites = kernel_stages() if machine.kind == "llvm" else []
     with machine.tvm_target(), loop_context(machine):
-        return tvm.runtime.Executable(generate(through([*rewrites, *loop_stages(machine)], module), machine))
+        lowered = through([*rewrites, *loop_stages(machine)], module)
+        made = generate_safely(lowered, machine) if machine.kind == "llvm" else generate(lowered, machine)
+        return tvm.runtime.Executable(made)
 
 
 def rewrite_kernels(module: tvm.IRModule) -> tvm.IRModule:
@@ -607,15 +610,25 @@ def _finalized(module: tvm.IRModule, host: Any, device: Any) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-def generate(module: tvm.IRModule, machine: Machine) -> Any:
-    """Machine code of kernels that went through all stages: a `tvm.runtime.Module`."""
+def generate(module: tvm.IRModule, machine: Machine, vectorizes: bool = True) -> Any:
+    """Machine code of kernels that went through all stages: a `tvm.runtime.Module`.
+
+    Args:
+        vectorizes: LLVM may vectorize loops. Its options are the whole process's, so no other thread should generate
+            code while this is false.
+    """
+    host = _with_host(machine).host
+    if not vectorizes:
+        host = tvm.target.Target({**host.export(), "cl-opt": [PLAIN]})
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3):
-        return _generate(module, machine)
+        on_host, on_devices = CODEGEN.split_host_device_mods(module)
+        return CODEGEN.tir_to_runtime(on_host, on_devices, host)
 
 
-def _generate(module: tvm.IRModule, machine: Machine) -> Any:
-    on_host, on_devices = CODEGEN.split_host_device_mods(module)
-    return CODEGEN.tir_to_runtime(on_host, on_devices, _with_host(machine).host)
+def generate_safely(module: tvm.IRModule, machine: Machine) -> Any:
+    """The same, again without LLVM's vectorizer of loops where that makes a kernel store too much."""
+    library = generate(module, machine)
+    return generate(module, machine, vectorizes=False) if overruns(library) else library
 
 
 def _kernels(

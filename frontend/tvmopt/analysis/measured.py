@@ -76,10 +76,10 @@ class Measured:
                         front.add(output)
         return found
 
-    def _exact(self, taken: Mapping[str, Value], keep: bool = False) -> dict[str, Array]:
-        """Tensors in float64, each from the compiled model's numbers before it."""
+    def _exact(self, taken: Mapping[str, Value], keep: bool = False, names: Collection[str] = ()) -> dict[str, Array]:
+        """Tensors in float64, each from the compiled model's numbers before it; all of them where none is named."""
         recorder = Recorder(self.model)
-        made = self._run(recorder, taken)
+        made = self._run(recorder, taken, names)
         if keep:
             self.edges = recorder.edges
             self.kinds = {n: v.kind for n, v in made.items()}
@@ -374,7 +374,8 @@ class Measured:
                 self.right[kernel.tensor] = Value(kernel.tensor_of(right, placed), self.kinds[kernel.tensor])
             if right or not self.frontier[name]:
                 continue
-            own = self._exact({**self.walk.taken, name: Value(self.found[name], self.kinds[name])})
+            guessed = {name: Value(self.found[name], self.kinds[name])}
+            own = self._exact({**self.walk.taken, **guessed}, names=self.frontier[name])
             for next_one in self.frontier[name]:
                 if self._by_range(next_one):
                     continue

@@ -20,6 +20,7 @@ import tvm_ffi
 
 from tvmopt import lowering, pipeline
 from tvmopt.cache import Kernels
+from tvmopt.lowering.masked_stores import overruns
 from tvmopt.passes import stages
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
@@ -44,10 +45,10 @@ def objects(kernels: tvm.IRModule, machine: Machine, cache: Kernels, without: tu
     found = {key: data for key in wanted if (data := cache.get(key)) is not None}
     missing = sorted(wanted.keys() - found.keys(), key=lambda key: (-wanted[key][0], key))  # the longest first
     with ThreadPoolExecutor(max(1, usable_cores())) as threads:  # TVM and LLVM work without Python's lock
-        made = threads.map(lambda key: _object(compiled(*wanted[key][1], kernels, machine, without)), missing)
-        for key, data in zip(missing, made, strict=True):
-            cache.put(key, data)
-            found[key] = data
+        made = list(threads.map(lambda key: _vectorized(*wanted[key][1], kernels, machine, without), missing))
+    for key, data in zip(missing, made, strict=True):
+        found[key] = data or _object(compiled(*wanted[key][1], kernels, machine, without))
+        cache.put(key, found[key])
     if missing:
         cache.tidy()
     return {name: _named(found[key], name) for name, key in keys.items()}
@@ -63,7 +64,13 @@ def compiled(
     func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...] = ()
 ) -> tvm.runtime.Module:
     """LLVM's module of one kernel of `whole`, under a name."""
-    return pipeline.generate(loops(func, name, whole, machine, without), machine)
+    return pipeline.generate_safely(loops(func, name, whole, machine, without), machine)
+
+
+def _vectorized(func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...]) -> bytes:
+    """The kernel's object file; empty where LLVM may not vectorize its loops, which is no matter of one thread."""
+    module = pipeline.generate(loops(func, name, whole, machine, without), machine)
+    return b"" if overruns(module) else _object(module)
 
 
 def loops(func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...] = ()) -> tvm.IRModule:
