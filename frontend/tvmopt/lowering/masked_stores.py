@@ -3,7 +3,7 @@
     masked.store(trunc <4 x i32> to <4 x i16>, y, <true, false, false, false>)      movl %eax, (y)
 
 A loop of few trips is vectorized with its tail under a mask, and the loops around it are unrolled, so that the mask is
-a constant. Where one lane is left of it, LLVM 20 for AVX-512 stores that lane as wide as it was before it was cut to 8,
+a constant. Where one lane is left of it, LLVM 22 for AVX-512 stores that lane as wide as it was before it was cut to 8,
 16 or 32 bits: zeros over its neighbours, and beyond the tensor behind the last element. Such a kernel is generated
 again with the vectorizer of loops switched off; what schedules vectorize stays as it is.
 """
