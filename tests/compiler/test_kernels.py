@@ -47,13 +47,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernels:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each kernel that is really compiled."""
-    real, seen = kernels.compiled, list[str]()
+    real, seen = kernels._vectorized, list[str]()
 
     def compiled(func: Any, *rest: Any) -> Any:
         seen.append(func.script())
         return real(func, *rest)
 
-    monkeypatch.setattr(kernels, "compiled", compiled)
+    monkeypatch.setattr(kernels, "_vectorized", compiled)
     return seen
 
 
