@@ -486,7 +486,7 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
     run, link = plan_memory(lowered, machine, cuda_graph)
     kernels = bool(run.module.functions)
     lower_loops(run, lowered.job)
-    return link(generate(run.module, machine) if kernels else None)
+    return link(generate_safely(run.module, machine) if kernels else None)
 
 
 def plan_memory(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> tuple[Run, Link]:
@@ -534,9 +534,7 @@ def compile_kernels(module: tvm.IRModule, machine: Machine) -> tvm.runtime.Execu
     """Scheduled kernels alone, with the code that they have in a model."""
     rewrites = kernel_stages() if machine.kind == "llvm" else []
     with machine.tvm_target(), loop_context(machine):
-        lowered = through([*rewrites, *loop_stages(machine)], module)
-        made = generate_safely(lowered, machine) if machine.kind == "llvm" else generate(lowered, machine)
-        return tvm.runtime.Executable(made)
+        return tvm.runtime.Executable(generate_safely(through([*rewrites, *loop_stages(machine)], module), machine))
 
 
 def rewrite_kernels(module: tvm.IRModule) -> tvm.IRModule:
@@ -628,7 +626,8 @@ def generate(module: tvm.IRModule, machine: Machine, vectorizes: bool = True) ->
 def generate_safely(module: tvm.IRModule, machine: Machine) -> Any:
     """The same, again without LLVM's vectorizer of loops where that makes a kernel store too much."""
     library = generate(module, machine)
-    return generate(module, machine, vectorizes=False) if overruns(library) else library
+    again = machine.kind == "llvm" and overruns(library)
+    return generate(module, machine, vectorizes=False) if again else library
 
 
 def _kernels(

@@ -123,7 +123,7 @@ class Measured:
         """These of the wanted tensors, all where none is named, as they are computed; what reads one of `taken` gets
         the compiled model's."""
         made: dict[str, Value] = {}
-        wanted = [n for n in self.wanted if n in names] if names else self.wanted
+        wanted = self.wanted.intersection(names) if names else self.wanted
 
         def seen(name: str, value: Value) -> None:
             if name in wanted:
