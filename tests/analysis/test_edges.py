@@ -155,3 +155,41 @@ def test_a_quotient_in_the_type_of_its_scale():
     for y, right in ((667, True), (668, True), (660, False)):
         feeds = {"x": np.array([1000]).astype(bf16)}
         assert Judge(made).judged(feeds, {"y": np.array([y], np.int16)}, None).ok == right
+
+
+def requantised(op, channels, b, bias=None, scales=(1.0, 1.0, 1.0)):
+    """A product of bytes `a` [1, channels] with `b`, in steps of the third scale."""
+    tail = () if op == "QLinearMatMul" else (1, 1)
+    b = b.reshape(channels, 1) if op == "QLinearMatMul" else b.reshape(1, channels, 1, 1)
+    values = dict(zip(("sa", "sb", "sy"), map(np.float32, scales), strict=True))
+    values |= {"b": b, "za": np.uint8(0), "zb": b.dtype.type(0), "zy": np.uint8(0)}
+    inputs = ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"]
+    if bias is not None:
+        values["bias"] = np.array([bias], np.int32)
+        inputs.append("bias")
+    shape, made = (1, channels, *tail), [value("y", (1, 1, *tail), TensorProto.UINT8)]
+    return model([node(op, inputs, ["y"])], [value("a", shape, TensorProto.UINT8)], made, values)
+
+
+def accepted(judge, end, *bytes_):
+    """The results below `end` that the judge accepts of these bytes."""
+    shape = [d.dim_value for d in judge.model.graph.input[0].type.tensor_type.shape.dim]
+    truth = judge.truth({"a": np.array(bytes_, np.uint8).reshape(shape)})
+    return {v for v in range(end) if judge(truth, {"y": np.full(truth.exact["y"].shape, v, np.uint8)}).ok}
+
+
+@pytest.mark.parametrize("op", ["QLinearMatMul", "QLinearConv"])
+def test_a_tie_of_a_requantised_product_may_go_either_way(op):
+    """0.05 * 0.02 / 0.2 is 0.005 in decimals, a little less or more in float32: 100 times it is a tie."""
+    judge = Judge(requantised(op, 2, np.ones(2, np.uint8), scales=(0.05, 0.02, 0.2)))
+    # a step either way at the tie of 2.5, whichever the oracle takes
+    for total, allowed in ((100, {0, 1}), (500, {1, 2, 3}), (110, {1}), (90, {0})):
+        assert accepted(judge, 5, total // 2, total // 2) == allowed, total
+
+
+@pytest.mark.parametrize(("bias", "allowed"), [(0, {4}), (-29380, {3, 4, 5})])
+def test_a_bias_that_cancels_a_product_leaves_its_rounding(bias, allowed):
+    """30,739 - 29,380 over 388.28 is 3.500005. An engine that adds the bias in float32 may be off by 22 epsilons."""
+    scales = 1.0, 1.0, 1359 / 3.5 * (1 - 1.3e-6)
+    judge = Judge(requantised("QLinearConv", 2, np.array([127, 1], np.int8), bias, scales))
+    assert accepted(judge, 7, *divmod(1359 - bias, 127)) == allowed

@@ -160,10 +160,13 @@ def _qlinear_conv(
 ) -> Result:  # fmt: skip
     total = integer_conv(call, x, w, x_zero, w_zero)
     tail = (1,) * (x.ndim - 2)
-    if bias is not None:
-        total = total + bias.astype(np.float64).reshape(1, -1, *tail)
+    sizes = np.abs(total)
+    if bias is not None:  # one engine adds it to the integers, another to the product with the scales, in float32
+        added = bias.astype(np.float64).reshape(1, -1, *tail)
+        total, sizes = total + added, sizes + np.abs(added)
     factor = x_scale.astype(np.float64) * w_scale.astype(np.float64).reshape(-1, *tail) / y_scale.astype(np.float64)
-    return steps(call.arithmetic.moved(total * factor), np.asarray(1.0), y_zero, y_zero.dtype)
+    moved = call.arithmetic.moved(total * factor, sizes * factor)
+    return steps(moved, np.asarray(1.0), y_zero, y_zero.dtype)
 
 
 TABLE: dict[str, Operator] = {

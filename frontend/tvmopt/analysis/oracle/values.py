@@ -36,7 +36,8 @@ class Arithmetic:
         work: NumPy's type of every real number; float64 for the oracle, float32 for a run that rounds as engines do.
         operands: a 16-bit type that operands of products and convolutions are rounded to.
         stores: whether the result of each node is rounded to its declared type.
-        edge: by how much of itself a number is moved before an operator rounds it to a whole one.
+        edge: by how much of itself, or of what it is the sum of, a number is moved before an operator rounds it to a
+            whole one.
         sides: draws for each such number to which side; None: all to one.
         limits: whether a result beyond the largest number of its declared type is infinite.
     """
@@ -54,10 +55,10 @@ class Arithmetic:
             return array
         return np.asarray(array.astype(self.operands).astype(self.work))
 
-    def moved(self, array: Array) -> Array:
-        """Numbers before they are rounded to whole ones."""
+    def moved(self, array: Array, sizes: Array | None = None) -> Array:
+        """Numbers before they are rounded to whole ones; `sizes`: of the terms that they are sums of."""
         ways: Any = 1.0 if self.sides is None else self.sides.choice([-1.0, 1.0], array.shape)
-        return np.asarray(array * (1 + self.edge * ways)) if self.edge else array
+        return np.asarray(array + self.edge * ways * (array if sizes is None else sizes)) if self.edge else array
 
 
 EXACT = Arithmetic()
