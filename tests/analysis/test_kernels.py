@@ -1,5 +1,6 @@
 """Kernels one by one: which tensor of the model each wrote, and whether it is right, from made-up runs."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -243,6 +244,36 @@ def test_the_layout_of_numbers_that_are_all_alike_is_told_by_what_they_differ_in
     expected = mean + np.random.default_rng(0).standard_normal((1, 5, 2))
     written = expected.transpose(0, 2, 1).astype(np.float32)
     np.testing.assert_allclose(fitted(expected, written)[0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_layout_that_fits_a_little_better_by_chance_is_not_that_of_a_buffer() -> None:
+    """Scores of a million in bfloat16: nothing is left of what tells them apart, and of many one fits another way."""
+    rng = np.random.default_rng(0)
+    chances = 0
+    for _ in range(50):
+        expected = 1e6 + 1e3 * rng.standard_normal((1, 3, 1, 5))
+        found = expected + 2e3 * rng.standard_normal(expected.shape)
+        turned = found.reshape(5, 3).T.reshape(expected.shape)
+        chances += np.abs(turned - expected).mean() < np.abs(found - expected).mean()
+        np.testing.assert_array_equal(fitted(expected, found)[0], found)
+    assert chances > 0
+
+
+def test_the_numbers_of_an_output_are_that_output_in_16_bits() -> None:
+    """asinh(sigmoid(c)) is within the tolerance of sigmoid(c), where rounding x = 1000 leaves no digit of c."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["c"], "product"),
+        helper.make_node("Sigmoid", ["c"], ["s"], "sigmoid"),
+        helper.make_node("Asinh", ["s"], ["y"], "asinh"),
+    ]
+    weights = rng.standard_normal((32, 9)).astype(np.float32) / 10
+    model = made(nodes, {"x": [7, 32]}, {"y": [7, 9]}, {"a": weights - weights.mean(0)})
+    feeds = {"x": (1000 + rng.standard_normal((7, 32))).astype(np.float32)}
+    near = {"x": feeds["x"].astype(ml_dtypes.bfloat16).astype(np.float32)}
+    written = tensors(model, near)["y"].astype(np.float32)
+    run = [seen("all", written, "product", "sigmoid", "asinh"), seen("moved", written.T, "asinh")]
+    assert not check_kernels(model, feeds, {"y": written}, run, "bf16").wrong
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -92,6 +92,16 @@ def test_the_largest_corner_compares_as_the_reference_does(wrong, ratio):
     np.testing.assert_allclose(ours(x, rois, **options), theirs(x, rois, **options), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_the_largest_of_infinities_below_zero_is_infinite(ratio):
+    x = np.full((1, 2, 5, 5), -np.inf, "float32")
+    rois = np.array([[0.5, 0.5, 3.5, 3.5], [0.25, 1.0, 0.75, 2.0]], "float32")
+    options = {"mode": "max", "sampling_ratio": ratio, "output_height": 2, "output_width": 2}
+    found = ours(x, rois, **options)
+    assert (found == -np.inf).all()
+    np.testing.assert_array_equal(found, theirs(x, rois, **options))
+
+
 def test_a_scale_that_is_no_number_is_refused():
     model, _ = model_and_feeds(np.ones((1, 1, 4, 4), "float32"), np.ones((1, 4), "float32"), spatial_scale=np.inf)
     with pytest.raises(UnsupportedOp, match="spatial_scale is inf"):

@@ -35,7 +35,7 @@ def run_by(whole) -> list[str]:
 
 def test_the_passes_are_those_of_tvm() -> None:
     ours = run_by(all_loop_passes())
-    own = ["tvmopt.KeepRemainders", "tvmopt.PlainRemainders", "tvmopt.WidenZeros"]
+    own = ["tvmopt.KeepRemainders", "tvmopt.PlainRemainders", "tvmopt.WidenZeros", "tvmopt.SpreadBits"]
     assert [name for name in ours if name in own] == own
     assert [name for name in ours if name not in own] == run_by(default_s_tir_pipeline()[0])
 

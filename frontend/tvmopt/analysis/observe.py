@@ -19,6 +19,9 @@ from tvmopt.runtime.tensors import TensorInfo, from_ffi
 
 SAMPLE = 1 << 12
 """Elements compared to find out how a tensor is laid out."""
+ELSEWHERE = 2.0
+"""How many times as well an order of axes must fit as those that the shape of a buffer says: where rounding leaves no
+digit of what tells elements apart, another order may fit a little better by chance."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,16 @@ def fitted(expected: Array, found: Array) -> tuple[Array, float]:
 
     What is no number has to be in its place first: of tensors that have many, few elements are left to compare. An
     infinity is as large as the largest number, which a kernel may keep in a wider type.
+
+    >>> rows = np.array([[0.0, 1, 2], [1, 2, 4]])
+    >>> fitted(rows, rows.T)[0].tolist(), fitted(rows, rows[:, ::-1])[0].tolist()
+    ([[0.0, 1.0, 2.0], [1.0, 2.0, 4.0]], [[2.0, 1.0, 0.0], [4.0, 2.0, 1.0]])
     """
     if not expected.size:
         return found.reshape(expected.shape), 0.0
     axes = [a for a, size in enumerate(expected.shape) if size > 1]
-    best, least = found.reshape(expected.shape), (float("inf"), float("inf"))
+    best, least, fit = found.reshape(expected.shape), 0.0, (float("inf"), float("inf"))
+    lies = [size for size in found.shape if size > 1]
     picks = np.random.default_rng(0).integers(0, max(1, found.size), min(SAMPLE, found.size))
     flat = found.reshape(-1)[picks].astype(np.float64)
     own = largest(flat)
@@ -147,12 +155,12 @@ def fitted(expected: Array, found: Array) -> tuple[Array, float]:
         numbers = ~np.isnan(errors)
         error = float(errors[numbers].mean()) if numbers.any() else 0.0
         misplaced = float((np.isnan(values) != np.isnan(flat)).sum())
-        if (misplaced, error) < least:
-            least = misplaced, error
+        if (misplaced, weighed := error * (1.0 if sizes == lies else ELSEWHERE)) < fit:
+            least, fit = error, (misplaced, weighed)
             inverse = np.argsort(order)
             best = found.reshape(sizes).transpose(inverse).reshape(expected.shape) if sizes else best
             finite = flat[np.isfinite(flat)]
             # beside what tells elements apart: of numbers round 1000 every order is near to every other one
             if not misplaced and finite.size and error <= 1e-3 * float(np.abs(finite - finite.mean()).mean()):
                 break
-    return best, least[1]
+    return best, least

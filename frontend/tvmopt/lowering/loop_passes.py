@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 from tvm.ir.transform import Sequential
 
 from tvmopt.lowering.keep_remainders import KeepRemainders, PlainRemainders
+from tvmopt.lowering.spread_bits import SpreadBits
 from tvmopt.lowering.widen_zeros import WidenZeros
 
 ON_GPUS = frozenset({
@@ -40,7 +41,7 @@ def loop_passes() -> list[Any]:
         s.RenormalizeSplitPattern(), t.StmtSimplify(), t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(),
         t.FP8ComputeLegalize(), s.VerifyVTCMLimit(), s.LowerVtcmAlloc(), t.VerifyMemory(), t.AnnotateEntryFunc(),
         s.ThreadSync("shared"), s.ThreadSync("shared.dyn"), s.ThreadSync("warp"), s.InferFragment(),
-        s.LowerThreadAllreduce(), s.MergeSharedMemoryAllocations(), t.SplitHostDevice(), t.MakePackedAPI(),
+        s.LowerThreadAllreduce(), s.MergeSharedMemoryAllocations(), SpreadBits, t.SplitHostDevice(), t.MakePackedAPI(),
         t.FP8StorageLegalize(), t.BF16StorageLegalize(),
     ]  # fmt: skip
 

@@ -32,14 +32,15 @@ def deform_conv(
     planes = x.reshape(batch, parts, channels // parts, *image)
     read = np.zeros((batch, parts, channels // parts, taps, *out), x.dtype)
     for corner in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        index, weight = [], np.ones(places[0].shape, x.dtype)
+        index, weight, inside = [], np.ones(places[0].shape, x.dtype), np.ones(places[0].shape, bool)
         for place, floor, step, size in zip(places, floors, corner, image, strict=True):
             at, share = floor + step, place - floor
-            weight = weight * np.where((at >= 0) & (at < size), share if step else 1 - share, 0)
+            inside &= (at >= 0) & (at < size) | np.isnan(at)
+            weight = weight * (share if step else 1 - share)
             index.append(np.clip(np.nan_to_num(at), 0, size - 1).astype(np.int64))
         n, g = np.ogrid[:batch, :parts]
         corners = planes[n[..., None, None, None], g[..., None, None, None], :, index[0], index[1]]
-        read += np.moveaxis(corners, -1, 2) * weight[:, :, None]
+        read += np.where(inside[:, :, None], np.moveaxis(corners, -1, 2) * weight[:, :, None], 0)
     if mask is not None:
         read = read * mask.reshape(batch, parts, 1, taps, *out)
     columns = call.operand(read.reshape(batch, groups, channels // groups * taps, -1))

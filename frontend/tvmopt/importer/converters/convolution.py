@@ -167,17 +167,19 @@ def deform_conv(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
             dy, dx = y - top, x - left
             it, il = tirx.Cast("int32", top), tirx.Cast("int32", left)
 
-            def at(r: Any, s: Any) -> Any:
+            def part(r: Any, s: Any, share: Any) -> Any:
                 inside = tirx.all(r >= 0, r < height, s >= 0, s < width)
-                return tirx.if_then_else(inside, data(n, c, r, s), tirx.const(0, dtype))
+                return tirx.if_then_else(inside, data(n, c, r, s) * share, tirx.const(0, dtype))
 
             one_ = tirx.const(1, dtype)
             value = (
-                at(it, il) * (one_ - dy) * (one_ - dx)
-                + at(it, il + 1) * (one_ - dy) * dx
-                + at(it + 1, il) * dy * (one_ - dx)
-                + at(it + 1, il + 1) * dy * dx
+                part(it, il, (one_ - dy) * (one_ - dx))
+                + part(it, il + 1, (one_ - dy) * dx)
+                + part(it + 1, il, dy * (one_ - dx))
+                + part(it + 1, il + 1, dy * dx)
             )
+            # an infinite place is outside, one that is no number has no value
+            value = tirx.if_then_else(tirx.any(tirx.isnan(y), tirx.isnan(x)), tirx.const(np.nan, dtype), value)
             return value * masks[0](n, group, i, j) if masks else value
 
         return te.compute((batch, channels, kh * kw, rows, columns), one, name="columns")

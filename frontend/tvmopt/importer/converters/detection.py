@@ -125,9 +125,11 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
             first, second, third, fourth = (tirx.Select(tirx.isnan(v), lowest, v) for v in weighted)
             value = te.max(te.max(first, second), te.max(third, fourth))
             lost = tirx.Select(tirx.isnan(weighted[0]), lowest, value)
-            return te.max(tirx.Select(outside, number(0.0), lost), axis=[iy, ix])
+            return largest(tirx.Select(outside, number(0.0), lost), axis=[iy, ix])
 
         lowest = number(float("-inf"))
+        # te.max begins with a finite number
+        largest = te.comm_reducer(lambda a, b: te.max(a, b), lambda kind: lowest, name="largest")
         found = te.compute((regions.shape[0], channels, rows, columns), one, name="roi_align")
         if not most:
             return found
