@@ -87,3 +87,25 @@ def test_a_negative_float_as_uint64_wraps_around(kind, lanes):
     found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})["y"]
     whole = [int(v) % 2**64 for v in x.reshape(-1)]
     np.testing.assert_array_equal(found, np.array(whole, "uint64").reshape(x.shape))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("to", ["int8", "uint8", "int16", "uint16"])
+def test_floats_beyond_a_narrow_integer_wrap_around(kind, to):
+    """Of 2 numbers and of 33, behind a copy and as they come: LLVM's vectors saturated where its scalars wrapped."""
+    element = {n: helper.np_dtype_to_tensor_dtype(np.dtype(n)) for n in (kind, to)}
+    for size in (2, 8, 33):
+        nodes = [
+            helper.make_node("Concat", ["x", "x"], ["twice"], axis=0),
+            helper.make_node("Cast", ["twice"], ["behind"], to=element[to]),
+            helper.make_node("Cast", ["x"], ["alone"], to=element[to]),
+        ]
+        value = helper.make_tensor_value_info
+        outputs = [value("behind", element[to], [2 * size, 2]), value("alone", element[to], [size, 2])]
+        graph = helper.make_graph(nodes, "g", [value("x", element[kind], [size, 2])], outputs)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+        x = np.resize(np.array([1000.25, -1000.75, 300, -3, 40000.5], kind), (size, 2))
+        found = tvmopt.compile(model, verify=False).model.run({"x": x})
+        wrapped = x.astype(np.int32).astype(to)
+        np.testing.assert_array_equal(found["alone"], wrapped)
+        np.testing.assert_array_equal(found["behind"], np.concatenate([wrapped, wrapped]))

@@ -110,6 +110,11 @@ def _to_integer(b: Build, x: Any, elem: int) -> Any:
     return b.cast(kept, storage_dtype(str(helper.tensor_dtype_to_np_dtype(elem))))
 
 
+NARROW = ("int8", "uint8", "int16", "uint16")
+"""Integers that floats become by way of 32 bits: a number out of range wraps, as in NumPy and onnxruntime. LLVM leaves
+it open, and its vectors saturate where its scalars wrap."""
+
+
 def convert_type(b: Build, x: Any, source: int, target: int, saturate: bool = True, mode: str = "up") -> Any:
     """Cast between two ONNX element types; `x` is stored as :mod:`tvmopt.importer.lowbits` says."""
     if source == target:
@@ -127,6 +132,8 @@ def convert_type(b: Build, x: Any, source: int, target: int, saturate: bool = Tr
         x = b.cast(x, "float32")
     if dtype == "uint64" and is_float(dtype_of(x)):
         return _to_uint64(b, x)
+    if dtype in NARROW and is_float(dtype_of(x)):
+        x = b.cast(x, "int32")
     return b.cast(x, dtype)
 
 
