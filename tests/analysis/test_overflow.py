@@ -8,6 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 import tvmopt
 from tvmopt.analysis.examine import Examiner
 from tvmopt.analysis.judge import Judge
+from tvmopt.analysis.kernels import check_kernels
+from tvmopt.analysis.observe import Seen
 
 
 def made(nodes, inputs, outputs, values) -> onnx.ModelProto:
@@ -134,3 +136,21 @@ def test_little_is_left_of_the_tail_of_gelu(share: float, fine: bool) -> None:
     y[0, 0] *= 1 + 6e-5 if fine else share
     y[1, 0] *= 1 + 0.08
     assert judge(truth, {"y": y.astype(np.float32)}).ok is fine
+
+
+@pytest.mark.parametrize(("hidden", "fine"), [(1e30, True), (1.0, False)])
+def test_a_sum_that_leaves_the_type_between_two_tensors_that_are_seen(hidden: float, fine: bool) -> None:
+    """a * b + c * d of four products of 1e60, inside one kernel: infinite, and of either sign. Its inputs are small."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["p"], "large"),
+        helper.make_node("MatMul", ["p", "b"], ["q"], "sum"),
+        helper.make_node("Erf", ["q"], ["y"], "erf"),
+    ]
+    rng = np.random.default_rng(0)
+    values = {"a": rng.standard_normal((4, 4)) * hidden, "b": np.array([[1], [-1], [1], [-1]]) * hidden}
+    values = {n: a.astype(np.float32) for n, a in values.items()}
+    model = made(nodes, {"x": (1, [8, 4])}, {"y": (1, [8, 1])}, values)
+    feeds = {"x": rng.standard_normal((8, 4)).astype(np.float32) * np.float32(1e7)}
+    found = {"y": -np.sign(feeds["x"] @ values["a"] @ (values["b"] / np.float32(hidden))).astype(np.float32)}
+    run = [Seen("all", ("large", "sum", "erf"), (), found["y"])]
+    assert (not check_kernels(model, feeds, found, run, "fp32").wrong) is fine

@@ -60,3 +60,34 @@ def test_a_norm_need_not_read_the_mean_that_is_an_output(wrong: bool) -> None:
     y = feeds["x"] - np.nextafter(other, np.float32(2000))
     run = [seen("mean", mean, "mean"), seen("mean1", other, "mean"), seen("less", y, "less")]
     assert bool(check_kernels(model, feeds, {"m": mean, "y": y}, run, "fp32").wrong) is wrong
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 8])
+def test_a_norm_need_not_read_what_is_an_output_without_its_mean(wrong: int | None) -> None:
+    """One kernel writes x less its mean, another the norm of x: numbers round 100, in two rows nearly equal ones."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Mul", ["x", "c"], ["n"], "product"),
+        helper.make_node("ReduceMean", ["n"], ["m"], "mean", axes=[-1], keepdims=1),
+        helper.make_node("Sub", ["n", "m"], ["d"], "less"),
+        helper.make_node("Mul", ["d", "d"], ["s"], "square"),
+        helper.make_node("ReduceMean", ["s"], ["v"], "variance", axes=[-1], keepdims=1),
+        helper.make_node("Add", ["v", "e"], ["w"], "epsilon"),
+        helper.make_node("Sqrt", ["w"], ["r"], "root"),
+        helper.make_node("Div", ["d", "r"], ["y"], "norm"),
+    ]
+    model = made(nodes, {"x": [24, 9]}, {"d": [24, 9], "y": [24, 9]}, {"e": np.float32(1e-5), "c": np.float32(1.7)})
+    sizes = np.where(np.arange(24) < 2, 1e-3, 1)[:, None]
+    feeds = {"x": (100 + sizes * rng.standard_normal((24, 9))).astype(np.float32)}
+    n = feeds["x"] * np.float32(1.7)
+    exact = n.astype(np.float64) - n.mean(-1, dtype=np.float64, keepdims=True)
+    y = exact / np.sqrt(np.square(exact).mean(-1, keepdims=True) + 1e-5)
+    if wrong is not None:
+        y[wrong] *= 1.03
+    d = n - np.nextafter(n.mean(-1, dtype=np.float64, keepdims=True).astype(np.float32), np.float32(0))
+    run = [
+        seen("product", n, "product"), seen("less", d, "mean", "less"),
+        seen("norm", y.astype(np.float32), "square", "variance", "epsilon", "root", "norm"),
+    ]  # fmt: skip
+    found = check_kernels(model, feeds, {"d": d, "y": y.astype(np.float32)}, run, "fp32")
+    assert bool(found.wrong) is (wrong is not None)

@@ -11,7 +11,7 @@ import numpy as np
 from tvmopt.analysis.comparator import Array, OutputComparison, largest
 from tvmopt.analysis.deviation import decided, jumped, limits_of, misplaced, nearly, ranged
 from tvmopt.analysis.oracle.evaluate import Oracle
-from tvmopt.analysis.oracle.overflow import LARGEST, Undecided
+from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings, scattered
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.walk import LEANING, PLAIN, Kernel, Walk, along
@@ -26,6 +26,8 @@ distances, as a share of what a kernel's own numbers change there. It is 1 where
 and 0 on average where neither is the tensor that it resembles: inputs around 1000 all resemble each other."""
 MOSTLY = 0.9
 """The share of a tensor's elements that are right where a kernel wrote it for certain."""
+SMALL = 1e6
+"""Where no tensor that is known has larger numbers, no sum between them leaves its type."""
 SHOWN = 0.05
 """The least that a kernel's own numbers must change the next tensors by, in units of what is unexplained there."""
 
@@ -156,9 +158,9 @@ class Measured:
     @cached_property
     def undecided(self) -> dict[str, Array]:
         """The wanted tensors with NaN where the order of a sum that leaves its type decides; as they are, where no
-        tensor that is known has numbers of that size."""
+        tensor that is known has numbers that products, of what is not seen between, might make as large."""
         tensors = map(np.asarray, [*self.feeds.values(), *self.exact.values(), *self.found.values()])
-        if not any(largest(a) > LARGEST or np.isinf(a).any() for a in tensors if a.dtype.kind == "f"):
+        if not any(largest(a) > SMALL or np.isinf(a).any() for a in tensors if a.dtype.kind == "f"):
             return self.exact
         return {n: v.array for n, v in self._run(Undecided(self.model), self.walk.taken).items()}
 
@@ -204,10 +206,23 @@ class Measured:
         """(Tensors in float64, runs that only round) from those."""
         return self._from(self.written_once)
 
+    @cached_property
+    def without_outputs(self) -> dict[str, Array]:
+        """Tensors in float64, from what is known but for outputs that other nodes read: a norm computes for itself what
+        it takes off. Empty where there are none."""
+        read = {n for node in self.model.graph.node for n in node.input}
+        inner = read & self.walk.outputs.keys() & self.walk.taken.keys()
+        return self._exact({n: v for n, v in self.walk.taken.items() if n not in inner}) if inner else {}
+
     def _apart(
         self, name: str, form: str, found: Array, forms: Callable[[Array], Array] = lambda a: a
     ) -> OutputComparison:
-        """A tensor compared with what it is if none of the kernels that compute a tensor together wrote it alone."""
+        """A tensor compared with what it is if none of the kernels that compute a tensor together wrote it alone, or,
+        without allowance for rounding, if this one read no output."""
+        if self.without_outputs:
+            one = self.walk.compared(form, forms(self.without_outputs[name]), found, self.kinds[name])
+            if one.ok:
+                return one
         if len(self.written_once) == len(self.walk.taken):
             return self.walk.compared(form, forms(self.exact[name]), found, self.kinds[name])
         exact, naturals = self.behind_written_once
