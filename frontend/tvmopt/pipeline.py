@@ -486,7 +486,7 @@ def build(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> Any:
     run, link = plan_memory(lowered, machine, cuda_graph)
     kernels = bool(run.module.functions)
     lower_loops(run, lowered.job)
-    return link(generate_safely(run.module, machine) if kernels else None)
+    return link(generate(run.module, machine) if kernels else None)
 
 
 def plan_memory(lowered: Lowered, machine: Machine, cuda_graph: bool = True) -> tuple[Run, Link]:
@@ -534,7 +534,7 @@ def compile_kernels(module: tvm.IRModule, machine: Machine) -> tvm.runtime.Execu
     """Scheduled kernels alone, with the code that they have in a model."""
     rewrites = kernel_stages() if machine.kind == "llvm" else []
     with machine.tvm_target(), loop_context(machine):
-        return tvm.runtime.Executable(generate_safely(through([*rewrites, *loop_stages(machine)], module), machine))
+        return tvm.runtime.Executable(generate(through([*rewrites, *loop_stages(machine)], module), machine))
 
 
 def rewrite_kernels(module: tvm.IRModule) -> tvm.IRModule:
@@ -608,12 +608,19 @@ def _finalized(module: tvm.IRModule, host: Any, device: Any) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-def generate(module: tvm.IRModule, machine: Machine, vectorizes: bool = True) -> Any:
-    """Machine code of kernels that went through all stages: a `tvm.runtime.Module`.
+def generate(module: tvm.IRModule, machine: Machine) -> Any:
+    """Machine code of kernels that went through all stages, a `tvm.runtime.Module`: made again without LLVM's vectorizer
+    of loops where that makes a kernel store too much. No other thread should generate code meanwhile."""
+    library = generate_once(module, machine)
+    again = machine.kind == "llvm" and overruns(library)
+    return generate_once(module, machine, vectorizes=False) if again else library
+
+
+def generate_once(module: tvm.IRModule, machine: Machine, vectorizes: bool = True) -> Any:
+    """The same, whatever LLVM makes a kernel store.
 
     Args:
-        vectorizes: LLVM may vectorize loops. Its options are the whole process's, so no other thread should generate
-            code while this is false.
+        vectorizes: LLVM may vectorize loops. Its options are the whole process's.
     """
     host = _with_host(machine).host
     if not vectorizes:
@@ -621,13 +628,6 @@ def generate(module: tvm.IRModule, machine: Machine, vectorizes: bool = True) ->
     with machine.tvm_target(), tvm.transform.PassContext(opt_level=3):
         on_host, on_devices = CODEGEN.split_host_device_mods(module)
         return CODEGEN.tir_to_runtime(on_host, on_devices, host)
-
-
-def generate_safely(module: tvm.IRModule, machine: Machine) -> Any:
-    """The same, again without LLVM's vectorizer of loops where that makes a kernel store too much."""
-    library = generate(module, machine)
-    again = machine.kind == "llvm" and overruns(library)
-    return generate(module, machine, vectorizes=False) if again else library
 
 
 def _kernels(

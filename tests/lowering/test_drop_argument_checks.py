@@ -48,13 +48,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from tvmopt import pipeline
 
     monkeypatch.setenv("TVMOPT_CACHE", "off")
-    seen, real = list[str](), pipeline.generate
+    seen, real = list[str](), pipeline.generate_once
 
-    def generate(module: object, machine: Machine) -> object:
+    def generate(module: object, machine: Machine, **options: bool) -> object:
         seen.extend(func.script() for _, func in module.functions_items())  # type: ignore[attr-defined]
-        return real(module, machine)
+        return real(module, machine, **options)
 
-    monkeypatch.setattr(pipeline, "generate", generate)
+    monkeypatch.setattr(pipeline, "generate_once", generate)
     return seen
 
 

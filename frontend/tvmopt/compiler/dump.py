@@ -133,7 +133,7 @@ class Dumper:
 def _llvm(module: Any, machine: Machine) -> dict[str, str]:
     from tvmopt import pipeline
 
-    code = pipeline.generate_safely(module, machine)
+    code = pipeline.generate(module, machine)
     return {"ll": code.inspect_source("ll"), "s": code.inspect_source("s")}
 
 

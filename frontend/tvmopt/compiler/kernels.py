@@ -64,12 +64,12 @@ def compiled(
     func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...] = ()
 ) -> tvm.runtime.Module:
     """LLVM's module of one kernel of `whole`, under a name."""
-    return pipeline.generate_safely(loops(func, name, whole, machine, without), machine)
+    return pipeline.generate(loops(func, name, whole, machine, without), machine)
 
 
 def _vectorized(func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...]) -> bytes:
     """The kernel's object file; empty where LLVM may not vectorize its loops, which is no matter of one thread."""
-    module = pipeline.generate(loops(func, name, whole, machine, without), machine)
+    module = pipeline.generate_once(loops(func, name, whole, machine, without), machine)
     return b"" if overruns(module) else _object(module)
 
 
