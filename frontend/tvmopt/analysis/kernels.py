@@ -101,6 +101,7 @@ def check_kernels(
     walk.begin(feeds)
     walk.taken.update(held)
     oracle.run(feeds, observe=walk, known=held or None)
+    known = {id(kernel) for kernel in kernels if kernel.alike}
     if walk.wrong:  # some kernel may be wrong beyond recognition
         for kernel in kernels:
             kernel.alike = kernel.alike or kernel.unlike
@@ -117,7 +118,7 @@ def check_kernels(
         for kernel in kernels:
             kernel.comparison = outputs_again.get(kernel.tensor, kernel.comparison)
         wrong = [one for one in outputs_again.values() if not one.ok]
-        guilty = again.guilty()
+        guilty = again.guilty({name for name, kernel in suspects.items() if wrong or id(kernel) in known})
         wrong = [again.output(w.name) for w in wrong]
         wrong = [one for one in wrong if not one.ok]
         if guilty is not None:

@@ -375,9 +375,9 @@ class Measured:
         begun = any(name in node.input and kernel.shared & set(node.output) for node in self.model.graph.node)
         return not begun and _mostly(self.exact[name], self.found[name])
 
-    def guilty(self) -> str | None:
-        """The first kernel's tensor that is written wrongly, as those behind it show."""
-        for name in sorted(self.suspects, key=lambda n: self.order.get(n, -1)):
+    def guilty(self, accused: Collection[str]) -> str | None:
+        """The first of these suspects that is written wrongly, as the tensors behind it show."""
+        for name in sorted(accused, key=lambda n: self.order.get(n, -1)):
             kernel = self.suspects[name]
             if self._wrote_an_output(kernel):
                 continue
