@@ -45,7 +45,8 @@ class Case:
             else:
                 kind, shape = given if len(given) == 2 and isinstance(given[1], tuple) else (TensorProto.FLOAT, given)
                 inputs.append(value(name, shape, kind))
-        node = helper.make_node(self.op, list(self.inputs), ["y"], domain=self.domain, **(self.attrs or {}))
+        results = ["y", "z"] if self.op in ("CausalConvWithState", "LinearAttention") else ["y"]
+        node = helper.make_node(self.op, list(self.inputs), results, domain=self.domain, **(self.attrs or {}))
         domains = {self.domain: 1} if self.domain else None
         result = model([node], inputs, [value("y", None)], weights, self.opset, domains)
         kinds = {"ConvInteger": INT32, "MatMulInteger": INT32, "NonMaxSuppression": INT64}
@@ -63,6 +64,7 @@ def case(
 
 MS, ML = "com.microsoft", "ai.onnx.ml"
 HEADS = {"q_num_heads": 2, "kv_num_heads": 2}
+LINEAR = HEADS | {"update_rule": "linear"}
 LOSS = {"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"}
 CASES = [
     case("AffineGrid", 2, t=("n", 2, 3), s=np.array([2, 3, 4, 4])),
@@ -72,6 +74,8 @@ CASES = [
     case("Attention", 5, opset=23, q=(2, 3, 5, 4), k=(2, 3, 7, 4), v=(2, 3, 7, 6), m=("n", 7)),
     case("Attention", 4, opset=23, attrs=HEADS | {"q_num_heads": 4}, q=(2, 5, 8), k=(2, 7, "n"), v=(2, 7, 6)),
     case("BatchNormalization", 6, x=(1, "n", 17), a=(6,), b=(6,), c=(6,), d=(6,)),
+    case("CausalConvWithState", 4, opset=27, x=(2, "n", 8), w=(4, 1, 3)),
+    case("CausalConvWithState", 2, opset=27, x=(2, 4, 8), w=(4, 1, 3), b=(4,), p=("n", 4, 2)),
     case("Clip", 1, x=(5, 3), low=("n",)),
     case("Col2Im", 9, x=(1, 12, "n"), a=np.array([4, 4]), b=np.array([2, 2])),
     case("Conv", 6, x=(1, "n", 17), w=(4, 6, 5)),
@@ -100,6 +104,9 @@ CASES = [
     case("LSTM", 16, attrs={"hidden_size": 4}, x=(7, 1, 8), w=(1, "n", 8), r=(1, 16, 4)),
     case("LayerNormalization", 5, x=(1, 7, "n"), a=(5,)),
     case("LayerNormalization", 6, attrs={"axis": 1}, x=(1, "n", 5), a=(6, 5)),
+    case("LinearAttention", 4, opset=27, attrs=LINEAR, q=(2, 4, 8), k=(2, "n", 8), v=(2, 4, 6)),
+    case("LinearAttention", 2, opset=27, attrs=LINEAR, q=(2, 4, 8), k=(2, 4, 8), v=(2, 4, 6), p=("n", 2, 4, 3)),
+    case("LinearAttention", 8, opset=27, attrs=LINEAR, q=(2, 4, 8), k=(2, 4, "n"), v=(2, 4, 6)),
     case("MatMulInteger", 5, x=(UINT8, (2, "n")), w=(UINT8, (5, 4))),
     case("MatMulInteger", 3, x=(UINT8, ("n", 5)), w=(UINT8, (5, 4)), zx=(UINT8, (3,)), zw=(UINT8, (4,))),
     case("MaxUnpool", 4, attrs={"kernel_shape": [2], "strides": [2]}, x=(2, 3, "n"), i=(INT64, (2, 3, 4))),

@@ -188,6 +188,47 @@ def _attention(given: Given) -> Texts:
     yield from _cache_and_mask(given, q, k, v)
 
 
+def _linear_attention(given: Given) -> Texts:
+    """Q, K and V of 3 dimensions, the heads side by side; the state before them; what decays it, and is learnt."""
+    q, k, v, past, decay, beta = (given.shape(i) for i in range(6))
+    queries, heads = given.attrs.get("q_num_heads", 0), given.attrs.get("kv_num_heads", 0)
+    if q is None or k is None or v is None:
+        return
+    if not len(q) == len(k) == len(v) == 3:
+        yield f"Q, K and V have shapes {list(q)}, {list(k)} and {list(v)}; each has 3 dimensions"
+        return
+    if heads < 1 or queries < 1 or queries % heads:
+        yield f"q_num_heads is {queries} and kv_num_heads {heads}"
+        return
+    for name, shape, count in (("Q", q, queries), ("K", k, heads), ("V", v, heads)):
+        if shape[2] % count:
+            yield f"the {shape[2]} elements of {name} do not divide into {count} heads"
+            return
+    if q[2] // queries != k[2] // heads:
+        yield f"a head of Q has {q[2] // queries} elements and one of K {k[2] // heads}"
+    for name, shape, widths in (
+        ("K", k, (k[2],)), ("V", v, (v[2],)), ("decay", decay, (heads, k[2])), ("beta", beta, (heads, 1)),
+    ):  # fmt: skip
+        if shape is not None and (len(shape) != 3 or shape[:2] != q[:2] or shape[2] not in widths):
+            wanted = [[*q[:2], width] for width in dict.fromkeys(widths)]
+            yield f"{name} has shape {list(shape)}, not {' or '.join(map(str, wanted))}"
+    whole = (q[0], heads, k[2] // heads, v[2] // heads)
+    if past is not None and past != whole:
+        yield f"past_state has shape {list(past)}, not {list(whole)}"
+
+
+def _causal_conv(given: Given) -> Texts:
+    x, w, bias, past = (given.shape(i) for i in range(4))
+    if x is None or w is None:
+        return
+    if len(x) != 3 or len(w) != 3 or w[0] != x[1] or w[1] != 1:
+        yield f"its input has shape {list(x)} and its weight {list(w)}, not [batch, channels, length] and [channels, 1, k]"
+        return
+    for name, found, wanted in (("bias", bias, (x[1],)), ("past_state", past, (*x[:2], w[2] - 1))):
+        if found is not None and found != wanted:
+            yield f"{name} has shape {list(found)}, not {list(wanted)}"
+
+
 def _cache_and_mask(given: Given, q: Shape, k: Shape, v: Shape) -> Texts:
     past, mask = given.shape(4), given.shape(3)
     earlier = past[2] if past is not None and len(past) == 4 else 0
@@ -365,6 +406,7 @@ RULES: dict[str, Rule] = {
     "Attention": _attention,
     "AveragePool": _pool,
     "BatchNormalization": _per_channel(1, 2, 3, 4),
+    "CausalConvWithState": _causal_conv,
     "Conv": _convolution(0, 1, 2),
     "ConvInteger": _convolution(0, 1, 0),
     "ConvTranspose": _convolution(0, 1, 2, transposed=True),
@@ -381,6 +423,7 @@ RULES: dict[str, Rule] = {
     "InstanceNormalization": _per_channel(1, 2),
     "LSTM": _recurrence("LSTM", 4),
     "LayerNormalization": _layer_norm,
+    "LinearAttention": _linear_attention,
     "LpPool": _pool,
     "MaxPool": _pool,
     "MaxUnpool": _unpool,

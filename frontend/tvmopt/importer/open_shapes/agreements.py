@@ -178,6 +178,31 @@ def _attention(n: Node) -> Facts:
         yield "its mask and the positions of K", mask[-1], "<=", k[-2] + (first[2] if first is not None else 0)
 
 
+def _linear_attention(n: Node) -> Facts:
+    """Q, K and V of 3 dimensions, the heads side by side; the state before them; what decays it, and is learnt."""
+    q, k, v, past, *rest = (_at(n, i) for i in range(6))
+    if q is None or k is None or v is None:
+        return
+    queries, heads = n.attrs["q_num_heads"], n.attrs["kv_num_heads"]
+    for name, shape in zip(("K", "V", "decay", "beta"), (k, v, *rest), strict=True):
+        if shape is not None:
+            yield from _alike(f"the batches and the tokens of Q and {name}", q[:2], shape[:2])
+    yield "a head of Q and one of K", q[2] * heads, "==", k[2] * queries
+    if past is not None:
+        yield from _alike("its state and its inputs", (past[0], past[2] * heads, past[3] * heads), (q[0], k[2], v[2]))
+
+
+def _causal_conv(n: Node) -> Facts:
+    x, w, bias, past = (_at(n, i) for i in range(4))
+    if x is None or w is None:
+        return
+    yield "the channels of its input and of its weight", x[1], "==", w[0]
+    if bias is not None:
+        yield "its channels and its bias", x[1], "==", bias[0]
+    if past is not None:
+        yield from _alike("its state and its input", past, (*x[:2], w[2] - 1))
+
+
 def _gather_elements(n: Node) -> Facts:
     data, index, updates = (_at(n, i) for i in range(3))
     if index is not None and updates is not None:
@@ -372,6 +397,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "AffineGrid": _affine,
     "Attention": _attention,
     "BatchNormalization": _per_channel(1, 2, 3, 4),
+    "CausalConvWithState": _causal_conv,
     "Clip": _bounds,
     "Col2Im": _col2im,
     "Conv": _convolution(),
@@ -390,6 +416,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "InstanceNormalization": _per_channel(1, 2),
     "LSTM": _recurrent,
     "LayerNormalization": _scaled_rows,
+    "LinearAttention": _linear_attention,
     "MatMulInteger": _integer_product(0, 1, ((2, 0), (3, 1))),
     "MaxUnpool": _unpool,
     "NegativeLogLikelihoodLoss": _loss,
