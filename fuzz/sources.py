@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from fuzz import opened, typed
 from fuzz.build import BF16, F16, F32, F64, Builder
-from fuzz.cases import SMALL, case, node_tests, older
+from fuzz.cases import SMALL, case, cases, in_type, node_tests, older
 from fuzz.inputs import NUMBERS, feeds_of, inputs_of, kinds_for, numbers_of
 from fuzz.mutate import mutated
 from fuzz.pairs import pair
@@ -49,14 +49,14 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
     if kind == "integers":
         return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])
-    cases = node_cases() + (_files(folder) if folder else ())
+    valid = node_cases() + (_files(folder) if folder else ())
     drawn = rng.random()
     if drawn < 0.1:
         source = (found_graph if drawn < 0.05 else opened_graph)(seed, index, real)
     elif drawn < 0.5:
         source = graph(seed, index, real=real)
     else:
-        source = onnx.ModelProto.FromString(cases[int(rng.integers(len(cases)))])
+        source = onnx.ModelProto.FromString(valid[int(rng.integers(len(valid)))])
     return mutated(source, rng)
 
 
@@ -98,11 +98,15 @@ def found_graph(seed: int, index: int, real: str = "") -> onnx.ModelProto:
 
 
 def single_size(seed: int, index: int, real: str = "") -> onnx.ModelProto:
-    """A random model of which one size of one input is open, whatever the operators ask of it: most of them take no
-    other one than it was built with, and say so before a kernel runs."""
+    """A random model, or one of ONNX's node tests, of which one size of one input is open, whatever the operators ask
+    of it: most of them take no other one than it was built with, and say so before a kernel runs."""
     for attempt in range(100):
-        model = graph(seed, index, real=real) if not attempt else graph(seed + attempt, index, real=real)
         rng = np.random.default_rng([seed, index, attempt, 19])
+        if rng.random() < 0.5:
+            tests = cases()
+            model = in_type(tests[int(rng.integers(len(tests)))], FLOATS.get(real, F32), "outside")
+        else:
+            model = graph(seed + attempt, index, real=real)
         dims = [d for v in inputs_of(model) for d in v.type.tensor_type.shape.dim if d.dim_value > 1]
         if not dims:
             continue
