@@ -183,8 +183,8 @@ class Reference:
         """How our outputs differ from a run that stores each tensor in the type that the model gives it and adds up in
         float32: onnxruntime keeps float16 wider from one node to the next, and the oracle all numbers. Where the
         range of a type alone makes a result no number, a fused multiply-add, or another order of a sum, may make
-        another one of it. Or from a run without that range which rounds what products read, and sums: that decides what a
-        softmax takes of scores of a million that attention keeps in registers."""
+        another one of it. Or from a run without that range which rounds what products read, and sums: that decides
+        what a softmax takes of scores of a million that attention keeps in registers."""
         from tvmopt.analysis.deviation import decided, ranged
         from tvmopt.analysis.oracle.overflow import Undecided
         from tvmopt.analysis.oracle.rounding import TYPES, arithmetic_of

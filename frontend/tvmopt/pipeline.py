@@ -609,8 +609,11 @@ def _finalized(module: tvm.IRModule, host: Any, device: Any) -> tvm.IRModule:
 
 
 def generate(module: tvm.IRModule, machine: Machine) -> Any:
-    """Machine code of kernels that went through all stages, a `tvm.runtime.Module`: made again without LLVM's vectorizer
-    of loops where that makes a kernel store too much. No other thread should generate code meanwhile."""
+    """Machine code of kernels that went through all stages, a `tvm.runtime.Module`.
+
+    It is made again without LLVM's vectorizer of loops where that makes a kernel store too much; no other thread should
+    generate code meanwhile.
+    """
     library = generate_once(module, machine)
     again = machine.kind == "llvm" and overruns(library)
     return generate_once(module, machine, vectorizes=False) if again else library

@@ -61,7 +61,31 @@ def _quantised(**changed: float) -> dict[str, Any]:
 CONV = {"w": ones(4, 2, 3, 3), "b": ones(4)}
 DEFORMED = {"w": ones(1, 2, 2, 2), "o": ones(1, 8, 2, 2)}
 ROTARY = {"c": ones(9, 2), "s": ones(9, 2), "p": np.zeros((2, 3), "int64")}
+LINEAR = {"k": ones(2, 4, 8), "v": ones(2, 4, 6)}
+HEADS = {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}
+STATE = {"w": ones(4, 1, 3), "b": ones(4), "p": ones(2, 4, 3)}
+STATED = {"outputs": ["y", "z"], "opset": 27}
+
+
+def linear(says: str, attrs: dict[str, Any] | None = None, **changed: Any) -> tuple[Any, str]:
+    return one_node("LinearAttention", (2, 4, 8), LINEAR | changed, HEADS | (attrs or {}), **STATED), says
+
+
 DAMAGED = {
+    "LinearAttention tokens": linear("K has shape", k=ones(2, 5, 8)),
+    "LinearAttention heads": linear("do not divide into 4 heads", {"q_num_heads": 4, "kv_num_heads": 4}),
+    "LinearAttention groups": linear("q_num_heads is 2", {"kv_num_heads": 3}),
+    "LinearAttention widths": linear("a head of Q has 4 elements and one of K 3", k=ones(2, 4, 6)),
+    "LinearAttention state": linear("past_state has shape", p=ones(2, 2, 3, 4)),
+    "LinearAttention ranks": linear("each has 3 dimensions", k=ones(2, 2, 4, 4)),
+    "CausalConvWithState": (
+        one_node("CausalConvWithState", (2, 3, 8), {"w": ones(4, 1, 3)}, {}, **STATED),
+        "are not .batch, channels, length",
+    ),
+    "CausalConvWithState state": (
+        one_node("CausalConvWithState", (2, 4, 8), STATE, {}, **STATED),
+        "past_state has shape",
+    ),
     "LSTM R": (recurrent("LSTM", r=(6, 24, 1)), "R has shape"),
     "LSTM W": (recurrent("LSTM", w=(1, 24, 8)), "W has shape"),
     "LSTM B": (recurrent("LSTM", b=(1, 24)), "B has shape"),

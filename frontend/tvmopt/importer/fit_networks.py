@@ -200,9 +200,9 @@ def _linear_attention(given: Given) -> Texts:
     if heads < 1 or queries < 1 or queries % heads:
         yield f"q_num_heads is {queries} and kv_num_heads {heads}"
         return
-    for name, shape, count in (("Q", q, queries), ("K", k, heads), ("V", v, heads)):
-        if shape[2] % count:
-            yield f"the {shape[2]} elements of {name} do not divide into {count} heads"
+    for name, shape, into in (("Q", q, queries), ("K", k, heads), ("V", v, heads)):
+        if shape[2] % into:
+            yield f"the {shape[2]} elements of {name} do not divide into {into} heads"
             return
     if q[2] // queries != k[2] // heads:
         yield f"a head of Q has {q[2] // queries} elements and one of K {k[2] // heads}"
@@ -222,7 +222,7 @@ def _causal_conv(given: Given) -> Texts:
     if x is None or w is None:
         return
     if len(x) != 3 or len(w) != 3 or w[0] != x[1] or w[1] != 1:
-        yield f"its input has shape {list(x)} and its weight {list(w)}, not [batch, channels, length] and [channels, 1, k]"
+        yield f"shapes {list(x)} and {list(w)} are not [batch, channels, length] and [channels, 1, k]"
         return
     for name, found, wanted in (("bias", bias, (x[1],)), ("past_state", past, (*x[:2], w[2] - 1))):
         if found is not None and found != wanted:
