@@ -86,6 +86,19 @@ DAMAGED = {
         one_node("CausalConvWithState", (2, 4, 8), STATE, {}, **STATED),
         "past_state has shape",
     ),
+    "TensorScatter": (
+        one_node("TensorScatter", (2, 3, 8, 5), {"u": ones(3, 3, 4, 5)}, {}, opset=24), "does not fit into a cache"
+    ),
+    "TensorScatter length": (
+        one_node("TensorScatter", (2, 3, 8, 5), {"u": ones(2, 3, 9, 5)}, {}, opset=24), "does not fit into a cache"
+    ),
+    "TensorScatter axis": (
+        one_node("TensorScatter", (2, 3, 8), {"u": ones(1, 3, 8)}, {"axis": 0}, opset=24), "that of the batches"
+    ),
+    "TensorScatter places": (
+        one_node("TensorScatter", (2, 3, 8, 5), {"u": ones(2, 3, 4, 5), "i": np.array([1])}, {}, opset=24),
+        "write_indices have shape",
+    ),
     "LSTM R": (recurrent("LSTM", r=(6, 24, 1)), "R has shape"),
     "LSTM W": (recurrent("LSTM", w=(1, 24, 8)), "W has shape"),
     "LSTM B": (recurrent("LSTM", b=(1, 24)), "B has shape"),

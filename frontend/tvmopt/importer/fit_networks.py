@@ -309,6 +309,26 @@ def _blocks(given: Given, x: Shape, scale: Shape, axis: int, block: int) -> Text
         yield f"its scale has shape {list(scale)}, not {list(wanted)} for blocks of {block} along axis {axis}"
 
 
+def _tensor_scatter(given: Given) -> Texts:
+    """TensorScatter: an update as large as the cache but along `axis`, where it is no longer, and a place each."""
+    cache, update, places = given.shape(0), given.shape(1), given.shape(2)
+    if cache is None or update is None:
+        return
+    axis = given.attrs.get("axis", -2)
+    problems = list(given.axes_fit([axis], len(cache)))
+    yield from problems
+    if problems:
+        return
+    if axis % len(cache) == 0:
+        yield "its axis is that of the batches"
+    elif len(update) != len(cache) or any(
+        u > c if a == axis % len(cache) else u != c for a, (u, c) in enumerate(zip(update, cache, strict=True))
+    ):
+        yield f"an update of {list(update)} does not fit into a cache of {list(cache)} along axis {axis}"
+    elif places is not None and places != cache[:1]:
+        yield f"its write_indices have shape {list(places)}, not [{cache[0]}]"
+
+
 def _gather_elements(given: Given) -> Texts:
     """GatherElements and ScatterElements: as many dimensions everywhere, and none beyond the data's but at `axis`."""
     data, index, updates = given.shape(0), given.shape(1), given.shape(2)
@@ -435,8 +455,9 @@ RULES: dict[str, Rule] = {
     "RMSNormalization": _layer_norm,
     "RotaryEmbedding": _rotary,
     "RNN": _recurrence("RNN", 1),
-    "ScatterElements": _gather_elements,
+    **dict.fromkeys(("Scatter", "ScatterElements"), _gather_elements),
     "ScatterND": _scatter_nd,
     "SoftmaxCrossEntropyLoss": _loss,
+    "TensorScatter": _tensor_scatter,
 }
 """What each layer asks of its inputs."""

@@ -111,7 +111,7 @@ def _compute(b: Build, name: str, x: Any, axes: list[int], keep: bool) -> Any:
         out = b.emit(relax.op.log(fold(relax.op.sum, wide)))
     else:  # log-sum-exp, with the maximum taken out; an infinite maximum is left in
         highest = b.emit(relax.op.max(wide, axes, True)) if axes else wide
-        finite = b.where(b.less(b.emit(relax.op.abs(highest)), 3.4e38), highest, 0.0)
+        finite = b.where(b.less(b.emit(relax.op.abs(highest)), np.inf), highest, 0.0)
         total = fold(relax.op.sum, b.emit(relax.op.exp(b.sub(wide, finite))))
         out = b.add(b.emit(relax.op.log(total)), b.reshape(finite, shape_of(total)))
     return b.cast(out, dtype)

@@ -114,6 +114,23 @@ def _grid_sample(n: Node) -> Shapes | None:
     return [(n.same(own[0], grid[0]), own[1], *grid[1:-1])]
 
 
+def _attention(n: Node) -> Shapes | None:
+    """Q, K and V of 4 dimensions, or of 3 with the heads side by side; ONNX's inference counts an open width as 0."""
+    q, k, v, *more = n.shapes
+    if q is None or k is None or v is None:
+        return None
+    past = next((s[2] for s in more[1:] if s is not None), 0)
+    if len(q) == 3:
+        queries, heads = n.attrs["q_num_heads"], n.attrs["kv_num_heads"]
+        q, k, v = ((s[0], h, s[1], s[2] // h) for s, h in ((q, queries), (k, heads), (v, heads)))
+        y: Shape = (q[0], q[2], queries * v[3])
+    else:
+        y = (*q[:3], v[3])
+    whole = past + k[2]
+    shapes = [y, (*k[:2], whole, k[3]), (*v[:2], whole, v[3]), (*q[:3], whole)]
+    return [shape if name else None for name, shape in zip(n.node.output, shapes, strict=False)]
+
+
 ELEMENTWISE = words(
     """Add Sub Mul Div Pow Mod And Or Xor Equal Greater Less GreaterOrEqual LessOrEqual Where Max Min Sum Mean PRelu
     BitShift BitwiseAnd BitwiseOr BitwiseXor"""
@@ -147,6 +164,7 @@ RULES: dict[str, Callable[[Node], Shapes | None]] = {
     **dict.fromkeys(("LSTM", "GRU", "RNN"), spatial.recurrent),
     "OneHot": moving.one_hot,
     "STFT": spatial.stft,
+    "Attention": _attention,
     "Einsum": _einsum,
     "GridSample": _grid_sample,
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "Softmax", "LogSoftmax"), _norm),
@@ -161,7 +179,7 @@ SAME_VALUES = words("Unsqueeze Squeeze Reshape Expand Cast Identity Slice Flatte
 
 ALWAYS = ELEMENTWISE | words(
     """MatMul MatMulInteger QLinearMatMul Gemm Concat Slice TopK Reshape Expand MaxPool AveragePool LpPool LSTM GRU RNN
-    Pad"""
+    Pad Attention"""
 )
 """Rules that know more than ONNX's inference even where that names each size: which sizes must be equal, where a slice
 ends."""

@@ -161,6 +161,9 @@ def _attention(n: Node) -> Facts:
     queries, keys = n.attrs.get("q_num_heads", 1), n.attrs.get("kv_num_heads", 1)
     flat = len(q) == 3
     yield from _alike("the batches of Q, K and V", (q[0], q[0]), (k[0], v[0]))
+    if flat:
+        for name, shape, heads in (("Q", q, queries), ("K", k, keys), ("V", v, keys)):
+            yield f"the elements of {name} and whole heads", shape[2] // heads * heads, "==", shape[2]
     yield "a head of Q and one of K", q[-1] * (keys if flat else 1), "==", k[-1] * (queries if flat else 1)
     yield "the positions of K and V", k[-2], "==", v[-2]
     if not flat:
@@ -213,6 +216,46 @@ def _gather_elements(n: Node) -> Facts:
     for i, (one, other) in enumerate(zip(index, data, strict=True)):
         if i != axis:
             yield "its indices and data", one, "<=", other
+
+
+def _tensor_scatter(n: Node) -> Facts:
+    cache, update, places = (_at(n, i) for i in range(3))
+    if cache is None:
+        return
+    axis = n.attrs.get("axis", -2) % len(cache)
+    if update is not None:
+        yield from _alike(
+            "its cache and its update", cache[:axis] + cache[axis + 1 :], update[:axis] + update[axis + 1 :]
+        )
+        yield "its update and its cache", update[axis], "<=", cache[axis]
+    if places is not None:
+        yield "its cache and its write_indices", cache[0], "==", places[0]
+
+
+def _rotary(n: Node) -> Facts:
+    """A row of the tables for each token, or for each position; the elements of a head, or of the part that turns."""
+    x, cos, sin, positions = (_at(n, i) for i in range(4))
+    if x is None or cos is None or sin is None:
+        return
+    yield from _alike("its two tables", cos, sin)
+    if positions is not None:
+        yield from _spread("its positions and its tokens", positions, (x[0], x[-2]))
+    else:
+        yield from _alike("its tables and its tokens", cos[:2], (x[0], x[-2]))
+    heads = n.attrs.get("num_heads", 0) if len(x) == 3 else 1
+    if not n.attrs.get("rotary_embedding_dim", 0) and heads:
+        yield "a row of its tables and half a head", cos[-1] * 2 * heads, "==", x[-1]
+
+
+def _regions(n: Node) -> Facts:
+    if (rois := _at(n, 1)) is not None:
+        yield "the columns of its regions, and 5", rois[1], "==", 5
+
+
+def _same_shape(n: Node) -> Facts:
+    a, b = n.shapes
+    if a is not None and b is not None:
+        yield from _alike("its two inputs", a, b)
 
 
 def _gather_nd(n: Node) -> Facts:
@@ -418,6 +461,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "LayerNormalization": _scaled_rows,
     "LinearAttention": _linear_attention,
     "MatMulInteger": _integer_product(0, 1, ((2, 0), (3, 1))),
+    "MaxRoiPool": _regions,
     "MaxUnpool": _unpool,
     "NegativeLogLikelihoodLoss": _loss,
     "NonMaxSuppression": _suppression,
@@ -429,11 +473,14 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "Reshape": _reshape,
     "ReverseSequence": _lengths,
     "RoiAlign": _rois,
-    "ScatterElements": _gather_elements,
+    "RotaryEmbedding": _rotary,
+    **dict.fromkeys(("Scatter", "ScatterElements"), _gather_elements),
     "ScatterND": _scatter_nd,
     "SoftmaxCrossEntropyLoss": _loss,
     "SpaceToDepth": _blocks,
     "Squeeze": _squeezed,
+    "SwiGLU": _same_shape,
+    "TensorScatter": _tensor_scatter,
 }
 """Of the operators of ai.onnx; elementwise operators, products and concatenations are in the rules for shapes."""
 
