@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmopt.lowering import clamp, math, max_pool
+from tvmopt.lowering import clamp, math, max_pool, truths
 from tvmopt.lowering.common import is_open, sizes
 from tvmopt.lowering.extremes import Extremes
 from tvmopt.report import DecisionLog
@@ -46,6 +46,7 @@ def lower_operators(
     math.install()
     clamp.install()
     max_pool.install()
+    truths.install()
     machine, log = _with_precision(machine, precision), log or DecisionLog()
     asked = _Asked(module["main"], machine, exact, log)
     module = relax.transform.LegalizeOps({op: asked.legalizer(op) for op in asked.lowerings})(module)
