@@ -394,6 +394,41 @@ def _added_row(n: Node) -> Facts:
         yield "the columns of its input and its bias", x[-1], "==", row[0]
 
 
+def _rows_and_skip(n: Node) -> Facts:
+    """Rows, what is added to them, and a number for each of their columns."""
+    x, skip = n.shapes[:2]
+    if x is None:
+        return
+    if skip is not None:
+        yield from _spread("its input and its skip", skip, x)
+    for i in (2, 3, 4):
+        if (columns := _at(n, i)) is not None:
+            yield f"the columns of its input and '{n.node.input[i]}'", x[-1], "==", columns[-1]
+
+
+def _packed_product(n: Node) -> Facts:
+    """The weights are packed: how many rows they have is an attribute."""
+    if x := n.shapes[0]:
+        yield "the columns of its input and K", x[-1], "==", n.attrs["K"]
+
+
+def _heads_beside(n: Node) -> Facts:
+    """Q, K and V of 3 dimensions with the heads side by side, and their biases."""
+    q, k, v, bias = (_at(n, i) for i in range(4))
+    heads = n.attrs["num_heads"]
+    for name, shape in (("Q", q), ("K", k), ("V", v)):
+        if shape is not None and len(shape) == 3:
+            yield f"the elements of {name} and whole heads", shape[2] // heads * heads, "==", shape[2]
+            if q is not None:
+                yield f"the batches of Q and {name}", q[0], "==", shape[0]
+    if q is not None and len(q) == 3 and k is not None and len(k) == 3:
+        yield "the elements of Q and K", q[2], "==", k[2]
+        if v is not None and len(v) == 3:
+            yield "the positions of K and V", k[1], "==", v[1]
+            if bias is not None:
+                yield "its bias and its inputs", bias[0], "==", q[2] + k[2] + v[2]
+
+
 def _packed_attention(n: Node) -> Facts:
     """One weight for queries, keys and values."""
     x, w, b = (_at(n, i) for i in range(3))
@@ -431,8 +466,14 @@ OTHER_DOMAINS: dict[tuple[str, str], Callable[[Node], Facts]] = {
     ("com.microsoft", "Attention"): _packed_attention,
     ("com.microsoft", "BiasGelu"): _added_row,
     ("com.microsoft", "EmbedLayerNormalization"): _embedded,
+    ("com.microsoft", "FastGelu"): _added_row,
     ("com.microsoft", "FusedMatMul"): _fused_product,
+    ("com.microsoft", "MatMulBnb4"): _packed_product,
+    ("com.microsoft", "MatMulNBits"): _packed_product,
+    ("com.microsoft", "MultiHeadAttention"): _heads_beside,
     ("com.microsoft", "QAttention"): _packed_attention,
+    ("com.microsoft", "SkipLayerNormalization"): _rows_and_skip,
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): _rows_and_skip,
 }
 """Of the operators that are imported as they are; most of these domains become operators of ai.onnx, which ask."""
 
