@@ -452,7 +452,7 @@ RULES: dict[str, Rule] = {
     "QLinearConv": _convolution(0, 3, 8),
     **dict.fromkeys(("QLinearConv", "QLinearMatMul"), _quantised_product),
     "QuantizeLinear": _quantised,
-    "RMSNormalization": _layer_norm,
+    **dict.fromkeys(("RMSNormalization", "SimplifiedLayerNormalization"), _layer_norm),
     "RotaryEmbedding": _rotary,
     "RNN": _recurrence("RNN", 1),
     **dict.fromkeys(("Scatter", "ScatterElements"), _gather_elements),

@@ -232,19 +232,26 @@ def _tensor_scatter(n: Node) -> Facts:
         yield "its cache and its write_indices", cache[0], "==", places[0]
 
 
-def _rotary(n: Node) -> Facts:
+def _rotary(*order: int) -> Callable[[Node], Facts]:
     """A row of the tables for each token, or for each position; the elements of a head, or of the part that turns."""
-    x, cos, sin, positions = (_at(n, i) for i in range(4))
-    if x is None or cos is None or sin is None:
-        return
-    yield from _alike("its two tables", cos, sin)
-    if positions is not None:
-        yield from _spread("its positions and its tokens", positions, (x[0], x[-2]))
-    else:
-        yield from _alike("its tables and its tokens", cos[:2], (x[0], x[-2]))
-    heads = n.attrs.get("num_heads", 0) if len(x) == 3 else 1
-    if not n.attrs.get("rotary_embedding_dim", 0) and heads:
-        yield "a row of its tables and half a head", cos[-1] * 2 * heads, "==", x[-1]
+
+    def facts(n: Node) -> Facts:
+        x, cos, sin, positions = (_at(n, i) for i in order)
+        if x is None or cos is None or sin is None:
+            return
+        yield from _alike("its two tables", cos, sin)
+        if positions is not None:
+            yield from _spread("its positions and its tokens", positions, (x[0], x[-2]))
+        else:
+            yield from _alike("its tables and its tokens", cos[:2], (x[0], x[-2]))
+        heads = n.attrs.get("num_heads", 0) if len(x) == 3 else 1
+        if not n.attrs.get("rotary_embedding_dim", 0) and heads:
+            yield "a row of its tables and half a head", cos[-1] * 2 * heads, "==", x[-1]
+        elif not heads:
+            whole = x[-1] // (2 * cos[-1]) * (2 * cos[-1])
+            yield "its elements and whole heads of its tables", whole, "==", x[-1]
+
+    return facts
 
 
 def _regions(n: Node) -> Facts:
@@ -464,14 +471,17 @@ OTHER_DOMAINS: dict[tuple[str, str], Callable[[Node], Facts]] = {
     ("ai.onnx.ml", "Imputer"): _columns("imputed_value_floats", "imputed_value_int64s"),
     ("ai.onnx.ml", "Scaler"): _columns("offset", "scale"),
     ("com.microsoft", "Attention"): _packed_attention,
+    ("com.microsoft", "BiasAdd"): _added_row,
     ("com.microsoft", "BiasGelu"): _added_row,
     ("com.microsoft", "EmbedLayerNormalization"): _embedded,
     ("com.microsoft", "FastGelu"): _added_row,
     ("com.microsoft", "FusedMatMul"): _fused_product,
+    ("com.microsoft", "LayerNormalization"): _scaled_rows,
     ("com.microsoft", "MatMulBnb4"): _packed_product,
     ("com.microsoft", "MatMulNBits"): _packed_product,
     ("com.microsoft", "MultiHeadAttention"): _heads_beside,
     ("com.microsoft", "QAttention"): _packed_attention,
+    ("com.microsoft", "RotaryEmbedding"): _rotary(0, 2, 3, 1),
     ("com.microsoft", "SkipLayerNormalization"): _rows_and_skip,
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): _rows_and_skip,
 }
@@ -514,7 +524,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "Reshape": _reshape,
     "ReverseSequence": _lengths,
     "RoiAlign": _rois,
-    "RotaryEmbedding": _rotary,
+    "RotaryEmbedding": _rotary(0, 1, 2, 3),
     **dict.fromkeys(("Scatter", "ScatterElements"), _gather_elements),
     "ScatterND": _scatter_nd,
     "SoftmaxCrossEntropyLoss": _loss,
@@ -534,11 +544,11 @@ def agree(walk: Walk, node: onnx.NodeProto) -> str:
     """
     domain = normal_domain(node.domain)
     rule = OTHER_DOMAINS.get((domain, node.op_type)) if domain else RULES.get(node.op_type)
-    if rule is None or not walk.symbols:
+    if rule is None or not (walk.symbols or domain):
         return ""
     one = Node(walk, node)
-    if not one.reads_sizes() and not any(s is not None and is_open(s) for s in one.shapes):
-        return ""
+    if not (domain or one.reads_sizes() or any(s is not None and is_open(s) for s in one.shapes)):
+        return ""  # those of ai.onnx have rules of their own for known sizes
     try:
         for what, a, sign, b in rule(one):
             a, b = walk.settled((a, b))
