@@ -206,12 +206,11 @@ def _linear_attention(given: Given) -> Texts:
             return
     if q[2] // queries != k[2] // heads:
         yield f"a head of Q has {q[2] // queries} elements and one of K {k[2] // heads}"
-    for name, shape, widths in (
-        ("K", k, (k[2],)), ("V", v, (v[2],)), ("decay", decay, (heads, k[2])), ("beta", beta, (heads, 1)),
-    ):  # fmt: skip
-        if shape is not None and (len(shape) != 3 or shape[:2] != q[:2] or shape[2] not in widths):
+    beside = (("K", k, (k[2],)), ("V", v, (v[2],)), ("decay", decay, (heads, k[2])), ("beta", beta, (heads, 1)))
+    for name, found, widths in beside:
+        if found is not None and (len(found) != 3 or found[:2] != q[:2] or found[2] not in widths):
             wanted = [[*q[:2], width] for width in dict.fromkeys(widths)]
-            yield f"{name} has shape {list(shape)}, not {' or '.join(map(str, wanted))}"
+            yield f"{name} has shape {list(found)}, not {' or '.join(map(str, wanted))}"
     whole = (q[0], heads, k[2] // heads, v[2] // heads)
     if past is not None and past != whole:
         yield f"past_state has shape {list(past)}, not {list(whole)}"
