@@ -87,6 +87,7 @@ CASES = [
     case("Conv", 7, x=(1, 6, 17), w=("n", 6, 5), b=(7,)),
     case("ConvInteger", 6, x=(UINT8, (1, "n", 17)), w=(INT8, (4, 6, 5))),
     case("ConvTranspose", 6, x=(1, "n", 17), w=(6, 4, 5), b=(4,)),
+    case("ConvTranspose", 5, attrs={"kernel_shape": [5]}, x=(1, 6, 17), w=(6, 4, "n")),
     case("ConvTranspose", 7, x=(1, 6, 17), w=(6, "n", 5), b=(7,)),
     case("DeformConv", 7, x=(1, 6, 17, 17), w=("n", 6, 5, 5), o=(1, 50, 13, 13), b=(7,)),
     case("DeformConv", 1, x=(1, 6, 17, 17), w=(4, 6, 5, 5), o=("n", 50, 13, 13)),

@@ -56,6 +56,8 @@ def _convolution(data: int = 0, weight: int = 1, bias: int = 2, each: Sequence[i
         if w is None:
             return
         transposed = n.node.op_type == "ConvTranspose"
+        if kernel := n.attrs.get("kernel_shape"):
+            yield from _alike("its kernel_shape and its weights", w[2:], kernel)
         if x is not None:
             yield "the channels of its input and its weights", x[1], "==", w[0] if transposed else w[1] * group
         results = w[1] * group if transposed else w[0]
