@@ -55,6 +55,18 @@ def test_numbers_of_a_quantized_tensor_are_not_rounded() -> None:
     assert [d.reason for d in log.decisions] == ["7: an operand is a quantized tensor's numbers"]
 
 
+@pytest.mark.parametrize("turns", [True, False])
+def test_a_fourier_transform_is_not_rounded(turns: bool) -> None:
+    angles = np.outer(np.arange(16), np.arange(9)) * np.pi / 8
+    matrix = np.stack([np.cos(angles), -np.sin(angles)], -1).reshape(16, 18)
+    matrix = matrix if turns else matrix * np.linspace(1, 2, 18)
+    log = DecisionLog()
+    mod = build({"x": (7, 16)}, lambda b, x: R.matmul(x, relax.const(matrix.astype("float32"))))
+    converted = types(ConvertPrecision(log)(mod), "matmul") != [["float32", "float32"]]
+    assert converted is not turns
+    assert [d.reason for d in log.decisions if d.reason[:1] == "8"] == (["8: a Fourier transform"] if turns else [])
+
+
 def test_a_value_read_twice_exists_in_16_bits_only() -> None:
     def body(b: Any, x: Any) -> Any:
         y = b.emit(R.nn.relu(R.matmul(x, W)))

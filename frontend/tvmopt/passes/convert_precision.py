@@ -73,6 +73,7 @@ class ConvertPrecision:
                    7. an operand is a quantized tensor's numbers, which 16 bits would round: the sum is exact in
                       float32, and one that is quantized again would be off by a step. Whether bytes are multiplied as
                       bytes was asked before (ConvertIntegerProducts).
+                   8. it is a Fourier transform: of a spectrum whose bins are far apart 8 bits leave the largest ones
     Gain           half the bytes of weights and activations, and the machine's 16-bit products.
     Order          after everything that looks for float32 patterns; before FoldConstant, which has nothing to
                    fold of ours, and CanonicalizeBindings.
@@ -126,8 +127,27 @@ class ConvertPrecision:
                     return "4: a weight does not fit into float16"  # Decline 4
         if name in HEAVY and any(_dequantized(graph, operand) for operand in operands):
             return "7: an operand is a quantized tensor's numbers"  # Decline 7
+        if name == "matmul" and _turns(graph.array(call.args[1])):
+            return "8: a Fourier transform"  # Decline 8
         reason = self.unsupported(name, call)
         return None if reason is None else f"5: {reason}"  # Decline 5
+
+
+def _turns(matrix: Any) -> bool:
+    """Whether a matrix turns every number of a row by angles: pairs of columns that are cosines and sines.
+
+    >>> angles = np.outer(np.arange(4), np.arange(3)) * np.pi / 2
+    >>> turning = np.stack([np.cos(angles), -np.sin(angles)], -1).reshape(4, 6)
+    >>> _turns(turning), _turns(turning + np.eye(4, 6)), _turns(np.ones((4, 5)))
+    (True, False, False)
+    """
+    if matrix is None or matrix.ndim != 2 or matrix.shape[1] % 2 or matrix.size < 4:
+        return False
+    for part in (matrix[:1], matrix):  # of weights the first row says no
+        lengths = np.hypot(part[:, 0::2], part[:, 1::2])
+        if not lengths.max() or np.ptp(lengths) > 1e-5 * lengths.max():
+            return False
+    return True
 
 
 def _dequantized(graph: Graph, operand: Expr) -> bool:
