@@ -18,6 +18,7 @@ from fuzz.evaluate import Finding, Options, Outcome, refused, run_once, told
 from fuzz.inputs import OUTSIDE, Feeds, bound, feeds_of, has_range, inputs_of, kinds_for, numbers_of
 from fuzz.reference import Reference, Unable
 from fuzz.verdict import Verdicts
+from tvmopt.dims import identifier
 
 Sizes = dict[str, int]
 Ranges = dict[str, tuple[int, int]]
@@ -59,7 +60,8 @@ def evaluate_open(model: onnx.ModelProto, options: Options, say: Callable[[str],
             return refused(error, False)
         ranges = {n: (r.min, r.max) for n, r in engine.model.symbols.items() if n in ranges}
     # a size that another input decides, to which onnxruntime does not look, is not open any more
-    ranges = {n: r if n in engine.model.symbols else (numbers[n], numbers[n]) for n, r in ranges.items()}
+    known = engine.model.symbols.keys()
+    ranges = {n: r if {n, identifier(n)} & known else (numbers[n], numbers[n]) for n, r in ranges.items()}
     for sizes in _tried(ranges, numbers, rng):
         outcome.findings += _at(model, engine, reference, sizes, options, say, outcome, rng)
     for what, feeds in _wrong(model, engine, ranges, numbers):
