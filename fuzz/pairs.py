@@ -53,10 +53,8 @@ def pair(index: int) -> onnx.ModelProto:
     tests = cases()
     for attempt in range(100):
         rng = np.random.default_rng([index, attempt, 23])
-        test, kind = (
-            tests[int(rng.integers(len(tests)))],
-            TYPES[int(rng.choice(len(TYPES), p=(0.55, 0.15, 0.15, 0.15)))],
-        )
+        test = tests[int(rng.integers(len(tests)))]
+        kind = TYPES[int(rng.choice(len(TYPES), p=(0.55, 0.15, 0.15, 0.15)))]
         model = in_type(test, kind, "outside")
         made = model.graph.output[0].type.tensor_type
         shape = [d.dim_value for d in made.shape.dim]

@@ -60,8 +60,8 @@ def evaluate_open(model: onnx.ModelProto, options: Options, say: Callable[[str],
             return refused(error, False)
         ranges = {n: (r.min, r.max) for n, r in engine.model.symbols.items() if n in ranges}
     # a size that another input decides, to which onnxruntime does not look, is not open any more
-    known = engine.model.symbols.keys()
-    ranges = {n: r if {n, identifier(n)} & known else (numbers[n], numbers[n]) for n, r in ranges.items()}
+    known = engine.model.symbols
+    ranges = {n: r if identifier(n) in known else (numbers[n], numbers[n]) for n, r in ranges.items()}
     for sizes in _tried(ranges, numbers, rng):
         outcome.findings += _at(model, engine, reference, sizes, options, say, outcome, rng)
     for what, feeds in _wrong(model, engine, ranges, numbers):

@@ -17,14 +17,12 @@ and a model that asks whether its numbers are any (`x == x`) was told so always.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
-import tvm
 from tvm import relax, tirx
-from tvm_ffi import structural_map
 
-from tvmopt.operators.register import legalize_by
+from tvmopt.operators.register import rewrite_stock
 
 TRUTHS = ("relax.equal", "relax.not_equal", "relax.logical_or", "relax.logical_not")
 
@@ -33,18 +31,11 @@ TRUTHS = ("relax.equal", "relax.not_equal", "relax.logical_or", "relax.logical_n
 def install() -> None:
     """Register the forms with TVM, once a process."""
     for name in TRUTHS:
-        legalize_by(name, partial(_ordered, tvm.ir.Op.get(name).get_attr("FLegalize")), instead=True)
+        rewrite_stock(name, _rules)
 
 
-def _ordered(stock: Any, bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    made = stock(bb, call)
-    if not isinstance(made, relax.Call) or made.same_as(call):
-        return made
-    gvar = made.args[0]
-    func = bb.get()[gvar]
-    rules = ((tirx.EQ, _equal), (tirx.NE, _unequal), (tirx.Or, _either), (tirx.Not, _not))
-    bb.update_func(gvar, func.with_body(structural_map(func.body, rules)))
-    return made
+def _rules(call: relax.Call) -> list[Any]:
+    return [(tirx.EQ, _equal), (tirx.NE, _unequal), (tirx.Or, _either), (tirx.Not, _not)]
 
 
 def _real(value: Any) -> bool:
@@ -56,7 +47,7 @@ def _equal(node: Any) -> Any:
 
 
 def _unequal(node: Any) -> Any:
-    return _inverse(tirx.And(tirx.LE(node.a, node.b), tirx.LE(node.b, node.a))) if _real(node.a) else node
+    return _inverse(_equal(node)) if _real(node.a) else node
 
 
 def _either(node: Any) -> Any:

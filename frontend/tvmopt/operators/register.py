@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, te
 from tvm.ir import _ffi_api as ir_api
 from tvm.ir.op import register_op_attr
+from tvm_ffi import structural_map
 
 Form = Callable[[Any, Any], Any]
 """`form(bb, call) -> Expr`."""
@@ -31,6 +32,26 @@ def register(name: str, inferred: Form, where: str) -> None:
 def legalize_by(name: str, form: Form, instead: bool = False) -> None:
     """Make a form what LegalizeOps puts in place of a call that no machine's own form took; `instead`: of TVM's own."""
     register_op_attr(name, "FLegalize", form, 11 if instead else 10)
+
+
+def rewrite_stock(name: str, rules: Callable[[Any], Sequence[Any]]) -> None:
+    """Make TVM's own form of an operator, its loops rewritten, what LegalizeOps puts in place of a call.
+
+    Args:
+        rules: `rules(call)`: those of `structural_map`; none of a call whose form stays as it is.
+    """
+    stock = tvm.ir.Op.get(name).get_attr("FLegalize")
+
+    def form(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        made, wanted = stock(bb, call), rules(call)
+        if not wanted or not isinstance(made, relax.Call) or made.same_as(call):
+            return made
+        gvar = made.args[0]
+        func = bb.get()[gvar]
+        bb.update_func(gvar, func.with_body(structural_map(func.body, tuple(wanted))))
+        return made
+
+    legalize_by(name, form, instead=True)
 
 
 ON_CPUS = "tvmopt.on_cpus"
