@@ -223,3 +223,18 @@ def test_the_only_element_of_an_axis_has_one_index(rows, behind):
     for index in (1, -2, 1 << 40):
         with pytest.raises(InputError, match="out of range"):
             compiled.run({"x": x, "i": np.array(index)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool", "int64"])
+def test_a_shape_that_a_run_tells_spreads_nothing_but_what_is_there(dtype):
+    """Expand of a tensor without an axis of one element: its result has the same shape, whatever shape is passed."""
+    x = (np.arange(40) % 3 == 0).astype(dtype).reshape(2, 5, 4)
+    for length in (3, 2):
+        made = model_of("Expand", {"x": x, "shape": np.ones(length, "int64")})
+        compiled = tvmopt.compile(made, verify=False, records=False).model
+        for fine in ([2, 5, 4], [1, 1, 1], [2, 1, 4]):
+            np.testing.assert_array_equal(compiled.run({"x": x, "shape": ints(*fine[-length:])})["o0"], x)
+        for wrong in ([2, 5, 8], [2, 0, 4], [2, -5, 4], [2, -1, -1], [2, 5, 1 << 62], [2, -(1 << 63), 4]):
+            with pytest.raises(InputError, match=r"its shape does not fit"):
+                compiled.run({"x": x, "shape": ints(*wrong[-length:])})
+    np.testing.assert_array_equal(compiled.run({"x": x, "shape": ints(5, 4)})["o0"], x)  # and goes on

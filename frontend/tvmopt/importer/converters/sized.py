@@ -13,10 +13,11 @@ from tvm import relax
 from tvmopt.dims import Dim, OpenSize, Size, is_open, least, most
 from tvmopt.importer.converters import indices as indexed
 from tvmopt.importer.converters import shape as static
-from tvmopt.importer.converters.common import Build, const, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.open_values import BEYOND, from_the_end
 from tvmopt.importer.sizes import shape_to_tvm, to_tvm
+from tvmopt.operators.checks import Check, checked
 
 
 def _result_shape(ctx: Context) -> tuple[Size, ...]:
@@ -55,8 +56,28 @@ def squeeze(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
 def expand(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Expand: spread over the shape that is known."""
     if _is_static(inputs, ctx):
-        return ctx.stock(inputs, attrs)
+        return ctx.stock(inputs, attrs) if ctx.array(inputs[1]) is not None else _as_it_is(bb, inputs, ctx)
     return Build(bb, ctx.name).broadcast(inputs[0], _result_shape(ctx))
+
+
+def _as_it_is(bb: relax.BlockBuilder, inputs: Inputs, ctx: Context) -> Result:
+    """Expand by sizes that a run computes, of a tensor that has no axis of one element: there is nothing to spread,
+    and what is not its own size or 1 is refused."""
+    (x, wanted), b = inputs[:2], Build(bb, ctx.name)
+    count = shape_of(wanted)[0]
+    if count == 0:
+        return x
+    own = shape_of(x)[-count:]
+    check = Check(
+        "Expand: its shape does not fit its input.",
+        f"node '{ctx.name}', input '{ctx.node.input[1]}'",
+        f"pass {list(own)}, or 1 in place of any of these",
+        (1,),
+        (1,),
+    )
+    same = b.equal(wanted, const(np.array(own), dtype_of(wanted)))
+    ones = b.emit(checked(b.where(same, 1, wanted), check))
+    return b.where(b.equal(b.sum(ones, None), count), x, 0)  # the sum is that: x is behind the check
 
 
 def constant_of_shape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
