@@ -96,6 +96,21 @@ def test_sums_that_cancel_are_as_uncertain_as_their_terms():
     assert not judge.judged({"x": x}, {"y": in_order + 1e-9}, None).ok
 
 
+def test_what_is_left_of_a_mean_far_from_0_is_as_uncertain_as_the_mean():
+    axes, shape = (0, 2, 3), (2, 2, 8, 2)
+    nodes = [node("ReduceMean", ["x"], ["m"], axes=axes, keepdims=1), node("Sub", ["x", "m"], ["d"])]
+    nodes.append(node("Mul", ["d", "d"], ["y"]))
+    x = 1000 + np.random.default_rng(0).standard_normal(shape)
+    outputs = [value("d", shape, DOUBLE), value("y", shape, DOUBLE)]
+    judge, mean = Judge(model(nodes, [value("x", shape, DOUBLE)], outputs, opset=17)), x.mean(axes, keepdims=True)
+
+    def accepted(difference):
+        return judge.judged({"x": x}, {"d": difference, "y": np.square(difference)}, None).ok
+
+    assert accepted(x - (mean - 2 * np.spacing(1000.0))) and accepted(x - (mean + 2 * np.spacing(1000.0)))
+    assert not accepted(x - mean * (1 + 1e-12))
+
+
 def test_limits_of_doubles():
     for precision in ("fp32", "bf16"):
         assert limits_of(precision, np.dtype(np.float64)).rms < 1e-13

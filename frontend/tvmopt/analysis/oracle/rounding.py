@@ -407,8 +407,8 @@ class Nudged(Rounded):
             values = [self._nudged(v, max(epsilon, _rounding_of(v)) if heavy else epsilon) for v in values]
         tiled = self._by_tiles(call, values)
         results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
-        if not (adds or call.op in CHOOSE or has_edges(call)):
-            results = [self._nudged(r, _rounding_of(r)) for r in results]
+        if not (call.op in CHOOSE or has_edges(call)):  # a sum has been rounded, but for one of float64
+            results = [r if adds and not _is_double(r) else self._nudged(r, _rounding_of(r)) for r in results]
         if call.op in TAILS:
             results = [self._tail_moved(values, results[0]), *results[1:]]
         return [self._flushed(r) for r in results] if self.flushes else results
@@ -453,6 +453,10 @@ class Nudged(Rounded):
             to[start : start + PIECE] = part * (1 + epsilon * self.random.uniform(-1, 1, part.shape))
         beyond = np.isinf(moved) & np.isfinite(value.array)  # the fill of a mask is the largest number there is
         return Value(np.where(beyond, value.array, moved) if beyond.any() else moved, value.kind)
+
+
+def _is_double(value: Value | None) -> bool:
+    return value is not None and value.kind == np.float64
 
 
 def _rounding_of(value: Value | None) -> float:
