@@ -5,6 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
+from tests.importer.onnx_check import model, value
 
 OPERATORS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply}
 
@@ -109,3 +110,16 @@ def test_floats_beyond_a_narrow_integer_wrap_around(kind, to):
         wrapped = x.astype(np.int32).astype(to)
         np.testing.assert_array_equal(found["alone"], wrapped)
         np.testing.assert_array_equal(found["behind"], np.concatenate([wrapped, wrapped]))
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+@pytest.mark.parametrize("exponent", [1, 5, 9, 31, 64])
+def test_whole_powers_of_integers_are_exact_and_wrap_around(kind, exponent):
+    info = np.iinfo(kind)
+    x = np.array([0, 1, 3, 7, 12, info.max, info.max - 1, info.min, info.min + 1], kind)
+    x = np.concatenate([x, np.random.default_rng(exponent).integers(info.min, info.max, 24, kind, endpoint=True)])
+    nodes, dtype = [helper.make_node("Pow", ["x", "e"], ["y"])], helper.np_dtype_to_tensor_dtype(x.dtype)
+    made = model(nodes, [value("x", x.shape, dtype)], [value("y", None, dtype)], {"e": np.int64(exponent)})
+    found = tvmopt.compile(made, records=False, verify=False).model(x)
+    exact = [pow(int(v), exponent, 1 << info.bits) for v in x]
+    assert found.astype(object).tolist() == [v - (1 << info.bits) if v > info.max else v for v in exact]

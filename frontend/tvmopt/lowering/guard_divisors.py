@@ -1,14 +1,20 @@
-"""Divide by 1 where a size is 0 - behind TVM's own passes of loops.
+"""Divide by 1 where a size is 0, and plainly where nothing is negative - behind TVM's own passes of loops.
 
     Before                                            After
     rows = 262144 // columns                          rows = 262144 // (1 if columns == 0 else columns)
     for i in range(height // rows): ...               for i in range(height // rows): ...
+    x[(i * width + j) // height]                      x[truncdiv(i * width + j, max(height, 1))]
 
 A selection that finds nothing makes an axis of no elements. No loop along it runs, but what is computed before loops
 does: how many rows a task has, and where they begin. A processor traps a division by zero, which ends the process.
 
-Applies when   the divisor is one integer and no constant.
-Gain           none; it costs a comparison beside a division, which takes ten times as long.
+Places are rounded down, and a processor rounds towards 0; TVM knows of no size that it is not negative and writes both
+cases out, with four comparisons. Quotients of quotients of five open sizes (an InstanceNormalization of volumes) then
+take its simplifier more than minutes, each condition simplified twice within the next. A size of a tensor, a place that
+a loop counts and their sums, products and quotients are never negative: one division is enough.
+
+Applies when   the divisor is one integer and no constant; plainly, where both operands are never negative.
+Gain           compiling ends; a guard costs a comparison beside a division, which takes ten times as long.
 """
 
 from __future__ import annotations
@@ -17,27 +23,61 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_map
+from tvm_ffi import structural_mutate
 
 from tvmopt.lowering.loops import with_body
 
 DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+PLAIN = {tirx.FloorDiv: tirx.Div, tirx.FloorMod: tirx.Mod}
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+GROWS = (tirx.Add, tirx.Mul, tirx.Min, *DIVISIONS)
 
 
 def guard_divisors(func: tirx.PrimFunc, module: tvm.IRModule, context: Any) -> tirx.PrimFunc:
     """See the module's text."""
-    body = structural_map(func.body, tuple((kind, _guarded) for kind in DIVISIONS))
+    body = _Rewrite()(func.body)
     return func if body.same_as(func.body) else with_body(func, body)
 
 
 GuardDivisors = tirx.transform.prim_func_pass(guard_divisors, opt_level=0, name="tvmopt.GuardDivisors")
 
 
-def _guarded(division: Any) -> Any:
-    divisor = division.b
-    dtype = str(divisor.ty.dtype)
-    if dtype not in INTEGERS or isinstance(divisor, tirx.IntImm):
-        return division
-    safe = tirx.Select(divisor.equal(tirx.const(0, dtype)), tirx.const(1, dtype), divisor)
-    return type(division)(division.a, safe)
+class _Rewrite:
+    """Knows the variables that are never negative: the sizes of tensors, and what loops count from 0."""
+
+    def __init__(self) -> None:
+        self.positive: set[Any] = set()
+
+    def __call__(self, body: Any) -> Any:
+        handlers = [(tirx.DeclBuffer, self._sizes), (tirx.For, self._loop)]
+        return structural_mutate(body, (*handlers, *((kind, self._division) for kind in DIVISIONS)))
+
+    def _sizes(self, node: Any, mutator: Any) -> Any:
+        self.positive.update(size for size in node.buffer.shape if isinstance(size, tirx.Var))
+        return mutator.default_mutate(node)
+
+    def _loop(self, node: Any, mutator: Any) -> Any:
+        if self._is_positive(node.min):
+            self.positive.add(node.loop_var)
+        return mutator.default_mutate(node)
+
+    def _division(self, node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        divisor = node.b
+        dtype, known = str(divisor.ty.dtype), isinstance(divisor, tirx.IntImm)
+        if dtype not in INTEGERS or (known and int(divisor).bit_count() == 1):  # TVM shifts by a power of two
+            return node
+        one = tirx.const(1, dtype)
+        if type(node) in PLAIN and self._is_positive(node.a) and self._is_positive(divisor):
+            return PLAIN[type(node)](node.a, divisor if known else tirx.Max(divisor, one))
+        return node if known else type(node)(node.a, tirx.Select(divisor.equal(tirx.const(0, dtype)), one, divisor))
+
+    def _is_positive(self, place: Any) -> bool:
+        """Whether a place is never negative."""
+        if isinstance(place, tirx.IntImm):
+            return int(place) >= 0
+        if isinstance(place, GROWS):
+            return self._is_positive(place.a) and self._is_positive(place.b)
+        if isinstance(place, tirx.Max):
+            return self._is_positive(place.a) or self._is_positive(place.b)
+        return place in self.positive if isinstance(place, tirx.Var) else False

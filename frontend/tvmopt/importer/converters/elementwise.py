@@ -122,19 +122,34 @@ def bit_shift(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
     return b.where(over, 0, within)
 
 
+MOST_EXPONENT = 1 << 53
+"""Below it a float64 tells all integers apart."""
+
+
 def power(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Pow, of the base's type; small constant integer exponents of integers are products, so exact."""
+    """Pow, of the base's type; constant whole exponents of integers are products, so exact, and beyond the type they
+    wrap around."""
     b = Build(bb, ctx.name)
     x, y = inputs[0], inputs[1]
     dtype, other = dtype_of(x), dtype_of(y)
     if is_float(dtype):
         return b.unary(lambda base: relax.op.power(base, b.cast(y, dtype_of(base))), x)
     known = ctx.array(y)
-    if known is not None and known.size == 1 and float(known.ravel()[0]) in (1, 2, 3, 4) and shape_of(y) in ((), (1,)):
-        return reduce(lambda a, c: b.mul(a, c), [x] * int(known.ravel()[0]))
+    exponent = float(known.ravel()[0]) if known is not None and shape_of(y) in ((), (1,)) else 0.0
+    if exponent.is_integer() and 1 <= exponent < MOST_EXPONENT:
+        return _product(b, x, int(exponent))
     work = "float64"
     value = b.emit(relax.op.power(b.cast(x, work), b.cast(y, work)))
     return b.cast(b.emit(relax.op.round(value)) if not is_float(other) else value, dtype)
+
+
+def _product(b: Build, x: Any, times: int) -> Any:
+    """x times itself, by squares."""
+    if times == 1:
+        return x
+    half = _product(b, x, times // 2)
+    square = b.mul(half, half)
+    return b.mul(square, x) if times % 2 else square
 
 
 def modulo(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

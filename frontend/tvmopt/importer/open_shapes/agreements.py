@@ -35,7 +35,8 @@ def _one_each(n: Node, size: Size, *indices: int, what: str) -> Facts:
     """These inputs are vectors of so many numbers."""
     for i in indices:
         if (found := _at(n, i)) is not None:
-            yield f"the {what} and the elements of '{n.node.input[i]}'", size, "==", found[0]
+            (elements,) = found
+            yield f"the {what} and the elements of '{n.node.input[i]}'", size, "==", elements
 
 
 def _alike(what: str, a: Sequence[Size], b: Sequence[Size]) -> Facts:
@@ -108,7 +109,7 @@ def _quantised(n: Node) -> Facts:
     """One scale, one per slice of `axis`, or one per block along it."""
     x, scale, zero = (_at(n, i) for i in range(3))
     block = n.attrs.get("block_size", 0)
-    if scale is not None and zero is not None and len(scale) == len(zero) and (scale, zero) != ((1,), (1,)):
+    if scale is not None and zero is not None and ({*scale} | {*zero}) - {1}:
         yield from _alike("its scales and zero points", scale, zero)
     if x is None or not scale or (scale == (1,) and not block):
         return
@@ -142,17 +143,19 @@ def _recurrent(n: Node) -> Facts:
     if r is None:
         return
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[n.node.op_type]
-    yield "the rows of R and its hidden size", r[1], "==", r[2] * gates
+    directions, rows, hidden = r
+    yield "the rows of R and its hidden size", rows, "==", hidden * gates
     if w is not None:
-        yield from _alike("W and R", w[:2], r[:2])
+        yield from _alike("W and R", w, (directions, rows, w[2]))
     if b is not None:
-        yield from _alike("B and R", b, (r[0], 2 * r[1]))
+        yield from _alike("B and R", b, (directions, 2 * rows))
     for i in (5, 6):
         if (state := _at(n, i)) is not None:
-            directions = state[1 if n.attrs.get("layout", 0) else 0]
-            yield from _alike("an initial state and R", (directions, state[2]), (r[0], r[2]))
+            batch = state[0 if n.attrs.get("layout", 0) else 1]
+            wanted = (batch, directions, hidden) if n.attrs.get("layout", 0) else (directions, batch, hidden)
+            yield from _alike("an initial state and R", state, wanted)
     if (peepholes := _at(n, 7)) is not None:
-        yield from _alike("P and R", peepholes, (r[0], 3 * r[2]))
+        yield from _alike("P and R", peepholes, (directions, 3 * hidden))
 
 
 def _attention(n: Node) -> Facts:
@@ -298,9 +301,11 @@ def _rois(n: Node) -> Facts:
 def _suppression(n: Node) -> Facts:
     boxes, scores = n.shapes[:2]
     if boxes is not None:
-        yield "the corners of a box", boxes[2], "==", 4
+        pictures, count, corners = boxes
+        yield "the corners of a box", corners, "==", 4
         if scores is not None:
-            yield from _alike("its boxes and scores", boxes[:2], (scores[0], scores[2]))
+            images, _, scored = scores
+            yield from _alike("its boxes and scores", (pictures, count), (images, scored))
 
 
 def _unpool(n: Node) -> Facts:
