@@ -347,7 +347,8 @@ def graph_passes(
         P.PropagateTransposes(log),  # after FuseAttention and ConvertLayout, whose transposes it cancels
         P.FuseTransposeMatmul(log),  # the flatten that a transpose could not pass
         P.ConvertSoftmax(log, lambda call: _sums_wide(call, machine)),  # after FuseAttention, which looks for softmax
-        P.SplitReductions(log),  # after PropagateTransposes: the last axis is that of rows
+        # after PropagateTransposes: the last axis is that of rows
+        P.SplitReductions(log, lanes=machine.kind == "llvm" and precision == "fp32"),
         P.CancelReshapes(log),  # after PropagateTransposes: a transpose travels, a reshape does not
         P.FoldConstant(log),  # what the layout passes left around constants
         P.KeepCaches(machine.kind, log, stored),  # after FuseAttention and the passes of layouts; its inputs are others

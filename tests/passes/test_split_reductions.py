@@ -93,3 +93,18 @@ def test_axes_apart(name, keepdims, dims, axes):
 def test_neighbours_stay(make, dims, kind):
     mod = reduction(make, dims, kind)
     assert tvm_ffi.structural_equal(SplitReductions(DecisionLog())(mod), mod)
+
+
+@pytest.mark.parametrize(
+    "make, dims, kind, stays",
+    [
+        (lambda x: relax.op.mean(x, [2, 3]), (2, 5, h, w), "float32", True),
+        (lambda x: relax.op.mean(x, [2, 3]), (1, 1, h, w), "float32", False),  # all of it
+        (lambda x: relax.op.mean(x, [1, 2]), (2, h, w, 5), "float32", False),  # not the last axes
+        (lambda x: relax.op.mean(x, [2, 3]), (2, 5, h, w), "float64", False),
+    ],
+)
+def test_rows_that_a_kernel_adds_in_lanes_stay(make, dims, kind, stays):
+    mod = reduction(make, dims, kind)
+    assert tvm_ffi.structural_equal(SplitReductions(DecisionLog(), lanes=True)(mod), mod) == stays
+    assert not tvm_ffi.structural_equal(SplitReductions(DecisionLog())(mod), mod)

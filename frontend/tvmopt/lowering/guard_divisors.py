@@ -43,13 +43,13 @@ GuardDivisors = tirx.transform.prim_func_pass(guard_divisors, opt_level=0, name=
 
 
 class _Rewrite:
-    """Knows the variables that are never negative: the sizes of tensors, and what loops count from 0."""
+    """Knows the variables that are never negative: sizes of tensors, what loops count from 0, and names of such."""
 
     def __init__(self) -> None:
         self.positive: set[Any] = set()
 
     def __call__(self, body: Any) -> Any:
-        handlers = [(tirx.DeclBuffer, self._sizes), (tirx.For, self._loop)]
+        handlers = [(tirx.DeclBuffer, self._sizes), (tirx.For, self._loop), (tirx.Bind, self._name)]
         return structural_mutate(body, (*handlers, *((kind, self._division) for kind in DIVISIONS)))
 
     def _sizes(self, node: Any, mutator: Any) -> Any:
@@ -59,6 +59,11 @@ class _Rewrite:
     def _loop(self, node: Any, mutator: Any) -> Any:
         if self._is_positive(node.min):
             self.positive.add(node.loop_var)
+        return mutator.default_mutate(node)
+
+    def _name(self, node: Any, mutator: Any) -> Any:
+        if self._is_positive(node.value):
+            self.positive.add(node.var)
         return mutator.default_mutate(node)
 
     def _division(self, node: Any, mutator: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from tvm import relax, tirx
 
 from tvmopt.passes.graph import Expr, Graph, Rewrite, Var, dtype, ints, is_float, name_of, op_name, rewrite_pass
+from tvmopt.report import DecisionLog
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -22,7 +23,8 @@ class SplitReductions(Rewrite):
                                                       y = R.mean(r, axis=[0, 2])
 
     Applies when   two or more of the axes are longer than one, and
-                   1. it is a sum or mean of floats over an axis of open size, or
+                   1. it is a sum or mean of floats over an axis of open size, and its axes are not the last ones of a
+                      float32 tensor where kernels add these in the lanes of vectors (`lanes`), or
                    2. the sizes are known, x's last axis is one of them, and one that stays lies between: a sum or mean
                       of float32, or a maximum or minimum.
     Gain           1. a rounding for each row and for each number of a row, in place of one for each number: 224 x 224
@@ -31,6 +33,10 @@ class SplitReductions(Rewrite):
     Order          after PropagateTransposes: the last axis is the one whose rows lie together; after FuseGlobalPool,
                    which does the opposite for neighbouring axes of static sizes.
     """
+
+    def __init__(self, log: DecisionLog | None = None, lanes: bool = False) -> None:
+        super().__init__(log)
+        self.lanes = lanes
 
     def rule(self, graph: Graph, var: Var, value: Expr) -> Expr | None:
         """Rewrite a reduction."""
@@ -41,13 +47,21 @@ class SplitReductions(Rewrite):
         axes = range(len(dims)) if value.attrs.axis is None else ints(value.attrs.axis)
         reduced = sorted(a % len(dims) for a in axes)
         long = [a for a in range(len(dims)) if not isinstance(dims[a], tirx.IntImm) or int(dims[a]) != 1]
-        rows = _open_rows(name, value, dims, reduced, long) or _apart(name, value, dims, reduced, long)
+        in_lanes = self.lanes and dtype(value) == "float32" and _are_rows(reduced, long, len(dims))
+        rows = [] if in_lanes else _open_rows(name, value, dims, reduced, long)
+        rows = rows or _apart(name, value, dims, reduced, long)
         if not rows:
             return None
         self.applied(var, f"{name} over {[a for a in reduced if a in long]}")
         reduce = getattr(relax.op, name)
         first = graph.emit(reduce(value.args[0], rows, keepdims=True), name_of(var))
         return reduce(first, reduced, keepdims=bool(value.attrs.keepdims))
+
+
+def _are_rows(reduced: list[int], long: list[int], rank: int) -> bool:
+    """Whether the axes are the last ones, with rows before them: all of a tensor is one row of too many numbers."""
+    first = rank - len(reduced)
+    return reduced == list(range(first, rank)) and any(a < first for a in long)
 
 
 def _open_rows(name: str, value: Expr, dims: list[Any], reduced: list[int], long: list[int]) -> list[int]:

@@ -6,9 +6,8 @@
     rms_norm      y = x / sqrt(sum x^2 / C + eps) * gamma
     group_norm    layer_norm over (channels of the group, pixels), gamma and beta by channel; instance: one channel
 
-The variance is of centred values: E[x^2] - mu^2 cancels. Float32; rows of an open length: softmax alone; anything else
-is TVM's.
-Several reduced axes become one by a reshape, which is a view.
+The variance is of centred values: E[x^2] - mu^2 cancels. Float32; anything else is TVM's, and so is a reduction of all
+axes where one is open. Several reduced axes become one by a reshape, which is a view.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.lowering import math
 from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, Symbols, flat, same_size, same_sizes, sizes, trailing
-from tvmopt.lowering.loops import INDEX, NANOSECONDS, load, loop, new_buffer, prim_func, store
+from tvmopt.lowering.loops import INDEX, NANOSECONDS, const_index, load, loop, new_buffer, prim_func, store
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu.rows import across
 from tvmopt.schedules.cpu.rows.norm_by_channel import channels_last, variance_of
@@ -124,7 +123,7 @@ def _centred(row: Row, x: Any, at: tuple[Expr, ...], epsilon: float) -> Callable
     A mean of 1e5 has an error of 4e-3, the rounding of its own format. The mean of the centred values is what it
     lacks: r = sum (x - mu) / C;  v = sum (x - mu)^2 / C - r^2;  y = (x - mu) * s - r * s,  s = 1 / sqrt(v + eps).
     """
-    inverse = tirx.const(1.0 / row.length, "float32")
+    inverse = _inverse(row)
     mean = row.keep(row.reduce(lambda i: load(x, *at, i), _add, 0.0) * inverse)
 
     def centred(i: Expr) -> Expr:
@@ -136,6 +135,14 @@ def _centred(row: Row, x: Any, at: tuple[Expr, ...], epsilon: float) -> Callable
     scale = row.keep(_rsqrt(variance + tirx.const(epsilon, "float32")))
     shift = row.keep(rest * scale)
     return lambda i: centred(i) * scale - shift
+
+
+def _inverse(row: Row) -> Expr:
+    """One over the elements of a row, whose number may be open."""
+    one = tirx.const(1.0, "float32")
+    if isinstance(row.length, int):
+        return tirx.const(1.0 / row.length, "float32")
+    return row.keep(one / tirx.Cast("float32", row.length))
 
 
 def _rsqrt(value: Expr) -> Expr:
@@ -160,9 +167,9 @@ def layer_norm_program(epsilon: float, scale: bool, center: bool) -> Program:
 def rms_norm_program(epsilon: float) -> Program:
     def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
         x, gamma, y = buffers
+        inverse = _inverse(row)
         square = row.reduce(lambda i: load(x, *at, i) * load(x, *at, i), _add, 0.0)
-        mean = square * tirx.const(1.0 / row.length, "float32")
-        rsqrt = row.keep(_rsqrt(mean + tirx.const(epsilon, "float32")))
+        rsqrt = row.keep(_rsqrt(square * inverse + tirx.const(epsilon, "float32")))
         row.map(lambda c: store(y, load(x, *at, c) * rsqrt * load(gamma, c), *at, c))
 
     return program
@@ -173,7 +180,7 @@ def group_norm_program(epsilon: float, channels: int, scale: bool, center: bool)
 
     def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
         x, gamma, beta, y = buffers
-        pixels = row.length // channels
+        pixels = row.length if channels == 1 else tirx.truncdiv(const_index(0) + row.length, const_index(channels))
         normalized = _centred(row, x, at, epsilon)
 
         def channel(c: Expr) -> Any:
@@ -199,7 +206,7 @@ def reduce_program(kind: str) -> Program:
         combine, identity = {"max": (_max, -_INF), "min": (_min, _INF)}.get(kind, (_add, 0.0))
         value = row.reduce(lambda i: load(x, *at, i), combine, identity)
         if kind == "mean":  # a product with the reciprocal may make another number of equal ones
-            value = value / tirx.const(float(row.length), "float32")
+            value = value / tirx.Cast("float32", const_index(0) + row.length)
         ones = [tirx.const(0, INDEX)] * (len(y.shape) - len(at))
         row.statements.append(store(y, value, *at, *ones))
 
@@ -216,10 +223,9 @@ def _float_shape(expr: Any) -> tuple[Any, ...] | None:
     return shape if shape and not empty and str(expr.ty.dtype) == "float32" else None
 
 
-def _row(shape: Sequence[Any], count: int) -> tuple[tuple[Any, ...], int] | None:
-    """The sizes of rows of the last `count` axes, and the length of a row; None where that is open."""
-    rows, last = tuple(shape[: len(shape) - count]), shape[len(shape) - count :]
-    return (rows, prod(last)) if all(isinstance(d, int) for d in last) else None
+def _row(shape: Sequence[Any], count: int) -> tuple[tuple[Any, ...], Any]:
+    """The sizes of rows of the last `count` axes, and the length of a row."""
+    return tuple(shape[: len(shape) - count]), prod(shape[len(shape) - count :])
 
 
 def _emit(
@@ -280,9 +286,7 @@ def layer_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> An
         return Declined(UNFIT)
     if count is None:
         return Declined(NOT_LAST)
-    if (row := _row(shape, count)) is None:
-        return Declined(OPEN_ROW)
-    rows, length = row
+    rows, length = _row(shape, count)
     args = [flat(bb, x, (*rows, length)), flat(bb, gamma, (length,)), flat(bb, beta, (length,))]
     program = layer_norm_program(float(call.attrs.epsilon), bool(call.attrs.scale), bool(call.attrs.center))
     out = _emit(bb, args, (*rows, length), rows, length, machine, program, "layer_norm")
@@ -298,9 +302,7 @@ def rms_norm(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
         return Declined(UNFIT)
     if count is None:
         return Declined(NOT_LAST)
-    if (row := _row(shape, count)) is None:
-        return Declined(OPEN_ROW)
-    rows, length = row
+    rows, length = _row(shape, count)
     args = [flat(bb, x, (*rows, length)), flat(bb, gamma, (length,))]
     program = rms_norm_program(float(call.attrs.epsilon))
     out = _emit(bb, args, (*rows, length), rows, length, machine, program, "rms_norm")
@@ -316,19 +318,19 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call, machine: Machine, groups:
     shape, attrs = _float_shape(x), call.attrs
     if shape is None or len(shape) < 3 or not (_float_shape(gamma) and _float_shape(beta)):
         return Declined(UNFIT)
-    if not all(isinstance(d, int) for d in shape[1:]):
-        return Declined(OPEN_ROW)
     channel = int(attrs.channel_axis) % len(shape)
+    if groups is not None and not isinstance(shape[channel], int):
+        return Declined("groups of an open number of channels")
     if sorted(int(a) % len(shape) for a in attrs.axes) != [a for a in range(1, len(shape)) if a != channel]:
         return Declined("axes that are not all but the batch's and the channels'")
-    groups = groups or shape[channel]
     if channel == len(shape) - 1:
-        if not isinstance(shape[0], int):
-            return Declined("channels last, and an open number of samples")
-        return channels_last(bb, call, shape, groups)
+        if not all(isinstance(d, int) for d in shape):
+            return Declined("channels last, and an open size")
+        return channels_last(bb, call, shape, groups or shape[channel])
     if channel != 1:
         return Declined("channels that are neither second nor last")
-    channels, length = shape[1] // groups, prod(shape[1:]) // groups
+    channels, groups = (1, shape[1]) if groups is None else (shape[1] // groups, groups)
+    length = channels * prod(shape[2:])
     program = group_norm_program(float(attrs.epsilon), channels, bool(attrs.scale), bool(attrs.center))
     whole = (shape[0], groups, length)
     out = _emit(bb, [flat(bb, x, whole), gamma, beta], whole, whole[:2], length, machine, program, "group_norm")
@@ -366,11 +368,10 @@ def _reduction(kind: str) -> Any:
         count = trailing(axes, len(shape))
         if count is None:
             return Declined(NOT_LAST)
-        if len(shape) == count and all(isinstance(d, int) for d in shape):
-            return _of_everything(bb, x, prod(shape), out, kind, machine)
-        if (row := _row(shape, count)) is None:
-            return Declined(OPEN_ROW)
-        rows, length = row
+        if len(shape) == count:
+            known = all(isinstance(d, int) for d in shape)
+            return _of_everything(bb, x, prod(shape), out, kind, machine) if known else Declined(OPEN_ROW)
+        rows, length = _row(shape, count)
         return _emit(
             bb,
             [flat(bb, x, (*rows, length))],
