@@ -157,6 +157,7 @@ CASES = [
     case("FastGelu", 5, domain=MS, x=(3, "n"), b=(5,)),
     case("FusedMatMul", 5, domain=MS, x=(3, "n"), w=(5, 4)),
     case("FusedMatMul", 5, attrs={"transA": 1, "transB": 1}, domain=MS, x=("n", 3), w=(4, 5)),
+    case("FeatureVectorizer", 7, domain=ML, attrs={"inputdimensions": [3, 2]}, x=("n", 3), b=(7, 2)),
     case("Imputer", 5, attrs={"imputed_value_floats": [1.0] * 5}, domain=ML, x=(3, "n")),
     case("BiasAdd", 5, domain=MS, x=(2, 3, "n"), b=(5,), s=(2, 3, "n")),
     case("LayerNormalization", 8, domain=MS, x=(3, "n"), g=(8,)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
 import tvmopt.onnxruntime as ours
@@ -136,6 +136,26 @@ def test_gpus_are_refused() -> None:
     assert "--target cpu" in error.value.fix
 
 
+def _with_a_circle(attrs: dict[str, Any]) -> None:
+    """The tree 0 is two nodes that lead to each other, with a leaf each, and a third leaf."""
+    tree = {
+        "treeids": [0] * 5, "nodeids": [0, 1, 2, 3, 4], "featureids": [0] * 5, "values": [0.0] * 5,
+        "modes": ["BRANCH_LEQ", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF"], "truenodeids": [1, 0, 0, 0, 0],
+        "falsenodeids": [2, 3, 0, 0, 0], "missing_value_tracks_true": [0] * 5,
+    }  # fmt: skip
+    attrs.update({f"nodes_{key}": values for key, values in tree.items()})
+    attrs.update(target_treeids=[0], target_nodeids=[4], target_ids=[0], target_weights=[1.0])
+
+
+def test_numbers_of_float64_are_compared_as_such() -> None:
+    """Rounded to float32, a number just beyond a threshold is at it."""
+    attrs = trees("target", 3, 4, 1)
+    edges = sorted({v for v, mode in zip(attrs["nodes_values"], attrs["nodes_modes"], strict=True) if mode != "LEAF"})
+    near = np.float64(np.float32(edges))
+    x = np.stack([np.concatenate([near, near + 1e-12, near - 1e-12])] * 4, 1)
+    agree(one("TreeEnsembleRegressor", x, {"y": 1}, n_targets=1, **attrs), x)
+
+
 def test_trees_that_are_none_are_refused() -> None:
     x = rows(2, 4)
     broken: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -145,6 +165,12 @@ def test_trees_that_are_none_are_refused() -> None:
         "compare by": lambda a: a["nodes_modes"].__setitem__(0, "BRANCH_GT"),
         "feature 99 of 4": lambda a: a["nodes_featureids"].__setitem__(0, 99),
         "target 9 of 3": lambda a: a["target_ids"].__setitem__(0, 9),
+        "-1, of nodes_featureids,": lambda a: a["nodes_featureids"].__setitem__(0, -1),
+        "-1, of target_ids,": lambda a: a["target_ids"].__setitem__(0, -1),
+        f"{1 << 32}, of target_ids,": lambda a: a["target_ids"].__setitem__(0, 1 << 32),
+        "not equally long": lambda a: a["target_weights"].pop(),
+        "not equally long: .*tracks_true 1": lambda a: a.update(nodes_missing_value_tracks_true=[1]),
+        "nodes are no trees": _with_a_circle,
     }
     for told, spoil in broken.items():
         attrs = trees("target", 4, 4, 3)
@@ -167,7 +193,7 @@ def test_intercepts_say_how_many_rows_there_are() -> None:
     agree(
         one("LinearRegressor", x, {"y": 1}, version=1, targets=3, coefficients=weights, intercepts=[1.0, 0.0, 2.0]), x
     )
-    made = one("LinearRegressor", x, {"y": 1}, version=1, coefficients=weights[:8], intercepts=[1.0, 0.0, 2.0])
+    made = one("LinearRegressor", x, {"y": 1}, version=1, targets=2, coefficients=weights[:8], intercepts=[1.0] * 3)
     with pytest.raises(UnsupportedOp, match="2 rows of coefficients and 3 intercepts"):
         import_model(made)
 
@@ -201,6 +227,41 @@ def test_columns_side_by_side() -> None:
     feeds = {"x": rows(4, 3), "z": rows(4, 2)}
     (found,) = run_relax(import_model(made), feeds)
     np.testing.assert_array_equal(found, np.column_stack([feeds["x"][:, :2], feeds["z"], np.zeros(4)]))
+
+
+def test_columns_side_by_side_have_the_same_rows() -> None:
+    """Two open numbers of rows are one; a node that says less or more columns than it has inputs is refused."""
+    node = helper.make_node("FeatureVectorizer", ["x", "z"], ["y"], domain=ML, inputdimensions=[3, 2])
+    made = model([node], [value("x", ["n", 3]), value("z", ["m", 2])], [value("y", None)], domains={ML: 1})
+    compiled = tvmopt.compile(made, shape={"n": "1..9", "m": "1..9"}, verify=False, records=False).model
+    x, z = rows(7, 3), rows(7, 2)
+    np.testing.assert_array_equal(compiled.run({"x": x, "z": z})["y"], np.column_stack([x, z]))
+    with pytest.raises(TvmoptError):
+        compiled.run({"x": x, "z": z[:6]})
+    for columns in ([3], [3, -1]):
+        made.graph.node[0].attribute[0].ints[:] = columns
+        with pytest.raises(UnsupportedOp, match="its inputdimensions are"):
+            import_model(made)
+
+
+def test_a_default_keeps_the_type_of_the_values() -> None:
+    x = np.array([0.0, 0.5, 3.0])
+    tables = {key: numpy_helper.from_array(np.array(v)) for key, v in
+              {"keys_tensor": [0.0, 0.5], "values_tensor": [1.5, 2.5], "default_tensor": [9.25]}.items()}  # fmt: skip
+    (found,) = agree(one("LabelEncoder", x, {"y": TensorProto.DOUBLE}, version=4, **tables), x)
+    assert found.tolist() == [1.5, 2.5, 9.25]
+
+
+def test_a_category_twice_is_its_last_column() -> None:
+    x = np.array([0, 1, 2, 5])
+    agree(one("OneHotEncoder", x, {"y": 1}, version=1, cats_int64s=[0, 1, 0, 2], zeros=1), x)
+
+
+def test_a_linear_model_has_as_many_results_as_it_says() -> None:
+    x = rows(7, 3)
+    agree(one("LinearRegressor", x, {"y": 1}, version=1, coefficients=[0.5, -1.0, 2.0, 1.0, 0.0, 3.0]), x)
+    with pytest.raises(UnsupportedOp, match="2 rows of coefficients and 3 targets"):
+        import_model(one("LinearRegressor", x, {"y": 1}, version=1, coefficients=[1.0] * 6, targets=3))
 
 
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])

@@ -2,7 +2,7 @@
 
     y = tvmopt.tree_sums(x, features, thresholds, ways, leaves, roots, targets, weights; count, comparison)
 
-    x           [n, features] float32; y [n, count] float32
+    x           [n, features] float32 or float64, as the thresholds are; y [n, count] float32
     features    [nodes] int32: the feature that a node compares with its threshold; -1: it is a leaf
     ways        [nodes, 3] int32: the node to go on with if the comparison is false, if it is true, and of NaN
     leaves      [nodes, 2] int32: the first entry of a leaf, and the one behind the last

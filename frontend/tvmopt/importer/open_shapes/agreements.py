@@ -474,7 +474,16 @@ def _columns(*names: str) -> Callable[[Node], Facts]:
     return facts
 
 
+def _rows_beside(n: Node) -> Facts:
+    """Columns of several inputs side by side; a vector is a column."""
+    first = n.shapes[0]
+    for name, shape in zip(n.node.input, n.shapes, strict=True):
+        if first and shape:
+            yield f"the rows of its first input and '{name}'", first[0], "==", shape[0]
+
+
 OTHER_DOMAINS: dict[tuple[str, str], Callable[[Node], Facts]] = {
+    ("ai.onnx.ml", "FeatureVectorizer"): _rows_beside,
     ("ai.onnx.ml", "Imputer"): _columns("imputed_value_floats", "imputed_value_int64s"),
     ("ai.onnx.ml", "Scaler"): _columns("offset", "scale"),
     ("com.microsoft", "Attention"): _packed_attention,

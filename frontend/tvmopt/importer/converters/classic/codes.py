@@ -24,7 +24,10 @@ def one_hot(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
     if not attrs.get("zeros", 1):
         raise ctx.unsupported("an unknown category is an error", "export with handle_unknown='ignore': a row of zeros")
     x = inputs[0] if dtype_of(inputs[0]).startswith("int") else b.cast(inputs[0], "int64")
-    return b.cast(_matches(b, x, known), "float32")
+    found = _matches(b, x, known)
+    if len(set(known)) < len(known):  # the last column of a category that is there twice, as in onnxruntime
+        found = b.both(found, const(np.array([c not in known[i + 1 :] for i, c in enumerate(known)]), "bool"))
+    return b.cast(found, "float32")
 
 
 def label_encoder(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
@@ -37,8 +40,8 @@ def label_encoder(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any],
         raise ctx.unsupported("its keys and values are not as many numbers", "integers or floats, a value a key")
     if dtype_of(inputs[0]) != str(keys.dtype):
         raise ctx.unsupported(f"its keys are {keys.dtype} and its input is {dtype_of(inputs[0])}", "the same type")
-    kind = str(values.dtype)
-    default = attrs.get("default_float", -0.0) if kind == "float32" else attrs.get("default_int64", -1)
+    kind, real = str(values.dtype), values.dtype.kind == "f"
+    default = attrs.get("default_float", -0.0) if real else attrs.get("default_int64", -1)
     default = attrs.get("default_tensor", default)
     found = _matches(b, inputs[0], keys)
     if np.isnan(keys.astype(np.float64)).any():
@@ -52,7 +55,7 @@ def label_encoder(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any],
     return b.where(
         b.greater(b.max(places, axis), 0),
         value,
-        float(np.ravel(default)[0]) if kind == "float32" else int(np.ravel(default)[0]),
+        const(np.ravel(default)[0], kind),
     )
 
 

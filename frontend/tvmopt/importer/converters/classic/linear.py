@@ -12,8 +12,12 @@ from tvmopt.importer.converters.common import Build, const, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 
 
-def _sums(b: Build, ctx: Context, x: Any, attrs: dict[str, Any]) -> Any:
-    """x @ coefficients^T + intercepts, of which there is one a row; onnxruntime reads no more coefficients."""
+def _sums(b: Build, ctx: Context, x: Any, attrs: dict[str, Any], count: int = 0) -> Any:
+    """x @ coefficients^T + intercepts, of which there is one a row; onnxruntime reads no more coefficients.
+
+    Args:
+        count: of the rows, where the node says it.
+    """
     x = b.cast(x, "float32")
     shape = shape_of(x)
     if len(shape) == 1:
@@ -21,11 +25,14 @@ def _sums(b: Build, ctx: Context, x: Any, attrs: dict[str, Any]) -> Any:
     features = shape[-1]
     coefficients = np.asarray(attrs["coefficients"], np.float32)
     intercepts = np.asarray(attrs.get("intercepts", ()), np.float32)
-    if intercepts.size and isinstance(features, int) and coefficients.size > intercepts.size * features:
-        coefficients = coefficients[: intercepts.size * features]
+    wanted = count or intercepts.size
+    if wanted and isinstance(features, int) and coefficients.size > wanted * features:
+        coefficients = coefficients[: wanted * features]
     if not isinstance(features, int) or not features or coefficients.size % features:
         raise ctx.unsupported(f"{coefficients.size} coefficients do not fit {features} features", "check --shape")
     rows = coefficients.reshape(-1, features)
+    if count and len(rows) != count:
+        raise ctx.unsupported(f"it has {len(rows)} rows of coefficients and {count} targets", "one a target")
     sums = b.matmul(x, const(np.ascontiguousarray(rows.T), "float32"))
     if intercepts.size not in (0, len(rows)):
         raise ctx.unsupported(f"it has {len(rows)} rows of coefficients and {intercepts.size} intercepts", "one a row")
@@ -47,7 +54,8 @@ def classifier(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
 def regressor(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """LinearRegressor."""
     b = Build(bb, ctx.name)
-    return transformed(b, ctx, _sums(b, ctx, inputs[0], attrs), attrs.get("post_transform", "NONE"))
+    sums = _sums(b, ctx, inputs[0], attrs, int(attrs.get("targets", 1)))
+    return transformed(b, ctx, sums, attrs.get("post_transform", "NONE"))
 
 
 CONVERTERS: dict[tuple[str, str], Converter] = {

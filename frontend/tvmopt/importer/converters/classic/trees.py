@@ -9,12 +9,15 @@ import numpy as np
 from tvm import relax
 
 from tvmopt.importer.converters.classic.scores import both_classes, class_labels, label_of, transformed
-from tvmopt.importer.converters.common import Build, const, shape_of
+from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.operators.tree_sums import COMPARISONS, tree_sums
 
 Array = np.ndarray[Any, Any]
 LEAF = "LEAF"
+NODES = ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids", "falsenodeids")
+LEAVES = ("treeids", "nodeids", "ids", "weights")
+"""Attributes with an entry for each node, and for each number that a leaf adds."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Forest:
 
 def forest(ctx: Context, attrs: dict[str, Any], part: str) -> Forest:
     """The trees of a node; `part`: "class" or "target", the prefix of what leaves add."""
+    _check_tables(ctx, attrs, part)
     trees, nodes = (np.asarray(attrs[f"nodes_{key}"], np.int64) for key in ("treeids", "nodeids"))
     modes = np.array([m.decode() if isinstance(m, bytes) else str(m) for m in attrs["nodes_modes"]])
     leaf = modes == LEAF
@@ -50,16 +54,41 @@ def forest(ctx: Context, attrs: dict[str, Any], part: str) -> Forest:
         raise ctx.unsupported("a node's branch leads to no node of its tree", "export the model again")
     reached = np.bincount(ways[~leaf].ravel(), minlength=len(trees))
     roots = np.flatnonzero(reached == 0)
-    if (reached > 1).any() or len(roots) != len(set(trees.tolist())):
+    if (reached > 1).any() or len(roots) != len(set(trees.tolist())) or not _whole(ways, leaf, roots):
         raise ctx.unsupported("its nodes are no trees", "one root a tree, and one way to each node")
     tracks = np.asarray(attrs.get("nodes_missing_value_tracks_true") or np.zeros(len(trees)), np.int32)
     features = np.where(leaf, -1, np.asarray(attrs["nodes_featureids"], np.int32)).astype(np.int32)
     leaves, targets, weights = _leaves(attrs, part, place, len(trees))
     tracks = tracks | (used == {"BRANCH_NEQ"})  # NaN is no number, and so another one
     ways = np.concatenate([ways, np.where(tracks, ways[:, 1], ways[:, 0])[:, None]], 1).astype(np.int32)
-    thresholds = np.asarray(_numbers(attrs, "nodes_values"), np.float32)
+    thresholds = np.asarray(_numbers(attrs, "nodes_values"), np.float64)
     comparison = used.pop() if used else COMPARISONS[0]
     return Forest(features, thresholds, ways, leaves, roots.astype(np.int32), targets, weights, comparison)
+
+
+def _whole(ways: Array, leaf: Array, roots: Array) -> bool:
+    """Whether the ways from the roots lead to all nodes: those of a circle have a way to each, but from no root."""
+    count, level = 0, roots
+    while level.size:  # each node has one way to it, so that no level has one twice
+        count += level.size
+        level = ways[level[~leaf[level]]].ravel()
+    return count == len(leaf)
+
+
+def _check_tables(ctx: Context, attrs: dict[str, Any], part: str) -> None:
+    """Refuse tables of different lengths, and numbers of features and targets that are none: they are addresses."""
+    for owner, columns in (("nodes", NODES), (part, LEAVES)):
+        lengths = {f"{owner}_{key}": len(_numbers(attrs, f"{owner}_{key}")) for key in columns}
+        tracks = attrs.get("nodes_missing_value_tracks_true") if owner == "nodes" else None
+        lengths |= {"nodes_missing_value_tracks_true": len(tracks)} if tracks else {}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{key} {length}" for key, length in lengths.items())
+            raise ctx.unsupported(f"its tables are not equally long: {told}", "export the model again")
+    inner = [mode not in (LEAF, LEAF.encode()) for mode in attrs["nodes_modes"]]
+    used = {"nodes_featureids": np.asarray(attrs["nodes_featureids"])[inner], f"{part}_ids": attrs[f"{part}_ids"]}
+    for key, values in used.items():
+        if wrong := [int(v) for v in values if not 0 <= v < 1 << 31]:
+            raise ctx.unsupported(f"{wrong[0]}, of {key}, is no number of one", "export the model again")
 
 
 def _numbers(attrs: dict[str, Any], key: str) -> Any:
@@ -81,14 +110,17 @@ def _leaves(
 
 
 def _sums(b: Build, ctx: Context, x: Any, found: Forest, targets: int) -> Any:
-    """What the leaves add up to [n, targets]."""
-    x = b.cast(x, "float32")
+    """What the leaves add up to [n, targets]; inputs of float64 are compared as such: rounded, they may pass a
+    threshold."""
+    kind = "float64" if dtype_of(x) == "float64" else "float32"
+    x = b.cast(x, kind)
     if len(shape_of(x)) == 1:
         x = b.reshape(x, (1, *shape_of(x)))
     features = shape_of(x)[1]
     if found.features.max(initial=-1) >= features:
         raise ctx.unsupported(f"it reads feature {found.features.max()} of {features}", "check --shape")
-    tables = [(found.features, "int32"), (found.thresholds, "float32"), (found.ways, "int32"), (found.leaves, "int32"),
+    thresholds = found.thresholds.astype(kind)
+    tables = [(found.features, "int32"), (thresholds, kind), (found.ways, "int32"), (found.leaves, "int32"),
               (found.roots, "int32"), (found.targets, "int32"), (found.weights, "float32")]  # fmt: skip
     return b.emit(tree_sums(x, [const(array, dtype) for array, dtype in tables], targets, found.comparison))
 
