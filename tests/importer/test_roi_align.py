@@ -55,6 +55,17 @@ def test_regions_are_scaled_before_they_are_moved(mode, coordinates, size):
         np.testing.assert_allclose(ours(x, rois, **options), theirs(x, rois, **options), rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_a_sample_at_the_far_edge_is_the_last_pixel(mode, ratio):
+    """Both coordinates of a sample at 8 of 8 pixels are those of pixel 7; they were pixel 0 and its neighbour, times -7
+    and 8."""
+    x = np.random.default_rng(0).standard_normal((1, 2, 8, 8)).astype("float32")
+    rois = np.array([[1, 1, 100, 3.5], [6, 6, 10, 10], [1, 7, 2, 9]], "float32")
+    options = {"mode": mode, "sampling_ratio": ratio, "output_height": 1, "output_width": 3}
+    np.testing.assert_allclose(ours(x, rois, **options), theirs(x, rois, **options), rtol=2e-4, atol=2e-5)
+
+
 def test_older_opsets_do_not_move_by_half_a_pixel():
     x = np.random.default_rng(0).standard_normal((1, 2, 8, 8)).astype("float32")
     rois = np.array([[0.5, 1.25, 6.0, 7.5], [1, 1, 1.2, 1.3]], "float32")

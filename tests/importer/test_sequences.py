@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+import tvmopt
 from tests.importer.onnx_check import model, run_ort, run_relax, value
 from tvmopt.errors import ModelError
 from tvmopt.importer import prepare
@@ -81,3 +82,40 @@ def test_lengths_that_do_not_fit(split: int | list[int]) -> None:
     weights = {"p": np.array(split, np.int64), "i": np.array(0, np.int64)}
     with pytest.raises(ModelError):
         to_relax(prepare(model(nodes, [value("x", (3, 4))], [value("y", None)], weights)))
+
+
+def test_nothing_to_erase() -> None:
+    """Of an empty sequence: a ModelError that names node and input, where Python said: list assignment index."""
+    made = model(
+        [
+            helper.make_node("SequenceEmpty", [], ["s"]),
+            helper.make_node("SequenceErase", ["s"], ["t"], name="n"),
+            helper.make_node("SequenceLength", ["t"], ["y"]),
+            helper.make_node("Identity", ["x"], ["z"]),
+        ],
+        [value("x", (3,))],
+        [value("y", None, TensorProto.INT64), value("z", None)],
+    )
+    with pytest.raises(ModelError, match="no element to erase") as error:
+        to_relax(prepare(made))
+    assert "node 'n', input 's'" in error.value.where
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+def test_an_if_that_asks_for_an_element_of_an_open_tensor(opset: int) -> None:
+    """The answer is known at compile time: both branches beside open sizes cannot read an optional."""
+    shape = ["n", 4]
+    then = helper.make_graph([helper.make_node("OptionalGetElement", ["q"], ["a"])], "then", [], [value("a", shape)])
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["b"])], "else", [], [value("b", shape)])
+    nodes = [
+        helper.make_node("Optional", ["x"], ["q"]),
+        helper.make_node("OptionalHasElement", ["q"], ["h"]),
+        helper.make_node("If", ["h"], ["y"], then_branch=then, else_branch=other),
+    ]
+    outputs = [value("y", None), value("h", None, TensorProto.BOOL)]
+    made = model(nodes, [value("x", shape)], outputs, opset=opset)
+    x = np.arange(12, dtype="f").reshape(3, 4)
+    compiled = tvmopt.compile(made, verify=False, records=False).model
+    found = compiled.run({"x": x})
+    np.testing.assert_array_equal(found["y"], x)
+    assert found["h"].item() is True

@@ -95,6 +95,32 @@ def _concat(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     return walk.infer_and_emit(copy)
 
 
+def _optional(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
+    """An Optional that has an element is that, for who looks into it; an empty one stays what it is."""
+    outputs = {v.name for v in walk.model.graph.output}
+    if not node.input or not node.input[0] or node.output[0] in outputs:
+        return None
+    return walk.bind(node.output[0], node.input[0])
+
+
+def _has_element(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
+    """OptionalHasElement: true of what is no optional, so that an If which asks is one of its branches."""
+    name = node.input[0] if node.input else ""
+    kind = walk.types.get(name)
+    if name and (kind is None or kind.WhichOneof("value") not in ("tensor_type", "sequence_type")):
+        return None
+    walk.set_constant(node.output[0], np.array(bool(name)))
+    return []
+
+
+def _element(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
+    """OptionalGetElement of what is no optional."""
+    kind = walk.types.get(node.input[0])
+    if kind is None or kind.WhichOneof("value") not in ("tensor_type", "sequence_type"):
+        return None
+    return walk.bind(node.output[0], node.input[0])
+
+
 HANDLERS: dict[tuple[str, str], Rule] = {
     ("", "Constant"): _constant,
     ("", "Identity"): _identity,
@@ -102,5 +128,8 @@ HANDLERS: dict[tuple[str, str], Rule] = {
     ("", "Shape"): _shape,
     ("", "Size"): _size,
     ("", "Concat"): _concat,
+    ("", "Optional"): _optional,
+    ("", "OptionalHasElement"): _has_element,
+    ("", "OptionalGetElement"): _element,
 }
 """Operators that the walk knows more about than their schema says."""

@@ -131,6 +131,8 @@ def sequence_insert(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any
 def sequence_erase(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SequenceErase: all but the element at a position, the last one by default."""
     parts = elements(inputs[0])
+    if not parts:
+        raise ctx.invalid("A sequence of nothing has no element to erase.", "repair the model", 0)
     del parts[len(parts) - 1 if inputs[1] is None else _place(ctx, inputs, 1, len(parts))]
     return relax.Tuple(parts)
 

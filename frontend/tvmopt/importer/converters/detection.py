@@ -99,7 +99,9 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
             outside = tirx.any(at < number(-1.0), at > number(float(size)))
             if ratio <= 0:  # a region without extent has no samples; a loop of no steps would leave its result unset
                 outside = tirx.any(outside, step <= number(0.0))
-            inside = tirx.Select(tirx.all(at > number(0.0), at < number(float(size))), at, number(0.0))
+            inside = tirx.Select(
+                tirx.all(at > number(0.0), at <= number(float(size))), at, number(0.0)
+            )  # fits an int32
             low = te.min(tirx.Cast("int32", inside), size - 1)
             high = te.min(low + 1, size - 1)
             part = tirx.Select(low >= size - 1, number(0.0), te.max(at, number(0.0)) - number(low))
