@@ -210,6 +210,22 @@ def test_a_branch_in_a_loop_in_a_branch():
     agrees(made, cases)
 
 
+def test_one_number_at_the_place_that_the_trip_says():
+    """Of such a GatherND ONNX's inference knows no rank, and the loop was refused: its state would change its type."""
+    nodes = [
+        node("Unsqueeze", ["i", "zero"], ["at"]),
+        node("GatherND", ["t", "at"], ["row"]),
+        node("Add", ["s", "row"], ["s2"]),
+    ]
+    made = model(
+        [node("Loop", ["n", "", "x"], ["y", "rows"], body=body(nodes, {"s": (3,)}, ["s2", "row"]))],
+        [value("x", (3,)), value("t", (7,)), value("n", (), INT64)],
+        [value("y", (3,)), value("rows", (None,))],
+        {"zero": np.array([0])},
+    )
+    agrees(made, [{"x": floats(0, 3), "t": floats(1, 7), "n": n} for n in (0, 1, 7)])
+
+
 def test_integers_and_truth_values_are_states_too():
     nodes = [
         node("Add", ["count", "i"], ["count2"]),

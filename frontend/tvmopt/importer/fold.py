@@ -166,6 +166,7 @@ class Folder(Walk):
                 schema, _in_full(node), known, self._data(node), opset_imports=imports, ir_version=8
             )
             self._windowed(node, types)
+            self._one_number(node, types)
             if not node.domain and node.op_type in NO_INFERENCE:
                 types[node.output[0]] = known[node.input[0]]
             return types, None
@@ -240,6 +241,15 @@ class Folder(Walk):
         for name in (o for o in node.output if o in types):
             if min(out) >= 0:
                 types[name] = helper.make_tensor_type_proto(types[name].tensor_type.elem_type, out)
+
+    def _one_number(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
+        """Complete the type of a GatherND that gives one number, which ONNX's inference leaves without a rank."""
+        if node.op_type != "GatherND" or normal_domain(node.domain) or node.output[0] not in types:
+            return
+        kind = types[node.output[0]].tensor_type
+        data, position = (self.open_shape(name) for name in node.input)
+        if not kind.HasField("shape") and data is not None and position == (len(data),):
+            types[node.output[0]] = make_type(kind.elem_type, ())
 
     def _data(self, node: onnx.NodeProto) -> dict[str, TensorProto]:
         """Values of the small constant inputs."""
