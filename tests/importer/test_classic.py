@@ -274,6 +274,31 @@ def test_support_vectors(kernel: str) -> None:
         coefficients=RNG.standard_normal(14).tolist(), rho=[0.1, -0.2, 0.3], **shared), x, 1e-4)  # fmt: skip
 
 
+SUPPORTS = {"support_vectors": [1.0, 2.0, 0.0, -1.0, 0.5, 1.0, 2.0, 2.0, 2.0], "kernel_params": [0.5, 0.0, 3.0]}
+
+
+def test_a_vector_is_one_row() -> None:
+    x = rows(1, 3)[0]
+    regression = SUPPORTS | {"n_supports": 3, "coefficients": [0.5, -1.0, 2.0], "rho": [0.25]}
+    for kernel in ("LINEAR", "RBF"):
+        made = one("SVMRegressor", x, {"y": 1}, version=1, kernel_type=kernel, **regression)
+        (found,) = agree(made, x)
+        assert found.shape == (1, 1)
+
+
+def test_support_vectors_that_do_not_hold_together_are_refused() -> None:
+    """They were those of another model: a rho for all pairs, and classes without a label."""
+    good = SUPPORTS | {
+        "vectors_per_class": [1, 1, 1], "coefficients": [0.5, -1.0, 2.0, 1.0, 0.3, -0.7], "rho": [0.25, 0.1, -0.2],
+        "classlabels_ints": [3, 1, 2],
+    }  # fmt: skip
+    x = rows(7, 3, edges=False)
+    agree(one("SVMClassifier", x, TREES, version=1, **good), x)
+    for wrong in ({"rho": [0.25]}, {"classlabels_ints": [3, 1]}, {"vectors_per_class": [2, -1, 2]}):
+        with pytest.raises(UnsupportedOp, match="a label and a number of vectors a class"):
+            import_model(one("SVMClassifier", x, TREES, version=1, **(good | wrong)))
+
+
 def test_strings_are_refused_by_name() -> None:
     x = rows(2, 3)
     made = one("LinearClassifier", x, {"label": TensorProto.STRING, "scores": 1}, version=1, coefficients=[1.0] * 6,

@@ -45,10 +45,16 @@ def _distances(x: te.Tensor, vectors: te.Tensor) -> te.Tensor:
     return te.compute((x.shape[0], vectors.shape[0]), one, name="distances")
 
 
+def _rows(b: Build, x: Any) -> Any:
+    """The input as float32 [n, features]; a vector is one row."""
+    x = b.cast(x, "float32")
+    return b.reshape(x, (1, *shape_of(x))) if len(shape_of(x)) == 1 else x
+
+
 def regressor(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """SVMRegressor: the weighted kernels and rho; of one class whether that is above 0."""
     b, supports = Build(bb, ctx.name), int(attrs.get("n_supports", 0))
-    x = b.cast(inputs[0], "float32")
+    x = _rows(b, inputs[0])
     if attrs.get("post_transform", "NONE") != "NONE":
         raise ctx.unsupported(f"post_transform is {attrs['post_transform']!r}", "NONE")
     weights = np.asarray(attrs["coefficients"], np.float32).reshape(-1, 1)
@@ -65,6 +71,10 @@ def classifier(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     if attrs.get("prob_a") or attrs.get("post_transform", "NONE") != "NONE" or not len(of_each):
         raise ctx.unsupported("it gives probabilities, or is linear", "SVC(probability=False), or LinearSVC")
     total, classes = int(of_each.sum()), len(labels)
+    rho = np.asarray(attrs.get("rho", ()), np.float32)
+    if len(of_each) != classes or (of_each < 0).any() or len(rho) != classes * (classes - 1) // 2:
+        told = f"it has {classes} labels, {[int(n) for n in of_each]} vectors a class and {len(rho)} numbers in rho"
+        raise ctx.unsupported(told, "a label and a number of vectors a class, and a rho a pair of classes")
     first = np.concatenate([[0], np.cumsum(of_each)])
     coefficients = np.asarray(attrs["coefficients"], np.float32).reshape(classes - 1, total)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
@@ -74,9 +84,9 @@ def classifier(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
         mine, other = slice(first[i], first[i + 1]), slice(first[j], first[j + 1])
         weights[mine, p], weights[other, p] = coefficients[j - 1, mine], coefficients[i, other]
         votes[p, 0, i] = votes[p, 1, j] = 1
-    x = b.cast(inputs[0], "float32")
+    x = _rows(b, inputs[0])
     decided = b.matmul(kernels(b, ctx, x, attrs, total), const(weights, "float32"))
-    decided = b.add(decided, const(np.asarray(attrs["rho"], np.float32), "float32"))
+    decided = b.add(decided, const(rho, "float32"))
     above = b.cast(b.greater(decided, 0.0), "float32")
     counted = b.matmul(above, const(votes[:, 0] - votes[:, 1], "float32"))
     counted = b.add(counted, const(votes[:, 1].sum(0), "float32"))
