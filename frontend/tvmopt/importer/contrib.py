@@ -15,10 +15,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tvmopt.importer.protos import attributes, node_name, words
+from tvmopt.dims import OpenSize
+from tvmopt.errors import ModelError
+from tvmopt.importer.contrib_schemas import DOMAIN
+from tvmopt.importer.protos import attributes, node_name, operator, words
 from tvmopt.importer.walk import Array, Nodes, Rule, Walk
-
-DOMAIN = "com.microsoft"
 
 
 @dataclass
@@ -62,6 +63,16 @@ class Expansion:
             Unknown: it is not known.
         """
         return len(self.shape(name))
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis, counted from the first.
+
+        Raises:
+            ValueError: there is no such axis.
+        """
+        if not -rank <= axis < rank:
+            raise ValueError(f"axis {axis} is outside its {rank} dimensions")
+        return axis % rank
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a value of the graph.
@@ -187,6 +198,8 @@ def _unary(function: Callable[[Expansion, str, str], str]) -> Writer:
 
 def _global_average(x: Expansion, value: str, data: str) -> str:
     rank = x.rank(data)
+    if rank < 3:
+        raise ValueError(f"its input has {rank} dimensions, and pictures have 3 or more")
     axes = range(1, rank - 1) if x.get("channels_last", 0) else range(2, rank)
     return x.reduced("ReduceMean", value, list(axes), 1)
 
@@ -206,7 +219,7 @@ def _mean(x: Expansion, value: str, data: str) -> str:
 def _softmax(x: Expansion, value: str, data: str) -> str:
     """Along one axis from opset 13 on, before over all axes from `axis` on."""
     shape = x.shape(data)
-    axis = x.get("axis", -1) % len(shape)
+    axis = x.axis(x.get("axis", -1), len(shape))
     if x.get("opset") < 13:
         rows = int(np.prod(shape[:axis]))
         return x.reshape(x.op("Softmax", x.reshape(value, (rows, -1)), axis=1), shape)
@@ -264,6 +277,8 @@ def _scaled(x: Expansion, total: str, left: str, right: str, bias: str) -> Nodes
 def _integer_to_float(x: Expansion) -> Nodes:
     """MatMulIntegerToFloat."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = x.inputs(7)
+    if any(len(x.shape(name)) > 1 for name in (b_scale, bias) if name):
+        raise ValueError("its scales of B and its bias are a number, or one for each column")
     total = x.op("MatMulInteger", a, b, x.zero_point(a_zero), x.zero_point(b_zero))
     rows = x.shape(a_scale)
     if int(np.prod(rows)) > 1:
@@ -380,7 +395,7 @@ def _bias_softmax(x: Expansion) -> Nodes:
     `is_inner_broadcast` those between its own first axes and `axis`."""
     data, bias = x.inputs(2)
     shape, own = x.shape(data), x.shape(bias)
-    axis = x.get("axis", 1) % len(shape)
+    axis = x.axis(x.get("axis", 1), len(shape))
     if x.get("is_inner_broadcast") and len(own) < len(shape):
         inner = len(shape) - axis
         own = (*own[: len(own) - inner], *[1] * (len(shape) - len(own)), *own[len(own) - inner :])
@@ -425,6 +440,8 @@ def _bias_split_gelu(x: Expansion) -> Nodes:
     """BiasSplitGelu: the left half times the GELU of the right one."""
     value = x.op("Add", *x.inputs(2))
     shape = x.shape(x.input(0))
+    if shape[-1] % 2:
+        raise ValueError(f"its {shape[-1]} columns have no halves")
     half, axis = shape[-1] // 2, x.constant(np.array([len(shape) - 1]))
     edges = [x.constant(np.array([n])) for n in (0, half, 2 * half)]
     left, right = (x.op("Slice", value, edges[i], edges[i + 1], axis) for i in range(2))
@@ -433,8 +450,8 @@ def _bias_split_gelu(x: Expansion) -> Nodes:
 
 def _expand_dims(x: Expansion) -> Nodes:
     """ExpandDims: Unsqueeze at one axis."""
-    shape, axis = list(x.shape(x.input(0))), int(x.array(x.input(1)).reshape(()))
-    shape.insert(axis % (len(shape) + 1), 1)
+    shape = list(x.shape(x.input(0)))
+    shape.insert(x.axis(int(x.array(x.input(1)).reshape(())), len(shape) + 1), 1)
     return x.result(x.reshape(x.input(0), shape))
 
 
@@ -476,7 +493,9 @@ def _distances(x: Expansion) -> Nodes:
 def _unfold(x: Expansion) -> Nodes:
     """UnfoldTensor: all slices of a size along one axis, the size being the last axis."""
     shape = x.shape(x.input(0))
-    axis, size, step = x.get("dim", -1) % len(shape), x.get("size"), x.get("step", 1)
+    axis, size, step = x.axis(x.get("dim", -1), len(shape)), x.get("size"), x.get("step", 1)
+    if not 1 <= size <= shape[axis] or step < 1:
+        raise ValueError(f"slices of {size} in steps of {step} do not fit an axis of {shape[axis]}")
     at = np.arange(0, shape[axis] - size + 1, step)[:, None] + np.arange(size)
     taken = x.op("Gather", x.input(0), x.constant(at), axis=axis)
     order = [i for i in range(len(shape) + 1) if i != axis + 1] + [axis + 1]
@@ -499,8 +518,15 @@ def _transposed(x: Expansion) -> Nodes:
 
 def _gated_add(x: Expansion) -> Nodes:
     """GatedAdd: x + y * gate."""
-    a, b, gate = x.inputs(3)
+    a, b, gate, weight = x.inputs(4)
+    if weight:
+        raise Unknown(weight)
     return x.result(x.op("Add", a, x.op("Mul", b, gate)))
+
+
+def _gather_nd(x: Expansion) -> Nodes:
+    """GatherND, whose indices may be int32."""
+    return x.result(x.op("GatherND", x.input(0), x.op("Cast", x.input(1), to=TensorProto.INT64)))
 
 
 WRITERS: dict[str, Writer] = {
@@ -533,7 +559,7 @@ WRITERS: dict[str, Writer] = {
     "ExpandDims": _expand_dims,
     "Pad": _pad,
     "Trilu": _renamed("Trilu"),
-    "GatherND": _renamed("GatherND"),
+    "GatherND": _gather_nd,
     "Range": _range,
     "GridSample": _grid_sample,
     "CDist": _distances,
@@ -551,6 +577,14 @@ def _rule(write: Writer) -> Rule:
             return write(Expansion(walk, node))
         except Unknown:
             return None
+        except OpenSize:
+            raise
+        except (ValueError, LookupError, ArithmeticError, TypeError) as error:
+            raise ModelError(
+                f"{operator(node)} does not fit its inputs: {error}.",
+                where=f"node '{node_name(node)}'",
+                fix="if you gave --shape, check it; else the model contradicts itself",
+            ) from error
 
     return expand
 

@@ -53,7 +53,7 @@ from tvmopt.importer.protos import (
     to_tensor,
     words,
 )
-from tvmopt.importer.schemas import schema_of
+from tvmopt.importer.schemas import described, schema_of
 from tvmopt.importer.symbols import Undecided
 from tvmopt.importer.walk import DATA_BYTES, Walk
 from tvmopt.importer.windows import POOLS, windows
@@ -87,7 +87,7 @@ class Folder(Walk):
         key = (normal_domain(node.domain), node.op_type)
         if key in self.functions:
             return self._expand(node, self.functions[key])
-        if key in control.HANDLERS and (reason := misfit(self, node, self._schema(node))):
+        if key in control.HANDLERS and (reason := self._misfit(node)):
             raise self._contradiction(node, reason)
         known = (rules.HANDLERS, control.HANDLERS, contrib.HANDLERS, blocked.HANDLERS, places.HANDLERS)
         handler = next((table[key] for table in known if key in table), None)
@@ -213,12 +213,17 @@ class Folder(Walk):
 
     def _disagreement(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> ModelError | None:
         """What ONNX's shape functions let pass: negative sizes, and inputs that do not belong together."""
-        if reason := misfit(self, node, self._schema(node)):
+        if reason := self._misfit(node):
             return self._contradiction(node, reason)
         for name, kind in types.items():
             if any(d.dim_value < 0 for d in kind.tensor_type.shape.dim):
                 return self._contradiction(node, f"output '{name}' would be {describe_type(kind)}")
         return None
+
+    def _misfit(self, node: onnx.NodeProto) -> str:
+        """Why the node contradicts its inputs, or the empty string."""
+        domain = normal_domain(node.domain)
+        return misfit(self, node, described(node.op_type, domain, self.opsets.get(domain, 1)))
 
     def _schema(self, node: onnx.NodeProto) -> Any:
         """The operator's schema at the model's opset, or its first one; None where ONNX has none."""

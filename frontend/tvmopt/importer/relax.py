@@ -163,11 +163,19 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         self._convert_nodes(graph, names)
         if self.errors:
             raise collect(self.errors)
-        return relax.Tuple([self._result(output.name) for output in graph.output])
+        makers = {output: node_name(node) for node in graph.node for output in node.output}
+        return relax.Tuple([self._result(o.name, makers.get(o.name, "")) for o in graph.output])
 
-    def _result(self, name: str) -> Any:
-        """An output of the graph; an empty one is made at run time (TVM cannot load empty constants)."""
+    def _result(self, name: str, maker: str) -> Any:
+        """An output of the graph, which the node `maker` computes; an empty one is made at run time (TVM cannot load
+        empty constants)."""
         value = self._nodes[name]
+        if value is None:
+            raise UnsupportedOp(
+                f"The output '{name}' is an optional one of its operator that is not computed.",
+                where=f"node '{maker}'",
+                fix="export the model without this output",
+            )
         if isinstance(value, np.ndarray):
             return shape_as_data(Build(self.bb, name), value, self.types[name][0])
         if isinstance(value, tvm.ir.GenericConst) and value.value.numpy().size == 0:

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 
+from tvmopt.importer.contrib_schemas import DOMAIN, contrib_schema
 from tvmopt.importer.protos import KINDS, normal_domain, words
 
 POSITIVE = frozenset(
@@ -64,14 +65,15 @@ def node_problems(node: onnx.NodeProto, opsets: dict[str, int], functions: set[t
     if not node.op_type:
         yield "A node names no operator."
         return
-    broken = [text for attr in node.attribute for text in _attribute_problems(attr)]
+    derived = {"num_heads"} if node.op_type == "RotaryEmbedding" else set()  # 0: as many as fit
+    broken = [text for attr in node.attribute for text in _attribute_problems(attr, POSITIVE - derived)]
     names = [a.name for a in node.attribute]
     broken += [f"Attribute '{n}' is given twice." for n in sorted({n for n in names if names.count(n) > 1})]
     yield from broken
     key = (normal_domain(node.domain), node.op_type)
     if broken or key in functions or key[0] not in opsets:
         return
-    schema = schema_of(key[1], key[0], opsets[key[0]])
+    schema = described(key[1], key[0], opsets[key[0]])
     if schema is None:
         return  # no such operator: the importer's check lists it with the others
     problems = [*_schema_problems(node, schema), *_equation_problems(node, key)]
@@ -104,6 +106,12 @@ def schema_of(op_type: str, domain: str, opset: int) -> Any | None:
     return None if first is None else onnx.defs.get_schema(op_type, first, "")
 
 
+def described(op_type: str, domain: str, opset: int) -> Any | None:
+    """The schema of ONNX, or what onnxruntime says of an operator of com.microsoft: enough to check a node, but not to
+    infer shapes; None where nobody has any."""
+    return contrib_schema(op_type) if domain == DOMAIN else schema_of(op_type, domain, opset)
+
+
 def _body_problems(node: onnx.NodeProto, opset: int) -> Iterator[str]:
     """Branches and bodies take and give as many values as the operator around them needs."""
     taken, given = len(node.input), len(node.output)
@@ -124,8 +132,8 @@ def _body_problems(node: onnx.NodeProto, opset: int) -> Iterator[str]:
                 yield f"'{attr.name}' has {found}, which does not fit a {node.op_type} with {given} outputs."
 
 
-def _attribute_problems(attr: onnx.AttributeProto) -> Iterator[str]:
-    """An attribute holds one value, of the type it says."""
+def _attribute_problems(attr: onnx.AttributeProto, positive: frozenset[str]) -> Iterator[str]:
+    """An attribute holds one value, of the type it says; those named in `positive`, numbers above zero."""
     if not attr.name:
         yield "An attribute has no name."
     if attr.ref_attr_name:
@@ -144,7 +152,7 @@ def _attribute_problems(attr: onnx.AttributeProto) -> Iterator[str]:
     if wrong or (single and not filled):
         yield f"Attribute '{attr.name}' says it holds '{wanted}' but holds {', '.join(filled) or 'nothing'}."
     values = {"ints": attr.ints, "i": [attr.i]}.get(wanted, [])
-    if attr.name in POSITIVE and any(v < 1 for v in values):
+    if attr.name in positive and any(v < 1 for v in values):
         yield f"Attribute '{attr.name}' is {list(values)}; it must be positive."
     if attr.name in SWITCHES and wanted == "i" and attr.i not in (0, 1):
         yield f"Attribute '{attr.name}' is {attr.i}; it is a switch, 0 or 1."
