@@ -66,6 +66,17 @@ MS, ML = "com.microsoft", "ai.onnx.ml"
 HEADS = {"q_num_heads": 2, "kv_num_heads": 2}
 LINEAR = HEADS | {"update_rule": "linear"}
 LOSS = {"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"}
+GROUPED = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}
+
+
+def grouped(**other: Any) -> dict[str, Any]:
+    """Inputs of a GroupQueryAttention without a cache; heads of 4 elements, 4 tokens."""
+    caches = {"pk": (2, 2, 0, 4), "pv": (2, 2, 0, 4)}
+    usual = {"q": (2, 4, 16), "k": (2, 4, 8), "v": (2, 4, 8), **caches, "l": (INT32, (2,)), "t": (INT32, (1,)),
+             "c": (9, 2), "s": (9, 2), "p": (INT64, (2, 4))}  # fmt: skip
+    return usual | other
+
+
 CASES = [
     case("AffineGrid", 2, t=("n", 2, 3), s=np.array([2, 3, 4, 4])),
     case("Attention", 4, opset=23, q=(2, 3, 5, 4), k=(2, 3, 7, "n"), v=(2, 3, 7, 6)),
@@ -157,6 +168,16 @@ CASES = [
     case("FastGelu", 5, domain=MS, x=(3, "n"), b=(5,)),
     case("FusedMatMul", 5, domain=MS, x=(3, "n"), w=(5, 4)),
     case("FusedMatMul", 5, attrs={"transA": 1, "transB": 1}, domain=MS, x=("n", 3), w=(4, 5)),
+    case("GatherBlockQuantized", 8, attrs={"block_size": 16}, domain=MS, x=(UINT8, ("n", 16)), i=(INT64, (3,)),
+         s=(8, 2)),
+    case("GatherBlockQuantized", 2, attrs={"block_size": 16}, domain=MS, x=(UINT8, (8, 16)), i=(INT64, (3,)),
+         s=(8, "n")),
+    case("GatherBlockQuantized", 8, attrs={"block_size": 16}, domain=MS, x=(UINT8, (8, 16)), i=(INT64, (3,)), s=(8, 2),
+         z=(UINT8, ("n", 1))),
+    case("GroupQueryAttention", 4, attrs=GROUPED, domain=MS, **grouped(k=(2, "n", 8), v=(2, "n", 8))),
+    case("GroupQueryAttention", 2, attrs=GROUPED, domain=MS, **grouped(l=(INT32, ("n",)))),
+    case("GroupQueryAttention", 9, attrs=GROUPED, domain=MS, **grouped(s=("n", 2))),
+    case("GroupQueryAttention", 4, attrs=GROUPED, domain=MS, **grouped(q=(2, 4, 16), p=(INT64, (2, "n")))),
     case("FeatureVectorizer", 7, domain=ML, attrs={"inputdimensions": [3, 2]}, x=("n", 3), b=(7, 2)),
     case("Imputer", 5, attrs={"imputed_value_floats": [1.0] * 5}, domain=ML, x=(3, "n")),
     case("BiasAdd", 5, domain=MS, x=(2, 3, "n"), b=(5,), s=(2, 3, "n")),

@@ -11,20 +11,19 @@ condition that is checked at each call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import onnx
 
 from tvmopt.dims import OpenSize, Size, is_open
+from tvmopt.importer.contrib_schemas import DOMAIN
+from tvmopt.importer.open_shapes.contrib_agreements import CONTRIB, Facts
 from tvmopt.importer.open_shapes.node import Node, Shape
 from tvmopt.importer.protos import normal_domain
 from tvmopt.importer.symbols import Undecided
 from tvmopt.importer.walk import Walk
 from tvmopt.importer.windows import windows
-
-Facts = Iterator[tuple[str, Size, str, Size]]
-"""What is compared, and ``a == b`` or ``a <= b``."""
 
 
 def _at(n: Node, index: int) -> Shape | None:
@@ -395,73 +394,6 @@ def _affine(n: Node) -> Facts:
         yield "its matrices and the batch of its grid", theta[0], "==", size[0]
 
 
-def _fused_product(n: Node) -> Facts:
-    a, b = n.shapes[:2]
-    if a and b and len(a) > 1 and len(b) > 1 and not (n.attrs.get("transBatchA", 0) or n.attrs.get("transBatchB", 0)):
-        inner = a[-2 if n.attrs.get("transA", 0) else -1], b[-1 if n.attrs.get("transB", 0) else -2]
-        yield "the columns of A and the rows of B", inner[0], "==", inner[1]
-
-
-def _added_row(n: Node) -> Facts:
-    x = n.shapes[0]
-    if x and (row := _at(n, 1)):
-        yield "the columns of its input and its bias", x[-1], "==", row[0]
-
-
-def _rows_and_skip(n: Node) -> Facts:
-    """Rows, what is added to them, and a number for each of their columns."""
-    x, skip = n.shapes[:2]
-    if x is None:
-        return
-    if skip is not None:
-        yield from _spread("its input and its skip", skip, x)
-    for i in (2, 3, 4):
-        if (columns := _at(n, i)) is not None:
-            yield f"the columns of its input and '{n.node.input[i]}'", x[-1], "==", columns[-1]
-
-
-def _packed_product(n: Node) -> Facts:
-    """The weights are packed: how many rows they have is an attribute."""
-    if x := n.shapes[0]:
-        yield "the columns of its input and K", x[-1], "==", n.attrs["K"]
-
-
-def _heads_beside(n: Node) -> Facts:
-    """Q, K and V of 3 dimensions with the heads side by side, and their biases."""
-    q, k, v, bias = (_at(n, i) for i in range(4))
-    heads = n.attrs["num_heads"]
-    for name, shape in (("Q", q), ("K", k), ("V", v)):
-        if shape is not None and len(shape) == 3:
-            yield f"the elements of {name} and whole heads", shape[2] // heads * heads, "==", shape[2]
-            if q is not None:
-                yield f"the batches of Q and {name}", q[0], "==", shape[0]
-    if q is not None and len(q) == 3 and k is not None and len(k) == 3:
-        yield "the elements of Q and K", q[2], "==", k[2]
-        if v is not None and len(v) == 3:
-            yield "the positions of K and V", k[1], "==", v[1]
-            if bias is not None:
-                yield "its bias and its inputs", bias[0], "==", q[2] + k[2] + v[2]
-
-
-def _packed_attention(n: Node) -> Facts:
-    """One weight for queries, keys and values."""
-    x, w, b = (_at(n, i) for i in range(3))
-    if x is not None and w is not None:
-        yield "the columns of its input and the rows of its weights", x[2], "==", w[0]
-        if b is not None:
-            yield "the columns of its weights and its bias", w[1], "==", b[0]
-
-
-def _embedded(n: Node) -> Facts:
-    ids, _, words, positions = n.shapes[:4]
-    if ids is not None and positions is not None and _at(n, 8) is None:
-        yield "its tokens and its positions", ids[1], "<=", positions[0]
-    if words is not None:
-        for i in (3, 4):
-            if (table := _at(n, i)) is not None:
-                yield "the columns of its tables", words[1], "==", table[1]
-
-
 def _columns(*names: str) -> Callable[[Node], Facts]:
     """Attributes with a number for each column, or with one for all."""
 
@@ -486,20 +418,7 @@ OTHER_DOMAINS: dict[tuple[str, str], Callable[[Node], Facts]] = {
     ("ai.onnx.ml", "FeatureVectorizer"): _rows_beside,
     ("ai.onnx.ml", "Imputer"): _columns("imputed_value_floats", "imputed_value_int64s"),
     ("ai.onnx.ml", "Scaler"): _columns("offset", "scale"),
-    ("com.microsoft", "Attention"): _packed_attention,
-    ("com.microsoft", "BiasAdd"): _added_row,
-    ("com.microsoft", "BiasGelu"): _added_row,
-    ("com.microsoft", "EmbedLayerNormalization"): _embedded,
-    ("com.microsoft", "FastGelu"): _added_row,
-    ("com.microsoft", "FusedMatMul"): _fused_product,
-    ("com.microsoft", "LayerNormalization"): _scaled_rows,
-    ("com.microsoft", "MatMulBnb4"): _packed_product,
-    ("com.microsoft", "MatMulNBits"): _packed_product,
-    ("com.microsoft", "MultiHeadAttention"): _heads_beside,
-    ("com.microsoft", "QAttention"): _packed_attention,
-    ("com.microsoft", "RotaryEmbedding"): _rotary(0, 2, 3, 1),
-    ("com.microsoft", "SkipLayerNormalization"): _rows_and_skip,
-    ("com.microsoft", "SkipSimplifiedLayerNormalization"): _rows_and_skip,
+    **{(DOMAIN, name): rule for name, rule in CONTRIB.items()},
 }
 """Of the operators that are imported as they are; most of these domains become operators of ai.onnx, which ask."""
 
@@ -566,7 +485,10 @@ def agree(walk: Walk, node: onnx.NodeProto) -> str:
     if not (domain or one.reads_sizes() or any(s is not None and is_open(s) for s in one.shapes)):
         return ""  # those of ai.onnx have rules of their own for known sizes
     try:
-        for what, a, sign, b in rule(one):
+        for fact in rule(one):
+            if isinstance(fact, str):
+                return fact
+            what, a, sign, b = fact
             a, b = walk.settled((a, b))
             if isinstance(a, int) and isinstance(b, int):
                 if (a != b) if sign == "==" else (a > b):

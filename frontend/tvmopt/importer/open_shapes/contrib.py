@@ -42,6 +42,8 @@ def packed_rows(walk: Walk, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
     if not table or at is None or kind is None or scales is None:
         return {}
     given = attributes(node)
+    if given.get("bits", 4) not in (2, 4, 8):
+        return {}
     axis = int(given.get("gather_axis", 0)) % len(table)
     bytes_ = kind.tensor_type.elem_type == onnx.TensorProto.UINT8
     wide = table[-1] * (8 // int(given.get("bits", 4)) if bytes_ else 1)
