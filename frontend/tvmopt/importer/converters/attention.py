@@ -229,8 +229,7 @@ def _rotary(
     batch, length, _, depth = shape_of(x)
     dim = attrs.get("rotary_embedding_dim", 0) or depth
     if positions is not None:
-        known = shape_of(positions)
-        if known in ((1,), ()) and (batch, length) != (1, 1):
+        if shape_of(positions) in ((1,), ()):
             # com.microsoft gives the offset of the first position.
             start = b.reshape(b.cast(positions, "int64"), (1, 1))
             positions = b.broadcast(b.add(start, const(np.arange(length)[None, :], "int64")), (batch, length))

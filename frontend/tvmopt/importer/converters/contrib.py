@@ -72,12 +72,14 @@ def embed_layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     else:
         at = within(b, ctx, 8, "a position", 0, shape_of(position)[0] - 1)
         total = b.add(total, b.take(position, at, 0))
-    if segment is not None:
+    if segment is not None and inputs[1] is None:  # all tokens are of the first one
+        total = b.add(total, b.slice(segment, 0, 0, 1))
+    elif segment is not None:
         at = within(b, ctx, 1, "a segment", 0, shape_of(segment)[0] - 1)
         total = b.add(total, b.take(segment, at, 0))
     epsilon = {"epsilon": attrs.get("epsilon", 1e-12)}
     y = layer_norm(bb, Inputs([total, gamma, beta]), epsilon, ctx)[0]
-    lengths = const(np.zeros(batch), "int32") if mask is None else b.cast(b.sum(mask, 1), "int32")
+    lengths = const(np.zeros(batch), "int32") if mask is None else b.sum(b.cast(b.equal(mask, 1), "int32"), 1)
     return (y, lengths, total)[: max(1, ctx.num_outputs)]
 
 

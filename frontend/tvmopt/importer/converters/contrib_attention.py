@@ -9,11 +9,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmopt.dims import OpenSize, is_open
+from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.converters.attention import merge_heads, repeat_heads, rotate, split_heads
 from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
-from tvmopt.importer.converters.indices import within
+from tvmopt.importer.converters.indices import refused, within
 from tvmopt.importer.converters.quantized import matmul_integer, real
 
 
@@ -28,14 +28,20 @@ def _attend(b: Build, q: Any, k: Any, v: Any, bias: Any, scale: float | None, so
     return merge_heads(b, b.matmul(weights, v))
 
 
-def _mask_bias(b: Build, ctx: Context, mask: Any, total: int, fill: float, dtype: str) -> Any:
-    """The bias of a mask: lengths [B], or 0/1 flags [B, T], [B, S, T] or [B, 1, S, T]."""
+def _mask_bias(b: Build, ctx: Context, number: int, batch: Size, total: int, fill: float, dtype: str) -> Any:
+    """The bias of a mask, input `number`: 0/1 flags [B, T], [B, S, T] or [B, 1, S, T]; or lengths [B], behind which the
+    first keys that count may stand [2 B]."""
+    mask = ctx.node_inputs[number]
     shape = shape_of(mask)
     if len(shape) == 1:
         if shape[0] == 0:
             return None
+        ends = within(b, ctx, number, "a length", 0, np.iinfo(np.int32).max)
         keys = const(np.arange(total)[None, :], dtype_of(mask))
-        mask, shape = b.less(keys, b.reshape(mask, (shape[0], 1))), (shape[0], total)
+        mask = b.less(keys, b.reshape(b.slice(ends, 0, 0, batch), (batch, 1)))
+        if shape[0] != batch:
+            mask = b.both(mask, b.greater_equal(keys, b.reshape(b.slice(ends, 0, batch, 2 * batch), (batch, 1))))
+        shape = (batch, total)
     else:
         mask = b.greater(mask, 0)
     wide = {2: (shape[0], 1, 1, shape[-1]), 3: (shape[0], 1, *shape[1:])}.get(len(shape), shape)
@@ -60,30 +66,31 @@ def _sum(b: Build, *biases: Any) -> Any:
 def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Attention: packed projection of the input, then attention; outputs [B, S, hidden] and the cache."""
     b = Build(bb, ctx.name)
-    x, weight, bias, mask, past, extra = (inputs[i] for i in range(6))
+    x, weight, bias, _, past, extra = (inputs[i] for i in range(6))
     if inputs[6] is not None:
         raise ctx.unsupported("a shared past buffer", "export without it")
     packed = b.matmul(x, weight)
     if bias is not None:
         packed = b.add(packed, bias)
-    return _projected(b, ctx, attrs, packed, mask, past, extra)
+    return _projected(b, ctx, attrs, packed, 3, past, extra)
 
 
 def quantized_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """QAttention: an integer projection, then attention in floats."""
     b = Build(bb, ctx.name)
-    x, weight, bias, x_scale, weight_scale, mask, x_zero, weight_zero, past = (inputs[i] for i in range(9))
+    x, weight, bias, x_scale, weight_scale, _, x_zero, weight_zero, past = (inputs[i] for i in range(9))
     left, right = real(b, x, x_scale, x_zero), real(b, weight, weight_scale, weight_zero)
     if left is not None and right is not None:
         packed = b.matmul(left, right)
     else:
         total = matmul_integer(bb, Inputs([x, weight, x_zero, weight_zero]), {}, ctx)
         packed = b.mul(b.cast(b.emit(total), "float32"), b.mul(x_scale, weight_scale))
-    return _projected(b, ctx, attrs, b.add(packed, bias), mask, past, None)
+    return _projected(b, ctx, attrs, b.add(packed, bias), 5, past, None)
 
 
-def _projected(b: Build, ctx: Context, attrs: dict[str, Any], packed: Any, mask: Any, past: Any, extra: Any) -> Result:
-    """Attention of queries, keys and values that stand side by side, [B, S, 3 hidden]; and the cache."""
+def _projected(b: Build, ctx: Context, attrs: dict[str, Any], packed: Any, mask: int, past: Any, extra: Any) -> Result:
+    """Attention of queries, keys and values that stand side by side, [B, S, 3 hidden]; and the cache. `mask`: which
+    input that is."""
     if attrs.get("do_rotary", 0) or attrs.get("past_present_share_buffer", 0):
         raise ctx.unsupported("do_rotary or a shared past buffer", "export without them")
     heads, dtype = attrs["num_heads"], dtype_of(packed)
@@ -97,8 +104,8 @@ def _projected(b: Build, ctx: Context, attrs: dict[str, Any], packed: Any, mask:
     total = shape_of(k)[2]
     fill = attrs.get("mask_filter_value", -10000.0)
     biases = [extra]
-    if mask is not None:
-        biases.append(_mask_bias(b, ctx, mask, total, fill, dtype))
+    if ctx.node_inputs[mask] is not None:
+        biases.append(_mask_bias(b, ctx, mask, shape_of(q)[0], total, fill, dtype))
     if attrs.get("unidirectional", 0):
         biases.append(_causal(b, shape_of(q)[2], total, dtype))
     out = _attend(b, q, k, v, _sum(b, *biases), attrs.get("scale"))
@@ -139,7 +146,8 @@ def multi_head_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str
     total = shape_of(k)[2]
     biases = [extra]
     if mask is not None:
-        biases.append(_mask_bias(b, ctx, mask, total, attrs.get("mask_filter_value", -10000.0), dtype))
+        fill = attrs.get("mask_filter_value", -10000.0)
+        biases.append(_mask_bias(b, ctx, 4, shape_of(q)[0], total, fill, dtype))
     if attrs.get("unidirectional", 0):
         biases.append(_causal(b, shape_of(q)[2], total, dtype))
     return (_attend(b, q, k, v, _sum(b, *biases), attrs.get("scale")), k, v)[: max(1, ctx.num_outputs)]
@@ -156,14 +164,20 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
     heads, kv_heads, dtype = attrs["num_heads"], attrs["kv_num_heads"], dtype_of(query)
     if attrs.get("smooth_softmax", 0) or any(x is not None for x in inputs[11:]):
         raise ctx.unsupported("smooth_softmax or attention sinks")
+    for name, usual in _USUAL.items():
+        if (found := attrs.get(name, usual)) != usual:
+            raise ctx.unsupported(f"its {name} is {found!r}")
     if key is None:
         depth = shape_of(query)[2] // (heads + 2 * kv_heads)
         edges = [0, heads * depth, (heads + kv_heads) * depth, (heads + 2 * kv_heads) * depth]
         query, key, value = (b.slice(query, 2, edges[i], edges[i + 1]) for i in range(3))
     batch, length, _ = shape_of(query)
     q, k, v = split_heads(b, query, heads), split_heads(b, key, kv_heads), split_heads(b, value, kv_heads)
-    valid = b.add(b.reshape(b.cast(lengths, "int64"), (batch, 1)), 1)
     past = shape_of(past_key)[2] if past_key is not None else 0
+    lengths = _counted(b, ctx, lengths, past, length)
+    if ctx.array(total_length) is None:
+        lengths = b.add(lengths, _all_in_all(b, ctx, total_length, past + length))
+    valid = b.add(b.reshape(lengths, (batch, 1)), 1)
     start = const(np.zeros((batch, 1)), "int64") if past == 0 else b.sub(valid, b.number(length))
     if attrs.get("do_rotary", 0):
         at = inputs[9]
@@ -177,13 +191,13 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
             out = rotate(b, flat, angles[0], angles[1], 2 * shape_of(cos)[1], bool(attrs.get("rotary_interleaved", 0)))
             turned.append(b.transpose(out, (0, 2, 1, 3)))
         q, k = turned
+    known = ctx.array(total_length)
+    if known is not None and np.ravel(known)[0] != past + length:
+        raise ctx.unsupported(
+            f"a cache of {past} positions for {np.ravel(known)[0]} in all (a shared buffer)",
+            "bind the cache to as many positions as are filled",
+        )
     if past:
-        known = ctx.array(total_length)
-        if known is not None and np.ravel(known)[0] != past + length:
-            raise ctx.unsupported(
-                f"a cache of {past} positions for {np.ravel(known)[0]} in all (a shared buffer)",
-                "bind the cache to as many positions as are filled",
-            )
         k, v = b.concat([past_key, k], 2), b.concat([past_value, v], 2)
     total = shape_of(k)[2]
     if is_open((length, total)):
@@ -203,6 +217,32 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
         attrs.get("softcap", 0.0),
     )
     return (out, k, v)[: max(1, ctx.num_outputs)]
+
+
+_USUAL = {"causal": 1, "sliding_window_cache": 0, "k_quant_type": "NONE", "v_quant_type": "NONE"}
+"""Attributes of GroupQueryAttention that change what is computed, and the only values that are known here."""
+
+
+def _counted(b: Build, ctx: Context, lengths: Any, past: Size, length: Size) -> Any:
+    """`seqlens_k`, int64[B], refused where it is out of range: behind a cache it is what the cache and the new tokens
+    are together, less one, in each batch (an entry of fewer would have its new keys inside of the cache); else at most
+    that."""
+    total = past + length
+    if not is_open((past, length)):
+        most = int(total) - 1
+        return b.cast(within(b, ctx, 5, "a length", most if past else 0, most), "int64")
+    lengths, last = b.cast(lengths, "int64"), b.sub(b.number(total), 1)
+    first = b.where(b.greater(b.number(past), 0), last, 0)
+    outside = b.emit(relax.op.logical_or(b.less(lengths, first), b.greater(lengths, last)))
+    fix = "pass the number of keys less one; with a cache, of the cache and the new tokens together"
+    return b.add(lengths, refused(b, ctx, 5, outside, "a length is out of range", fix))
+
+
+def _all_in_all(b: Build, ctx: Context, told: Any, total: Size) -> Any:
+    """Zero, int64[1]; an error of the run where the number of keys that is told is not that of the keys."""
+    other = b.emit(relax.op.not_equal(b.reshape(b.cast(told, "int64"), (1,)), b.number(total)))
+    fix = "pass the keys of the cache and of the new tokens together; a shared buffer is not supported"
+    return refused(b, ctx, 6, other, "total_sequence_length is out of range", fix)
 
 
 def _open_grouped(

@@ -110,11 +110,11 @@ def _inside(b: Build, ctx: Context, number: int, at: Any, extents: Sequence[Any]
     inside = b.emit(relax.op.logical_and(b.greater(at, -1), b.less(at, end)))
     outside = b.emit(relax.op.logical_not(inside))
     fix = "pass indices of elements that there are" + (", or negative ones that count from the end" if wrap else "")
-    nothing = _refused(b, ctx, number, outside, "an index is out of range", fix)
+    nothing = refused(b, ctx, number, outside, "an index is out of range", fix)
     return b.add(b.minimum(b.maximum(at, 0), b.sub(end, 1)), nothing)
 
 
-def _refused(b: Build, ctx: Context, number: int, wrong: Any, what: str, fix: str) -> Any:
+def refused(b: Build, ctx: Context, number: int, wrong: Any, what: str, fix: str) -> Any:
     """Zeros, int64, to add to indices; an error of the run, about input `number`, where one of the booleans `wrong` is
     true. A check knows numbers alone, so it looks at 0 or 1."""
     check = Check(f"{ctx.op_type}: {what}.", f"node '{ctx.name}', input '{ctx.node.input[number]}'", fix, (0,), (0,))
@@ -132,7 +132,7 @@ def at_least(b: Build, ctx: Context, at: Any, size: Size, least: Size, what: str
     if interval(size - least, {})[0] >= 0:
         return at
     short = b.less(b.number(size), b.number(least))
-    nothing = b.reshape(_refused(b, ctx, 0, short, what, "pass values of which enough are chosen"), ())
+    nothing = b.reshape(refused(b, ctx, 0, short, what, "pass values of which enough are chosen"), ())
     return b.add(at, b.cast(nothing, dtype_of(at)))
 
 

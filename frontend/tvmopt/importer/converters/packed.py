@@ -72,6 +72,8 @@ def matmul_bnb4(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
     """MatMulBnb4: the codes of [N, K] one after the other, the first in the high half of a byte, in blocks with a
     largest magnitude each."""
     b = Build(bb, ctx.name)
+    if not attrs.get("transB", 1):
+        raise ctx.unsupported("a matrix that is not transposed", "export it with transB = 1")
     k, n, block = attrs["K"], attrs["N"], attrs["block_size"]
     packed, largest = ctx.array(inputs[1], "weight"), ctx.array(inputs[2], "scales")
     assert packed is not None and largest is not None
@@ -79,8 +81,7 @@ def matmul_bnb4(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], c
     codes = np.stack([data >> 4, data & 15], -1).reshape(-1)[: n * k]
     table = np.array(_TABLES[attrs["quant_type"]], np.float32)
     weight = table[codes] * np.repeat(largest.reshape(-1).astype(np.float32), block)[: n * k]
-    weight = weight.reshape(n, k).T if attrs.get("transB", 1) else weight.reshape(n, k)
-    return b.matmul(inputs[0], const(np.ascontiguousarray(weight), dtype_of(inputs[0])))
+    return b.matmul(inputs[0], const(np.ascontiguousarray(weight.reshape(n, k).T), dtype_of(inputs[0])))
 
 
 def gather_block_quantized(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
