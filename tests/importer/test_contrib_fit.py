@@ -157,6 +157,20 @@ MISFITS = {
     "slices of an axis beyond": lambda: Node("UnfoldTensor", normal(3, 4), dim=2, size=2),
     "no such axis to insert": lambda: Node("ExpandDims", normal(3, 4), np.int32(9), constants=(1,)),
     "clip of nothing": lambda: Node("FusedConv", normal(1, 3, 7, 7), normal(4, 3, 3, 3), activation="Clip"),
+    "clip of three": lambda: Node(
+        "FusedConv", normal(1, 3, 7, 7), normal(4, 3, 3, 3), activation="Clip", activation_params=[0.0, 1.0, 2.0]
+    ),
+    "leaks of three": lambda: Node(
+        "FusedConv", normal(1, 3, 7, 7), normal(4, 3, 3, 3), activation="LeakyRelu", activation_params=[0.1, 0.2, 0.3]
+    ),
+    "no such padding": lambda: Node("FusedConv", normal(1, 3, 7, 7), normal(4, 3, 3, 3), auto_pad="NONE"),
+    "no such mode": lambda: Node("GridSample", normal(1, 2, 5, 5), normal(1, 3, 3, 2), mode="area"),
+    "scales of rows": lambda: Node(
+        "QAttention", codes(2, 5, 12), codes(12, 96), normal(96), normal(5), np.float32(1), num_heads=4
+    ),
+    "scales of other columns": lambda: Node(
+        "QAttention", codes(2, 5, 12), codes(12, 96), normal(96), np.float32(1), normal(95), num_heads=4
+    ),
     "distances of cubes": lambda: Node("CDist", normal(2, 3, 4), normal(5, 4)),
     "groups below zero": lambda: Node(
         "GroupNorm", normal(1, 3, 3, 10), normal(10), normal(10), groups=-1, activation=0
@@ -238,6 +252,8 @@ def test_open_lengths_of_a_run_are_checked() -> None:
 @pytest.mark.parametrize("node", [
     Node("Attention", normal(*X), normal(*W), None, int32(5, 3, 1, 0), num_heads=4),
     Node("Attention", normal(1, *X[1:]), normal(*W), None, int32(4, 1), num_heads=4),
+    Node("Attention", normal(*X), normal(*W), None, int32([1], [0]), num_heads=4),
+    Node("Attention", normal(*X), normal(*W), None, int32([0]), num_heads=4),
     Node("RotaryEmbedding", normal(1, 1, 32), np.array([3]), normal(16, 4), normal(16, 4)),
     Node("RotaryEmbedding", normal(2, 5, 32), np.array([3]), normal(16, 4), normal(16, 4), num_heads=0),
     embedded(i1=None),

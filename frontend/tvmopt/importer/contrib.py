@@ -348,7 +348,8 @@ def _fused_conv(x: Expansion) -> Nodes:
     if name == "Clip":
         low, high = (x.constant(np.float32(p)) for p in given)
         return x.result(x.op("Min", x.op("Max", value, low), high))
-    return x.result(_activated(x, value, dict(zip(_FROM_PARAMETERS.get(name, ()), given, strict=False))))
+    names = _FROM_PARAMETERS.get(name, ())
+    return x.result(_activated(x, value, dict(zip(names, given if names else (), strict=True))))
 
 
 def _fused_gemm(x: Expansion) -> Nodes:

@@ -61,7 +61,7 @@ STOCK_DOMAINS = {
     - {"EmbedLayerNormalization", "AllClassNMS"},
     "com.microsoft": frozenset(
         {"Attention", "Gelu", "FastGelu", "BiasGelu", "MatMulInteger16", "SkipLayerNormalization"}
-        | {"EmbedLayerNormalization", "AllClassNMS"}
+        | {"EmbedLayerNormalization"}
     ),
 }
 """What TVM's table holds, by the domain each entry implements (TVM itself ignores domains)."""

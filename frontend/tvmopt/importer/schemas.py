@@ -185,7 +185,7 @@ def _schema_problems(node: onnx.NodeProto, schema: Any) -> Iterator[str]:
             yield f"Attribute '{name}' of {schema.name} is {found_type}, not {wanted.name}."
         allowed = CHOICES.get(f"{schema.name}.{name}") or CHOICES.get(name, "")
         text = attr.s.decode("utf-8", "replace")
-        fixed = allowed and schema.domain == "" and attr.type == attr.STRING and not attr.ref_attr_name
+        fixed = allowed and schema.domain in ("", DOMAIN) and attr.type == attr.STRING and not attr.ref_attr_name
         if fixed and text not in allowed.split():
             yield f"Attribute '{name}' of {schema.name} is '{text}', not one of: {allowed}."
     for name, declared in schema.attributes.items():

@@ -30,7 +30,7 @@ def _attend(b: Build, q: Any, k: Any, v: Any, bias: Any, scale: float | None, so
 
 def _mask_bias(b: Build, ctx: Context, number: int, batch: Size, total: int, fill: float, dtype: str) -> Any:
     """The bias of a mask, input `number`: 0/1 flags [B, T], [B, S, T] or [B, 1, S, T]; or lengths [B], behind which the
-    first keys that count may stand [2 B]."""
+    first keys that count may stand [2 B]. None where nothing is masked."""
     mask = ctx.node_inputs[number]
     shape = shape_of(mask)
     if len(shape) == 1:
@@ -42,6 +42,8 @@ def _mask_bias(b: Build, ctx: Context, number: int, batch: Size, total: int, fil
         if shape[0] != batch:
             mask = b.both(mask, b.greater_equal(keys, b.reshape(b.slice(ends, 0, batch, 2 * batch), (batch, 1))))
         shape = (batch, total)
+    elif ctx.op_type != "MultiHeadAttention" and shape[1:] == (1,):
+        return None  # the same for all keys
     else:
         mask = b.greater(mask, 0)
     wide = {2: (shape[0], 1, 1, shape[-1]), 3: (shape[0], 1, *shape[1:])}.get(len(shape), shape)

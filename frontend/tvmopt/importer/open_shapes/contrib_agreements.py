@@ -82,13 +82,16 @@ def _added(n: Node, index: int, scores: Shape) -> Facts:
 
 def _masked(n: Node, index: int, scores: Shape, ends: bool) -> Facts:
     """A mask of scores [B, H, S, T]: lengths, or a truth for each key, or for each query and key. With `ends`, an empty
-    one masks nothing, and lengths may be followed by as many beginnings."""
+    one masks nothing, nor does one that is the same for all keys, and lengths may be followed by as many beginnings."""
     batch, _, queries, keys = scores
     if (mask := at(n, index)) is None:
         return
     if len(mask) == 1:
         if not (ends and (mask[0] == 0 or mask[0] == 2 * batch)):
             yield "the elements of its mask and its batches", mask[0], "==", batch
+        return
+    if ends and len(mask) == 2 and mask[1] == 1:
+        yield from spread("its mask and its batches", mask, (batch, 1))
         return
     wanted = {2: (batch, keys), 3: (batch, queries, keys), 4: (batch, 1, queries, keys)}
     yield from _ranked("its mask", mask, 1, *wanted)
@@ -297,8 +300,11 @@ def _separate(n: Node) -> Facts:
     yield from _added(n, 5, scores)
 
 
-def _packed(mask: int, past: int, extra: int = -1) -> Callable[[Node], Facts]:
-    """Attention and QAttention: one weight for queries, keys and values."""
+def _packed(
+    mask: int, past: int, extra: int = -1, scales: Sequence[int] = (), columns: Sequence[int] = ()
+) -> Callable[[Node], Facts]:
+    """Attention and QAttention: one weight for queries, keys and values; inputs that are one number, and those that are
+    one, or one for each column of the weight."""
 
     def facts(n: Node) -> Facts:
         x, w = n.shapes[:2]
@@ -316,6 +322,11 @@ def _packed(mask: int, past: int, extra: int = -1) -> Callable[[Node], Facts]:
         else:
             yield from _whole("the columns of its weights and whole heads", w[1], 3 * heads)
         yield from _vector(n, 2, w[1])
+        for i in scales:
+            yield from _numbers(n, i, 1)
+        for i in columns:
+            if prod(at(n, i) or ()) != 1:
+                yield from _vector(n, i, w[1])
         before: Size = 0
         if (cache := at(n, past)) is not None:
             before = cache[3]
@@ -381,7 +392,7 @@ CONTRIB: dict[str, Callable[[Node], Facts]] = {
     "MatMulBnb4": _blocks_of_four,
     "MatMulNBits": _packed_product,
     "MultiHeadAttention": _separate,
-    "QAttention": _packed(5, 8),
+    "QAttention": _packed(5, 8, scales=(3, 6), columns=(4, 7)),
     "RotaryEmbedding": _rotary,
     "SkipLayerNormalization": _rows_and_skip,
     "SkipSimplifiedLayerNormalization": _rows_and_skip,
