@@ -275,3 +275,42 @@ def test_a_negative_length_of_a_mask_is_refused() -> None:
             compiled.run(node.feeds | {"i3": int32(*wrong)})
         feeds = node.feeds | {"i3": int32(*good)}
         np.testing.assert_allclose(compiled.run(feeds)["o0"], run_ort(node.proto, feeds)[0], rtol=1e-4, atol=1e-5)
+
+
+def shapes_told(node: Node, outputs: int, *kinds: int) -> tuple[list[Any], list[Any]]:
+    """The shapes of the outputs that a Shape behind the node tells, where the file says others, and what they are."""
+    graph = node.proto.graph
+    expected = run_ort(node.proto, node.feeds)
+    names = [f"o{i}" for i in range(outputs)]
+    del graph.output[:]
+    for i, name in enumerate(names):
+        graph.value_info.append(value(name, (3, 77), kinds[i] if i < len(kinds) else TensorProto.FLOAT))
+        graph.node.append(helper.make_node("Shape", [name], [f"s{i}"]))
+        graph.output.append(value(f"s{i}", None, TensorProto.INT64))
+    got = run_relax(to_relax(prepare(load(node.proto))), node.feeds)
+    return [tuple(map(int, s)) for s in got], [x.shape for x in expected]
+
+
+TOLD = [
+    (Node("FusedMatMul", normal(3, 1, 7, 6), normal(2, 5, 7), transA=1, transB=1), 1),
+    (Node("FusedMatMul", normal(7), normal(7, 5)), 1),
+    (Node("FusedMatMul", normal(4, 2, 6), normal(2, 6, 5), transBatchA=1), 1),
+    (Node("Attention", normal(*X), normal(*W), None, None, normal(2, 2, 4, 3, 8), outputs=2, num_heads=4), 2),
+    (Node("Attention", normal(*X), normal(12, 80), normal(80), num_heads=4, qkv_hidden_sizes=[32, 32, 16]), 1),
+    (Node("MultiHeadAttention", normal(2, 5, 32), normal(2, 7, 32), normal(2, 7, 64), outputs=3, num_heads=4), 3),
+    (Node("MultiHeadAttention", normal(2, 5, 32), normal(2, 4, 7, 8), normal(2, 4, 7, 8), num_heads=4), 1),
+    (Node("QAttention", codes(2, 5, 12), codes(12, 96), normal(96), np.float32(1), np.float32(1), num_heads=4), 1),
+    (Node("SkipLayerNormalization", normal(2, 3, 7), normal(2, 3, 7), normal(7), outputs=1), 1),
+    (Node("BiasGelu", normal(2, 7), normal(7)), 1),
+]
+
+
+@pytest.mark.parametrize(("node", "outputs"), TOLD)
+def test_shapes_are_found_and_not_what_a_file_says(node: Node, outputs: int) -> None:
+    told, expected = shapes_told(node, outputs)
+    assert told == expected
+
+
+def test_shapes_of_embedded_tokens_are_found() -> None:
+    told, expected = shapes_told(embedded(), 2, TensorProto.FLOAT, TensorProto.INT32)
+    assert told == expected

@@ -25,12 +25,14 @@ from onnx import TensorProto, helper, shape_inference
 
 from tvmopt.errors import ModelError, UnsupportedOp
 from tvmopt.importer import blocked, contrib, control, own, places, rules
+from tvmopt.importer.contrib_schemas import DOMAIN as CONTRIB
 from tvmopt.importer.evaluate import evaluate, foldable
 from tvmopt.importer.fit import misfit
 from tvmopt.importer.inline import expand_function, schema_function
 from tvmopt.importer.open_shapes import (
     agree,
     classic_types,
+    contrib_types,
     grouped_attention,
     open_types,
     own_types,
@@ -60,7 +62,7 @@ from tvmopt.importer.windows import POOLS, windows
 
 SAME_AS_FIRST = frozenset(
     {"Gelu", "FastGelu", "BiasGelu", "QuickGelu", "SimplifiedLayerNormalization"}
-    | {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding", "MultiHeadAttention"}
+    | {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding"}
 )
 """Operators without a schema in onnx (com.microsoft) whose first output has the type of the first input."""
 
@@ -286,6 +288,8 @@ class Folder(Walk):
             types |= grouped_attention(self, node)
         if node.op_type == "GatherBlockQuantized":
             types |= packed_rows(self, node)
+        if normal_domain(node.domain) == CONTRIB:
+            types |= contrib_types(self, node)
         if normal_domain(node.domain) == own.DOMAIN and node.op_type in own.INPUTS:
             types |= own_types(self, node)
         return types

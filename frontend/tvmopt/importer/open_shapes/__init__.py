@@ -7,7 +7,7 @@ it cannot.
 node       what a rule is given
 moving     concatenations, reshapes, slices, pads ...
 spatial    convolutions, poolings, Resize, recurrences, STFT
-contrib    GroupQueryAttention and GatherBlockQuantized of com.microsoft
+contrib    the operators of com.microsoft
 classic    ai.onnx.ml
 own        our own operators: pictures of bytes, a detector's boxes
 selection  what chooses elements by their values: new sizes
@@ -26,7 +26,7 @@ from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.open_shapes import moving, spatial
 from tvmopt.importer.open_shapes.agreements import agree
 from tvmopt.importer.open_shapes.classic import classic_types
-from tvmopt.importer.open_shapes.contrib import grouped_attention, packed_rows
+from tvmopt.importer.open_shapes.contrib import contrib_types, grouped_attention, packed_rows
 from tvmopt.importer.open_shapes.node import Node, Shape, Shapes
 from tvmopt.importer.open_shapes.own import own_types
 from tvmopt.importer.open_shapes.selection import selected_types
@@ -213,4 +213,13 @@ def open_types(walk: Walk, node: onnx.NodeProto, types: dict[str, onnx.TypeProto
         return []
 
 
-__all__ = ["agree", "classic_types", "grouped_attention", "open_types", "own_types", "packed_rows", "selected_types"]
+__all__ = [
+    "agree",
+    "classic_types",
+    "contrib_types",
+    "grouped_attention",
+    "open_types",
+    "own_types",
+    "packed_rows",
+    "selected_types",
+]
