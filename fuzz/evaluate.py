@@ -110,11 +110,12 @@ def evaluate(data: bytes, options: Options, say: Say) -> Outcome:
 
 
 def _affordable(model: onnx.ModelProto, kinds: Sequence[str], valid: bool) -> list[str]:
-    """The kinds of inputs without edge values where a mutant is large, as its judge takes minutes, or where they may
-    decide how many trips a loop makes: 65504 / 6e-8 of them end in no time that we have."""
+    """The kinds of inputs without edge values where a mutant is large, as its judge takes minutes; and without zeros,
+    too, where they may decide how many trips a loop makes: 65504 / 6e-8 or 1 / 0 end in no time that we have."""
     large = any(prod(d.dim_value or 1 for d in v.type.tensor_type.shape.dim) > LARGE for v in inputs_of(model))
     loops = any(node.op_type == "Loop" for node in model.graph.node)
-    return [kind for kind in kinds if valid or kind != "edge" or not (large or loops)]
+    left_out = {"edge", "zeros"} if loops else {"edge"} if large else set()
+    return [kind for kind in kinds if valid or kind not in left_out]
 
 
 def refused(error: Exception, valid: bool) -> Outcome:

@@ -96,3 +96,24 @@ def test_channels_may_be_open_too() -> None:
         x, scale, bias = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape[1:2], shape[1:2]))
         want = normalised(x.astype(np.float64), shape[1], scale, bias)
         np.testing.assert_allclose(found.model(x, scale, bias), want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("op", ["LayerNormalization", "RMSNormalization"])
+def test_axes_of_a_scale_may_be_open(op: str, axis: int, bias: bool) -> None:
+    """A scale as long as the open axes, and a bias of each sample's own."""
+    layer, sizes = op.startswith("Layer"), ("batch", "rows", "columns")
+    names = ["x", "scale", "bias"] if bias and layer else ["x", "scale"]
+    inputs = [value("x", sizes), value("scale", sizes[axis:]), value("bias", sizes)][: len(names)]
+    made = model([helper.make_node(op, names, ["y"], axis=axis)], inputs, [value("y", None)], opset=23)
+    run = api.compile(made, shape={size: "1..64@8" for size in sizes}, verify=False, records=False).model
+    rng = np.random.default_rng(5)
+    for shape in ((1, 1, 1), (2, 3, 5), (3, 7, 17), (2, 33, 8)):
+        x, scale, shift = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape[axis:], shape))
+        over = tuple(range(axis % 3, 3))
+        wide = x.astype(np.float64)
+        wide = wide - wide.mean(over, keepdims=True) if layer else wide
+        want = wide / np.sqrt(np.square(wide).mean(over, keepdims=True) + 1e-5) * scale
+        found = run(*(x, scale, shift)[: len(names)])
+        np.testing.assert_allclose(found, want + shift if "bias" in names else want, rtol=2e-5, atol=2e-5)

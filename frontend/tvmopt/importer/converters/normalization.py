@@ -4,12 +4,13 @@ LpNormalization, GroupNorm, InstanceNorm, LRN.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tvmopt.dims import OpenSize
+from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.floats import HALVES
 from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
@@ -18,7 +19,7 @@ WIDEST_WINDOW = 64
 """Channels of a window up to which LRN is a sum of shifted reads."""
 
 
-def _inner(b: Build, value: Any, inner: tuple[int, ...], neutral: int = 1) -> tuple[Any, Any]:
+def _inner(b: Build, value: Any, inner: tuple[Size, ...], neutral: int = 1) -> tuple[Any, Any]:
     """A scale or bias over the normalised axes, and one that varies over the others too, left for a step of its own.
 
     ONNX lets it be any tensor that broadcasts to the input; the operator of Relax takes the normalised axes only.
@@ -27,7 +28,12 @@ def _inner(b: Build, value: Any, inner: tuple[int, ...], neutral: int = 1) -> tu
     extra = len(shape) - len(inner)
     if all(d == 1 for d in shape[: max(extra, 0)]):
         return b.broadcast(b.reshape(value, shape[max(extra, 0) :]), inner), None
-    return const(np.full(inner, neutral), dtype_of(value)), value
+    return _full(b, inner, neutral, dtype_of(value)), value
+
+
+def _full(b: Build, shape: tuple[Size, ...], number: int, dtype: str) -> Any:
+    """The same number everywhere; a constant where the sizes are known."""
+    return b.broadcast(const(number, dtype), shape) if is_open(shape) else const(np.full(shape, number), dtype)
 
 
 def _applied(b: Build, y: Any, factor: Any, shift: Any) -> Any:
@@ -45,9 +51,10 @@ def layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     axes = list(range(axis, len(shape)))
     inner, wide = shape[axis:], b.wide(x)
     gamma, factor = _inner(b, b.wide(scale), inner)
-    beta, shift = (const(np.zeros(inner), dtype_of(gamma)), None) if bias is None else _inner(b, b.wide(bias), inner, 0)
+    none = _full(b, inner, 0, dtype_of(gamma))
+    beta, shift = (none, None) if bias is None else _inner(b, b.wide(bias), inner, 0)
     if factor is not None and shift is None:  # the bias is added behind the factor
-        beta, shift = const(np.zeros(inner), dtype_of(gamma)), beta
+        beta, shift = none, beta
     y = b.emit(relax.op.nn.layer_norm(wide, gamma, beta, axes=axes, epsilon=epsilon))
     y = b.cast(_applied(b, y, factor, shift), dtype)
     mean = inverse = None
@@ -65,7 +72,7 @@ def rms_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx:
     x, scale = inputs[0], inputs[1]
     shape, dtype = shape_of(x), dtype_of(x)
     axis = attrs.get("axis", -1) % len(shape)
-    inner = int(np.prod(shape[axis:]))
+    inner = prod(shape[axis:])
     flat = b.reshape(b.wide(x), (*shape[:axis], inner) if axis else (1, inner))
     weight, factor = _inner(b, b.wide(scale), shape[axis:])
     weight = b.reshape(weight, (inner,))
