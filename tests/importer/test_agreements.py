@@ -305,3 +305,30 @@ def test_a_condition_of_compress_may_be_longer_than_an_open_axis() -> None:
     for n in (1, 2, 3, 4, 5, 8):
         x = np.arange(3 * n, dtype=np.float32).reshape(n, 3)
         np.testing.assert_array_equal(compiled.run({"x": x, "c": c})["y"], x[:5][c[:n]])
+
+
+FLOAT = TensorProto.FLOAT
+LIMITS: dict[str, Any] = {"most": np.int64(3), "overlap": np.float32(0.5), "least": np.float32(0.1)}
+RANKS: dict[str, tuple[dict[str, tuple[int, tuple[Any, ...]]], dict[str, Any], dict[str, Any]]] = {
+    "NonMaxSuppression": ({"x": (FLOAT, (1, "n", 4, 1)), "s": (FLOAT, (1, 1, "n"))}, LIMITS, {}),
+    "DequantizeLinear": (
+        {"x": (UINT8, (2, "n", 3)), "s": (FLOAT, ("n",)), "z": (UINT8, ("n", 1))}, {}, {"axis": 1}
+    ),
+    "LSTM": (
+        {"x": (FLOAT, ("t", 2, 5)), "w": (FLOAT, (1, 12, 5, 1)), "r": (FLOAT, (1, 12, 3))}, {}, {"hidden_size": 3}
+    ),
+    "BatchNormalization": (
+        {"x": (FLOAT, ("n", 4, 3)), **{k: (FLOAT, (4, 1)) for k in ("s", "b", "m", "v")}}, {}, {}
+    ),
+}  # fmt: skip
+"""An input of one axis too many: its inputs, constants, attributes."""
+
+
+@pytest.mark.parametrize("op", RANKS)
+def test_an_axis_too_many_is_refused_beside_open_sizes_too(op: str) -> None:
+    inputs, constants, attrs = RANKS[op]
+    nodes = [helper.make_node(op, [*inputs, *constants], ["y"], name="n", **attrs)]
+    made = model(nodes, [value(k, s, t) for k, (t, s) in inputs.items()], [value("y", None)], constants, opset=21)
+    with pytest.raises(ModelError) as error:
+        tvmopt.compile(made, verify=False)
+    assert op in error.value.what and "node 'n'" in error.value.where
