@@ -25,13 +25,14 @@ def selected(boxes: Array, scores: Array, most: Array, iou: Array, score: Array,
             if not len(left):
                 break
             found[b, k], rest = left[0], left[1:]
-            box, others = left[0] // classes, rest // classes
+            rivals = np.arange(len(rest)) if any_class else np.flatnonzero(rest % classes == left[0] % classes)
+            box, others = left[0] // classes, rest[rivals] // classes
             sides = np.minimum(high[b, box], high[b, others]) - np.maximum(low[b, box], low[b, others])
             both = sides.prod(-1)
             some = (sides > 0).all(-1) & (area[b, others] > 0) & (area[b, box] > 0)
             with np.errstate(divide="ignore", invalid="ignore"):
                 over = some & (both / (area[b, box] + area[b, others] - both) > np.ravel(iou)[0])
-            left = rest[~(over & (any_class | (rest % classes == left[0] % classes)))]
+            left = np.delete(rest, rivals[over])
     return found
 
 
