@@ -46,24 +46,24 @@ class _Rewrite:
     """Knows the variables that are never negative: sizes of tensors, what loops count from 0, and names of such."""
 
     def __init__(self) -> None:
-        self.positive: set[Any] = set()
+        self.counts: set[Any] = set()
 
     def __call__(self, body: Any) -> Any:
         handlers = [(tirx.DeclBuffer, self._sizes), (tirx.For, self._loop), (tirx.Bind, self._name)]
         return structural_mutate(body, (*handlers, *((kind, self._division) for kind in DIVISIONS)))
 
     def _sizes(self, node: Any, mutator: Any) -> Any:
-        self.positive.update(size for size in node.buffer.shape if isinstance(size, tirx.Var))
+        self.counts.update(size for size in node.buffer.shape if isinstance(size, tirx.Var))
         return mutator.default_mutate(node)
 
     def _loop(self, node: Any, mutator: Any) -> Any:
-        if self._is_positive(node.min):
-            self.positive.add(node.loop_var)
+        if self._never_negative(node.min):
+            self.counts.add(node.loop_var)
         return mutator.default_mutate(node)
 
     def _name(self, node: Any, mutator: Any) -> Any:
-        if self._is_positive(node.value):
-            self.positive.add(node.var)
+        if self._never_negative(node.value):
+            self.counts.add(node.var)
         return mutator.default_mutate(node)
 
     def _division(self, node: Any, mutator: Any) -> Any:
@@ -73,16 +73,16 @@ class _Rewrite:
         if dtype not in INTEGERS or (known and int(divisor).bit_count() == 1):  # TVM shifts by a power of two
             return node
         one = tirx.const(1, dtype)
-        if type(node) in PLAIN and self._is_positive(node.a) and self._is_positive(divisor):
+        if type(node) in PLAIN and self._never_negative(node.a) and self._never_negative(divisor):
             return PLAIN[type(node)](node.a, divisor if known else tirx.Max(divisor, one))
         return node if known else type(node)(node.a, tirx.Select(divisor.equal(tirx.const(0, dtype)), one, divisor))
 
-    def _is_positive(self, place: Any) -> bool:
-        """Whether a place is never negative."""
+    def _never_negative(self, place: Any) -> bool:
+        """Whether a place is made of such variables alone."""
         if isinstance(place, tirx.IntImm):
             return int(place) >= 0
         if isinstance(place, GROWS):
-            return self._is_positive(place.a) and self._is_positive(place.b)
+            return self._never_negative(place.a) and self._never_negative(place.b)
         if isinstance(place, tirx.Max):
-            return self._is_positive(place.a) or self._is_positive(place.b)
-        return place in self.positive if isinstance(place, tirx.Var) else False
+            return self._never_negative(place.a) or self._never_negative(place.b)
+        return place in self.counts if isinstance(place, tirx.Var) else False

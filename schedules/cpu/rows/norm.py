@@ -22,7 +22,7 @@ from tvm.tirx.stmt import BufferRegion
 
 from tvmopt.lowering import math
 from tvmopt.lowering.common import OUT_ELEMENTWISE_FUSABLE, Symbols, flat, same_size, same_sizes, sizes, trailing
-from tvmopt.lowering.loops import INDEX, NANOSECONDS, const_index, load, loop, new_buffer, prim_func, store
+from tvmopt.lowering.loops import INDEX, NANOSECONDS, load, loop, new_buffer, prim_func, store
 from tvmopt.lowering.lower_extrema import larger
 from tvmopt.schedules.cpu.rows import across
 from tvmopt.schedules.cpu.rows.norm_by_channel import channels_last, variance_of
@@ -137,12 +137,17 @@ def _centred(row: Row, x: Any, at: tuple[Expr, ...], epsilon: float) -> Callable
     return lambda i: centred(i) * scale - shift
 
 
+def _elements(row: Row) -> Expr:
+    """How many elements a row has, as a float32; their number may be open."""
+    known = isinstance(row.length, int)
+    return tirx.const(float(row.length), "float32") if known else tirx.Cast("float32", row.length)
+
+
 def _inverse(row: Row) -> Expr:
-    """One over the elements of a row, whose number may be open."""
-    one = tirx.const(1.0, "float32")
+    """One over the elements of a row."""
     if isinstance(row.length, int):
         return tirx.const(1.0 / row.length, "float32")
-    return row.keep(one / tirx.Cast("float32", row.length))
+    return row.keep(tirx.const(1.0, "float32") / _elements(row))
 
 
 def _rsqrt(value: Expr) -> Expr:
@@ -180,7 +185,7 @@ def group_norm_program(epsilon: float, channels: int, scale: bool, center: bool)
 
     def program(row: Row, buffers: list[Any], at: tuple[Expr, ...]) -> None:
         x, gamma, beta, y = buffers
-        pixels = row.length if channels == 1 else tirx.truncdiv(const_index(0) + row.length, const_index(channels))
+        pixels = row.length // channels
         normalized = _centred(row, x, at, epsilon)
 
         def channel(c: Expr) -> Any:
@@ -206,7 +211,7 @@ def reduce_program(kind: str) -> Program:
         combine, identity = {"max": (_max, -_INF), "min": (_min, _INF)}.get(kind, (_add, 0.0))
         value = row.reduce(lambda i: load(x, *at, i), combine, identity)
         if kind == "mean":  # a product with the reciprocal may make another number of equal ones
-            value = value / tirx.Cast("float32", const_index(0) + row.length)
+            value = value / _elements(row)
         ones = [tirx.const(0, INDEX)] * (len(y.shape) - len(at))
         row.statements.append(store(y, value, *at, *ones))
 

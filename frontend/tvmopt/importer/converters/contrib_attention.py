@@ -177,8 +177,14 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
     q, k, v = split_heads(b, query, heads), split_heads(b, key, kv_heads), split_heads(b, value, kv_heads)
     past = shape_of(past_key)[2] if past_key is not None else 0
     lengths = _counted(b, ctx, lengths, past, length)
-    if ctx.array(total_length) is None:
+    known = ctx.array(total_length)
+    if known is None:
         lengths = b.add(lengths, _all_in_all(b, ctx, total_length, past + length))
+    elif np.ravel(known)[0] != past + length:
+        raise ctx.unsupported(
+            f"a cache of {past} positions for {np.ravel(known)[0]} in all (a shared buffer)",
+            "bind the cache to as many positions as are filled",
+        )
     valid = b.add(b.reshape(lengths, (batch, 1)), 1)
     start = const(np.zeros((batch, 1)), "int64") if past == 0 else b.sub(valid, b.number(length))
     if attrs.get("do_rotary", 0):
@@ -193,12 +199,6 @@ def group_query_attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[st
             out = rotate(b, flat, angles[0], angles[1], 2 * shape_of(cos)[1], bool(attrs.get("rotary_interleaved", 0)))
             turned.append(b.transpose(out, (0, 2, 1, 3)))
         q, k = turned
-    known = ctx.array(total_length)
-    if known is not None and np.ravel(known)[0] != past + length:
-        raise ctx.unsupported(
-            f"a cache of {past} positions for {np.ravel(known)[0]} in all (a shared buffer)",
-            "bind the cache to as many positions as are filled",
-        )
     if past:
         k, v = b.concat([past_key, k], 2), b.concat([past_value, v], 2)
     total = shape_of(k)[2]

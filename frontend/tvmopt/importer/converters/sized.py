@@ -17,7 +17,6 @@ from tvmopt.importer.converters.common import Build, const, dtype_of, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.open_values import BEYOND, from_the_end
 from tvmopt.importer.sizes import shape_to_tvm, to_tvm
-from tvmopt.operators.checks import Check, checked
 
 
 def _result_shape(ctx: Context) -> tuple[Size, ...]:
@@ -68,16 +67,11 @@ def _as_it_is(bb: relax.BlockBuilder, inputs: Inputs, ctx: Context) -> Result:
     if count == 0:
         return x
     own = shape_of(x)[-count:]
-    check = Check(
-        "Expand: its shape does not fit its input.",
-        f"node '{ctx.name}', input '{ctx.node.input[1]}'",
-        f"pass {list(own)}, or 1 in place of any of these",
-        (1,),
-        (1,),
-    )
-    same = b.equal(wanted, const(np.array(own), dtype_of(wanted)))
-    ones = b.emit(checked(b.where(same, 1, wanted), check))
-    return b.where(b.equal(b.sum(ones, None), count), x, 0)  # the sum is that: x is behind the check
+    fits = b.emit(relax.op.logical_or(b.equal(wanted, const(np.array(own), dtype_of(wanted))), b.equal(wanted, 1)))
+    wrong = b.emit(relax.op.logical_not(fits))
+    fix = f"pass {list(own)}, or 1 in place of any of these"
+    zeros = indexed.refused(b, ctx, 1, wrong, "its shape does not fit its input", fix)
+    return b.where(b.equal(b.sum(zeros, None), 0), x, 0)  # always: x is behind the check
 
 
 def constant_of_shape(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:

@@ -11,7 +11,8 @@ contrib    the operators of com.microsoft
 classic    ai.onnx.ml
 own        our own operators: pictures of bytes, a detector's boxes
 selection  what chooses elements by their values: new sizes
-agreements which sizes of its inputs an operator takes for equal
+agreements which sizes of its inputs an operator takes for equal; contrib_agreements: those of com.microsoft
+facts      the words that these rules are written in
 """
 
 from __future__ import annotations

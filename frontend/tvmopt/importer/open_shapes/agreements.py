@@ -18,36 +18,21 @@ import onnx
 
 from tvmopt.dims import OpenSize, Size, is_open
 from tvmopt.importer.contrib_schemas import DOMAIN
-from tvmopt.importer.open_shapes.contrib_agreements import CONTRIB, Facts
-from tvmopt.importer.open_shapes.node import Node, Shape
+from tvmopt.importer.open_shapes.contrib_agreements import CONTRIB
+from tvmopt.importer.open_shapes.facts import Facts, alike, at, spread
+from tvmopt.importer.open_shapes.node import Node
 from tvmopt.importer.protos import normal_domain
 from tvmopt.importer.symbols import Undecided
 from tvmopt.importer.walk import Walk
 from tvmopt.importer.windows import windows
 
 
-def _at(n: Node, index: int) -> Shape | None:
-    return n.shapes[index] if index < len(n.shapes) else None
-
-
 def _one_each(n: Node, size: Size, *indices: int, what: str) -> Facts:
     """These inputs are vectors of so many numbers."""
     for i in indices:
-        if (found := _at(n, i)) is not None:
+        if (found := at(n, i)) is not None:
             (elements,) = found
             yield f"the {what} and the elements of '{n.node.input[i]}'", size, "==", elements
-
-
-def _alike(what: str, a: Sequence[Size], b: Sequence[Size]) -> Facts:
-    for one, other in zip(a, b, strict=True):
-        yield what, one, "==", other
-
-
-def _spread(what: str, small: Shape, large: Shape) -> Facts:
-    """`small` broadcasts to `large`."""
-    for one, other in zip(reversed(small), reversed(large), strict=False):
-        if one != 1:
-            yield what, one, "==", other
 
 
 def _convolution(data: int = 0, weight: int = 1, bias: int = 2, each: Sequence[int] = ()) -> Callable[[Node], Facts]:
@@ -57,14 +42,14 @@ def _convolution(data: int = 0, weight: int = 1, bias: int = 2, each: Sequence[i
             return
         transposed = n.node.op_type == "ConvTranspose"
         if kernel := n.attrs.get("kernel_shape"):
-            yield from _alike("its kernel_shape and its weights", w[2:], kernel)
+            yield from alike("its kernel_shape and its weights", w[2:], kernel)
         if x is not None:
             yield "the channels of its input and its weights", x[1], "==", w[0] if transposed else w[1] * group
         results = w[1] * group if transposed else w[0]
         if bias:
             yield from _one_each(n, results, bias, what="channels of its result")
         for i in each:
-            if (_at(n, i) or (1,)) != (1,):
+            if (at(n, i) or (1,)) != (1,):
                 yield from _one_each(n, results, i, what="channels of its result")
 
     return facts
@@ -72,13 +57,13 @@ def _convolution(data: int = 0, weight: int = 1, bias: int = 2, each: Sequence[i
 
 def _deformed(n: Node) -> Facts:
     yield from _convolution(bias=3)(n)
-    x, w, offset, _, mask = (_at(n, i) for i in range(5))
+    x, w, offset, _, mask = (at(n, i) for i in range(5))
     if x is None or w is None:
         return
     places = w[2] * w[3] * n.attrs.get("offset_group", 1)
     for found, many in ((offset, 2 * places), (mask, places)):
         if found is not None:
-            yield from _alike(
+            yield from alike(
                 "its offsets or mask and its windows", (x[0], many, *windows(n.attrs, x[2:], w[2:]).out), found
             )
 
@@ -100,16 +85,16 @@ def _group_norm(n: Node) -> Facts:
 def _scaled_rows(n: Node) -> Facts:
     x = n.shapes[0]
     for i in (1, 2):
-        if x is not None and (found := _at(n, i)) is not None:
-            yield from _spread("its input and its scale or bias", found, x)
+        if x is not None and (found := at(n, i)) is not None:
+            yield from spread("its input and its scale or bias", found, x)
 
 
 def _quantised(n: Node) -> Facts:
     """One scale, one per slice of `axis`, or one per block along it."""
-    x, scale, zero = (_at(n, i) for i in range(3))
+    x, scale, zero = (at(n, i) for i in range(3))
     block = n.attrs.get("block_size", 0)
     if scale is not None and zero is not None and ({*scale} | {*zero}) - {1}:
-        yield from _alike("its scales and zero points", scale, zero)
+        yield from alike("its scales and zero points", scale, zero)
     if x is None or not scale or (scale == (1,) and not block):
         return
     axis = n.attrs.get("axis", 1) % len(x)
@@ -117,7 +102,7 @@ def _quantised(n: Node) -> Facts:
         yield from _one_each(n, x[axis], 1, what=f"slices of axis {axis}")
     else:
         blocks = [(d + (block - 1)) // block if i == axis else d for i, d in enumerate(x)]
-        yield from _alike("its blocks and scales", blocks, scale)
+        yield from alike("its blocks and scales", blocks, scale)
 
 
 def _integer_product(left: int, right: int, zeros: Sequence[tuple[int, int]]) -> Callable[[Node], Facts]:
@@ -129,7 +114,7 @@ def _integer_product(left: int, right: int, zeros: Sequence[tuple[int, int]]) ->
             return
         yield "the columns of A and the rows of B", a[-1], "==", b[-2] if len(b) > 1 else b[-1]
         for i, side in zeros:
-            found, whole = _at(n, i), (a, b)[side]
+            found, whole = at(n, i), (a, b)[side]
             size = whole[-1 if side or len(whole) < 2 else -2]
             if found is not None and len(found) == 1 and found != (1,):
                 yield f"the {('rows of A', 'columns of B')[side]} and '{n.node.input[i]}'", size, "==", found[0]
@@ -138,33 +123,33 @@ def _integer_product(left: int, right: int, zeros: Sequence[tuple[int, int]]) ->
 
 
 def _recurrent(n: Node) -> Facts:
-    _, w, r, b = (_at(n, i) for i in range(4))
+    _, w, r, b = (at(n, i) for i in range(4))
     if r is None:
         return
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[n.node.op_type]
     directions, rows, hidden = r
     yield "the rows of R and its hidden size", rows, "==", hidden * gates
     if w is not None:
-        yield from _alike("W and R", w, (directions, rows, w[2]))
+        yield from alike("W and R", w, (directions, rows, w[2]))
     if b is not None:
-        yield from _alike("B and R", b, (directions, 2 * rows))
+        yield from alike("B and R", b, (directions, 2 * rows))
     for i in (5, 6):
-        if (state := _at(n, i)) is not None:
+        if (state := at(n, i)) is not None:
             batch = state[0 if n.attrs.get("layout", 0) else 1]
             wanted = (batch, directions, hidden) if n.attrs.get("layout", 0) else (directions, batch, hidden)
-            yield from _alike("an initial state and R", state, wanted)
-    if (peepholes := _at(n, 7)) is not None:
-        yield from _alike("P and R", peepholes, (directions, 3 * hidden))
+            yield from alike("an initial state and R", state, wanted)
+    if (peepholes := at(n, 7)) is not None:
+        yield from alike("P and R", peepholes, (directions, 3 * hidden))
 
 
 def _attention(n: Node) -> Facts:
     """Q, K and V of 4 dimensions, or of 3 with the heads side by side; the cache before K and V; the mask."""
-    q, k, v, mask, *past = (_at(n, i) for i in range(6))
+    q, k, v, mask, *past = (at(n, i) for i in range(6))
     if q is None or k is None or v is None:
         return
     queries, keys = n.attrs.get("q_num_heads", 1), n.attrs.get("kv_num_heads", 1)
     flat = len(q) == 3
-    yield from _alike("the batches of Q, K and V", (q[0], q[0]), (k[0], v[0]))
+    yield from alike("the batches of Q, K and V", (q[0], q[0]), (k[0], v[0]))
     if flat:
         for name, shape, heads in (("Q", q, queries), ("K", k, keys), ("V", v, keys)):
             yield f"the elements of {name} and whole heads", shape[2] // heads * heads, "==", shape[2]
@@ -175,45 +160,45 @@ def _attention(n: Node) -> Facts:
     for cache, side in zip(past, (k, v), strict=True):
         if cache is not None:
             wanted = (side[0], keys, cache[3] * keys) if flat else (side[0], side[1], cache[3])
-            yield from _alike("a cache and what follows it", wanted, (cache[0], cache[1], side[-1]))
+            yield from alike("a cache and what follows it", wanted, (cache[0], cache[1], side[-1]))
     first, second = past
     if first is not None and second is not None:
         yield "the positions of the caches", first[2], "==", second[2]
     if mask is not None and (len(n.node.input) < 5 or not n.node.input[4] or first is not None):
         scores = (q[0], queries if flat else q[1], q[-2])
-        yield from _spread("its mask and its scores", mask[:-1], scores)
+        yield from spread("its mask and its scores", mask[:-1], scores)
         yield "its mask and the positions of K", mask[-1], "<=", k[-2] + (first[2] if first is not None else 0)
 
 
 def _linear_attention(n: Node) -> Facts:
     """Q, K and V of 3 dimensions, the heads side by side; the state before them; what decays it, and is learnt."""
-    q, k, v, past, *rest = (_at(n, i) for i in range(6))
+    q, k, v, past, *rest = (at(n, i) for i in range(6))
     if q is None or k is None or v is None:
         return
     queries, heads = n.attrs["q_num_heads"], n.attrs["kv_num_heads"]
     for name, shape in zip(("K", "V", "decay", "beta"), (k, v, *rest), strict=True):
         if shape is not None:
-            yield from _alike(f"the batches and the tokens of Q and {name}", q[:2], shape[:2])
+            yield from alike(f"the batches and the tokens of Q and {name}", q[:2], shape[:2])
     yield "a head of Q and one of K", q[2] * heads, "==", k[2] * queries
     if past is not None:
-        yield from _alike("its state and its inputs", (past[0], past[2] * heads, past[3] * heads), (q[0], k[2], v[2]))
+        yield from alike("its state and its inputs", (past[0], past[2] * heads, past[3] * heads), (q[0], k[2], v[2]))
 
 
 def _causal_conv(n: Node) -> Facts:
-    x, w, bias, past = (_at(n, i) for i in range(4))
+    x, w, bias, past = (at(n, i) for i in range(4))
     if x is None or w is None:
         return
     yield "the channels of its input and of its weight", x[1], "==", w[0]
     if bias is not None:
         yield "its channels and its bias", x[1], "==", bias[0]
     if past is not None:
-        yield from _alike("its state and its input", past, (*x[:2], w[2] - 1))
+        yield from alike("its state and its input", past, (*x[:2], w[2] - 1))
 
 
 def _gather_elements(n: Node) -> Facts:
-    data, index, updates = (_at(n, i) for i in range(3))
+    data, index, updates = (at(n, i) for i in range(3))
     if index is not None and updates is not None:
-        yield from _alike("its indices and updates", index, updates)
+        yield from alike("its indices and updates", index, updates)
     if data is None or index is None:
         return
     axis = n.attrs.get("axis", 0) % len(data)
@@ -223,12 +208,12 @@ def _gather_elements(n: Node) -> Facts:
 
 
 def _tensor_scatter(n: Node) -> Facts:
-    cache, update, places = (_at(n, i) for i in range(3))
+    cache, update, places = (at(n, i) for i in range(3))
     if cache is None:
         return
     axis = n.attrs.get("axis", -2) % len(cache)
     if update is not None:
-        yield from _alike(
+        yield from alike(
             "its cache and its update", cache[:axis] + cache[axis + 1 :], update[:axis] + update[axis + 1 :]
         )
         yield "its update and its cache", update[axis], "<=", cache[axis]
@@ -236,50 +221,46 @@ def _tensor_scatter(n: Node) -> Facts:
         yield "its cache and its write_indices", cache[0], "==", places[0]
 
 
-def _rotary(*order: int) -> Callable[[Node], Facts]:
+def _rotary(n: Node) -> Facts:
     """A row of the tables for each token, or for each position; the elements of a head, or of the part that turns."""
-
-    def facts(n: Node) -> Facts:
-        x, cos, sin, positions = (_at(n, i) for i in order)
-        if x is None or cos is None or sin is None:
-            return
-        yield from _alike("its two tables", cos, sin)
-        if positions is not None:
-            yield from _spread("its positions and its tokens", positions, (x[0], x[-2]))
-        else:
-            yield from _alike("its tables and its tokens", cos[:2], (x[0], x[-2]))
-        heads = n.attrs.get("num_heads", 0) if len(x) == 3 else 1
-        if not n.attrs.get("rotary_embedding_dim", 0) and heads:
-            yield "a row of its tables and half a head", cos[-1] * 2 * heads, "==", x[-1]
-        elif not heads:
-            whole = x[-1] // (2 * cos[-1]) * (2 * cos[-1])
-            yield "its elements and whole heads of its tables", whole, "==", x[-1]
-
-    return facts
+    x, cos, sin, positions = (at(n, i) for i in range(4))
+    if x is None or cos is None or sin is None:
+        return
+    yield from alike("its two tables", cos, sin)
+    if positions is not None:
+        yield from spread("its positions and its tokens", positions, (x[0], x[-2]))
+    else:
+        yield from alike("its tables and its tokens", cos[:2], (x[0], x[-2]))
+    heads = n.attrs.get("num_heads", 0) if len(x) == 3 else 1
+    if not n.attrs.get("rotary_embedding_dim", 0) and heads:
+        yield "a row of its tables and half a head", cos[-1] * 2 * heads, "==", x[-1]
+    elif not heads:
+        whole = x[-1] // (2 * cos[-1]) * (2 * cos[-1])
+        yield "its elements and whole heads of its tables", whole, "==", x[-1]
 
 
 def _regions(n: Node) -> Facts:
-    if (rois := _at(n, 1)) is not None:
+    if (rois := at(n, 1)) is not None:
         yield "the columns of its regions, and 5", rois[1], "==", 5
 
 
 def _same_shape(n: Node) -> Facts:
     a, b = n.shapes
     if a is not None and b is not None:
-        yield from _alike("its two inputs", a, b)
+        yield from alike("its two inputs", a, b)
 
 
 def _gather_nd(n: Node) -> Facts:
     data, index = n.shapes
     if data is not None and index is not None:
         batch = n.attrs.get("batch_dims", 0)
-        yield from _alike("its indices and data", index[:batch], data[:batch])
+        yield from alike("its indices and data", index[:batch], data[:batch])
 
 
 def _scatter_nd(n: Node) -> Facts:
     data, index, updates = n.shapes
     if data is not None and index is not None and updates is not None and isinstance(index[-1], int):
-        yield from _alike("its updates and indices", updates, (*index[:-1], *data[index[-1] :]))
+        yield from alike("its updates and indices", updates, (*index[:-1], *data[index[-1] :]))
 
 
 def _grid(n: Node) -> Facts:
@@ -304,13 +285,13 @@ def _suppression(n: Node) -> Facts:
         yield "the corners of a box", corners, "==", 4
         if scores is not None:
             images, _, scored = scores
-            yield from _alike("its boxes and scores", (pictures, count), (images, scored))
+            yield from alike("its boxes and scores", (pictures, count), (images, scored))
 
 
 def _unpool(n: Node) -> Facts:
     x, index = n.shapes[:2]
     if x is not None and index is not None:
-        yield from _alike("its indices and data", x, index)
+        yield from alike("its indices and data", x, index)
 
 
 def _lengths(n: Node) -> Facts:
@@ -320,9 +301,9 @@ def _lengths(n: Node) -> Facts:
 
 
 def _loss(n: Node) -> Facts:
-    scores, target, weight = (_at(n, i) for i in range(3))
+    scores, target, weight = (at(n, i) for i in range(3))
     if scores is not None and target is not None:
-        yield from _alike("its scores and target", (scores[0], *scores[2:]), target)
+        yield from alike("its scores and target", (scores[0], *scores[2:]), target)
         if weight is not None:
             yield "its scores and weights", scores[1], "==", weight[0]
 
@@ -384,7 +365,7 @@ def _square(n: Node) -> Facts:
 def _bounds(n: Node) -> Facts:
     """Clip's bounds are one number each."""
     for i in (1, 2):
-        for size in _at(n, i) or ():
+        for size in at(n, i) or ():
             yield "the elements of a bound", size, "==", 1
 
 
@@ -459,7 +440,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "Reshape": _reshape,
     "ReverseSequence": _lengths,
     "RoiAlign": _rois,
-    "RotaryEmbedding": _rotary(0, 1, 2, 3),
+    "RotaryEmbedding": _rotary,
     **dict.fromkeys(("Scatter", "ScatterElements"), _gather_elements),
     "ScatterND": _scatter_nd,
     "SoftmaxCrossEntropyLoss": _loss,

@@ -6,42 +6,27 @@ onnxruntime refuses what is refused here, most of it when a model runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import onnx
 
 from tvmopt.dims import Size
+from tvmopt.importer.open_shapes.facts import Facts, alike, at, spread
 from tvmopt.importer.open_shapes.node import Node, Shape
 
-Facts = Iterator[tuple[str, Size, str, Size] | str]
-"""What is compared, and ``a == b`` or ``a <= b``; or what is wrong, in words."""
 
-
-def at(n: Node, index: int) -> Shape | None:
-    """The shape of an input; None where it is left out or not known."""
-    return n.shapes[index] if index < len(n.shapes) else None
-
-
-def given(n: Node, index: int) -> bool:
+def _given(n: Node, index: int) -> bool:
     """Whether an input is given."""
     return index < len(n.node.input) and bool(n.node.input[index])
 
 
-def alike(what: str, a: Sequence[Size], b: Sequence[Size]) -> Facts:
-    """Two lists of as many sizes are equal."""
-    for one, other in zip(a, b, strict=True):
-        yield what, one, "==", other
-
-
-def spread(what: str, small: Shape, large: Shape) -> Facts:
+def _spread_over(what: str, small: Shape, large: Shape) -> Facts:
     """`small` broadcasts to `large`, which has as many axes or more."""
     if len(small) > len(large):
         yield f"{what} have {len(small)} and {len(large)} dimensions"
-        return
-    for one, other in zip(reversed(small), reversed(large), strict=False):
-        if one != 1:
-            yield what, one, "==", other
+    else:
+        yield from spread(what, small, large)
 
 
 def _ranked(name: str, shape: Shape, *ranks: int) -> Facts:
@@ -51,7 +36,7 @@ def _ranked(name: str, shape: Shape, *ranks: int) -> Facts:
 
 
 def _both(n: Node, first: int, second: int, name: str) -> Facts:
-    if given(n, first) != given(n, second):
+    if _given(n, first) != _given(n, second):
         yield f"{name} are given together or not at all"
 
 
@@ -77,7 +62,7 @@ def _added(n: Node, index: int, scores: Shape) -> Facts:
     if (found := at(n, index)) is not None:
         yield from _ranked(f"'{n.node.input[index]}'", found, 4)
         yield from alike("its attention_bias and its scores", found[2:], scores[2:])
-        yield from spread("its attention_bias and its scores", found, scores)
+        yield from _spread_over("its attention_bias and its scores", found, scores)
 
 
 def _masked(n: Node, index: int, scores: Shape, ends: bool) -> Facts:
@@ -91,7 +76,7 @@ def _masked(n: Node, index: int, scores: Shape, ends: bool) -> Facts:
             yield "the elements of its mask and its batches", mask[0], "==", batch
         return
     if ends and len(mask) == 2 and mask[1] == 1:
-        yield from spread("its mask and its batches", mask, (batch, 1))
+        yield from _spread_over("its mask and its batches", mask, (batch, 1))
         return
     wanted = {2: (batch, keys), 3: (batch, queries, keys), 4: (batch, 1, queries, keys)}
     yield from _ranked("its mask", mask, 1, *wanted)
@@ -125,7 +110,7 @@ def _rows(n: Node) -> Facts:
     x = n.shapes[0]
     for i in (1, 2):
         if x is not None and (found := at(n, i)) is not None:
-            yield from spread("its input and its scale or bias", found, x)
+            yield from _spread_over("its input and its scale or bias", found, x)
 
 
 def _rows_and_skip(n: Node) -> Facts:
@@ -134,7 +119,7 @@ def _rows_and_skip(n: Node) -> Facts:
     if x is None:
         return
     if skip is not None:
-        yield from spread("its input and its skip", skip, x)
+        yield from _spread_over("its input and its skip", skip, x)
     for i in range(2, len(n.shapes)):
         yield from _vector(n, i, x[-1])
 
@@ -155,7 +140,7 @@ def _packed_product(n: Node) -> Facts:
         yield "the columns of its input and K", x[-1], "==", k
     if bits in (2, 4, 8):  # the converter refuses others
         yield from _numbers(n, 1, columns * groups * (n.attrs["block_size"] * bits // 8))
-        kind = n.walk.types.get(n.node.input[3]) if given(n, 3) else None
+        kind = n.walk.types.get(n.node.input[3]) if _given(n, 3) else None
         packed = kind is not None and kind.tensor_type.elem_type == onnx.TensorProto.UINT8
         yield from _numbers(n, 3, columns * (-(-groups * bits // 8) if packed else groups))
     yield from _numbers(n, 2, columns * groups)
@@ -204,18 +189,18 @@ def _table(n: Node) -> Facts:
 def _embedded(n: Node) -> Facts:
     """EmbedLayerNormalization."""
     ids, segments, words, positions = n.shapes[:4]
-    if given(n, 1) and not given(n, 4):
+    if _given(n, 1) and not _given(n, 4):
         yield "it has segments and no table of them"
     if ids is not None:
         yield from _ranked("input_ids", ids, 2)
-        if positions is not None and not given(n, 8):
+        if positions is not None and not _given(n, 8):
             yield "its tokens and its positions", ids[1], "<=", positions[0]
         for name, found in (("segment_ids", segments), ("mask", at(n, 7))):
             if found is not None:
                 yield from alike(f"its tokens and its {name}", ids, found)
         if (places := at(n, 8)) is not None:
             yield from _ranked("position_ids", places, 2)
-            yield from spread("its position_ids and its tokens", places, (ids[0], 1))
+            yield from _spread_over("its position_ids and its tokens", places, (ids[0], 1))
             yield "its position_ids and its tokens", places[1], "==", ids[1]
     if words is not None:
         for i in (3, 4):
@@ -236,7 +221,7 @@ def _rotary(n: Node) -> Facts:
     yield from alike("its two tables", cos, sin)
     if positions is not None and prod(positions) != 1:
         yield from _ranked("position_ids", positions, 2)
-        yield from spread("its positions and its tokens", positions, (x[0], x[-2]))
+        yield from _spread_over("its positions and its tokens", positions, (x[0], x[-2]))
     heads, turning = n.attrs.get("num_heads", 0) if len(x) == 3 else 1, n.attrs.get("rotary_embedding_dim", 0)
     if turning:
         if not heads:
@@ -258,10 +243,10 @@ def _separate(n: Node) -> Facts:
     q, k, v = (at(n, i) for i in range(3))
     heads = n.attrs["num_heads"]
     yield from _both(n, 6, 7, "past_key and past_value")
-    if q is None or (given(n, 1) and k is None) or (given(n, 2) and v is None):
+    if q is None or (_given(n, 1) and k is None) or (_given(n, 2) and v is None):
         return
-    yield from _ranked("its query", q, 3 if given(n, 1) else 5)
-    if given(n, 2) and not given(n, 1):
+    yield from _ranked("its query", q, 3 if _given(n, 1) else 5)
+    if _given(n, 2) and not _given(n, 1):
         yield "it has values and no keys"
     depth: Size
     if k is None:
@@ -271,7 +256,7 @@ def _separate(n: Node) -> Facts:
         yield from _whole("the elements of Q and whole heads", q[2], heads)
         depth = q[2] // heads
         yield "the batches of Q and K", q[0], "==", k[0]
-        yield from _ranked("its key", k, *((3, 4) if given(n, 2) else (5,)))
+        yield from _ranked("its key", k, *((3, 4) if _given(n, 2) else (5,)))
         if v is None:
             yield from alike("its key and [batch, tokens, heads, 2, depth]", k[2:], (heads, 2, depth))
             width, keys = depth, k[1]
@@ -293,7 +278,7 @@ def _separate(n: Node) -> Facts:
         before = pasts[0][2]
         yield from alike("past_key and its keys", pasts[0], (q[0], heads, before, depth))
         yield from alike("past_value and its values", pasts[1], (q[0], heads, before, width))
-    elif given(n, 6):
+    elif _given(n, 6):
         return
     scores = q[0], heads, q[1], keys + before
     yield from _masked(n, 4, scores, ends=False)
@@ -332,7 +317,7 @@ def _packed(
             before = cache[3]
             depth = (sizes[0] if sizes else w[1] // 3) // heads
             yield from alike("its past and its keys", cache, (2, x[0], heads, before, depth))
-        elif given(n, past):
+        elif _given(n, past):
             return
         scores = x[0], heads, x[1], x[1] + before
         yield from _masked(n, mask, scores, ends=True)
@@ -352,13 +337,13 @@ def _grouped(n: Node) -> Facts:
     if q is None:
         return
     yield from _ranked("its query", q, 3)
-    parts = heads if given(n, 1) else heads + 2 * shared
+    parts = heads if _given(n, 1) else heads + 2 * shared
     yield from _whole("the elements of Q and whole heads", q[2], parts)
     depth = q[2] // parts
     for name, side in (("key", k), ("value", v)):
         if side is not None:
             yield from alike(f"its query and its {name}", (q[0], q[1], depth * shared), side)
-    if given(n, 3) and past[0] is None:
+    if _given(n, 3) and past[0] is None:
         return
     before = past[0][2] if past[0] is not None else 0
     for cache in past:
@@ -368,7 +353,7 @@ def _grouped(n: Node) -> Facts:
     yield from _numbers(n, 6, 1)
     yield from _added(n, 10, (q[0], heads, q[1], q[1] + before))
     if n.attrs.get("do_rotary", 0):
-        if not (given(n, 7) and given(n, 8)):
+        if not (_given(n, 7) and _given(n, 8)):
             yield "it turns heads (do_rotary) and has no cos_cache and sin_cache"
         cos, sin = at(n, 7), at(n, 8)
         if cos is not None and sin is not None:

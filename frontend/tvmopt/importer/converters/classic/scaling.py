@@ -70,10 +70,10 @@ def imputer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: 
 def feature_vectorizer(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """FeatureVectorizer: columns of several inputs side by side, as float32, each cut or filled up to its number."""
     b, parts = Build(bb, ctx.name), []
-    given = attrs.get("inputdimensions", ())
-    if len(given) != len(list(inputs)) or any(columns < 0 for columns in given):
-        raise ctx.unsupported(f"its inputdimensions are {list(given)}", "a number of columns for each input")
-    for x, wanted in zip(inputs, given, strict=True):
+    dimensions = attrs.get("inputdimensions", ())
+    if len(dimensions) != len(list(inputs)) or any(columns < 0 for columns in dimensions):
+        raise ctx.unsupported(f"its inputdimensions are {list(dimensions)}", "a number of columns for each input")
+    for x, wanted in zip(inputs, dimensions, strict=True):
         given = b.cast(x, "float32")
         shape = shape_of(given)
         if len(shape) == 1:
