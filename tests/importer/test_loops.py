@@ -266,6 +266,83 @@ def test_states_of_another_shape_are_refused_by_name():
     assert "Loop" not in ops(agrees(known, [{"x": floats(0, 3)}]))
 
 
+def filling() -> Any:
+    """A table that is filled row by row until a row says stop, as paddle2onnx writes such a loop (SLANet): a truth
+    value that is a scalar in one branch and has an axis in the other, one that gets an axis in each trip, a state that
+    is set in a trip before it is read, one that nobody reads, and the condition as a number with a zero added."""
+    branches = [
+        helper.make_graph([node("Not", ["no_yet"], ["yes"])], "then", [],
+                          [value("yes", (), BOOL)]),
+        helper.make_graph([node("Cast", ["done"], ["number"], to=1), node("Add", ["number", "zero1"], ["sum"]),
+                           node("Cast", ["sum"], ["no"], to=BOOL)], "else", [], [value("no", (), BOOL)]),
+    ]  # fmt: skip
+    nodes = [
+        node("Gather", ["x", "at"], ["row"], axis=0),
+        node("Unsqueeze", ["at", "zero"], ["place"]),
+        node("Add", ["place", "one"], ["next1"]),
+        node("Unsqueeze", ["row", "zero"], ["upright"]),
+        node("Slice", ["old", "place", "next1", "zero"], ["cut"]),
+        node("Shape", ["cut"], ["cut_shape"]),
+        node("Expand", ["upright", "cut_shape"], ["new"]),
+        node("Unsqueeze", ["place", "zero"], ["places"]),
+        node("ScatterND", ["old", "places", "new"], ["set"]),
+        node("ReduceMax", ["row"], ["most"], keepdims=0),
+        node("Less", ["most", "end"], ["going"]),
+        node("Not", ["going"], ["over"]),
+        node("If", ["over"], ["finished"], then_branch=branches[0], else_branch=branches[1]),
+        node("Squeeze", ["next1", "zero"], ["at_next"]),
+        node("Less", ["at_next", "many"], ["left"]),
+        node("Not", ["finished"], ["unfinished"]),
+        node("And", ["left", "unfinished"], ["on"]),
+        node("Cast", ["on"], ["on_number"], to=1),
+        node("Add", ["on_number", "zero1"], ["on_sum"]),
+        node("Cast", ["on_sum"], ["on_too"], to=BOOL),
+        node("Identity", ["set"], ["old_next"]),
+        node("Identity", ["finished"], ["done_next"]),
+        node("Identity", ["set"], ["unused_next"]),
+    ]
+    inner = body(
+        nodes,
+        {"at": None, "old": None, "set_before": None, "done": (), "unused": None},
+        ["at_next", "old_next", "set", "done_next", "unused_next"],
+        "on_too",
+    )
+    for formal, result, kind in zip(inner.input[2:], inner.output[1:], (INT64, 1, 1, BOOL, 1), strict=True):
+        formal.type.tensor_type.elem_type = result.type.tensor_type.elem_type = kind
+    constants = {
+        "zero": np.array([0]), "one": np.array([1]), "zero1": np.float32([0]), "many": np.array(401),
+        "start": np.array(0), "end": np.float32(3), "table": np.zeros((401, 3), np.float32), "scalar": np.float32(7),
+        "no_yet": np.array(False), "begin": np.array(True),
+    }  # fmt: skip
+    return model(
+        [
+            node("Loop", ["", "begin", "start", "table", "scalar", "no_yet", "scalar"],
+                 ["count", "whole", "filled", "over_now", "unread"], name="fill", body=inner),
+            node("Neg", ["filled"], ["y"]),
+        ],
+        [value("x", (401, 3))],
+        [value("count", (), INT64), value("y", (401, 3))],
+        constants,
+    )  # fmt: skip
+
+
+def test_states_of_one_element_gain_an_axis_and_unread_ones_have_any_shape():
+    cases = []
+    for stop in (0, 1, 7, 400, 401):
+        x = floats(stop, 401, 3).clip(-2, 2)
+        x[stop:, 1] = 5
+        cases.append({"x": x})
+    assert "Loop" in ops(agrees(filling(), cases))
+
+
+def test_a_state_that_is_not_read_keeps_its_shape_where_no_trip_may_be():
+    made = filling()
+    made.graph.input.append(value("asked", (), BOOL))
+    made.graph.node[0].input[1] = "asked"
+    with pytest.raises(UnsupportedOp, match=r"float32\[\] becomes float32\[401,3\]"):
+        prepare(load(made))
+
+
 def test_a_loop_that_nothing_stops_is_refused():
     nodes = [node("Neg", ["s"], ["s2"])]
     for trips in ({}, {"n": np.array(2**63 - 1)}):

@@ -318,12 +318,50 @@ def test_cuts_that_contradict_themselves_are_refused_by_name(axes: str, steps: s
         tvmopt.compile(made, threads=1, verify=False)
 
 
-def test_a_length_that_no_size_tells_is_refused() -> None:
+CUTS = [(0, 5), (3, 3), (5, 2), (-4, -1), (-30, 4), (2, 30), (30, 40), (-1, 30), (-30, -20), (-(2**63), 2**63 - 1)]
+"""Where a Slice begins and ends: inside of axes of 1 to 9 elements, and outside of them."""
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 8, 9, "n"])
+def test_bounds_that_a_run_is_given(size: int | str, step: int) -> None:
+    nodes = [node("Slice", ["x", "from", "to", "axis", "step"], ["part"]), node("Neg", ["part"], ["y"])]
+    inputs = [value("x", (2, size)), value("from", (1,), INT64), value("to", (1,), INT64)]
+    made = model(nodes, inputs, [value("y", (2, None))], {"axis": np.array([-1]), "step": np.array([step])})
+    sizes = (1, 7, 17) if isinstance(size, str) else (size,)
+    compared(made, [{"x": floats(n, 2, n), "from": np.array([a]), "to": np.array([b])} for n in sizes for a, b in CUTS])
+
+
+def test_bounds_that_a_run_is_given_along_axes_beside_known_ones() -> None:
+    """In int32, of two axes of four; a third one's bounds are constants."""
+    nodes = [
+        node("Concat", ["p", "one1", "q"], ["starts"], axis=0),
+        node("Concat", ["q", "two1", "p"], ["ends"], axis=0),
+        node("Slice", ["x", "starts", "ends", "axes"], ["y"]),
+    ]
+    inputs = [value("x", (5, 2, 3, 9)), value("p", (1,), INT32), value("q", (1,), INT32)]
+    constants = {"one1": np.int32([1]), "two1": np.int32([2]), "axes": np.int32([3, 2, 0])}
+    made = model(nodes, inputs, [value("y", (None, 2, 1, None))], constants)
+    cuts = [(0, 4), (-4, 4), (2, -1), (4, 2), (-(2**31), 2**31 - 1)]
+    compared(made, [{"x": floats(0, 5, 2, 3, 9), "p": np.int32([p]), "q": np.int32([q])} for p, q in cuts])
+
+
+def test_the_sum_of_what_a_run_cuts() -> None:
     nodes = [
         node("Slice", ["x", "zero1", "p", "zero1"], ["part"]),
         node("ReduceSum", ["part", "zero1"], ["y"], keepdims=0),
     ]
     made = model(nodes, [value("x", (9, 3)), value("p", (1,), INT64)], [value("y", (3,))], {"zero1": np.array([0])})
+    compared(made, [{"x": floats(0, 9, 3), "p": np.array([p])} for p in (0, 1, 8, 9, -1, -9, 99)])
+
+
+def test_bounds_that_a_run_is_given_backwards_are_refused_by_name() -> None:
+    made = model(
+        [node("Slice", ["x", "p", "q", "zero1", "back"], ["y"])],
+        [value("x", (9, 3)), value("p", (1,), INT64), value("q", (1,), INT64)],
+        [value("y", (None, 3))],
+        {"zero1": np.array([0]), "back": np.array([-1])},
+    )
     with pytest.raises(UnsupportedOp, match="Slice"):
         tvmopt.compile(made, threads=1, verify=False)
 

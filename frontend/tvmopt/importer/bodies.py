@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 from onnx import helper
 
+from tvmopt.dims import Size
 from tvmopt.importer.inline import instantiate
-from tvmopt.importer.protos import live
+from tvmopt.importer.protos import live, make_type
 from tvmopt.importer.walk import Nodes, Walk
 
 
@@ -63,3 +65,17 @@ def inside(walk: Walk, graph: onnx.GraphProto, prefix: str, actual: Sequence[str
     finally:
         walk.depth -= 1
         walk.nodes = outside
+
+
+def one_element(*shapes: Sequence[Size] | None) -> bool:
+    """Whether tensors of these shapes are known to have one element each."""
+    return all(shape is not None and all(size == 1 for size in shape) for shape in shapes)
+
+
+def reshaped(walk: Walk, name: str, shape: Sequence[Size]) -> onnx.NodeProto:
+    """The node that gives a tensor another shape, under a fresh name whose type the walk knows."""
+    prefix = f"{name}/reshaped"
+    target, output = walk.fresh(f"{prefix}/shape"), walk.fresh(prefix)
+    walk.set_constant(target, np.array(shape, np.int64))
+    walk.types[output] = make_type(walk.types[name].tensor_type.elem_type, tuple(shape))
+    return helper.make_node("Reshape", [name, target], [output], name=output)

@@ -14,7 +14,7 @@ import onnx
 
 from tvmopt.dims import Dim, OpenSize, Range, Size, interval
 from tvmopt.errors import ModelError
-from tvmopt.importer.bodies import branch, inside
+from tvmopt.importer.bodies import branch, inside, one_element, reshaped
 from tvmopt.importer.external import array_of
 from tvmopt.importer.protos import attributes, node_name, node_reads
 from tvmopt.importer.walk import Array, Nodes, Walk
@@ -45,11 +45,27 @@ def fold_if(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     for value in (v for attr in copy.attribute for v in attr.g.output):  # sizes became one in the other branch
         value.type.CopyFrom(walk.types.get(value.name, value.type))
     walk.problems[before:] = [_in_branch(walk, node, problem) for problem in walk.problems[before:]]
+    _of_one_rank(walk, copy)
     walk.infer_and_emit(copy)
     for name, *kinds in zip(node.output, *([v.type for v in a.g.output] for a in copy.attribute), strict=False):
         if kinds[0] == kinds[-1] and walk.open_shape(name) is None:  # ONNX's inference drops sizes that are sums
             walk.types[name] = kinds[0]
     return []
+
+
+def _of_one_rank(walk: Walk, node: onnx.NodeProto) -> None:
+    """Where one branch gives a scalar and the other one a tensor of one element, as paddle2onnx writes them, both give
+    the latter. A result of the model is left alone: its shape is seen."""
+    seen = {value.name for value in walk.model.graph.output}
+    graphs = [attr.g for attr in node.attribute]
+    for name, *values in zip(node.output, *(graph.output for graph in graphs), strict=False):
+        shapes = [shape for value in values if (shape := walk.open_shape(value.name)) is not None]
+        if name in seen or len(shapes) < len(values) or not one_element(*shapes) or len(shapes[0]) == len(shapes[1]):
+            continue
+        wide, low = max(shapes, key=len), 0 if len(shapes[0]) < len(shapes[1]) else 1
+        flat = reshaped(walk, values[low].name, wide)
+        graphs[low].node.append(flat)
+        values[low].CopyFrom(onnx.ValueInfoProto(name=flat.output[0], type=walk.types[flat.output[0]]))
 
 
 def _take(walk: Walk, node: onnx.NodeProto, graph: onnx.GraphProto) -> Nodes:

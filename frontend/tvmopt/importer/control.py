@@ -10,17 +10,20 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvmopt.dims import Dim, OpenSize
-from tvmopt.importer.bodies import branch
+from tvmopt.dims import Dim, OpenSize, Size, is_open
+from tvmopt.importer.bodies import branch, one_element, reshaped
 from tvmopt.importer.branches import fold_if
 from tvmopt.importer.counting import counted
-from tvmopt.importer.protos import attributes, node_name
-from tvmopt.importer.roll import roll, scan_as_loop
+from tvmopt.importer.protos import attributes, make_type, node_name, node_reads
+from tvmopt.importer.roll import OtherShapes, roll, scan_as_loop
 from tvmopt.importer.walk import Nodes, Rule, Walk
 
 MOST_NODES = 1_000
 """A loop is written out when its trips times its body's nodes stay below this: that takes less time in a run (a trip of
 a loop costs 4 us more than its kernels), and code that grows with it."""
+
+MOST_SHAPES = 3
+"""How often states may be found to have another shape behind a trip, before a loop is refused for that."""
 
 MOST_OF_CHANGING_STATES = 5_000
 """The same for a loop that cannot stay one: from trip to trip it hands on tensors of other shapes."""
@@ -33,8 +36,16 @@ def fold_loop(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     written = _written_out(walk, node, MOST_NODES)
     if written is not None:
         return written
-    back, before = _start(walk), len(walk.problems)
-    kept = roll(walk, node)
+    node = _without_dead_states(walk, node)
+    back, before, kept = _start(walk), len(walk.problems), None
+    for last in (*[False] * MOST_SHAPES, True):
+        try:
+            kept = roll(walk, node, as_they_are=last)
+            break
+        except OtherShapes as found:
+            back()
+            node = _reshaped_states(walk, node, found.shapes)
+            back = _start(walk)
     if kept is not None and len(walk.problems) == before:
         return kept
     problems = walk.problems[before:]
@@ -43,6 +54,45 @@ def fold_loop(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     if written is None:
         walk.problems += problems
     return kept if written is None else written
+
+
+def _without_dead_states(walk: Walk, node: onnx.NodeProto) -> onnx.NodeProto:
+    """The loop without the states that nobody reads, neither a trip nor what stands behind the loop: paddle2onnx hands
+    on every variable of a body, and such a one may have any shape before the first trip."""
+    if walk.depth:
+        return node  # what is read behind it has other names by now
+    graph = walk.model.graph
+    body = next(a.g for a in node.attribute if a.name == "body")
+    read = {value.name for value in graph.output}.union(*(node_reads(one) for one in graph.node))
+    inner = {value.name for value in body.output}.union(*(node_reads(one) for one in body.node))
+    states = zip(body.input[2:], node.input[2:], node.output, strict=False)
+    dead = [i for i, (formal, _, out) in enumerate(states) if formal.name not in inner and out not in read]
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    body = next(a.g for a in made.attribute if a.name == "body")
+    for i in reversed(dead):
+        del made.input[2 + i], made.output[i], body.input[2 + i], body.output[1 + i]
+    return made
+
+
+def _reshaped_states(walk: Walk, node: onnx.NodeProto, shapes: dict[int, tuple[Size, ...]]) -> onnx.NodeProto:
+    """The loop with states of these shapes, by number, before the first trip: of the same element where they have one,
+    else of anything, for no trip reads it."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    for index, shape in shapes.items():
+        name = node.input[2 + index]
+        kind = make_type(walk.types[name].tensor_type.elem_type, shape)
+        if one_element(walk.open_shape(name), shape):
+            flat = reshaped(walk, name, shape)
+            walk.process([flat])
+            made.input[2 + index] = walk.alias.get(flat.output[0], flat.output[0])
+        elif alike := [other for other in node.input[2:] if walk.types[other] == kind]:
+            made.input[2 + index] = alike[0]
+        elif not is_open(shape):
+            made.input[2 + index] = zeros = walk.fresh(f"{node_name(node)}/before")
+            walk.set_constant(zeros, np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)))
+    return made
 
 
 def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:

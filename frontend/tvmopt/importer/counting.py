@@ -178,6 +178,8 @@ class _Body:
         maker = self.made.get(name)
         if maker is not None and (maker.op_type in VIEWS or maker.op_type == "And"):
             return [most for i in maker.input for most in self.most_trips(i)]
+        if maker is not None and (added := self._added(maker)) is not None and added[1] == 0:
+            return self.most_trips(added[0])  # of a truth value as a number
         comparison = self.comparison(name)
         if comparison is None or self._never(comparison):
             return []

@@ -70,7 +70,8 @@ def _forget(walk: Walk, place: Dim) -> None:
 
 
 def _slice(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
-    """A Slice between places that a run computes, as a Gather along each axis; what else it cuts is cut before."""
+    """A Slice between places that a run computes: a Gather along each axis where they are a known number of elements
+    apart, else a Compress, whose length values decide; what else it cuts is cut before."""
     n = Node(walk, node)
     own, steps = n.shapes[0], n.value(4)
     if own is None or any(kind in n.attrs for kind in ("starts", "ends")) or (steps is None and _given(node, 4)):
@@ -84,10 +85,14 @@ def _slice(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
         return None
     cuts = [_cut(walk, node, k, own[axis % len(own)], steps[k]) for k, axis in enumerate(axes)]
     moving = [k for k, cut in enumerate(cuts) if cut is not None]
-    if not moving or any(cut is None and not _known(walk, node, k) for k, cut in enumerate(cuts)):
+    free = [k for k, cut in enumerate(cuts) if cut is None and _free(walk, node, k)]
+    if any(not isinstance(steps[k], int) or steps[k] < 1 for k in free) or (walk.depth and free):
+        return None
+    left = [k for k in range(size) if k not in (*moving, *free)]
+    if not (moving or free) or (moving and not all(_known(walk, node, k) for k in left)):
         return None
     made = _Made(walk, node_name(node))
-    x, left = node.input[0], [k for k in range(size) if k not in moving]
+    x = node.input[0]
     if left:
         bounds = [made.number([_at(walk, name, k) for k in left], name) for name in node.input[1:3]]
         more = [made.number([values[k] for k in left]) for values in (axes, steps)]
@@ -96,6 +101,8 @@ def _slice(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
         cut = cuts[k]
         assert cut is not None
         x = made.node("Gather", x, made.places(node.input[1], k, cut), axis=int(axes[k]))
+    for k in free:
+        x = made.node("Compress", x, made.between(node, k, int(axes[k]) % len(own), steps[k]), axis=int(axes[k]))
     made.nodes[-1].output[0] = node.output[0]
     return made.nodes
 
@@ -161,6 +168,11 @@ def _steps(apart: Size | None, step: int) -> int | None:
 def _known(walk: Walk, node: onnx.NodeProto, k: int) -> bool:
     """Whether a Slice's bounds along its axis number `k` are numbers."""
     return all(isinstance(_at(walk, name, k), int) for name in node.input[1:3])
+
+
+def _free(walk: Walk, node: onnx.NodeProto, k: int) -> bool:
+    """Whether a bound of a Slice along its axis number `k` is a number that only a run knows, and no size."""
+    return any(_at(walk, name, k) is None for name in node.input[1:3])
 
 
 def _at(walk: Walk, name: str, k: int) -> Size | None:
@@ -251,6 +263,29 @@ class _Made:
         if cut.length > 1:
             first = self.node("Add", first, self.number(np.arange(cut.length) * cut.step, starts))
         return first
+
+    def between(self, node: onnx.NodeProto, k: int, axis: int, step: int) -> str:
+        """Which elements of axis `axis` a Slice takes, as truth values, where its bounds number `k` are any numbers:
+        negative ones count from the end, and those outside of the axis are its ends."""
+        length = self.node("Gather", self.node("Shape", node.input[0]), self.number(axis), axis=0)
+        zero, one = self.number(0), self.number(1)
+        all_of_them = self.node("Range", zero, length, one)
+
+        def bound(name: str) -> str:
+            whole = self.node("Cast", name, to=onnx.TensorProto.INT64)
+            at = self.node("Gather", whole, self.number(k), axis=0)
+            return self.node("Where", self.node("Less", at, zero), self.node("Add", at, length), at)
+
+        start, end = (bound(name) for name in node.input[1:3])
+        chosen = self.node("And", self.node("Less", all_of_them, end), self._not_less(all_of_them, start))
+        if step > 1:
+            first = self.node("Where", self.node("Less", start, zero), zero, start)
+            far = self.node("Mod", self.node("Sub", all_of_them, first), self.number(step))
+            chosen = self.node("And", chosen, self.node("Equal", far, zero))
+        return chosen
+
+    def _not_less(self, a: str, b: str) -> str:
+        return self.node("Not", self.node("Less", a, b))
 
 
 HANDLERS: dict[tuple[str, str], Rule] = {("", "Slice"): _slice, ("", "Range"): _range}

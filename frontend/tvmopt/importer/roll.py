@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 
 from tvmopt.dims import Dim, Size, is_open
 from tvmopt.errors import UnsupportedOp
-from tvmopt.importer.bodies import inside
+from tvmopt.importer.bodies import inside, one_element, reshaped
 from tvmopt.importer.places import numbered
-from tvmopt.importer.protos import attributes, describe_type, make_type, node_name, operator, subgraphs
-from tvmopt.importer.walk import Nodes, Walk
+from tvmopt.importer.protos import attributes, describe_type, make_type, node_name, node_reads, operator, subgraphs
+from tvmopt.importer.walk import Array, Nodes, Walk
 
 ROLLED = "tvmopt: computed trip by trip"
 """The text of documentation that marks the body of such a loop."""
@@ -27,13 +27,29 @@ ENDLESS = 1 << 31
 """From here on a trip count is none: exporters write the largest integer for "until something says stop"."""
 
 
+class OtherShapes(Exception):
+    """States, by number, that have another shape behind a trip than before it, and that shape: of one element both, or
+    no trip reads what they were."""
+
+    def __init__(self, shapes: dict[int, tuple[Size, ...]]) -> None:
+        super().__init__(f"states of other shapes: {shapes}")
+        self.shapes = shapes
+
+
 def is_rolled(node: onnx.NodeProto) -> bool:
     """Whether a node is a loop that a run goes through."""
     return node.op_type == "Loop" and any(graph.doc_string == ROLLED for graph in subgraphs(node))
 
 
-def roll(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
-    """Keep a Loop as a loop. None where it is none of tensors: its conversion says what it makes of it."""
+def roll(walk: Walk, node: onnx.NodeProto, as_they_are: bool = False) -> Nodes | None:
+    """Keep a Loop as a loop. None where it is none of tensors: its conversion says what it makes of it.
+
+    Args:
+        as_they_are: the states begin with the shapes that they have.
+
+    Raises:
+        OtherShapes: it is to be tried with states of these shapes.
+    """
     body = next(a.g for a in node.attribute if a.name == "body")
     carried = list(node.input[2:])
     kinds = [walk.types.get(name) for name in carried]
@@ -51,6 +67,8 @@ def roll(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     if len(walk.problems) > mark[1]:
         return []
     varying = [i for i, same in enumerate(fixed) if not same]
+    if not as_they_are:
+        _keep_shapes(walk, node, [(i, formals[2 + i], 1 + i) for i in varying], inner, names)
     results = [names[0], *(names[1 + i] for i in varying)]
     rows = [(n, o) for n, o in zip(names[1 + len(carried) :], node.output[len(carried) :], strict=False) if o]
     copied = {n.output[0]: n.input[0] for n in inner if n.op_type == "Identity"}
@@ -190,6 +208,39 @@ def _formal_inputs(walk: Walk, prefix: str, kinds: Sequence[onnx.TypeProto]) -> 
     return [trip, condition, *states]
 
 
+def _keep_shapes(
+    walk: Walk, node: onnx.NodeProto, states: Sequence[tuple[int, str, int]], inner: Nodes, names: list[str]
+) -> None:
+    """Give results of one element the ranks of the states that they become, where they have fewer axes.
+
+    Args:
+        states: of each its number, its name before a trip, and where in `names` its name behind one is.
+        inner, names: the nodes of the body and the names of its results, changed in place.
+
+    Raises:
+        OtherShapes: states may as well begin with another shape, and have to.
+    """
+    read = set[str]().union(*map(node_reads, inner))
+    first = _first(walk, node)
+    limit = walk.array(node.input[0]) if node.input[0] else np.array(1)
+    certain = first is not None and bool(first.reshape(-1)[0]) and limit is not None and limit.reshape(-1)[0] >= 1
+    other: dict[int, tuple[Size, ...]] = {}
+    for number, formal, at in states:
+        before, after = walk.shape_of_type(walk.types[formal]), walk.open_shape(names[at])
+        if before is None or after is None or before == after:
+            continue
+        seen = number < len(node.output) and node.output[number] in walk.results
+        alike, wider = one_element(before, after), len(after) > len(before)
+        if (certain and formal not in read) or (alike and wider and (certain or not seen)):
+            other[number] = after
+        elif alike and not wider and not seen:
+            flat = reshaped(walk, names[at], before)
+            inner.append(flat)
+            names[at] = flat.output[0]
+    if other:
+        raise OtherShapes(other)
+
+
 def _why_not(
     walk: Walk, node: onnx.NodeProto, states: Sequence[tuple[str, str]], always: bool, rows: Sequence[str]
 ) -> str:
@@ -217,7 +268,7 @@ def _why_not(
 
 def _trips(walk: Walk, node: onnx.NodeProto, always: bool) -> Size | None:
     """How often a loop runs, where that follows from sizes; `always`: no trip says that it is the last."""
-    first = walk.array(node.input[1]) if len(node.input) > 1 and node.input[1] else np.array(True)
+    first = _first(walk, node)
     if first is not None and not bool(first.reshape(-1)[0]):
         return 0
     sizes = walk.sizes(node.input[0]) if node.input[0] else None
@@ -225,6 +276,11 @@ def _trips(walk: Walk, node: onnx.NodeProto, always: bool) -> Size | None:
         return None
     trips = sizes.reshape(-1)[0]
     return trips if isinstance(trips, Dim) else max(0, int(trips))
+
+
+def _first(walk: Walk, node: onnx.NodeProto) -> Array | None:
+    """The condition before the first trip, if it is known."""
+    return walk.array(node.input[1]) if len(node.input) > 1 and node.input[1] else np.array(True)
 
 
 def _refused(node: onnx.NodeProto, opset: int, reason: str) -> UnsupportedOp:
