@@ -4,9 +4,9 @@
     GatherElements(x [n, 5], i [7, 3])  7 <= n         no index beyond the data, but along the axis
     DepthToSpace(x [1, n, 3, 3])        4*(n//4) == n  whole blocks
 
-Kernels trust these: at other sizes they would read and write beside their tensors. ONNX's inference compares numbers
-only, and :mod:`tvmopt.importer.fit` shapes without open sizes. What is told here is solved for a symbol, or becomes a
-condition that is checked at each call.
+Kernels trust these: at other sizes they would read and write beside their tensors. Numbers that contradict what is told
+here are refused (ONNX's inference and :mod:`tvmopt.importer.fit` do not compare all of them); open sizes are solved for
+a symbol, or become a condition that is checked at each call.
 """
 
 from __future__ import annotations
@@ -296,8 +296,17 @@ def _unpool(n: Node) -> Facts:
 
 def _lengths(n: Node) -> Facts:
     x, lengths = n.shapes
+    axes = [n.attrs.get("time_axis", 0), n.attrs.get("batch_axis", 1)]
+    if sorted(axes) != [0, 1]:
+        yield f"its time_axis {axes[0]} and batch_axis {axes[1]} are not 0 and 1"
     if x is not None and lengths is not None:
         yield "the sequences and their lengths", x[n.attrs.get("batch_axis", 1)], "==", lengths[0]
+
+
+def _pixels(n: Node) -> Facts:
+    (x,) = n.shapes
+    for size in (x or ())[2:]:
+        yield "one pixel and the size of its picture", 1, "<=", size
 
 
 def _loss(n: Node) -> Facts:
@@ -421,6 +430,7 @@ RULES: dict[str, Callable[[Node], Facts]] = {
     "GRU": _recurrent,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    **dict.fromkeys(("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"), _pixels),
     "GridSample": _grid,
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _per_channel(1, 2),
@@ -453,18 +463,16 @@ RULES: dict[str, Callable[[Node], Facts]] = {
 
 
 def agree(walk: Walk, node: onnx.NodeProto) -> str:
-    """Take note of what a node asks of open sizes; what contradicts it, in words, or the empty string.
+    """Take note of what a node asks of sizes; what contradicts it, in words, or the empty string.
 
     Raises:
         Undecided: whether two sizes are equal is decided by values, in a run.
     """
     domain = normal_domain(node.domain)
     rule = OTHER_DOMAINS.get((domain, node.op_type)) if domain else RULES.get(node.op_type)
-    if rule is None or not (walk.symbols or domain):
+    if rule is None:
         return ""
     one = Node(walk, node)
-    if not (domain or one.reads_sizes() or any(s is not None and is_open(s) for s in one.shapes)):
-        return ""  # those of ai.onnx have rules of their own for known sizes
     try:
         for fact in rule(one):
             if isinstance(fact, str):
