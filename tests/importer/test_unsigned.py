@@ -123,3 +123,25 @@ def test_whole_powers_of_integers_are_exact_and_wrap_around(kind, exponent):
     found = tvmopt.compile(made, records=False, verify=False).model(x)
     exact = [pow(int(v), exponent, 1 << info.bits) for v in x]
     assert found.astype(object).tolist() == [v - (1 << info.bits) if v > info.max else v for v in exact]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    "kind, other", [("int32", "int32"), ("int64", "int32"), ("int32", "uint8"), ("int64", "int64")]
+)
+def test_powers_of_integers_by_integers_of_many_values(kind, other, known):
+    """Exponents that differ from element to element went by way of float64, and stayed at the end of the type."""
+    info, rng = np.iinfo(kind), np.random.default_rng(7)
+    x = np.array([info.max, info.min, info.max - 1, 0, 0, 1, -1, -1, 3, 7, *rng.integers(-9, 9, 23)], kind)
+    e = np.array([2, 3, 5, 0, 4, 9, 8, 7, 40, 0, *rng.integers(0, 12, 23)], other)
+    if e.dtype.kind == "i" and not known:
+        x, e = np.append(x, [1, -1, -1, 5]).astype(kind), np.append(e, [-3, -2, -1, -1]).astype(other)
+    nodes, types = (
+        [helper.make_node("Pow", ["x", "e"], ["y"])],
+        [helper.np_dtype_to_tensor_dtype(v.dtype) for v in (x, e)],
+    )
+    inputs = [value("x", x.shape, types[0]), value("e", e.shape, types[1])]
+    made = model(nodes, inputs[: 1 if known else 2], [value("y", None, types[0])], {"e": e} if known else {}, 15)
+    found = tvmopt.compile(made, records=False, verify=False).model.run({"x": x} if known else {"x": x, "e": e})["y"]
+    exact = [int(a) ** int(b) if b >= 0 else round(float(a) ** float(b)) for a, b in zip(x, e, strict=True)]
+    assert found.astype(object).tolist() == [(v - info.min) % (1 << info.bits) + info.min for v in exact]

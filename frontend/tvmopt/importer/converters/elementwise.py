@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -126,21 +126,53 @@ MOST_EXPONENT = 1 << 53
 """Below it a float64 tells all integers apart."""
 
 
+BITS = 16
+"""Of exponents that a run computes: an integer to the power of a larger or a negative one goes by way of float64."""
+
+
 def power(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Pow, of the base's type; constant whole exponents of integers are products, so exact, and beyond the type they
-    wrap around."""
+    """Pow, of the base's type; whole exponents of integers are products, so exact, and beyond the type they wrap
+    around."""
     b = Build(bb, ctx.name)
     x, y = inputs[0], inputs[1]
     dtype, other = dtype_of(x), dtype_of(y)
     if is_float(dtype):
         return b.unary(lambda base: relax.op.power(base, b.cast(y, dtype_of(base))), x)
     known = ctx.array(y)
-    exponent = float(known.ravel()[0]) if known is not None and shape_of(y) in ((), (1,)) else 0.0
-    if exponent.is_integer() and 1 <= exponent < MOST_EXPONENT:
-        return _product(b, x, int(exponent))
-    work = "float64"
-    value = b.emit(relax.op.power(b.cast(x, work), b.cast(y, work)))
-    return b.cast(b.emit(relax.op.round(value)) if not is_float(other) else value, dtype)
+    if known is not None and known.size and bool(np.all((known >= 0) & (known < MOST_EXPONENT) & (known % 1 == 0))):
+        whole = known.astype(np.int64)
+        if int(whole.max()) == int(whole.min()) >= 1 and shape_of(y) in ((), (1,)):
+            return _product(b, x, int(whole.max()))
+        bits = [const((whole >> k & 1).astype(bool), "bool") for k in range(max(1, int(whole.max()).bit_length()))]
+        return _by_bits(b, x, bits)
+    value = b.emit(relax.op.power(b.cast(x, "float64"), b.cast(y, "float64")))
+    if is_float(other):
+        return b.cast(value, dtype)
+    whole_type = np.dtype(other).itemsize * 8 - (not other.startswith("u"))
+    exact = _by_bits(b, x, [_bit(b, y, k) for k in range(min(BITS, whole_type))])
+    if other in ("uint8", "uint16"):
+        return exact
+    outside = b.less(y, 0) if whole_type < BITS else b.emit(relax.op.not_equal(_shifted(b, y, BITS), like(0, y)))
+    return b.where(outside, b.cast(b.emit(relax.op.round(value)), dtype), exact)
+
+
+def _shifted(b: Build, y: Any, by: int) -> Any:
+    return b.emit(relax.op.right_shift(y, like(by, y)))
+
+
+def _bit(b: Build, y: Any, k: int) -> Any:
+    """Whether bit number `k` of integers is set."""
+    lowest = b.emit(relax.op.bitwise_and(_shifted(b, y, k), like(1, y)))
+    return b.emit(relax.op.not_equal(lowest, like(0, y)))
+
+
+def _by_bits(b: Build, x: Any, bits: Sequence[Any]) -> Any:
+    """x to the power of numbers whose binary digits are given, the lowest one first."""
+    result = b.where(bits[0], x, 1)
+    for bit in bits[1:]:
+        x = b.mul(x, x)
+        result = b.where(bit, b.mul(result, x), result)
+    return result
 
 
 def _product(b: Build, x: Any, times: int) -> Any:
