@@ -6,12 +6,14 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import onnx
 import psutil
 import pytest
 
 import tvmopt
 from tests.runtime.small import small_model
+from tvmopt.analysis.trials import nodes_in_loops
 from tvmopt.analysis.verify import Verification, verify
 from tvmopt.compiler import accuracy
 from tvmopt.compiler.accuracy import begin
@@ -140,3 +142,21 @@ def test_references_of_a_large_model_wait(monkeypatch: pytest.MonkeyPatch, model
 
     compile_model(request, None, told)
     assert len(begun) == 1
+
+
+def test_nodes_of_bodies_count_as_often_as_their_loops_run() -> None:
+    """A trip costs float64 its nodes, however few numbers they have: 4,096 steps of a decoder took minutes."""
+    make, boolean = onnx.helper.make_node, onnx.TensorProto.BOOL
+    formal = [onnx.helper.make_tensor_value_info("i", 7, ()), onnx.helper.make_tensor_value_info("go", boolean, ())]
+
+    def loop(trips: str, nodes: list[onnx.NodeProto]) -> onnx.NodeProto:
+        body = onnx.helper.make_graph([*nodes, make("Identity", ["go"], ["on"])], "body", formal, [])
+        body.output.append(onnx.helper.make_tensor_value_info("on", boolean, ()))
+        return make("Loop", [trips, ""], [], body=body)
+
+    known = {"ten": onnx.numpy_helper.from_array(np.array([10])), "four": onnx.numpy_helper.from_array(np.array(4))}
+    inner = loop("four", [make("Neg", ["x"], ["y"])])
+    assert (
+        nodes_in_loops([make("Neg", ["x"], ["y"]), loop("ten", [inner]), loop("unknown", [])], known)
+        == 10 * (2 + 8) + 1
+    )

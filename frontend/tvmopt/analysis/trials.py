@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from tvmopt import children
 from tvmopt.analysis.bounds import integer_bounds
@@ -24,6 +26,7 @@ from tvmopt.analysis.samples import described, trial_inputs, trials
 from tvmopt.analysis.verify import REFERENCE, Trial, broken, distinct, peers_of
 from tvmopt.dims import near
 from tvmopt.errors import InputError
+from tvmopt.importer.protos import subgraphs
 from tvmopt.operators.stored import FLOAT
 from tvmopt.runtime.artifact import read
 from tvmopt.runtime.library import ffi
@@ -35,6 +38,9 @@ from tvmopt.toolchain.emulation import EmulatedModel, opened
 
 OPEN = 5e9
 """FLOPs of a run at open sizes other than the named ones, at the most: larger sizes are halved for it."""
+
+NODE = 1e5
+"""FLOPs in the time that float64 takes for a node of a loop's body, however small: loops have thousands of trips."""
 
 LARGE = 2e11
 """FLOPs above which float64 takes too long: such a model is compared with onnxruntime first."""
@@ -146,7 +152,9 @@ def in_child(model: str, rtol: float | None, apart: bool, progress: Callable[[st
         return [info_at(info, sizes) for info in manifest.inputs]
 
     def flops_at(sizes: dict[str, int]) -> float:
-        return float(metrics(checked.prepared(at(sizes), values)).flops)
+        prepared = checked.prepared(at(sizes), values)
+        known = {t.name: t for t in prepared.graph.initializer}
+        return float(metrics(prepared).flops) + NODE * nodes_in_loops(prepared.graph.node, known)
 
     for index, sizes in enumerate(sizes_to_try(manifest, flops_at)):
         if ahead is None or ahead.infos != at(sizes) or emulated:
@@ -176,6 +184,17 @@ def in_child(model: str, rtol: float | None, apart: bool, progress: Callable[[st
     reference = " and ".join(filter(None, ("float64" if exact else "", name)))
     emulator = compiled.emulator.told if isinstance(compiled, EmulatedModel) else ""
     return {"trials": [asdict(t) for t in found], "reference": reference, "reason": "", "emulator": emulator}
+
+
+def nodes_in_loops(nodes: Sequence[onnx.NodeProto], known: Mapping[str, onnx.TensorProto]) -> int:
+    """How many nodes a run evaluates in the bodies of loops whose trips are `known` constants."""
+    total = 0
+    for node in nodes:
+        inner = sum(len(graph.node) + nodes_in_loops(graph.node, known) for graph in subgraphs(node))
+        if node.op_type == "Loop" and node.input[0] in known:
+            inner *= int(numpy_helper.to_array(known[node.input[0]]).reshape(-1)[0])
+        total += inner
+    return total
 
 
 def sizes_to_try(manifest: Manifest, flops: Callable[[dict[str, int]], float]) -> list[dict[str, int]]:
