@@ -91,3 +91,12 @@ def test_a_window_that_a_later_node_makes_too_large() -> None:
     )  # fmt: skip
     with pytest.raises(TvmoptError, match="larger than the padded image"):
         tvmopt.compile(made, records=False)
+
+
+@pytest.mark.parametrize("op", ["InstanceNormalization", "Softmax", "Relu"])
+def test_no_elements_beside_an_open_size(op: str) -> None:
+    weights = {"c": np.ones(17, np.float32), "d": np.ones(17, np.float32)} if op == "InstanceNormalization" else {}
+    made = model([node(op, ["x", *weights], ["y"])], [value("x", ("n", 17, 1, 0))], [value("y", None)], weights)
+    compiled = tvmopt.compile(made, threads=1, records=False).model
+    for n in (1, 9):
+        assert compiled.run({"x": zeros(n, 17, 1, 0)})["y"].shape == (n, 17, 1, 0)

@@ -111,6 +111,8 @@ class Folder(Walk):
             self.problems.append(disagreement)
         elif self._empty(node, types) or self._fold(node, types):
             return []
+        elif empty := self._empty_beside_open(node, types):
+            return empty
         elif contradiction:
             self.problems.append(contradiction)
         if not self.has_converter(*key):
@@ -317,6 +319,39 @@ class Folder(Walk):
             except ValueError:  # of no elements, and yet with an axis longer than any memory
                 raise self._contradiction(node, f"the shape of '{name}' would be {list(shape)}") from None
         return True
+
+    def _empty_beside_open(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> list[onnx.NodeProto]:
+        """The same beside open sizes that inputs have: nodes that make the output; none where it has elements."""
+        names = [o for o in node.output if o]
+        kind = types.get(names[0]) if len(names) == 1 else None
+        shape = self.shape_of_type(kind)
+        if kind is None or shape is None or 0 not in shape or node.op_type == "ConstantOfShape":
+            return []
+        alike = [i for i in node.input if i and self.types.get(i) == kind]
+        if alike:
+            return [helper.make_node("Identity", alike[:1], names, name=node_name(node))]
+        given = [(i, axis, size) for i in node.input if i for axis, size in enumerate(self.open_shape(i) or ())]
+        nodes, sizes = [], []
+
+        def make(op: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
+            output = output or self.fresh(f"{node_name(node)}/{op}")
+            nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+            return output
+
+        for size in shape:
+            number = self.fresh(f"{node_name(node)}/number")
+            if isinstance(size, int):
+                self.set_constant(number, np.array([size]))
+                sizes.append(number)
+                continue
+            place = next(((i, axis) for i, axis, other in given if other == size), None)
+            if place is None:
+                return []
+            self.set_constant(number, np.array([place[1]]))
+            sizes.append(make("Gather", [make("Shape", [place[0]]), number], axis=0))
+        nothing = helper.make_tensor("value", kind.tensor_type.elem_type, [1], [0])
+        make("ConstantOfShape", [make("Concat", sizes, axis=0)], names[0], value=nothing)
+        return nodes
 
     def _fold(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> bool:
         """Replace a node of constant inputs by its value; says whether it did."""
