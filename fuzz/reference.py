@@ -270,8 +270,9 @@ class Reference:
             if name not in found:
                 return f"{name} is missing"
             got = found[name]
-            if not got.size and not want.size and got.ndim == want.ndim and got.dtype == want.dtype:
-                continue  # of loops without a step onnxruntime does not know the shape
+            alike = got.ndim == want.ndim or "Loop" in operators
+            if not got.size and not want.size and alike and got.dtype == want.dtype:
+                continue  # of loops without a step onnxruntime does not know the shape, and believes what the file says
             if got.shape != want.shape or got.dtype != want.dtype:
                 return f"{name} is {got.dtype}{list(got.shape)}, expected {want.dtype}{list(want.shape)}"
             few = FEW if coarse else 0.0
