@@ -100,3 +100,14 @@ def test_no_elements_beside_an_open_size(op: str) -> None:
     compiled = tvmopt.compile(made, threads=1, records=False).model
     for n in (1, 9):
         assert compiled.run({"x": zeros(n, 17, 1, 0)})["y"].shape == (n, 17, 1, 0)
+
+
+def test_the_mean_of_no_elements_beside_an_open_size_is_no_number() -> None:
+    norm = node("LayerNormalization", ["x", "w"], ["y", "mean", "inverse"], axis=1)
+    outputs = [value(name, None) for name in ("y", "mean", "inverse")]
+    made = model([norm], [value("x", ("n", 0, 3)), value("w", (0, 3))], outputs, {}, 17)
+    found = tvmopt.compile(made, threads=1, verify=False, records=False).model.run(
+        {"x": zeros(2, 0, 3), "w": zeros(0, 3)}
+    )
+    assert found["y"].shape == (2, 0, 3)
+    assert found["mean"].shape == found["inverse"].shape == (2, 1, 1) and np.isnan(found["mean"]).all()

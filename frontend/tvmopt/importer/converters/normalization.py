@@ -31,7 +31,7 @@ def _inner(b: Build, value: Any, inner: tuple[Size, ...], neutral: int = 1) -> t
     return _full(b, inner, neutral, dtype_of(value)), value
 
 
-def _full(b: Build, shape: tuple[Size, ...], number: int, dtype: str) -> Any:
+def _full(b: Build, shape: tuple[Size, ...], number: float, dtype: str) -> Any:
     """The same number everywhere; a constant where the sizes are known."""
     return b.broadcast(const(number, dtype), shape) if is_open(shape) else const(np.full(shape, number), dtype)
 
@@ -55,6 +55,9 @@ def layer_norm(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ct
     beta, shift = (none, None) if bias is None else _inner(b, b.wide(bias), inner, 0)
     if factor is not None and shift is None:  # the bias is added behind the factor
         beta, shift = none, beta
+    if 0 in shape:  # TVM divides by the number of elements
+        nothing = _full(b, (*shape[:axis], *(1 for _ in axes)), np.nan, dtype_of(wide))
+        return (x, nothing, nothing)[: max(1, ctx.num_outputs)]
     y = b.emit(relax.op.nn.layer_norm(wide, gamma, beta, axes=axes, epsilon=epsilon))
     y = b.cast(_applied(b, y, factor, shift), dtype)
     mean = inverse = None
