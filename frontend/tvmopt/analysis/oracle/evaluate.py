@@ -17,6 +17,7 @@ Large weights are in the working type while a node reads them: all at once would
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.oracle.attention import KEEPERS
-from tvmopt.analysis.oracle.fallback import Fallback, function_body
+from tvmopt.analysis.oracle.fallback import CONTROL, Fallback, function_body
 from tvmopt.analysis.oracle.table import KINDS, OPERATORS
 from tvmopt.analysis.oracle.values import (
     EXACT,
@@ -90,6 +91,9 @@ class Oracle:
         self._attributes: dict[int, tuple[Any, dict[str, Any]]] = {}  # with the node, so that its id stays its own
         self._bodies: dict[int, tuple[Any, Any]] = {}
         self._fallback = Fallback(self.opsets, model.ir_version, self.notes)
+        self.place = ""
+        """Which body is evaluated, for which time: the numbers of the subgraphs that were entered on the way there."""
+        self._entered: Counter[str] = Counter()
 
     def run(
         self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, observe: Observe | None = None,
@@ -107,6 +111,8 @@ class Oracle:
             Unsupported: an operator has no definition here, nor in onnx.reference, nor in onnxruntime.
         """
         wanted = list(outputs if outputs is not None else self.outputs)
+        self.place = ""
+        self._entered.clear()
         scope = dict(self.constants)
         for name in {*self.inputs, *self._kinds} & feeds.keys():
             scope[name] = self.value(feeds[name])
@@ -169,7 +175,13 @@ class Oracle:
     def subgraph(self, graph: Any, scope: Mapping[str, Value], given: Mapping[str, Value]) -> list[Value]:
         """The outputs of a body of Loop, If or Scan, which sees the tensors around it."""
         inner = {**scope, **{t.name: self._constant(t) for t in graph.initializer}, **given}
-        self._run_nodes(graph.node, inner, {})
+        around = self.place
+        self._entered[around] += 1
+        self.place = f"{around}{self._entered[around]}/"
+        try:
+            self._run_nodes(graph.node, inner, {})
+        finally:
+            self.place = around
         return [inner[o.name] for o in graph.output]
 
     def _run_node(self, node: Any, scope: dict[str, Value]) -> list[Value | None]:
@@ -214,8 +226,8 @@ class Oracle:
                 result = operator(call, *arrays)
                 return self._typed(call, result if isinstance(result, (list, tuple)) else [result])
             except Unsupported:
-                if call.op in KEEPERS and call.get(KEPT) is not None:
-                    raise  # nothing else rounds its caches before it reads them
+                if call.op in CONTROL or (call.op in KEEPERS and call.get(KEPT) is not None):
+                    raise  # nothing else has the scope of a body, or rounds its caches before it reads them
         if id(call.node) not in self._bodies:
             self._bodies[id(call.node)] = call.node, function_body(call, domain)
         body = self._bodies[id(call.node)][1]

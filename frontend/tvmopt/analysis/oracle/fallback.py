@@ -8,7 +8,8 @@ import numpy as np
 
 from tvmopt.analysis.oracle.values import KEPT, ROUNDS, Call, Unsupported, Value, is_real
 
-_PLAIN = {"Loop", "If"}
+CONTROL = frozenset({"Loop", "If"})
+"""Operators whose bodies see the tensors around them."""
 _PRIVATE = {KEPT, ROUNDS}
 """Attributes that are the judge's own."""
 
@@ -102,7 +103,7 @@ class Fallback:
         Raises:
             Unsupported: nobody can evaluate it.
         """
-        if call.op in _PLAIN:
+        if call.op in CONTROL:
             raise Unsupported(f"{call.op} needs its scope")
         problems = []
         # onnx.reference moves the regions of an old RoiAlign by half a pixel, as new ones do

@@ -157,8 +157,19 @@ def completed(runs: Iterable[Rounded], once: Callable[[Rounded], dict[str, Any]]
     return made
 
 
+COUNTS = frozenset({"Add", "Cast", "Mul", "Sub"})
+"""What loops count with."""
+
+FEW = 16
+"""Numbers, at the most, that are looked at for being counters."""
+
+MOST = 1 << 28
+"""Bytes of what nodes in bodies of loops read that are kept: behind them rounding crosses no edges."""
+
+
 class Recorder(Oracle):
-    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output; numbers
+    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output, in bodies
+    behind the :attr:`place`; numbers
     before a cache rounds them, by the name of their tensor; and the results of products and interpolations that read
     what is no number: `hurt`."""
 
@@ -166,14 +177,22 @@ class Recorder(Oracle):
         super().__init__(model, EXACT)
         self.edges: dict[str, list[Any]] = {}
         self.hurt: set[str] = set()
+        self.bytes = 0
 
     def evaluate(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         read = [v.array for v in values if v is not None and is_real(v.kind)] if _weighs(call) else []
         if not all(np.isfinite(array).all() for array in read):
             self.hurt.update(call.node.output)
         if has_edges(call) or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind)):
-            self.edges[call.node.output[0]] = [v.array if v is not None else None for v in values]
+            self._remember(self.place + call.node.output[0], [v.array if v is not None else None for v in values])
         return super().evaluate(call, domain, values)
+
+    def _remember(self, name: str, read: list[Array | None]) -> None:
+        """What a node reads; of bodies, which may be evaluated thousands of times, up to :data:`MOST`."""
+        if self.place:
+            self.bytes += sum(array.nbytes for array in read if array is not None)
+        if not self.place or self.bytes < MOST:
+            self.edges[name] = read
 
     def kept(self, name: str, array: Array, kind: str) -> Array:
         self.edges[name] = [array]
@@ -241,7 +260,7 @@ class Rounded(Oracle):
     ) -> list[Value | None]:
         """Results of moved numbers or of the numbers that were `given`, whichever are farther from the exact ones: a
         number that rounding takes to another end of its range is beyond that range when it is moved, and wraps."""
-        edges = self.edges.get(call.node.output[0])
+        edges = self.edges.get(self.place + call.node.output[0])
         if edges is None or len(edges) != len(given):
             return moved
         exact = [None if v is None or e is None else Value(e, v.kind) for v, e in zip(given, edges, strict=True)]
@@ -269,7 +288,7 @@ class Rounded(Oracle):
     def _jumped(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """The results of one of :data:`JUMPS`; where they jump when its input is moved, as they are behind the edge."""
         results, at = super().evaluate(call, domain, values), JUMPS[call.op]
-        value, exact = values[at], self.edges.get(call.node.output[0], [None] * len(values))[at]
+        value, exact = values[at], self.edges.get(self.place + call.node.output[0], [None] * len(values))[at]
         if value is None or np.shape(exact) != value.array.shape or not value.array.size:
             return results
         error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
@@ -295,7 +314,7 @@ class Rounded(Oracle):
         if call.get(ROUNDS, 0):
             return self._moved_rows(call, first)
         width = np.zeros(())
-        for value, exact in zip(values, self.edges.get(call.node.output[0], ()), strict=False):
+        for value, exact in zip(values, self.edges.get(self.place + call.node.output[0], ()), strict=False):
             if value is None or not is_real(value.kind) or np.shape(exact) != value.array.shape:
                 continue
             if call.op == "QuantizeLinear" and value is not first:
@@ -331,7 +350,7 @@ class Rounded(Oracle):
     def _boxes_moved(self, call: Call, values: list[Value | None]) -> list[Value | None]:
         """Boxes and their scores, each moved by chance by a little more than its own rounding error."""
         moved = list(values)
-        for index, exact in enumerate(self.edges.get(call.node.output[0], ())[:2]):
+        for index, exact in enumerate(self.edges.get(self.place + call.node.output[0], ())[:2]):
             value = values[index]
             if value is not None and np.shape(exact) == value.array.shape and value.array.size:
                 error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
@@ -343,7 +362,7 @@ class Rounded(Oracle):
     def _doubtful_moved(self, call: Call, value: Value | None) -> Value | None:
         """Selected boxes, from the first one that rounding exchanges on as far off as they can be: none in one run, and
         the last of the last class in the other. Which ones follow hangs on that one."""
-        exact = self.edges.get(call.node.output[0], [None])
+        exact = self.edges.get(self.place + call.node.output[0], [None])
         if value is None or any(array is None for array in exact) or exact[0].shape[0] != value.array.shape[0]:
             return value
         other = value.array != selected(*exact[:5], any_class=call.op == ANY)
@@ -353,8 +372,12 @@ class Rounded(Oracle):
     def _moved_rows(self, call: Call, first: Value) -> Value:
         """Rows that are rounded to 8 bits, moved by what an engine's may be off without a question, and no more: where
         bytes before them differ they differ already, and moving them by that would make it many times as much."""
-        exact = self.edges[call.node.output[0]][0]
-        if np.shape(exact) != first.array.shape or not (first.array != exact)[np.isfinite(exact)].any():
+        exact = self.edges.get(self.place + call.node.output[0], [None])[0]
+        if (
+            exact is None
+            or np.shape(exact) != first.array.shape
+            or not (first.array != exact)[np.isfinite(exact)].any()
+        ):
             return first
         width = self.sign * self.allowed * _rms(exact)
         moved: Array = first.array + np.asarray(width, first.array.dtype)
@@ -399,6 +422,8 @@ class Nudged(Rounded):
             self.arithmetic = replace(self.arithmetic, sides=self.random)
 
     def rounded(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
+        if call.op in COUNTS and _counted(values):
+            return super().rounded(call, domain, values)
         adds = call.op in SUMS or call.op.startswith("Reduce") or call.op.endswith(NORM)
         if adds:
             heavy = call.op in HEAVY  # a factor is folded into weights of 16 bits, too
@@ -453,6 +478,14 @@ class Nudged(Rounded):
             to[start : start + PIECE] = part * (1 + epsilon * self.random.uniform(-1, 1, part.shape))
         beyond = np.isinf(moved) & np.isfinite(value.array)  # the fill of a mask is the largest number there is
         return Value(np.where(beyond, value.array, moved) if beyond.any() else moved, value.kind)
+
+
+def _counted(values: Sequence[Value | None]) -> bool:
+    """Whether these are a few whole numbers that a float32 has exactly, as counters of loops are: their sums are, too,
+    and 5.999999 would be 5 as an integer."""
+    arrays = [v.array for v in values if v is not None]
+    few = all(isinstance(array, np.ndarray) and array.dtype.kind in "iuf" and array.size <= FEW for array in arrays)
+    return few and all(bool(np.all((np.rint(a) == a) & (np.abs(a) < 1 << 23))) for a in arrays)
 
 
 def _is_double(value: Value | None) -> bool:
