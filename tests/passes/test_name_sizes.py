@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.schedules.harness import Open, open_module
+from tvmopt.importer.sizes import variable
 from tvmopt.passes.name_sizes import SizeNames
 
 op = relax.op
@@ -65,3 +66,21 @@ def test_a_kernel_that_tvm_cannot_tell_from_a_reshape_is_compiled():
         x = np.random.default_rng(wide).standard_normal((1, 33, 2, wide)).astype("float32")
         expected = sum(x[..., k : k + wide - 2] * w[:, 0, 0, k][:, None, None] for k in range(3))
         np.testing.assert_allclose(model(x)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_size_that_is_written_in_two_ways_is_one():
+    """TVM simplifies `n//2 + -2` to `n//2 - 2`: a kernel with a tensor of each could not be built."""
+    n = variable("n")
+    x = relax.Var("x", relax.TensorType([tirx.max(n // 2 + -2, 0), 5], "float32"))
+    z = relax.Var("z", relax.TensorType([n], "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, z]):
+        with bb.dataflow():
+            y = bb.emit(op.multiply(x, relax.const(np.float32(3))))
+            padded = bb.emit(op.nn.pad(y, (0, 0, 0, 3), "constant", 0.0))
+            out = bb.emit_output(op.permute_dims(padded, [1, 0]))
+        bb.emit_func_output(out)
+    model = Open(bb.get())
+    for size in (6, 9, 40):
+        given = np.random.default_rng(size).standard_normal((size // 2 - 2, 5)).astype("float32")
+        np.testing.assert_array_equal(model(given, np.zeros(size, "float32"))[0], np.pad(given * 3, ((0, 0), (0, 3))).T)

@@ -21,6 +21,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.sym import Analyzer
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import StructuralKey, structural_map
 
@@ -82,7 +83,7 @@ def _with_variables(func: relax.Function) -> tuple[relax.Function, dict[Any, Any
         dims = []
         for dim in shape.values:
             if not isinstance(dim, tirx.IntImm | tirx.Var):
-                key = StructuralKey(dim)
+                key = StructuralKey(Analyzer().simplify(dim))  # `h - 2` is `h + -2`
                 if key not in found:
                     found[key] = tirx.Var(f"size{len(sizes)}", "int64")
                     sizes[found[key]] = dim
