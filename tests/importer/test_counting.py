@@ -84,6 +84,13 @@ CONDITIONS = {
         node("Add", ["trip32", "step"], ["following"]),
         node("Less", ["following", "n"], ["goes"]),
     ],
+    "twice": [
+        node("Less", ["next", "n"], ["goes0"]),
+        node("Cast", ["trip"], ["trip32"], to=INT32),
+        node("Add", ["trip32", "step"], ["following"]),
+        node("Less", ["following", "n"], ["goes1"]),
+        node("And", ["goes0", "goes1"], ["goes"]),
+    ],
     "beside a limit": [
         node("Less", ["next", "huge32"], ["far"]),
         node("Less", ["next", "n"], ["near"]),

@@ -358,6 +358,30 @@ def test_the_smallest_size_has_no_empty_tensor():
         prepare(made, {"h": "1..8"})
 
 
+def test_a_model_that_needs_thousands_of_samples_has_a_range():
+    """The smallest size was looked for up to 4,096 only, where ranges end that nothing bounds."""
+    kernel = np.ones((1, 1, 9000), np.float32)
+    made = model(
+        [helper.make_node("Conv", ["x", "k"], ["y"])], [value("x", ("n", 1, "t"))], [value("y", None)], {"k": kernel}
+    )
+    found = read(prepare(made)).ranges["t"]
+    assert found.min == 9000 and found.max >= 2 * 9000
+
+
+def test_parts_of_a_shape_are_sizes():
+    """As TensorFlow computes frames: a shape is split into what is before an axis, the axis, and what is behind it."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Split", ["shape", "lengths"], ["before", "axis", "after"]),
+        helper.make_node("Concat", ["axis", "before", "after"], ["turned"], axis=0),
+        helper.make_node("Reshape", ["x", "turned"], ["y"]),
+    ]
+    constants = {"lengths": np.array([1, 1, 0])}
+    made = model(nodes, [value("x", ("n", "t"))], [value("y", None)], constants, 13)
+    x = np.arange(15, dtype=np.float32).reshape(3, 5)
+    np.testing.assert_array_equal(tvmopt.compile(made, threads=1, verify=False).model(x), x.reshape(5, 3))
+
+
 def test_a_range_with_an_end_only_begins_at_the_smallest_size():
     made = one("Conv", ("x", "k"), KERNEL, PICTURE)
     ranges = read(prepare(made, {"x": ("..4", 3, "..8@5", "?")})).ranges

@@ -164,7 +164,7 @@ class _Body:
         if maker.op_type == "And":  # a limit that no loop reaches stands beside it
             sides = [self.comparison(i) for i in maker.input]
             left = [s for s in sides if s is None or not self._never(s)]
-            return left[0] if len(left) == 1 else None
+            return left[0] if len(set(left)) == 1 else None  # two counters of one loop may say the same
         if maker.op_type not in LESS:
             return None
         numbers = [self.number(i) for i in maker.input]

@@ -37,6 +37,12 @@ FIRST, OTHER, PIECE = 16, 4096, 512
 """The largest sizes of the first axes of inputs while others grow, of other axes, and of the tokens that a decoder
 takes at once, where nothing else bounds them."""
 
+FARTHEST = 1 << 20
+"""Up to here a smallest size is looked for: a model of sound may need thousands of samples."""
+
+WIDTH = 4
+"""A range goes to so many times its smallest size, at least, where nothing else bounds it."""
+
 
 def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
     """A range for each symbol that is left.
@@ -51,7 +57,10 @@ def choose(walk: Walk, nodes: Sequence[onnx.NodeProto]) -> dict[str, Range]:
     smallest = _lowest(walk, memory)
     given = _begun(walk, smallest)
     largest = {n: given[n].max if n in given else smallest[n] for n in symbols.names}
-    caps = {n: symbols.most.get(n, (_most(walk, n, first), ""))[0] for n, (first, _) in memory.axes.items()}
+    usual = {
+        n: max(_most(walk, n, first), 0 if first else WIDTH * smallest[n]) for n, (first, _) in memory.axes.items()
+    }
+    caps = {n: symbols.most.get(n, (most, ""))[0] for n, most in usual.items()}
     growing = {n: max(1, smallest[n]) for n in symbols.names if n not in given}  # by how much next
     enough = {n: 0 if first else 4 * named for n, (first, named) in memory.axes.items()}
     while growing:
@@ -182,7 +191,10 @@ def _lowest(walk: Walk, memory: _Memory) -> dict[str, int]:
             continue
         if bad:
             break
-        ranges = {n: given[n] if n in given and n not in free else Range(sizes[n], OTHER) for n in sizes}
+        ranges = {
+            n: given[n] if n in given and n not in free else Range(sizes[n], max(OTHER, WIDTH * sizes[n]))
+            for n in sizes
+        }
         found = near(sizes, ranges, conditions, up=True)
         if not found or found == sizes:
             break
@@ -202,9 +214,9 @@ def _filled(size: Dim, sizes: dict[str, int], free: Sequence[str]) -> dict[str, 
     """The one symbol, and its least value, that makes a size at least 1; empty where none does."""
     for name in (n for n in free if n in size.symbols()):
         high = sizes[name]
-        while high <= OTHER and size.at(sizes | {name: high}) < 1:
+        while high <= FARTHEST and size.at(sizes | {name: high}) < 1:
             high = max(1, 2 * high)
-        if high <= OTHER:
+        if high <= FARTHEST:
             values = range(sizes[name], high + 1)
             return {name: values[bisect_left(values, True, key=lambda v: size.at(sizes | {name: v}) >= 1)]}
     return {}

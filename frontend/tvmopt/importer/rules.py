@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from tvmopt.importer.open_values import shape_value
-from tvmopt.importer.protos import attributes, count
+from tvmopt.importer.protos import attributes, count, node_name
 from tvmopt.importer.walk import Nodes, Rule, Walk
 
 
@@ -95,6 +95,29 @@ def _concat(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     return walk.infer_and_emit(copy)
 
 
+def _split(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
+    """Split of a shape that has open sizes, as TensorFlow's frames are computed: a Slice for each part."""
+    x, given, version = node.input[0], attributes(node), walk.opsets.get("", 1)
+    if x not in walk.open_values or walk.open_values[x].ndim != 1 or version < 10:
+        return None
+    length, parts = walk.open_values[x].size, len(node.output)
+    told = walk.array(node.input[1]) if len(node.input) > 1 and node.input[1] else given.get("split")
+    if told is None and len(node.input) > 1 and node.input[1]:
+        return None
+    size = -(-length // parts)
+    sizes = [int(n) for n in told] if told is not None else [min(size, length - i * size) for i in range(parts)]
+    if len(sizes) != parts or sum(sizes) != length or min(sizes) < 0:
+        return None
+    nodes: Nodes = []
+    for i, name in enumerate(node.output):
+        bounds = [walk.fresh(f"{node_name(node)}/{what}") for what in ("from", "to", "axis")]
+        for bound, number in zip(bounds, (sum(sizes[:i]), sum(sizes[: i + 1]), 0), strict=True):
+            walk.set_constant(bound, np.array([number]))
+        if name:
+            nodes.append(onnx.helper.make_node("Slice", [x, *bounds], [name], name=f"{node_name(node)}/{i}"))
+    return nodes
+
+
 def _optional(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
     """An Optional that has an element is that, for who looks into it; an empty one stays what it is."""
     outputs = {v.name for v in walk.model.graph.output}
@@ -122,6 +145,7 @@ def _element(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
 
 
 HANDLERS: dict[tuple[str, str], Rule] = {
+    ("", "Split"): _split,
     ("", "Constant"): _constant,
     ("", "Identity"): _identity,
     ("", "Dropout"): _dropout,

@@ -35,8 +35,9 @@ def pad(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Cont
         return pad_open(b, x, before, after, attrs.get("value", 0.0) if value is None else b.reshape(value, ()))
     before, after = list(map(int, before)), list(map(int, after))
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
-        size = shape_of(x)[axis]
-        x = b.slice(x, axis, max(-low, 0), max(size - max(-high, 0), max(-low, 0)))
+        if min(low, high) < 0:
+            size = shape_of(x)[axis]
+            x = b.slice(x, axis, max(-low, 0), max(size - max(-high, 0), max(-low, 0)))
     before, after = [max(p, 0) for p in before], [max(p, 0) for p in after]
     if mode == "constant":
         value = inputs[2] if ctx.opset >= 11 else const(attrs.get("value", 0.0), dtype_of(x))
