@@ -63,6 +63,7 @@ def test_path_bytes_and_proto_are_the_same(tmp_path):
         (lambda p: p / "empty", "empty"),
         (lambda p: p / "text", "not an ONNX protobuf"),
         (lambda p: p / "other", "no graph"),
+        (lambda p: p / "own.ort", "onnxruntime's own format"),
         (lambda p: 17, "not int"),
     ],
 )
@@ -70,6 +71,7 @@ def test_what_is_not_a_model(tmp_path, make, words):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "text").write_text("hello, world")
+    (tmp_path / "own.ort").write_bytes(b"\x18\0\0\0ORTM" + bytes(64))
     (tmp_path / "other").write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
     assert words in refused(make(tmp_path))
 
