@@ -11,6 +11,7 @@ import tvm
 from onnx import TensorProto, helper
 from tvm import relax
 
+import tvmopt
 from tests.importer.onnx_check import model, ops, value
 from tvmopt.errors import ModelError, UnsupportedOp
 from tvmopt.importer import load, prepare
@@ -333,6 +334,23 @@ def test_states_of_one_element_gain_an_axis_and_unread_ones_have_any_shape():
         x[stop:, 1] = 5
         cases.append({"x": x})
     assert "Loop" in ops(agrees(filling(), cases))
+
+
+def test_a_state_that_no_trip_reads_is_read_behind_a_loop_in_a_function():
+    """The names behind it are those of the call: a state is not dead because the file does not read it by its name."""
+    made = filling()
+    constants = [node("Constant", [], [t.name], value=t) for t in made.graph.initializer]
+    opset = helper.make_opsetid("", made.opset_import[0].version)
+    function = helper.make_function("own", "Filling", ["x"], ["count", "y"], [*constants, *made.graph.node], [opset])
+    graph = helper.make_graph([node("Filling", ["x"], ["count", "y"], domain="own")], "g", made.graph.input, [])
+    graph.output.extend(made.graph.output)
+    whole = helper.make_model(graph, functions=[function], opset_imports=[opset, helper.make_opsetid("own", 1)])
+    whole.ir_version = made.ir_version
+    x = floats(3, 401, 3).clip(-2, 2)
+    x[7:, 1] = 5
+    found = [tvmopt.compile(one, threads=1, verify=False).model.run({"x": x}) for one in (whole, made)]
+    assert int(found[0]["count"]) == int(found[1]["count"]) == 8
+    np.testing.assert_array_equal(found[0]["y"], found[1]["y"])
 
 
 def test_a_state_that_is_not_read_keeps_its_shape_where_no_trip_may_be():

@@ -59,9 +59,9 @@ def fold_loop(walk: Walk, node: onnx.NodeProto) -> Nodes | None:
 def _without_dead_states(walk: Walk, node: onnx.NodeProto) -> onnx.NodeProto:
     """The loop without the states that nobody reads, neither a trip nor what stands behind the loop: paddle2onnx hands
     on every variable of a body, and such a one may have any shape before the first trip."""
-    if walk.depth:
-        return node  # what is read behind it has other names by now
     graph = walk.model.graph
+    if walk.depth or not set(node.output) <= {"", *(name for one in graph.node for name in one.output)}:
+        return node  # of a body or a function: what is read behind it has other names by now
     body = next(a.g for a in node.attribute if a.name == "body")
     read = {value.name for value in graph.output}.union(*(node_reads(one) for one in graph.node))
     inner = {value.name for value in body.output}.union(*(node_reads(one) for one in body.node))
