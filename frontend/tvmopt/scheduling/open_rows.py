@@ -119,12 +119,13 @@ def with_size_variables(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, A
         for dim in _shape(param):
             if isinstance(dim, tirx.IntImm) or StructuralKey(dim) in variables:
                 continue
-            if (same := variables.get(StructuralKey(Analyzer().simplify(dim)))) is not None:  # `past - 2`, `past + -2`
-                variables[StructuralKey(dim)] = same
-                continue
-            var = dim if isinstance(dim, tirx.Var) else tirx.Var(f"size{len(sizes)}", dim.ty.dtype)
-            variables[StructuralKey(dim)], sizes[var] = var, dim
-            variables.setdefault(StructuralKey(Analyzer().simplify(dim)), var)  # as the extents of loops are written
+            simple = StructuralKey(
+                Analyzer().simplify(dim)
+            )  # as the extents of loops are written: `n - 2`, not `n + -2`
+            if simple not in variables:
+                var = dim if isinstance(dim, tirx.Var) else tirx.Var(f"size{len(sizes)}", dim.ty.dtype)
+                variables[simple], sizes[var] = var, dim
+            variables[StructuralKey(dim)] = variables[simple]
     if all(var.same_as(dim) for var, dim in sizes.items()):
         return func, sizes
 

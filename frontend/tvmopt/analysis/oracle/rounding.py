@@ -168,10 +168,9 @@ MOST = 1 << 28
 
 
 class Recorder(Oracle):
-    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output, in bodies
-    behind the :attr:`place`; numbers
-    before a cache rounds them, by the name of their tensor; and the results of products and interpolations that read
-    what is no number: `hurt`."""
+    """The oracle, keeping what discontinuous operators read: `edges`, by the name of their first output (in a body with
+    the :attr:`place` in front); numbers before a cache rounds them, by the name of their tensor; and the results of
+    products and interpolations that read what is no number: `hurt`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, EXACT)
@@ -255,13 +254,17 @@ class Rounded(Oracle):
                 results[index] = Value(self.arithmetic.rounded(value.array), value.kind)
         return results
 
+    def _exact(self, call: Call) -> list[Any]:
+        """What the node read in the exact run, here and for this time; empty where nothing was kept."""
+        return self.edges.get(self.place + call.node.output[0], [])
+
     def _farther(
         self, call: Call, domain: str, given: list[Value | None], moved: list[Value | None]
     ) -> list[Value | None]:
         """Results of moved numbers or of the numbers that were `given`, whichever are farther from the exact ones: a
         number that rounding takes to another end of its range is beyond that range when it is moved, and wraps."""
-        edges = self.edges.get(self.place + call.node.output[0])
-        if edges is None or len(edges) != len(given):
+        edges = self._exact(call)
+        if len(edges) != len(given):
             return moved
         exact = [None if v is None or e is None else Value(e, v.kind) for v, e in zip(given, edges, strict=True)]
         right, plain = (super(Rounded, self).evaluate(call, domain, v)[0] for v in (exact, given))
@@ -288,7 +291,7 @@ class Rounded(Oracle):
     def _jumped(self, call: Call, domain: str, values: list[Value | None]) -> list[Value | None]:
         """The results of one of :data:`JUMPS`; where they jump when its input is moved, as they are behind the edge."""
         results, at = super().evaluate(call, domain, values), JUMPS[call.op]
-        value, exact = values[at], self.edges.get(self.place + call.node.output[0], [None] * len(values))[at]
+        value, exact = values[at], (self._exact(call) or [None] * len(values))[at]
         if value is None or np.shape(exact) != value.array.shape or not value.array.size:
             return results
         error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
@@ -314,7 +317,7 @@ class Rounded(Oracle):
         if call.get(ROUNDS, 0):
             return self._moved_rows(call, first)
         width = np.zeros(())
-        for value, exact in zip(values, self.edges.get(self.place + call.node.output[0], ()), strict=False):
+        for value, exact in zip(values, self._exact(call), strict=False):
             if value is None or not is_real(value.kind) or np.shape(exact) != value.array.shape:
                 continue
             if call.op == "QuantizeLinear" and value is not first:
@@ -350,7 +353,7 @@ class Rounded(Oracle):
     def _boxes_moved(self, call: Call, values: list[Value | None]) -> list[Value | None]:
         """Boxes and their scores, each moved by chance by a little more than its own rounding error."""
         moved = list(values)
-        for index, exact in enumerate(self.edges.get(self.place + call.node.output[0], ())[:2]):
+        for index, exact in enumerate(self._exact(call)[:2]):
             value = values[index]
             if value is not None and np.shape(exact) == value.array.shape and value.array.size:
                 error = np.nan_to_num(np.abs(value.array - exact), nan=0.0, posinf=0.0)
@@ -362,7 +365,7 @@ class Rounded(Oracle):
     def _doubtful_moved(self, call: Call, value: Value | None) -> Value | None:
         """Selected boxes, from the first one that rounding exchanges on as far off as they can be: none in one run, and
         the last of the last class in the other. Which ones follow hangs on that one."""
-        exact = self.edges.get(self.place + call.node.output[0], [None])
+        exact = self._exact(call) or [None]
         if value is None or any(array is None for array in exact) or exact[0].shape[0] != value.array.shape[0]:
             return value
         other = value.array != selected(*exact[:5], any_class=call.op == ANY)
@@ -372,12 +375,10 @@ class Rounded(Oracle):
     def _moved_rows(self, call: Call, first: Value) -> Value:
         """Rows that are rounded to 8 bits, moved by what an engine's may be off without a question, and no more: where
         bytes before them differ they differ already, and moving them by that would make it many times as much."""
-        exact = self.edges.get(self.place + call.node.output[0], [None])[0]
-        if (
-            exact is None
-            or np.shape(exact) != first.array.shape
-            or not (first.array != exact)[np.isfinite(exact)].any()
-        ):
+        exact = (self._exact(call) or [None])[0]
+        if exact is None or np.shape(exact) != first.array.shape:
+            return first
+        if not (first.array != exact)[np.isfinite(exact)].any():
             return first
         width = self.sign * self.allowed * _rms(exact)
         moved: Array = first.array + np.asarray(width, first.array.dtype)
