@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,9 +36,11 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """It, and the processes it started."""
-    for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        child.kill()
+    """It, and the processes it started: a server starts one for each client, which may end by itself meanwhile."""
+    parent = psutil.Process(process.pid)
+    for each in [*parent.children(recursive=True), parent]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
     process.wait()
 
 
