@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tvmopt
 from tests.importer.onnx_check import compare, random_inputs, run_relax, value
 from tvmopt.importer.prepare import prepare
 from tvmopt.importer.relax import to_relax
@@ -193,6 +194,24 @@ def test_reductions(op: str) -> None:
     compare(op, [normal(3, 4, 5), np.array([-1, 0], np.int64)], weights=(1,), opset=18, keepdims=0)
     compare(op, [normal(3, 4, 5)], opset=18, noop_with_empty_axes=1)
     compare(op, [normal(3, 4, 5)], opset=18)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceLogSum", "ReduceMax", "ReduceMin", "ReduceProd"])
+@pytest.mark.filterwarnings("error")
+def test_reductions_of_no_integers(op: str, dtype: str) -> None:
+    """The mean was the lowest number of the type, with a warning of NumPy's about a NaN that becomes an integer."""
+    info = np.iinfo(dtype)
+    expected = {"ReduceMean": 0, "ReduceProd": 1, "ReduceMin": info.max}.get(op, info.min)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], keepdims=0)],
+        "g",
+        [helper.make_tensor_value_info("x", kind, [2, 0, 3])],
+        [helper.make_tensor_value_info("y", kind, [])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    assert tvmopt.compile(model, verify=False, records=False).model(np.zeros((2, 0, 3), dtype)) == expected
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

@@ -1,8 +1,11 @@
 """Reshapes between open sizes take no kernel, and no numbers change; an output of the model is a tensor of its own."""
 
 import numpy as np
+import onnx
+from onnx import helper
 from tvm import relax
 
+import tvmopt
 from tests.passes.helpers import build, ops
 from tests.schedules.harness import Open, open_module
 from tvmopt.importer.sizes import variable
@@ -60,3 +63,16 @@ def test_a_reshape_that_is_the_output_is_a_copy():
         x = np.random.default_rng(h).standard_normal((n, h, w, 5)).astype("float32")
         y = model(x)[0]
         np.testing.assert_array_equal(y, x.reshape(n, h * w, 5))
+
+
+def test_tensors_beyond_32_bits_compile():
+    """TVM's pass ended with "Literal value 2162688000 exceeds range of int32" at a copy of the whole tensor."""
+    node = helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0])
+    sides = [65536, 33000]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, shape)]
+        for name, shape in (("x", sides), ("y", sides[::-1]))
+    )
+    graph = helper.make_graph([node], "g", inputs, outputs)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    assert tvmopt.compile(made, verify=False, records=False).artifact.manifest.outputs[0].shape == (33000, 65536)

@@ -3,6 +3,7 @@ none."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm
@@ -61,18 +62,18 @@ def reshapes_to_views(module: tvm.IRModule) -> tvm.IRModule:
         y = R.call_tir(take, (x [4, 1, 3], i))                 the check has no reader, and goes
 
     An axis of one element has one index, so TVM sees a reshape. Without the check a call whose index is out of range
-    would be answered.
+    would be answered. Kernels of tensors with 2**31 elements or more are left as they are.
     """
     if _has_empty(module):  # TVM's reshape takes a size of 0 for the one that stood there
         return module
-    readers = _readers_of_checks(module)
-    if not readers:
+    kept = [*_readers_of_checks(module), *_of_large_tensors(module)]
+    if not kept:
         return relax.transform.RewriteDataflowReshape()(module)
     hidden = module.clone()
-    for name in readers:
+    for name in kept:
         hidden.update_func(name, module[name].with_body(tirx.Evaluate(tirx.const(0, "int32"))))
     done = relax.transform.RewriteDataflowReshape()(hidden)
-    for name in readers:
+    for name in kept:
         done.update_func(done.get_global_var(name.name_hint), module[name])
     return done
 
@@ -81,6 +82,20 @@ def _has_empty(module: tvm.IRModule) -> bool:
     """Whether a tensor of `main` has no elements."""
     bound = [binding.var for block in module["main"].body.blocks for binding in block.bindings]
     return any(0 in (shape(var) or ()) for var in (*module["main"].params, *bound))
+
+
+def _of_large_tensors(module: tvm.IRModule) -> list[Any]:
+    """The kernels whose tensors have more elements than 32 bits count: TVM's pass ends with an error at them."""
+    return [
+        name
+        for name, f in module.functions_items()
+        if isinstance(f, tirx.PrimFunc) and any(_elements(p) >= 1 << 31 for p in f.params)
+    ]
+
+
+def _elements(param: Any) -> int:
+    """Of a kernel's parameter, where an open size counts as one."""
+    return math.prod(int(n) if isinstance(n, tirx.IntImm) else 1 for n in getattr(param.ty, "shape", None) or ())
 
 
 def _readers_of_checks(module: tvm.IRModule) -> list[Any]:

@@ -124,9 +124,11 @@ def _pow(call: Call, a: Array, b: Array) -> Result:
         return np.power(a, b.astype(a.dtype))
     if is_real(b.dtype):
         return np.power(a.astype(b.dtype), b).astype(a.dtype)
-    if (b < 0).any():
-        return np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
-    return np.power(a, b).astype(a.dtype)
+    whole = np.power(a.astype(np.int64), np.maximum(b, 0).astype(np.int64)).astype(a.dtype)
+    if not (b < 0).any():
+        return whole
+    parts = np.power(a.astype(np.float64), np.minimum(b, 0).astype(np.float64))
+    return np.where(b < 0, np.where(a == 0, np.iinfo(a.dtype).min, np.nan_to_num(parts)), whole).astype(a.dtype)
 
 
 def _binary(function: Any) -> Operator:

@@ -127,33 +127,50 @@ MOST_EXPONENT = 1 << 53
 
 
 BITS = 16
-"""Of exponents that a run computes: an integer to the power of a larger or a negative one goes by way of float64."""
+"""Of exponents that a run computes: an integer to the power of a larger one goes by way of float64."""
 
 
 def power(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
     """Pow, of the base's type; whole exponents of integers are products, so exact, and beyond the type they wrap
-    around."""
+    around. A negative one leaves what is whole of the fraction."""
     b = Build(bb, ctx.name)
     x, y = inputs[0], inputs[1]
     dtype, other = dtype_of(x), dtype_of(y)
     if is_float(dtype):
         return b.unary(lambda base: relax.op.power(base, b.cast(y, dtype_of(base))), x)
     known = ctx.array(y)
-    if known is not None and known.size and bool(np.all((known >= 0) & (known < MOST_EXPONENT) & (known % 1 == 0))):
-        whole = known.astype(np.int64)
-        if int(whole.max()) == int(whole.min()) >= 1 and shape_of(y) in ((), (1,)):
-            return _product(b, x, int(whole.max()))
-        bits = [const((whole >> k & 1).astype(bool), "bool") for k in range(max(1, int(whole.max()).bit_length()))]
-        return _by_bits(b, x, bits)
-    value = b.emit(relax.op.power(b.cast(x, "float64"), b.cast(y, "float64")))
+    if known is not None and known.size and bool(np.all((np.abs(known) < MOST_EXPONENT) & (known % 1 == 0))):
+        return _known_power(b, x, known.astype(np.int64))
     if is_float(other):
-        return b.cast(value, dtype)
+        return b.cast(b.emit(relax.op.power(b.cast(x, "float64"), b.cast(y, "float64"))), dtype)
     whole_type = np.dtype(other).itemsize * 8 - (not other.startswith("u"))
     exact = _by_bits(b, x, [_bit(b, y, k) for k in range(min(BITS, whole_type))])
-    if other in ("uint8", "uint16"):
+    if whole_type > BITS:
+        value = b.emit(relax.op.power(b.cast(x, "float64"), b.cast(y, "float64")))
+        beyond = b.emit(relax.op.not_equal(_shifted(b, y, BITS), like(0, y)))
+        exact = b.where(beyond, b.cast(b.emit(relax.op.round(value)), dtype), exact)
+    if other.startswith("u"):
         return exact
-    outside = b.less(y, 0) if whole_type < BITS else b.emit(relax.op.not_equal(_shifted(b, y, BITS), like(0, y)))
-    return b.where(outside, b.cast(b.emit(relax.op.round(value)), dtype), exact)
+    return b.where(b.less(y, 0), _fraction(b, x, _bit(b, y, 0)), exact)
+
+
+def _known_power(b: Build, x: Any, y: np.ndarray[Any, Any]) -> Any:
+    """Integers to the power of constant integers."""
+    if int(y.max()) == int(y.min()) >= 1 and y.shape in ((), (1,)):
+        return _product(b, x, int(y.max()))
+    bits = [const((y >> k & 1).astype(bool), "bool") for k in range(max(1, int(y.max()).bit_length()))]
+    exact = _by_bits(b, x, bits)
+    if bool(np.all(y >= 0)):
+        return exact
+    return b.where(const(y < 0, "bool"), _fraction(b, x, bits[0]), exact)
+
+
+def _fraction(b: Build, x: Any, odd: Any) -> Any:
+    """What is whole of integers to the power of a negative one, `odd` or not; zero's is the lowest of the type, to
+    which processors and onnxruntime turn its infinity."""
+    lowest = like(int(np.iinfo(dtype_of(x)).min), x)
+    others = b.where(b.equal(x, 1), 1, b.where(b.equal(x, 0), lowest, 0))
+    return b.where(b.equal(x, -1), b.where(odd, like(-1, x), like(1, x)), others)
 
 
 def _shifted(b: Build, y: Any, by: int) -> Any:

@@ -39,11 +39,9 @@ def _of_nothing(name: str, dtype: str) -> float | int | bool:
     """What the standard gives for the empty set."""
     if name in _EMPTY:
         return _EMPTY[name]
-    if name in ("ReduceLogSum", "ReduceLogSumExp"):
-        return -np.inf
-    if name == "ReduceMean":
-        return np.nan
-    low = name == "ReduceMax"
+    if name == "ReduceMean":  # onnxruntime's, for integers
+        return np.nan if is_float(dtype) else 0
+    low = name in ("ReduceMax", "ReduceLogSum", "ReduceLogSumExp")
     if dtype == "bool":
         return not low
     if is_float(dtype):
