@@ -13,6 +13,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+import tvmopt
 from tvmopt import pipeline
 from tvmopt.importer import import_model
 from tvmopt.report import DecisionLog
@@ -155,6 +156,26 @@ def test_part_read_by_other_kernels(narrow):
     y = net.concat(b, a, c)
     total = net.add("Sigmoid", net.add("Add", a, c, width=16), width=16)
     assert check(net, net.conv(y, 16), net.conv(total, 8)) == (1, [])
+
+
+def test_part_read_by_a_kernel_of_two_results():
+    """It was built with a tuple's type where TVM takes the types of its members: an error of TVM's."""
+    model = onnx.parser.parse_model("""
+        < ir_version: 9, opset_import: ["" : 20] >
+        g (double[1, 1, 9] x, double[2, 1, 4] h) => (a, b)
+        < double[2, 4, 9] w, double[2, 4, 4] r > {
+            y = RNN <direction = "bidirectional", hidden_size = 4> (x, w, r, "", "", h)
+            a, b = Split <axis = -3, num_outputs = 2> (y)
+        }""")
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(rng.standard_normal(s), n) for n, s in (("w", (2, 4, 9)), ("r", (2, 4, 4)))]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(weights)
+    w, r = (numpy_helper.to_array(t) for t in weights)
+    x, h = rng.standard_normal((1, 1, 9)), rng.standard_normal((2, 1, 4))
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x, "h": h})["a"]
+    wanted = np.tanh(np.einsum("tbi,dhi->tdbh", x, w) + np.einsum("dbk,dhk->dbh", h, r))
+    np.testing.assert_allclose(found, wanted[:, :1], rtol=1e-12)
 
 
 def test_result_of_the_model():

@@ -14,9 +14,12 @@ from tvmopt.importer.windows import windows
 
 Shape = tuple[int, ...]
 
+ANY_WINDOW = 1 << 40
+"""In place of an open size: every window fits."""
+
 
 def _pool(given: Given) -> Texts:
-    shape, kernel = given.shape(0), given.attrs.get("kernel_shape")
+    shape, kernel = given.sizes(0), given.attrs.get("kernel_shape")
     if shape is None or kernel is None:
         return
     n = len(kernel)
@@ -45,18 +48,21 @@ def _window_lists(given: Given, n: int) -> Texts:
             yield f"it has {len(found)} {name} for {n} axes of the image"
 
 
-def _small_enough(given: Given, shape: Shape, kernel: Shape) -> Texts:
-    found = windows(given.attrs, shape[2:], kernel)
+def _small_enough(given: Given, shape: Sequence[int | None], kernel: Shape) -> Texts:
+    """The window is no larger than what is known of the padded image."""
+    sizes = [ANY_WINDOW if size is None else size for size in shape[2:]]
+    found = windows(given.attrs, sizes, kernel)
     if min(found.out, default=1) < 1:
-        padded = [s + b + e for s, b, e in zip(shape[2:], found.begin, found.end, strict=True)]
-        yield f"its window is larger than the padded image, {padded}: no window of {list(kernel)} fits"
+        axes = zip(shape[2:], sizes, found.begin, found.end, strict=True)
+        padded = ", ".join("any" if open_size is None else str(s + b + e) for open_size, s, b, e in axes)
+        yield f"its window is larger than the padded image, [{padded}]: no window of {list(kernel)} fits"
 
 
 def _convolution(data: int, weight: int, bias: int, transposed: bool = False) -> Rule:
     """A convolution whose image, weights and bias are these inputs."""
 
     def rule(given: Given) -> Texts:
-        x, w, added = given.shape(data), given.shape(weight), given.shape(bias) if bias else None
+        x, w, added = given.sizes(data), given.shape(weight), given.shape(bias) if bias else None
         groups = given.attrs.get("group", 1)
         if w is None:
             return
@@ -68,7 +74,7 @@ def _convolution(data: int, weight: int, bias: int, transposed: bool = False) ->
             yield f"kernel_shape is {list(given.attrs['kernel_shape'])}, but its weights are {list(w)}"
         yield from _window_lists(given, len(kernel))
         channels = w[0] if transposed else w[1] * groups
-        if x is not None and channels != x[1]:
+        if x is not None and x[1] not in (None, channels):
             yield f"the channels do not match with group {groups}: the input has {x[1]}, the weights take {channels}"
         if (w[0]) % groups:
             yield f"its {w[0]} weights do not divide into {groups} groups"

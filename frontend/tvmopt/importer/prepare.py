@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -232,9 +232,36 @@ def _fold(
 def _walked(
     model: onnx.ModelProto, weights: Weights, has_converter: Callable[[str, str], bool], symbols: Symbols
 ) -> tuple[Folder, list[onnx.NodeProto], dict[str, Range]]:
-    """The walk over a model, the nodes that an output depends on, and the ranges of its open sizes. Where one of two
-    ways was taken (`Walk.chosen`) and a problem stands behind it, the other one is tried: of the ways taken before the
-    first problem, the last one first. So Ifs whose problems stand before the next If cost one walk each.
+    """The walk over a model, the nodes that an output depends on, and the ranges of its open sizes.
+
+    A size that turns out to be a number was open to the nodes in front of the one that says so: with it, the walk
+    begins again, and asks them whether they fit it.
+    """
+    while True:
+        folder, nodes, ranges = _tried(model, weights, has_converter, symbols)
+        replaced = folder.symbols.replaced
+        if not any(name in replaced and isinstance(replaced[name][0], int) for name in symbols.names):
+            return folder, nodes, ranges
+        model = _with_inputs(model, folder.types)
+        left = {name: given for name, given in folder.symbols.ranges.items() if name in folder.symbols.names}
+        symbols = replace(symbols, names=folder.symbols.names, ranges=left)
+
+
+def _with_inputs(model: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> onnx.ModelProto:
+    """A copy whose inputs have these types."""
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    for value in copied.graph.input:
+        value.type.CopyFrom(types[value.name])
+    return copied
+
+
+def _tried(
+    model: onnx.ModelProto, weights: Weights, has_converter: Callable[[str, str], bool], symbols: Symbols
+) -> tuple[Folder, list[onnx.NodeProto], dict[str, Range]]:
+    """One walk. Where one of two ways was taken (`Walk.chosen`) and a problem stands behind it, the other one is
+    tried: of the ways taken before the first problem, the last one first. So Ifs whose problems stand before the next
+    If cost one walk each.
 
     Raises:
         ModelError: the problems of the first try.

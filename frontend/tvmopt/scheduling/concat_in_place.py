@@ -315,7 +315,9 @@ class _Writer:
         callee, start = self._variant(var)
         args += start
         if var not in plan.places:
-            return relax.VarBinding(var, relax.op.call_tir(callee, relax.Tuple(args), binding.value.ty_args[0]))
+            (kind,) = binding.value.ty_args
+            results = list(kind.fields) if isinstance(kind, relax.TupleType) else kind
+            return relax.VarBinding(var, relax.op.call_tir(callee, relax.Tuple(args), results))
         whole, _ = plan.places[var]
         if whole in self.now:
             value = relax.op.call_tir_inplace(callee, relax.Tuple([*args, self.now[whole]]), len(args), whole.ty)
