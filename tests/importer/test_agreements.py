@@ -272,6 +272,20 @@ def test_a_call_of_other_sizes_is_refused(one: Case) -> None:
             compiled.run(feeds)
 
 
+def test_a_convolution_has_whole_groups_of_weights() -> None:
+    """Seven filters in three groups were taken, the last of them for one of no group."""
+    made = model(
+        [helper.make_node("Conv", ["x", "w"], ["y"], group=3)],
+        [value("x", (1, 6, 17)), value("w", ("n", 2, 5))],
+        [value("y", None)],
+    )
+    compiled = tvmopt.compile(made, shape={"n": "3..9@6"}, threads=1, verify=False).model
+    x, w = np.ones((1, 6, 17), np.float32), np.ones((9, 2, 5), np.float32)
+    np.testing.assert_array_equal(compiled.run({"x": x, "w": w})["y"], np.full((1, 9, 13), 10))
+    with pytest.raises(InputError, match="whole groups|n"):
+        compiled.run({"x": x, "w": w[:7]})
+
+
 @pytest.mark.parametrize("nodes", [
     [helper.make_node("Add", ["f", "b"], ["y"])],
     [helper.make_node("MatMul", ["f", "m"], ["y"])],

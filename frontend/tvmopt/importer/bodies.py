@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
 from tvmopt.dims import Size
+from tvmopt.errors import ModelError
 from tvmopt.importer.inline import instantiate
-from tvmopt.importer.protos import live, make_type
+from tvmopt.importer.protos import live, make_type, node_name
 from tvmopt.importer.walk import Nodes, Walk
+
+
+def truth(node: onnx.NodeProto, known: np.ndarray[Any, Any]) -> bool:
+    """The condition that a body gives, where it is constant.
+
+    Raises:
+        ModelError: it is not one number.
+    """
+    if known.size != 1:
+        raise ModelError(
+            f"{node.op_type} cannot go on: the condition that its body gives has shape {list(known.shape)}.",
+            where=f"node '{node_name(node)}'",
+            fix="give one truth value behind each trip",
+        )
+    return bool(known.reshape(-1)[0])
 
 
 def branch(

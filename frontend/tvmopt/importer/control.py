@@ -11,7 +11,7 @@ import onnx
 from onnx import helper
 
 from tvmopt.dims import Dim, OpenSize, Size, is_open
-from tvmopt.importer.bodies import branch, one_element, reshaped
+from tvmopt.importer.bodies import branch, one_element, reshaped, truth
 from tvmopt.importer.branches import fold_if
 from tvmopt.importer.counting import counted
 from tvmopt.importer.protos import attributes, make_type, node_name, node_reads
@@ -120,7 +120,7 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
         if value is None:
             back()
             return None
-        alive = bool(value.reshape(-1)[0])
+        alive = truth(node, value)
         carried, outputs = results[1 : 1 + len(carried)], results[1 + len(carried) :]
         for values, output in zip(scans, outputs, strict=False):
             values.append(output)

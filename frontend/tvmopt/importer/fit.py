@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from tvmopt.importer import fit_networks
 from tvmopt.importer.given import Given, Rule, Texts, broadcasts
-from tvmopt.importer.protos import dtype_name, normal_domain
+from tvmopt.importer.protos import count, dtype_name, normal_domain
 from tvmopt.importer.walk import Walk
 
 
@@ -275,6 +275,18 @@ def _crop(given: Given) -> Texts:
         yield f"its shape {wanted.tolist()} does not fit {count} axes"
 
 
+def _deciding(*inputs: tuple[int, str]) -> Rule:
+    """Inputs that control flow asks, each by its number and what it is, are one number."""
+
+    def rule(given: Given) -> Texts:
+        for index, what in inputs:
+            shape = given.shape(index)
+            if shape is not None and count(shape) != 1:
+                yield f"its {what} has shape {list(shape)}, and is one number"
+
+    return rule
+
+
 _AXIS = {op: _axis_of(default) for op, default in (("ArgMax", 0), ("ArgMin", 0), ("Gather", 0), ("Concat", 0))}
 _AXIS |= {op: _axis_of(-1) for op in ("Softmax", "LogSoftmax", "Hardmax", "LpNormalization")}
 _REDUCTIONS: Sequence[str] = (
@@ -292,6 +304,8 @@ RULES: dict[str, Rule] = {
     "DepthToSpace": _block,
     "Expand": _vector(1, "shape"),
     "Gemm": _gemm,
+    "If": _deciding((0, "condition")),
+    "Loop": _deciding((0, "number of trips"), (1, "condition")),
     "OneHot": _one_hot,
     "PRelu": _slope,
     "Pad": _pad,

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from tvmopt.dims import Dim, Size, is_open
 from tvmopt.errors import UnsupportedOp
-from tvmopt.importer.bodies import inside, one_element, reshaped
+from tvmopt.importer.bodies import inside, one_element, reshaped, truth
 from tvmopt.importer.places import numbered
 from tvmopt.importer.protos import attributes, describe_type, make_type, node_name, node_reads, operator, subgraphs
 from tvmopt.importer.walk import Array, Nodes, Walk
@@ -73,7 +73,7 @@ def roll(walk: Walk, node: onnx.NodeProto, as_they_are: bool = False) -> Nodes |
     rows = [(n, o) for n, o in zip(names[1 + len(carried) :], node.output[len(carried) :], strict=False) if o]
     copied = {n.output[0]: n.input[0] for n in inner if n.op_type == "Identity"}
     going = walk.array(copied.get(names[0], names[0]))
-    always_on = going is not None and bool(going.reshape(-1)[0])
+    always_on = going is not None and truth(node, going)
     reason = _why_not(walk, node, [(formals[2 + i], names[1 + i]) for i in varying], always_on, [n for n, _ in rows])
     if not reason and names[0] not in walk.types:
         maker = next((operator(one) for one in inner if names[0] in one.output), "graph")

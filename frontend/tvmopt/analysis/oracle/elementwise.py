@@ -77,7 +77,7 @@ def _selu(x: Array, alpha: Any, gamma: Any) -> Array:
 
 
 def _celu(x: Array, alpha: Any) -> Array:
-    return np.asarray(np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(np.minimum(x, 0) / alpha)))
+    return np.asarray(np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(x / alpha)))
 
 
 def _elu(x: Array, alpha: Any) -> Array:

@@ -70,6 +70,8 @@ SIZES: dict[str, tuple[int, ...]] = {
     "MaxUnpool": (2,),
 }
 """Operators, and which of their inputs decide how large the result is."""
+FARTHEST_TANGENT = 1e8
+"""Of numbers of float32, whose distance from a pole is their own rounding error."""
 MARGIN = 4.0
 """How much farther than its own error a run moves an input."""
 EPSILON = 2.0**-23
@@ -182,7 +184,11 @@ class Recorder(Oracle):
         read = [v.array for v in values if v is not None and is_real(v.kind)] if _weighs(call) else []
         if not all(np.isfinite(array).all() for array in read):
             self.hurt.update(call.node.output)
-        if has_edges(call) or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind)):
+        if (
+            has_edges(call)
+            or call.op == "Tan"
+            or (call.op in INTEGER_EDGES and values[0] is not None and not is_real(values[0].kind))
+        ):
             self._remember(self.place + call.node.output[0], [v.array if v is not None else None for v in values])
         return super().evaluate(call, domain, values)
 
@@ -248,6 +254,8 @@ class Rounded(Oracle):
             results = self._farther(call, domain, given, results)
         if call.op in (SELECT, ANY):
             results = [self._doubtful_moved(call, results[0])]
+        if call.op == "Tan":
+            results = [self._beyond_poles(call, given[0], results[0])]
         for index, name in enumerate(call.node.output[: len(results)]):
             value = results[index]
             if name in self.narrow and value is not None and is_real(value.kind):
@@ -371,6 +379,17 @@ class Rounded(Oracle):
         other = value.array != selected(*exact[:5], any_class=call.op == ANY)
         far = exact[1].shape[1] * exact[1].shape[2] - 1 if self.sign > 0 else -1
         return Value(np.where(np.logical_or.accumulate(other, 1), far, value.array), value.kind)
+
+    def _beyond_poles(self, call: Call, angle: Value | None, value: Value | None) -> Value | None:
+        """A tangent whose angle is no better known than its distance from a pole may be any number: one as far off as
+        float32 comes, up in one run and down in the other."""
+        exact = (self._exact(call) or [None])[0]
+        if angle is None or value is None or np.shape(exact) != angle.array.shape:
+            return value
+        error = np.nan_to_num(np.abs(angle.array - exact), nan=np.inf)  # beyond float32 here, and maybe nowhere else
+        turns = np.nan_to_num(angle.array.astype(np.float64) / np.pi - 0.5, posinf=0.0, neginf=0.0)
+        beyond = np.isfinite(exact) & (np.pi * np.abs(turns - np.round(turns)) < MARGIN * error)
+        return Value(np.where(beyond, self.sign * FARTHEST_TANGENT, value.array).astype(value.array.dtype), value.kind)
 
     def _moved_rows(self, call: Call, first: Value) -> Value:
         """Rows that are rounded to 8 bits, moved by what an engine's may be off without a question, and no more: where

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from tvmopt.importer.converters.common import Build, dtype_of, in_float32, is_float, shape_of, stock
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+
+Shape = tuple[Any, ...]
 
 
 def terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str] | None:
@@ -48,6 +51,8 @@ def einsum(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     """Einsum of two or more operands, pairs from the left; diagonals and broadcast letters stay TVM's."""
     shapes = [shape_of(x) for x in inputs]
     found = terms(attrs["equation"], [len(s) for s in shapes])
+    if any(0 in s for s in shapes):
+        return Build(bb, ctx.name).zeros(_sizes(shapes, found, attrs["equation"]), dtype_of(inputs[0]))
     if found is None or len(inputs) < 2 or not is_float(dtype_of(inputs[0])):
         return in_float32(stock)(bb, inputs, attrs, ctx)
     parts, out = found
@@ -61,6 +66,16 @@ def einsum(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
         needed = set(out).union(*parts[i + 1 :])  # by what follows
         value, have = _pair(b, (value, have), (inputs[i], parts[i]), needed, sizes)
     return _turned(b, value, have, out)
+
+
+def _sizes(shapes: Sequence[Shape], found: tuple[list[str], str] | None, equation: str) -> Shape:
+    """The result's shape. That of no products is zeros, for which TVM writes no number."""
+    if found is None:  # a diagonal
+        return np.einsum(equation, *(np.broadcast_to(np.float32(0), s) for s in shapes)).shape
+    sizes: dict[str, Any] = {}
+    for letters, shape in zip(found[0], shapes, strict=True):
+        sizes |= {c: d for c, d in zip(letters, shape, strict=True) if d != 1 or c not in sizes}
+    return tuple(sizes[c] for c in found[1])
 
 
 def _turned(b: Build, x: Any, letters: str, wanted: str) -> Any:

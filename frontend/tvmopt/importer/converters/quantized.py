@@ -118,7 +118,8 @@ def dynamic_quantize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, An
     high, low = b.maximum(_extreme(b, relax.op.max, x), 0.0), b.minimum(_extreme(b, relax.op.min, x), 0.0)
     scale = b.div(b.sub(high, low), 255.0)
     safe = b.where(b.equal(scale, 0.0), 1.0, scale)
-    zero = b.minimum(b.maximum(b.emit(relax.op.round(b.div(b.sub(0.0, low), safe))), 0.0), 255.0)
+    steps = b.emit(relax.op.round(b.div(b.sub(0.0, low), safe)))
+    zero = b.where(b.greater(steps, 0.0), b.minimum(steps, 255.0), 0.0)  # 0 where it is NaN: an infinite range
     value = saturate(b, b.add(b.emit(relax.op.round(b.div(x, safe))), zero), TensorProto.UINT8)
     return value, safe, b.cast(zero, "uint8")
 

@@ -46,6 +46,8 @@ def _convolution(data: int = 0, weight: int = 1, bias: int = 2, each: Sequence[i
         if x is not None:
             yield "the channels of its input and its weights", x[1], "==", w[0] if transposed else w[1] * group
         results = w[1] * group if transposed else w[0]
+        if group > 1:
+            yield "its weights and whole groups", w[0] // group * group, "==", w[0]
         if bias:
             yield from _one_each(n, results, bias, what="channels of its result")
         for i in each:
