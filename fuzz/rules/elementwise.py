@@ -73,7 +73,7 @@ def binary_integer(b: Builder) -> None:
     other = b.like(a)
     if op == "BitShift":
         other = b.constant(b.rng.integers(0, 8, other.shape), a.dtype)
-    if op in ("Div", "Mod") and b.chance(0.7):
+    if op in ("Div", "Mod") and (b.chance(0.7) or other.data is not None):  # zeros are refused where they are known
         low = -4 if a.dtype in SIGNED else 1
         data = b.rng.integers(low, 8, other.shape)
         data[data == 0] = 3
