@@ -71,7 +71,7 @@ def einsum(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
 def _sizes(shapes: Sequence[Shape], found: tuple[list[str], str] | None, equation: str) -> Shape:
     """The result's shape. That of no products is zeros, for which TVM writes no number."""
     if found is None:  # a diagonal
-        return np.einsum(equation, *(np.broadcast_to(np.float32(0), s) for s in shapes)).shape
+        return tuple(np.einsum(equation, *(np.broadcast_to(np.float32(0), s) for s in shapes)).shape)
     sizes: dict[str, Any] = {}
     for letters, shape in zip(found[0], shapes, strict=True):
         sizes |= {c: d for c, d in zip(letters, shape, strict=True) if d != 1 or c not in sizes}
