@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.importer.onnx_check import model, run_ort, value
 from tvmopt.analysis.oracle import evaluate
 from tvmopt.analysis.oracle.evaluate import Oracle
 from tvmopt.analysis.oracle.overflow import Undecided
@@ -345,3 +346,15 @@ def test_a_loop_of_no_step_has_the_shape_that_its_body_declares(trips: int) -> N
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     found = Oracle(model).run({"n": np.array(trips), "x": -np.ones(3, np.float32)})
     assert found["z"].shape == (trips, 3)
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+@pytest.mark.parametrize("pads", [[-2, 1], [1, -2], [-1, -1], [2, -2], [-2, 2]])
+def test_pads_that_cut_do_so_first(mode, pads):
+    """The oracle repeated elements that were cut: a right model of doubles was refused."""
+    made = model(
+        [helper.make_node("Pad", ["x", "p"], ["y"], mode=mode)], [value("x", (5,))], [value("y", None)],
+        {"p": np.array(pads)}, 21,
+    )  # fmt: skip
+    x = np.arange(1, 6, dtype=np.float32)
+    np.testing.assert_array_equal(Oracle(made).run({"x": x})["y"], run_ort(made, {"x": x})[0])

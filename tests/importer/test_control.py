@@ -214,3 +214,35 @@ def test_a_damaged_branch_names_the_input_that_decides():
     assert "unused" not in text
     prepared = prepare(load(made), values={"sr": 16000})
     assert ops(prepared)[0] == "Relu" and "If" not in ops(prepared)
+
+
+@pytest.mark.parametrize("count, going", [((0,), ()), ((), (0,)), ((2,), ()), ((), (2, 1))])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_loop_asks_one_number(count, going, known):
+    """A condition of no element was NumPy's IndexError."""
+    body = helper.make_graph(
+        [node("Identity", ["c"], ["d"]), node("Add", ["s", "s"], ["t"])], "body",
+        [value("i", (), INT64), value("c", (), BOOL), value("s", (3,))], [value("d", (), BOOL), value("t", (3,))],
+    )  # fmt: skip
+    given = {"m": np.full(count, 4), "g": np.full(going, True)}
+    inputs = [] if known else [value("m", count, INT64), value("g", going, BOOL)]
+    made = model(
+        [node("Loop", ["m", "g", "x"], ["y"], body=body)], [value("x", (3,)), *inputs], [value("y", (3,))],
+        given if known else {},
+    )  # fmt: skip
+    with pytest.raises(ModelError, match=r"has shape .*, and is one number"):
+        import_model(made)
+
+
+def test_a_body_gives_one_truth_value():
+    empty = helper.make_tensor("empty", BOOL, [0], [])
+    body = helper.make_graph(
+        [node("Identity", ["empty"], ["d"]), node("Add", ["s", "s"], ["t"])], "body",
+        [value("i", (), INT64), value("c", (), BOOL), value("s", (3,))], [value("d", (0,), BOOL), value("t", (3,))],
+        [empty],
+    )  # fmt: skip
+    made = model(
+        [node("Loop", ["m", "", "x"], ["y"], body=body)], [value("x", (3,))], [value("y", (3,))], {"m": np.array(4)}
+    )
+    with pytest.raises(ModelError, match="one"):
+        import_model(made)

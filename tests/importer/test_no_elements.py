@@ -36,6 +36,10 @@ CASES: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any], Any]] = 
     "Det": (node("Det", ["x"], ["y"]), {"x": (2, 0, 0)}, {}, np.ones(2)),
     "ReduceMax": (node("ReduceMax", ["x"], ["y"], keepdims=0), {"x": (0, 3)}, {}, np.array(-np.inf)),
     "ReduceSum": (node("ReduceSum", ["x"], ["y"], keepdims=0), {"x": (0, 3)}, {}, np.array(0.0)),
+    "Einsum of one": (node("Einsum", ["x"], ["y"], equation="ij->i"), {"x": (3, 0)}, {}, np.zeros(3)),
+    "Einsum of a diagonal": (
+        node("Einsum", ["x", "w"], ["y"], equation="ii,j->j"), {"x": (0, 0)}, {"w": zeros(5)}, np.zeros(5),
+    ),
     "Einsum": (
         node("Einsum", ["x", "w"], ["y"], equation="ij,jk->ik"), {"x": (3, 0)}, {"w": zeros(0, 4)}, np.zeros((3, 4)),
     ),

@@ -52,6 +52,7 @@ def drawn(imported, past: int, new: int):
     [
         {"is_causal": 1}, {"mask": "flags", "is_causal": 1}, {"past": False, "is_causal": 1},
         {"mask": "numbers", "flat": False, "scale": 0.5}, {"flat": False, "is_causal": 1, "softcap": 2.0},
+        {"is_causal": 1, "softcap": -1.5},
     ],
     ids=str,
 )  # fmt: skip

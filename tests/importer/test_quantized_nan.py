@@ -56,3 +56,22 @@ def test_a_zero_point_of_float8_is_subtracted(zero: float, constant: bool) -> No
     feeds = {"x": x} if constant else {"x": x, "z": np.array(zero, kind)}
     found = tvmopt.compile(model, threads=1, verify=False).model.run(feeds)["y"]
     np.testing.assert_allclose(found, (x.astype(np.float32) - zero) * 0.5)
+
+
+@pytest.mark.parametrize("lanes", [1, 9, 17, 512])
+@pytest.mark.parametrize("ends", [(np.inf, 1), (-np.inf, 1), (-np.inf, np.inf), (np.nan, 1)])
+def test_the_zero_point_of_an_infinite_range(lanes: int, ends: tuple[float, float]) -> None:
+    """It was what the processor makes of NaN: 255 in one kernel, 0 in another one and in the oracle."""
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    value, (f, u8) = helper.make_tensor_value_info, (TensorProto.FLOAT, TensorProto.UINT8)
+    outputs = [value("q", u8, [lanes, 2]), value("s", f, []), value("z", u8, []), value("y", f, [lanes, 2])]
+    graph = helper.make_graph(nodes, "g", [value("x", f, [lanes, 2])], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    x = np.resize(np.float32(ends), (lanes, 2))
+    found = tvmopt.compile(model, verify=False, records=False).model.run({"x": x})
+    assert int(found["z"]) == 0 and not np.isfinite(found["s"])
+    for name, expected in Oracle(model).run({"x": x}).items():
+        np.testing.assert_array_equal(found[name], expected)

@@ -25,7 +25,7 @@ def attend(call: Call, q: Array, k: Array, v: Array, bias: Array, softcap: float
     k, v = (call.operand(np.repeat(x, groups, 1)) for x in (k, v))
     scale = call.single("scale", 0.0) or 1 / math.sqrt(q.shape[3])
     scores = np.matmul(call.operand(q), k.swapaxes(2, 3)) * scale
-    if softcap:
+    if softcap > 0:
         scores = np.tanh(scores / softcap) * softcap
     return np.asarray(np.matmul(call.operand(softmax_last(scores + bias)), v))
 

@@ -97,16 +97,11 @@ def _pad(
     before, after = [0] * x.ndim, [0] * x.ndim
     for i, axis in enumerate(at):
         before[axis], after[axis] = given[i], given[i + len(at)]
-    crop = tuple(slice(max(0, -b), n - max(0, -a)) for b, n, a in zip(before, x.shape, after, strict=True))
-    if call.get("mode", "constant") == "constant":
-        x = x[crop]
+    cut = tuple(slice(max(0, -b), n - max(0, -a)) for b, n, a in zip(before, x.shape, after, strict=True))
     width = [(max(0, b), max(0, a)) for b, a in zip(before, after, strict=True)]
     mode = call.get("mode", "constant")
-    if mode == "constant":
-        return np.pad(x, width, constant_values=np.asarray(fill).astype(x.dtype))
-    y = np.pad(x, width, mode)
-    inner = tuple(slice(max(0, -b), n - max(0, -a)) for b, n, a in zip(before, y.shape, after, strict=True))
-    return y[inner]
+    fills = {"constant_values": np.asarray(fill).astype(x.dtype)} if mode == "constant" else {}
+    return np.pad(x[cut], width, mode, **fills)  # onnxruntime cuts first: what it repeats are elements that are left
 
 
 def _gather(call: Call, x: Array, indices: Array) -> Result:

@@ -158,7 +158,7 @@ def attention(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
         scores = b.mul(b.matmul(q, transposed), scale)
     exposed = scores
     softcap = attrs.get("softcap", 0.0)
-    if softcap:
+    if softcap > 0:
         scores = b.mul(b.unary(relax.op.tanh, b.div(scores, softcap)), softcap)
     mode = attrs.get("qk_matmul_output_mode", 0)
     if mode == 1:
