@@ -50,6 +50,7 @@ from tvmopt.lowering.pairs import lower_pairs
 from tvmopt.lowering.partition import bound_partitions
 from tvmopt.lowering.prefetch import lower_prefetch
 from tvmopt.lowering.quads import lower_quads
+from tvmopt.lowering.split_wraps import SplitWraps, wraps
 from tvmopt.lowering.stack_buffers import StackBuffers
 from tvmopt.operators.stored import CHOICES, FLOAT
 from tvmopt.passes.bound_outputs import bound_outputs
@@ -273,7 +274,7 @@ def loop_stages(machine: Machine) -> list[Stage]:
         stage(DropSequenceMarks),
         stage(DropArgumentChecks),  # behind MakePackedAPI, which writes them
         # behind TVM's StorageRewrite, which gives several values one buffer
-        *([stage(StackBuffers), stage(GuardDivisors)] if machine.kind == "llvm" else []),
+        *([stage(StackBuffers), stage(SplitWraps), stage(GuardDivisors)] if machine.kind == "llvm" else []),
         Stage("tirx.Finalize", lambda m: _finalized(m, host(), device()), needed=True),
         *([] if machine.kind == "llvm" else [stage(LowerInfinities)]),  # behind TVM's simplifiers, which undo it
     ]
@@ -612,11 +613,11 @@ def _finalized(module: tvm.IRModule, host: Any, device: Any) -> tvm.IRModule:
 def generate(module: tvm.IRModule, machine: Machine) -> Any:
     """Machine code of kernels that went through all stages, a `tvm.runtime.Module`.
 
-    It is made again without LLVM's vectorizer of loops where that makes a kernel store too much; no other thread should
-    generate code meanwhile.
+    It is made again without LLVM's vectorizer of loops where that makes a kernel store too much, or may take elements
+    that wrap around for others; no other thread should generate code meanwhile.
     """
     library = generate_once(module, machine)
-    again = machine.kind == "llvm" and overruns(library)
+    again = machine.kind == "llvm" and (wraps(module) or overruns(library))
     return generate_once(module, machine, vectorizes=False) if again else library
 
 

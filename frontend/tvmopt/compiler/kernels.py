@@ -21,6 +21,7 @@ import tvm_ffi
 from tvmopt import lowering, pipeline
 from tvmopt.cache import Kernels
 from tvmopt.lowering.masked_stores import overruns
+from tvmopt.lowering.split_wraps import wraps
 from tvmopt.passes import stages
 from tvmopt.targets import Machine
 from tvmopt.targets.detect import usable_cores
@@ -69,7 +70,10 @@ def compiled(
 
 def _vectorized(func: Any, name: str, whole: tvm.IRModule, machine: Machine, without: tuple[str, ...]) -> bytes:
     """The kernel's object file; empty where LLVM may not vectorize its loops, which is no matter of one thread."""
-    module = pipeline.generate_once(loops(func, name, whole, machine, without), machine)
+    lowered = loops(func, name, whole, machine, without)
+    if wraps(lowered):
+        return b""
+    module = pipeline.generate_once(lowered, machine)
     return b"" if overruns(module) else _object(module)
 
 
