@@ -264,3 +264,38 @@ def test_an_operator_younger_than_the_opset_fits_its_first_schema(inputs, output
         )  # fmt: skip
         with pytest.raises(ModelError, match=says):
             import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.5, float("inf")])
+def test_the_scale_of_an_attention_has_a_root(scale: float) -> None:
+    """A negative one gave numbers here, and NaN by ONNX's definition."""
+    made = one_node(
+        "Attention", (1, 1, 4, 8), {"k": ones(1, 1, 6, 8), "v": ones(1, 1, 6, 8)}, {"scale": scale}, opset=23
+    )
+    with pytest.raises(ModelError, match="its scale is"):
+        import_model(made)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT8, 5])
+def test_a_type_to_compute_in_is_a_real_one(kind: int) -> None:
+    scaled = one_node("QuantizeLinear", (4,), {"s": np.float32(0.1), "z": np.uint8(0)}, {"precision": kind}, opset=23)
+    weighed = {"k": ones(1, 1, 6, 8), "v": ones(1, 1, 6, 8)}
+    for made in (scaled, one_node("Attention", (1, 1, 4, 8), weighed, {"softmax_precision": kind}, opset=23)):
+        with pytest.raises(ModelError, match="the number of no real type"):
+            import_model(made)
+
+
+@pytest.mark.parametrize("side", [2, 3])
+def test_regions_of_an_empty_image(side: int) -> None:
+    """TVM's TypeError, in the simplifier of loops that clamp to an axis of nothing."""
+    shape = tuple(0 if axis == side else size for axis, size in enumerate((1, 1, 10, 10)))
+    rois = {"r": ones(3, 4), "b": np.zeros(3, np.int64)}
+    with pytest.raises(ModelError, match="nothing to pool"):
+        import_model(one_node("RoiAlign", shape, rois, {"output_height": 5, "output_width": 5}))
+
+
+def test_more_axes_than_numpy_has() -> None:
+    """A run ended in an error of DLPack's when the result was handed over."""
+    made = one_node("Reshape", (2, 3), {"s": np.array([2, 3] + [1] * 63)}, {})
+    with pytest.raises(ModelError, match="65 dimensions"):
+        import_model(made)

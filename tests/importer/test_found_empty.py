@@ -121,3 +121,30 @@ def test_the_place_of_an_extreme_of_a_found_vector_is_one_number(op: str) -> Non
     x, mask = np.float32([3, 1, 9, 0, 4]), np.array([True, True, False, False, True])
     found = compiled.run({"x": x, "mask": mask})["y"]
     assert found.shape == () and found == getattr(np, op.lower())(x[mask])
+
+
+@pytest.mark.parametrize("op", ["Conv", "MaxPool"])
+def test_windows_larger_than_what_is_found(op):
+    """A size of minus one was memory of 2**61 bytes, and TVM's error; the next call finds the model as it was."""
+    weights = {"w": np.ones((4, COLUMNS, 3), np.float32)} if op == "Conv" else {}
+    nodes = [
+        helper.make_node("Compress", ["x", "mask"], ["c"], axis=0),
+        helper.make_node("Transpose", ["c"], ["t"], perm=[1, 0]),
+        helper.make_node("Unsqueeze", ["t", "zero"], ["u"]),
+        helper.make_node(op, ["u", *weights], ["y"], kernel_shape=[3]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, COLUMNS]),
+         helper.make_tensor_value_info("mask", TensorProto.BOOL, [ROWS])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(a, n) for n, a in (weights | {"zero": np.array([0])}).items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    compiled = tvmopt.compile(made, verify=False, records=False).model
+    for chosen in (4, 1, 3, 1, 5):
+        if chosen < 3:
+            with pytest.raises(InputError, match="select too few"):
+                compiled.run(at(chosen))
+        else:
+            assert compiled.run(at(chosen))["y"].shape[2] == chosen - 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from onnx import TensorProto
 
 from tvmopt.importer.given import Given, Rule, Texts, broadcasts
 from tvmopt.importer.protos import count
@@ -14,6 +15,8 @@ from tvmopt.importer.windows import windows
 
 Shape = tuple[int, ...]
 
+REAL_TYPES = (0, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+"""0 leaves it to the operator."""
 ANY_WINDOW = 1 << 40
 """In place of an open size: every window fits."""
 
@@ -165,8 +168,24 @@ def _recurrence(kind: str, gates: int) -> Rule:
     return rule
 
 
+def _real_type(given: Given, name: str) -> Texts:
+    """An attribute that says in which type to compute names a real one."""
+    kind = int(given.attrs.get(name, 0))
+    if kind not in REAL_TYPES:
+        yield f"its {name} is {kind}, which is the number of no real type"
+
+
+def _regions(given: Given) -> Texts:
+    shape, regions = given.sizes(0), given.sizes(1)
+    if shape is not None and 0 in shape[2:] and 0 not in (*shape[:2], *(regions or ())):
+        yield f"its image {list(shape)} is empty: there is nothing to pool"
+
+
 def _attention(given: Given) -> Texts:
     """Attention of opset 23: q, k and v of 4 dimensions, or of 3 with the heads side by side."""
+    yield from _real_type(given, "softmax_precision")
+    if (scale := float(given.attrs.get("scale", 1.0))) <= 0 or not np.isfinite(scale):
+        yield f"its scale is {scale:g}, of which both sides are multiplied by the root"
     shapes = [given.shape(i) for i in range(3)]
     counts = given.attrs.get("q_num_heads"), given.attrs.get("kv_num_heads"), given.attrs.get("kv_num_heads")
     split: list[Shape] = []
@@ -263,6 +282,7 @@ def _rotary(given: Given) -> Texts:
 def _quantised(given: Given) -> Texts:
     """QuantizeLinear and DequantizeLinear: one scale, one per slice of `axis`, or one per block along it."""
     x, scale, zero = given.shape(0), given.shape(1), given.shape(2)
+    yield from _real_type(given, "precision")
     yield from _scales(given, 1, divides=given.node.op_type == "QuantizeLinear")
     if scale is not None and zero is not None and scale != zero and (count(scale), count(zero)) != (1, 1):
         yield f"its scale has shape {list(scale)} and its zero point {list(zero)}"
@@ -457,6 +477,7 @@ RULES: dict[str, Rule] = {
     "QLinearConv": _convolution(0, 3, 8),
     **dict.fromkeys(("QLinearConv", "QLinearMatMul"), _quantised_product),
     "QuantizeLinear": _quantised,
+    "RoiAlign": _regions,
     **dict.fromkeys(("RMSNormalization", "SimplifiedLayerNormalization"), _layer_norm),
     "RotaryEmbedding": _rotary,
     "RNN": _recurrence("RNN", 1),

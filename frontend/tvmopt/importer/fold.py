@@ -69,6 +69,7 @@ SAME_AS_FIRST = frozenset(
 NO_INFERENCE = frozenset({"MeanVarianceNormalization", "GroupNormalization"})
 """Operators of ai.onnx whose result has the type of their first input, which onnx does not infer."""
 
+MOST_AXES = 64
 LONGEST = (1 << 31) - 1
 """Elements of an axis, at most."""
 PRODUCTS = frozenset({"MatMulNBits", "MatMulBnb4"})
@@ -390,7 +391,10 @@ class Folder(Walk):
             tensor = kind.tensor_type
             least = shape if shape is not None else [d.dim_value if d.dim_value > 0 else 1 for d in tensor.shape.dim]
             size = byte_size(tensor.elem_type, count(least))
-            if size > self.memory:
+            if len(least) > MOST_AXES:
+                text = f"Tensor '{name}' has {len(least)} dimensions; {MOST_AXES} are the most that NumPy has."
+                self.problems.append(ModelError(text, where=where, fix="export a model whose tensors have fewer"))
+            elif size > self.memory:
                 at = "" if shape is not None else " at least"
                 self.problems.append(
                     ModelError(

@@ -35,6 +35,12 @@ def refusal(error: Exception, model: str) -> InputError | None:
             where=model,
             fix="pass inputs of which as many are selected",
         )
+    if "storage allocation failure" in str(error):  # a window that is larger than what was selected
+        return InputError(
+            "the inputs select too few elements: a size that follows from how many is negative.",
+            where=model,
+            fix="pass inputs of which more are selected",
+        )
     if str(getattr(getattr(error, "__tvm_ffi_error__", None), "kind", "")) != KIND:
         return None
     what, _, rest = str(error).partition("\n  where: ")
