@@ -9,7 +9,7 @@ from pathlib import Path
 from fuzz.evaluate import Options
 from fuzz.inputs import KINDS as INPUTS
 from fuzz.run import Plan, Run, replay
-from fuzz.sources import FLOATS, KINDS
+from fuzz.sources import DAMAGED, FLOATS, KINDS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _replay(args: argparse.Namespace) -> int:
     bad = 0
     for path in args.replay:
-        valid = args.kind != "mutants"
+        valid = args.kind not in DAMAGED
         kinds = Plan(args.kind).options(0).kinds
         outcome = replay(path, Options(args.target, args.precision, kinds, valid, args.seed))
         bad += bool(outcome["findings"])

@@ -16,7 +16,7 @@ from fuzz.evaluate import Options
 from fuzz.findings import Found, signature
 from fuzz.inputs import OUTSIDE
 from fuzz.shrink import shrink
-from fuzz.sources import model_bytes
+from fuzz.sources import DAMAGED, model_bytes
 from fuzz.worker import Worker
 
 Progress = Callable[[str], None]
@@ -52,8 +52,9 @@ class Plan:
     real: str = ""
 
     def options(self, index: int) -> Options:
-        kinds = {"mutants": ("normal", "edge", "zeros"), "indices": (OUTSIDE, "normal")}.get(self.kind, ())
-        return Options(self.target, self.precision, self.inputs or kinds, self.kind != "mutants", index)
+        damaged = self.kind in DAMAGED
+        kinds = ("normal", "edge", "zeros") if damaged else (OUTSIDE, "normal") if self.kind == "indices" else ()
+        return Options(self.target, self.precision, self.inputs or kinds, not damaged, index)
 
 
 @dataclass
@@ -114,7 +115,7 @@ class Run:
         )
 
     def _job(self) -> None:
-        worker = Worker(self.plan.kind == "mutants")
+        worker = Worker(self.plan.kind in DAMAGED)
         try:
             while True:
                 with self._lock:

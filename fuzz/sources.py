@@ -1,5 +1,6 @@
 """The models of a run, by number: random graphs, graphs with constants for inputs, graphs whose indices leave their
-range, mutants of valid models, graphs with open sizes, with a single one, and with sizes that values decide."""
+range, mutants of valid models, node tests with odd attributes, graphs with open sizes, with a single one, and with
+sizes that values decide."""
 
 from __future__ import annotations
 
@@ -16,10 +17,16 @@ from fuzz.build import BF16, F16, F32, F64, Builder
 from fuzz.cases import SMALL, case, cases, in_type, node_tests, older
 from fuzz.inputs import NUMBERS, feeds_of, inputs_of, kinds_for, numbers_of
 from fuzz.mutate import mutated
+from fuzz.odd import odd
 from fuzz.pairs import pair
 from fuzz.rules import RULES, Rule, found, grow, indexed, integers
 
-KINDS = ("graphs", "mutants", "indices", "integers", "cases", "older", "pairs", "constants", "open", "found", "single")
+KINDS = (
+    *("graphs", "mutants", "indices", "integers", "cases", "older", "pairs", "constants", "open", "found", "single"),
+    "odd",
+)
+DAMAGED = ("mutants", "odd")
+"""Kinds of models that need not be valid."""
 FLOATS = {"float32": F32, "float16": F16, "bfloat16": BF16, "float64": F64}
 INDEXED: list[tuple[float, Rule]] = [(4 * w, r) for w, r in indexed.RULES] + [
     (w, r) for w, r in RULES if not any((w, r) in group.RULES for group in (indexed, integers))
@@ -46,6 +53,8 @@ def model_bytes(kind: str, seed: int, index: int, folder: str = "", real: str = 
         return older(index).SerializeToString()
     if kind == "pairs":
         return pair(index).SerializeToString()
+    if kind == "odd":
+        return odd(index).SerializeToString()
     if kind == "integers":
         return typed.model(seed, index).SerializeToString()
     rng = np.random.default_rng([seed, index, 7])

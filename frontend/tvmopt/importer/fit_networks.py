@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from tvmopt.importer.given import Given, Rule, Texts, broadcasts
 from tvmopt.importer.protos import count
-from tvmopt.importer.windows import windows
+from tvmopt.importer.windows import POOLS, windows
 
 Shape = tuple[int, ...]
 
@@ -52,10 +52,11 @@ def _window_lists(given: Given, n: int) -> Texts:
 
 
 def _small_enough(given: Given, shape: Sequence[int | None], kernel: Shape) -> Texts:
-    """The window is no larger than what is known of the padded image."""
+    """The window is no larger than what is known of the padded image. Beside open sizes a pool that no window fits into
+    has no elements; a number of windows below 0 is none."""
     sizes = [ANY_WINDOW if size is None else size for size in shape[2:]]
     found = windows(given.attrs, sizes, kernel)
-    if min(found.out, default=1) < 1:
+    if min(found.out, default=1) < (0 if None in shape and given.node.op_type in POOLS else 1):
         axes = zip(shape[2:], sizes, found.begin, found.end, strict=True)
         padded = ", ".join("any" if open_size is None else str(s + b + e) for open_size, s, b, e in axes)
         yield f"its window is larger than the padded image, [{padded}]: no window of {list(kernel)} fits"
