@@ -50,6 +50,30 @@ def test_every_element_is_the_one_that_it_repeats(rows, by, length, columns, ste
     np.testing.assert_array_equal(found.numpy(), expected)
 
 
+def wider(length: int):
+    """A kernel that puts the two halves of 18 rows one behind the other, whose places are wider than what it counts."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((36 * length,), "float32"), y: T.Buffer((18, 2 * length), "float32")):
+        for a in range(18):
+            for i in range(2 * length):
+                at = T.Cast("int64", i)
+                y[a, i] = x[(at // length) * (18 * length) + a * length + at % length]
+
+    return kernel
+
+
+@pytest.mark.parametrize("length", [8, 16, 128])
+def test_places_that_are_wider_than_what_is_counted(length):
+    module = tvm.IRModule({"kernel": wider(length).with_attr("global_symbol", "kernel")})
+    machine = Machine.load("cpu")
+    assert not wraps(loops(module["kernel"], "kernel", module, machine))
+    x = np.arange(36 * length, dtype=np.float32)
+    found = tvm.runtime.tensor(np.zeros((18, 2 * length), np.float32))
+    compile_kernels(module, machine)["kernel"](tvm.runtime.tensor(x), found)
+    np.testing.assert_array_equal(found.numpy(), np.concatenate(list(x.reshape(2, 18, length)), axis=1))
+
+
 @pytest.mark.parametrize("step, left", [(1, False), (3, True)])
 def test_what_cannot_be_split_is_found(step, left):
     module = tvm.IRModule({"kernel": gathering(6, 8, 16, 10, step).with_attr("global_symbol", "kernel")})

@@ -44,15 +44,16 @@ def _split(loop: Any, mutator: Any) -> Any:
     if not known or not _left_to_llvm(loop):
         return loop
     var, extent, dtype = loop.loop_var, int(loop.extent), str(loop.loop_var.ty.dtype)
-    by = max((n for n in _powers(loop.body, lambda place: place.same_as(var)) if n < extent), default=0)
+    by = max((n for n in _powers(loop.body, lambda place: _plain(place).same_as(var)) if n < extent), default=0)
     if not by:
         return loop
     outer, inner = tirx.Var(f"{var.name}_0", dtype), tirx.Var(f"{var.name}_1", dtype)
 
     def remainder(node: Any, mutator: Any) -> Any:
-        if not (isinstance(node.b, tirx.IntImm) and node.a.same_as(var) and by % int(node.b) == 0):
+        if not (isinstance(node.b, tirx.IntImm) and _plain(node.a).same_as(var) and by % int(node.b) == 0):
             return mutator.default_mutate(node)
-        return inner if int(node.b) == by else type(node)(inner, node.b)
+        left = inner.astype(str(node.a.ty.dtype))
+        return left if int(node.b) == by else type(node)(left, node.b)
 
     place = outer * by + inner
     counted = (ir.Var, lambda node, mutator: place if node.same_as(var) else node)
@@ -61,6 +62,11 @@ def _split(loop: Any, mutator: Any) -> Any:
         body = tirx.IfThenElse(place < extent, body, None)
     whole = tirx.For(inner, tirx.const(0, dtype), tirx.const(by, dtype), tirx.ForKind.SERIAL, body)
     return tirx.For(outer, tirx.const(0, dtype), tirx.const(-(-extent // by), dtype), tirx.ForKind.SERIAL, whole)
+
+
+def _plain(place: Any) -> Any:
+    """A place as it was before it was made wider."""
+    return _plain(place.value) if isinstance(place, tirx.Cast) else place
 
 
 def _left_to_llvm(loop: Any) -> bool:
