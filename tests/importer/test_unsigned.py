@@ -149,3 +149,16 @@ def test_powers_of_integers_by_integers_of_many_values(kind, other, known):
         for a, b in zip(x, e, strict=True)
     ]
     assert found.astype(object).tolist() == [(v - info.min) % (1 << info.bits) + info.min for v in exact]
+
+
+@pytest.mark.parametrize("kind", ["int32", "uint32"])
+@pytest.mark.parametrize("shape, axis", [((17, 3), 1), ((4, 33), 1), ((9, 2), 0), ((7,), 0)])
+def test_sums_that_wrap_around_do_so_before_a_cast(kind, shape, axis):
+    """LLVM widened sums of 32 bits to the 64 of the cast behind them (fuzz, mutant 152001:18784)."""
+    info = np.iinfo(kind)
+    x = np.random.default_rng(0).choice(np.array([info.max, 5, 1, info.min, info.max - 3], kind), shape)
+    narrow, wide = (helper.np_dtype_to_tensor_dtype(np.dtype(d)) for d in (kind, "int64"))
+    nodes = [helper.make_node("CumSum", ["x", "a"], ["s"]), helper.make_node("Cast", ["s"], ["y"], to=wide)]
+    made = model(nodes, [value("x", shape, narrow)], [value("y", None, wide)], {"a": np.array(axis)}, 14)
+    found = tvmopt.compile(made, records=False, verify=False).model(x)
+    np.testing.assert_array_equal(found, np.cumsum(x, axis, dtype=kind).astype(np.int64))

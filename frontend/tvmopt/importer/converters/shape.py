@@ -9,7 +9,7 @@ from onnx import helper
 from tvm import relax, te, tirx
 
 from tvmopt.dims import is_open
-from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of, stock
+from tvmopt.importer.converters.common import Build, const, dtype_of, in_float32, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
 from tvmopt.importer.converters.indices import at_least, index, within
 from tvmopt.importer.converters.padding import Mode, pad_open, positions
@@ -266,6 +266,17 @@ def trilu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
     return (relax.op.triu if attrs.get("upper", 1) else relax.op.tril)(inputs[0], offset)
 
 
+def cum_sum(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
+    """CumSum. Sums of 32 bits, which wrap around, are cut from sums of 64: LLVM takes for granted that no sum of 32 does,
+    and a cast behind it in the same kernel had the bits that the sum has not."""
+    wider = {"int32": "int64", "uint32": "uint64"}.get(dtype_of(inputs[0]))
+    if wider is None:
+        return ctx.stock(inputs, attrs)
+    b = Build(bb, ctx.name)
+    sums = ctx.stock(Inputs([b.cast(inputs[0], wider), *inputs[1:]]), attrs)
+    return b.cast(b.emit(sums), dtype_of(inputs[0]))
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Trilu"): trilu,
     ("", "Pad"): pad,
@@ -278,6 +289,6 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", "Split"): split,
     ("", "SpaceToDepth"): space_to_depth,
     ("", "CumProd"): in_float32(cum_prod),
-    ("", "CumSum"): in_float32(stock),
+    ("", "CumSum"): in_float32(cum_sum),
     ("", "MaxUnpool"): max_unpool,
 }
