@@ -267,7 +267,7 @@ def trilu(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Co
 
 
 def cum_sum(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """CumSum. Sums of 32 bits, which wrap around, are cut from sums of 64: LLVM takes for granted that no sum of 32 does,
+    """CumSum. Sums of 32 bits, which wrap around, are cut from sums of 64: LLVM takes for granted that none of 32 does,
     and a cast behind it in the same kernel had the bits that the sum has not."""
     wider = {"int32": "int64", "uint32": "uint64"}.get(dtype_of(inputs[0]))
     if wider is None:
