@@ -83,8 +83,10 @@ MOST_FUSED = 64
 """Operators that one kernel may take: the code of longer chains (200 times Tanh) nests deeper than the recursion of TVM
 and Python goes, and compiles for minutes."""
 
-BUILD_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
-"""Families hint which row loop has a tail; without this TVM keeps the tail's branch in the inner loop."""
+BUILD_CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}, "tirx.UnrollLoop": {"auto_max_depth": -1}}
+"""Families hint which row loop has a tail; without the first TVM keeps the tail's branch in the inner loop. Without the
+second it writes out loops of 2**29 steps that nobody marked, as their number times that of their statements leaves 32
+bits."""
 
 LEFT_TO_LLVM = ["tirx.RemoveNoOp", "s_tir.RenormalizeSplitPattern", "tirx.CommonSubexprElim"]
 """Passes of TVM that look through every unrolled statement for what LLVM finds again. Without the first two the passes

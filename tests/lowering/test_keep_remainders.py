@@ -140,3 +140,20 @@ def test_the_last_of_equal_scores_of_a_repeated_tensor(op: str, repeats: int, tm
     found = next(iter(tvmopt.load(tmp_path / "m.tvmopt").run({"x": x}).values()))
     chosen = (np.argmin if op == "ArgMin" else np.argmax)(np.tile(x, (1, repeats))[:, ::-1], axis=1)
     np.testing.assert_array_equal(found, 2 * repeats - 1 - chosen[:, None])
+
+
+def test_long_loops_stay_loops() -> None:
+    """TVM wrote out half a milliard steps of four statements: their product in 32 bits is negative, so few."""
+    steps = 1 << 29
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((steps,), "float32"), y: T.Buffer((4,), "float32")):
+        for k in range(steps):
+            y[0] = y[0] + x[k]
+            y[1] = y[1] - x[k]
+            y[2] = y[2] * x[k]
+            y[3] = T.max(y[3], x[k])
+
+    module = tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")})
+    lowered = loops(module["kernel"], "kernel", module, Machine.load("cpu"))
+    assert str(steps) in str(lowered)
