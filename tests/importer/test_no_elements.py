@@ -36,6 +36,14 @@ CASES: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any], Any]] = 
     "Det": (node("Det", ["x"], ["y"]), {"x": (2, 0, 0)}, {}, np.ones(2)),
     "ReduceMax": (node("ReduceMax", ["x"], ["y"], keepdims=0), {"x": (0, 3)}, {}, np.array(-np.inf)),
     "ReduceSum": (node("ReduceSum", ["x"], ["y"], keepdims=0), {"x": (0, 3)}, {}, np.array(0.0)),
+    "a weighted mean of losses": (
+        node("NegativeLogLikelihoodLoss", ["x", "t", "w"], ["y"]),
+        {"x": (0, 5, 6)}, {"t": np.zeros((0, 6), np.int64), "w": np.ones(5, np.float32)}, np.array(np.nan),
+    ),
+    "a mean of losses": (
+        node("SoftmaxCrossEntropyLoss", ["x", "t"], ["y"]),
+        {"x": (2, 5, 0)}, {"t": np.zeros((2, 0), np.int64)}, np.array(0.0),
+    ),
     "Einsum of one": (node("Einsum", ["x"], ["y"], equation="ij->i"), {"x": (3, 0)}, {}, np.zeros(3)),
     "Einsum of a diagonal": (
         node("Einsum", ["x", "w"], ["y"], equation="ii,j->j"), {"x": (0, 0)}, {"w": zeros(5)}, np.zeros(5),

@@ -224,6 +224,13 @@ class Build:
         return self.emit(relax.op.matmul(a, b))
 
     def sum(self, a: Any, axes: Sequence[int] | int | None, keepdims: bool = False) -> Any:
+        """The sum along axes, of no numbers 0, for which TVM writes nothing."""
+        shape = shape_of(a)
+        listed = range(len(shape)) if axes is None else [axes] if isinstance(axes, int) else axes
+        gone = {axis % len(shape) for axis in listed} if shape else set()
+        if any(shape[axis] == 0 for axis in gone):
+            kept = [1 if i in gone else size for i, size in enumerate(shape) if keepdims or i not in gone]
+            return self.zeros(kept, dtype_of(a))
         return self.emit(relax.op.sum(a, axes, keepdims))
 
     def mean(self, a: Any, axes: Sequence[int] | int | None, keepdims: bool = False) -> Any:

@@ -19,6 +19,11 @@ def _nll(b: Build, ctx: Context, log_prob: Any, target: Any, weight: Any, attrs:
     if shape_of(target) != flat:  # a class of each place, else classes are read from where there are none
         told, wanted = (", ".join(map(str, s)) for s in (shape_of(target), flat))
         raise ctx.unsupported(f"its target has the sizes [{told}], and its scores ask for [{wanted}]", "bind the sizes")
+    reduction = attrs.get("reduction", "mean")
+    if 0 in flat:  # of a mean, zero by the weights of nothing or, as onnxruntime has it, zero
+        weighted = weight is not None or attrs.get("ignore_index") is not None
+        nothing = np.nan if weighted and reduction == "mean" else 0.0
+        return b.zeros(flat, dtype) if reduction == "none" else const(nothing, dtype)
     index = b.cast(target, "int64") if (known := ctx.array(target)) is None else const(known, "int64")
     ignore = attrs.get("ignore_index")
     valid = None
@@ -36,7 +41,6 @@ def _nll(b: Build, ctx: Context, log_prob: Any, target: Any, weight: Any, attrs:
         kept = b.cast(valid, dtype)
         weights = kept if weights is None else b.mul(weights, kept)
         loss = b.where(valid, loss, 0.0)  # of an infinite loss zero times it would be no number
-    reduction = attrs.get("reduction", "mean")
     if reduction == "none":
         return loss
     total = b.sum(loss, None)
