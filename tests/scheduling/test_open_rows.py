@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import tvm
+from onnx import helper
 from tvm import relax, te, tirx
 from tvm.tirx.analysis import undefined_vars
 
+import tvmopt
+from tests.importer import onnx_check
 from tests.schedules.harness import open_module
 from tvmopt.importer.sizes import NAMED_SIZES
 from tvmopt.pipeline import lower
@@ -94,3 +97,17 @@ def test_what_a_kernel_costs_is_that_at_the_named_sizes() -> None:
     module["main"] = module["main"].with_attr(NAMED_SIZES, {"n": 99})
     (kernel,) = lower(module, Machine.load("x86-64-v3")).kernels
     assert kernel.flops == 2 * 64 * 32 * 100
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_threads_share_rows_or_what_is_in_one(rows):
+    """A mask of a million places over any number of rows was a parallel loop in a parallel loop, which LLVM's generator
+    refuses."""
+    places = 1 << 20
+    made = onnx_check.model(
+        [helper.make_node("Where", ["w", "x", "c"], ["y"])], [onnx_check.value("x", ("m", 1, 1))],
+        [onnx_check.value("y", None)], {"w": np.arange(places)[None] % 3 == 0, "c": np.float32(-1e4)},
+    )  # fmt: skip
+    compiled = tvmopt.compile(made, shape={"m": "1..8@2"}, threads=2, verify=False, records=False).model
+    x = np.arange(1, rows + 1, dtype=np.float32).reshape(rows, 1, 1)
+    np.testing.assert_array_equal(compiled(x), np.where(np.arange(places)[None] % 3 == 0, x, np.float32(-1e4)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -299,6 +300,14 @@ def in_tiles(
     return done.with_attr("tirx.is_scheduled", True)
 
 
+def _no_threads(outermost: Any, loop: Any, mutator: Any) -> Any:
+    """A loop within that over tasks, which threads share: they share no further one."""
+    loop = mutator.default_mutate(loop)
+    if loop.kind != tirx.ForKind.PARALLEL or loop.loop_var.same_as(outermost):
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body, None, loop.annotations)
+
+
 class _Tiles:
     """Puts the bodies together.
 
@@ -386,7 +395,7 @@ class _Tiles:
         loop = func.body.block.body
         if not isinstance(loop, tirx.For):
             raise ScheduleError("the schedule of a tile is not one loop over tasks")
-        return func, loop
+        return func, structural_mutate(loop, ((tirx.For, partial(_no_threads, loop.loop_var)),))
 
     def _tiles(self, begin: Any, end: Any, last: Any, task: Any, bases: Sequence[Any]) -> Any:
         """The tiles from `begin` to `end` of one task, and where `last` holds the rows that are left over."""
