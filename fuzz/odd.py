@@ -20,8 +20,8 @@ from fuzz.cases import SMALL, node_tests
 REALS = (0.0, -0.0, math.inf, -math.inf, math.nan, -1.5, 1e38)
 INTEGERS = (0, -1, 1, 2, 5, -3, 127, 1 << 31, (1 << 63) - 1, -(1 << 63))
 LISTED = (0, -1, 3, 100, 1 << 40)
-LEAST = 0.3
-"""How many of the models have an axis of nothing."""
+EMPTIED = 0.3
+"""The share of models that have an axis of nothing."""
 
 
 def odd(index: int) -> onnx.ModelProto:
@@ -33,7 +33,7 @@ def odd(index: int) -> onnx.ModelProto:
         model.CopyFrom(tests[int(rng.integers(len(tests)))].model)
         if len(model.graph.node) != 1 or model.ByteSize() >= SMALL:
             continue
-        changed = _emptied(model, rng) if rng.random() < LEAST else _spoilt(model, rng)
+        changed = _emptied(model, rng) if rng.random() < EMPTIED else _spoilt(model, rng)
         if changed:
             for value in model.graph.output:
                 value.type.tensor_type.ClearField("shape")

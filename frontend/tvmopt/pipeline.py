@@ -615,12 +615,15 @@ def _finalized(module: tvm.IRModule, host: Any, device: Any) -> tvm.IRModule:
 def generate(module: tvm.IRModule, machine: Machine) -> Any:
     """Machine code of kernels that went through all stages, a `tvm.runtime.Module`.
 
-    It is made again without LLVM's vectorizer of loops where that makes a kernel store too much, or may take elements
-    that wrap around for others; no other thread should generate code meanwhile.
+    It is made without LLVM's vectorizer of loops where that may take elements that wrap around for others, and again
+    without it where it makes a kernel store too much; no other thread should generate code meanwhile.
     """
-    library = generate_once(module, machine)
-    again = machine.kind == "llvm" and (wraps(module) or overruns(library))
-    return generate_once(module, machine, vectorizes=False) if again else library
+    on_cpu = machine.kind == "llvm"
+    if not (on_cpu and wraps(module)):
+        library = generate_once(module, machine)
+        if not (on_cpu and overruns(library)):
+            return library
+    return generate_once(module, machine, vectorizes=False)
 
 
 def generate_once(module: tvm.IRModule, machine: Machine, vectorizes: bool = True) -> Any:

@@ -38,9 +38,22 @@ def _pool(given: Given) -> Texts:
 
 
 def _global_pool(given: Given) -> Texts:
-    shape = given.shape(0)
-    if shape is not None and 0 in shape[2:] and 0 not in shape[:2]:
-        yield f"its image {list(shape)} is empty: there is nothing to pool"
+    yield from _has_pixels(given.shape(0))
+
+
+def _regions(given: Given) -> Texts:
+    yield from _has_pixels(given.sizes(0), given.sizes(1) or ())
+
+
+def _has_pixels(shape: Sequence[int | None] | None, results: Sequence[int | None] = ()) -> Texts:
+    """An image of which results are made has pixels; `results`: further axes of these."""
+    if shape is not None and 0 in shape[2:] and 0 not in (*shape[:2], *results):
+        yield f"its image {_told(shape)} is empty: there is nothing to pool"
+
+
+def _told(sizes: Sequence[int | None]) -> str:
+    """Sizes as an error lists them."""
+    return f"[{', '.join('any' if size is None else str(size) for size in sizes)}]"
 
 
 def _window_lists(given: Given, n: int) -> Texts:
@@ -57,9 +70,9 @@ def _small_enough(given: Given, shape: Sequence[int | None], kernel: Shape) -> T
     sizes = [ANY_WINDOW if size is None else size for size in shape[2:]]
     found = windows(given.attrs, sizes, kernel)
     if min(found.out, default=1) < (0 if None in shape and given.node.op_type in POOLS else 1):
-        axes = zip(shape[2:], sizes, found.begin, found.end, strict=True)
-        padded = ", ".join("any" if open_size is None else str(s + b + e) for open_size, s, b, e in axes)
-        yield f"its window is larger than the padded image, [{padded}]: no window of {list(kernel)} fits"
+        axes = zip(shape[2:], found.begin, found.end, strict=True)
+        padded = _told([None if size is None else size + b + e for size, b, e in axes])
+        yield f"its window is larger than the padded image, {padded}: no window of {list(kernel)} fits"
 
 
 def _convolution(data: int, weight: int, bias: int, transposed: bool = False) -> Rule:
@@ -174,12 +187,6 @@ def _real_type(given: Given, name: str) -> Texts:
     kind = int(given.attrs.get(name, 0))
     if kind not in REAL_TYPES:
         yield f"its {name} is {kind}, which is the number of no real type"
-
-
-def _regions(given: Given) -> Texts:
-    shape, regions = given.sizes(0), given.sizes(1)
-    if shape is not None and 0 in shape[2:] and 0 not in (*shape[:2], *(regions or ())):
-        yield f"its image {list(shape)} is empty: there is nothing to pool"
 
 
 def _attention(given: Given) -> Texts:

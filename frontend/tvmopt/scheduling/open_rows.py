@@ -120,9 +120,8 @@ def with_size_variables(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, dict[Any, A
         for dim in _shape(param):
             if isinstance(dim, tirx.IntImm) or StructuralKey(dim) in variables:
                 continue
-            simple = StructuralKey(
-                Analyzer().simplify(dim)
-            )  # as the extents of loops are written: `n - 2`, not `n + -2`
+            # as the extents of loops are written: `n - 2`, not `n + -2`
+            simple = StructuralKey(Analyzer().simplify(dim))
             if simple not in variables:
                 var = dim if isinstance(dim, tirx.Var) else tirx.Var(f"size{len(sizes)}", dim.ty.dtype)
                 variables[simple], sizes[var] = var, dim
