@@ -18,6 +18,7 @@ from tvmopt.cli.common import (
     print_json,
     progress,
     without_spinner,
+    words_of,
     written,
 )
 from tvmopt.errors import InputError
@@ -31,13 +32,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 def command(
     models: Annotated[list[str], typer.Argument(help="ONNX files, or compiled files.", metavar="MODEL|ARTIFACT...")],
     against: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             metavar="ENGINE[:KEY=VALUE...],...",
             help="onnxruntime, onnxruntime-cuda, onnxruntime-tensorrt, openvino, tensorrt, tvm, tvmopt; with --decode "
-            "onnxruntime, onnxruntime-genai, llama-cpp:gguf=FILE.",
+            "onnxruntime, onnxruntime-genai, llama-cpp:gguf=FILE; repeatable.",
+            show_default="onnxruntime",
         ),
-    ] = "onnxruntime",
+    ] = None,
     subject: Annotated[str, typer.Option(help="The engine that the others are compared with.")] = "tvmopt",
     model: Annotated[
         str | None, typer.Option(metavar="MODEL.onnx", help="With an artifact: the ONNX file for the others.")
@@ -49,8 +51,12 @@ def command(
         list[str] | None,
         typer.Option("--input", "-i", metavar="NAME=FILE.npy|FILE.npz", help="Inputs; the others are random."),
     ] = None,
-    batch: Annotated[str, typer.Option(metavar="1,2,4", help="Leading dimensions to try.")] = "",
-    threads: Annotated[str, typer.Option(metavar="1,2", help="Threads to try; default: all cores.")] = "",
+    batch: Annotated[
+        list[str] | None, typer.Option(metavar="1,2,4", help="Leading dimensions to try; repeatable.")
+    ] = None,
+    threads: Annotated[
+        list[str] | None, typer.Option(metavar="1,2", help="Threads to try; repeatable.", show_default="all cores")
+    ] = None,
     streams: Annotated[int, typer.Option(min=1, help="Concurrent callers.")] = 1,
     decode: Annotated[
         bool, typer.Option("--decode", help="Models are decoders: time a prompt, and the tokens behind it one by one.")
@@ -71,7 +77,9 @@ def command(
     warmup: Annotated[float, typer.Option(min=0, help="Seconds after which an engine counts as warm.")] = 3.0,
     pause: Annotated[float, typer.Option(min=0, help="Least seconds between turns.")] = 0.02,
     margin: Annotated[float, typer.Option(min=0, help="Differences below this are none.")] = 0.03,
-    percentile: Annotated[str, typer.Option(metavar="95,99.9", help="More percentiles to show.")] = "",
+    percentile: Annotated[
+        list[str] | None, typer.Option(metavar="95,99.9", help="More percentiles to show; repeatable.")
+    ] = None,
     tolerance: Annotated[
         float | None, typer.Option(min=0, help="Of the outputs, relative to the largest.", show_default="derived")
     ] = None,
@@ -101,7 +109,7 @@ def command(
     _files_wanted(models, save, load, export_profile)
     check_writable(html, markdown, export_times, export_profile)
     settings = Settings(
-        engines=(subject, *_words(against)),
+        engines=(subject, *(["onnxruntime"] if against is None else words_of(against))),
         batches=tuple(_integers(batch, "--batch")),
         threads=tuple(_integers(threads, "--threads")) or (usable_cores(),),
         streams=streams,
@@ -221,22 +229,20 @@ def _profile(result: Any, path: str) -> None:
     write_text(path, json.dumps(found, indent=1))
 
 
-def _words(text: str) -> list[str]:
-    return [w for w in text.split(",") if w]
-
-
-def _integers(text: str, flag: str) -> list[int]:
-    words = _words(text)
-    if not all(map(whole_number, words)):
-        raise InputError(f"{text!r} is not a list of positive numbers.", where=flag, fix=f"{flag} 1,2,4")
+def _integers(texts: list[str] | None, flag: str) -> list[int]:
+    words = words_of(texts)
+    wrong = next((w for w in words if not whole_number(w)), None)
+    if wrong is not None:
+        raise InputError(f"{wrong!r} is not a positive number.", where=flag, fix=f"{flag} 1,2,4")
     return [int(w) for w in words]
 
 
-def _numbers(text: str, flag: str) -> list[float]:
+def _numbers(texts: list[str] | None, flag: str) -> list[float]:
+    words = words_of(texts)
     try:
-        found = [float(w) for w in _words(text)]
+        found = [float(w) for w in words]
     except ValueError:
         found = [-1.0]
     if not all(0 <= p <= 100 for p in found):
-        raise InputError(f"{text!r} is not a list of percentages.", where=flag, fix=f"{flag} 95,99,99.9")
+        raise InputError(f"{','.join(words)!r} is not a list of percentages.", where=flag, fix=f"{flag} 95,99,99.9")
     return found

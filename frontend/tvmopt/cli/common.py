@@ -63,6 +63,15 @@ def parse_threads(text: str | None) -> int | tuple[int, ...] | None:
     return found if len(found) > 1 else found[0]
 
 
+def words_of(texts: Sequence[str] | None) -> list[str]:
+    """What an option lists, with commas, by being given again, or both.
+
+    >>> words_of(["onnxruntime", "openvino,tvm"]), words_of(None)
+    (['onnxruntime', 'openvino', 'tvm'], [])
+    """
+    return [word for text in texts or () for word in text.split(",") if word]
+
+
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
     """``["x:1x3x224x224"]`` -> ``{"x": (1, 3, 224, 224)}``; the last colon separates, names may have others. A size
     may be a range, which stays a text.

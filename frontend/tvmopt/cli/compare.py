@@ -16,6 +16,7 @@ from tvmopt.cli.common import (
     print_json,
     progress,
     table,
+    words_of,
     written,
 )
 from tvmopt.errors import InputError
@@ -33,14 +34,17 @@ def command(
         typer.Argument(help="A second ONNX file, or a compiled file of MODEL.", metavar="[OTHER.onnx|FILE.tvmopt]"),
     ] = None,
     engines: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             metavar="ENGINE[:KEY=VALUE...],...",
-            help="tvmopt, onnxruntime, openvino, ... as for `tvmopt bench`.",
+            help="tvmopt, onnxruntime, openvino, ... as for `tvmopt bench`; repeatable.",
             show_default="tvmopt, or none with OTHER",
         ),
-    ] = "",
-    precision: Annotated[str, typer.Option(metavar="fp32,bf16", help="Tried with each engine.")] = "fp32",
+    ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(metavar="fp32,bf16", help="Tried with each engine; repeatable.", show_default="fp32"),
+    ] = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="Compare inner tensors also where the outputs agree.")
     ] = False,
@@ -93,8 +97,8 @@ def command(
         result = compare(
             model,
             other,
-            engines=_words(engines),
-            precision=_words(precision) or ("fp32",),
+            engines=tuple(words_of(engines)),
+            precision=tuple(words_of(precision)) or ("fp32",),
             target=target,
             threads=threads,
             shape=parse_shapes(shape or []),
@@ -240,7 +244,3 @@ def _trace(trace: Any) -> None:
         f"  [bold]first to leave its tolerance: {escape(culprit.node)} ({culprit.operator})[/], "
         f"tensor {escape(str(culprit.comparison))}"
     )
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(w for w in text.split(",") if w)

@@ -57,13 +57,13 @@ def parse(spec: str, phase: str = "") -> tuple[str, dict[str, str]]:
         near = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         which = "no engine for decoders" if phase else "no engine"
-        raise InputError(f"{which} {name!r}", where="--against", fix=f"{hint}there are {', '.join(known)}")
+        raise InputError(f"{which} {name!r}", where=f"engine {spec}", fix=f"{hint}there are {', '.join(known)}")
     pairs = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
             raise InputError(
-                f"option {option!r} of {name} has no value", where="--against", fix=f"{name}:{option}=VALUE"
+                f"option {option!r} of {name} has no value", where=f"engine {spec}", fix=f"{name}:{option}=VALUE"
             )
         pairs[key] = value
     return name, pairs
