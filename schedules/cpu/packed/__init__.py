@@ -3,9 +3,10 @@ may be rounded to 8 bits, integers a group."""
 
 from tvmopt.operators.packed_product import OP, ROUNDED
 from tvmopt.schedules.cpu.packed import rounded
-from tvmopt.schedules.cpu.packed.compute import declines, product
+from tvmopt.schedules.cpu.packed.compute import product
+from tvmopt.schedules.cpu.packed.operands import declines
 from tvmopt.schedules.cpu.packed.schedule import apply, finish, knobs, open_sizes, recognise
 
 NAME, VERSION = "packed", 2
 LOWERS = {OP: product, ROUNDED: rounded.product}
-UNROLLED = {OP: declines, ROUNDED: rounded.declines}
+UNROLLED = {OP: declines, ROUNDED: declines}

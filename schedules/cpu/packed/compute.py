@@ -30,13 +30,12 @@ Measured   1 row, 4096x4096 in 4 bits, one thread of a busy Zen 4: 0.15 of the f
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
 
-from tvmopt.lowering.common import OPAQUE, constant, flat, sizes
+from tvmopt.lowering.common import OPAQUE, flat
 from tvmopt.lowering.loops import (
     INDEX,
     as_index,
@@ -56,8 +55,9 @@ from tvmopt.lowering.loops import (
 )
 from tvmopt.lowering.prefetch import LINE, prefetch
 from tvmopt.operators.codes import unpack
-from tvmopt.operators.packed_product import Packing, packing_of
+from tvmopt.operators.packed_product import Packing
 from tvmopt.schedules.cpu.packed.many_rows import by_pieces, tile_rows
+from tvmopt.schedules.cpu.packed.operands import operands_of
 from tvmopt.schedules.cpu.packed.tasks import panel_vectors, part_of, row_parts
 from tvmopt.scheduling.family import Declined
 from tvmopt.targets import Machine
@@ -74,42 +74,18 @@ WORDS = 4
 """Words written out one after the other in a step of the loop."""
 
 
-def declines(call: relax.Call, machine: Machine) -> str | None:
-    """Why this machine has no kernel for a call of `tvmopt.packed_product`; None if it has one."""
-    shape, packing = sizes(call.args[0]), packing_of(call)
-    if str(call.args[0].ty.dtype) != "float32":
-        return f"{call.args[0].ty.dtype} operands"
-    if shape is None or not isinstance(shape[-1], int):
-        return "an open shape"
-    if 0 in shape:
-        return "no rows"
-    if packing.n < machine.lanes("float32"):
-        return f"{packing.n} columns, less than a vector"
-    return None
-
-
 def product(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """The operator of :mod:`tvmopt.operators.packed_product`."""
-    if (reason := declines(call, machine)) is not None:
-        return Declined(reason)
-    x, *weights = call.args
-    codes, scales, *zeros = (constant(bb, w) for w in weights)
-    if codes is None or scales is None or any(z is None for z in zeros):
-        return Declined("a weight that is no constant")
-    packing = packing_of(call)
-    rows = (sizes(x) or ())[:-1]
-    count = prod(rows)
-    x = flat(bb, x, (count, packing.k))
-    if more := packing.groups * packing.group - packing.k:
-        x = bb.emit(relax.op.nn.pad(x, [0, 0, 0, more]))
+    of = operands_of(bb, call, machine)
+    if isinstance(of, Declined):
+        return of
     permutes = machine.has("avx512f") and machine.lanes("float32") == PERMUTED
-    many = count if isinstance(count, int) else tirx.Var("rows", INDEX)
-    writer = _Writer(packing, many, bool(zeros), machine, permutes)
-    words = relax.const(writer.packed(codes, scales, zeros[0] if zeros else None), "int32")
-    args = [x, words, relax.const(writer.table(), "float32")]
-    out = relax.TensorType([count, packing.n], "float32")
+    writer = _Writer(of.packing, of.rows, of.zeros is not None, machine, permutes)
+    words = relax.const(writer.packed(of.codes, of.scales, of.zeros), "int32")
+    args = [of.x, words, relax.const(writer.table(), "float32")]
+    out = relax.TensorType([of.count, of.packing.n], "float32")
     y = relax.call_tir(bb.add_func(writer.func(), "packed_product"), args, out)
-    return flat(bb, bb.emit(y), (*rows, packing.n))
+    return flat(bb, bb.emit(y), (*of.outer, of.packing.n))
 
 
 class _Writer:

@@ -29,7 +29,7 @@ where memory is in pages of 4 KB 10.8, 11.8 and 14.6 (of 14.6); from L3 it is al
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from tvm import relax, tirx
 from tvm.tirx.op import call_intrin
 
 from tvmopt.lowering import quads
-from tvmopt.lowering.common import OPAQUE, constant, flat, sizes
+from tvmopt.lowering.common import OPAQUE, flat
 from tvmopt.lowering.loops import (
     INDEX,
     const_index,
@@ -56,8 +56,9 @@ from tvmopt.lowering.loops import (
 )
 from tvmopt.lowering.prefetch import LINE, prefetch
 from tvmopt.operators.codes import unpack
-from tvmopt.operators.packed_product import Packing, packing_of
+from tvmopt.operators.packed_product import Packing
 from tvmopt.schedules.cpu.packed.compute import WORDS
+from tvmopt.schedules.cpu.packed.operands import operands_of
 from tvmopt.schedules.cpu.packed.round_rows import MORE, WORD, RoundRows, row_words
 from tvmopt.schedules.cpu.packed.tasks import panel_vectors, part_of, row_parts
 from tvmopt.scheduling.family import Declined
@@ -75,48 +76,22 @@ UNEVEN = 1.1
 """Two panels are one task unless a core then has so many times as many panels as before."""
 
 
-def declines(call: relax.Call, machine: Machine) -> str | None:
-    """Why this machine has no kernel for a call of `tvmopt.rounded_product`; None if it has one."""
-    shape, packing = sizes(call.args[0]), packing_of(call)
-    if str(call.args[0].ty.dtype) != "float32":
-        return f"{call.args[0].ty.dtype} operands"
-    if shape is None or not isinstance(shape[-1], int):
-        return "an open shape"
-    if 0 in shape:
-        return "no rows"
-    if packing.n < machine.lanes("float32"):
-        return f"{packing.n} columns, less than a vector"
-    return None
-
-
 def product(bb: relax.BlockBuilder, call: relax.Call, machine: Machine) -> Any:
     """`tvmopt.rounded_product` of :mod:`tvmopt.operators.packed_product`: a kernel that rounds, and the product."""
-    if (reason := declines(call, machine)) is not None:
-        return Declined(reason)
-    x, *weights = call.args
-    codes, scales, *zeros = (constant(bb, w) for w in weights)
-    if codes is None or scales is None or any(z is None for z in zeros):
-        return Declined("a weight that is no constant")
-    packing, rows = packing_of(call), (sizes(x) or ())[:-1]
-    count = prod(rows)
-    x = flat(bb, x, (count, packing.k))
-    if more := packing.groups * packing.group - packing.k:
-        x = bb.emit(relax.op.nn.pad(x, [0, 0, 0, more]))
-    writer = _Writer(packing, _own(count), bool(zeros), machine)
-    words = relax.const(writer.packed(codes, scales, zeros[0] if zeros else None), "int32")
+    of = operands_of(bb, call, machine)
+    if isinstance(of, Declined):
+        return of
+    packing, zeros = of.packing, of.zeros is not None
+    writer = _Writer(packing, of.rows, zeros, machine)
+    words = relax.const(writer.packed(of.codes, of.scales, of.zeros), "int32")
     middle = None if zeros else 2 ** (packing.bits - 1)
     lanes = machine.lanes("float32")
-    rounding = RoundRows(_own(count), packing.groups, packing.group, middle, lanes, machine.cores > 1)
-    stream = relax.TensorType([count, row_words(packing.groups, packing.group)], "int32")
-    stream = bb.emit(relax.call_tir(bb.add_func(rounding.func(), "round_rows"), [x], stream))
-    out = relax.TensorType([count, packing.n], "float32")
+    rounding = RoundRows(of.rows, packing.groups, packing.group, middle, lanes, machine.cores > 1)
+    stream = relax.TensorType([of.count, row_words(packing.groups, packing.group)], "int32")
+    stream = bb.emit(relax.call_tir(bb.add_func(rounding.func(), "round_rows"), [of.x], stream))
+    out = relax.TensorType([of.count, packing.n], "float32")
     y = relax.call_tir(bb.add_func(writer.func(), "rounded_product"), [stream, words], out)
-    return flat(bb, bb.emit(y), (*rows, packing.n))
-
-
-def _own(count: Any) -> Any:
-    """A kernel's own name of an open number of rows."""
-    return count if isinstance(count, int) else tirx.Var("rows", INDEX)
+    return flat(bb, bb.emit(y), (*of.outer, packing.n))
 
 
 class _Writer:
