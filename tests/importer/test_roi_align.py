@@ -6,6 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 import tvmopt
 from tvmopt.errors import UnsupportedOp
@@ -117,3 +118,19 @@ def test_a_scale_that_is_no_number_is_refused():
     model, _ = model_and_feeds(np.ones((1, 1, 4, 4), "float32"), np.ones((1, 4), "float32"), spatial_scale=np.inf)
     with pytest.raises(UnsupportedOp, match="spatial_scale is inf"):
         tvmopt.compile(model, verify=False, records=False)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("ratio", [0, 2])
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+def test_a_sample_outside_is_the_first_number_by_nothing(wrong, mode, ratio):
+    """As in ONNX's reference, onnxruntime and torchvision: 0 times an infinite number is none."""
+    x = np.random.default_rng(3).standard_normal((1, 2, 6, 5)).astype("float32")
+    x[0, 1, 0, 0] = wrong
+    rois = np.array([[-9, -9, -4, -5], [2, 2, 9, 9], [1, 1, 4, 4], [3, 3, 3, 3]], "float32")
+    options = {"mode": mode, "sampling_ratio": ratio, "output_height": 3, "output_width": 4}
+    model, feeds = model_and_feeds(x, rois, **options)
+    with np.errstate(invalid="ignore"):
+        expected = ReferenceEvaluator(model).run(None, feeds)[0]
+    assert np.isnan(expected).any()
+    np.testing.assert_allclose(ours(x, rois, **options), expected, rtol=2e-4, atol=2e-5)

@@ -106,9 +106,7 @@ class Fallback:
         if call.op in CONTROL:
             raise Unsupported(f"{call.op} needs its scope")
         problems = []
-        # onnx.reference moves the regions of an old RoiAlign by half a pixel, as new ones do
-        runners = [(self._reference, True), (self._reference, False), (self._onnxruntime, False)]
-        for runner, doubles in runners[2 * (call.op == "RoiAlign" and call.version < 16) :]:
+        for runner, doubles in ((self._reference, True), (self._reference, False), (self._onnxruntime, False)):
             try:
                 found = runner(call, domain, values, doubles)
             except Exception as error:  # foreign code raises anything; the next implementation is asked

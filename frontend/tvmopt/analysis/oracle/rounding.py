@@ -417,14 +417,15 @@ def rms_of_rows(array: Array) -> Array:
 
 
 class Nudged(Rounded):
-    """A run that rounds otherwise than NumPy does: what a sum adds up, and every other result, is moved by an epsilon.
+    """A run that rounds otherwise than NumPy does: what a sum adds up, and every result, is moved by an epsilon.
 
     One run is one sample of what rounding does, and a chain of a few numbers may have none by chance. An error of a sum
-    is relative to its terms, so these are moved, and not the sum. Operands that are rounded to 16 bits are moved by as
-    much as that does: behind a factor that is folded into weights they are rounded to other numbers. So is a result of
-    16 bits: an engine may keep it wider for one reader and store it for another. A 3x3 convolution in float32 is
-    computed in tiles, whose transforms round as the largest number of a tile asks. Every other run has 0 for numbers
-    below the smallest normal float32, as our Exp and products of bfloat16 have.
+    is relative to its terms, so these are moved; where all have one sign, as numbers around 1000, what they are moved
+    by cancels, and adding them one after the other does not: so the sum is moved, too. Operands that are rounded to 16
+    bits are moved by as much as that does: behind a factor that is folded into weights they are rounded to other
+    numbers. So is a result of 16 bits: an engine may keep it wider for one reader and store it for another. A 3x3
+    convolution in float32 is computed in tiles, whose transforms round as the largest number of a tile asks. Every
+    other run has 0 for numbers below the smallest normal float32, as our Exp and products of bfloat16 have.
 
     Args:
         scatters: each input of an edge is moved to a side of its own: several behind one result need not jump together.
@@ -452,8 +453,8 @@ class Nudged(Rounded):
             values = [self._nudged(v, max(epsilon, _rounding_of(v)) if heavy else epsilon) for v in values]
         tiled = self._by_tiles(call, values)
         results: list[Value | None] = [tiled] if tiled is not None else super().rounded(call, domain, values)
-        if not (call.op in CHOOSE or has_edges(call)):  # a sum has been rounded, but for one of float64
-            results = [r if adds and not _is_double(r) else self._nudged(r, _rounding_of(r)) for r in results]
+        if not (call.op in CHOOSE or has_edges(call)):
+            results = [self._nudged(r, _rounding_of(r)) for r in results]
         if call.op in TAILS:
             results = [self._tail_moved(values, results[0]), *results[1:]]
         return [self._flushed(r) for r in results] if self.flushes else results
@@ -506,10 +507,6 @@ def _counted(values: Sequence[Value | None]) -> bool:
     arrays = [v.array for v in values if v is not None]
     few = all(isinstance(array, np.ndarray) and array.dtype.kind in "iuf" and array.size <= FEW for array in arrays)
     return few and all(bool(np.all((np.rint(a) == a) & (np.abs(a) < 1 << 23))) for a in arrays)
-
-
-def _is_double(value: Value | None) -> bool:
-    return value is not None and value.kind == np.float64
 
 
 def _rounding_of(value: Value | None) -> float:

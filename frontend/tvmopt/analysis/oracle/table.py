@@ -20,6 +20,7 @@ from tvmopt.analysis.oracle import (
     quantized,
     recurrent,
     reductions,
+    regions,
     resize,
     signal,
     windows,
@@ -28,8 +29,8 @@ from tvmopt.analysis.oracle.values import Array, Call, Operator, is_real
 from tvmopt.importer.own import DOMAIN
 
 _GROUPS = (
-    attention, deform_conv, elementwise, grid_sample, movement, products, quantized, recurrent, reductions, resize,
-    signal, windows,
+    attention, deform_conv, elementwise, grid_sample, movement, products, quantized, recurrent, reductions, regions,
+    resize, signal, windows,
 )  # fmt: skip
 
 OPERATORS: dict[tuple[str, str], Operator] = {

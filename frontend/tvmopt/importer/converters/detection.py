@@ -97,8 +97,6 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
             begin, step, samples = line(region, column, bins)
             at = begin + number(place) * step + (number(sample) + number(0.5)) * step / number(samples)
             outside = tirx.any(at < number(-1.0), at > number(float(size)))
-            if ratio <= 0:  # a region without extent has no samples; a loop of no steps would leave its result unset
-                outside = tirx.any(outside, step <= number(0.0))
             inside = tirx.Select(
                 tirx.all(at > number(0.0), at <= number(float(size))), at, number(0.0)
             )  # fits an int32
@@ -107,27 +105,36 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
             part = tirx.Select(low >= size - 1, number(0.0), te.max(at, number(0.0)) - number(low))
             return outside, low, high, part
 
-        def corners(r: Any, c: Any, i: Any, j: Any, iy: Any, ix: Any) -> tuple[Any, list[Any]]:
-            """Whether a sample is outside, and its four weighted corners."""
+        def corners(r: Any, c: Any, i: Any, j: Any, iy: Any, ix: Any) -> tuple[Any, list[Any], Any]:
+            """Whether a sample is outside, its four weighted corners, and what it is outside: the picture's first
+            number by 0, which is no number where that is infinite."""
             out_y, y0, y1, fy = axis(r, 1, rows, i, iy, height)
             out_x, x0, x1, fx = axis(r, 0, columns, j, ix, width)
             n, gy, gx = owner(r), number(1.0) - fy, number(1.0) - fx
+            finite = tirx.abs(data(n, c, 0, 0)) < number(float("inf"))
             return tirx.any(out_y, out_x), [
                 data(n, c, y0, x0) * gy * gx, data(n, c, y0, x1) * gy * fx,
                 data(n, c, y1, x0) * fy * gx, data(n, c, y1, x1) * fy * fx,
-            ]  # fmt: skip
+            ], tirx.Select(finite, number(0.0), number(float("nan")))  # fmt: skip
+
+        def sampled_at_all(r: Any, value: Any) -> Any:
+            """A region without extent has no samples; a loop of no steps would leave its result unset."""
+            steps = [line(r, column, bins)[1] for column, bins in ((1, rows), (0, columns))]
+            return value if ratio > 0 else tirx.Select(tirx.all(*(s > number(0.0) for s in steps)), value, number(0.0))
 
         def one(r: Any, c: Any, i: Any, j: Any) -> Any:
             down, across = line(r, 1, rows)[2], line(r, 0, columns)[2]
             iy, ix = te.reduce_axis((0, down), "iy"), te.reduce_axis((0, across), "ix")
-            outside, weighted = corners(r, c, i, j, iy, ix)
+            outside, weighted, beyond = corners(r, c, i, j, iy, ix)
             if not most:
-                value = tirx.Select(outside, number(0.0), sum(weighted))
-                return te.sum(value / number(down * across), axis=[iy, ix])
+                value = tirx.Select(outside, beyond, sum(weighted))
+                return te.sum(sampled_at_all(r, value / number(down * across)), axis=[iy, ix])
             first, second, third, fourth = (tirx.Select(tirx.isnan(v), lowest, v) for v in weighted)
             value = te.max(te.max(first, second), te.max(third, fourth))
             lost = tirx.Select(tirx.isnan(weighted[0]), lowest, value)
-            return largest(tirx.Select(outside, number(0.0), lost), axis=[iy, ix])
+            beyond = tirx.Select(tirx.isnan(beyond), lowest, beyond)
+            lost = tirx.Select(outside, beyond, lost)
+            return largest(sampled_at_all(r, lost), axis=[iy, ix])
 
         lowest = number(float("-inf"))
         # te.max begins with a finite number
@@ -137,9 +144,10 @@ def roi_align(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx
             return found
 
         def or_lost(r: Any, c: Any, i: Any, j: Any) -> Any:
-            outside, (corner, *_) = corners(r, c, i, j, tirx.const(0, "int32"), tirx.const(0, "int32"))
-            lost = tirx.all(tirx.Not(outside), tirx.isnan(corner))
-            return tirx.Select(lost, number(float("nan")), found(r, c, i, j))
+            outside, (corner, *_), beyond = corners(r, c, i, j, tirx.const(0, "int32"), tirx.const(0, "int32"))
+            lost = tirx.isnan(tirx.Select(outside, beyond, corner))
+            value = tirx.Select(lost, number(float("nan")), found(r, c, i, j))
+            return sampled_at_all(r, value)
 
         return te.compute(found.shape, or_lost, name="roi_align_max")
 
