@@ -31,6 +31,14 @@ def truth(node: onnx.NodeProto, known: np.ndarray[Any, Any]) -> bool:
     return bool(known.reshape(-1)[0])
 
 
+def first_condition(walk: Walk, node: onnx.NodeProto) -> bool | None:
+    """Whether a Loop makes its first trip, as far as its condition says; None where that is known only at run time."""
+    if len(node.input) < 2 or not node.input[1]:
+        return True
+    known = walk.array(node.input[1])
+    return None if known is None else bool(known.reshape(-1)[0])
+
+
 def branch(
     walk: Walk,
     graph: onnx.GraphProto,

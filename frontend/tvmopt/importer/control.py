@@ -11,7 +11,7 @@ import onnx
 from onnx import helper
 
 from tvmopt.dims import Dim, OpenSize, Size, is_open
-from tvmopt.importer.bodies import branch, one_element, reshaped, truth
+from tvmopt.importer.bodies import branch, first_condition, one_element, reshaped, truth
 from tvmopt.importer.branches import fold_if
 from tvmopt.importer.counting import counted
 from tvmopt.importer.protos import attributes, make_type, node_name, node_reads
@@ -99,9 +99,10 @@ def _written_out(walk: Walk, node: onnx.NodeProto, most: int) -> Nodes | None:
     """A Loop whose trip count and conditions are constants as the nodes of all trips; None where these are not known,
     or more than `most`."""
     body = next(a.g for a in node.attribute if a.name == "body")
-    limit, alive = _loop_start(walk, node)
-    if limit is None or alive is None:
+    alive = first_condition(walk, node)
+    if alive is None or (node.input[0] and not walk.is_constant(node.input[0])):
         return None
+    limit = _loop_limit(walk, node)
     wanted, limit = limit, min(limit, most // max(len(body.node), 1) + 1)
     if wanted > limit and _never_stops(body):
         return None  # not after so many trips: each of them would try to write out the loops in it
@@ -150,16 +151,6 @@ def _start(walk: Walk) -> Callable[[], None]:
 def _loop_limit(walk: Walk, node: onnx.NodeProto) -> int:
     limit = walk.array(node.input[0]) if node.input[0] else None
     return int(limit.reshape(-1)[0]) if limit is not None else 1 << 62
-
-
-def _loop_start(walk: Walk, node: onnx.NodeProto) -> tuple[int | None, bool | None]:
-    """Trip count and first condition; None for what is known only at run time."""
-    names = [*node.input[:2], "", ""]
-    known = all(not n or walk.is_constant(n) for n in names[:2])
-    if not known:
-        return None, None
-    condition = walk.array(names[1]) if names[1] else None
-    return _loop_limit(walk, node), bool(condition.reshape(-1)[0]) if condition is not None else True
 
 
 def _finish(

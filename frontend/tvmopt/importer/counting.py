@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from tvmopt.dims import Dim, Size, interval
+from tvmopt.importer.bodies import first_condition
 from tvmopt.importer.branches import VIEWS
 from tvmopt.importer.protos import node_name, node_reads, subgraphs
 from tvmopt.importer.walk import Walk
@@ -105,13 +106,10 @@ def _keeps(maker: onnx.NodeProto) -> bool:
 
 def _begins(walk: Walk, node: onnx.NodeProto, made: dict[str, onnx.NodeProto]) -> bool:
     """Whether the first trip is always made: nothing asks before it, or what asks is true for all sizes."""
-    name = node.input[1] if len(node.input) > 1 else ""
-    if not name:
-        return True
-    known = walk.array(name)
+    known = first_condition(walk, node)
     if known is not None:
-        return bool(known.reshape(-1)[0])
-    name = walk.alias.get(name, name)
+        return known
+    name = walk.alias.get(node.input[1], node.input[1])
     while name in made and made[name].op_type in VIEWS:
         name = walk.alias.get(made[name].input[0], made[name].input[0])
     if name not in made or made[name].op_type not in LESS:

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 
 from tvmopt.dims import Dim, Size, is_open
 from tvmopt.errors import UnsupportedOp
-from tvmopt.importer.bodies import inside, one_element, reshaped, truth
+from tvmopt.importer.bodies import first_condition, inside, one_element, reshaped, truth
 from tvmopt.importer.places import numbered
 from tvmopt.importer.protos import attributes, describe_type, make_type, node_name, node_reads, operator, subgraphs
-from tvmopt.importer.walk import Array, Nodes, Walk
+from tvmopt.importer.walk import Nodes, Walk
 
 ROLLED = "tvmopt: computed trip by trip"
 """The text of documentation that marks the body of such a loop."""
@@ -221,9 +221,8 @@ def _keep_shapes(
         OtherShapes: states may as well begin with another shape, and have to.
     """
     read = set[str]().union(*map(node_reads, inner))
-    first = _first(walk, node)
     limit = walk.array(node.input[0]) if node.input[0] else np.array(1)
-    certain = first is not None and bool(first.reshape(-1)[0]) and limit is not None and limit.reshape(-1)[0] >= 1
+    certain = bool(first_condition(walk, node)) and limit is not None and limit.reshape(-1)[0] >= 1
     other: dict[int, tuple[Size, ...]] = {}
     for number, formal, at in states:
         before, after = walk.shape_of_type(walk.types[formal]), walk.open_shape(names[at])
@@ -268,19 +267,14 @@ def _why_not(
 
 def _trips(walk: Walk, node: onnx.NodeProto, always: bool) -> Size | None:
     """How often a loop runs, where that follows from sizes; `always`: no trip says that it is the last."""
-    first = _first(walk, node)
-    if first is not None and not bool(first.reshape(-1)[0]):
+    first = first_condition(walk, node)
+    if first is False:
         return 0
     sizes = walk.sizes(node.input[0]) if node.input[0] else None
     if not always or first is None or sizes is None or sizes.size != 1:
         return None
     trips = sizes.reshape(-1)[0]
     return trips if isinstance(trips, Dim) else max(0, int(trips))
-
-
-def _first(walk: Walk, node: onnx.NodeProto) -> Array | None:
-    """The condition before the first trip, if it is known."""
-    return walk.array(node.input[1]) if len(node.input) > 1 and node.input[1] else np.array(True)
 
 
 def _refused(node: onnx.NodeProto, opset: int, reason: str) -> UnsupportedOp:
