@@ -113,19 +113,23 @@ def resize(b: Builder) -> None:
     if mode == "cubic" and x.rank != 4:
         raise Reject("cubic in two axes only")
     attrs: dict[str, Any] = {"mode": mode}
-    attrs["coordinate_transformation_mode"] = b.choice(
-        ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
-    )
+    ways = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"]
+    attrs["coordinate_transformation_mode"] = b.choice(ways)
+    region = None
+    if attrs["coordinate_transformation_mode"] == ways[-1]:  # it may begin outside, or end before it begins
+        sides = b.rng.uniform(-0.3, 1.3, (2, x.rank - 2))
+        region = b.constant(np.concatenate([np.zeros(2), sides[0], np.ones(2), sides[1]]).astype(np.float32))
+        attrs["extrapolation_value"] = b.choice([0.0, 7.5])
     if mode == "nearest":
         attrs["nearest_mode"] = b.choice(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
     if b.chance(0.5):
         factors = [1.0, 1.0, *(b.choice([0.5, 1.0, 1.5, 2.0, 3.0]) for _ in x.shape[2:])]
         if any(int(f * s) == 0 for f, s in zip(factors, x.shape, strict=True)):
             raise Reject("empty")
-        b.node("Resize", [x, None, b.constant(np.array(factors, np.float32))], **attrs)
+        b.node("Resize", [x, region, b.constant(np.array(factors, np.float32))], **attrs)
     else:
         sizes = [*x.shape[:2], *(b.choice([1, 4, 7, 8, 15, 16]) for _ in x.shape[2:])]
-        b.node("Resize", [x, None, None, b.constant(np.array(sizes, np.int64))], **attrs)
+        b.node("Resize", [x, region, None, b.constant(np.array(sizes, np.int64))], **attrs)
 
 
 def grid_sample(b: Builder) -> None:

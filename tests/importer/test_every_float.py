@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
 from tests.importer import onnx_check
@@ -281,3 +282,23 @@ def test_prelu_of_every_float(dtype: str, slopes: tuple[int, ...]) -> None:
     wide = x.astype(np.float64)
     want = np.where(wide < 0, wide * slope.astype(np.float64), wide)
     np.testing.assert_allclose(found, want, rtol=TYPES[dtype])
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "int64", "int32", "uint32", "int16", "uint8", "bool"]
+)
+@pytest.mark.parametrize("size", [1, 7, 33])
+def test_a_cast_to_bfloat16_rounds_where_nothing_is_stored(dtype: str, size: int) -> None:
+    """TVM's kernels keep bfloat16 in float32: of a float64, a float16 or an integer all digits went through."""
+    rng = np.random.default_rng(size)
+    x = (rng.integers(0, 30000, size) + (rng.random(size) if np.dtype(dtype).kind == "f" else 0)).astype(dtype)
+    source = helper.np_dtype_to_tensor_dtype(x.dtype)
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
+    ]
+    infos = [helper.make_tensor_value_info(n, t, [size]) for n, t in (("x", source), ("y", TensorProto.FLOAT))]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    found = tvmopt.compile(made).model.run({"x": x})["y"]
+    np.testing.assert_array_equal(found, x.astype(ml_dtypes.bfloat16).astype(np.float32))

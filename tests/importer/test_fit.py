@@ -168,6 +168,13 @@ DAMAGED = {
     },
     "scales": (one_node("DequantizeLinear", (2, 4), {"s": ones(3)}, {"axis": 1}, dtype=TensorProto.INT8), "3 scales"),
     "Resize": (one_node("Resize", (1, 1, 4, 4), {"_r": 0, "_s": 0, "z": np.array([1, 1, 0, 4])}, {}), "positive"),
+    "Resize of half a region": (
+        one_node(
+            "Resize", (1, 1, 5, 6), {"r": np.zeros(4, "f"), "z": np.array([1, 1, 2, 2.3], "f")},
+            {"coordinate_transformation_mode": "tf_crop_and_resize"},
+        ),
+        "4 numbers for 4 axes",
+    ),
     "ScatterElements": (
         one_node("ScatterElements", (3, 3), {"i": np.zeros((2, 2), "int64"), "u": ones(2, 1)}, {}), "updates",
     ),

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
-from tvmopt.errors import InputError
+from tvmopt.errors import InputError, UnsupportedOp
 
 ROWS, COLUMNS = 9, 15
 GRID = np.random.default_rng(0).random((1, 3, 3, 2), np.float32)
@@ -148,3 +148,24 @@ def test_windows_larger_than_what_is_found(op):
                 compiled.run(at(chosen))
         else:
             assert compiled.run(at(chosen))["y"].shape[2] == chosen - 2
+
+
+@pytest.mark.parametrize("batch", [3, "n"])
+def test_a_sum_with_rows_whose_number_is_not_known_is_refused(batch: int | str) -> None:
+    """A Range with a step from outside has one row or seven, or does not fit: TVM's code generator was asked to add."""
+    nodes = [
+        helper.make_node("Range", ["zero", "seven", "step"], ["range"]),
+        helper.make_node("Gather", ["table", "range"], ["rows"]),
+        helper.make_node("Add", ["x", "rows"], ["y"], "sum"),
+    ]
+    table = np.zeros((70, 12), np.float32)
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 7, 12]),
+         helper.make_tensor_value_info("step", TensorProto.INT64, [])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(a, n) for n, a in (("zero", np.array(0)), ("seven", np.array(7)), ("table", table))],
+    )  # fmt: skip
+    with pytest.raises(UnsupportedOp, match="decided by values") as caught:
+        tvmopt.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9))
+    assert "sum" in caught.value.where

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 import tvmopt
 from tests.importer.onnx_check import model, value
 from tvmopt.analysis.oracle.evaluate import Oracle
+from tvmopt.errors import ModelError
 
 
 @pytest.mark.parametrize("transform", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
@@ -40,3 +44,31 @@ def test_a_cubic_resize_of_integers_rounds_and_saturates(dtype: str) -> None:
     found = tvmopt.compile(proto, verify=False).model.run({"x": x})["y"]
     apart = np.abs(found.astype(np.float64) - exact.astype(np.float64))
     assert apart.max() <= 1 and (apart > 0).mean() < 0.02  # float32 rounds at an edge
+
+
+def of_a_region(mode: str, roi: list[float], **given: Any) -> Any:
+    names = ["x", "roi", *("scales" if "scales" in given else "", "sizes" if "sizes" in given else "")]
+    options = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.5}
+    node = helper.make_node("Resize", names, ["y"], **options)
+    return model([node], [value("x", (1, 2, 5, 6))], [value("y", None)], {"roi": np.array(roi, "f"), **given})
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("given", [{"scales": np.float32([1, 1, 2, 2.3])}, {"sizes": np.array([1, 2, 7, 1], np.int64)}])
+@pytest.mark.parametrize(
+    ("low", "high"), [((0.13, 0.22), (0.61, 0.87)), ((0.61, 0.87), (0.13, 0.22)), ((-0.3, 0.52), (1.2, 0.52))]
+)
+def test_a_region_of_any_order(
+    mode: str, given: dict[str, Any], low: tuple[float, ...], high: tuple[float, ...]
+) -> None:
+    """It does not change the size that scales give; one that ends before it begins is turned round."""
+    proto = of_a_region(mode, [0, 0, *low, 1, 1, *high], **given)
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 6)).astype("f")
+    expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    found = tvmopt.compile(proto).model.run({"x": x})["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_region_that_is_none_is_refused() -> None:
+    with pytest.raises(ModelError, match="begins and ends at numbers"):
+        tvmopt.compile(of_a_region("cubic", [0, 0, 0, np.nan, 1, 1, 1, 1], scales=np.float32([1, 1, 2, 2])))

@@ -238,6 +238,11 @@ def _resize(given: Given) -> Texts:
             yield f"it has {values.size} {what} for {count} axes"
         if not (values > 0).all() or not np.isfinite(values.astype(np.float64)).all():
             yield f"its {what} are {values.tolist()}; they must be positive"
+    roi = given.array(1) if given.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" else None
+    if roi is not None and roi.size not in (0, 2 * count):
+        yield f"its roi has {roi.size} numbers for {count} axes; it has a beginning and an end of each"
+    if roi is not None and not np.isfinite(roi.astype(np.float64)).all():
+        yield f"its roi is {roi.ravel().tolist()}; a region begins and ends at numbers"
 
 
 def _vector(index: int, what: str) -> Rule:

@@ -111,10 +111,11 @@ def lower_pairs(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def cast(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
         source, target = str(node.value.ty.dtype), str(node.ty.dtype)
-        if source.startswith("float32") and target.startswith("bfloat16"):
-            shape = target.removeprefix("bfloat16")  # "", or "x16" where a kernel writes its vectors out
-            return tirx.reinterpret(target, call_intrin(f"uint16{shape}", ROUND, node.value))
-        return node
+        if source.startswith("bfloat16") or not target.startswith("bfloat16"):
+            return node
+        shape = target.removeprefix("bfloat16")  # "", or "x16" where a kernel writes its vectors out
+        value = node.value if source.startswith("float32") else tirx.Cast(f"float32{shape}", node.value)
+        return tirx.reinterpret(target, call_intrin(f"uint16{shape}", ROUND, value))
 
     def call(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)

@@ -228,12 +228,7 @@ def _sizes(ctx: Context, shape: Sequence[Size], roi: Any, scales: Any, sizes: An
         factors = [float(s) for s in np.ravel(scales)]
         if len(axes) != len(factors):
             raise ctx.unsupported(f"{len(factors)} scales for {len(axes)} axes")
-        cropped = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-        n = len(axes)
-        wanted = [
-            _scaled(shape[a], f * ((regions[i + n] - regions[i]) if cropped else 1))
-            for i, (a, f) in enumerate(zip(axes, map(float, np.ravel(scales)), strict=True))
-        ]
+        wanted = [_scaled(shape[a], f) for a, f in zip(axes, factors, strict=True)]  # of a region, too, by all engines
     else:
         raise ctx.unsupported("neither scales nor sizes is known at compile time")
     n = len(axes)
