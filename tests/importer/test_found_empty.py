@@ -166,6 +166,26 @@ def test_a_sum_with_rows_whose_number_is_not_known_is_refused(batch: int | str) 
         [helper.make_empty_tensor_value_info("y")],
         [numpy_helper.from_array(a, n) for n, a in (("zero", np.array(0)), ("seven", np.array(7)), ("table", table))],
     )  # fmt: skip
-    with pytest.raises(UnsupportedOp, match="decided by values") as caught:
+    with pytest.raises(UnsupportedOp, match="values decide whether sizes") as caught:
         tvmopt.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9))
     assert "sum" in caught.value.where
+
+
+def test_a_range_that_would_end_before_it_begins_is_empty() -> None:
+    """From 2 to the number of what a mask selects."""
+    nodes = [
+        helper.make_node("Compress", ["x", "mask"], ["rows"], axis=0),
+        helper.make_node("Shape", ["rows"], ["shape"], start=0, end=1),
+        helper.make_node("Squeeze", ["shape"], ["count"]),
+        helper.make_node("Range", ["two", "count", "one"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, COLUMNS]),
+         helper.make_tensor_value_info("mask", TensorProto.BOOL, [ROWS])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.array(n), name) for n, name in ((2, "two"), (1, "one"))],
+    )  # fmt: skip
+    made = tvmopt.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)).model
+    for chosen in (0, 1, 2, 3, ROWS):
+        np.testing.assert_array_equal(made.run(at(chosen))["y"], np.arange(2, chosen))

@@ -339,8 +339,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
         if tensor and not isinstance(value.ty.shape, relax.ShapeExpr) and not self.dynamic:
             if known is None:
                 what = f"The shape of '{output}' is not known."
-            else:  # as onnxruntime would find it; no kernel is written for a size that is 1 in one run and not in others
-                what = f"The shape of '{output}' is not certain: whether sizes of its inputs agree is decided by values."
+            else:  # no kernel is written for a size that is 1 in one run and not in others
+                what = f"The shape of '{output}' is not certain: values decide whether sizes of its inputs agree."
             raise UnsupportedOp(what, where=f"node '{binding}'", fix=CUT_BEFORE_SELECTION)
         if known is None or not is_open(known[1]) or not isinstance(value, relax.Var):
             return value

@@ -161,7 +161,8 @@ class Symbols:
             found[name] = max(0, int(replaced(limit, found)))
         return {name: found[name] for name in self.decided}
 
-    def _is_decided(self, *sizes: Size) -> bool:
+    def is_decided(self, *sizes: Size) -> bool:
+        """Whether values decide one of these sizes, or where something begins, in a run."""
         return bool(symbols_of(sizes) & (self.decided.keys() | self.places.keys()))
 
     def less(self, a: Size, b: Size) -> bool:
@@ -207,7 +208,7 @@ class Symbols:
         condition = Condition(size, "<=", limit)
         if self.between(size - limit)[1] <= 0:
             return
-        if self._is_decided(size, limit):
+        if self.is_decided(size, limit):
             raise OpenSize(f"whether {condition} is decided by values, at run time")
         if isinstance(size, Dim) and size.is_symbol and isinstance(limit, int):
             name = str(size)
@@ -230,7 +231,7 @@ class Symbols:
         if a == b or not (isinstance(a, Dim) or isinstance(b, Dim)):
             return a
         found = self._solved(*_reduced(a, b)) or _same_rows(a, b, self.names)
-        if self._is_decided(a, b) and (found is None or not self._may_be(*found)):
+        if self.is_decided(a, b) and (found is None or not self._may_be(*found)):
             if self.in_place(a, b):
                 raise Changing(f"whether {a} is {b} differs from trip to trip of a loop")
             raise Undecided(f"whether {a} is {b} is decided by values, at run time")

@@ -87,9 +87,11 @@ def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     bounds = [ctx.array(v) for v in inputs]
     if _is_static(inputs, ctx) or any(b is None for b in bounds):
         return indexed.range_(bb, inputs, attrs, ctx)
-    start, stop, step = (to_tvm(np.ravel(b)[0]) for b in bounds if b is not None)
+    start, stop, step = (np.ravel(b)[0] for b in bounds if b is not None)
     known = ctx.output_types[0]
-    return relax.op.arange(start, stop, step, dtype=known[0] if known else "int64")
+    if known and isinstance(step, int | np.integer) and step > 0:  # none where it ends before it begins
+        stop = start + known[1][0] * step
+    return relax.op.arange(to_tvm(start), to_tvm(stop), to_tvm(step), dtype=known[0] if known else "int64")
 
 
 FARTHEST = 1 << 31

@@ -51,7 +51,10 @@ def range_(n: Node) -> Shapes | None:
     if any(v is None for v in values):
         return None
     start, limit, step = (v[0] for v in values if v)
-    return [((limit - start + step - 1) // step,)] if isinstance(step, int) and step > 0 else None
+    if not isinstance(step, int) or step < 1:
+        return None
+    count = (limit - start + step - 1) // step  # of open sizes the call is refused where it is negative
+    return [(n.walk.symbols.most_of(count, 0) if n.walk.symbols.is_decided(count) else count,)]
 
 
 def slice_(n: Node) -> Shapes | None:
