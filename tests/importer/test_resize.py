@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
@@ -72,3 +73,23 @@ def test_a_region_of_any_order(
 def test_a_region_that_is_none_is_refused() -> None:
     with pytest.raises(ModelError, match="begins and ends at numbers"):
         tvmopt.compile(of_a_region("cubic", [0, 0, 0, np.nan, 1, 1, 1, 1], scales=np.float32([1, 1, 2, 2])))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("opset", [7, 8, 9, 10])
+@pytest.mark.parametrize("scales", [(2, 1.5), (3, 2), (0.6, 0.5)])
+def test_before_opset_11_places_are_not_centres(mode: str, opset: int, scales: tuple[float, float]) -> None:
+    """ONNX's converter to newer opsets does not say so, and centres are the default there."""
+    factors = np.array([1, 1, *scales], "f")
+    if opset < 9:
+        node = helper.make_node("Upsample", ["x"], ["y"], mode=mode, scales=factors.tolist())
+    else:
+        node = helper.make_node("Upsample" if opset == 9 else "Resize", ["x", "scales"], ["y"], mode=mode)
+    if "Upsample" in node.op_type and min(scales) < 1:
+        pytest.skip("Upsample makes no picture smaller")
+    given = {"scales": factors} if opset >= 9 else {}
+    proto = model([node], [value("x", (1, 2, 5, 6))], [value("y", None)], given, opset=opset)
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 6)).astype("f")
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = tvmopt.compile(proto).model.run({"x": x})["y"]
+    np.testing.assert_allclose(found, session.run(None, {"x": x})[0], rtol=1e-5, atol=1e-5)

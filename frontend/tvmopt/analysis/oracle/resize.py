@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tvmopt.analysis.oracle.values import Array, Call, Operator, Result, Unsupported
+from tvmopt.importer.opset import nearest_before
 
 
 def _coordinates(mode: str, length: int, number: int, scale: float, region: tuple[float, float]) -> Array:
@@ -108,7 +109,7 @@ def _resize(call: Call, x: Array, *rest: Any) -> Result:
     extents, factors = _frame(call, x, axes, scales, sizes)
     mode = call.get("coordinate_transformation_mode", "half_pixel" if call.version >= 11 else "asymmetric")
     if call.version < 11 and call.get("mode", "nearest") == "nearest":
-        call.attributes = {**call.attributes, "nearest_mode": "floor"}
+        call.attributes = {**call.attributes, "nearest_mode": nearest_before(scales)}
     region = [0.0] * len(axes) + [1.0] * len(axes)
     if mode == "tf_crop_and_resize" and roi is not None and np.size(roi):  # else it is not read
         region = [float(v) for v in roi]

@@ -23,6 +23,7 @@ from tvmopt.importer.converters.context import Context, Converter, Inputs, Resul
 from tvmopt.importer.converters.indices import at_least
 from tvmopt.importer.converters.sized import shape_as_data
 from tvmopt.importer.open_shapes.spatial import scaled
+from tvmopt.importer.opset import nearest_before
 from tvmopt.importer.sizes import shape_to_tvm, to_tvm
 
 Array = npt.NDArray[Any]
@@ -352,12 +353,13 @@ def resize_to(b: Build, ctx: Context, x: Any, work: list[Axis], attrs: dict[str,
 
 
 def resize(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: Context) -> Result:
-    """Resize, opset 10 and later (10 has no coordinate transformations: asymmetric, floor)."""
+    """Resize, opset 10 and later (10 has no coordinate transformations: asymmetric)."""
     b = Build(bb, ctx.name)
     x = inputs[0]
     if ctx.opset < 11:
         scales = ctx.array(inputs[1], "scales")
-        attrs = {**attrs, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        nearest = nearest_before(scales)
+        attrs = {**attrs, "coordinate_transformation_mode": "asymmetric", "nearest_mode": nearest}
         return resize_to(b, ctx, x, _sizes(ctx, shape_of(x), None, scales, None, attrs), attrs)
     cropped = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     roi = ctx.array(inputs[1], "roi") if cropped else None
