@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmopt
-from tests.importer.onnx_check import compare, random_inputs, run_relax, value
+from tests.importer.onnx_check import compare, model, random_inputs, run_ort, run_relax, value
 from tvmopt.importer.prepare import prepare
 from tvmopt.importer.relax import to_relax
 
@@ -187,6 +187,24 @@ def test_slice_with_negative_steps() -> None:
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 def test_softmax_of_both_meanings(op: str, opset: int) -> None:
     compare(op, [normal(2, 3, 7)], opset=opset, axis=1)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_softmax_of_both_meanings_in_a_branch(op: str, opset: int, taken: bool) -> None:
+    """ONNX's converter to newer opsets changes what Hardmax means, there as well."""
+    result = value("r", (2, 3, 7))
+    branches = [
+        helper.make_graph([helper.make_node(kind, ["x"], ["r"], **given)], kind, [], [result])
+        for kind, given in ((op, {"axis": 1}), ("Neg", {}))
+    ]
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs = [value("x", (2, 3, 7)), value("c", (), TensorProto.BOOL)]
+    made = model([node], inputs, [value("y", (2, 3, 7))], opset=opset)
+    feeds = {"x": normal(2, 3, 7), "c": np.array(taken)}
+    found = tvmopt.compile(made).model.run(feeds)["y"]
+    np.testing.assert_allclose(found, run_ort(made, feeds)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceSum", "ReduceMean", "ReduceL2", "ReduceLogSumExp"])

@@ -40,9 +40,11 @@ def convert_opset(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelP
         convert stays as it is: most converters know the old forms too, and the check names what they do not.
     """
     version = opset_versions(model).get("", TARGET)
-    scans = any(n.op_type == "Scan" for n in model.graph.node) and version < 9  # with a batch axis, which is forgotten
-    relabelled = any(n.op_type in MISCONVERTED for n in model.graph.node)
-    if version >= OLDEST or others(model.functions) or scans or relabelled:
+    if version >= OLDEST or others(model.functions):
+        return model, weights
+    used = _operators(model.graph)
+    scans = "Scan" in used and version < 9  # with a batch axis, which is forgotten
+    if scans or used & MISCONVERTED:
         return model, weights
     slim = onnx.ModelProto()
     slim.CopyFrom(model)
@@ -76,6 +78,11 @@ def convert_opset(model: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelP
     kept = opset_versions(converted)
     converted.opset_import.extend(o for o in model.opset_import if normal_domain(o.domain) not in kept)
     return converted, weights | made
+
+
+def _operators(graph: onnx.GraphProto) -> set[str]:
+    """Those of a graph and of all bodies in it."""
+    return {n.op_type for n in graph.node}.union(*(_operators(g) for n in graph.node for g in subgraphs(n)))
 
 
 def nearest_before(scales: Any) -> str:
