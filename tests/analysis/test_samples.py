@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmopt.analysis.bounds import integer_bounds
-from tvmopt.analysis.samples import sample_inputs
+from tvmopt.analysis.samples import sample_inputs, trial_inputs, trials
 from tvmopt.runtime.tensors import TensorInfo
 
 
@@ -79,3 +79,14 @@ def test_pictures_have_all_bytes(dtype: int, shape: list[int | str], picture: bo
     assert bounds == ({"x": (0, 256)} if picture else {})
     x = sample_inputs([TensorInfo("x", (1, 50, 50, 3), "uint8")], bounds=bounds)["x"]
     assert (x.min(), x.max()) == ((0, 255) if picture else (0, 1))
+
+
+def test_truth_values_take_turns() -> None:
+    """Both branches of an If are verified; all combinations of two where there are seeds for them."""
+    infos = [TensorInfo("x", (4,), "float32"), *(TensorInfo(n, (1,), "bool") for n in "ab")]
+    seen = {tuple(bool(trial_inputs(infos, seed)[n][0]) for n in "ab") for seed in trials(infos)}
+    assert len(seen) == 4
+    assert len({tuple(bool(trial_inputs(infos[1:], s)[n][0]) for n in "ab") for s in trials(infos[1:])}) == 4
+    counts = [TensorInfo("x", (4,), "float32"), TensorInfo("n", (), "int64")]
+    assert {int(trial_inputs(counts, seed)["n"]) for seed in trials(counts)} == {0, 1}
+    assert {int(trial_inputs(counts, seed, {"n": (5, 9)})["n"]) for seed in trials(counts)} <= set(range(5, 9))

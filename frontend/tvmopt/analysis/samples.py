@@ -7,6 +7,7 @@ the graph. The same seed gives the same arrays on every machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,6 +66,8 @@ def sample_inputs(
     return arrays
 
 
+FLAGS = 3
+"""Truth values of which the first eight seeds try all combinations; further ones go with these."""
 KINDS = ("random", "random", "around 1000", "times 1000", "zeros", "one Inf", "one NaN")
 """What the first seeds stand for, in every word of tvmopt: two random inputs, then floats that are random around 1000,
 a thousand times larger, zero, and random with one infinite or undefined value. Later seeds are random."""
@@ -83,14 +86,19 @@ def described(seed: int) -> str:
 def trial_inputs(
     inputs: Sequence[Info], seed: int, bounds: Mapping[str, int | Sequence[Any]] | None = None
 ) -> dict[str, Array]:
-    """The inputs of a seed.
+    """The inputs of a seed. Single truth values, and single integers of which nothing is known, take turns: they choose
+    between branches, and each has to be looked at.
 
     >>> from tvmopt.runtime.tensors import TensorInfo
+    >>> [bool(trial_inputs([TensorInfo("c", (), "bool")], seed)["c"]) for seed in range(3)]
+    [True, False, True]
     >>> trial_inputs([TensorInfo("x", (2,), "float32")], 6)["x"]
     array([0.12573022,        nan], dtype=float32)
     """
     kind = KINDS[seed] if seed < len(KINDS) else "random"
     arrays = sample_inputs(inputs, seed=0 if kind != "random" else seed, bounds=bounds)
+    for place, name in enumerate(_flags(inputs, bounds or {})):
+        arrays[name] = np.full_like(arrays[name], not seed >> place % FLAGS & 1)
     floats = {n: a for n, a in arrays.items() if a.dtype.kind not in "iub"}
     for name, array in floats.items():
         if kind == "around 1000":
@@ -105,7 +113,15 @@ def trial_inputs(
     return arrays
 
 
+def _flags(inputs: Sequence[Info], bounds: Mapping[str, Any]) -> list[str]:
+    """Inputs of one element that may choose a branch."""
+    kinds = {i.name: numpy_dtype(i.dtype).kind for i in inputs if prod(i.shape) == 1}
+    return [name for name, kind in kinds.items() if kind == "b" or (kind in "iu" and name not in bounds)]
+
+
 def trials(inputs: Sequence[Info]) -> tuple[int, ...]:
-    """The seeds that verification tries; models without float inputs have only the random ones."""
+    """The seeds that verification tries; models without float inputs have only the random ones, and as many as their
+    flags ask for."""
     known = any(numpy_dtype(i.dtype).kind not in "iub" for i in inputs)
-    return tuple(range(len(KINDS))) if known else (0, 1)
+    flags = sum(numpy_dtype(i.dtype).kind == "b" and prod(i.shape) == 1 for i in inputs)
+    return tuple(range(len(KINDS) if known else 2 ** min(max(flags, 1), FLAGS)))
