@@ -313,7 +313,10 @@ def run(
         raise InputError(f"there is no fill {fill!r}.", fix="random, zeros or ones")
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputError(f"inputs is a {type(inputs).__name__}.", fix="give arrays by name: {'x': array}")
-    check_writable(output)
+    if output is not None:
+        from tvmopt.compiler.request import model_files
+
+        check_writable(output, reads=model_files(model))
     form = array_format(output) if output is not None else ""
     notes = []
     sizes = shape
@@ -427,7 +430,9 @@ def refit(
             description have changed.
         AccuracyError: see :func:`compile`.
     """
-    check_writable(output)
+    from tvmopt.compiler.request import model_files
+
+    check_writable(output, reads=model_files(model))
     fleet = None if isinstance(artifact, Artifact) else Fleet.read(artifact)
     if fleet is None:
         old = artifact if isinstance(artifact, Artifact) else artifacts.read(artifact)
@@ -486,7 +491,9 @@ def inspect(
     if timed and not html:
         raise InputError("timing shows on the page only.", fix="tvmopt inspect MODEL --html graph.html --timed")
     if html:
-        check_writable(html)
+        from tvmopt.compiler.request import model_files
+
+        check_writable(html, reads=model_files(source))
         write_text(html, _graph_page(source, shape, timed, target, precision, progress))
     if is_artifact(source):
         return artifacts.read_manifest(source, target=_asked(target))

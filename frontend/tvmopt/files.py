@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -15,13 +15,33 @@ from typing import IO, Any
 from tvmopt.errors import InputError, TvmoptError, collect, reason
 
 
-def check_writable(*paths: str | Path | None) -> None:
+def check_writable(*paths: str | Path | None, reads: Iterable[str | Path] = ()) -> None:
     """Refuse what cannot be written, before the work whose results go there; None and "" are passed over.
 
+    Args:
+        reads: files that the work reads: no result may replace one of them. They are asked for only where a result
+            would replace anything.
+
     Raises:
-        InputError: each path that is a folder, or whose folder is missing or cannot be written.
+        InputError: each path that is a folder, or whose folder is missing or cannot be written; that stands for two
+            results, or is one of `reads`.
     """
     problems = [(str(p), problem) for p in paths if p and (problem := _problem(Path(p)))]
+    if not problems:
+        plain = [Path(p) for p in paths if p and not _special(Path(p))]
+        real = [path.resolve() for path in plain]
+        problems = [
+            (str(path), ("two results would be written to one file.", "give each a file of its own"))
+            for at, path in enumerate(plain)
+            if real[at] in real[:at]
+        ]
+        if there := [path for path in plain if path.exists()]:
+            problems += [
+                (str(path), (f"the result would replace {source}, which is read.", "give another file"))
+                for source in reads
+                for path in there
+                if os.path.exists(source) and os.path.samefile(path, source)
+            ]
     if problems:
         raise collect([InputError(what, where=path, fix=fix) for path, (what, fix) in problems])
 

@@ -342,3 +342,38 @@ def test_ctrl_c_says_what_is_left(
     assert cli.main([command, "m.onnx"]) == 130
     told = capsys.readouterr()
     assert words in told.err and told.err.count("\n") == 1 and not told.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compile", "m.onnx", "-o", "m.onnx"),
+        ("compile", "m.onnx", "-o", "weights.bin"),
+        ("compile", "m.onnx", "-o", "link.onnx"),
+        ("report", "m.onnx", "-o", "m.onnx"),
+        ("report", "m.tvmopt", "--model", "m.onnx", "-o", "m.onnx"),
+        ("profile", "m.onnx", "--trace", "m.onnx"),
+        ("profile", "m.tvmopt", "--html", "m.tvmopt"),
+        ("profile", "m.tvmopt", "--html", "new", "--svg", "./new"),
+        ("compare", "m.onnx", "--html", "m.onnx"),
+        ("bench", "m.onnx", "--html", "m.onnx"),
+        ("inspect", "m.onnx", "--html", "m.onnx"),
+        ("refit", "m.tvmopt", "m.onnx", "-o", "m.onnx"),
+        ("run", "m.tvmopt", "-i", "in.npz", "-o", "in.npz"),
+        ("run", "m.tvmopt", "-i", "x=in.npz", "-o", "in.npz"),
+        ("quantize", "m.onnx", "--data", "in.npz", "-o", "m.onnx"),
+    ],
+    ids=" ".join,
+)
+def test_no_result_replaces_what_is_read(words: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
+    """A second name of a file, and the file with a model's weights, are it as well."""
+    made = small_model()
+    onnx.save(made, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "link.onnx").symlink_to("m.onnx")
+    (tmp_path / "m.tvmopt").write_bytes((folder / "small.tvmopt").read_bytes())
+    np.savez(tmp_path / "in.npz", x=np.ones((1, 3, 9, 9), "float32"))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = tvmopt(*words, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert "would replace" in done.stderr or "to one file" in done.stderr
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -11,7 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tvmopt
 from tests.importer.onnx_check import model, run_ort, value
+from tvmopt.compiler.request import source_hash
 from tvmopt.errors import ModelError
 from tvmopt.importer import import_model, load
 from tvmopt.importer.external import LARGE, array_of
@@ -176,6 +178,20 @@ def test_external_data_that_is_refused(tmp_path, entries, words):
     os.symlink(tmp_path, f"{folder}/folder")
     os.mkfifo(f"{folder}/fifo")
     assert words in refused(path)
+
+
+@pytest.mark.parametrize("location", ["fifo", "zeros", "/dev/zero", "../../../dev/zero", "link.bin", "/etc/passwd"])
+def test_no_hash_is_made_of_what_is_refused(tmp_path, location):
+    """To compile hashes the model's files beside the import: it waited for the end of a pipe, or of /dev/zero."""
+    path = external(tmp_path, location=location)
+    folder = os.path.dirname(path)
+    os.symlink(tmp_path / "secret.bin", f"{folder}/link.bin")
+    os.symlink("/dev/zero", f"{folder}/zeros")
+    os.mkfifo(f"{folder}/fifo")
+    with pytest.raises(ValueError, match="folder|plain file"):
+        source_hash(path)
+    with pytest.raises(ModelError, match="folder|regular file"):
+        tvmopt.compile(path)
 
 
 def test_a_link_inside_the_folder_is_fine(tmp_path):

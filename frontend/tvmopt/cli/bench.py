@@ -102,12 +102,13 @@ def command(
     from tvmopt.bench.measure import Plan
     from tvmopt.bench.run import Settings, bench
     from tvmopt.bench.stats import Rules
+    from tvmopt.compiler.request import model_files
     from tvmopt.targets.detect import usable_cores
 
     if save and load:
         raise InputError("--save and --load exclude each other.", fix="--load DIR to reuse, --save DIR to write")
     _files_wanted(models, save, load, export_profile)
-    check_writable(html, markdown, export_times, export_profile)
+    check_writable(html, markdown, export_times, export_profile, reads=model_files(*models, model))
     settings = Settings(
         engines=(subject, *(["onnxruntime"] if against is None else words_of(against))),
         batches=tuple(_integers(batch, "--batch")),

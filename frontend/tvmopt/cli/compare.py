@@ -89,10 +89,11 @@ def command(
     Exit code 3 where something differs. Then the first layer that leaves its tolerance is named, and the pass, kernel,
     constant or precision to blame; a model of a few nodes that reproduces it is written.
     """
+    from tvmopt.compiler.request import model_files
     from tvmopt.debug.compare import compare
     from tvmopt.files import check_writable, write_text
 
-    check_writable(html)
+    check_writable(html, reads=model_files(model, other))
     with progress(quiet or as_json) as show:
         result = compare(
             model,

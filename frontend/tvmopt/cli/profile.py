@@ -53,10 +53,11 @@ def command(
 ) -> None:
     """Time every kernel inside real runs: nodes, FLOPs, bytes, share of the roof, advice with its gain."""
     from tvmopt.analysis.profile import chrome_trace, profile
+    from tvmopt.compiler.request import model_files
     from tvmopt.files import check_writable, write_text
     from tvmopt.runtime.artifact import is_artifact
 
-    check_writable(html, svg, trace)
+    check_writable(html, svg, trace, reads=model_files(source))
     many_threads(threads)
     with tempfile.TemporaryDirectory() as folder, progress(as_json) as show:
         file = source

@@ -52,10 +52,11 @@ def command(
     The table shows the layers that lose most by themselves: what to --exclude first. With --max-drop and --metric they
     are left in floats until the metric holds.
     """
+    from tvmopt.compiler.request import model_files
     from tvmopt.files import check_writable, write_text
     from tvmopt.quantization.quantize import quantize
 
-    check_writable(html)
+    check_writable(html, output, reads=model_files(model))
     with progress(quiet or as_json) as show:
         result = quantize(
             model, output, data=data, samples=samples, mean=_numbers(mean, "--mean"), std=_numbers(std, "--std"),

@@ -70,7 +70,9 @@ def command(
 ) -> None:
     """Run a compiled model on files or filled inputs; print what came out and how long it took."""
     from tvmopt.api import run
+    from tvmopt.files import check_writable
 
+    check_writable(output, reads=[text.partition("=")[2] or text for text in inputs or ()])
     many_threads(threads, cores)
     with progress(as_json) as show:
         result = run(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvmopt.compiler.beginning import two_models
 from tvmopt.compiler.carchive.asked import EMITTED, check_request
 from tvmopt.compiler.dump import Dumps
-from tvmopt.compiler.request import Request
+from tvmopt.compiler.request import Request, model_files
 from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
 from tvmopt.files import check_writable
@@ -77,7 +77,7 @@ def check_output(emit: str, requests: Mapping[str, Request], output: str | Path 
     if emit not in EMITTED:
         raise InputError(f"there is nothing of the kind {emit!r} to write.", where="--emit", fix=" or ".join(EMITTED))
     if emit == "artifact":
-        check_writable(output)
+        check_writable(output, reads=model_files(*(request.source for request in requests.values())))
     elif len(requests) > 1:
         raise InputError(f"a C archive is of one target and one number of threads, not {len(requests)}.",
             where="--emit c-archive", fix="write a folder for each")  # fmt: skip

@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from tvmopt.compiler.dump import Dumps
 from tvmopt.dims import Shapes
 from tvmopt.fields import mentions
+from tvmopt.files import open_plain
 from tvmopt.runtime.manifest import Manifest
 from tvmopt.runtime.tensors import from_plain, to_plain
 from tvmopt.targets import Machine, names
@@ -154,6 +155,9 @@ def source_hash(source: Any, loaded: Any = None) -> str:
 
     Args:
         loaded: the model in the file, without its external data, where it was read before.
+
+    Raises:
+        OSError, ValueError: a file is none, or external data lies where it must not; to load the model says so.
     """
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
@@ -162,10 +166,9 @@ def source_hash(source: Any, loaded: Any = None) -> str:
     path = Path(source)
     digest = hashlib.sha256()
     room = memoryview(bytearray(1 << 24))  # new memory for each piece takes longer than its hash
-    for name in (path.name, *sorted(external_files(path, loaded) - {path.name})):
-        file_path = path.parent / name
-        with (file_path if file_path.exists() else path.resolve().parent / name).open("rb", 0) as file:
-            while size := file.readinto(room):
+    for file_path in (path, *(place for _, place in sorted(external_places(path, loaded).items()))):
+        with open_plain(file_path) as file:
+            while size := file.readinto(room):  # type: ignore[attr-defined]  # of a plain file
                 digest.update(room[:size])
     return digest.hexdigest()
 
@@ -188,6 +191,29 @@ def external_files(path: Path, loaded: Any = None) -> set[str]:
 
     model = loaded or onnx.load(str(path), load_external_data=False)
     return {e.value for _, t in all_tensors(model) for e in t.external_data if e.key == LOCATION.decode()}
+
+
+def external_places(path: Path, loaded: Any = None) -> dict[str, Path]:
+    """Where the external data of a model lies, by the names that the model has for it.
+
+    Raises:
+        ValueError: outside the model's folder.
+    """
+    names = external_files(path, loaded) - {path.name}
+    if not names:
+        return {}
+    from tvmopt.importer.external import place_of
+
+    return {name: place_of(name, path) for name in names}
+
+
+def model_files(*sources: Any) -> Iterator[Path]:
+    """The files of models and artifacts, external data included; of what is given as bytes there are none."""
+    for source in sources:
+        if isinstance(source, str | os.PathLike):
+            yield Path(source)
+            with suppress(Exception):  # a model that cannot be read: who loads it says why
+                yield from external_places(Path(source)).values()
 
 
 @contextmanager

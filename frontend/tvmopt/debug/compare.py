@@ -16,6 +16,7 @@ from typing import Any
 
 from tvmopt.analysis.judge import of_output
 from tvmopt.children import Progress
+from tvmopt.compiler.request import model_files
 from tvmopt.debug.records import CompareResult, result_from
 from tvmopt.dims import Shapes
 from tvmopt.errors import InputError
@@ -130,7 +131,7 @@ def compare(
         read(other, mapped=True)  # a damaged file is no engine that fails
     target_file = Path(repro) if repro else Path(f"{Path(model).stem}.repro.onnx")
     if bisect:
-        check_writable(target_file)
+        check_writable(target_file, reads=model_files(model, other))
     settings = Settings(
         str(model), str(other or ""), chosen, tuple(precision), str(target), threads or usable_cores(),
         {k: list(map(int, v)) for k, v in (shape or {}).items()}, dict(values or {}), "", seed,

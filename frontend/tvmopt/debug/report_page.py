@@ -75,9 +75,10 @@ def report_page(
         InputError: `model` beside an ONNX file; and whatever :func:`tvmopt.compile` raises.
     """
     from tvmopt.api import compile_isolated
+    from tvmopt.compiler.request import model_files
     from tvmopt.targets import Machine
 
-    check_writable(output)
+    check_writable(output, reads=model_files(source, model))
     tell = progress or (lambda stage: None)
     compiled = is_artifact(source)
     if model is not None and not compiled:

@@ -94,6 +94,22 @@ def array_of(tensor: TensorProto) -> npt.NDArray[Any]:
     return np.asarray(numpy_helper.to_array(whole))  # several numbers a byte
 
 
+def place_of(location: str, file: Path) -> Path:
+    """The file that external data of a model's file lies in.
+
+    Raises:
+        ValueError: it is not in the model's folder, nor in the one that the model is a link to.
+    """
+    if os.path.isabs(location) or ".." in Path(location).parts or location[1:2] == ":":
+        raise ValueError(f"'{location}' leaves the model's folder")
+    folders = [Path(os.path.realpath(folder)) for folder in (file.parent, file.resolve().parent)]
+    places = [folder / location for folder in folders]
+    real = Path(os.path.realpath(next((place for place in places if place.exists()), places[0])))
+    if not any(real.is_relative_to(folder) for folder in folders):
+        raise ValueError(f"'{location}' is a link that leaves the model's folder")
+    return real
+
+
 def _place(tensor: TensorProto, file: Path | None) -> tuple[Path, int, int]:
     """The file that a tensor's data lies in, the offset in it and the length.
 
@@ -106,13 +122,7 @@ def _place(tensor: TensorProto, file: Path | None) -> tuple[Path, int, int]:
         raise ValueError("its location is missing or not text")
     if file is None:
         raise ValueError(f"the model was given as bytes, so '{location}' has no folder; give its path")
-    if os.path.isabs(location) or ".." in Path(location).parts or location[1:2] == ":":
-        raise ValueError(f"'{location}' leaves the model's folder")
-    folders = [Path(os.path.realpath(folder)) for folder in (file.parent, file.resolve().parent)]
-    places = [folder / location for folder in folders]
-    real = Path(os.path.realpath(next((place for place in places if place.exists()), places[0])))
-    if not any(real.is_relative_to(folder) for folder in folders):
-        raise ValueError(f"'{location}' is a link that leaves the model's folder")
+    real = place_of(location, file)
     wanted = byte_size(tensor.data_type, count(tensor.dims))
     offset, length = (_integer(entries.get(k, d), k) for k, d in (("offset", "0"), ("length", str(wanted))))
     if length != wanted:
