@@ -202,6 +202,17 @@ def test_a_damaged_artifact_is_compiled_again(place: Path, model: Path, tmp_path
     assert again.path.read_bytes() == whole.read_bytes() == file.read_bytes()
 
 
+def test_an_artifact_of_another_model_is_not_taken(place: Path, model: Path, tmp_path: Path) -> None:
+    other = silu(tmp_path / "other.onnx", 24)
+    assert command("compile", other, "-o", tmp_path / "other.tvmopt", "--no-cache").returncode == 0
+    assert command("compile", model, "-o", tmp_path / "a.tvmopt").returncode == 0
+    (kept,) = place.rglob("*.tvmopt")
+    kept.write_bytes((tmp_path / "other.tvmopt").read_bytes())
+    again = command("compile", model, "-o", tmp_path / "b.tvmopt")
+    assert again.returncode == 0 and "compiled in" in again.stdout
+    assert read(tmp_path / "b.tvmopt").manifest.inputs == read(tmp_path / "a.tvmopt").manifest.inputs
+
+
 def test_what_is_not_kept(place: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(model, Machine.load("cpu"))
     kept = Kept.of(request, True, None)

@@ -188,9 +188,9 @@ def test_no_hash_is_made_of_what_is_refused(tmp_path, location):
     os.symlink(tmp_path / "secret.bin", f"{folder}/link.bin")
     os.symlink("/dev/zero", f"{folder}/zeros")
     os.mkfifo(f"{folder}/fifo")
-    with pytest.raises(ValueError, match="folder|plain file"):
+    with pytest.raises(ValueError, match=r"folder|plain file"):
         source_hash(path)
-    with pytest.raises(ModelError, match="folder|regular file"):
+    with pytest.raises(ModelError, match=r"folder|regular file"):
         tvmopt.compile(path)
 
 

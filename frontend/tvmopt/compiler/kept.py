@@ -113,11 +113,19 @@ class Kept:
 
     def _paths(self) -> Iterator[Path]:
         """The file, if it is there; the model is read only where one of the same request is."""
-        if self.cache.begun(self.start):
-            with suppress(Exception):  # a model that cannot be read: to compile it says why
-                path = self.cache.find(self._key(source_hash(self.source)))
-                if path is not None:
-                    yield path
+        if not self.cache.begun(self.start):
+            return
+        model = ""
+        with suppress(Exception):  # a model that cannot be read: to compile it says why
+            model = source_hash(self.source)
+        path = self.cache.find(self._key(model)) if model else None
+        if path is None:
+            return
+        with suppress(ArtifactError):
+            if artifacts.read_manifest(path).model_sha256 == model:
+                yield path
+                return
+        self.cache.drop(self._key(model))  # it is damaged, or somebody put another file there
 
     def _key(self, model: str) -> str:
         return self.start + model[:_HALF]
