@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import tvmopt
 from tests.importer.onnx_check import model, run_ort, run_relax, value
 from tvmopt.errors import ModelError
 from tvmopt.importer import import_model
@@ -306,3 +307,20 @@ def test_more_axes_than_numpy_has() -> None:
     made = one_node("Reshape", (2, 3), {"s": np.array([2, 3] + [1] * 63)}, {})
     with pytest.raises(ModelError, match="65 dimensions"):
         import_model(made)
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ((0, 1e30, 1e-30), "at most 2,147,483,647"),
+        ((0, np.inf, 1), "its limit is inf"),
+        ((0, 3, np.nan), "its delta is nan"),
+    ],
+)
+def test_a_range_beyond_all_memory_is_refused(ends: tuple[float, float, float], words: str) -> None:
+    """Its oracle counted to 1e60 in a loop; without verification it was empty."""
+    weights = dict(zip("sld", (np.array(v, "f") for v in ends), strict=True))
+    made = model([node("Range", ["s", "l", "d"], ["y"], "the node")], [], [value("y", None)], weights)
+    with pytest.raises(ModelError, match="Range does not fit") as caught:
+        tvmopt.compile(made)
+    assert words in str(caught.value) and "the node" in str(caught.value)

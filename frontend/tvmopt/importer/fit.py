@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from tvmopt.importer import fit_networks
 from tvmopt.importer.given import Given, Rule, Texts, broadcasts
-from tvmopt.importer.protos import count, dtype_name, normal_domain
+from tvmopt.importer.protos import MOST_ELEMENTS, count, dtype_name, normal_domain
 from tvmopt.importer.walk import Walk
 
 
@@ -130,8 +130,15 @@ def _range(given: Given) -> Texts:
         shape, value = given.shape(i), given.array(i)
         if shape is not None and shape not in ((), (1,)):
             yield f"its {what} has shape {list(shape)}; it is one number"
+        if value is not None and not np.isfinite(value.astype(np.float64)).all():
+            yield f"its {what} is {value.item()}"
+            return
         if what == "delta" and value is not None and not np.all(value != 0):
             yield "its delta is 0"
+            return
+    ends = [value.item() for i in range(3) if (value := given.array(i)) is not None and value.size == 1]
+    if len(ends) == 3 and (ends[1] - ends[0]) / ends[2] > MOST_ELEMENTS:
+        yield f"it goes from {ends[0]} to {ends[1]} by {ends[2]}; an axis has at most {MOST_ELEMENTS:,} elements"
 
 
 def _slice(given: Given) -> Texts:

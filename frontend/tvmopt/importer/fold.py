@@ -41,6 +41,7 @@ from tvmopt.importer.open_shapes import (
 )
 from tvmopt.importer.open_values import evaluate as evaluate_open
 from tvmopt.importer.protos import (
+    MOST_ELEMENTS,
     attributes,
     byte_size,
     count,
@@ -70,8 +71,6 @@ NO_INFERENCE = frozenset({"MeanVarianceNormalization", "GroupNormalization"})
 """Operators of ai.onnx whose result has the type of their first input, which onnx does not infer."""
 
 MOST_AXES = 64
-LONGEST = (1 << 31) - 1
-"""Elements of an axis, at most."""
 PRODUCTS = frozenset({"MatMulNBits", "MatMulBnb4"})
 """Operators without a schema in onnx whose result has the rows of the first input, and as many columns as `N` says."""
 
@@ -403,10 +402,10 @@ class Folder(Walk):
                         fix="bind smaller shapes, or use a machine with more memory",
                     )
                 )
-            elif max(least, default=0) > LONGEST:
+            elif max(least, default=0) > MOST_ELEMENTS:
                 self.problems.append(
                     ModelError(
-                        f"An axis of tensor '{name}' has {max(least)} elements; at most {LONGEST} are supported.",
+                        f"An axis of tensor '{name}' has {max(least)} elements; at most {MOST_ELEMENTS} are supported.",
                         where=f"{where}, {describe_type(kind)}",
                         fix="bind smaller shapes, or split the axis in two",
                     )

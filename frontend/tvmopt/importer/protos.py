@@ -15,6 +15,8 @@ from tvmopt.dims import LONGEST, Dim, Size, parse
 from tvmopt.importer.types import TensorSpec
 
 STRING = TensorProto.STRING
+MOST_ELEMENTS = (1 << 31) - 1
+"""Of an axis."""
 
 BITS = {
     TensorProto.FLOAT: 32,

@@ -16,6 +16,7 @@ from tvm import relax, tirx
 from tvmopt.dims import OpenSize, Size, interval, is_open
 from tvmopt.importer.converters.common import Build, const, dtype_of, is_float, shape_of
 from tvmopt.importer.converters.context import Context, Converter, Inputs, Result
+from tvmopt.importer.protos import MOST_ELEMENTS
 from tvmopt.importer.sizes import from_tvm, shape_to_tvm
 from tvmopt.importer.symbols import CUT_BEFORE_SELECTION
 from tvmopt.operators.checks import Check, checked
@@ -44,10 +45,6 @@ def within(b: Build, ctx: Context, number: int, what: str, low: int, high: int, 
     """Input `number` of the node (or `value`, made of it), refused where it is not from `low` to `high`; `what`: its
     name with an article."""
     return _checked(b, ctx, number, value, what, (low,), (high,), False)
-
-
-LONGEST = (1 << 31) - 1
-"""Elements that a Range may have."""
 
 
 def nonzero(b: Build, ctx: Context, number: int, what: str, value: Any = None) -> Any:
@@ -253,9 +250,9 @@ def range_(bb: relax.BlockBuilder, inputs: Inputs, attrs: dict[str, Any], ctx: C
     first, last, by = (b.reshape(v, ()) for v in (start, limit, step))
     far = b.sub(last, first) if is_float(dtype) else b.sub(b.cast(last, "float64"), b.cast(first, "float64"))
     rough = b.emit(relax.op.ceil(b.div(b.cast(far, "float64"), b.cast(by, "float64"))))
-    rough = b.where(b.less(rough, LONGEST + 1), rough, const(LONGEST + 1, "float64"))  # NaN is not less
+    rough = b.where(b.less(rough, MOST_ELEMENTS + 1), rough, const(MOST_ELEMENTS + 1, "float64"))  # NaN is not less
     rough = b.maximum(rough, 0)
-    rough = within(b, ctx, 2, "the length, (limit - start) / step,", 0, LONGEST, rough)
+    rough = within(b, ctx, 2, "the length, (limit - start) / step,", 0, MOST_ELEMENTS, rough)
     if is_float(dtype):
         count = b.cast(rough, "int64")
     else:
