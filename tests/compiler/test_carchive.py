@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import shutil
@@ -351,7 +352,24 @@ def test_the_check_finds_a_wrong_archive(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(program, "places", lambda spans: ([0] * len(spans), max(span.bytes for span in spans)))
     with pytest.raises(AccuracyError, match=r"the C archive gave other outputs with the inputs of seed 0"):
         tvmopt.compile(network(tmp_path), emit="c-archive", output=tmp_path / "wrong")
-    assert not list((tmp_path / "wrong").iterdir())
+    assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_full_disk_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Archiver, "library", full)
+    folder = tmp_path / "archive"
+    if there:
+        folder.mkdir()
+        (folder / "notes").write_text("mine")
+    with pytest.raises(InputError, match="No space left on device") as caught:
+        tvmopt.compile(network(tmp_path), emit="c-archive", output=folder)
+    assert caught.value.fix == "free some space"
+    assert folder.exists() == there
+    assert not there or [path.name for path in folder.iterdir()] == ["notes"]
 
 
 def test_an_archive_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

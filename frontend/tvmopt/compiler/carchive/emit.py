@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,10 +96,11 @@ class Emitter:
         parallel = any(b"TVMBackendParallelLaunch\0" in data for data in self.objects.values())
         linked = not self.stripped or not manifest.weight_bytes
         facts = source.Facts(self.name, manifest, program, self.scratch, parallel, linked)
-        make_folder(self.folder)
-        with tempfile.TemporaryDirectory(prefix=f".{self.name}.", suffix=".part", dir=self.folder) as place:
-            folder = Path(place)
-            self._files(folder, facts, artifact)
+        with self._place() as folder:
+            try:
+                self._files(folder, facts, artifact)
+            except OSError as error:
+                raise self._unwritten(error) from error
             verified = verify and bool(manifest.accuracy.get("verified"))
             if verified:
                 if progress:
@@ -107,6 +111,25 @@ class Emitter:
         size = (self.folder / f"lib{self.name}.a").stat().st_size
         weights = 0 if linked else manifest.weight_bytes
         return CArchive(self.name, size, program.workspace + ALIGNMENT, self.scratch, weights, verified)
+
+    @contextmanager
+    def _place(self) -> Iterator[Path]:
+        """A folder for the files until all are there, in that which they go to; this is left as it was by an error."""
+        new = not self.folder.exists()
+        make_folder(self.folder)
+        try:
+            with tempfile.TemporaryDirectory(prefix=f".{self.name}.", suffix=".part", dir=self.folder) as place:
+                yield Path(place)
+        except BaseException:
+            if new:
+                with suppress(OSError):  # somebody else wrote there meanwhile
+                    self.folder.rmdir()
+            raise
+
+    def _unwritten(self, error: OSError) -> InputError:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        told = f"cannot write into the folder: {reason(error)}"
+        return InputError(told, where=str(self.folder), fix="free some space" if full else "give another path")
 
     def _files(self, folder: Path, facts: source.Facts, artifact: Artifact) -> None:
         header = source.header(facts)
@@ -139,8 +162,7 @@ class Emitter:
             for file in sorted(folder.iterdir()):
                 os.replace(file, self.folder / file.name)
         except OSError as error:
-            told = f"cannot write into the folder: {reason(error)}"
-            raise InputError(told, where=str(self.folder), fix="give another path") from error
+            raise self._unwritten(error) from error
 
 
 def calls_back(data: bytes) -> list[str]:
