@@ -128,6 +128,15 @@ def test_branches_of_different_shapes_are_refused_by_name() -> None:
         tvmopt.compile(made, threads=1)
 
 
+def test_branches_of_different_known_shapes_are_told() -> None:
+    """What was said of them was that the shape of the result is not known, and to cut boxes off."""
+    then, other = branch(node("Neg", ["x"], ["b"])), branch(node("Transpose", ["x"], ["b"]))
+    made = model([either("c", then, other, "y")], [value("c", (), BOOL), value("x", (2, 3))], [value("y", None)])
+    with pytest.raises(ModelError, match=r"float32\[2, 3\] and float32\[3, 2\]") as caught:
+        tvmopt.compile(made, threads=1)
+    assert "--value" in caught.value.fix
+
+
 def test_one_loop_takes_the_state_of_another() -> None:
     """The second loop was given a variable that was there no more."""
     formal = [value("i", (), INT64), value("go", (), BOOL), value("s", ("n", 3))]

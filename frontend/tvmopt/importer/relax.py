@@ -423,6 +423,8 @@ class Importer(stock.ONNXGraphImporter):  # type: ignore[misc]  # TVM has no typ
             condition = self.bb.emit(relax.op.reshape(condition, ()))
         then, other = (self._convert_branch(attrs[k], names) for k in ("then_branch", "else_branch"))
         result = self.bb.emit(relax.If(condition, then, other))
+        if not self.dynamic:
+            _one_shape(node, then.body.ty, other.body.ty)
         if len(node.output) == 1:
             return [result]
         return [relax.TupleGetItem(result, i) for i in range(len(node.output))]
@@ -506,6 +508,19 @@ def to_relax(model: onnx.ModelProto, trial: bool = False, dynamic: bool = False)
         conditions=importer.open.conditions,
         decoder=decoder.find((v for v in model.graph.input if v.name not in initial), model.graph.output),
     )
+
+
+def _one_shape(node: onnx.NodeProto, then: Any, other: Any) -> None:
+    """Refuse branches of an If whose results have different shapes."""
+    pairs = zip(*(getattr(kind, "fields", None) or [kind] for kind in (then, other)), strict=True)
+    for output, (one, two) in zip(node.output, pairs, strict=False):
+        if all(isinstance(kind, relax.TensorType) for kind in (one, two)) and sizes_of(one) != sizes_of(two):
+            told = " and ".join(f"{kind.dtype}{list(sizes_of(kind) or ())}" for kind in (one, two))
+            raise UnsupportedOp(
+                f"If cannot be imported: a run decides it, and its branches give '{output}' as {told}.",
+                where=f"node '{node_name(node)}'",
+                fix="if one branch is never taken, bind the inputs that decide: --value NAME=NUMBER",
+            )
 
 
 def _output_specs(graph: onnx.GraphProto, module: Any, dynamic: bool, taken: Collection[str]) -> tuple[TensorSpec, ...]:
