@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from tvmopt.analysis.comparator import Array, OutputComparison, largest
 from tvmopt.analysis.deviation import decided, jumped, limits_of, misplaced, nearly, ranged
@@ -15,6 +17,7 @@ from tvmopt.analysis.oracle.overflow import Undecided
 from tvmopt.analysis.oracle.rounding import Recorder, Rounded, arithmetic_of, completed, nudges, roundings, scattered
 from tvmopt.analysis.oracle.values import UNLIMITED, Arithmetic, Value, is_real, limit
 from tvmopt.analysis.walk import LEANING, PLAIN, Kernel, Walk, along
+from tvmopt.importer.external import array_of
 
 WORSE = 1.01
 """How much larger the next tensors' errors may be with a kernel's own numbers: what is behind a softmax hardly shows
@@ -159,7 +162,8 @@ class Measured:
     def undecided(self) -> dict[str, Array]:
         """The wanted tensors with NaN where the order of a sum that leaves its type decides; as they are, where no
         tensor that is known has numbers that products, of what is not seen between, might make as large."""
-        tensors = map(np.asarray, [*self.feeds.values(), *self.exact.values(), *self.found.values()])
+        weights = (array_of(t) for t in self.model.graph.initializer if t.data_type == TensorProto.FLOAT)
+        tensors = map(np.asarray, chain(self.feeds.values(), self.exact.values(), self.found.values(), weights))
         if not any(largest(a) > SMALL or np.isinf(a).any() for a in tensors if a.dtype.kind == "f"):
             return self.exact
         return {n: v.array for n, v in self._run(Undecided(self.model), self.walk.taken).items()}
