@@ -154,20 +154,3 @@ def test_a_sum_that_leaves_the_type_between_two_tensors_that_are_seen(hidden: fl
     found = {"y": -np.sign(feeds["x"] @ values["a"] @ (values["b"] / np.float32(hidden))).astype(np.float32)}
     run = [Seen("all", ("large", "sum", "erf"), (), found["y"])]
     assert (not check_kernels(model, feeds, found, run, "fp32").wrong) is fine
-
-
-@pytest.mark.parametrize(("fill", "fine"), [(-3.4e38, True), (-3.4, False)])
-def test_the_fill_of_a_mask_leaves_the_type_though_all_that_is_seen_is_small(fill: float, fine: bool) -> None:
-    """Two fills of different signs behind a product are no infinity; added one after the other they are, and NaN times
-    a scale of 0."""
-    nodes = [
-        helper.make_node("Where", ["mask", "x", "fill"], ["m"], "masked"),
-        helper.make_node("MatMul", ["m", "w"], ["p"], "product"),
-        helper.make_node("Mul", ["p", "s"], ["y"], "scaled"),
-    ]
-    values = {"fill": np.float32(fill), "w": np.float32([[1.5], [-1.2]]), "mask": np.zeros((3, 2), bool)}
-    model = made(nodes, {"x": (1, [3, 2]), "s": (1, [1])}, {"y": (1, [3, 1])}, values)
-    feeds = {"x": np.ones((3, 2), np.float32), "s": np.zeros(1, np.float32)}
-    found = {"y": np.full((3, 1), np.nan, np.float32)}
-    run = [Seen("all", ("masked", "product", "scaled"), (), found["y"])]
-    assert (not check_kernels(model, feeds, found, run, "fp32").wrong) is fine
