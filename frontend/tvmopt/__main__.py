@@ -1,7 +1,7 @@
 """The command's entry: `tvmopt`, and `python -m tvmopt` where an environment's `bin` is not on the path.
 
-Loading the command line takes 0.1 s. A Ctrl-C in it ends the process at once: nothing has been written, and nobody
-needs to read where Python was.
+Loading the command line takes 0.1 s. Ctrl-C, SIGTERM and SIGHUP in it end the process at once: nothing has been
+written, and nobody needs to read where Python was. Later all of them interrupt the command (`tvmopt.ending`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ def main() -> int:
     """Load the command line and run it: returns the exit code, see :func:`tvmopt.cli.main`."""
     if sys.platform != "linux" and sys.argv[1:2] not in (["doctor"], ["--version"], ["--help"], ["-h"], []):
         return _refused()
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not so behind nohup and `&`
-    if ours:
-        signal.signal(signal.SIGINT, _leave)
+    from tvmopt.ending import handlers
+
+    ours = handlers()
+    for number in ours:
+        signal.signal(number, _leave)
     from tvmopt.cli import main as command
 
-    if ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in ours.items():
+        signal.signal(number, handler)
     code = command()
-    if ours:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: Python only clears up
+    for number in ours:
+        signal.signal(number, signal.SIG_IGN)  # all is done: Python only clears up
     return code
 
 
@@ -43,7 +45,7 @@ def _refused() -> int:
 
 def _leave(number: int, frame: object) -> None:
     os.write(2, b"interrupted\n")
-    os._exit(130)
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -390,7 +390,7 @@ def _compiled_for_now(
     progress: Progress | None,
 ) -> Model:
     """An ONNX file, compiled in a child process and loaded; nothing is left on the disk."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(prefix="tvmopt-") as folder:
         path = Path(folder) / "model.tvmopt"
         compile_isolated(
             model, target=Machine.load(target), shape=shape, precision=precision, verify=False,

@@ -247,21 +247,79 @@ def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     assert "Traceback" not in told
 
 
-def test_interrupt_while_loading() -> None:
-    """Ctrl-C before the command line is loaded: no traceback of imports."""
-    code = """
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupt_while_loading(number: signal.Signals) -> None:
+    """Ctrl-C before the command line is loaded: no traceback of imports. SIGTERM and SIGHUP do the same."""
+    code = f"""
 import os, signal, sys
 from tvmopt.__main__ import main
 class Pressed:
     def find_spec(self, name, path=None, target=None):
         if name == "typer":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {int(number)})
 sys.meta_path.insert(0, Pressed())
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so does one behind nohup
 sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "interrupted\n")
+
+
+SIGNALLED = """
+import os, signal, sys, tempfile, time
+import tvmopt.api, tvmopt.ending
+from tvmopt.__main__ import main
+number, disposition, left = int(sys.argv.pop(1)), getattr(signal, sys.argv.pop(1)), sys.argv.pop(1)
+def compile_isolated(*_, **__):
+    try:
+        with tempfile.TemporaryDirectory():
+            try:
+                os.kill(os.getpid(), number)
+                print("went on", file=sys.stderr)
+            finally:
+                os.kill(os.getpid(), number)  # `timeout` sends its signal to the process and to the group
+    finally:
+        if left == "gone":  # so is a terminal that was closed
+            raise OSError(5, "Input/output error")
+    sys.exit(7)
+tvmopt.api.compile_isolated = compile_isolated
+tvmopt.ending.AGAIN = 1e9
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(number, disposition)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("left", ["there", "gone"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_from_outside_is_taken_as_ctrl_c_is(
+    number: signal.Signals, left: str, folder: Path, tmp_path: Path
+) -> None:
+    """SIGTERM and SIGHUP leave no temporary folder, neither this process's nor that of the one that compiles."""
+    words = [sys.executable, "-c", SIGNALLED, str(int(number)), "SIG_DFL", left, "compile", str(folder / "small.onnx")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.stderr == f"interrupted by {number.name}; nothing was written\n"
+    assert done.returncode == 128 + number
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals, folder: Path, tmp_path: Path) -> None:
+    """As SIGHUP is behind `nohup`."""
+    words = [
+        sys.executable,
+        "-c",
+        SIGNALLED,
+        str(int(number)),
+        "SIG_IGN",
+        "there",
+        "compile",
+        str(folder / "small.onnx"),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (7, "went on\n")
 
 
 def test_a_full_disk_behind_stdout() -> None:

@@ -79,8 +79,8 @@ class Running:
     grpc: str
     told: Path
 
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
         return self.process.wait()
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -78,7 +79,10 @@ def test_versions_are_exchanged_under_load(serve: Callable[..., Running], artifa
     assert running.end() == 0
 
 
-def test_sigterm_answers_what_was_taken(serve: Callable[..., Running], artifacts: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_its_end_answers_what_was_taken(number: signal.Signals, serve: Callable[..., Running], artifacts: Path) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
+        pytest.skip("these tests run behind nohup")
     running = serve(artifacts / "rows.tvmopt")
     host, port = running.http.split(":")
     body = json.dumps(REQUEST).encode()
@@ -86,7 +90,7 @@ def test_sigterm_answers_what_was_taken(serve: Callable[..., Running], artifacts
     with socket.create_connection((host, int(port))) as slow:
         slow.sendall(head + body)
         assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        assert running.end() == 0
+        assert running.end(number) == 0
     assert running.told.read_text().splitlines()[-1] == "ended"
 
 

@@ -124,7 +124,7 @@ def gpu_peaks(machine: Machine) -> Peaks:
 
 def read_bandwidth(threads: int) -> float:
     """Bytes a second that `threads` threads read from memory, measured now (a second or so)."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="tvmopt-peaks-") as folder:
         run = _program(Path(folder), threads) or _numpy
         return run("read", beyond(cache_sizes()[1]))
 
@@ -216,7 +216,7 @@ def _measure(name: str, threads: int, l2: int, l3: int) -> Peaks:
         "dram": ("read", beyond(l3)),
         "triad": ("triad", beyond(l3)),
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="tvmopt-peaks-") as folder:
         run = _program(Path(folder), threads)
         source = "measured" if run else "numpy"
         run = run or _numpy
@@ -244,7 +244,8 @@ def _program(folder: Path, threads: int) -> Callable[[str, int], float] | None:
         str(code),
     ]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        own = {**os.environ, "TMPDIR": str(folder)}  # a compiler that is killed leaves its temporary files
+        subprocess.run(command, check=True, capture_output=True, timeout=60, env=own)
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -11,6 +11,7 @@ nvtx is there; without CUDA's runtime library every kernel is waited for.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import threading
@@ -221,7 +222,8 @@ def _build() -> Any:
         code.write_bytes(source)
         try:
             command = [find_cc(), "-O2", "-shared", "-fPIC", "-w", "-o", str(library), str(code)]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            own = {**os.environ, "TMPDIR": folder}  # a compiler that is killed leaves its temporary files
+            subprocess.run(command, check=True, capture_output=True, timeout=60, env=own)
             return ffi().load_module(str(library))
         except (TvmoptError, OSError, subprocess.SubprocessError, RuntimeError):
             return None

@@ -39,6 +39,7 @@ class Engine:
 
     def __init__(self, job: Job, *, patience: float = 600.0) -> None:
         self.job, self.patience = job, patience
+        self._folder = tempfile.TemporaryDirectory(prefix="tvmopt-bench-")  # an engine that is killed clears up nothing
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe could fill and stop the engine in the middle of a turn
         to_child, from_parent = Pipe(duplex=False)[::-1]
         from_child, to_parent = Pipe(duplex=False)
@@ -52,7 +53,7 @@ class Engine:
             stdout=subprocess.DEVNULL,
             stderr=self.log,
             pass_fds=[from_parent.fileno(), to_parent.fileno()],
-            env={**os.environ, **environment(job)},
+            env={**os.environ, **environment(job), "TMPDIR": self._folder.name},
         )
         from_parent.close()
         to_parent.close()
@@ -130,6 +131,7 @@ class Engine:
             self.process.wait()
         for end in (self.writer, self.reader, self.log):
             end.close()
+        self._folder.cleanup()
 
 
 def environment(job: Job) -> dict[str, str]:

@@ -395,7 +395,12 @@ def _start(jobs: Sequence[Job], inputs: str) -> list[Engine]:
     try:
         engines.extend(map(Engine, jobs))
         with ThreadPoolExecutor(len(engines)) as pool:
-            list(pool.map(load, engines))
+            try:
+                list(pool.map(load, engines))
+            except BaseException:  # Ctrl-C among them: the pool waits for its threads, and they for these processes
+                for engine in engines:
+                    engine.process.kill()
+                raise
     except BaseException:
         for engine in engines:
             engine.close()

@@ -8,8 +8,10 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -17,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from tvmopt.children import prepare
+from tvmopt.ending import received
 from tvmopt.errors import InputError, TvmoptError
 from tvmopt.texts import printable
 
@@ -151,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script: returns the exit code.
 
     0 done; 2 wrong use or input; 3 wrong numbers; 4 something became slower (`nightly`); 5 something is not
-    installed; 70 a crash of the compiler; 130 Ctrl-C.
+    installed; 70 a crash of the compiler; 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -165,8 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error.told()}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(_interrupted(arguments), file=sys.stderr)
-        return 130
+        return _interrupted(arguments)
     except BrokenPipeError:  # `tvmopt explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -174,6 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"InputError: there is not enough memory. {printable(str(error))}".rstrip(), file=sys.stderr)
         return 2
     except OSError as error:
+        if received():  # the terminal is gone, and something was shown on it all the same
+            return _interrupted(arguments)
         if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
             told = "no folder for temporary files can be written to.\n  fix:   name one in TMPDIR"
             print(f"InputError: {told}", file=sys.stderr)
@@ -185,15 +189,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except SystemExit as stop:
         if stop.code == 130:  # typer's word for Ctrl-C
-            print(_interrupted(arguments), file=sys.stderr)
+            return _interrupted(arguments)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 
-def _interrupted(arguments: Sequence[str]) -> str:
+def _interrupted(arguments: Sequence[str]) -> int:
+    """Say what is left of the work, and by which signal it ended unless that was Ctrl-C's: returns the exit code."""
+    number = received()
+    how = f"interrupted by {number.name}" if number else "interrupted"
+    left = "nothing was written"
     if arguments[:1] in (["tune"], ["nightly"]):
-        return "interrupted; what was measured is kept, and the same command goes on from there"
-    return "interrupted; nothing was written"
+        left = "what was measured is kept, and the same command goes on from there"
+    with suppress(OSError):  # a terminal that is gone
+        print(f"{how}; {left}", file=sys.stderr)
+    return 128 + (number or signal.SIGINT)
 
 
 def _foreign(arguments: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ def command(
 
     check_writable(html, svg, trace, reads=model_files(source))
     many_threads(threads)
-    with tempfile.TemporaryDirectory() as folder, progress(as_json) as show:
+    with tempfile.TemporaryDirectory(prefix="tvmopt-profile-") as folder, progress(as_json) as show:
         file = source
         if not is_artifact(source):
             from tvmopt.api import compile_isolated

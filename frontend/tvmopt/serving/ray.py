@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tvmopt.ending import ENDING
 from tvmopt.errors import InputError, MissingDependency
 from tvmopt.runtime.model import load
 from tvmopt.serving.batcher import Limits
@@ -149,7 +150,7 @@ def run(
     tell: Callable[[str], None] | None = None,
     started: Callable[[dict[str, str]], None] | None = None,
 ) -> None:
-    """Serve on a cluster until SIGTERM or SIGINT; then take the application away.
+    """Serve on a cluster until SIGTERM, SIGINT or SIGHUP; then take the application away.
 
     Args:
         address: of the cluster, "auto" for the one that this machine belongs to, or :data:`LOCAL`.
@@ -184,8 +185,9 @@ def run(
         if not begun.is_set():
             raise KeyboardInterrupt
 
-    for wanted in (signal.SIGTERM, signal.SIGINT):  # behind ray.init, whose own handler aborts
-        signal.signal(wanted, end)
+    for wanted in (*ENDING, signal.SIGINT):  # behind ray.init, whose own handler aborts
+        if wanted == signal.SIGINT or signal.getsignal(wanted) is not signal.SIG_IGN:
+            signal.signal(wanted, end)
     try:
         serve.start(http_options={"host": settings.host, "port": settings.port})
         serve.run(made, name=NAME, route_prefix="/")

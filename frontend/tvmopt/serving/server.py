@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvmopt.ending import ENDING
 from tvmopt.errors import InputError, MissingDependency
 from tvmopt.serving.alone import Polling
 from tvmopt.serving.batcher import Limits
@@ -62,7 +63,7 @@ def serve(
     tell: Callable[[str], None] | None = None,
     started: Callable[[dict[str, str]], None] | None = None,
 ) -> None:
-    """Serve artifacts until SIGTERM or SIGINT; then answer what was taken, and return.
+    """Serve artifacts until SIGTERM, SIGINT or SIGHUP; then answer what was taken, and return.
 
     Args:
         paths: artifacts, and folders of them (`tvmopt.serving.repository`).
@@ -170,7 +171,9 @@ class _Server:
             rpc_port = socket_of_calls.getsockname()[1]
             await calls.start(socket_of_calls, known.limits.timeout)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (*ENDING, signal.SIGINT):
+            if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # SIGHUP behind nohup; a shell's `&` ignores SIGINT, which a server ends by all the same
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
                 loop.add_signal_handler(number, self._ends.set)
         address = f"http://{known.host}:{web.getsockname()[1]}"

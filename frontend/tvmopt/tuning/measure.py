@@ -220,6 +220,7 @@ class LocalRunner:
             cores, variables = usable_cores(), environment(find_toolkit())
         self.workers = self.workers or min(8, cores)
         self._folder = Path(tempfile.mkdtemp(prefix="tvmopt-tune-"))
+        variables["TMPDIR"] = str(self._folder)  # workers that are killed clear up nothing
         self._fork_server = ForkServer(cores, self.preload, variables)
         self._fork_server.start()
         self._team = [None] * self.workers

@@ -1,0 +1,47 @@
+"""SIGTERM and SIGHUP end the command as Ctrl-C does: half-written files and temporary folders are removed.
+
+`timeout`, a CI and a container that stops send SIGTERM; a terminal that closes sends SIGHUP. By default each of them
+ends Python on the spot. What is ignored when the command starts stays ignored: SIGHUP behind `nohup`, SIGINT behind
+`&`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals that end a command from outside."""
+
+AGAIN = 1.0
+"""Seconds in which the same end may arrive twice: `timeout` sends SIGTERM to the command and then to its group, and a
+terminal's SIGHUP comes from the shell and from the kernel. The second one must not end the clearing up."""
+
+_received: list[tuple[int, float]] = []
+"""The signals that interrupted this process, each with the time at which it came."""
+
+
+def handlers() -> dict[int, Callable[[int, Any], Any]]:
+    """What takes each signal that ends a command, Ctrl-C's among them, but for those that are ignored."""
+    found: dict[int, Callable[[int, Any], Any]] = {
+        number: interrupt for number in ENDING if signal.getsignal(number) is signal.SIG_DFL
+    }
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        found[signal.SIGINT] = signal.default_int_handler  # asyncio replaces this one only
+    return found
+
+
+def interrupt(number: int, frame: Any) -> None:
+    """The handler that makes a signal a KeyboardInterrupt, and remembers which one it was."""
+    now = time.monotonic()
+    repeated = bool(_received) and now - _received[-1][1] < AGAIN
+    if not repeated:
+        _received.append((number, now))
+        raise KeyboardInterrupt
+
+
+def received() -> signal.Signals | None:
+    """The signal from outside that interrupted this process first; None where there was none, or Ctrl-C alone."""
+    return signal.Signals(_received[0][0]) if _received else None
