@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.waiting import until
@@ -210,3 +212,58 @@ def test_a_child_that_nobody_takes_ends_with_its_parent(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0 and ran.stderr == "" and not list(tmp_path.iterdir())
     until(lambda: not Path(f"/proc/{int(ran.stdout)}").exists(), "the child has ended")
+
+
+MEASURING = """
+from pathlib import Path
+import sys
+from tvmopt.analysis.peaks import _program
+Path(sys.argv[1]).mkdir()
+measure = _program(Path(sys.argv[1]), 1)
+while True:
+    measure("fp32", 0)
+"""
+
+ENGINE = """
+import signal, sys
+from pathlib import Path
+from tvmopt.bench.engine import Engine
+from tvmopt.bench.records import Job
+with Engine(Job("onnxruntime", "none.onnx")) as engine:
+    engine.ask("memory")
+    Path(sys.argv[1]).touch()
+    signal.pause()
+"""
+
+
+def spent(process: psutil.Process) -> float:
+    """Seconds of processor time; 0 of a process that has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+@pytest.mark.parametrize(("code", "name"), [(MEASURING, "peaks"), (ENGINE, "python")])
+def test_what_measures_dies_with_its_parent(code: str, name: str, tmp_path: Path) -> None:
+    """The child is stopped when its parent is killed, so it does not come to its end by itself."""
+    begun = tmp_path / "begun"
+    parent = psutil.Popen([sys.executable, "-c", code, str(begun)])
+    found: list[psutil.Process] = []
+
+    def works() -> bool:
+        assert parent.poll() is None
+        found[:] = [child for child in parent.children() if child.name().startswith(name) and spent(child) > 0.05]
+        return begun.exists() and bool(found)
+
+    until(works, "the child works")
+    (child,) = found
+    try:
+        child.suspend()
+        parent.kill()
+        parent.wait()
+        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child has ended")
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()

@@ -12,7 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from tvmopt.analysis.observe import observe
-from tvmopt.children import freeze
+from tvmopt.children import die_with_parent, freeze
 from tvmopt.errors import TvmoptError
 from tvmopt.runtime.artifact import read
 from tvmopt.runtime.model import Model
@@ -41,4 +41,5 @@ def main(path: str, threads: str, reading: str, writing: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     main(*sys.argv[1:])

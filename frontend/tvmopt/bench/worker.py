@@ -19,6 +19,7 @@ from typing import Any
 
 from tvmopt.analysis.contention import Usage, disturbed, others
 from tvmopt.bench.records import Job, Turn
+from tvmopt.children import die_with_parent
 from tvmopt.errors import TvmoptError
 from tvmopt.files import save_arrays
 
@@ -187,6 +188,7 @@ def serve(reader: Connection, writer: Connection) -> None:
 
 def main(arguments: list[str]) -> None:
     """Entry of the process: the two descriptors of the pipe."""
+    die_with_parent()
     incoming, outgoing = map(int, arguments)
     os.set_inheritable(incoming, False)
     os.set_inheritable(outgoing, False)
