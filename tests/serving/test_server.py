@@ -103,6 +103,8 @@ def test_its_end_answers_what_was_taken(number: signal.Signals, serve: Callable[
         (["bad.tvmopt"], {"limits": Limits(max_queue=0)}, "--max-queue is 0"),
         (["."], {"port": "taken"}, "cannot listen"), (["."], {"port": 0, "grpc_port": "taken"}, "gRPC cannot listen"),
         (["."], {"host": "no.such.host.invalid", "port": 0}, "cannot listen"),
+        (["."], {"host": "", "port": 0}, "--host is empty"),
+        (["."], {"host": " ", "port": 0, "grpc_port": None}, "--host is empty"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_told(tmp_path: Path, paths: Any, settings: Any, told: str, monkeypatch: Any) -> None:

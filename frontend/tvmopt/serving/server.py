@@ -43,6 +43,14 @@ class Settings:
     reload: float = 2.0
     grace: float = 30.0
 
+    def __post_init__(self) -> None:
+        """Raises:
+        InputError: the host is empty, which the system takes for every network's address.
+        """
+        if not self.host.strip():
+            fix = "give an address: 127.0.0.1 is this machine alone, 0.0.0.0 is every network's"
+            raise InputError("--host is empty.", fix=fix)
+
 
 def check_packages() -> None:
     """Raises:
